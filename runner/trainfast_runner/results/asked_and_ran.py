@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -25,21 +27,33 @@ def what_ran(worker: dict[int, list[WorkerLine]]) -> WorkerLine | None:
     return None
 
 
-def first_difference(run: RunFile | None, worker: dict[int, list[WorkerLine]]) -> str | None:
-    """The first field in which a rank ran something else than was asked, as a sentence; None when there is none.
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A field in which a rank ran something else than was asked."""
 
-    A field that the worker could not read is not compared.
-    """
+    field: str
+    asked: Any
+    rank: int
+    ran: Any
+
+
+def differences(run: RunFile | None, worker: dict[int, list[WorkerLine]]) -> Iterator[Difference]:
+    """Yield every difference, rank by rank. A field that the worker could not read is not compared."""
     if run is None:
-        return None
+        return
     for rank, lines in sorted(worker.items()):
         ran = what_ran({rank: lines})
         if ran is None:
             continue
         for field, asked, found in _pairs(run, ran):
             if asked is not None and found is not None and asked != found:
-                return f"{field}: asked for {asked}, but rank {rank} ran {found}"
-    return None
+                yield Difference(field, asked, rank, found)
+
+
+def first_difference(run: RunFile | None, worker: dict[int, list[WorkerLine]]) -> str | None:
+    """The first difference as a sentence; None when there is none."""
+    found = next(differences(run, worker), None)
+    return None if found is None else f"{found.field}: asked for {found.asked}, but rank {found.rank} ran {found.ran}"
 
 
 def _pairs(run: RunFile, ran: WorkerLine) -> list[tuple[str, Any, Any]]:

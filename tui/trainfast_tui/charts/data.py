@@ -188,7 +188,7 @@ def device_charts(
     wanted = [(first + at) % len(names) for at in range(count)]
     recent = _recent(ticks, axis)
     if names is CPU_READINGS:
-        charts = _cpu_charts(recent, axis, run is not None)
+        charts = cpu_charts(recent, axis, run is not None)
         return [charts[at] for at in wanted]
     chosen = _chosen(run, ticks[-1])
     values = (memory or TickMemory()).of(recent, chosen)
@@ -276,7 +276,8 @@ def _limits(reading: Reading, devices: Sequence[DeviceReading]) -> tuple[Limit, 
     return (Limit(min(values), reading.limit_label),) if values else ()
 
 
-def _cpu_charts(recent: Sequence[Tick], axis: TimeAxis, has_run: bool) -> list[ChartData]:
+def cpu_charts(recent: Sequence[Tick], axis: TimeAxis, has_run: bool) -> list[ChartData]:
+    """Return the charts of `CPU_READINGS`, with the run's processes beside the machine if `has_run`."""
     cores = next((tick.host.cpu_count for tick in reversed(recent) if tick.host.cpu_count), None)
     cpu = [_series("machine", recent, lambda tick: tick.host.cpu_percent, "primary")]
     memory = [_series("machine", recent, lambda tick: tick.host.memory_used_bytes, "primary")]

@@ -34,7 +34,7 @@ FEW_STEPS = 5
 
 def lines(result: Result) -> list[str]:
     """Return the whole summary."""
-    found = [headline(result), *pairs(_figures(result))]
+    found = [headline(result), *pairs(figures(result))]
     found += [f"note: {note}" for note in notes(result)]
     found += verdicts(result.diagnosis)
     if result.state == "oom":
@@ -78,7 +78,8 @@ def _thinned(thinning: Thinning, steps: int) -> Iterator[str]:
         yield f"a long run: device figures are of {count(thinning.ticks_looked_at)} of {count(thinning.ticks)} samples"
 
 
-def _figures(result: Result) -> Iterator[tuple[str, str]]:
+def figures(result: Result) -> Iterator[tuple[str, str]]:
+    """Yield labels and figures with units; an empty label continues the one before."""
     measured, warmup = result.steps.measured, result.steps.warmup
     yield "steps", f"{count(measured)} measured, {count(warmup)} warm-up, {duration(result.seconds)} in all"
     if measured:

@@ -1,0 +1,329 @@
+"""`report`: runs or a search in one file that loads nothing and in which a run's text stays text."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from cli.command import Cli
+from cli.history import result, write
+from trainfast_runner.records.result import Diagnosis, MemoryFigures
+from trainfast_runner.records.run_file import ClockAnchor
+from trainfast_runner.search.fit import Fit, PhaseLine
+from trainfast_runner.search.journal import Answer, Asked, Ended, Next, Probe, Proof
+from trainfast_runner.settings.spec import resolve
+
+RECORDED = Path(__file__).parents[1] / "recorded_runs" / "20261121-133323-tiny-llama-d703"
+"""24 steps on a CPU beside a GPU that is held back by heat twice."""
+VOID = {"meta"}
+LOADING = {"src", "href", "srcset", "data", "action", "poster", "background", "style", "xlink:href"}
+"""Attributes that can make a browser fetch something."""
+MIB = 1 << 20
+EVIL = '<script>alert(1)</script> <img src="http://a.example/x"> | `code` ![i](http://a.example/y) \x1b[31m</td>'
+
+
+class Page(HTMLParser):
+    """A page, read as a browser does: its elements, their attributes and their text."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str]]] = []
+        self.texts: list[str] = []
+        self.tables: list[list[list[str]]] = []
+        self._open: list[str] = []
+        self.source = path.read_text(encoding="utf-8")
+        self.feed(self.source)
+        self.close()
+        assert self._open == [], "every element is closed"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, {name: value or "" for name, value in attrs}))
+        if tag not in VOID:
+            self._open.append(tag)
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag, f"{tag} is closed in its place"
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+        if self._open and self._open[-1] in ("td", "th"):
+            self.tables[-1][-1][-1] += data
+
+    @property
+    def text(self) -> str:
+        """All text of the page."""
+        return " ".join(self.texts)
+
+    def with_tag(self, tag: str) -> list[dict[str, str]]:
+        """The attributes of every element of a tag."""
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+def assert_loads_nothing(page: Page) -> None:
+    for tag, attributes in page.elements:
+        assert not LOADING & attributes.keys(), (tag, attributes)
+        assert not any(name.startswith("on") for name in attributes), (tag, attributes)
+    assert {tag for tag, _ in page.elements}.isdisjoint({"script", "link", "iframe", "img", "object", "embed", "base"})
+    assert "url(" not in page.source
+    assert "@import" not in page.source
+
+
+def assert_tables_are_even(markdown: str) -> None:
+    """Every row of a table has as many cells as its header."""
+    tables = re.findall(r"(?:^\|.*\|\n)+", markdown, re.MULTILINE)
+    assert tables
+    for table in tables:
+        cells = {len(re.split(r"(?<!\\)\|", line)) for line in table.splitlines()}
+        assert len(cells) == 1, table
+
+
+@pytest.fixture
+def recorded(cli: Cli) -> Cli:
+    """A history with the recorded run."""
+    shutil.copytree(RECORDED, cli.home / "runs" / RECORDED.name)
+    return cli
+
+
+def page_of(cli: Cli, folder: Path, *references: str) -> Page:
+    done = cli("report", *references, "-o", str(folder / "report.html"))
+    assert done.code == 0, done.err
+    return Page(folder / "report.html")
+
+
+def markdown_of(cli: Cli, folder: Path, *references: str) -> str:
+    done = cli("report", *references, "-o", str(folder / "report.md"))
+    assert done.code == 0, done.err
+    return (folder / "report.md").read_text(encoding="utf-8")
+
+
+def test_a_page_holds_the_whole_run_and_loads_nothing(recorded: Cli, tmp_path: Path) -> None:
+    page = page_of(recorded, tmp_path, "last")
+    assert_loads_nothing(page)
+    for words in (
+        "2.13.0+cpu",  # the machine
+        "580.82.07",
+        "batch_size=2",  # what was asked
+        "18.6 samples/s",
+        "MAD 8.64",
+        "27.0 % by heat",
+        "19.4 J",
+        "other processes take 71 % of the CPU that trains",
+        "TrainingArguments(",  # the exports
+        "trainfast-tui run tiny-llama --set batch_size=2",
+        "Not as deepspeed",
+    ):
+        assert words in page.text, words
+    assert len({len(row) for table in page.tables for row in table if table is page.tables[1]}) == 1
+
+
+def test_every_picture_is_named_described_and_has_axes_with_units(recorded: Cli, tmp_path: Path) -> None:
+    page = page_of(recorded, tmp_path, "last")
+    pictures = page.with_tag("svg")
+    assert len(pictures) >= 8
+    assert all(one["role"] == "img" and len(one["aria-labelledby"].split()) == 2 for one in pictures)
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    assert {word for one in pictures for word in one["aria-labelledby"].split()} == set(ids)
+    for words in ("time since the run started", "samples/s", "milliseconds, medians of the measured steps", "1980 MHz"):
+        assert words in page.text
+
+
+def test_throttled_time_is_shaded_and_said(recorded: Cli, tmp_path: Path) -> None:
+    page = page_of(recorded, tmp_path, "last")
+    shaded = [one for one in page.with_tag("rect") if one["class"] == "shade error" and float(one["x"]) > 0]
+    assert len(shaded) >= 2, "heat held the GPU back twice"
+    assert all(float(one["width"]) > 0 for one in shaded)
+    assert "held back by heat, from" in page.text
+    throttled = next(
+        line for line in markdown_of(recorded, tmp_path, "last").splitlines() if "held back by heat" in line
+    )
+    assert re.fullmatch(r"throttled +T+ +T+ +T held back by heat", throttled)
+
+
+def test_a_run_that_was_not_throttled_has_no_shade(cli: Cli, tmp_path: Path) -> None:
+    write(cli.home, result("20261101-100000-tiny-llama-aaaa"))
+    page = page_of(cli, tmp_path, "last")
+    assert not [one for one in page.with_tag("rect") if "shade" in one["class"]]
+
+
+def test_memory_is_predicted_by_category_beside_the_measured_peak(recorded: Cli, tmp_path: Path) -> None:
+    words = " ".join(markdown_of(recorded, tmp_path, "last").split())
+    assert "| A | forward and backward | 12.8 MiB | 0 B | 25.5 MiB | 10.2 MiB |" in words
+    page = page_of(recorded, tmp_path, "last")
+    assert "optimizer states 25.5 MiB" in page.text, "a bar's parts are named"
+    assert "75.4 MiB measured" in page.text
+
+
+def test_markdown_has_the_same_tables_and_says_which_pictures_are_left_out(recorded: Cli, tmp_path: Path) -> None:
+    page, markdown = page_of(recorded, tmp_path, "last"), markdown_of(recorded, tmp_path, "last")
+    assert_tables_are_even(markdown)
+    assert len(re.findall(r"^\| -+", markdown, re.MULTILINE)) == len(page.tables)
+    assert "Picture left out of this form: phases of a step" in markdown
+    assert "▁" in markdown, "charts over time are lines of text"
+
+
+def test_text_of_a_run_stays_text(cli: Cli, tmp_path: Path) -> None:
+    diagnosis = [Diagnosis(rule="thermal", line=EVIL, advice=EVIL)]
+    changed = {"data.paths": [EVIL], "batch_size": 4}
+    write(
+        cli.home,
+        result(
+            "20261101-100000-t-aaaa", preset=EVIL, state="failed", reason=EVIL, diagnosis=diagnosis, changed=changed
+        ),
+    )
+    page = page_of(cli, tmp_path, "last")
+    assert_loads_nothing(page)
+    assert "<script>alert(1)</script>" in page.text
+    assert "\x1b" not in page.source
+    markdown = markdown_of(cli, tmp_path, "last")
+    assert_tables_are_even(markdown)
+    assert "<script" not in markdown
+    assert "![i]" not in markdown, "no image that a viewer would fetch"
+    assert "&lt;script&gt;" in markdown
+
+
+def test_a_figure_that_was_not_measured_is_absent_and_never_zero(cli: Cli, tmp_path: Path) -> None:
+    write(cli.home, result("20261101-100000-tiny-llama-aaaa", memory=MemoryFigures()))
+    page = page_of(cli, tmp_path, "last")
+    row = next(table for table in page.tables if "peak memory" in table[0])
+    cells = dict(zip(row[0], row[1], strict=True))
+    assert (cells["peak memory"], cells["predicted"], cells["J/sample"], cells["throttled"]) == ("–", "–", "–", "–")
+    assert "– stands for a figure that was not measured." in page.text
+    assert "No peak was predicted, and none was measured." in page.text
+    assert "No step was completed." in page.text, "there are no records to chart"
+
+
+def test_runs_are_compared_with_the_first(cli: Cli, tmp_path: Path) -> None:
+    write(cli.home, result("20261101-100000-tiny-llama-aaaa", samples_per_s=100.0))
+    write(cli.home, result("20261102-100000-tiny-llama-bbbb", samples_per_s=130.0, changed={"batch_size": 16}))
+    done = cli("report", "20261101", "last", "20261101", "-o", str(tmp_path / "two.md"), "--json")
+    assert done.json == {
+        "file": str(tmp_path / "two.md"),
+        "runs": ["20261101-100000-tiny-llama-aaaa", "20261102-100000-tiny-llama-bbbb"],
+        "bytes": (tmp_path / "two.md").stat().st_size,
+    }
+    markdown = (tmp_path / "two.md").read_text()
+    assert "| against A |" in markdown
+    assert "+30.0 % (95 % CI: " in markdown
+    assert "): better |" in markdown
+    assert "batch_size=16" in markdown
+    assert_tables_are_even(markdown)
+
+
+def test_a_file_is_replaced(recorded: Cli, tmp_path: Path) -> None:
+    (tmp_path / "report.md").write_text("old")
+    assert markdown_of(recorded, tmp_path, "last").startswith("# tiny-llama")
+
+
+def test_bad_input_is_one_line_and_writes_nothing(recorded: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    unknown = recorded("report", "20261121-133323-tiny-lama-d703", "-o", str(file)).refused()
+    assert "did you mean 20261121-133323-tiny-llama-d703?" in unknown
+    ending = recorded("report", "last", "-o", str(tmp_path / "report.pdf")).refused()
+    assert "(allowed: .html, .md)" in ending
+    assert "there is no folder" in recorded("report", "last", "-o", str(tmp_path / "no" / "report.md")).refused()
+    (tmp_path / "folder.md").mkdir()
+    assert "is a folder" in recorded("report", "last", "-o", str(tmp_path / "folder.md")).refused()
+    assert "cannot write" in recorded("report", "last", "-o", "/proc/report.md").refused()
+    assert "-o" in recorded("report", "last").refused()
+    assert list(tmp_path.glob("*.html")) == []
+
+
+def test_a_run_that_is_running_has_no_report(cli: Cli, tmp_path: Path) -> None:
+    import fcntl
+
+    directory = cli.home / "runs" / "20261101-100000-tiny-llama-aaaa"
+    shutil.copytree(RECORDED, directory)
+    (directory / "result.json").unlink()
+    with (directory / "alive.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        assert "is still running" in cli("report", "last", "-o", str(tmp_path / "report.md")).refused()
+
+
+SEARCH_ID = "20261121-070000-tiny-llama-5ea2"
+
+
+def write_batch_search(home: Path) -> None:
+    """A search that found 42, refuted nothing, and whose confirmation run is the recorded one."""
+    spec, clock = resolve("tiny-llama", ["memory_limit=1GiB"]), ClockAnchor(monotonic_ns=0, wall_ns=0)
+    line = PhaseLine(phase="forward_backward", fixed_bytes=118 * MIB, bytes_per_sample=21.5 * MIB)
+    fit = Fit(rank=0, lines=[line], limit_bytes=1024 * MIB)
+    probed: dict[str, Any] = {"run_id": "20261121-070002-tiny-llama-b001", "seconds": 4.0}
+    lines = [
+        Asked(
+            search_id=SEARCH_ID,
+            key="k",
+            preset="tiny-llama",
+            model=spec.model,
+            data=spec.data,
+            knobs=spec.knobs,
+            limits_bytes=[1024 * MIB],
+            limit_words="memory_limit",
+            clock=clock,
+        ),
+        *(
+            Probe(
+                t_ns=size,
+                batch_size=size,
+                outcome="fits",
+                peak_allocated_bytes=int((118 + 21.5 * size) * MIB),
+                **probed,
+            )
+            for size in (8, 32)
+        ),
+        Next(t_ns=40, action="probe", batch_size=42, why="the fit reaches the limit at 42.1", fits=[fit]),
+        Probe(t_ns=44, batch_size=44, outcome="oom", reason=EVIL, peak_allocated_bytes=1020 * MIB, **probed),
+        Proof(
+            t_ns=50, batch_size=42, run_id=RECORDED.name, state="finished", peak_allocated_bytes=1021 * MIB, seconds=9.0
+        ),
+        Ended(
+            t_ns=60,
+            state="answered",
+            answer=Answer(
+                max_batch=42,
+                recommended_batch=40,
+                recommended_why="leaves 46 MiB",
+                limit_bytes=1024 * MIB,
+                headroom_bytes=3 * MIB,
+                proof_run_id=RECORDED.name,
+                certainty="44 ran out of memory",
+            ),
+            seconds=35.0,
+        ),
+    ]
+    directory = home / "searches" / SEARCH_ID
+    directory.mkdir(parents=True)
+    (directory / "journal.jsonl").write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in lines))
+
+
+def test_a_batch_search_has_its_sizes_its_fit_and_its_confirmation_run(recorded: Cli, tmp_path: Path) -> None:
+    write_batch_search(recorded.home)
+    page = page_of(recorded, tmp_path, SEARCH_ID)
+    assert_loads_nothing(page)
+    tried = next(table for table in page.tables if table[0][0] == "batch size")
+    assert [row[0] for row in tried[1:]] == ["8", "32", "44", "42"]
+    for words in ("42; 44 ran out of memory", "fit, the highest phase", "limit 1.00 GiB", "TrainingArguments("):
+        assert words in page.text
+    markdown = markdown_of(recorded, tmp_path, SEARCH_ID[:16])
+    assert_tables_are_even(markdown)
+    assert "Picture left out of this form: peak memory by batch size" in markdown
+
+
+def test_a_search_stands_alone_and_the_nearest_is_named(recorded: Cli, tmp_path: Path) -> None:
+    write_batch_search(recorded.home)
+    file = str(tmp_path / "report.md")
+    assert "one search alone" in recorded("report", SEARCH_ID, "last", "-o", file).refused()
+    assert f"did you mean {SEARCH_ID}?" in recorded("report", SEARCH_ID.replace("llama", "lama"), "-o", file).refused()
+    assert "fits 2 runs and searches" in recorded("report", "20261121-", "-o", file).refused()

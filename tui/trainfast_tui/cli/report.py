@@ -1,0 +1,139 @@
+"""`report`: runs or a search in one file, as a page or as Markdown."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainfast_runner.records.home import Home
+    from trainfast_tui.report.document import Document
+    from trainfast_tui.report.recorded import ReportedRun
+
+FORMS = (".html", ".md")
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument(
+        "references", metavar="RUN", nargs="+", help="runs, each an id, a unique prefix of one, or last; or one search"
+    )
+    parser.add_argument(
+        "-o", dest="output", required=True, metavar="FILE", help="the file to write, with the ending .html or .md"
+    )
+    parser.add_argument("--json", action="store_true", help="print {file, runs[], bytes}")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the report; a file of that name is replaced, as `bench -o` does."""
+    from trainfast_runner.records.home import Home
+    from trainfast_tui.cli.output import print_json, print_line
+    from trainfast_tui.report.as_html import as_html
+    from trainfast_tui.report.as_markdown import as_markdown
+    from trainfast_tui.text.format import count, plain, size
+
+    path = _writable(arguments.output)
+    document, run_ids = _document(Home(), arguments.references)
+    text = as_html(document) if path.suffix.lower() == ".html" else as_markdown(document)
+    content = text.encode("utf-8")
+    _write(path, content)
+    if arguments.json:
+        print_json({"file": str(path), "runs": run_ids, "bytes": len(content)})
+        return 0
+    runs = "1 run" if len(run_ids) == 1 else count(len(run_ids), "runs")
+    print_line(plain(f"{path}: {runs}, {size(len(content))}"))
+    return 0
+
+
+def _writable(output: str) -> Path:
+    """Return the file to write; raises UserError before anything is read if it cannot be written."""
+    from trainfast_runner.errors import UserError
+
+    path = Path(output).absolute()
+    if path.suffix.lower() not in FORMS:
+        raise UserError(f"{output!r} is no form of a report", key="-o", allowed=FORMS)
+    if not path.parent.is_dir():
+        raise UserError(f"there is no folder {path.parent}", key="-o")
+    if path.is_dir():
+        raise UserError(f"{path} is a folder", key="-o")
+    return path
+
+
+def _write(path: Path, content: bytes) -> None:
+    from trainfast_runner.errors import UserError
+
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}", key="-o", advice="another folder") from None
+
+
+def _document(home: Home, references: list[str]) -> tuple[Document, list[str]]:
+    """Return the report of these runs, or of the one search, and the ids of the runs in it."""
+    from trainfast_runner.errors import UserError
+    from trainfast_runner.records.search_directories import search_directories
+    from trainfast_tui.report.document import Document
+    from trainfast_tui.report.run_blocks import labels, runs_report
+
+    searches = {directory.name: directory for directory in search_directories(home)}
+    found = list(dict.fromkeys(_found(home, reference, list(searches)) for reference in references))
+    chosen = [one for one in found if one in searches]
+    if chosen and len(found) > 1:
+        raise UserError("a report is of runs, or of one search alone", key=chosen[0], advice=f"{chosen[0]} alone")
+    if chosen:
+        return _search_document(home, searches[chosen[0]])
+    runs = [_read(home, run_id, label) for run_id, label in zip(found, labels(len(found)), strict=True)]
+    names = " and ".join(dict.fromkeys(run.result.name for run in runs))
+    title = f"{names}: {found[0]}" if len(runs) == 1 else f"{names}: {len(runs)} runs"
+    return Document(title, tuple(runs_report(runs))), found
+
+
+def _found(home: Home, reference: str, searches: list[str]) -> str:
+    """Return the id of the run or search that a reference names; raises UserError."""
+    from trainfast_runner.errors import UserError, nearest
+
+    runs = home.run_ids()
+    if reference == "last":
+        return home.find(reference)
+    ids = [*runs, *searches]
+    matching = [reference] if reference in ids else [one for one in ids if reference and one.startswith(reference)]
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        raise UserError(f"{reference!r} fits {len(matching)} runs and searches", key=reference, allowed=matching[-5:])
+    raise UserError(
+        f"there is no run or search {reference!r}",
+        key=reference,
+        nearest=nearest(reference, [*runs[-200:], *searches[-200:]]),
+        allowed=None if ids else ["no run yet"],
+    )
+
+
+def _search_document(home: Home, directory: Path) -> tuple[Document, list[str]]:
+    from trainfast_tui.report.batch_blocks import batch_search_report, confirmed_by
+    from trainfast_tui.report.document import Document
+
+    run_ids = [run_id for run_id in confirmed_by(directory) if home.directory(run_id).is_dir()]
+    runs = [_read(home, run_id, "confirmation") for run_id in run_ids]
+    return Document(f"Batch search {directory.name}", tuple(batch_search_report(directory, runs))), run_ids
+
+
+def _read(home: Home, run_id: str, label: str) -> ReportedRun:
+    """Return the run with all its records; raises UserError while it is running."""
+    from trainfast_runner.errors import UserError
+    from trainfast_runner.results.explained_run import explained_now
+    from trainfast_tui.cli import summary
+    from trainfast_tui.cli.results import result_of
+    from trainfast_tui.report.recorded import read_run
+
+    directory = home.directory(run_id)
+    result = result_of(directory)
+    if result is None:
+        raise UserError(
+            f"{run_id} is still running: its figures are not final",
+            key=run_id,
+            advice=f"trainfast-tui attach {run_id}, then the report",
+        )
+    result = explained_now(directory, result)
+    return read_run(label, directory, result, list(summary.figures(result)), list(summary.notes(result)))

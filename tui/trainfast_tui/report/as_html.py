@@ -1,0 +1,83 @@
+"""A report as one HTML page: no script, and nothing to load from elsewhere."""
+
+from __future__ import annotations
+
+from html import escape
+
+from trainfast_tui.report.document import Block, Code, Document, Grid, Heading, Listing, Picture, Prose
+from trainfast_tui.report.theme import STYLE
+from trainfast_tui.text.format import plain
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+"""The content security policy: a browser runs no script of the page and fetches nothing for it."""
+
+
+def as_html(document: Document) -> str:
+    """Return the page; every text in it is escaped."""
+    body = "\n".join(_block(block, place) for place, block in enumerate(document.blocks))
+    return "\n".join(
+        [
+            "<!DOCTYPE html>",
+            '<html lang="en">',
+            "<head>",
+            '<meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>{_text(document.title)}</title>",
+            f"<style>{STYLE}</style>",
+            "</head>",
+            "<body>",
+            f"<h1>{_text(document.title)}</h1>",
+            body,
+            "</body>",
+            "</html>",
+            "",
+        ]
+    )
+
+
+def _block(block: Block, place: int) -> str:
+    match block:
+        case Heading():
+            return f"<h{block.level}>{_text(block.text)}</h{block.level}>"
+        case Prose():
+            return f"<p>{_text(block.text)}</p>"
+        case Listing():
+            return "<ul>" + "".join(f"<li>{_text(item)}</li>" for item in block.items) + "</ul>"
+        case Grid():
+            return _grid(block)
+        case Picture():
+            return _picture(block, place)
+        case Code():
+            text = "\n".join(plain(line) for line in block.text.splitlines())
+            return f"<details><summary>{_text(block.title)}</summary><pre>{escape(text)}</pre></details>"
+
+
+def _grid(block: Grid) -> str:
+    head = "".join(
+        f'<th scope="col"{_side(block, place)}>{_text(name)}</th>' for place, name in enumerate(block.header)
+    )
+    rows = "\n".join(
+        "<tr>" + "".join(f"<td{_side(block, place)}>{_text(cell)}</td>" for place, cell in enumerate(row)) + "</tr>"
+        for row in block.rows
+    )
+    # A wide table scrolls in its own box, by keyboard too.
+    return f'<div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead>\n<tbody>{rows}</tbody></table></div>'
+
+
+def _side(block: Grid, place: int) -> str:
+    return ' class="figure"' if place in block.right else ""
+
+
+def _picture(block: Picture, place: int) -> str:
+    title, description = f"title-{place}", f"description-{place}"
+    return (
+        f"<figure><figcaption>{_text(block.title)}</figcaption>"
+        f'<svg viewBox="0 0 {block.width} {block.height}" role="img" aria-labelledby="{title} {description}">'
+        f'<title id="{title}">{_text(block.title)}</title>'
+        f'<desc id="{description}">{_text(block.description)}</desc>{block.body}</svg></figure>'
+    )
+
+
+def _text(text: str) -> str:
+    return escape(plain(text))

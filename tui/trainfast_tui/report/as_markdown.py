@@ -1,0 +1,61 @@
+"""A report as Markdown: the same tables, charts over time as lines of block characters, other pictures left out."""
+
+from __future__ import annotations
+
+import re
+
+from trainfast_tui.report.document import Block, Code, Document, Grid, Heading, Listing, Picture, Prose
+from trainfast_tui.text.format import plain
+
+_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+_SPECIAL = re.compile(r"[\\`*\[\]|~$]|(?<!\w)_|_(?!\w)")
+"""Signs that begin a code span, emphasis, a link, an image, a cell or a formula; not the _ inside batch_size."""
+_OPENING = re.compile(r"^([#+=-])|^(\d+)([.)])")
+"""Signs that make a heading or a list of a line."""
+
+
+def as_markdown(document: Document) -> str:
+    """Return the text; nothing in it that came from a run can act as markup."""
+    blocks = [f"# {_text(document.title)}", *(_block(block) for block in document.blocks)]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _block(block: Block) -> str:
+    match block:
+        case Heading():
+            return f"{'#' * block.level} {_text(block.text)}"
+        case Prose():
+            return _opened(_text(block.text))
+        case Listing():
+            return "\n".join(f"- {_opened(_text(item))}" for item in block.items)
+        case Grid():
+            return _grid(block)
+        case Picture(lines=()):
+            return f"*Picture left out of this form: {_text(block.title)}. Its figures are in the table.*"
+        case Picture():
+            return f"{_opened(_text(block.title))}\n\n{_fenced(list(block.lines))}"
+        case Code():
+            return f"{_opened(_text(block.title))}\n\n{_fenced(block.text.splitlines())}"
+
+
+def _grid(block: Grid) -> str:
+    rule = ["---:" if place in block.right else "---" for place in range(len(block.header))]
+    rows = [map(_text, block.header), rule, *(map(_text, row) for row in block.rows)]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
+
+
+def _fenced(lines: list[str]) -> str:
+    """Return a code block whose fence is longer than any in the text."""
+    shown = [plain(line) for line in lines]
+    longest = max((len(found) for line in shown for found in re.findall("`+", line)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return "\n".join([f"{fence}text", *shown, fence])
+
+
+def _text(text: str) -> str:
+    text = "".join(_ENTITIES.get(sign, sign) for sign in plain(text))
+    return _SPECIAL.sub(lambda found: f"\\{found[0]}", text)
+
+
+def _opened(text: str) -> str:
+    return _OPENING.sub(lambda found: f"\\{found[1]}" if found[1] else f"{found[2]}\\{found[3]}", text)

@@ -1,0 +1,141 @@
+"""Horizontal bars as a picture: parts stacked end to end, or a figure with its interval."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainfast_tui.charts.braille import nice_ceiling
+from trainfast_tui.report.document import Picture
+from trainfast_tui.report.svg import LETTER, RIGHT, WIDTH, Axes, Scale, element, even_ticks, label, legend, tip
+from trainfast_tui.text.format import Formatter, truncate
+
+TOP, ROW, BAR, BOTTOM = 30, 30, 20, 46
+LEFT = 210
+"""The place of the labels, which name a run and what the bar is."""
+LONGEST = 29
+"""The letters of a label that fit there."""
+
+
+@dataclass(frozen=True, slots=True)
+class StackedPart:
+    """A part of a bar; a part of one name has one tone in every bar."""
+
+    name: str
+    value: float
+    tone: str
+
+
+@dataclass(frozen=True, slots=True)
+class StackedBar:
+    """A bar of parts, and the words at its end."""
+
+    label: str
+    parts: tuple[StackedPart, ...]
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Whisker:
+    """A figure with the ends of its interval; both ends are the figure itself if there is no interval."""
+
+    label: str
+    low: float
+    middle: float
+    high: float
+    words: str
+    tone: str = "primary"
+
+
+def stacked_picture(
+    title: str, x_title: str, bars: Sequence[StackedBar], unit: Formatter, *, binary: bool = False
+) -> Picture | None:
+    """Return bars from zero to the sum of their parts; None if every bar is empty."""
+    totals = [sum(part.value for part in bar.parts) for bar in bars]
+    if not any(totals):
+        return None
+    # A fifth is left for the words at the end of the longest bar.
+    x, axes = _axes(0.0, nice_ceiling(1.2 * max(totals), binary=binary), len(bars), x_title, unit)
+    body = [axes.markup()]
+    for row, (bar, total) in enumerate(zip(bars, totals, strict=True)):
+        top, begin = _top(row), 0.0
+        body.append(_label(bar.label, top))
+        for part in bar.parts:
+            body.append(_part(part, x, begin, top, unit))
+            begin += part.value
+        body.append(label(bar.words, x.at(total) + 6, top + BAR - 6))
+    tones = {part.name: part.tone for bar in bars for part in bar.parts}
+    swatches = [
+        (element("rect", y=-7, width=18, height=14, class_=f"fill {tone}"), name) for name, tone in tones.items()
+    ]
+    words = " ".join(
+        f"{bar.label}: {bar.words} ({', '.join(f'{part.name} {unit(part.value)}' for part in bar.parts)})."
+        for bar in bars
+    )
+    return Picture(title, words, "".join([*body, legend(swatches)]), WIDTH, _height(len(bars)))
+
+
+def _part(part: StackedPart, x: Scale, begin: float, top: float, unit: Formatter) -> str:
+    left, right = x.at(begin), x.at(begin + part.value)
+    box = element(
+        "rect",
+        tip(f"{part.name} {unit(part.value)}"),
+        x=left,
+        y=top,
+        width=right - left,
+        height=BAR,
+        class_=f"fill {part.tone}",
+    )
+    # The name stands inside where it fits: no part is known by its colour alone.
+    fits = LETTER * len(part.name) + 6 <= right - left
+    return box + (label(part.name, (left + right) / 2, top + BAR - 6, "middle") if fits else "")
+
+
+def whisker_picture(title: str, x_title: str, whiskers: Sequence[Whisker], unit: Formatter) -> Picture | None:
+    """Return a dot and an interval for each figure, on an axis that shows zero; None without any figure."""
+    if not whiskers:
+        return None
+    low, high = min(0.0, *(one.low for one in whiskers)), max(0.0, *(one.high for one in whiskers))
+    low, high = (-nice_ceiling(-1.05 * low) if low else 0.0), (nice_ceiling(1.25 * high) if high else 0.0)
+    x, axes = _axes(low, high, len(whiskers), x_title, unit)
+    body = [axes.markup()]
+    if low < 0 < high:
+        body.append(element("line", x1=x.at(0), y1=TOP, x2=x.at(0), y2=axes.y.start, class_="axis"))
+    for row, one in enumerate(whiskers):
+        top = _top(row)
+        middle = top + BAR / 2
+        body.append(_label(one.label, top))
+        path = f"M{x.at(one.low):.1f} {middle - 5}V{middle + 5}M{x.at(one.low):.1f} {middle}H{x.at(one.high):.1f}"
+        path += f"M{x.at(one.high):.1f} {middle - 5}V{middle + 5}"
+        body.append(element("path", d=path, class_=f"line {one.tone}"))
+        body.append(
+            element(
+                "circle",
+                tip(f"{one.label}: {one.words}"),
+                cx=x.at(one.middle),
+                cy=middle,
+                r=4,
+                class_=f"dot {one.tone}",
+            )
+        )
+        body.append(label(one.words, x.at(one.high) + 8, middle + 4))
+    words = " ".join(f"{one.label}: {one.words}." for one in whiskers)
+    return Picture(title, words, "".join(body), WIDTH, _height(len(whiskers)))
+
+
+def _axes(low: float, high: float, rows: int, x_title: str, unit: Formatter) -> tuple[Scale, Axes]:
+    x = Scale(low, high, LEFT, WIDTH - RIGHT - 30)
+    ticks = [(value, unit(value)) for value in even_ticks(low, high)]
+    return x, Axes(x, Scale(0, 1, _height(rows) - BOTTOM, TOP), ticks, [], x_title, "")
+
+
+def _height(rows: int) -> int:
+    return TOP + ROW * rows + BOTTOM
+
+
+def _top(row: int) -> float:
+    return TOP + ROW * row + (ROW - BAR) / 2
+
+
+def _label(text: str, top: float) -> str:
+    return label(truncate(text, LONGEST), LEFT - 8, top + BAR - 6, "end")

@@ -1,0 +1,169 @@
+"""A batch search as blocks of a report: its question, its answer, the sizes tried, and the fit through their peaks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from trainfast_runner.search.fit import Fit
+from trainfast_runner.search.journal import (
+    Answer,
+    Asked,
+    Ended,
+    Next,
+    Predicted,
+    Probe,
+    Proof,
+    read_journal,
+    refuted_by,
+)
+from trainfast_tui.report.document import Block, Grid, Heading, Prose, grid, pairs_grid
+from trainfast_tui.report.exports import export_blocks
+from trainfast_tui.report.machine_blocks import machine_blocks
+from trainfast_tui.report.recorded import ReportedRun
+from trainfast_tui.report.run_blocks import ABSENT_NOTE, run_sections
+from trainfast_tui.report.scatter_picture import Axis, PointKind, ScatterLine, ScatterPoint, scatter_picture
+from trainfast_tui.text.format import count, duration, milliseconds, number, per_second, size
+from trainfast_tui.text.memory import PHASES
+
+KINDS = {
+    "fits": PointKind("fits", "dot", "success"),
+    "oom": PointKind("out of memory", "cross", "error"),
+    "refuted": PointKind("fitted, later ran out of memory", "ring", "warning"),
+    "proof": PointKind("confirmation run", "square", "primary"),
+}
+LINE_PLACES = 40
+"""Places at which the fit is drawn: it bends where another phase becomes the highest."""
+
+
+def confirmed_by(directory: Path) -> list[str]:
+    """Return the run that confirmed the search's answer; empty without an answer."""
+    ended = next((line for line in reversed(read_journal(directory)) if isinstance(line, Ended)), None)
+    run_id = ended.answer.proof_run_id if ended is not None and ended.answer is not None else None
+    return [run_id] if run_id else []
+
+
+def batch_search_report(directory: Path, runs: Sequence[ReportedRun]) -> list[Block]:
+    """Return the whole report; `runs` has the confirmation run if it is still on the disk."""
+    lines = read_journal(directory)
+    asked = next(line for line in lines if isinstance(line, Asked))
+    probes = [line for line in lines if isinstance(line, Probe)]
+    proofs = [line for line in lines if isinstance(line, Proof)]
+    ended = next((line for line in reversed(lines) if isinstance(line, Ended)), None)
+    fits = next((line.fits for line in reversed(lines) if isinstance(line, Next) and line.fits), [])
+    predicted = next((line for line in reversed(lines) if isinstance(line, Predicted)), None)
+    answer = ended.answer if ended is not None else None
+    blocks: list[Block] = [*_question(asked, predicted), *(machine_blocks(runs) if runs else ())]
+    blocks += [Heading("Answer"), *_answer(ended)]
+    blocks += [Heading("Sizes tried"), _tried(probes, proofs), Prose(ABSENT_NOTE)]
+    picture = scatter_picture(
+        "peak memory by batch size",
+        list(_points(probes, proofs)),
+        list(_lines(asked, answer, fits, probes)),
+        Axis("batch size, samples a rank", number),
+        Axis("peak memory of the tightest rank", size, binary=True),
+    )
+    blocks += [picture] if picture is not None else []
+    if not runs:
+        return [*blocks, Prose("No confirmation run is on the disk, so there is no machine, chart or export here.")]
+    return [*blocks, *run_sections(runs), *export_blocks(runs)]
+
+
+def _question(asked: Asked, predicted: Predicted | None) -> Iterator[Block]:
+    limit = min(asked.limits_bytes, default=None)
+    where = f" within {size(limit)} a rank ({asked.limit_words})" if limit is not None else ""
+    ranks = "1 process" if asked.world_size == 1 else f"{asked.world_size} processes"
+    yield Prose(f"How large a batch of {asked.name} fits on {asked.device} in {ranks}{where}?")
+    if asked.title:
+        yield Prose(f"{asked.name}: {asked.title}.")
+    if predicted is not None and predicted.max_batch is not None:
+        yield Prose(f"Predicted before the first probe: up to {count(predicted.max_batch)} ({predicted.basis}).")
+    elif predicted is not None and predicted.reason:
+        yield Prose(f"Not predicted: {predicted.reason}.")
+
+
+def _answer(ended: Ended | None) -> Iterator[Block]:
+    if ended is None:
+        yield Prose("The search has no answer yet: the same command continues it.")
+        return
+    answer = ended.answer
+    if answer is None:
+        yield from _without_answer(ended)
+        return
+    rows = [
+        ("largest batch", f"{count(answer.max_batch)}; {answer.certainty}"),
+        ("recommended", f"{count(answer.recommended_batch)}: {answer.recommended_why}"),
+        ("aligned", count(answer.aligned_batch) if answer.aligned_batch else "none below 8"),
+        ("leaves free", f"{size(answer.headroom_bytes)} of {size(answer.limit_bytes)}"),
+        ("fit", f"{size(answer.fixed_bytes)} and {size(answer.bytes_per_sample)} a sample in {_phase(answer)}"),
+        ("confirmed by", answer.proof_run_id or "no run on record"),
+        ("took", duration(ended.seconds)),
+    ]
+    if answer.fastest_batch is not None:
+        rate = per_second(answer.fastest_samples_per_s, "samples")
+        rows.insert(3, ("fastest of those tried", f"{count(answer.fastest_batch)}, {rate}"))
+    yield pairs_grid("", rows)
+
+
+def _without_answer(ended: Ended) -> Iterator[Block]:
+    """Yield the reason, the missing bytes, and the changes that would make a batch of 1 fit."""
+    yield Prose(f"{ended.state.replace('_', ' ').capitalize()}: {ended.reason}.")
+    if ended.missing_bytes is not None:
+        yield Prose(f"At least {size(ended.missing_bytes)} are missing.")
+    changes = [
+        (" ".join(f"{knob}={value}" for knob, value in change.settings.items()), change.words, change.costs)
+        for change in ended.changes
+    ]
+    if changes:
+        yield grid(("change", "saves", "costs in speed"), changes)
+
+
+def _phase(answer: Answer) -> str:
+    return PHASES.get(answer.phase or "", answer.phase or "a step")
+
+
+def _tried(probes: Sequence[Probe], proofs: Sequence[Proof]) -> Grid:
+    """Return every probe and confirmation run, in the order they were made."""
+    header = ("batch size", "in", "outcome", "peak", "reserved", "samples/s", "step", "took", "run", "reason")
+    made: list[Probe | Proof] = [*probes, *proofs]
+    rows = [_try(line, proofs) for line in sorted(made, key=lambda line: line.t_ns)]
+    return grid(header, rows, right=(0, 3, 4, 5, 6, 7))
+
+
+def _try(line: Probe | Proof, proofs: Sequence[Proof]) -> list[str]:
+    if isinstance(line, Probe):
+        by = refuted_by(line, proofs)
+        outcome = f"{line.outcome}, refuted by {by.run_id}" if by is not None else line.outcome
+        what, reserved, step_ms = ["probe", outcome], line.peak_reserved_bytes, line.step_ms
+    else:
+        what, reserved, step_ms = ["confirmation run", line.state], None, None
+    memory = [size(line.peak_allocated_bytes), size(reserved)]
+    times = [number(line.samples_per_s), milliseconds(step_ms), duration(line.seconds)]
+    return [count(line.batch_size), *what, *memory, *times, line.run_id, line.reason]
+
+
+def _points(probes: Sequence[Probe], proofs: Sequence[Proof]) -> Iterator[ScatterPoint]:
+    for probe in probes:
+        kind = "refuted" if refuted_by(probe, proofs) is not None else probe.outcome
+        if probe.peak_allocated_bytes is not None and kind in KINDS:
+            yield _point(probe.batch_size, probe.peak_allocated_bytes, kind)
+    for proof in proofs:
+        if proof.peak_allocated_bytes is not None:
+            yield _point(proof.batch_size, proof.peak_allocated_bytes, "proof" if proof.state == "finished" else "oom")
+
+
+def _point(batch_size: int, peak_bytes: int, kind: str) -> ScatterPoint:
+    words = f"batch size {count(batch_size)}: {size(peak_bytes)}, {KINDS[kind].words}"
+    return ScatterPoint(batch_size, peak_bytes, KINDS[kind], words)
+
+
+def _lines(asked: Asked, answer: Answer | None, fits: Sequence[Fit], probes: Sequence[Probe]) -> Iterator[ScatterLine]:
+    """Yield the fit of the tightest rank, and the limit."""
+    widest = max((probe.batch_size for probe in probes), default=1)
+    fit = next((one for one in fits if one.rank == (answer.tightest_rank if answer is not None else 0)), None)
+    if fit is not None and fit.lines:
+        places = tuple((at, fit.need_bytes(at)) for at in (widest * n / LINE_PLACES for n in range(LINE_PLACES + 1)))
+        yield ScatterLine(places, "fit, the highest phase", "primary")
+    limit = fit.limit_bytes if fit is not None else min(asked.limits_bytes, default=None)
+    if limit is not None:
+        yield ScatterLine(((0, limit), (widest, limit)), f"limit {size(limit)}", "error limit")

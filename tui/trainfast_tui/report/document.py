@@ -1,0 +1,88 @@
+"""A report as blocks of plain text, before it takes a form. No block holds markup: each form escapes every text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """A heading; `level` 1 is the title of the document."""
+
+    text: str
+    level: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Prose:
+    """A paragraph."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A list of sentences."""
+
+    items: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A table; columns in `right` hold figures. Every row is as long as the header."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    right: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A picture as the elements inside an `<svg>` of `width` x `height`, and as lines of text.
+
+    `body` is markup that `svg.element` made. `lines` are empty for a picture whose figures stand in a table.
+    """
+
+    title: str
+    description: str
+    body: str
+    width: int
+    height: int
+    lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """Text to copy as it is, under a title."""
+
+    title: str
+    text: str
+
+
+Block = Heading | Prose | Listing | Grid | Picture | Code
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A whole report."""
+
+    title: str
+    blocks: tuple[Block, ...]
+
+
+def grid(header: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> Grid:
+    """Return a table without its empty columns; the first column stays."""
+    listed = [tuple(row) for row in rows]
+    kept = [place for place in range(len(header)) if not place or any(row[place] for row in listed)]
+    wanted = set(right)
+    return Grid(
+        tuple(header[place] for place in kept),
+        tuple(tuple(row[place] for place in kept) for row in listed),
+        frozenset(new for new, place in enumerate(kept) if place in wanted),
+    )
+
+
+def pairs_grid(label: str, rows: Iterable[tuple[str, str]]) -> Grid:
+    """Return a table of `label` and value; a row without a label belongs to the row above."""
+    return Grid((label, ""), tuple(rows))

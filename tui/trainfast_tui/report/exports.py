@@ -1,0 +1,32 @@
+"""Settings of runs in every form of `export` that can hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.export.formats import FORMS, export
+from trainfast_tui.report.document import Block, Code, Heading, Prose
+from trainfast_tui.report.recorded import ReportedRun
+
+
+def export_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
+    """Return the settings of each run for the user's own script; a form that refuses a run is named with its reason."""
+    return [Heading("Settings to use elsewhere"), *(block for run in runs for block in _exports(run))]
+
+
+def _exports(run: ReportedRun) -> Iterator[Block]:
+    if run.run is None:
+        yield Prose(f"{run.result.run_id} has no readable run.json, so there are no settings to export.")
+        return
+    yield Heading(f"Run {run.label}: {run.result.run_id}", 3)
+    refused = []
+    for form in FORMS:
+        try:
+            exported = export(run.run, run.directory, form)
+        except UserError as problem:
+            refused.append(f"Not as {form}: {problem.message}.")
+            continue
+        left_out = f" (cannot be expressed: {', '.join(exported.left_out)})" if exported.left_out else ""
+        yield Code(f"{form}{left_out}", exported.text)
+    yield from map(Prose, refused)

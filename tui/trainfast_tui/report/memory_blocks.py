@@ -1,0 +1,84 @@
+"""Memory of each run: the predicted peak of each phase by category, beside the measured peak."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from trainfast_runner.memory.prediction import CATEGORIES as NAMES
+from trainfast_runner.memory.prediction import PHASES as PHASE_NAMES
+from trainfast_tui.report.bar_picture import StackedBar, StackedPart, stacked_picture
+from trainfast_tui.report.document import Block, Heading, Prose, grid
+from trainfast_tui.report.recorded import ReportedRun
+from trainfast_tui.text.format import ABSENT, signed_percent, size
+from trainfast_tui.text.memory import CATEGORIES, PHASES, short
+
+TONES = dict(zip(NAMES, ("primary", "secondary", "accent", "success", "warning", "error"), strict=True))
+WHOLE = "whole step"
+ONE_FIGURE = (
+    "A prediction has categories; an allocator's peak is one figure, measured as a whole for each phase of a step"
+    " where the run recorded that, else for the whole step."
+)
+
+
+def memory_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
+    """Return the table and the bars; a sentence if nothing was predicted or measured."""
+    rows: list[list[str]] = []
+    bars: list[StackedBar] = []
+    for run in runs:
+        for phase, predicted, measured in _peaks(run):
+            rows.append(_row(run, phase, predicted, measured))
+            bars += _bars(run, phase, predicted, measured)
+    if not rows:
+        return [Heading("Memory"), Prose("No peak was predicted, and none was measured.")]
+    header = ("", "phase", *map(short, NAMES), "predicted", "measured", "difference")
+    picture = stacked_picture("memory at its peak, a rank", "bytes at the peak of the phase", bars, size, binary=True)
+    blocks: list[Block] = [Heading("Memory"), grid(header, rows, right=range(2, len(header))), Prose(ONE_FIGURE)]
+    missing = [f"{run.label}: not measured: {why}" for run in runs if (why := run.result.memory.not_measured_because)]
+    return [*blocks, *map(Prose, missing), *([picture] if picture is not None else [])]
+
+
+def _peaks(run: ReportedRun) -> Iterator[tuple[str, dict[str, int], int | None]]:
+    """Yield each phase's predicted bytes by category with the measured peak, then the whole step if only that is known.
+
+    The predicted bytes are empty without a prediction.
+    """
+    predicted = (run.run.predicted if run.run is not None else None) or {}
+    by_phase, measured = predicted.get("phases") or {}, _measured(run)
+    for phase in PHASE_NAMES:
+        if by_phase.get(phase) or phase in measured:
+            yield (
+                phase,
+                {name: by_phase.get(phase, {}).get(name, 0) for name in NAMES if phase in by_phase},
+                (measured.get(phase)),
+            )
+    whole = run.result.memory
+    if not measured and (whole.peak_allocated_bytes is not None or (whole.predicted_bytes and not by_phase)):
+        parts = {name: predicted[f"{name}_bytes"] for name in NAMES if f"{name}_bytes" in predicted}
+        yield WHOLE, parts, whole.peak_allocated_bytes
+
+
+def _measured(run: ReportedRun) -> dict[str, int]:
+    """Return the highest peak of each phase on any rank."""
+    found: dict[str, int] = {}
+    for steps in run.records.steps.values():
+        for step in steps:
+            for phase, peak in (step.phase_peaks or {}).items():
+                found[phase] = max(found.get(phase, 0), peak)
+    return found
+
+
+def _row(run: ReportedRun, phase: str, predicted: dict[str, int], measured: int | None) -> list[str]:
+    total = sum(predicted.values())
+    parts = [size(predicted[name]) if name in predicted else ABSENT for name in NAMES]
+    apart = ABSENT if measured is None or not total else signed_percent(100 * (measured - total) / total)
+    return [run.label, PHASES.get(phase, phase), *parts, size(total) if predicted else ABSENT, size(measured), apart]
+
+
+def _bars(run: ReportedRun, phase: str, predicted: dict[str, int], measured: int | None) -> Iterator[StackedBar]:
+    where = PHASES.get(phase, phase).removeprefix("the ")
+    if any(predicted.values()):
+        parts = [StackedPart(CATEGORIES[name], value, TONES[name]) for name, value in predicted.items() if value]
+        yield StackedBar(f"{run.label}: {where}", tuple(parts), f"{size(sum(predicted.values()))} predicted")
+    if measured is not None:
+        part = StackedPart("measured", measured, "muted")
+        yield StackedBar(f"{run.label}: {where}", (part,), f"{size(measured)} measured")

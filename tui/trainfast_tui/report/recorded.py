@@ -1,0 +1,113 @@
+"""A run with all its records, read once for a report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+from trainfast_runner.records.home import read_run_file
+from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_file import RunFile, Step
+from trainfast_runner.records.run_records import TELEMETRY_FILE, RunRecords, read_records
+from trainfast_runner.records.telemetry_lines import read_ticks
+from trainfast_runner.running.follower import Follower, Rates, RunSnapshot
+from trainfast_runner.settings.world import data_parallel_degree
+from trainfast_tui.charts.data import CPU_READINGS, TimeAxis, cpu_charts, device_charts, reading_names, throughput
+from trainfast_tui.charts.model import ChartData
+from trainfast_tui.live.snapshot import Snapshot
+
+
+@dataclass(frozen=True)
+class ReportedRun:
+    """A run that has ended, as a report shows it.
+
+    `label` names it in tables; `figures` and `notes` are the words of `runs show`.
+    """
+
+    label: str
+    directory: Path
+    result: Result
+    records: RunRecords
+    snapshot: RunSnapshot
+    figures: Sequence[tuple[str, str]]
+    notes: Sequence[str]
+
+    @property
+    def run(self) -> RunFile | None:
+        """`run.json`; None if it cannot be read."""
+        return self.snapshot.run
+
+    @property
+    def origin_ns(self) -> int:
+        """CLOCK_MONOTONIC at which the run was started, or of its first record if that is unknown."""
+        if self.run is not None:
+            return self.run.clock.monotonic_ns
+        return min((series[0].t_ns for series in (self.snapshot.ticks, self.snapshot.steps) if series), default=0)
+
+
+def read_run(
+    label: str, directory: Path, result: Result, figures: Sequence[tuple[str, str]], notes: Sequence[str]
+) -> ReportedRun:
+    """Read the whole run: unlike a screen, a report shows more than the newest steps and samples."""
+    records = read_records(directory)
+    snapshot = Follower(directory).poll()
+    try:
+        ticks, _ = read_ticks(directory / TELEMETRY_FILE)
+    except OSError:
+        ticks = []
+    whole = replace(snapshot, run=read_run_file(directory), ticks=tuple(ticks), rates=_rates(records))
+    return ReportedRun(label, directory, result, records, whole, figures, notes)
+
+
+def _rates(records: RunRecords) -> Rates:
+    """Return the throughput of each step that all data-parallel ranks wrote, summed over them."""
+    run = records.run
+    ranks = 1 if run is None else data_parallel_degree(run.knobs, run.world_size)
+    parts: dict[int, list[Step]] = {}
+    for rank, steps in records.steps.items():
+        for step in steps if rank < ranks else ():
+            if step.step_ms > 0:
+                parts.setdefault(step.step, []).append(step)
+    whole = sorted(
+        (max(step.t_ns for step in found), number, found) for number, found in parts.items() if len(found) == ranks
+    )
+    return Rates(
+        tuple(number for _, number, _ in whole),
+        tuple(t_ns for t_ns, _, _ in whole),
+        tuple(sum(1e3 * step.samples / step.step_ms for step in found) for _, _, found in whole),
+        tuple(sum(1e3 * step.tokens / step.step_ms for step in found) for _, _, found in whole),
+    )
+
+
+def charts_of(run: ReportedRun) -> list[ChartData]:
+    """Return throughput and every device reading over the whole run, with the first measured step marked."""
+    axis = _axis(run)
+    snapshot = Snapshot(taken_ns=axis.end_ns, run=run.snapshot, ticks=(), looked=True)
+    names = reading_names(snapshot)
+    charts = [throughput(snapshot, axis, "samples"), *device_charts(snapshot, axis, 0, len(names))]
+    if names is not CPU_READINGS and run.run is not None and run.run.device == "cpu":
+        # The screen has GPUs that a CPU run only watches in their place.
+        charts += cpu_charts(run.snapshot.ticks, axis, has_run=True)
+    measured = next((step for step in run.snapshot.steps if not step.warmup), None)
+    begin_ns = None if measured is None else measured.t_ns - int(measured.step_ms * 1e6)
+    # The first steps of a long run are not in its snapshot.
+    if begin_ns is not None and not any(step.warmup for step in run.snapshot.steps):
+        begin_ns = None
+    return [replace(chart, gap_ns=_gap_ns(chart), cursor_ns=begin_ns) for chart in charts]
+
+
+def _axis(run: ReportedRun) -> TimeAxis:
+    """Return the axis from the launch to the last record."""
+    rates, ticks = run.snapshot.rates, run.snapshot.ticks
+    ends = [*rates.times_ns[-1:], *(tick.t_ns for tick in ticks[-1:])]
+    return TimeAxis(run.origin_ns, max(ends, default=run.origin_ns + 1), "end")
+
+
+def _gap_ns(chart: ChartData) -> int:
+    """Return the gap of the chart; of thinned records several times their usual distance."""
+    times = chart.series[0].times_ns if chart.series else ()
+    apart = [after - before for before, after in pairwise(times)]
+    return max(chart.gap_ns, int(4 * median(apart))) if apart else chart.gap_ns

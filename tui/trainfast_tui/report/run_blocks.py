@@ -1,0 +1,195 @@
+"""Runs as blocks of a report: the question, the machine, tables of all runs, and each run's charts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from trainfast_runner.machine.telemetry.throttle_causes import CAUSES
+from trainfast_runner.records.result import Result
+from trainfast_runner.records.state_words import state_words
+from trainfast_runner.results.asked_and_ran import differences
+from trainfast_runner.results.bottleneck.doubts import marks
+from trainfast_runner.results.comparison.difference import compare
+from trainfast_tui.report.bar_picture import Whisker, whisker_picture
+from trainfast_tui.report.document import Block, Grid, Heading, Listing, Prose, grid, pairs_grid
+from trainfast_tui.report.exports import export_blocks
+from trainfast_tui.report.machine_blocks import machine_blocks
+from trainfast_tui.report.memory_blocks import memory_blocks
+from trainfast_tui.report.phase_blocks import phase_blocks
+from trainfast_tui.report.recorded import ReportedRun, charts_of
+from trainfast_tui.report.strip_picture import strip_picture
+from trainfast_tui.text.comparison import interval
+from trainfast_tui.text.format import (
+    ABSENT,
+    celsius,
+    duration,
+    joules,
+    milliseconds,
+    number,
+    percent,
+    signed_percent,
+    size,
+)
+from trainfast_tui.text.overrides import settings
+
+FEW_STEPS = 5
+"""With fewer measured steps a deviation means nothing."""
+ABSENT_NOTE = f"{ABSENT} stands for a figure that was not measured."
+
+
+def labels(count: int) -> list[str]:
+    """Return A, B, C and so on, as in `runs compare`; numbers when there are more runs than letters."""
+    return [chr(ord("A") + place) for place in range(count)] if count <= 26 else [str(one + 1) for one in range(count)]
+
+
+def runs_report(runs: Sequence[ReportedRun]) -> list[Block]:
+    """Return the whole report of one run or more; the others are compared with the first."""
+    return [*_question(runs), *machine_blocks(runs), *run_sections(runs), *export_blocks(runs)]
+
+
+def run_sections(runs: Sequence[ReportedRun]) -> list[Block]:
+    """Return the tables of all runs, their memory and phases, then each run's diagnosis and charts."""
+    blocks: list[Block] = [Heading("Runs" if len(runs) > 1 else "The run"), runs_grid(runs), Prose(ABSENT_NOTE)]
+    blocks += _throughputs(runs)
+    blocks += _asked_and_ran(runs)
+    blocks += phase_blocks(runs)
+    blocks += memory_blocks(runs)
+    blocks += [Heading("Energy, heat and throttling"), _energy_grid(runs)]
+    for run in runs:
+        blocks += _one_run(run)
+    return blocks
+
+
+def _question(runs: Sequence[ReportedRun]) -> Iterator[Block]:
+    names = list(dict.fromkeys(run.result.name for run in runs))
+    if len(runs) == 1:
+        yield Prose(f"How fast does {names[0]} train with these settings, with how much memory, and what slows it?")
+    else:
+        yield Prose(f"How do {len(runs)} runs of {' and '.join(names)} differ? Each is compared with run A, the first.")
+    titles = dict.fromkeys((run.result.name, run.run.title) for run in runs if run.run is not None and run.run.title)
+    yield from (Prose(f"{name}: {title}.") for name, title in titles)
+
+
+def runs_grid(runs: Sequence[ReportedRun]) -> Grid:
+    """Return a row for each run: settings, throughput with its spread, step, memory, energy, throttling and end."""
+    header = ["", "run", "settings", "samples/s", "MAD", f"against {runs[0].label}", "tokens/s", "step"]
+    header += ["peak memory", "predicted", "J/sample", "throttled", "end"]
+    return grid(header, (_row(run, runs[0]) for run in runs), right=(3, 4, 6, 7, 8, 9, 10))
+
+
+def _row(run: ReportedRun, first: ReportedRun) -> list[str]:
+    result = run.result
+    rate, few = result.throughput.samples_per_s, result.steps.measured < FEW_STEPS
+    return [
+        run.label,
+        result.run_id,
+        " ".join(settings(result.changed)) or "as the preset sets them",
+        number(rate.median),
+        "few steps" if few and rate.median is not None else number(rate.mad),
+        "" if run is first else _against(first.result, result),
+        number(result.throughput.tokens_per_s.median),
+        milliseconds(result.step_ms.p50),
+        size(result.memory.peak_allocated_bytes),
+        size(result.memory.predicted_bytes),
+        joules(result.energy.joules_per_sample),
+        throttled_words(result),
+        end_words(result),
+    ]
+
+
+def _against(first: Result, result: Result) -> str:
+    """Return the difference in throughput, its 95 % interval, and the verdict."""
+    row = compare(first, result).rows[0]
+    if row.percent is None:
+        return row.verdict
+    sure = f" (95 % CI: {interval(row)})" if row.interval_percent else ""
+    return f"{signed_percent(row.percent)}{sure}: {row.verdict}"
+
+
+def end_words(result: Result) -> str:
+    """Return the end state, its reason, and what makes the figures doubtful."""
+    doubt = [f"measured under {result.measured_under}"] if result.measured_under else []
+    words = ", ".join([state_words(result.state), *marks(result), *doubt])
+    return f"{words}: {result.reason}" if result.reason and result.state != "finished" else words
+
+
+def throttled_words(result: Result) -> str:
+    """Return the throttled share of the measured time by cause, of the worst device; ABSENT if no cause was read."""
+    shares = [(cause.words, getattr(result.throttle, f"{cause.name}_fraction")) for cause in CAUSES]
+    known = [(words, share) for words, share in shares if share is not None]
+    held = [f"{percent(100 * share, 1)} by {words}" for words, share in known if share]
+    return ", ".join(held) or ("not throttled" if known else ABSENT)
+
+
+def _throughputs(runs: Sequence[ReportedRun]) -> Iterator[Block]:
+    if len(runs) < 2:
+        return
+    whiskers = []
+    for run in runs:
+        rate = run.result.throughput.samples_per_s
+        if rate.median is not None:
+            spread = rate.mad if rate.mad is not None and run.result.steps.measured >= FEW_STEPS else None
+            words = number(rate.median) + (f" ± {number(spread)}" if spread is not None else " (few steps)")
+            low, high = rate.median - (spread or 0.0), rate.median + (spread or 0.0)
+            whiskers.append(Whisker(f"run {run.label}", low, rate.median, high, words, "success"))
+    title, axis = "throughput of each run, with its MAD", "samples/s, median of the measured steps"
+    picture = whisker_picture(title, axis, whiskers, number)
+    if picture is not None:
+        yield picture
+
+
+def _asked_and_ran(runs: Sequence[ReportedRun]) -> Iterator[Block]:
+    rows = [
+        (run.label, one.field, str(one.asked), f"{one.ran} (rank {one.rank})")
+        for run in runs
+        for one in differences(run.records.run, run.records.worker)
+    ]
+    yield Heading("Asked and ran", 3)
+    if rows:
+        yield Grid(("", "setting", "asked", "ran"), tuple(rows))
+        return
+    if any(lines for run in runs for lines in run.records.worker.values()):
+        yield Prose("Every setting that a rank read from its live objects is the one that was asked for.")
+    else:
+        yield Prose("No rank recorded the settings that it ran.")
+
+
+def _energy_grid(runs: Sequence[ReportedRun]) -> Grid:
+    header = ["", "energy", "a sample", "a step", "from", *(f"throttled by {cause.words}" for cause in CAUSES)]
+    header += ["clock loss", "at the start", "as measuring began"]
+    rows = []
+    for run in runs:
+        energy, throttle, conditions = run.result.energy, run.result.throttle, run.result.conditions
+        source = energy.source or (f"unavailable: {energy.reason}" if energy.reason else "no counter was read")
+        figures = [joules(energy.joules), joules(energy.joules_per_sample), joules(energy.joules_per_step)]
+        shares = [_share(getattr(throttle, f"{cause.name}_fraction")) for cause in CAUSES]
+        heat = [celsius(conditions.start_temperature_c), celsius(conditions.measured_from_temperature_c)]
+        rows.append([run.label, *figures, source, *shares, _share(throttle.clock_loss_fraction), *heat])
+    return grid(header, rows, right=(1, 2, 3, *range(5, len(header))))
+
+
+def _share(fraction: float | None) -> str:
+    return ABSENT if fraction is None else percent(100 * fraction, 1)
+
+
+def _one_run(run: ReportedRun) -> Iterator[Block]:
+    result = run.result
+    yield Heading(f"Run {run.label}: {result.run_id}")
+    yield Prose(f"{result.name}, {end_words(result)}, after {duration(result.seconds)}.")
+    yield pairs_grid("figure", run.figures)
+    if run.notes:
+        yield Listing(tuple(run.notes))
+    yield Heading("Diagnosis", 3)
+    yield from _diagnosis(result)
+    yield Heading("Over time", 3)
+    for chart in charts_of(run):
+        yield strip_picture(chart, run.origin_ns)
+
+
+def _diagnosis(result: Result) -> Iterator[Block]:
+    from trainfast_tui.text.diagnosis_figures import nothing_found
+
+    if result.diagnosis:
+        yield Listing(tuple(f"{one.line}. Try: {one.advice}" for one in result.diagnosis))
+    else:
+        yield Prose(nothing_found(live=False, measured=result.steps.measured, diagnosed=result.diagnosed))

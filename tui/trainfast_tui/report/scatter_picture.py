@@ -1,0 +1,95 @@
+"""Points of two figures as a picture, with lines through or beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainfast_tui.charts.braille import nice_ceiling
+from trainfast_tui.report.document import Picture
+from trainfast_tui.report.svg import BOTTOM, LEFT, RIGHT, TOP, WIDTH, Axes, Scale, element, even_ticks, legend, tip
+from trainfast_tui.text.format import Formatter, number
+
+HEIGHT = 340
+SIGNS = {
+    "dot": "M-4 0A4 4 0 1 1 4 0A4 4 0 1 1 -4 0Z",
+    "ring": "M-6 0A6 6 0 1 1 6 0A6 6 0 1 1 -6 0Z",
+    "cross": "M-4 -4L4 4M-4 4L4 -4",
+    "square": "M-4 -4H4V4H-4Z",
+    "triangle": "M0 -5L5 4H-5Z",
+}
+"""Points of one kind have one sign: no kind is known by its colour alone."""
+OPEN = ("ring", "cross")
+
+
+@dataclass(frozen=True, slots=True)
+class PointKind:
+    """What a point stands for, in words, with its sign and tone."""
+
+    words: str
+    sign: str
+    tone: str
+
+
+@dataclass(frozen=True, slots=True)
+class ScatterPoint:
+    """A point; `words` name it under the pointer and in the description."""
+
+    x: float
+    y: float
+    kind: PointKind
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class ScatterLine:
+    """A line through places, or a limit along an axis, with its words in the legend; `class_` gives tone and dashes."""
+
+    places: tuple[tuple[float, float], ...]
+    words: str
+    class_: str
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """An axis from zero: its title with the unit, and how its ticks are written."""
+
+    title: str
+    unit: Formatter = number
+    binary: bool = False
+
+
+def scatter_picture(
+    title: str, points: Sequence[ScatterPoint], lines: Sequence[ScatterLine], x_axis: Axis, y_axis: Axis
+) -> Picture | None:
+    """Return the picture; None without a point."""
+    if not points:
+        return None
+    placed = [(point.x, point.y) for point in points] + [place for line in lines for place in line.places]
+    right = nice_ceiling(1.05 * max(max(x for x, _ in placed), 1e-9), binary=x_axis.binary)
+    top = nice_ceiling(1.05 * max(max(y for _, y in placed), 1e-9), binary=y_axis.binary)
+    x, y = Scale(0, right, LEFT, WIDTH - RIGHT - 24), Scale(0, top, HEIGHT - BOTTOM, TOP)
+    axes = Axes(
+        x,
+        y,
+        [(value, x_axis.unit(value)) for value in even_ticks(0, right)],
+        [(value, y_axis.unit(value)) for value in even_ticks(0, top)],
+        x_axis.title,
+        y_axis.title,
+    )
+    body = [axes.markup()]
+    for line in lines:
+        path = "M" + "L".join(f"{x.at(across):.1f} {y.at(up):.1f}" for across, up in line.places)
+        body.append(element("path", tip(line.words), d=path, class_=f"line {line.class_}"))
+    body += [_sign(point.kind, point.words, x.at(point.x), y.at(point.y)) for point in points]
+    kinds = dict.fromkeys(point.kind for point in points)
+    entries = [(_sign(kind, kind.words, 9, 0), kind.words) for kind in kinds]
+    entries += [(element("path", d="M0 0H18", class_=f"line {line.class_}"), line.words) for line in lines]
+    words = " ".join(f"{point.words}." for point in points)
+    return Picture(title, words, "".join([*body, legend(entries)]), WIDTH, HEIGHT)
+
+
+def _sign(kind: PointKind, words: str, x: float, y: float) -> str:
+    class_ = f"{'ring' if kind.sign in OPEN else 'dot'} {kind.tone}"
+    place = f"translate({x:.1f} {y:.1f})"
+    return element("path", tip(words), d=SIGNS[kind.sign], class_=class_, transform=place)

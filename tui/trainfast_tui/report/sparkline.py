@@ -1,0 +1,57 @@
+"""A chart over time as lines of text: block characters, and a letter under each column of throttled time."""
+
+from __future__ import annotations
+
+from trainfast_tui.charts.braille import extremes, time_columns
+from trainfast_tui.charts.model import ChartData
+from trainfast_tui.text.format import duration
+from trainfast_tui.text.shades import rank, shade_of
+
+COLUMNS = 64
+BLOCKS = "▁▂▃▄▅▆▇█"
+MEASURED_FROM = "measured from here"
+
+
+def sparklines(data: ChartData, origin_ns: int) -> tuple[str, ...]:
+    """Return a line for each series with values, its ends in the unit, then throttled time and the time axis."""
+    column_ns = -(-(data.t_max_ns - data.t_min_ns) // COLUMNS) or 1
+    names = [series.name for series in data.series]
+    wide = max(map(len, [*names, "throttled"]))
+    lines = []
+    for series in data.series:
+        columns = time_columns(series.times_ns, series.values, data.t_min_ns, column_ns, COLUMNS, data.gap_ns)
+        ends = extremes(columns)
+        if ends is None:
+            continue
+        # The middle of a column, so that a spike does not stand for all of its time.
+        drawn = "".join(
+            " " if column is None else _block((column[0] + column[1]) / 2, ends, data.y_min) for column in columns
+        )
+        lines.append(f"{series.name.ljust(wide)}  {drawn}  {data.unit(ends[0])} to {data.unit(ends[1])}")
+    kinds = sorted({span.kind for span in data.spans}, key=lambda kind: rank(shade_of(kind)))
+    if kinds:
+        words = ", ".join(f"{shade_of(kind).letter} {shade_of(kind).words}" for kind in kinds)
+        lines.append(f"{'throttled'.ljust(wide)}  {_letters(data, column_ns)}  {words}")
+    begin, end = (duration((t_ns - origin_ns) / 1e9) for t_ns in (data.t_min_ns, data.t_max_ns))
+    lines.append(f"{'time'.ljust(wide)}  {begin}{end.rjust(COLUMNS - len(begin))}")
+    if data.cursor_ns is not None:
+        lines.append(f"{''.ljust(wide)}  {MEASURED_FROM.replace('here', duration((data.cursor_ns - origin_ns) / 1e9))}")
+    return tuple(lines)
+
+
+def _block(value: float, ends: tuple[float, float], y_min: float | None) -> str:
+    """Return the block of a value between zero, or the lowest value, and the highest."""
+    low = ends[0] if y_min is None else min(y_min, ends[0])
+    share = (value - low) / (ends[1] - low) if ends[1] > low else 0.0
+    return BLOCKS[min(len(BLOCKS) - 1, int(share * len(BLOCKS)))]
+
+
+def _letters(data: ChartData, column_ns: int) -> str:
+    marks = [" "] * COLUMNS
+    for span in sorted(data.spans, key=lambda span: -rank(shade_of(span.kind))):
+        end_ns = data.t_max_ns if span.end_ns is None else span.end_ns
+        first = max(0, (span.start_ns - data.t_min_ns) // column_ns)
+        last = min(COLUMNS - 1, (end_ns - data.t_min_ns) // column_ns)
+        for place in range(first, last + 1):
+            marks[place] = shade_of(span.kind).letter
+    return "".join(marks)

@@ -1,0 +1,178 @@
+"""A chart over time as a picture: the data of the screen's strip chart, throttled time shaded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from trainfast_tui.charts.braille import Columns, YRange, extremes, time_columns
+from trainfast_tui.charts.model import ChartData, Span
+from trainfast_tui.report.document import Picture, Prose
+from trainfast_tui.report.sparkline import MEASURED_FROM, sparklines
+from trainfast_tui.report.svg import (
+    BOTTOM,
+    LEFT,
+    RIGHT,
+    TOP,
+    WIDTH,
+    Axes,
+    Scale,
+    element,
+    even_ticks,
+    label,
+    legend,
+    tip,
+)
+from trainfast_tui.text.format import duration
+from trainfast_tui.text.shades import rank, shade_of
+
+HEIGHT = 240
+COLUMN = 2
+"""The width of a column of a line, which keeps its lowest and highest value."""
+DASHES = ("", "6 3", "2 3", "9 3 2 3")
+"""Lines differ by their dashes too."""
+TONE_OF_SHADE = {"thermal": "error", "brake": "error", "hardware": "error"}
+STEPS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
+MOST_TICKS = 8
+LEAST_WIDTH = 2.0
+"""A span shorter than this is drawn this wide."""
+
+
+def strip_picture(data: ChartData, origin_ns: int) -> Picture | Prose:
+    """Return the picture with times since `origin_ns`, or the sentence that says why there is nothing to draw."""
+    end_ns = max(data.t_max_ns, data.t_min_ns + 1)
+    x = Scale((data.t_min_ns - origin_ns) / 1e9, (end_ns - origin_ns) / 1e9, LEFT, WIDTH - RIGHT)
+    count = int((x.end - x.start) / COLUMN)
+    column_ns = -(-(end_ns - data.t_min_ns) // count) or 1
+    drawn = [
+        time_columns(series.times_ns, series.values, data.t_min_ns, column_ns, count + 1, data.gap_ns)
+        for series in data.series
+    ]
+    held = [found for columns in drawn if (found := extremes(columns)) is not None]
+    if not held:
+        return Prose(f"{data.title}: {data.empty}")
+    low, high = _range(data, held)
+    y = Scale(low, high, HEIGHT - BOTTOM, TOP)
+    names = [series.name for series in data.series]
+    axes = Axes(
+        x,
+        y,
+        [(second, duration(second)) for second in time_ticks(x.low, x.high)],
+        [(value, data.unit(value)) for value in even_ticks(low, high)],
+        "time since the run started",
+        names[0] if len(names) == 1 and "/" in names[0] else data.title,
+    )
+    body = [*(_span(span, data, origin_ns, x) for span in _spans(data)), axes.markup()]
+    for columns, series, dashes in zip(drawn, data.series, DASHES * len(drawn), strict=False):
+        path = "".join(_path(columns, y))
+        body.append(element("path", tip(series.name), d=path, class_=f"line {series.tone}", stroke_dasharray=dashes))
+    body += [_limit(limit.value, limit.label, data, x, y) for limit in data.limits if low <= limit.value <= high]
+    if data.cursor_ns is not None:
+        at = x.at((data.cursor_ns - origin_ns) / 1e9)
+        body.append(element("line", x1=at, y1=TOP, x2=at, y2=y.start, class_="axis marked"))
+        body.append(label(MEASURED_FROM, at + 4, TOP + 12, "note"))
+    return Picture(
+        data.title,
+        " ".join(_sentences(data, drawn, origin_ns)),
+        "".join([*body, _legend(data)]),
+        WIDTH,
+        HEIGHT,
+        sparklines(data, origin_ns),
+    )
+
+
+def time_ticks(low_s: float, high_s: float) -> list[float]:
+    """Return round seconds on an axis, at most `MOST_TICKS`."""
+    step = next((step for step in STEPS_S if (high_s - low_s) / step <= MOST_TICKS), (high_s - low_s) / MOST_TICKS)
+    first = math.ceil(low_s / step - 1e-9)
+    return [place * step for place in range(first, int(high_s / step + 1e-9) + 1)]
+
+
+def _range(data: ChartData, held: list[tuple[float, float]]) -> tuple[float, float]:
+    """Return the ends of the y axis as the screen has them."""
+    reach = [limit.value for limit in data.limits if limit.stretch]
+    return YRange().fit(
+        min([low for low, _ in held] + reach),
+        max([high for _, high in held] + reach),
+        data.t_max_ns,
+        y_min=data.y_min,
+        y_max=data.y_max,
+        binary=data.binary,
+    )
+
+
+def _path(columns: Columns, y: Scale) -> Iterator[str]:
+    """Yield the line through each column's lowest and highest value; a gap begins a new one."""
+    joined = False
+    for place, column in enumerate(columns):
+        if column is None:
+            joined = False
+            continue
+        at, (lowest, highest) = LEFT + place * COLUMN, column
+        yield f"{'L' if joined else 'M'}{at} {y.at(highest):.1f}"
+        # A lone value needs a length to be seen.
+        yield f"L{at if joined or lowest != highest else at + 1} {y.at(lowest):.1f}"
+        joined = True
+
+
+def _spans(data: ChartData) -> list[Span]:
+    """Return the throttled time on the axis, the worst cause last, so that it is drawn on top."""
+    on_axis = [span for span in data.spans if _end_ns(span, data) >= data.t_min_ns and span.start_ns <= data.t_max_ns]
+    return sorted(on_axis, key=lambda span: -rank(shade_of(span.kind)))
+
+
+def _end_ns(span: Span, data: ChartData) -> int:
+    return data.t_max_ns if span.end_ns is None else span.end_ns
+
+
+def _span(span: Span, data: ChartData, origin_ns: int, x: Scale) -> str:
+    shade, begin = shade_of(span.kind), x.at((span.start_ns - origin_ns) / 1e9)
+    width = max(LEAST_WIDTH, x.at((_end_ns(span, data) - origin_ns) / 1e9) - begin)
+    tone = TONE_OF_SHADE.get(span.kind, "warning")
+    box = element(
+        "rect",
+        tip(f"{shade.words}, {_when(span, data, origin_ns)}"),
+        x=begin,
+        y=TOP,
+        width=width,
+        height=HEIGHT - BOTTOM - TOP,
+        class_=f"shade {tone}",
+    )
+    return box + label(shade.letter, begin + width / 2, HEIGHT - BOTTOM - 5, "middle")
+
+
+def _when(span: Span, data: ChartData, origin_ns: int) -> str:
+    """Return the span's ends in words."""
+    end_s = min(_end_ns(span, data), data.t_max_ns) - origin_ns
+    return f"from {duration((span.start_ns - origin_ns) / 1e9)} to {duration(end_s / 1e9)}"
+
+
+def _limit(value: float, words: str, data: ChartData, x: Scale, y: Scale) -> str:
+    at = y.at(value)
+    line = element("line", x1=x.start, y1=at, x2=x.end, y2=at, class_="line error limit")
+    return line + label(f"{words} {data.unit(value)}", x.end - 4, at - 4, "end note")
+
+
+def _legend(data: ChartData) -> str:
+    """Return the lines' names where there are several, and the causes of throttled time."""
+    entries = []
+    if len(data.series) > 1:
+        for series, dashes in zip(data.series, DASHES * len(data.series), strict=False):
+            line = element("path", d="M0 0H18", class_=f"line {series.tone}", stroke_dasharray=dashes)
+            entries.append((line, series.name))
+    for kind in dict.fromkeys(span.kind for span in reversed(_spans(data))):
+        shade = shade_of(kind)
+        box = element(
+            "rect", x=0, y=-7, width=18, height=14, class_=f"shade {TONE_OF_SHADE.get(kind, 'warning')}"
+        ) + label(shade.letter, 9, 4, "middle")
+        entries.append((box, shade.words))
+    return legend(entries)
+
+
+def _sentences(data: ChartData, drawn: list[Columns], origin_ns: int) -> Iterator[str]:
+    """Yield the picture in words, for readers who cannot see it."""
+    for series, columns in zip(data.series, drawn, strict=True):
+        if (ends := extremes(columns)) is not None:
+            yield f"{series.name}: from {data.unit(ends[0])} to {data.unit(ends[1])}."
+    for span in sorted(_spans(data), key=lambda one: one.start_ns):
+        yield f"{shade_of(span.kind).words.capitalize()} {_when(span, data, origin_ns)}."

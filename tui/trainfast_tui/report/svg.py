@@ -1,0 +1,97 @@
+"""Elements of a picture, and the frame that its axes share. Lengths are in the units of the view box."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from trainfast_tui.text.format import plain
+
+WIDTH = 720
+LEFT, RIGHT, TOP, BOTTOM = 92, 16, 30, 46
+"""The margins around a plot: labels of the y axis, nothing, the legend, labels and title of the x axis."""
+LETTER = 6.6
+"""The mean width of a letter at 12 px."""
+
+
+def element(name: str, content: str = "", **attributes: str | float) -> str:
+    """Return an element with markup inside; `stroke_width` becomes `stroke-width`, `class_` `class`."""
+    shown = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{escape(_shown(value))}"' for key, value in attributes.items()
+    )
+    return f"<{name}{shown}>{content}</{name}>"
+
+
+def label(text: str, x: float, y: float, class_: str = "", **attributes: str | float) -> str:
+    """Return untrusted text at a place."""
+    return element("text", escape(plain(text)), x=x, y=y, class_=class_, **attributes)
+
+
+def tip(text: str) -> str:
+    """Return the name of the element that holds it, which a browser shows under the pointer."""
+    return element("title", escape(plain(text)))
+
+
+def _shown(value: str | float) -> str:
+    return value if isinstance(value, str) else f"{value:.1f}".removesuffix(".0")
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Maps values from `low` to `high` to places from `start` to `end`; values outside go to the edge."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def at(self, value: float) -> float:
+        """Return the place of a value."""
+        share = (value - self.low) / (self.high - self.low) if self.high > self.low else 0.0
+        return self.start + min(1.0, max(0.0, share)) * (self.end - self.start)
+
+
+def even_ticks(low: float, high: float, count: int = 4) -> list[float]:
+    """Return the ends of an axis and `count` - 1 values between them."""
+    return [low + (high - low) * place / count for place in range(count + 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Axes:
+    """Both axes of a plot: their scales, their ticks with labels, and their titles with units."""
+
+    x: Scale
+    y: Scale
+    x_ticks: Sequence[tuple[float, str]]
+    y_ticks: Sequence[tuple[float, str]]
+    x_title: str
+    y_title: str
+
+    def markup(self) -> str:
+        """Return the lines, labels and titles."""
+        bottom, left = self.y.start, self.x.start
+        parts = [
+            element("line", x1=left, y1=self.y.at(value), x2=self.x.end, y2=self.y.at(value), class_="tick")
+            + label(text, left - 6, self.y.at(value) + 4, "end note")
+            for value, text in self.y_ticks
+        ]
+        parts += [
+            element("line", x1=self.x.at(value), y1=bottom, x2=self.x.at(value), y2=bottom + 4, class_="axis")
+            + label(text, self.x.at(value), bottom + 17, "middle note")
+            for value, text in self.x_ticks
+        ]
+        parts.append(element("path", d=f"M{left} {self.y.end}V{bottom}H{self.x.end}", class_="axis"))
+        middle = (self.y.end + bottom) / 2
+        parts.append(label(self.x_title, (left + self.x.end) / 2, bottom + 36, "middle"))
+        parts.append(label(self.y_title, 14, middle, "middle", transform=f"rotate(-90 14 {middle:.1f})"))
+        return "".join(parts)
+
+
+def legend(entries: Iterable[tuple[str, str]], y: float = 14) -> str:
+    """Return signs (markup drawn around 0 0, 18 wide) with their words, side by side."""
+    parts, x = [], float(LEFT)
+    for sign, words in entries:
+        parts.append(element("g", sign, transform=f"translate({x:.1f} {y:.1f})") + label(words, x + 23, y + 4))
+        x += 23 + LETTER * len(words) + 18
+    return "".join(parts)
