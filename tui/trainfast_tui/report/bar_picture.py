@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from trainfast_tui.charts.braille import nice_ceiling
 from trainfast_tui.report.document import Picture
-from trainfast_tui.report.svg import LETTER, RIGHT, WIDTH, Axes, Scale, element, even_ticks, label, legend, tip
+from trainfast_tui.report.svg import LETTER, RIGHT, WIDTH, Axes, Scale, element, even_ticks, label, tip, with_legend
 from trainfast_tui.text.format import Formatter, truncate
 
 TOP, ROW, BAR, BOTTOM = 30, 30, 20, 46
@@ -28,7 +28,7 @@ class StackedPart:
 
 @dataclass(frozen=True, slots=True)
 class StackedBar:
-    """A bar of parts, and the words at its end."""
+    """A bar of parts, some of them zero, and the words at its end."""
 
     label: str
     parts: tuple[StackedPart, ...]
@@ -55,24 +55,26 @@ def stacked_picture(
     if not any(totals):
         return None
     # A fifth is left for the words at the end of the longest bar.
-    x, axes = _axes(0.0, nice_ceiling(1.2 * max(totals), binary=binary), len(bars), x_title, unit)
-    body = [axes.markup()]
+    x, axes = _axes(0.0, nice_ceiling(1.25 * max(totals), binary=binary), len(bars), x_title, unit)
+    body, sentences = [axes.markup()], []
     for row, (bar, total) in enumerate(zip(bars, totals, strict=True)):
         top, begin = _top(row), 0.0
         body.append(_label(bar.label, top))
         for part in bar.parts:
-            body.append(_part(part, x, begin, top, unit))
+            body.append(_part(part, x, begin, top, unit) if part.value else "")
             begin += part.value
         body.append(label(bar.words, x.at(total) + 6, top + BAR - 6))
-    tones = {part.name: part.tone for bar in bars for part in bar.parts}
-    swatches = [
-        (element("rect", y=-7, width=18, height=14, class_=f"fill {tone}"), name) for name, tone in tones.items()
-    ]
-    words = " ".join(
-        f"{bar.label}: {bar.words} ({', '.join(f'{part.name} {unit(part.value)}' for part in bar.parts)})."
-        for bar in bars
-    )
-    return Picture(title, words, "".join([*body, legend(swatches)]), WIDTH, _height(len(bars)))
+        parts = ", ".join(f"{part.name} {unit(part.value)}" for part in bar.parts if part.value)
+        sentences.append(f"{bar.label}: {bar.words} ({parts}).")
+    drawn, more = with_legend("".join(body), _swatches(bars))
+    return Picture(title, " ".join(sentences), drawn, WIDTH, _height(len(bars)) + more)
+
+
+def _swatches(bars: Sequence[StackedBar]) -> list[tuple[str, str]]:
+    """Return the sign and name of each part that any bar has, in the order of the parts."""
+    tones = {part.name: part.tone for bar in bars for part in bar.parts if part.value}
+    names = dict.fromkeys(part.name for bar in bars for part in bar.parts if part.name in tones)
+    return [(element("rect", x=0, y=-7, width=18, height=14, class_=f"fill {tones[name]}"), name) for name in names]
 
 
 def _part(part: StackedPart, x: Scale, begin: float, top: float, unit: Formatter) -> str:

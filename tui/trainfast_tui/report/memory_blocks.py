@@ -77,7 +77,7 @@ def _row(run: ReportedRun, phase: str, predicted: dict[str, int], measured: int 
 def _bars(run: ReportedRun, phase: str, predicted: dict[str, int], measured: int | None) -> Iterator[StackedBar]:
     where = PHASES.get(phase, phase).removeprefix("the ")
     if any(predicted.values()):
-        parts = [StackedPart(CATEGORIES[name], value, TONES[name]) for name, value in predicted.items() if value]
+        parts = [StackedPart(CATEGORIES[name], value, TONES[name]) for name, value in predicted.items()]
         yield StackedBar(f"{run.label}: {where}", tuple(parts), f"{size(sum(predicted.values()))} predicted")
     if measured is not None:
         part = StackedPart("measured", measured, "muted")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from trainfast_tui.charts.braille import nice_ceiling
 from trainfast_tui.report.document import Picture
-from trainfast_tui.report.svg import BOTTOM, LEFT, RIGHT, TOP, WIDTH, Axes, Scale, element, even_ticks, legend, tip
+from trainfast_tui.report.svg import BOTTOM, LEFT, RIGHT, TOP, WIDTH, Axes, Scale, element, even_ticks, tip, with_legend
 from trainfast_tui.text.format import Formatter, number
 
 HEIGHT = 340
@@ -86,7 +86,8 @@ def scatter_picture(
     entries = [(_sign(kind, kind.words, 9, 0), kind.words) for kind in kinds]
     entries += [(element("path", d="M0 0H18", class_=f"line {line.class_}"), line.words) for line in lines]
     words = " ".join(f"{point.words}." for point in points)
-    return Picture(title, words, "".join([*body, legend(entries)]), WIDTH, HEIGHT)
+    drawn, more = with_legend("".join(body), entries)
+    return Picture(title, words, drawn, WIDTH, HEIGHT + more)
 
 
 def _sign(kind: PointKind, words: str, x: float, y: float) -> str:

@@ -20,8 +20,8 @@ from trainfast_tui.report.svg import (
     element,
     even_ticks,
     label,
-    legend,
     tip,
+    with_legend,
 )
 from trainfast_tui.text.format import duration
 from trainfast_tui.text.shades import rank, shade_of
@@ -71,14 +71,9 @@ def strip_picture(data: ChartData, origin_ns: int) -> Picture | Prose:
         at = x.at((data.cursor_ns - origin_ns) / 1e9)
         body.append(element("line", x1=at, y1=TOP, x2=at, y2=y.start, class_="axis marked"))
         body.append(label(MEASURED_FROM, at + 4, TOP + 12, "note"))
-    return Picture(
-        data.title,
-        " ".join(_sentences(data, drawn, origin_ns)),
-        "".join([*body, _legend(data)]),
-        WIDTH,
-        HEIGHT,
-        sparklines(data, origin_ns),
-    )
+    markup, more = with_legend("".join(body), _legend(data))
+    words = " ".join(_sentences(data, drawn, origin_ns))
+    return Picture(data.title, words, markup, WIDTH, HEIGHT + more, sparklines(data, origin_ns))
 
 
 def time_ticks(low_s: float, high_s: float) -> list[float]:
@@ -153,8 +148,8 @@ def _limit(value: float, words: str, data: ChartData, x: Scale, y: Scale) -> str
     return line + label(f"{words} {data.unit(value)}", x.end - 4, at - 4, "end note")
 
 
-def _legend(data: ChartData) -> str:
-    """Return the lines' names where there are several, and the causes of throttled time."""
+def _legend(data: ChartData) -> list[tuple[str, str]]:
+    """Return the signs of lines and their names where there are several, and the causes of throttled time."""
     entries = []
     if len(data.series) > 1:
         for series, dashes in zip(data.series, DASHES * len(data.series), strict=False):
@@ -166,7 +161,7 @@ def _legend(data: ChartData) -> str:
             "rect", x=0, y=-7, width=18, height=14, class_=f"shade {TONE_OF_SHADE.get(kind, 'warning')}"
         ) + label(shade.letter, 9, 4, "middle")
         entries.append((box, shade.words))
-    return legend(entries)
+    return entries
 
 
 def _sentences(data: ChartData, drawn: list[Columns], origin_ns: int) -> Iterator[str]:

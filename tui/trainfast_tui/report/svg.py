@@ -11,6 +11,8 @@ from trainfast_tui.text.format import plain
 WIDTH = 720
 LEFT, RIGHT, TOP, BOTTOM = 92, 16, 30, 46
 """The margins around a plot: labels of the y axis, nothing, the legend, labels and title of the x axis."""
+SIGN, LEGEND_ROW = 23, 20
+"""The width of a sign of the legend with its gap, and the height of a row of the legend."""
 LETTER = 6.6
 """The mean width of a letter at 12 px."""
 
@@ -88,10 +90,16 @@ class Axes:
         return "".join(parts)
 
 
-def legend(entries: Iterable[tuple[str, str]], y: float = 14) -> str:
-    """Return signs (markup drawn around 0 0, 18 wide) with their words, side by side."""
-    parts, x = [], float(LEFT)
+def with_legend(body: str, entries: Iterable[tuple[str, str]]) -> tuple[str, int]:
+    """Return the picture with a legend in its top margin, and by how much rows beyond the first made it higher.
+
+    An entry is a sign (markup around 0 0, 18 wide) with its words.
+    """
+    parts, x, y = [], float(LEFT), 0
     for sign, words in entries:
-        parts.append(element("g", sign, transform=f"translate({x:.1f} {y:.1f})") + label(words, x + 23, y + 4))
-        x += 23 + LETTER * len(words) + 18
-    return "".join(parts)
+        wide = SIGN + LETTER * len(words) + 18
+        if x > LEFT and x + wide > WIDTH:
+            x, y = float(LEFT), y + LEGEND_ROW
+        parts.append(element("g", sign, transform=f"translate({x:.1f} {y + 14})") + label(words, x + SIGN, y + 18))
+        x += wide
+    return "".join(parts) + element("g", body, transform=f"translate(0 {y})"), y
