@@ -90,7 +90,7 @@ def paint(
     if frame.has_title:
         rows.append(_title_row(width, data, strides, palette))
     if held:
-        rows += _plot_rows(frame, data, drawn, strides, _fitted(y_range, data, held), marks, palette)
+        rows += _plot_rows(frame, data, drawn, strides, fitted(y_range, data, held), marks, palette)
     else:
         rows += _empty_rows(frame, data, palette)
     if frame.has_marks:
@@ -100,7 +100,7 @@ def paint(
     return rows
 
 
-def _fitted(y_range: YRange, data: ChartData, held: list[tuple[float, float]]) -> tuple[float, float]:
+def fitted(y_range: YRange, data: ChartData, held: list[tuple[float, float]]) -> tuple[float, float]:
     """Return the ends of the y axis: around the series and the limits."""
     reach = [limit.value for limit in data.limits]
     return y_range.fit(

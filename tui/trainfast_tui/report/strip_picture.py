@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from trainfast_tui.charts.braille import Columns, YRange, extremes, time_columns
 from trainfast_tui.charts.model import ChartData, Span
+from trainfast_tui.charts.paint import fitted
 from trainfast_tui.report.document import Picture, Prose
 from trainfast_tui.report.sparkline import MEASURED_FROM, sparklines
 from trainfast_tui.report.svg import (
@@ -51,7 +52,7 @@ def strip_picture(data: ChartData, origin_ns: int) -> Picture | Prose:
     held = [found for columns in drawn if (found := extremes(columns)) is not None]
     if not held:
         return Prose(f"{data.title}: {data.empty}")
-    low, high = _range(data, held)
+    low, high = fitted(YRange(), data, held)
     y = Scale(low, high, HEIGHT - BOTTOM, TOP)
     names = [series.name for series in data.series]
     axes = Axes(
@@ -81,19 +82,6 @@ def time_ticks(low_s: float, high_s: float) -> list[float]:
     step = next((step for step in STEPS_S if (high_s - low_s) / step <= MOST_TICKS), (high_s - low_s) / MOST_TICKS)
     first = math.ceil(low_s / step - 1e-9)
     return [place * step for place in range(first, int(high_s / step + 1e-9) + 1)]
-
-
-def _range(data: ChartData, held: list[tuple[float, float]]) -> tuple[float, float]:
-    """Return the ends of the y axis as the screen has them."""
-    reach = [limit.value for limit in data.limits if limit.stretch]
-    return YRange().fit(
-        min([low for low, _ in held] + reach),
-        max([high for _, high in held] + reach),
-        data.t_max_ns,
-        y_min=data.y_min,
-        y_max=data.y_max,
-        binary=data.binary,
-    )
 
 
 def _path(columns: Columns, y: Scale) -> Iterator[str]:

@@ -1,0 +1,181 @@
+"""`report SEARCH` of a best-fit search: its front, its effects, a verdict for each candidate, the winner's export."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from cli.command import Cli
+from cli.test_report import EVIL, MIB, RECORDED, assert_loads_nothing, assert_tables_are_even, markdown_of, page_of
+from trainfast_runner.records.run_file import ClockAnchor
+from trainfast_runner.search.best.journal import (
+    BestEnded,
+    BestLine,
+    Candidate,
+    EarlierEffect,
+    Effect,
+    Found,
+    Interval,
+    Question,
+    Race,
+    Space,
+    Trial,
+    Verdict,
+)
+from trainfast_runner.settings.spec import resolve
+
+SEARCH_ID = "20261121-080000-tiny-llama-be57"
+BASELINE_RUN = "20261121-133323-tiny-llama-ba5e"
+KNOBS = [
+    {"batch_size": 8, "grad_accum": 4, "precision": "fp32"},
+    {"batch_size": 16, "grad_accum": 2, "precision": "fp32"},
+    {"batch_size": 16, "grad_accum": 2, "precision": "bf16"},
+    {"batch_size": 32, "grad_accum": 1, "precision": "bf16"},
+    {"batch_size": 64, "grad_accum": 1, "precision": "fp32"},
+]
+PEAKS = {0: 200 * MIB, 1: 300 * MIB, 2: 260 * MIB}
+
+
+def between(median: float, apart: float = 1.0) -> Interval:
+    return Interval(median=median, low=median - apart, high=median + apart)
+
+
+def question() -> Question:
+    spec = resolve("tiny-llama", ["memory_limit=1GiB"])
+    return Question(
+        search_id=SEARCH_ID,
+        key="k",
+        preset="tiny-llama",
+        title=EVIL,
+        model=spec.model,
+        data=spec.data,
+        knobs=spec.knobs,
+        vary={"batch_size": [8, 16, 32, 64], "precision": ["fp32", "bf16"]},
+        left_alone={"lr": "another value trains differently"},
+        global_batch=32,
+        limits_bytes=[1024 * MIB],
+        earlier=[
+            EarlierEffect(knob="precision", value="bf16", before="fp32", gain_percent=between(9.0), search_id="earlier")
+        ],
+        clock=ClockAnchor(monotonic_ns=0, wall_ns=0),
+    )
+
+
+def answer(**changes: Any) -> Found:
+    """Candidate 2 won; 3 was beaten without a run, 4 is too large."""
+    given: dict[str, Any] = {
+        "best": 2,
+        "best_rate": between(60.0),
+        "baseline_rate": between(50.0),
+        "gain_percent": Interval(median=20.0, low=16.5, high=23.4),
+        "best_run_ids": [RECORDED.name],
+        "baseline_run_ids": [BASELINE_RUN],
+        "ties": [1],
+        "effects": [
+            Effect(knob="precision", value="bf16", before="fp32", gain_percent=between(14.0), measured=True),
+            Effect(knob="batch_size", value=16, before=8, gain_percent=between(-2.0, 5.0)),
+        ],
+        "verdicts": [
+            Verdict(candidate=0, verdict="measured", reason="-16.7 % beside the best", rate=between(50.0)),
+            Verdict(candidate=1, verdict="measured", reason=EVIL, rate=between(55.0)),
+            Verdict(candidate=2, verdict="measured", reason="the best", rate=between(60.0)),
+            Verdict(candidate=3, verdict="beaten", reason="0.4 % chance to be 2 % better than the best"),
+            Verdict(candidate=4, verdict="too_large", reason="needs 300 MiB more"),
+        ],
+        "pareto": [2, 0],
+        "notes": ["a warm trial was 4 % faster than a fresh process"],
+    }
+    return Found(**{**given, **changes})
+
+
+def journal(ended: BestEnded) -> list[BestLine]:
+    trials: list[BestLine] = [
+        Trial(
+            t_ns=10 + place,
+            candidate=place,
+            run_id="warm",
+            outcome="measured",
+            warm=place > 0,
+            samples_per_step=32,
+            step_ms=[600.0, 610.0, 640.0],
+            peak_allocated_bytes=peak,
+            seconds=3.0,
+        )
+        for place, peak in PEAKS.items()
+    ]
+    space = Space(
+        t_ns=1, candidates=[Candidate(knobs=knobs, predicted_bytes=250 * MIB) for knobs in KNOBS], baseline=0, dropped=7
+    )
+    race = Race(
+        t_ns=20, candidate=2, role="confirm", run_id=RECORDED.name, outcome="measured", samples_per_s=60.0, seconds=9
+    )
+    return [question(), space, *trials, race, ended]
+
+
+@pytest.fixture
+def home(cli: Cli) -> Cli:
+    """A history with the winner's and the baseline's run."""
+    for run_id in (RECORDED.name, BASELINE_RUN):
+        shutil.copytree(RECORDED, cli.home / "runs" / run_id)
+    result = cli.home / "runs" / BASELINE_RUN / "result.json"
+    result.write_text(result.read_text().replace(RECORDED.name, BASELINE_RUN))
+    return cli
+
+
+def write(cli: Cli, ended: BestEnded) -> None:
+    directory = cli.home / "searches" / SEARCH_ID
+    directory.mkdir(parents=True)
+    lines = b"".join(msgspec.json.encode(line) + b"\n" for line in journal(ended))
+    (directory / "journal.jsonl").write_bytes(lines)
+
+
+def test_a_best_fit_search_has_its_front_effects_verdicts_and_exports(home: Cli, tmp_path: Path) -> None:
+    write(
+        home, BestEnded(state="answered", stopped_because="nothing left is likely to win", found=answer(), seconds=95.0)
+    )
+    page = page_of(home, tmp_path, SEARCH_ID)
+    assert_loads_nothing(page)
+    verdicts = next(table for table in page.tables if "verdict" in table[0])
+    assert [row[2] for row in verdicts[1:]] == ["measured", "measured", "measured", "beaten", "too large"]
+    assert [row[3] for row in verdicts[4:]] == ["–", "–"], "what was not measured has no figure"
+    for words in (
+        "batch_size=16 grad_accum=2 precision=bf16",
+        "+20.0 % (95 % CI: +16.5 to +23.4 %)",
+        "60.0 (95 % CI: 59.0 to 61.0) samples/s",
+        "another value trains differently",
+        "5, and 7 of another global batch left out",
+        "throughput by peak memory of each measured candidate",
+        "another is as fast with less memory",
+        "gain of each value over the baseline's",
+        "a warm trial was 4 % faster than a fresh process",
+        "nothing left is likely to win",
+        "TrainingArguments(",
+    ):
+        assert words in page.text, words
+    assert page.text.count("TrainingArguments(") == 1, "only the winner's settings are exported"
+    assert "<script>alert(1)</script>" in page.text
+
+
+def test_its_markdown_has_the_same_tables(home: Cli, tmp_path: Path) -> None:
+    write(home, BestEnded(state="answered", stopped_because="nothing left is likely to win", found=answer()))
+    page, markdown = page_of(home, tmp_path, SEARCH_ID), markdown_of(home, tmp_path, SEARCH_ID)
+    assert_tables_are_even(markdown)
+    assert markdown.count("\n| ---") == len(page.tables)
+    assert "<script" not in markdown
+
+
+def test_noise_that_decides_is_said(home: Cli, tmp_path: Path) -> None:
+    found = answer(within_percent=8.0, gain_percent=Interval(median=3.0, low=-5.0, high=11.0))
+    write(home, BestEnded(state="answered", found=found))
+    assert "Within 8.0 %, the noise of this machine" in page_of(home, tmp_path, SEARCH_ID).text
+
+
+def test_a_search_in_which_nothing_fits_says_by_how_much(home: Cli, tmp_path: Path) -> None:
+    write(home, BestEnded(state="nothing_fits", reason="every candidate is too large", missing_bytes=300 * MIB))
+    page = page_of(home, tmp_path, SEARCH_ID)
+    assert "At least 300 MiB are missing." in page.text
+    assert "no machine, chart or export here" in page.text

@@ -1,0 +1,86 @@
+"""Memory against throughput of the measured candidates: a picture with the front, and the front as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from trainfast_runner.search.best.journal import Interval
+from trainfast_tui.report.document import Block, Heading, Prose, grid
+from trainfast_tui.report.scatter_picture import Axis, PointKind, ScatterLine, ScatterPoint, scatter_picture
+from trainfast_tui.text.format import count, number, size
+
+BEST = PointKind("best", "square", "success")
+BASELINE = PointKind("baseline", "triangle", "secondary")
+ON_FRONT = PointKind("on the front", "dot", "primary")
+BEHIND = PointKind("another is as fast with less memory", "ring", "muted")
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A candidate that was measured: its number, its settings in words, samples/s and highest peak in bytes."""
+
+    place: int
+    words: str
+    rate: Interval
+    peak_bytes: int
+
+
+def pareto_blocks(
+    measured: Sequence[Measured],
+    best: int,
+    baseline: int | None,
+    front: Collection[int],
+    limit_bytes: int | None,
+) -> list[Block]:
+    """Return the picture and the table of the front; a sentence if no candidate has both figures."""
+    heading = Heading("Memory against throughput")
+    points = [
+        ScatterPoint(one.peak_bytes, one.rate.median, _kind(one.place, best, baseline, front), _named(one))
+        for one in measured
+    ]
+    title, x_axis = (
+        "throughput by peak memory of each measured candidate",
+        Axis("peak memory, a rank", size, binary=True),
+    )
+    lines = list(_lines(measured, front, limit_bytes))
+    picture = scatter_picture(title, points, lines, x_axis, Axis("samples/s", number))
+    if picture is None:
+        return [heading, Prose("No candidate has both a measured throughput and a measured peak.")]
+    header = ("", "settings", "samples/s", "peak memory")
+    rows = [
+        (count(one.place), one.words, number(one.rate.median), size(one.peak_bytes))
+        for one in sorted(measured, key=lambda one: one.peak_bytes)
+        if one.place in front
+    ]
+    return [
+        heading,
+        picture,
+        Prose("On the front no other candidate is faster with less memory:"),
+        grid(header, rows, (0, 2, 3)),
+    ]
+
+
+def _kind(place: int, best: int, baseline: int | None, front: Collection[int]) -> PointKind:
+    if place == best:
+        return BEST
+    if place == baseline:
+        return BASELINE
+    return ON_FRONT if place in front else BEHIND
+
+
+def _named(one: Measured) -> str:
+    return f"{one.words}: {number(one.rate.median)} samples/s with {size(one.peak_bytes)}"
+
+
+def _lines(measured: Sequence[Measured], front: Collection[int], limit_bytes: int | None) -> Iterator[ScatterLine]:
+    """Yield the front as steps, and the limit as a line at its bytes."""
+    on_front = sorted((one.peak_bytes, one.rate.median) for one in measured if one.place in front)
+    if len(on_front) > 1:
+        places = [on_front[0]]
+        for peak, rate in on_front[1:]:
+            places += [(peak, places[-1][1]), (peak, rate)]
+        yield ScatterLine(tuple(places), "front", "primary front")
+    if limit_bytes is not None:
+        highest = max((one.rate.median for one in measured), default=0.0)
+        yield ScatterLine(((limit_bytes, 0), (limit_bytes, highest)), f"limit {size(limit_bytes)}", "error limit")
