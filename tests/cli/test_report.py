@@ -145,11 +145,11 @@ def test_throttled_time_is_shaded_and_said(recorded: Cli, tmp_path: Path) -> Non
     shaded = [one for one in page.with_tag("rect") if one["class"] == "shade error" and float(one["x"]) > 0]
     assert len(shaded) >= 2, "heat held the GPU back twice"
     assert all(float(one["width"]) > 0 for one in shaded)
-    assert "held back by heat, from" in page.text
+    assert "throttled by heat, from" in page.text
     throttled = next(
-        line for line in markdown_of(recorded, tmp_path, "last").splitlines() if "held back by heat" in line
+        line for line in markdown_of(recorded, tmp_path, "last").splitlines() if line.startswith("throttled  ")
     )
-    assert re.fullmatch(r"throttled +T+ +T+ +T held back by heat", throttled)
+    assert re.fullmatch(r"throttled +T+ +T+ +T throttled by heat", throttled)
 
 
 def test_a_run_that_was_not_throttled_has_no_shade(cli: Cli, tmp_path: Path) -> None:

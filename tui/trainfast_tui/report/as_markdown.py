@@ -31,7 +31,7 @@ def _block(block: Block) -> str:
         case Grid():
             return _grid(block)
         case Picture(lines=()):
-            return f"*Picture left out of this form: {_text(block.title)}. Its figures are in the table.*"
+            return f"*Picture left out of this form: {_text(block.title)}. Its figures are in the tables.*"
         case Picture():
             return f"{_opened(_text(block.title))}\n\n{_fenced(list(block.lines))}"
         case Code():

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from trainfast_tui.charts.braille import nice_ceiling
 from trainfast_tui.report.document import Picture
-from trainfast_tui.report.svg import LETTER, RIGHT, WIDTH, Axes, Scale, element, even_ticks, label, tip, with_legend
+from trainfast_tui.report.svg import LETTER, RIGHT, WIDTH, Axes, Scale, element, label, round_ticks, tip, with_legend
 from trainfast_tui.text.format import Formatter, truncate
 
 TOP, ROW, BAR, BOTTOM = 30, 30, 20, 46
@@ -55,7 +55,7 @@ def stacked_picture(
     if not any(totals):
         return None
     # A fifth is left for the words at the end of the longest bar.
-    x, axes = _axes(0.0, nice_ceiling(1.25 * max(totals), binary=binary), len(bars), x_title, unit)
+    x, axes = _axes(0.0, nice_ceiling(1.25 * max(totals), binary=binary), len(bars), x_title, unit, binary=binary)
     body, sentences = [axes.markup()], []
     for row, (bar, total) in enumerate(zip(bars, totals, strict=True)):
         top, begin = _top(row), 0.0
@@ -125,9 +125,11 @@ def whisker_picture(title: str, x_title: str, whiskers: Sequence[Whisker], unit:
     return Picture(title, words, "".join(body), WIDTH, _height(len(whiskers)))
 
 
-def _axes(low: float, high: float, rows: int, x_title: str, unit: Formatter) -> tuple[Scale, Axes]:
+def _axes(
+    low: float, high: float, rows: int, x_title: str, unit: Formatter, *, binary: bool = False
+) -> tuple[Scale, Axes]:
     x = Scale(low, high, LEFT, WIDTH - RIGHT - 30)
-    ticks = [(value, unit(value)) for value in even_ticks(low, high)]
+    ticks = [(value, unit(value)) for value in round_ticks(low, high, binary=binary)]
     return x, Axes(x, Scale(0, 1, _height(rows) - BOTTOM, TOP), ticks, [], x_title, "")
 
 

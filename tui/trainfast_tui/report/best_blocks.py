@@ -36,6 +36,13 @@ OBJECTIVES = {
     "time": "the time of a cold start and the steps",
 }
 
+BEST_BY = {
+    "samples_per_s": "fastest",
+    "tokens_per_s": "fastest by tokens",
+    "samples_per_joule": "with the least energy a sample",
+    "time": "to the last step in the least time",
+}
+
 
 @dataclass(frozen=True)
 class BestJournal:
@@ -105,15 +112,16 @@ def knob_words(knobs: Mapping[str, Any]) -> str:
 
 def _roles(runs: Sequence[ReportedRun], winner: Sequence[ReportedRun]) -> str:
     others = [run.label for run in runs if run not in winner]
-    words = [(" and ".join(others), "the baseline"), (" and ".join(run.label for run in winner), "the best")]
-    return "; ".join(f"{which} {what}: each in a fresh process" for which, what in words if which) + "."
+    sides = [(others, "the baseline"), ([run.label for run in winner], "the best")]
+    return "; ".join(f"{' and '.join(those)}: {what}, in a fresh process" for those, what in sides if those) + "."
 
 
 def _question(question: Question) -> Iterator[Block]:
     limit = min(question.limits_bytes, default=None)
     fits = f" within {size(limit)} a rank" if limit is not None else ""
     names = f" ({', '.join(question.device_names)})" if question.device_names else ""
-    yield Prose(f"Which settings train {question.name} fastest on {question.device}{names} and fit{fits}?")
+    best = BEST_BY.get(question.objective, f"best by {question.objective}")
+    yield Prose(f"Which settings train {question.name} {best} on {question.device}{names} and fit{fits}?")
     if question.title:
         yield Prose(f"{question.name}: {question.title}.")
     steps = f" ({count(question.for_steps)} steps)" if question.for_steps is not None else ""

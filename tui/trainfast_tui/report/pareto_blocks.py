@@ -13,7 +13,7 @@ from trainfast_tui.text.format import count, number, size
 BEST = PointKind("best", "square", "success")
 BASELINE = PointKind("baseline", "triangle", "secondary")
 ON_FRONT = PointKind("on the front", "dot", "primary")
-BEHIND = PointKind("another is as fast with less memory", "ring", "muted")
+BEHIND = PointKind("behind the front", "ring", "muted")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,19 @@ from dataclasses import dataclass
 
 from trainfast_tui.charts.braille import nice_ceiling
 from trainfast_tui.report.document import Picture
-from trainfast_tui.report.svg import BOTTOM, LEFT, RIGHT, TOP, WIDTH, Axes, Scale, element, even_ticks, tip, with_legend
+from trainfast_tui.report.svg import (
+    BOTTOM,
+    LEFT,
+    RIGHT,
+    TOP,
+    WIDTH,
+    Axes,
+    Scale,
+    element,
+    round_ticks,
+    tip,
+    with_legend,
+)
 from trainfast_tui.text.format import Formatter, number
 
 HEIGHT = 340
@@ -72,8 +84,8 @@ def scatter_picture(
     axes = Axes(
         x,
         y,
-        [(value, x_axis.unit(value)) for value in even_ticks(0, right)],
-        [(value, y_axis.unit(value)) for value in even_ticks(0, top)],
+        [(value, x_axis.unit(value)) for value in round_ticks(0, right, binary=x_axis.binary)],
+        [(value, y_axis.unit(value)) for value in round_ticks(0, top, binary=y_axis.binary)],
         x_axis.title,
         y_axis.title,
     )

@@ -19,8 +19,8 @@ from trainfast_tui.report.svg import (
     Axes,
     Scale,
     element,
-    even_ticks,
     label,
+    round_ticks,
     tip,
     with_legend,
 )
@@ -59,7 +59,7 @@ def strip_picture(data: ChartData, origin_ns: int) -> Picture | Prose:
         x,
         y,
         [(second, duration(second)) for second in time_ticks(x.low, x.high)],
-        [(value, data.unit(value)) for value in even_ticks(low, high)],
+        [(value, data.unit(value)) for value in round_ticks(low, high, binary=data.binary)],
         "time since the run started",
         names[0] if len(names) == 1 and "/" in names[0] else data.title,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -54,9 +56,16 @@ class Scale:
         return self.start + min(1.0, max(0.0, share)) * (self.end - self.start)
 
 
-def even_ticks(low: float, high: float, count: int = 4) -> list[float]:
-    """Return the ends of an axis and `count` - 1 values between them."""
-    return [low + (high - low) * place / count for place in range(count + 1)]
+def round_ticks(low: float, high: float, *, binary: bool = False) -> list[float]:
+    """Return round values from `low` to `high`, at most six; of bytes they are multiples of a power of two."""
+    least = max((high - low) / 5, sys.float_info.min)
+    base = 2.0 if binary else 10.0
+    unit = base ** math.floor(math.log(least, base))
+    step = next(
+        unit * factor for factor in ((1, 2) if binary else (1, 2, 5, 10)) if unit * factor >= least * (1 - 1e-9)
+    )
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [place * step for place in range(first, last + 1)]
 
 
 @dataclass(frozen=True, slots=True)
