@@ -13,7 +13,7 @@ import pytest
 
 from cli.command import Cli
 from cli.history import result, write
-from trainfast_runner.records.result import Diagnosis, MemoryFigures
+from trainfast_runner.records.result import Diagnosis, MemoryFigures, OomChange, OomExplanation
 from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.search.fit import Fit, PhaseLine
 from trainfast_runner.search.journal import Answer, Asked, Ended, Next, Probe, Proof
@@ -150,6 +150,23 @@ def test_throttled_time_is_shaded_and_said(recorded: Cli, tmp_path: Path) -> Non
         line for line in markdown_of(recorded, tmp_path, "last").splitlines() if line.startswith("throttled  ")
     )
     assert re.fullmatch(r"throttled +T+ +T+ +T throttled by heat", throttled)
+
+
+def test_settings_that_ran_otherwise_stand_beside_those_asked(recorded: Cli, tmp_path: Path) -> None:
+    assert "is the one that was asked for" in markdown_of(recorded, tmp_path, "last")
+    lines = recorded.home / "runs" / RECORDED.name / "worker.jsonl"
+    lines.write_text(lines.read_text().replace('"optimizer":"AdamW"', '"optimizer":"SGD"'))
+    assert "| A | optimizer | AdamW | SGD (rank 0) |" in markdown_of(recorded, tmp_path, "last")
+
+
+def test_a_run_out_of_memory_says_what_would_fit(cli: Cli, tmp_path: Path) -> None:
+    change = OomChange(settings={"batch_size": "2"}, saves="100 MiB", costs="little")
+    explained = OomExplanation(needed_bytes=300 * MIB, limit_bytes=200 * MIB, changes=[change])
+    write(cli.home, result("20261101-100000-t-aaaa", state="oom", reason="no memory", oom=explained))
+    markdown = markdown_of(cli, tmp_path, "last")
+    assert "100 MiB too much" in markdown
+    assert "| --set batch_size=2 | 100 MiB | little |" in markdown
+    assert "out of memory: no memory |" in markdown
 
 
 def test_a_run_that_was_not_throttled_has_no_shade(cli: Cli, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def what_ran(worker: dict[int, list[WorkerLine]]) -> WorkerLine | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class Mismatch:
     """A field in which a rank ran something else than was asked."""
 
     field: str
@@ -37,8 +37,8 @@ class Difference:
     ran: Any
 
 
-def differences(run: RunFile | None, worker: dict[int, list[WorkerLine]]) -> Iterator[Difference]:
-    """Yield every difference, rank by rank. A field that the worker could not read is not compared."""
+def mismatches(run: RunFile | None, worker: dict[int, list[WorkerLine]]) -> Iterator[Mismatch]:
+    """Yield every mismatch, rank by rank. A field that the worker could not read is not compared."""
     if run is None:
         return
     for rank, lines in sorted(worker.items()):
@@ -47,12 +47,12 @@ def differences(run: RunFile | None, worker: dict[int, list[WorkerLine]]) -> Ite
             continue
         for field, asked, found in _pairs(run, ran):
             if asked is not None and found is not None and asked != found:
-                yield Difference(field, asked, rank, found)
+                yield Mismatch(field, asked, rank, found)
 
 
 def first_difference(run: RunFile | None, worker: dict[int, list[WorkerLine]]) -> str | None:
     """The first difference as a sentence; None when there is none."""
-    found = next(differences(run, worker), None)
+    found = next(mismatches(run, worker), None)
     return None if found is None else f"{found.field}: asked for {found.asked}, but rank {found.rank} ran {found.ran}"
 
 

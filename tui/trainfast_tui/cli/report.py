@@ -112,9 +112,10 @@ def _found(home: Home, reference: str, searches: list[str]) -> str:
 
 def _search_document(home: Home, directory: Path) -> tuple[Document, list[str]]:
     """Return the report of a search of either kind, with the runs that confirmed its answer."""
+    from trainfast_runner.records.search_directories import is_conducted
     from trainfast_tui.report.batch_blocks import batch_search_report, confirmed_by
     from trainfast_tui.report.best_blocks import best_journal, best_search_report, cold_runs
-    from trainfast_tui.report.document import Document
+    from trainfast_tui.report.document import Document, Prose
     from trainfast_tui.report.run_blocks import labels
 
     best = best_journal(directory)
@@ -122,6 +123,8 @@ def _search_document(home: Home, directory: Path) -> tuple[Document, list[str]]:
     run_ids = [run_id for run_id in confirmed if home.directory(run_id).is_dir()]
     runs = [_read(home, run_id, label) for run_id, label in zip(run_ids, labels(len(run_ids)), strict=True)]
     blocks = batch_search_report(directory, runs) if best is None else best_search_report(best, runs)
+    if is_conducted(directory):
+        blocks.insert(0, Prose("The search is still running: this is its journal so far."))
     kind = "Batch search" if best is None else "Best-fit search"
     return Document(f"{kind} {directory.name}", tuple(blocks)), run_ids
 

@@ -23,7 +23,7 @@ from trainfast_tui.report.bar_picture import Whisker, whisker_picture
 from trainfast_tui.report.document import Block, Heading, Listing, Prose, grid, pairs_grid
 from trainfast_tui.report.exports import export_blocks
 from trainfast_tui.report.machine_blocks import machine_blocks
-from trainfast_tui.report.pareto_blocks import Measured, pareto_blocks
+from trainfast_tui.report.pareto_blocks import MeasuredCandidate, pareto_blocks
 from trainfast_tui.report.recorded import ReportedRun
 from trainfast_tui.report.run_blocks import ABSENT_NOTE, run_sections
 from trainfast_tui.text.comparison import setting
@@ -205,7 +205,7 @@ def _gain(gain: Interval | None) -> str:
 def _pareto(journal: BestJournal, found: Found) -> list[Block]:
     baseline = journal.space.baseline if journal.space is not None else None
     measured = [
-        Measured(one.candidate, knob_words(journal.candidate(one.candidate).knobs), one.rate, peak)
+        MeasuredCandidate(one.candidate, knob_words(journal.candidate(one.candidate).knobs), one.rate, peak)
         for one in found.verdicts
         if one.rate is not None and (peak := journal.peak_bytes(one.candidate)) is not None
     ]

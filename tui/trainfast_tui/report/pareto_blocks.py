@@ -17,7 +17,7 @@ BEHIND = PointKind("behind the front", "ring", "muted")
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredCandidate:
     """A candidate that was measured: its number, its settings in words, samples/s and highest peak in bytes."""
 
     place: int
@@ -27,7 +27,7 @@ class Measured:
 
 
 def pareto_blocks(
-    measured: Sequence[Measured],
+    measured: Sequence[MeasuredCandidate],
     best: int,
     baseline: int | None,
     front: Collection[int],
@@ -69,11 +69,13 @@ def _kind(place: int, best: int, baseline: int | None, front: Collection[int]) -
     return ON_FRONT if place in front else BEHIND
 
 
-def _named(one: Measured) -> str:
+def _named(one: MeasuredCandidate) -> str:
     return f"{one.words}: {number(one.rate.median)} samples/s with {size(one.peak_bytes)}"
 
 
-def _lines(measured: Sequence[Measured], front: Collection[int], limit_bytes: int | None) -> Iterator[ScatterLine]:
+def _lines(
+    measured: Sequence[MeasuredCandidate], front: Collection[int], limit_bytes: int | None
+) -> Iterator[ScatterLine]:
     """Yield the front as steps, and the limit as a line at its bytes."""
     on_front = sorted((one.peak_bytes, one.rate.median) for one in measured if one.place in front)
     if len(on_front) > 1:

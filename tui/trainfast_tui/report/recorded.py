@@ -8,16 +8,21 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from trainfast_runner.records.home import read_run_file
+from trainfast_runner.records.json_lines import rest_of
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_file import RunFile, Step
 from trainfast_runner.records.run_records import TELEMETRY_FILE, RunRecords, read_records
-from trainfast_runner.records.telemetry_lines import read_ticks
+from trainfast_runner.records.telemetry_lines import telemetry_tail
+from trainfast_runner.records.thinned import Thinned
+from trainfast_runner.records.tick import Tick
 from trainfast_runner.running.follower import Follower, Rates, RunSnapshot
 from trainfast_runner.settings.world import data_parallel_degree
 from trainfast_tui.charts.data import CPU_READINGS, TimeAxis, cpu_charts, device_charts, reading_names, throughput
 from trainfast_tui.charts.model import ChartData
 from trainfast_tui.live.snapshot import Snapshot
+
+MOST_TICKS = 20_000
+"""Samples that are charted, over five hours of one a second: a picture is 300 columns wide."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +59,19 @@ def read_run(
     """Read the whole run: unlike a screen, a report shows more than the newest steps and samples."""
     records = read_records(directory)
     snapshot = Follower(directory).poll()
-    try:
-        ticks, _ = read_ticks(directory / TELEMETRY_FILE)
-    except OSError:
-        ticks = []
-    whole = replace(snapshot, run=read_run_file(directory), ticks=tuple(ticks), rates=_rates(records))
+    whole = replace(snapshot, run=records.run, ticks=_ticks(directory), rates=_rates(records))
     return ReportedRun(label, directory, result, records, whole, figures, notes)
+
+
+def _ticks(directory: Path) -> tuple[Tick, ...]:
+    """Return every sample of the machine, of a long run an even share; none without a readable file."""
+    kept = Thinned[Tick](MOST_TICKS)
+    try:
+        for tick in rest_of(telemetry_tail(directory / TELEMETRY_FILE, Tick)):
+            kept.add(kept.total, tick)
+    except OSError:
+        return ()
+    return tuple(kept.kept())
 
 
 def _rates(records: RunRecords) -> Rates:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.state_words import state_words
-from trainfast_runner.results.asked_and_ran import differences
+from trainfast_runner.results.asked_and_ran import mismatches
 from trainfast_runner.results.bottleneck.doubts import marks
 from trainfast_runner.results.comparison.difference import compare
 from trainfast_tui.report.bar_picture import Whisker, whisker_picture
@@ -18,7 +18,9 @@ from trainfast_tui.report.memory_blocks import memory_blocks
 from trainfast_tui.report.phase_blocks import phase_blocks
 from trainfast_tui.report.recorded import ReportedRun, charts_of
 from trainfast_tui.report.strip_picture import strip_picture
+from trainfast_tui.text import oom
 from trainfast_tui.text.comparison import interval
+from trainfast_tui.text.diagnosis_figures import nothing_found
 from trainfast_tui.text.format import (
     ABSENT,
     celsius,
@@ -142,7 +144,7 @@ def _asked_and_ran(runs: Sequence[ReportedRun]) -> Iterator[Block]:
     rows = [
         (run.label, one.field, str(one.asked), f"{one.ran} (rank {one.rank})")
         for run in runs
-        for one in differences(run.records.run, run.records.worker)
+        for one in mismatches(run.records.run, run.records.worker)
     ]
     yield Heading("Asked and ran", 3)
     if rows:
@@ -179,6 +181,7 @@ def _one_run(run: ReportedRun) -> Iterator[Block]:
     yield pairs_grid("figure", run.figures)
     if run.notes:
         yield Listing(tuple(run.notes))
+    yield from _out_of_memory(result)
     yield Heading("Diagnosis", 3)
     yield from _diagnosis(result)
     yield Heading("Over time", 3)
@@ -186,9 +189,19 @@ def _one_run(run: ReportedRun) -> Iterator[Block]:
         yield strip_picture(chart, run.origin_ns)
 
 
-def _diagnosis(result: Result) -> Iterator[Block]:
-    from trainfast_tui.text.diagnosis_figures import nothing_found
+def _out_of_memory(result: Result) -> Iterator[Block]:
+    found = result.oom
+    if found is None:
+        return
+    yield Heading("Out of memory", 3)
+    yield Listing(tuple(oom.facts(found)) or ("Nothing more is known about it.",))
+    if found.changes:
+        yield Prose(f"To make it fit, {oom.title(found.changes)}")
+        rows = [(oom.settings(change), change.saves, change.costs) for change in found.changes]
+        yield grid(("change", "saves", "costs in speed"), rows)
 
+
+def _diagnosis(result: Result) -> Iterator[Block]:
     if result.diagnosis:
         yield Listing(tuple(f"{one.line}. Try: {one.advice}" for one in result.diagnosis))
     else:
