@@ -226,8 +226,8 @@ async def test_the_cpu_keeps_its_last_figure_until_the_next(home: Home) -> None:
     blank = msgspec.structs.replace(tick, host=msgspec.structs.replace(tick.host, cpu_percent=None))
     app = StillApp(home)
     async with app.run_test(size=FULL) as pilot:
-        for one in (tick, blank):
-            app.post(SnapshotTaken(a_snapshot(None, ticks=(one,))))
+        for ticks in ((tick,), (tick, blank)):
+            app.post(SnapshotTaken(a_snapshot(None, ticks=ticks)))
             await pilot.pause()
         row = next(line for line in screen_text(app).splitlines() if line.startswith("CPU"))
         assert "–" not in row

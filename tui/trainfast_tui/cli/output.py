@@ -64,19 +64,24 @@ class GrowingTable:
     """A table that prints its rows as they come, in columns of at least `widths` cells; those in `right` to the right.
 
     A terminal gets lines no longer than it is wide, a pipe whole ones. If the terminal is too narrow, the columns in
-    `drop` are left out, the first ones first, so that no figure is cut.
+    `drop` are left out, the first ones first, so that no figure is cut; those in `without` always are.
     """
 
     def __init__(
-        self, header: Sequence[str], widths: Sequence[int], right: Iterable[int] = (), drop: Sequence[int] = ()
+        self,
+        header: Sequence[str],
+        widths: Sequence[int],
+        right: Iterable[int] = (),
+        drop: Sequence[int] = (),
+        without: Sequence[int] = (),
     ) -> None:
         self._width = terminal_width()
         self._widths = [max(cell_len(name), cells) for name, cells in zip(header, widths, strict=True)]
-        self._places, self._right = list(range(len(header))), set(right)
+        self._places, self._right = [at for at in range(len(header)) if at not in without], set(right)
         for dropped in drop:
             if self._width is None or sum(self._widths[place] + GAP for place in self._places) - GAP <= self._width:
                 break
-            self._places.remove(dropped)
+            self._places = [place for place in self._places if place != dropped]
         self.add(header)
 
     def add(self, row: Sequence[str]) -> None:

@@ -6,7 +6,7 @@ import argparse
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from trainfast_runner.memory import corrections
 from trainfast_runner.memory.fitting import PredictedFit
@@ -27,10 +27,9 @@ from trainfast_tui.text.format import ABSENT, count, delta, percent, plain, size
 from trainfast_tui.text.memory import CATEGORIES, PHASES, short
 from trainfast_tui.text.tables import pairs
 
-T = TypeVar("T")
 TRACING = "tracing a step without memory"
 SIZE, DIFFERENCE = len("1023 MiB"), len("+1023 MiB (+100.0 %)")
-PUBLISHED = {2, 3}
+PUBLISHED = (2, 3)
 """The columns with published figures."""
 FITS = len("no, +1023 MiB")
 """The widest figures of their kind, in cells."""
@@ -167,7 +166,7 @@ class _Table:
 
     def __init__(self, asked: list[RunToPredict]) -> None:
         self._names = [plain(one.id) for one in asked]
-        self._left_out = set() if any(one.published for one in asked) else PUBLISHED
+        self._without = () if any(one.published for one in asked) else PUBLISHED
         self._printed = 0
         self._table: GrowingTable | None = None
 
@@ -183,28 +182,16 @@ class _Table:
             if answer.problem is not None:
                 table.add_note(self._names[self._printed], plain(answer.problem.line()))
             else:
-                table.add(self._kept(_cells(answer)))
+                table.add(_cells(answer))
             self._printed += 1
 
-    def _kept(self, columns: list[T]) -> list[T]:
-        """Return all columns, or without those of published figures if no row has any."""
-        return [column for place, column in enumerate(columns) if place not in self._left_out]
-
     def _begun(self) -> GrowingTable:
-
         parts = list(map(short, CATEGORIES))
         header = ["variant", "predicted", "published", "difference", *parts, "peak in", "fits", "max batch"]
         name, phase = max(map(len, self._names)), max(map(len, PHASES.values()))
         widths = [name, SIZE, SIZE, DIFFERENCE, *[SIZE] * len(parts), phase, FITS, 0]
         right = (1, 2, 3, *range(4, 4 + len(parts)), 6 + len(parts))
-        kept = self._kept([*range(len(header))])
-        drop = (9, 8, 7, 6, 5, 4, 10, 3)
-        return GrowingTable(
-            self._kept(header),
-            self._kept(widths),
-            [kept.index(place) for place in right if place in kept],
-            drop=[kept.index(place) for place in drop if place in kept],
-        )
+        return GrowingTable(header, widths, right, drop=(9, 8, 7, 6, 5, 4, 10, 3), without=self._without)
 
 
 def _cells(answer: PredictedRow) -> list[str]:

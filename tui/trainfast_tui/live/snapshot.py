@@ -48,6 +48,13 @@ class Snapshot:
         return theirs if theirs.t_ns >= own.t_ns else own
 
     @property
+    def cpu_percent(self) -> float | None:
+        """The newest known share of all processors in percent; a sampler's first tick has none."""
+        theirs = self.run.ticks[-2:] if self.run is not None else ()
+        newest = sorted((*self.ticks[-2:], *theirs), key=lambda tick: tick.t_ns, reverse=True)
+        return next((tick.host.cpu_percent for tick in newest if tick.host.cpu_percent is not None), None)
+
+    @property
     def machine_ticks(self) -> Sequence[Tick]:
         """All samples of the machine: while a run samples it, the run's follow our own."""
         run = self.run

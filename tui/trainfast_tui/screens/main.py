@@ -16,7 +16,6 @@ from textual.screen import Screen
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.state_words import state_words
-from trainfast_tui.charts import data
 from trainfast_tui.charts.column import Charts
 from trainfast_tui.control.memory_view import swap_notice
 from trainfast_tui.control.next_run import NextRun
@@ -124,9 +123,7 @@ class MainScreen(AppScreen):
         self.query_one(Welcome).set_class(run is None and snapshot.looked, "-shown")
         self.query_one(Header).show(run, snapshot.looked)
         self.query_one(TooSmall).show(run)
-        used = data.used_uuids(run)
-        live = run is not None and run.is_live
-        self.query_one(DevicesPanel).show(snapshot.tick, used, live, snapshot.lost_s())
+        self.query_one(DevicesPanel).show(snapshot)
         self.query_one(EndingPanel).show(run)
         self.query_one(Charts).show(snapshot)
         self.query_one(DiagnosisLine).show(run)

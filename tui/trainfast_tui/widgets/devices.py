@@ -9,7 +9,9 @@ from rich.cells import cell_len
 
 from trainfast_runner.machine.telemetry.failures import takes_long
 from trainfast_runner.machine.telemetry.slowdown import degrees_left
-from trainfast_tui.charts.painted import Painted
+from trainfast_tui.charts.data import used_uuids
+from trainfast_tui.charts.painted import PaintedValue
+from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, line_length
 from trainfast_tui.widgets.bar import bar
@@ -37,79 +39,51 @@ BADGES = {"warning": "alarm", "info": "badge", "none": "muted"}
 """The tone of each severity."""
 
 
-class DevicesPanel(Painted):
+class DevicesPanel(PaintedValue[Snapshot]):
     """Shows the newest tick in as many rows as it needs."""
 
     DEFAULT_CSS = "DevicesPanel { height: 2; }"
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._tick: Tick | None = None
-        self._used: frozenset[str] = frozenset()
-        self._run_live = False
-        self._cpu_percent: float | None = None
-        self._run_cpu_percent: float | None = None
-        self._lost_s: Mapping[int, float] = {}
-
-    def show(
-        self, tick: Tick | None, used: frozenset[str], run_live: bool, lost_s: Mapping[int, float] | None = None
-    ) -> None:
-        """Show a tick; `used` are the UUIDs of the run's GPUs, `run_live` is True while its processes run.
-
-        `lost_s` gives the seconds since each silent GPU last answered, by index.
-        """
-        self._tick, self._used, self._run_live = tick, used, run_live
-        self._lost_s = lost_s or {}
-        self._keep_cpu(tick)
+    def show(self, value: Snapshot | None) -> None:
+        """Show the devices of this snapshot."""
+        tick = value.tick if value is not None else None
         self.take_rows(1 + max(1, len(tick.devices) if tick is not None else 0))
-        self.repaint()
-
-    def _keep_cpu(self, tick: Tick | None) -> None:
-        """Keep the last CPU figures: a sampler's first tick has none."""
-        if tick is None:
-            return
-        if tick.host.cpu_percent is not None:
-            self._cpu_percent = tick.host.cpu_percent
-        run = tick.host.run
-        if run is None or not self._run_live:
-            self._run_cpu_percent = None
-        elif run.cpu_percent is not None:
-            self._run_cpu_percent = run.cpu_percent
+        super().show(value)
 
     def lines(self, width: int, height: int) -> list[Line]:
-        tick = self._tick
-        if tick is None:
+        snapshot = self.shown
+        tick = snapshot.tick if snapshot is not None else None
+        if snapshot is None or tick is None:
             return [[("devices: looking…", "muted")]]
-        host = self._host_lines(tick, width)
-        if not tick.devices:
-            return host
+        used, lost_s = used_uuids(snapshot.run), snapshot.lost_s()
         return [
-            gpu_line(device, width, device.uuid in self._used, self._lost_s.get(device.index), tick.missing)
-            for device in tick.devices
-        ] + host
+            *(gpu_line(one, width, one.uuid in used, lost_s.get(one.index), tick.missing) for one in tick.devices),
+            *_host_lines(snapshot, tick, width),
+        ]
 
-    def _host_lines(self, tick: Tick, width: int) -> list[Line]:
-        wide, host, has_gpu = width >= WIDE, tick.host, bool(tick.devices)
-        head = host_line(host, self._cpu_percent, width, has_gpu)
-        run = host.run
-        if run is not None and self._run_live:
-            tail: Line = [
-                (" this run: " if wide else " run: ", "muted"),
-                (f"{fmt.percent(self._run_cpu_percent)} of a core", "text"),
-                ("  process memory ", "muted"),
-                (fmt.size(run.memory_rss_bytes), "text"),
-                # On a CPU a `memory_limit` beside it counts the training alone.
-                (" with libraries  " if wide and not has_gpu else "  ", "muted"),
-                (fmt.count(run.processes, "process" if run.processes == 1 else "processes"), "text"),
-                (f", {fmt.count(run.threads, 'threads')}" if wide and not has_gpu else "", "text"),
-            ]
-        elif has_gpu:
-            tail = []
-        else:
-            tail = [(" no GPU: training runs on the CPU", "muted"), *_what_is_broken(tick)]
-        if has_gpu:
-            return [[*head, ("  ", "text"), *tail]]
-        return [head, tail]
+
+def _host_lines(snapshot: Snapshot, tick: Tick, width: int) -> list[Line]:
+    wide, host, has_gpu = width >= WIDE, tick.host, bool(tick.devices)
+    head = host_line(host, snapshot.cpu_percent, width, has_gpu)
+    run = host.run
+    if run is not None and snapshot.run is not None and snapshot.run.is_live:
+        tail: Line = [
+            (" this run: " if wide else " run: ", "muted"),
+            (f"{fmt.percent(run.cpu_percent)} of a core", "text"),
+            ("  process memory ", "muted"),
+            (fmt.size(run.memory_rss_bytes), "text"),
+            # On a CPU a `memory_limit` beside it counts the training alone.
+            (" with libraries  " if wide and not has_gpu else "  ", "muted"),
+            (fmt.count(run.processes, "process" if run.processes == 1 else "processes"), "text"),
+            (f", {fmt.count(run.threads, 'threads')}" if wide and not has_gpu else "", "text"),
+        ]
+    elif has_gpu:
+        tail = []
+    else:
+        tail = [(" no GPU: training runs on the CPU", "muted"), *_what_is_broken(tick)]
+    if has_gpu:
+        return [[*head, ("  ", "text"), *tail]]
+    return [head, tail]
 
 
 def _what_is_broken(tick: Tick) -> Line:

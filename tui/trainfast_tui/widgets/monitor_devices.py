@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from trainfast_runner.machine.telemetry.binding import IN_SHORT
-from trainfast_runner.records.tick import DeviceReading, HostReading, Tick
+from trainfast_runner.records.tick import DeviceReading, Tick
 from trainfast_runner.results.bottleneck.device_track import DeviceConditions
 from trainfast_tui.charts.painted import Painted, PaintedValue
 from trainfast_tui.live.snapshot import Snapshot
@@ -62,7 +62,6 @@ class MonitorDevices(Painted):
         self._used: frozenset[str] = frozenset()
         self._lately: Mapping[str, DeviceConditions] = {}
         self._chosen = 0
-        self._cpu_percent: float | None = None
 
     def take(self, snapshot: Snapshot, used: frozenset[str], lately: Mapping[str, DeviceConditions]) -> None:
         """Take a snapshot without drawing it: `rows_wanted` comes first.
@@ -70,10 +69,6 @@ class MonitorDevices(Painted):
         `used` are the UUIDs of a live run's GPUs; `lately` is each GPU's last minute, by UUID.
         """
         self._snapshot, self._used, self._lately = snapshot, used, lately
-        tick = snapshot.tick
-        if tick is not None and tick.host.cpu_percent is not None:
-            # A sampler's first tick has no CPU figure: the one before stays.
-            self._cpu_percent = tick.host.cpu_percent
 
     def action_choose(self, by: int) -> None:
         """Show all readings of the next GPU, or of the one before."""
@@ -92,7 +87,11 @@ class MonitorDevices(Painted):
         if snapshot is None or tick is None:
             return [[("looking at the machine…", "muted")]]
         before, seconds = _before(snapshot, tick)
-        host = self._host(tick.host, before.host if before is not None else None, seconds, width, bool(tick.devices))
+        rates = host_items(tick.host, before.host if before is not None else None, seconds)
+        host = [
+            host_line(tick.host, snapshot.cpu_percent, width, bool(tick.devices)),
+            *flow(rates, width, INDENT),
+        ]
         if not tick.devices:
             return [*host, *(line for words in _why_no_gpu(tick) for line in paragraph(words, width, "muted"))]
         lost_s = snapshot.lost_s()
@@ -129,12 +128,6 @@ class MonitorDevices(Painted):
         items = device_items(device, earlier, seconds, self._lately.get(device.uuid or ""), with_sm_clock=width < WIDE)
         missing = missing_item(tick, device.index, width - INDENT)
         return items if missing is None else [*items, missing]
-
-    def _host(
-        self, host: HostReading, before: HostReading | None, seconds: float, width: int, has_gpu: bool
-    ) -> list[Line]:
-        items: list[Item] = host_items(host, before, seconds)
-        return [host_line(host, self._cpu_percent, width, has_gpu), *flow(items, width, INDENT)]
 
 
 def _most_telling(items: list[list[Item]], chosen: int, whole: list[Line], room: int, width: int) -> list[list[Line]]:
