@@ -121,23 +121,17 @@ def learn(home: Path, records: RunRecords, result: Result) -> None:
     # Two runs may end together.
     with locked(home / f"{CORRECTIONS_FILE}.lock"):
         known = read(home)
-        machine = msgspec.structs.replace(known.get(name, DeviceCorrections()), device=run.device)
+        machine = known.get(name, DeviceCorrections())
+        context = (_context(records, result) if beyond else None) or machine.context_bytes
+        machine = known[name] = msgspec.structs.replace(machine, device=run.device, context_bytes=context)
         if beyond:
             step_bytes = (run.predicted or {})["traced_bytes"].get("forward_backward")
-            learnt = Correction(run_id=run.run_id, beyond_bytes=beyond, step_bytes=step_bytes)
-            machine = msgspec.structs.replace(
-                machine,
-                context_bytes=_context(records, result) or machine.context_bytes,
-                corrections=_with(machine.corrections, where, learnt),
-            )
+            _keep(machine.corrections, where, Correction(run_id=run.run_id, beyond_bytes=beyond, step_bytes=step_bytes))
         before = machine.failed.get(where)
         if failed is not None and (before is None or before.beyond_bytes[WHOLE] < failed.beyond_bytes[WHOLE]):
-            machine = msgspec.structs.replace(machine, failed=_with(machine.failed, where, failed))
+            _keep(machine.failed, where, failed)
         elif beyond and before is not None and _refutes(run, before):
-            machine = msgspec.structs.replace(
-                machine, failed={key: one for key, one in machine.failed.items() if key != where}
-            )
-        known[name] = machine
+            del machine.failed[where]
         write_atomically(home / CORRECTIONS_FILE, msgspec.json.encode(known))
 
 
@@ -172,10 +166,12 @@ def _traced_peak(run: RunFile) -> int | None:
     return max(traced.values(), default=None) if isinstance(traced, dict) else None
 
 
-def _with(found: dict[str, Correction], where: str, new: Correction) -> dict[str, Correction]:
+def _keep(found: dict[str, Correction], where: str, new: Correction) -> None:
     """Add one as the newest; the oldest beyond MOST_KEPT go."""
-    others = {case: one for case, one in found.items() if case != where}
-    return dict([*others.items(), (where, new)][-MOST_KEPT:])
+    found.pop(where, None)
+    found[where] = new
+    while len(found) > MOST_KEPT:
+        del found[next(iter(found))]
 
 
 def _beyond(records: RunRecords, result: Result) -> dict[str, int]:
