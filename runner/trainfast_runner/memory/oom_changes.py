@@ -24,6 +24,8 @@ MUCH = 1.5
 """The largest batch that fits is named if it is this many times the batch that keeps the global one."""
 SPARE_SHARE = 0.03
 """Share of the limit kept free: a change that only just fits by the prediction may not fit in fact."""
+NEGLIGIBLE = 0.1
+"""Share of the limit under which all weights and states together are no cause of a lack of memory."""
 PROGRAM = ("compile", "engine")
 """Knobs that change the memory of the process beside the traced step."""
 ModelOf = Callable[[RunSpec], MemoryModel | None]
@@ -130,7 +132,7 @@ def changes(goal: Goal) -> list[OomChange]:
     tried: list[OomChange] = []
     short: list[Fix] = []
     unknown: list[Fix] = []
-    cheapest = fixes(goal.spec.knobs, goal.device, goal.phase)
+    cheapest = _telling(goal)
     for fix in cheapest:
         found = _batches(goal) if fix.knob == "batch_size" else _first_enough(goal, fix, _values(fix))
         tried += found
@@ -152,6 +154,16 @@ def changes(goal: Goal) -> list[OomChange]:
     # Untraced changes may be enough as well: they follow the ones known to be.
     found = [*_enough(tried), *map(unpredicted, useful_first(unknown, goal.phase))][:MOST_CHANGES]
     return found or sorted(tried, key=lambda change: change.predicted_bytes or 0)[:MOST_CHANGES]
+
+
+def _telling(goal: Goal) -> list[Fix]:
+    """The fixes; before the optimizer's step without those of weights and states if these are too small to matter."""
+    found = fixes(goal.spec.knobs, goal.device, goal.phase)
+    base = goal.predicted({}) if goal.phase in BATCH_PHASES else None
+    if base is None:
+        return found
+    states = base[0].params_bytes + base[0].grads_bytes + base[0].optimizer_bytes
+    return [fix for fix in found if not fix.frees_states or states >= NEGLIGIBLE * goal.limit_bytes]
 
 
 def is_enough(change: OomChange) -> bool:
