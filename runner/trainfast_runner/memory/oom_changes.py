@@ -177,8 +177,8 @@ def unpredicted(fix: Fix) -> OomChange:
 
 
 def candidates(spec: RunSpec, device: str, phase: str | None = None) -> list[RunSpec]:
-    """Return the specs of all single changes but a smaller batch, each worth a trace."""
-    return _specs(spec, [{fix.knob: fix.value} for fix in fixes(spec.knobs, device, phase)])
+    """Return the specs of all single changes but a smaller batch, each worth a trace, the most useful first."""
+    return _specs(spec, [{fix.knob: fix.value} for fix in useful_first(fixes(spec.knobs, device, phase), phase)])
 
 
 def combined(spec: RunSpec, device: str, phase: str | None = None) -> list[RunSpec]:
