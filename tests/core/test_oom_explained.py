@@ -120,6 +120,7 @@ def test_what_has_not_been_traced_stands_after_what_is_known_to_fit() -> None:
     changes = explain(run, error("backward"), ON_CPU, only_as_it_ran).changes
     assert changes[0].settings == {"batch_size": "16", "grad_accum": "4"}
     assert [change.predicted_bytes for change in changes[1:]] == [None, None]
+    assert changes[1].saves == "frees about half of the activations; probably not enough alone"
     without = explain(run, error("backward"), ON_CPU, lambda spec: None)
     assert without.needed_bytes is None
     assert without.missing_bytes is None

@@ -23,6 +23,8 @@ class Fix:
     value: str
     saves: str
     costs: str
+    leaves: float = 1.0
+    """About this share of the activations is left."""
 
     @property
     def frees_states(self) -> bool:
@@ -63,9 +65,9 @@ def _fixes(knobs: Mapping[str, Any], device: str, *, in_batch: bool) -> Iterator
     if batch > 1:
         smaller = 1 << ((batch - 1).bit_length() - 1)
         costs = f"little; grad_accum={accumulation * batch // smaller} keeps the global batch"
-        yield Fix("batch_size", str(smaller), f"activations to {100 * smaller / batch:.0f} %", costs)
+        yield Fix("batch_size", str(smaller), f"activations to {100 * smaller / batch:.0f} %", costs, smaller / batch)
     if precision in ("fp32", "tf32"):
-        yield Fix("precision", "bf16", "frees about half of the activations", bf16_speed)
+        yield Fix("precision", "bf16", "frees about half of the activations", bf16_speed, 0.6)
     if optimizer.live == "AdamW":
         yield Fix("optimizer", "adamw-8bit", "frees 6 bytes a parameter", "about none")
         yield Fix("optimizer", "adafactor", "frees nearly 8 bytes a parameter", "slower to converge")
@@ -73,6 +75,6 @@ def _fixes(knobs: Mapping[str, Any], device: str, *, in_batch: bool) -> Iterator
         costs = f"{bf16_speed}; updates lose precision"
         yield Fix("precision", "bf16-pure", "frees half of weights, gradients and states", costs)
     if knobs["checkpointing"] == "off":
-        yield Fix("checkpointing", "full", "activations to one layer plus boundaries", "20-30 % slower")
+        yield Fix("checkpointing", "full", "activations to one layer plus boundaries", "20-30 % slower", 0.4)
     if (seq_len := int(knobs["seq_len"] or 0)) > LEAST_SEQ_LEN:
-        yield Fix("seq_len", str(seq_len // 2), "activations to 50 %", "none; but it is another task")
+        yield Fix("seq_len", str(seq_len // 2), "activations to 50 %", "none; but it is another task", 0.5)

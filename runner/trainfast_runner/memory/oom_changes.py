@@ -152,7 +152,8 @@ def changes(goal: Goal) -> list[OomChange]:
                 together += _first_enough(goal, fix, _values(fix)[1:], strongest(cheapest)[0])
         tried += together
     # Untraced changes may be enough as well: they follow the ones known to be.
-    found = [*_enough(tried), *map(unpredicted, useful_first(unknown, goal.phase))][:MOST_CHANGES]
+    untraced = [unpredicted(fix, goal) for fix in useful_first(unknown, goal.phase)]
+    found = [*_enough(tried), *untraced][:MOST_CHANGES]
     return found or sorted(tried, key=lambda change: change.predicted_bytes or 0)[:MOST_CHANGES]
 
 
@@ -171,9 +172,13 @@ def is_enough(change: OomChange) -> bool:
     return change.predicted_bytes is not None and change.missing_bytes is None
 
 
-def unpredicted(fix: Fix) -> OomChange:
-    """The change in words, without a prediction."""
-    return OomChange(settings={fix.knob: fix.value}, saves=fix.saves, costs=fix.costs)
+def unpredicted(fix: Fix, goal: Goal | None = None) -> OomChange:
+    """The change in words, without a prediction; with a doubt if the run's own prediction leaves little hope."""
+    base, saves = None if goal is None else goal.predicted({}), fix.saves
+    if goal is not None and base is not None and fix.leaves < 1:
+        freed = (1 - fix.leaves) * base[0].activations_bytes
+        saves += "; probably not enough alone" if base[0].total_bytes - freed > goal.limit_bytes else ""
+    return OomChange(settings={fix.knob: fix.value}, saves=saves, costs=fix.costs)
 
 
 def candidates(spec: RunSpec, device: str, phase: str | None = None) -> list[RunSpec]:
