@@ -1,8 +1,8 @@
-"""How good the best-fit search is, by replaying it: `python benchmarks/best_fit.py replay`.
+"""How good the best-fit search is: `python benchmarks/best_fit.py replay`, or `record` to record a grid first.
 
-Replays the real decision code under a fake clock, once a seed, over the grids in `benchmarks/grids` and over synthetic
-spaces, which are labelled as such: they judge the code, not a machine. Beside it stand other ways to search, each given
-the seconds that the search's trials took. Exits 1 when a budget is not held.
+`replay` replays the real decision code under a fake clock, once a seed, over the grids in `benchmarks/grids` and over
+synthetic spaces, which are labelled as such: they judge the code, not a machine. Beside it stand other ways to search,
+each given the seconds that the search's trials took. Exits 1 when a budget is not held.
 
 A grid whose own winner of one pass is more than 1 % off in another pass cannot judge "within 2 %": its figures are
 printed and not judged.
@@ -26,6 +26,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.best_fit_others import OTHERS, why_no_optuna
+from benchmarks.best_fit_record import RECIPES, record
 from benchmarks.best_fit_replay import Replayed, question, replay
 from benchmarks.best_fit_spaces import Recorded, Synthetic, Terrain, cold_grid_s, recorded, regret
 from benchmarks.budget import Row, at_most, print_table
@@ -258,7 +259,14 @@ def main(words: Iterable[str] | None = None) -> int:
     parts = parser.add_subparsers(dest="what", required=True)
     part = parts.add_parser("replay", help="replay the search over recorded grids and synthetic spaces")
     part.add_argument("--seeds", type=int, default=SEEDS, help=f"replays of each space (default {SEEDS})")
+    part = parts.add_parser("record", help="record grids of this machine, or go on with them; up to 3 hours each")
+    part.add_argument("grids", nargs="*", help=f"which ones (default all): {', '.join(RECIPES)}")
+    part.add_argument("--passes", type=int, default=3, help="visits of every process (default 3)")
     options = parser.parse_args(None if words is None else list(words))
+    if options.what == "record":
+        if unknown := [name for name in options.grids if name not in RECIPES]:
+            parser.error(f"there is no grid {unknown[0]}; there are {', '.join(RECIPES)}")
+        return record(options.grids or list(RECIPES), options.passes)
     return replay_all(options.seeds, recorded())
 
 

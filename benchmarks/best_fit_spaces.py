@@ -224,7 +224,8 @@ class Recorded:
                 knobs=one["knobs"],
                 process=one["process"],
                 samples_per_step=one["samples_per_step"],
-                predicted_bytes=one.get("predicted_bytes"),
+                ruled_out=one["ruled_out"],
+                reason=one["reason"],
             )
             for one in stored["candidates"]
         ]
@@ -233,6 +234,8 @@ class Recorded:
         by_setting: dict[int, list[float]] = {}
         for visit in self._visits:
             for trial in visit["trials"]:
+                if trial["repeats"]:
+                    continue
                 one = candidates[trial["candidate"]]
                 rate = math.log(1000 * one.samples_per_step / statistics.median(trial["step_ms"]))
                 by_setting.setdefault(trial["candidate"], []).append(rate)
@@ -265,7 +268,7 @@ class _Replayed:
 
     def __init__(self, visit: Mapping[str, Any], truth: Mapping[int, float], space: Space, seed: random.Random) -> None:
         self.start_s = float(visit["start_s"])
-        self._trials = {trial["candidate"]: trial for trial in visit["trials"]}
+        self._trials = {trial["candidate"]: trial for trial in visit["trials"] if not trial["repeats"]}
         self._truth, self._space, self._seed = truth, space, seed
 
     def switch_s(self, candidate: int) -> float:

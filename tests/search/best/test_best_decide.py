@@ -294,6 +294,15 @@ def test_a_loss_that_leaves_the_baselines_fails_the_candidate(space: Synthetic) 
     assert "2.5" in verdict.reason
 
 
+def test_the_losses_of_trials_compare_step_by_step(space: Synthetic) -> None:
+    base, other = space.space.baseline, next(number for number in space.truth if number != space.space.baseline)
+    lines = [*visited(space, base), trial(base, losses=[8.0, 7.0, 6.0])]
+    assert other not in known_of(space, *lines, trial(other, losses=[8.1, 6.9])).ruled_out
+    verdict = known_of(space, *lines, trial(other, losses=[8.0, 7.9])).ruled_out[other]
+    assert verdict.verdict == "failed"
+    assert "its loss was 7.9 where the baseline's was 7" in verdict.reason
+
+
 def test_effects_of_earlier_searches_are_shown_as_such_and_shorten_none_of_the_checks(space: Synthetic) -> None:
     earlier = EarlierEffect(
         knob="precision",

@@ -24,7 +24,7 @@ NEAR = 0.03
 MOST_FINALISTS = 4
 SURELY_SLOWER = 0.01
 """A candidate with a smaller chance than this to be the fastest takes no part."""
-EQUAL = 0.01
+EQUAL = 0.005
 """Settings that differ by less than this, and by less than the noise, are equal: the simpler one wins."""
 NEAR_LIMIT = 0.9
 """A setting that needs more than this share of memory_limit gets a run under it."""

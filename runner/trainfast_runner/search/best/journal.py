@@ -106,7 +106,8 @@ class Trial(Line, frozen=True, kw_only=True, tag="trial"):
 
     `slow` was ended early: its best step was far below the leader's pace. `void` does not count: other processes took
     the machine, or a GPU was throttled. `step_ms` are its timed steps, `warm` is False for the first of a process.
-    `repeats` marks the last trial of a process that repeats its first, to show drift.
+    `losses` are those of the timed steps, None where not finite: a trial trains as a fresh process does, so that they
+    compare step by step. `repeats` marks the last trial of a process that repeats its first, to show drift.
     """
 
     candidate: int
@@ -118,6 +119,7 @@ class Trial(Line, frozen=True, kw_only=True, tag="trial"):
     joules: float | None = None
     peak_allocated_bytes: int | None = None
     last_loss: float | None = None
+    losses: list[float | None] = []
     seconds: float
     reason: str = ""
     repeats: bool = False

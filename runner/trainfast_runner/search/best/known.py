@@ -240,18 +240,23 @@ class BestKnown:
         ]
 
     def _left_loss(self) -> list[Verdict]:
-        """Verdicts of candidates whose runs end with another loss than the baseline's, from the same samples."""
-        finished = [one for one in self.races if one.outcome == "measured" and one.last_loss is not None]
-        base = [one for one in finished if one.candidate == self.space.baseline]
-        if not base or not base[0].last_loss or self.question.global_batch is None:
-            return []
-        own = base[0].last_loss
+        """Verdicts of candidates that train the same as the baseline and reach another loss on the same samples."""
+        baseline = self.space.baseline
+        own = next((one.losses for one in self.trials if one.candidate == baseline and one.losses), [])
+        last = next((one.last_loss for one in self.races if one.candidate == baseline and one.last_loss), None)
         found = []
-        for one in finished:
-            loss = one.last_loss
-            assert loss is not None
-            if abs(loss - own) > LOSS_SHARE * abs(own) and not self.changes_training(one.candidate):
-                reason = f"its loss was {loss:.4g} where the baseline's was {own:.4g}"
+        for one in self.ran:
+            if one.outcome not in ("measured", "slow"):
+                continue
+            if isinstance(one, Trial):
+                steps = min(len(one.losses), len(own))
+                mine, theirs = (one.losses[steps - 1], own[steps - 1]) if steps else (None, None)
+            else:
+                mine, theirs = one.last_loss, last
+            if mine is None or theirs is None or self.changes_training(one.candidate):
+                continue
+            if abs(mine - theirs) > LOSS_SHARE * abs(theirs):
+                reason = f"its loss was {mine:.4g} where the baseline's was {theirs:.4g}"
                 found.append(Verdict(candidate=one.candidate, verdict="failed", reason=reason))
         return found
 
