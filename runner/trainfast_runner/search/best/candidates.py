@@ -19,13 +19,13 @@ from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.settings.world import data_parallel_degree, device_count, strategy_of, world_size
 from trainfast_runner.units import mebibytes
+from trainfast_runner.worker.catalog import turned_warm
 
 MOST = 5000
 """A search has at most this many candidates."""
 BATCH = ("batch_size", "grad_accum")
 MESH = ("strategy", "tp_degree", "pp_degree")
 """The knobs that decide how many slices the global batch is cut into."""
-WARM_STRATEGIES = ("single", "ddp")
 MOST_COUNTED = 1_000_000
 """Combinations of batch, accumulation and strategy that are looked at one by one to count the candidates."""
 
@@ -214,11 +214,8 @@ def _candidate(slices: _Slices, knobs: KnobValues, refuse: Callable[[RunSpec], U
 
 
 def process_knobs(whole: Knobs, shown: KnobValues) -> KnobValues:
-    """Those of the `shown` knobs that another value of needs a new process, in a run with the `whole` knobs.
-
-    A compiled step of another setting is another program, so a compiled process tries one setting.
-    """
-    if strategy_of(whole).name not in WARM_STRATEGIES or whole["compile"] != "off" or whole["engine"] != "native":
+    """Those of the `shown` knobs that need a new process, in a run with the `whole` knobs."""
+    if not turned_warm(*(str(whole[name]) for name in ("strategy", "engine", "compile"))):
         return dict(shown)
     return {name: value for name, value in shown.items() if BY_NAME[name].needs_process(value)}
 

@@ -20,7 +20,7 @@ Setting = tuple[int, ...]
 """A setting as the level of each modelled knob."""
 SMOOTH = frozenset((*BATCH, "seq_len", "workers", "prefetch", "micro_batches", "tp_degree", "pp_degree"))
 """Numeric knobs whose near values have near effects."""
-LENGTH = 2.0
+LENGTH = 1.4
 """Two values of a smooth knob a factor of 2**LENGTH apart share exp(-1/2) of their effect."""
 MEAN_VARIANCE = 4.0
 """The mean of ln rate is as good as unknown."""
@@ -33,7 +33,7 @@ class Scales:
     """Prior standard deviations, in ln rate: of a knob's effect, of a pairwise term, between visits."""
 
     main: float = 0.3
-    pair: float = 0.05
+    pair: float = 0.08
     visit: float = 0.01
 
 
@@ -79,61 +79,73 @@ class Kernel:
 
     def __init__(self, levels: Levels, scales: Scales) -> None:
         self._levels = levels
+        # The sum over pairs of products is half the square of the sum without the squares.
         self._main, self._pair = scales.main**2, scales.pair**2 / 2
         self._residual = (RESIDUAL_SHARE * scales.pair) ** 2
+        self._visit = scales.visit**2
 
     def between(self, one: Setting, other: Setting) -> float:
         """The covariance of two settings."""
-        same = [table[left][right] for table, left, right in zip(self._levels.correlations, one, other, strict=True)]
-        total: float = sum(same)
-        # The sum over pairs of products is half the square of the sum without the squares.
-        pairs: float = total * total - sum(map(mul, same, same))
-        return MEAN_VARIANCE + self._main * total + self._pair * pairs + (self._residual if one == other else 0.0)
+        return self.of(parts(self._levels, one, other))
+
+    def of(self, parts: Sequence[float]) -> float:
+        """The covariance by its `parts`, and by the part of a common visit if there is one."""
+        mean, total, pairs, equal, *visit = parts
+        found = MEAN_VARIANCE * mean + self._main * total + self._pair * pairs + self._residual * equal
+        return found + self._visit * visit[0] if visit else found
 
     def column(self, setting: Setting) -> list[float]:
         """The covariance of a setting with every candidate."""
         levels, main, pair = self._levels, self._main, self._pair
-        rows = [
-            [row[level] for level in column]
-            for row, column in zip(
-                (table[level] for table, level in zip(levels.correlations, setting, strict=True)),
-                levels.columns,
-                strict=True,
-            )
-        ]
-        if not rows:
-            return [MEAN_VARIANCE + self._residual] * len(levels.settings)
+        tables = [table[level] for table, level in zip(levels.correlations, setting, strict=True)]
+        rows = [[table[level] for level in column] for table, column in zip(tables, levels.columns, strict=True)]
         found = []
         for same in zip(*rows, strict=True):
             total = sum(same)
             found.append(MEAN_VARIANCE + main * total + pair * (total * total - sum(map(mul, same, same))))
+        if not rows:
+            found = [MEAN_VARIANCE] * len(levels.settings)
         if (number := levels.numbers.get(setting)) is not None:
             found[number] += self._residual
         return found
 
 
-class Factor:
-    """The Cholesky factor of the observations' covariance, and the whitened observations."""
+def parts(levels: Levels, one: Setting, other: Setting) -> tuple[float, float, float, float]:
+    """What two settings share, before any scale: the mean, knobs, twice the pairs of knobs, and all of them."""
+    same = [table[left][right] for table, left, right in zip(levels.correlations, one, other, strict=True)]
+    total: float = sum(same)
+    squares: float = sum(map(mul, same, same))
+    return 1.0, total, total * total - squares, 1.0 if one == other else 0.0
 
-    def __init__(self, kernel: Kernel, visit_variance: float, center: float) -> None:
-        self.kernel, self.center = kernel, center
-        self._visit_variance = visit_variance
-        self.observations: list[Observation] = []
+
+def shared(levels: Levels, one: Observation, other: Observation) -> list[float]:
+    """What two observations share, before any scale: the `parts` of their settings, and the visit."""
+    found = [0.0, 0.0, 0.0, 0.0]
+    for left, mine in one.terms:
+        for right, theirs in other.terms:
+            weight = left * right
+            found = [sum_ + weight * part for sum_, part in zip(found, parts(levels, mine, theirs), strict=True)]
+    return [*found, 1.0 if one.visit is not None and one.visit == other.visit else 0.0]
+
+
+class Factor:
+    """The Cholesky factor of the observations' covariance, a row at a time, and the whitened observations."""
+
+    def __init__(self) -> None:
         self.rows: list[list[float]] = []
         self.diagonal: list[float] = []
         self.whitened: list[float] = []
 
-    def add(self, observation: Observation) -> tuple[list[float], float, float]:
-        """Add an observation; return its row without the diagonal, the diagonal and its whitened value."""
+    def add(self, covariances: Sequence[float], own: float, value: float) -> tuple[list[float], float, float]:
+        """Add a value with its covariances with those before and its own variance.
+
+        Return its row without the diagonal, the diagonal and the whitened value.
+        """
         row: list[float] = []
-        for number, other in enumerate(self.observations):
-            known = self.rows[number]
-            row.append((self._covariance(observation, other) - sum(map(mul, known, row))) / self.diagonal[number])
-        own = self._covariance(observation, observation) + observation.variance
+        for covariance, known, diagonal in zip(covariances, self.rows, self.diagonal, strict=True):
+            row.append((covariance - sum(map(mul, known, row))) / diagonal)
         diagonal = math.sqrt(max(own - sum(map(mul, row, row)), 1e-12))
-        weight = sum(weight for weight, _ in observation.terms)
-        whitened = (observation.value - weight * self.center - sum(map(mul, row, self.whitened))) / diagonal
-        self.observations.append(observation)
+        whitened = (value - sum(map(mul, row, self.whitened))) / diagonal
         self.rows.append(row)
         self.diagonal.append(diagonal)
         self.whitened.append(whitened)
@@ -141,48 +153,35 @@ class Factor:
 
     @property
     def log_likelihood(self) -> float:
-        """The log of the marginal likelihood of the observations, up to a constant."""
+        """The log of the marginal likelihood of the values, up to a constant."""
         squares: float = sum(map(mul, self.whitened, self.whitened))
         return -sum(map(math.log, self.diagonal)) - 0.5 * squares
 
-    def _covariance(self, one: Observation, other: Observation) -> float:
-        found = sum(
-            left * right * self.kernel.between(mine, theirs)
-            for left, mine in one.terms
-            for right, theirs in other.terms
-        )
-        if one.visit is not None and one.visit == other.visit:
-            found += self._visit_variance
-        return found
-
 
 class Posterior:
-    """Mean and covariance of every candidate's ln rate after the observations."""
+    """Mean and variance of every candidate's ln rate after the observations. `center` is the prior mean."""
 
     def __init__(self, levels: Levels, scales: Scales, center: float) -> None:
         self.levels, self.scales, self.center = levels, scales, center
-        kernel = Kernel(levels, scales)
-        self._factor = Factor(kernel, scales.visit**2, center)
+        self.observations: list[Observation] = []
+        self._kernel, self._factor = Kernel(levels, scales), Factor()
         self.mean = [center] * len(levels.settings)
-        self.variance = [kernel.between(setting, setting) for setting in levels.settings]
+        self.variance = [self._kernel.between(setting, setting) for setting in levels.settings]
         self._vectors: list[list[float]] = [[] for _ in levels.settings]
-
-    @property
-    def observations(self) -> Sequence[Observation]:
-        """The observations so far."""
-        return self._factor.observations
 
     def add(self, observation: Observation) -> None:
         """Take one more observation into account."""
-        columns = [(weight, self._factor.kernel.column(setting)) for weight, setting in observation.terms]
-        row, diagonal, whitened = self._factor.add(observation)
-        weight, column = columns[0]
-        covariances = column if weight == 1.0 else [weight * one for one in column]
-        for weight, column in columns[1:]:
-            covariances = [one + weight * other for one, other in zip(covariances, column, strict=True)]
+        covariances = [self._kernel.of(shared(self.levels, observation, other)) for other in self.observations]
+        own = self._kernel.of(shared(self.levels, observation, observation)) + observation.variance
+        row, diagonal, whitened = self._factor.add(covariances, own, _centered(observation, self.center))
+        self.observations.append(observation)
+        (weight, setting), *others = observation.terms
+        column = [weight * one for one in self._kernel.column(setting)]
+        for weight, setting in others:
+            column = [one + weight * other for one, other in zip(column, self._kernel.column(setting), strict=True)]
         mean, variance = self.mean, self.variance
         for number, vector in enumerate(self._vectors):
-            component = (covariances[number] - sum(map(mul, row, vector))) / diagonal
+            component = (column[number] - sum(map(mul, row, vector))) / diagonal
             vector.append(component)
             mean[number] += component * whitened
             variance[number] -= component * component
@@ -190,25 +189,41 @@ class Posterior:
     def covariances(self, one: int) -> list[float]:
         """The posterior covariance of a candidate with every candidate."""
         vector = self._vectors[one]
-        prior = self._factor.kernel.column(self.levels.settings[one])
+        prior = self._kernel.column(self.levels.settings[one])
         return [
             covariance - sum(map(mul, vector, other)) for covariance, other in zip(prior, self._vectors, strict=True)
         ]
 
     def difference(self, one: int, other: int) -> tuple[float, float]:
         """The mean and variance of the ln rate of `one` less that of `other`."""
-        between = self._factor.kernel.between(self.levels.settings[one], self.levels.settings[other])
+        between = self._kernel.between(self.levels.settings[one], self.levels.settings[other])
         covariance = between - sum(map(mul, self._vectors[one], self._vectors[other]))
         variance = self.variance[one] + self.variance[other] - 2 * covariance
         return self.mean[one] - self.mean[other], max(variance, 0.0)
 
 
-def log_likelihood(levels: Levels, scales: Scales, center: float, observations: Sequence[Observation]) -> float:
-    """The log of the marginal likelihood of observations under these scales, up to a constant."""
-    factor = Factor(Kernel(levels, scales), scales.visit**2, center)
-    for observation in observations:
-        factor.add(observation)
-    return factor.log_likelihood
+class Evidence:
+    """How likely observations are under other scales; what they share is counted once."""
+
+    def __init__(self, levels: Levels, observations: Sequence[Observation], center: float) -> None:
+        self._levels = levels
+        self._values = [(_centered(one, center), one.variance) for one in observations]
+        self._shared = [
+            [shared(levels, one, other) for other in observations[: place + 1]]
+            for place, one in enumerate(observations)
+        ]
+
+    def log_likelihood(self, scales: Scales) -> float:
+        """The log of the marginal likelihood, up to a constant."""
+        kernel, factor = Kernel(self._levels, scales), Factor()
+        for row, (value, variance) in zip(self._shared, self._values, strict=True):
+            *covariances, own = map(kernel.of, row)
+            factor.add(covariances, own + variance, value)
+        return factor.log_likelihood
+
+
+def _centered(observation: Observation, center: float) -> float:
+    return observation.value - center * sum(weight for weight, _ in observation.terms)
 
 
 def _modelled(candidates: Sequence[KnobValues]) -> list[str]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 
 from trainfast_runner.search.best.candidates import changes_training
-from trainfast_runner.search.best.effects import Levels, Observation, Posterior, Scales, log_likelihood
+from trainfast_runner.search.best.effects import Evidence, Levels, Observation, Posterior, Scales
 from trainfast_runner.search.best.journal import (
     BestLine,
     Candidate,
@@ -39,9 +39,9 @@ MORE = math.log(1.02)
 """A gain that is worth going on for, in ln rate."""
 MOST_VOID = 3
 """A setting whose trials or runs were voided so often is given up."""
-MILESTONES = (6, 10, 16, 26, 42, 68, 110)
+MILESTONES = (8, 12, 17, 24, 33, 46, 64, 90)
 """Numbers of observations at which the scales of the effects are chosen anew."""
-MAINS, PAIRS, VISITS = (0.15, 0.3, 0.6), (0.02, 0.05, 0.12), (0.003, 0.01, 0.03, 0.08)
+MAINS, PAIRS, VISITS = (0.15, 0.3, 0.6), (0.04, 0.08, 0.16), (0.003, 0.01, 0.03, 0.08)
 
 
 @dataclass(frozen=True)
@@ -349,14 +349,12 @@ def _scales(
     least = _drift_deviation(measured)
     visits = [visit for visit in VISITS if visit >= least] or [least]
 
-    def score(scales: Scales) -> float:
-        return log_likelihood(levels, scales, center, seen)
-
-    best = Scales(visit=min(visits, key=lambda one: abs(one - 0.01)))
+    score = cache(Evidence(levels, seen, center).log_likelihood)
+    best = Scales(visit=min(visits, key=lambda one: abs(one - Scales().visit)))
     for _ in range(2):
-        best = max((Scales(main, best.pair, best.visit) for main in MAINS), key=score)
-        best = max((Scales(best.main, pair, best.visit) for pair in PAIRS), key=score)
-        best = max((Scales(best.main, best.pair, visit) for visit in visits), key=score)
+        best = max((replace(best, main=main) for main in MAINS), key=score)
+        best = max((replace(best, pair=pair) for pair in PAIRS), key=score)
+        best = max((replace(best, visit=visit) for visit in visits), key=score)
     return best
 
 
