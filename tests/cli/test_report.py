@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import re
 import shutil
 from html.parser import HTMLParser
@@ -12,7 +13,7 @@ import msgspec
 import pytest
 
 from cli.command import Cli
-from cli.history import result, write
+from cli.history import result, write, write_lost
 from trainfast_runner.records.result import Diagnosis, MemoryFigures, OomChange, OomExplanation
 from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.search.fit import Fit, PhaseLine
@@ -222,6 +223,14 @@ def test_a_figure_that_was_not_measured_is_absent_and_never_zero(cli: Cli, tmp_p
     assert "No step was completed." in page.text, "there are no records to chart"
 
 
+def test_a_lost_run_is_reported_as_far_as_it_came(cli: Cli, tmp_path: Path) -> None:
+    write_lost(cli.home, "20261101-100000-tiny-llama-aaaa", steps=7)
+    page = page_of(cli, tmp_path, "last")
+    assert_loads_nothing(page)
+    assert "lost: " in page.text
+    assert "Not as command: 20261101-100000-tiny-llama-aaaa has no model in its run.json." in page.text
+
+
 def test_runs_are_compared_with_the_first(cli: Cli, tmp_path: Path) -> None:
     write(cli.home, result("20261101-100000-tiny-llama-aaaa", samples_per_s=100.0))
     write(cli.home, result("20261102-100000-tiny-llama-bbbb", samples_per_s=130.0, changed={"batch_size": 16}))
@@ -259,8 +268,6 @@ def test_bad_input_is_one_line_and_writes_nothing(recorded: Cli, tmp_path: Path)
 
 
 def test_a_run_that_is_running_has_no_report(cli: Cli, tmp_path: Path) -> None:
-    import fcntl
-
     directory = cli.home / "runs" / "20261101-100000-tiny-llama-aaaa"
     shutil.copytree(RECORDED, directory)
     (directory / "result.json").unlink()
@@ -336,6 +343,14 @@ def test_a_batch_search_has_its_sizes_its_fit_and_its_confirmation_run(recorded:
     markdown = markdown_of(recorded, tmp_path, SEARCH_ID[:16])
     assert_tables_are_even(markdown)
     assert "Picture left out of this form: peak memory by batch size" in markdown
+
+
+def test_a_search_that_goes_on_is_said_to(recorded: Cli, tmp_path: Path) -> None:
+    write_batch_search(recorded.home)
+    with (recorded.home / "searches" / SEARCH_ID / "search.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert "The search is still running" in markdown_of(recorded, tmp_path, SEARCH_ID)
+    assert "still running" not in markdown_of(recorded, tmp_path, SEARCH_ID)
 
 
 def test_a_search_stands_alone_and_the_nearest_is_named(recorded: Cli, tmp_path: Path) -> None:

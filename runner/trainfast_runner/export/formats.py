@@ -188,7 +188,9 @@ def _own_command(run: RunFile, knobs: Knobs) -> str:
     """The command that starts the same run again; a preset without a name is spelled out field by field."""
     reference, spec = _named_preset(run)
     # Naming the model's source anew drops every field of the preset's model.
-    source = next(key for key in presets.MODEL_SOURCES if key in run.model)
+    source = next((key for key in presets.MODEL_SOURCES if key in run.model), None)
+    if source is None:
+        raise UserError(f"{run.run_id} has no model in its run.json", key="model")
     anew = spec.model.get(source) != run.model[source] or not spec.model.keys() <= run.model.keys()
     model = dict(sorted(run.model.items(), key=lambda field: field[0] != source)) if anew else run.model
     words = ["trainfast-tui", "run", reference]

@@ -61,8 +61,9 @@ def _grid(block: Grid) -> str:
         "<tr>" + "".join(f"<td{_side(block, place)}>{_text(cell)}</td>" for place, cell in enumerate(row)) + "</tr>"
         for row in block.rows
     )
+    table = f"<table><thead><tr>{head}</tr></thead>\n<tbody>{rows}</tbody></table>"
     # A wide table scrolls in its own box, by keyboard too.
-    return f'<div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead>\n<tbody>{rows}</tbody></table></div>'
+    return f'<div class="wide" tabindex="0" role="region" aria-label="table">{table}</div>'
 
 
 def _side(block: Grid, place: int) -> str:

@@ -23,7 +23,7 @@ def phase_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
     table = grid(header, map(_row, runs), right=range(1, len(header)))
     bars = [_bar(run) for run in runs if any(getattr(run.result.step_ms, name) is not None for name in STEP)]
     picture = stacked_picture("phases of a step", "milliseconds, medians of the measured steps", bars, milliseconds)
-    notes = [] if bars else [Prose("The engine does not split a step into phases.")]
+    notes = [] if bars else [Prose("No phase of a step was measured.")]
     return [Heading("Phases of a step"), table, *notes, *([picture] if picture is not None else [])]
 
 

@@ -20,9 +20,14 @@ LETTER = 6.6
 
 
 def element(name: str, content: str = "", **attributes: str | float) -> str:
-    """Return an element with markup inside; `stroke_width` becomes `stroke-width`, `class_` `class`."""
+    """Return an element with markup inside; `stroke_width` becomes `stroke-width`, `class_` `class`.
+
+    An empty attribute is left out.
+    """
     shown = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{escape(_shown(value))}"' for key, value in attributes.items()
+        f' {key.rstrip("_").replace("_", "-")}="{escape(_shown(value))}"'
+        for key, value in attributes.items()
+        if value != ""
     )
     return f"<{name}{shown}>{content}</{name}>"
 
