@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +37,7 @@ def unneeded(cache: Path, older_than_s: float, now_s: float, *, is_training: boo
     return [
         Unneeded(path, disk_bytes(path), why)
         for name in (*FILES, *(() if is_training else FOLDERS))
-        for path in _entries(cache / name)
+        for path in sorted((cache / name).glob("*"))
         if (why := _why(path, older_than_s, now_s)) is not None
     ]
 
@@ -71,11 +70,6 @@ def disk_bytes(path: Path) -> int:
     with suppress(OSError):
         total += 0 if path.is_dir() and not path.is_symlink() else os.lstat(path).st_blocks * 512
     return total
-
-
-def _entries(folder: Path) -> Iterator[Path]:
-    with suppress(OSError):
-        yield from sorted(folder.iterdir())
 
 
 def _why(path: Path, older_than_s: float, now_s: float) -> str | None:

@@ -47,7 +47,8 @@ class Device:
         self.batch = FieldBatch()
         """The field values it answers, asked for in one call."""
         self._absent: dict[str, str] = {}
-        self._handle: Handle = None
+        self.handle: Handle = None
+        """NVML's, valid until the next initialization."""
         self._kept: dict[str, Any] = {}
         self._failing: dict[str, str] = {}
         self._bits = 0
@@ -58,11 +59,6 @@ class Device:
         self._never: dict[str, str] | None = None
         self._uncounted: bool | None = None
         """True if a cause of throttling has no counter here; like the two above, computed when first needed."""
-
-    @property
-    def handle(self) -> Handle:
-        """NVML's handle, valid until the next initialization."""
-        return self._handle
 
     @property
     def absent(self) -> dict[str, str]:
@@ -85,12 +81,12 @@ class Device:
 
     def look(self, nv: ModuleType, t_ns: int) -> None:
         """Read the throttle reasons alone, between two readings. Raises NVMLError."""
-        (bits,) = self.capabilities[_THROTTLE_REASONS](nv, self._handle)
+        (bits,) = self.capabilities[_THROTTLE_REASONS](nv, self.handle)
         self._sampled.see(throttle.decode(bits), t_ns)
 
     def attach(self, nv: ModuleType, handle: Handle) -> None:
         """Take a fresh handle, and probe the GPU's readings unless they are known."""
-        self._handle = handle
+        self.handle = handle
         # A driver that was loaded anew counts from the start again.
         self._counters = {}
         self._energy = EnergyCounter()
@@ -116,7 +112,7 @@ class Device:
         values: dict[str, Any] = {}
         for query, ask in self._asked(sparse):
             try:
-                values.update(zip(query.fields, ask(nv, self._handle), strict=True))
+                values.update(zip(query.fields, ask(nv, self.handle), strict=True))
             except nv.NVMLError as error:
                 if is_fatal(error.value):
                     raise
@@ -173,7 +169,7 @@ class Device:
     def _read_fields(self, nv: ModuleType, values: dict[str, Any], absent: dict[str, str], *, sparse: bool) -> None:
         """Read the batch in one call, whose failure affects only its own readings."""
         try:
-            found, codes = self.batch.read(nv, self._handle, sparse=sparse)
+            found, codes = self.batch.read(nv, self.handle, sparse=sparse)
         except nv.NVMLError as error:
             if is_fatal(error.value):
                 raise
@@ -237,7 +233,7 @@ class Device:
             self._probe_instance(nv)
             return
         try:
-            found = self.batch.probe(nv, self._handle)
+            found = self.batch.probe(nv, self.handle)
         except (nv.NVMLError, AttributeError, TypeError) as error:
             code = getattr(error, "value", None)
             if code is not None and is_fatal(code):
@@ -252,7 +248,7 @@ class Device:
         if "energy_mj" in self.batch.absent:
             del self.batch.absent["energy_mj"]
             self._probe_query(nv, ENERGY_BY_FUNCTION)
-        for name in unreported_reasons(nv, self._handle) if "throttle_reasons" not in self._absent else ():
+        for name in unreported_reasons(nv, self.handle) if "throttle_reasons" not in self._absent else ():
             self._absent[f"throttle_reasons.{name}"] = failures.UNREPORTED
         self._explain()
 
@@ -270,7 +266,7 @@ class Device:
         reasons: list[str] = []
         for ask in query.asks:
             try:
-                answer = ask(nv, self._handle)
+                answer = ask(nv, self.handle)
             except nv.NVMLError as error:
                 if is_fatal(error.value):
                     raise

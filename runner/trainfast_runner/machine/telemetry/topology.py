@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Final
@@ -204,16 +205,10 @@ class _Links:
                 # Not supported, or past the last link.
                 return
             self.up = (self.up or 0) + bool(is_up)
-            if is_up:
-                self._follow(nv, handle, link)
-
-    def _follow(self, nv: ModuleType, handle: Handle, link: int) -> None:
-        if asked(nv, lambda: nv.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link)) == _SWITCH:
-            self.switched += 1
-            return
-        end = asked(nv, lambda: as_text(nv.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId))
-        if end:
-            self.ends.append(_bus_id(end))
+            if is_up and asked(nv, partial(nv.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)) == _SWITCH:
+                self.switched += 1
+            elif is_up and (end := asked(nv, partial(nv.nvmlDeviceGetNvLinkRemotePciInfo, handle, link))):
+                self.ends.append(_bus_id(as_text(end.busId)))
 
 
 def _link(nv: ModuleType, handles: list[Handle], links: list[_Links], buses: list[str | None], a: int, b: int) -> str:

@@ -46,7 +46,7 @@ def _weight(rule: Rule) -> Callable[[Diagnosis], tuple[float, float]]:
 
 def can_tell(window: MeasuredWindow) -> bool:
     """True if the window has enough steps, so that finding nothing means something."""
-    return window.measured >= LEAST_STEPS
+    return len(window.first_rank) >= LEAST_STEPS
 
 
 class _Sentence(string.Formatter):

@@ -52,11 +52,6 @@ class MeasuredWindow:
         """A device's samples whose utilization and power are the steps' alone; empty in a short window."""
         return (self.samples if self.averages is None else self.averages).get(uuid, ())
 
-    @property
-    def measured(self) -> int:
-        """Number of steps."""
-        return len(self.first_rank)
-
 
 def measured_window_of(records: RunRecords, devices: Sequence[DeviceConditions], window: Window) -> MeasuredWindow:
     """The measured steps of ended records, in the window that `devices` describe. `records.run` must be known."""
