@@ -75,7 +75,9 @@ def test_out_of_memory_is_a_result_with_advice(cli: Cli) -> None:
     assert shown["state"] == "oom"
     assert "allocate" in shown["reason"]
     assert 0 < shown["oom"]["held_bytes"] < 300 << 20
-    assert all(change["predicted_bytes"] <= 300 << 20 for change in shown["oom"]["changes"])
+    traced = [change["predicted_bytes"] for change in shown["oom"]["changes"] if change["predicted_bytes"] is not None]
+    assert traced
+    assert max(traced) <= 300 << 20
 
 
 def test_ctrl_c_stops_the_run_and_says_so(cli: Cli) -> None:
