@@ -48,15 +48,20 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _writable(output: str) -> Path:
     """Return the file to write; raises UserError before anything is read if it cannot be written."""
-    from trainfast_runner.errors import UserError
+    import os
+
+    from trainfast_runner.errors import UserError, nearest
 
     path = Path(output).absolute()
     if path.suffix.lower() not in FORMS:
-        raise UserError(f"{output!r} is no form of a report", key="-o", allowed=FORMS)
+        close = nearest(path.suffix, FORMS) if path.suffix else None
+        raise UserError(f"{output}: no known kind of file", key="-o", allowed=FORMS, nearest=close)
     if not path.parent.is_dir():
         raise UserError(f"there is no folder {path.parent}", key="-o")
     if path.is_dir():
         raise UserError(f"{path} is a folder", key="-o")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UserError(f"{path} cannot be written", key="-o")
     return path
 
 
@@ -66,7 +71,7 @@ def _write(path: Path, content: bytes) -> None:
     try:
         path.write_bytes(content)
     except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}", key="-o", advice="another folder") from None
+        raise UserError(f"cannot write {path}: {error.strerror}", key="-o") from None
 
 
 def _document(home: Home, references: list[str]) -> tuple[Document, list[str]]:

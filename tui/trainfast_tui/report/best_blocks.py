@@ -1,4 +1,4 @@
-"""A best-fit search as blocks of a report: its question, its answer, the candidates, and what each knob gave."""
+"""A best-fit search as blocks of a report: its question, its answer, the candidates, and the gain of each knob."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def _pareto(journal: BestJournal, found: Found) -> list[Block]:
 def _effects(found: Found) -> Iterator[Block]:
     if not found.effects:
         return
-    yield Heading("What each knob gave")
+    yield Heading("Gain of each knob")
     rows, whiskers = [], []
     for one in found.effects:
         source = "fresh processes" if one.measured else "earlier searches" if one.earlier else "the trials' model"
@@ -248,7 +248,7 @@ def _verdicts(journal: BestJournal, found: Found) -> Iterator[Block]:
 
 def _tried(journal: BestJournal) -> Iterator[Block]:
     """Yield the trials in warm processes and the runs in fresh ones, in their order."""
-    yield Heading("What was tried")
+    yield Heading("Trials and runs")
     made: list[Trial | Race] = [*journal.trials, *journal.races]
     rows = [_try(journal, line) for line in sorted(made, key=lambda line: line.t_ns)]
     if not rows:

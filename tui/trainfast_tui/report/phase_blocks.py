@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from trainfast_tui.live.figures import LEAST_STEPS
 from trainfast_tui.report.bar_picture import StackedBar, StackedPart, stacked_picture
 from trainfast_tui.report.document import Block, Heading, Prose, grid
 from trainfast_tui.report.recorded import ReportedRun
@@ -11,8 +12,6 @@ from trainfast_tui.text.format import ABSENT, count, milliseconds
 from trainfast_tui.text.phases import STEP
 
 TONES = dict(zip(STEP, ("accent", "primary", "secondary", "success", "muted"), strict=True))
-FEW_STEPS = 5
-"""With fewer measured steps a percentile or a deviation means nothing."""
 
 
 def phase_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
@@ -30,7 +29,7 @@ def phase_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
 def _row(run: ReportedRun) -> list[str]:
     times, measured = run.result.step_ms, run.result.steps.measured
     tail = [milliseconds(times.p90), milliseconds(times.p99)]
-    if 0 < measured < FEW_STEPS:
+    if 0 < measured < LEAST_STEPS:
         tail = ["few steps", "few steps"]
     return [run.label, count(measured), milliseconds(times.p50), *tail, *(_phase(run, name) for name in STEP)]
 

@@ -36,7 +36,7 @@ OPEN = ("ring", "cross")
 
 @dataclass(frozen=True, slots=True)
 class PointKind:
-    """What a point stands for, in words, with its sign and tone."""
+    """The meaning of a point in words, with its sign and tone."""
 
     words: str
     sign: str
