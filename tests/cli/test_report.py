@@ -338,7 +338,13 @@ def test_a_batch_search_has_its_sizes_its_fit_and_its_confirmation_run(recorded:
     assert_loads_nothing(page)
     tried = next(table for table in page.tables if table[0][0] == "batch size")
     assert [row[0] for row in tried[1:]] == ["8", "32", "44", "42"]
-    for words in ("42; 44 ran out of memory", "fit, the highest phase", "limit 1.00 GiB", "TrainingArguments("):
+    for words in (
+        "42; 44 ran out of memory",
+        "fit, the highest phase",
+        "limit 1.00 GiB",
+        "the recommended one is 40",
+        "TrainingArguments(",
+    ):
         assert words in page.text
     markdown = markdown_of(recorded, tmp_path, SEARCH_ID[:16])
     assert_tables_are_even(markdown)

@@ -66,7 +66,10 @@ def batch_search_report(directory: Path, runs: Sequence[ReportedRun]) -> list[Bl
     blocks += [picture] if picture is not None else []
     if not runs:
         return [*blocks, Prose("No confirmation run is on the disk, so there is no machine, chart or export here.")]
-    return [*blocks, *run_sections(runs), *export_blocks(runs)]
+    exports = export_blocks(runs)
+    if answer is not None and answer.recommended_batch != answer.max_batch:
+        exports.insert(1, Prose(f"They have the largest batch; the recommended one is {answer.recommended_batch:,}."))
+    return [*blocks, *run_sections(runs), *exports]
 
 
 def _question(asked: Asked, predicted: Predicted | None) -> Iterator[Block]:
