@@ -101,8 +101,15 @@ def best_search_report(journal: BestJournal, runs: Sequence[ReportedRun]) -> lis
     blocks += _tried(journal)
     if not runs:
         return [*blocks, Prose("No run that confirmed an answer is on the disk: no machine, chart or export here.")]
+    space = journal.space
+    is_baseline = found is not None and space is not None and found.best == space.baseline
     winner = [run for run in runs if found is not None and run.directory.name in found.best_run_ids]
-    return [*blocks, Prose(_roles(runs, winner)), *run_sections(runs), *export_blocks(winner[:1] or runs[:1])]
+    return [
+        *blocks,
+        Prose(_roles(runs, winner, is_baseline)),
+        *run_sections(runs),
+        *export_blocks(winner[:1] or runs[:1]),
+    ]
 
 
 def knob_words(knobs: Mapping[str, Any]) -> str:
@@ -110,9 +117,10 @@ def knob_words(knobs: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={setting(name, value)}" for name, value in knobs.items())
 
 
-def _roles(runs: Sequence[ReportedRun], winner: Sequence[ReportedRun]) -> str:
+def _roles(runs: Sequence[ReportedRun], winner: Sequence[ReportedRun], is_baseline: bool) -> str:
     others = [run.label for run in runs if run not in winner]
-    sides = [(others, "the baseline"), ([run.label for run in winner], "the best")]
+    best = "the best, which is the baseline" if is_baseline else "the best"
+    sides = [(others, "the baseline"), ([run.label for run in winner], best)]
     return "; ".join(f"{' and '.join(those)}: {what}, in a fresh process" for those, what in sides if those) + "."
 
 
