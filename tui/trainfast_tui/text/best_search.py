@@ -110,6 +110,8 @@ def _rest_rows(found: Fields) -> Iterable[tuple[str, str]]:
         yield "disturbed", f"{found['disturbed']} measurements, by other processes or a throttled GPU"
     if found["stopped_because"]:
         yield "stopped because", found["stopped_because"]
+    if found["state"] == "cancelled":
+        yield "cancelled", f"the same command continues {found['search_id']}"
     yield "took", f"{fmt.duration(found['seconds'])}, {len(found['trials'])} trials, {len(found['races'])} runs"
 
 
