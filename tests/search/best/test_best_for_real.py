@@ -12,7 +12,7 @@ import pytest
 from cli.command import Cli, Started, until
 from trainfast_runner.records.home import Home, is_alive, read_result
 from trainfast_runner.records.search_directories import is_conducted
-from trainfast_runner.search.best.journal import LaunchedBest, Race, Space, Trial, read_best_journal
+from trainfast_runner.search.best.journal import LaunchedBest, Race, Trial, read_best_journal
 from trainfast_runner.search.best.orders import give_order
 
 SMALL = [
@@ -87,18 +87,21 @@ def test_every_candidate_gets_a_verdict_and_winner_and_baseline_two_cold_runs(cl
 
 @pytest.mark.long
 def test_a_search_killed_five_times_measures_nothing_twice(cli: Cli) -> None:
-    command = ("search", "best", "tiny-llama", *SMALL, *GRID[2:], "--budget", "2m", "--json")
+    command = ("search", "best", "tiny-llama", *SMALL, *GRID, "--budget", "5m", "--json")
     moments = random.Random(7)
-    for kill in range(5):
+    count = 0
+    for _ in range(5):
         started = Started(cli, command)
-        until_measured(cli, started, kill + moments.randrange(1, 4))
+        count += moments.randrange(1, 3)
+        until_measured(cli, started, count)
+        assert started.process.poll() is None, f"it ended before it was killed five times:\n{started.err}"
         started.signal(signal.SIGKILL)
         started.end()
         assert not is_conducted(directory_of(cli))
     done = cli(*command)
     assert done.code == 0, done.err
     lines = read_best_journal(directory_of(cli))
-    assert_is_whole(cli, done.json, candidates=sum(len(one.candidates) for one in lines if isinstance(one, Space)))
+    assert_is_whole(cli, done.json, candidates=24)
     trials = [(one.candidate, one.repeats) for one in lines if isinstance(one, Trial) and one.outcome == "measured"]
     firsts = [candidate for candidate, repeats in trials if not repeats]
     assert len(firsts) == len(set(firsts)), "a setting was measured twice"

@@ -1,0 +1,73 @@
+"""When a trial has steps enough, which measurements are void, and what a start costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from trainfast_runner.records.result import Conditions, Result, Spread, Throttle, Throughput
+from trainfast_runner.records.run_records import read_records
+from trainfast_runner.results.bottleneck.device_track import DeviceConditions
+from trainfast_runner.search.best.asked import read_budget
+from trainfast_runner.search.best.cold_run import outcome_of, start_s
+from trainfast_runner.search.best.company import joules_of, why_throttled
+from trainfast_runner.search.best.decide import StepRule
+from trainfast_runner.search.best.trial import steps_to_add
+
+RULE = StepRule(least=4, most=25, standard_error=0.012)
+FINISHED = Result(
+    run_id="r", state="finished", throughput=Throughput(samples_per_s=Spread(median=10.0, mad=0.1)), provisional=False
+)
+
+
+def test_noisy_steps_ask_for_more_and_never_beyond_the_most() -> None:
+    quiet = [100.0, 104.0, 97.0, 102.0]
+    noisy = [100.0, 180.0, 60.0, 140.0]
+    assert 2 <= steps_to_add(quiet, RULE) < steps_to_add(noisy, RULE) == 21
+    assert steps_to_add(noisy * 6, RULE) == 1
+
+
+def test_a_run_beside_busy_processes_is_void_unless_the_machine_is_always_like_that() -> None:
+    busy = msgspec.structs.replace(FINISHED, conditions=Conditions(others_cpu_percent=40.0))
+    assert outcome_of(FINISHED, counts=False) == ("measured", "")
+    assert outcome_of(busy, counts=False) == ("void", "other processes took 40% of the CPU")
+    assert outcome_of(busy, counts=True) == ("measured", "other processes took 40% of the CPU")
+
+
+def test_a_run_throttled_for_heat_is_void_and_one_at_its_power_limit_is_not() -> None:
+    hot = msgspec.structs.replace(FINISHED, throttle=Throttle(thermal_fraction=0.2, power_fraction=0.0))
+    full = msgspec.structs.replace(FINISHED, throttle=Throttle(thermal_fraction=0.0, power_fraction=0.9))
+    assert outcome_of(hot, counts=False)[0] == "void"
+    assert outcome_of(full, counts=False)[0] == "measured"
+
+
+def test_a_run_that_was_lost_is_measured_again_and_one_that_failed_is_not() -> None:
+    assert outcome_of(msgspec.structs.replace(FINISHED, state="lost"), counts=False)[0] == "void"
+    assert outcome_of(msgspec.structs.replace(FINISHED, state="failed"), counts=False)[0] == "failed"
+
+
+def test_throttled_time_and_energy_of_a_trial_come_from_its_gpus() -> None:
+    second = 10**9
+    cool = DeviceConditions(index=0, throttled_ms={"thermal": 0.0, "power": 900.0}, energy_joules=200.0)
+    hot = DeviceConditions(index=1, throttled_ms={"thermal": 300.0}, energy_joules=100.0)
+    assert why_throttled([cool], 0, second) is None
+    assert "GPU 1 was throttled (thermal) for 30%" in str(why_throttled([cool, hot], 0, second))
+    assert joules_of([cool, hot]) == 300.0
+    assert joules_of([cool, DeviceConditions(index=1)]) is None
+    assert joules_of([]) is None
+
+
+def test_a_start_is_the_time_until_steady_steps_without_the_steps_themselves() -> None:
+    recorded = next((Path(__file__).parents[2] / "recorded_runs").iterdir())
+    records = read_records(recorded)
+    assert records.run is not None
+    first = records.steps[0][0]
+    began_s = (first.t_ns - records.run.clock.monotonic_ns) / 1e9
+    assert 0 < start_s(recorded) <= began_s + 3 * first.step_ms / 1e3
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90", 90.0), ("90s", 90.0), ("10m", 600.0), ("1.5h", 5400.0)])
+def test_a_budget_is_read_as_it_is_typed(text: str, seconds: float) -> None:
+    assert read_budget(text) == seconds
