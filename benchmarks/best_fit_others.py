@@ -17,6 +17,8 @@ from benchmarks.best_fit_spaces import UNTIMED, Process, Terrain
 from trainfast_runner.search.best.decide import StepRule
 from trainfast_runner.search.best.observed import process_key
 
+MOST_ASKED = 300
+"""Settings that TPE proposes at most, those that it proposes again among them."""
 Searching = Callable[[Terrain, float, int], int | None]
 
 
@@ -133,7 +135,7 @@ def tree_parzen(terrain: Terrain, budget_s: float, seed: int) -> int | None:
     first = candidates[terrain.space.baseline].knobs
     study.enqueue_trial({name: first[name] for name in names})
     try:
-        for _ in range(20 * len(terrain.truth)):
+        for _ in range(MOST_ASKED):
             asked = study.ask()
             chosen = tuple(asked.suggest_categorical(name, values[name]) for name in names)
             number = numbers.get(chosen)

@@ -202,7 +202,7 @@ class Posterior:
         return self.mean[one] - self.mean[other], max(variance, 0.0)
 
 
-class Evidence:
+class Likelihood:
     """How likely observations are under other scales; what they share is counted once."""
 
     def __init__(self, levels: Levels, observations: Sequence[Observation], center: float) -> None:
@@ -213,7 +213,7 @@ class Evidence:
             for place, one in enumerate(observations)
         ]
 
-    def log_likelihood(self, scales: Scales) -> float:
+    def log_of(self, scales: Scales) -> float:
         """The log of the marginal likelihood, up to a constant."""
         kernel, factor = Kernel(self._levels, scales), Factor()
         for row, (value, variance) in zip(self._shared, self._values, strict=True):

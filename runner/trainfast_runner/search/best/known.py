@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 
 from trainfast_runner.search.best.candidates import changes_training
-from trainfast_runner.search.best.effects import Evidence, Levels, Observation, Posterior, Scales
+from trainfast_runner.search.best.effects import Levels, Likelihood, Observation, Posterior, Scales
 from trainfast_runner.search.best.journal import (
     BestLine,
     Candidate,
@@ -349,7 +349,7 @@ def _scales(
     least = _drift_deviation(measured)
     visits = [visit for visit in VISITS if visit >= least] or [least]
 
-    score = cache(Evidence(levels, seen, center).log_likelihood)
+    score = cache(Likelihood(levels, seen, center).log_of)
     best = Scales(visit=min(visits, key=lambda one: abs(one - Scales().visit)))
     for _ in range(2):
         best = max((replace(best, main=main) for main in MAINS), key=score)

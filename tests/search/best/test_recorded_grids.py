@@ -1,0 +1,54 @@
+"""Recorded grids as the replay reads them: their passes, their own noise, and a search over them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.best_fit_replay import replay
+from benchmarks.best_fit_spaces import Recorded, cold_grid_s, regret
+
+SIZES = (1, 2, 4, 8)
+PRECISIONS = ("fp32", "bf16")
+
+
+def grid(folder: Path, factors: tuple[float, ...] = (1.0, 1.0, 1.0)) -> Recorded:
+    """A grid of a pass for each factor, which slows the larger batches of that pass."""
+    candidates: list[dict[str, Any]] = []
+    for precision in PRECISIONS:
+        for size in SIZES:
+            knobs = {"batch_size": size, "precision": precision, "grad_accum": 8 // size}
+            candidates.append(
+                {"knobs": knobs, "process": {}, "samples_per_step": 8, "ruled_out": None, "reason": ""},
+            )
+    visits = []
+    for number, factor in enumerate(factors):
+        trials = []
+        for place, one in enumerate(candidates):
+            size = one["knobs"]["batch_size"]
+            ms = (60 + 80 / size) * (0.8 if one["knobs"]["precision"] == "bf16" else 1.0) * (factor if size > 4 else 1)
+            steps = [ms * (1 + 0.002 * (step % 3)) for step in range(12)]
+            trials.append({"candidate": place, "step_ms": steps, "switch_s": 0.2, "repeats": False})
+        trials.append({**trials[0], "repeats": True})
+        visits.append({"pass": number, "process": {}, "outcome": "measured", "start_s": 4.0, "trials": trials})
+    visits.append({"pass": 0, "process": {}, "outcome": "company", "start_s": 4.0, "trials": []})
+    path = folder / "small.json"
+    path.write_text(json.dumps({"candidates": candidates, "baseline": 0, "visits": visits}))
+    return Recorded(path)
+
+
+def test_a_search_finds_the_best_of_a_recorded_grid(tmp_path: Path) -> None:
+    small = grid(tmp_path)
+    assert small.passes == 3
+    assert small.worst_winner == pytest.approx(0.0)
+    told = replay(small, 0)
+    assert told.answer is not None
+    assert regret(small, told.answer) <= 0.02
+    assert told.starts == 1
+    assert 0 < told.leader_s < cold_grid_s(small)
+
+
+def test_a_grid_says_how_far_the_winner_of_one_pass_is_off_in_another(tmp_path: Path) -> None:
+    assert grid(tmp_path, (1.0, 1.5, 1.0)).worst_winner > 0.1
