@@ -14,6 +14,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.search.bench.grid import MOST_ROWS, prepare_grid
 from trainfast_runner.search.bench.report import markdown
 from trainfast_runner.search.bench.variants import Bench, Outcome, order, tabulate
+from trainfast_runner.search.bench.warm_rows import warm_groups
 from trainfast_runner.settings.vary import read_vary
 from trainfast_tui.cli.bench_file import check_output, write_output
 
@@ -108,6 +109,46 @@ def test_scaled_sizes_are_not_those_of_the_ids() -> None:
     with pytest.raises(UserError, match="--scale-batch"):
         prepare_grid("tiny-llama", read_vary(["batch_size=1,2"]), (), 0.5)
     assert prepare_grid("tiny-llama", read_vary(["workers=0,1"]), (), 0.5).entries[0].spec.knobs["batch_size"] == 4
+
+
+def sharing(bench: Bench) -> list[list[str]]:
+    """The rows of each warm process."""
+    groups: dict[str, list[str]] = {}
+    for id, key in warm_groups(bench).items():
+        groups.setdefault(key, []).append(id)
+    return list(groups.values())
+
+
+def test_rows_that_differ_only_in_warm_knobs_share_a_process() -> None:
+    bench = grid("tiny-llama", "batch_size=8,4", "precision=fp32,bf16", "optimizer=adamw,sgd")
+    assert sharing(bench) == [ids(bench)]
+
+
+def test_another_value_of_a_cold_knob_is_another_process() -> None:
+    bench = grid("tiny-llama", "batch_size=8,4", "seq_len=64,128")
+    assert sharing(bench) == [
+        ["batch_size=8 seq_len=64", "batch_size=4 seq_len=64"],
+        ["batch_size=8 seq_len=128", "batch_size=4 seq_len=128"],
+    ]
+    # Their rows follow each other, the baseline's process first.
+    assert [entry.id for _, entry in order(bench, 1, warm_groups(bench))] == [
+        "batch_size=8 seq_len=128",
+        "batch_size=4 seq_len=128",
+        "batch_size=8 seq_len=64",
+        "batch_size=4 seq_len=64",
+    ]
+
+
+def test_a_row_alone_in_its_group_is_cold() -> None:
+    bench = grid("tiny-llama", "precision=fp32,bf16,fp16")
+    assert sharing(bench) == [["precision=fp32", "precision=bf16"]]
+
+
+@pytest.mark.parametrize(
+    "setting", ["memory_limit=2GiB", "compile=default", "engine=accelerate", "strategy=fsdp", "strategy=dp"]
+)
+def test_some_settings_need_a_process_a_row(setting: str) -> None:
+    assert sharing(grid("tiny-llama", "batch_size=4,8", settings=(setting,))) == []
 
 
 @pytest.fixture

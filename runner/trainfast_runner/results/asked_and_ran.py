@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from trainfast_runner.records.run_file import RunFile, WorkerLine
+from trainfast_runner.records.run_file import TRIAL, RunFile, WorkerLine
 from trainfast_runner.settings.world import mesh_asked, model_degree
 from trainfast_runner.worker.catalog import OPTIMIZERS, SCHEDULES, STRATEGIES, OptimizerEntry, StrategyEntry
 
@@ -38,8 +38,11 @@ class Mismatch:
 
 
 def mismatches(run: RunFile | None, worker: dict[int, list[WorkerLine]]) -> Iterator[Mismatch]:
-    """Yield every mismatch, rank by rank. A field that the worker could not read is not compared."""
-    if run is None:
+    """Yield every mismatch, rank by rank. A field that the worker could not read is not compared.
+
+    None of a process that tried settings: those of `run` are only its first ones.
+    """
+    if run is None or run.role == TRIAL:
         return
     for rank, lines in sorted(worker.items()):
         ran = what_ran({rank: lines})

@@ -8,11 +8,10 @@ import sys
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_file import EXIT_CODES
 from trainfast_runner.running import launch, planning
 from trainfast_runner.search.bench.grid import prepare_grid
-from trainfast_runner.search.bench.report import MEASURED, markdown, measured, notes, published_gain
+from trainfast_runner.search.bench.report import MEASURED, markdown, measured, notes, process_word, published_gain
 from trainfast_runner.search.bench.variants import (
     Bench,
     Entry,
@@ -23,6 +22,8 @@ from trainfast_runner.search.bench.variants import (
     prepare,
     tabulate,
 )
+from trainfast_runner.search.bench.warm_rows import WarmRows, warm_groups, warm_rows
+from trainfast_runner.search.processes import Interrupted
 from trainfast_runner.settings.vary import read_vary
 from trainfast_tui.cli.bench_file import check_output, write_output
 from trainfast_tui.cli.cooling import wait_until_cool
@@ -56,6 +57,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "-o", dest="output", metavar="FILE", help="write the table there too, by the name as .md, .csv, .json or .html"
+    )
+    parser.add_argument(
+        "--cold", action="store_true", help="run every row in a process of its own, also where several can share one"
     )
     parser.add_argument("--wait", action="store_true", help="wait while another run uses the device")
     parser.add_argument("--cool-to", type=float, metavar="C", help="wait until the GPUs are below C degrees Celsius")
@@ -99,7 +103,7 @@ def _prepared(arguments: argparse.Namespace) -> Bench:
 
 def _show(table: Table) -> None:
     """Print the table for a terminal: figures first, then the reasons of rows without any."""
-    header = ["variant", *MEASURED, "published/s", "published vs baseline", "ratio", "state"]
+    header = ["variant", *MEASURED, "published/s", "published vs baseline", "ratio", "process", "state"]
     rows = [
         [
             plain(row.id) + (" (baseline)" if row.id == table.baseline else ""),
@@ -107,17 +111,18 @@ def _show(table: Table) -> None:
             str(row.published.get("samples_per_s", "")),
             published_gain(row),
             "" if row.ratio is None else f"{row.ratio:.3g}",
+            process_word(row),
             row.state.replace("_", " "),
         ]
         for row in table.rows
     ]
     filled = [place for place in range(len(header)) if any(row[place] for row in rows)]
     names = [header[place] for place in filled]
-    dropped = ("notebook's TFLOP/s", "TFLOP/s", "step ms", "published vs baseline", "peak MiB", "state")
+    dropped = ("process", "notebook's TFLOP/s", "TFLOP/s", "step ms", "published vs baseline", "peak MiB", "state")
     print_table(
         names,
         [[row[place] for place in filled] for row in rows],
-        right=range(1, len(names) - 1),
+        right=range(1, len(names) - (2 if "process" in names else 1)),
         drop=[names.index(name) for name in dropped if name in names],
     )
     for row in table.rows:
@@ -136,38 +141,55 @@ def _run_all(
     arguments: argparse.Namespace,
 ) -> bool:
     """Fill `outcomes`; return False if Ctrl-C or the terminal's end stopped the bench."""
-    total = len(bench.entries) * arguments.repeat
-    for number, (_, entry) in enumerate(order(bench, arguments.repeat), start=1):
-        if again_is_pointless(outcomes[entry.id]):
-            continue
+    groups = {} if arguments.cold else warm_groups(bench)
+
+    def check() -> None:
         if signals.interrupts or signals.hung_up:
-            return False
-        Progress().print_line(plain(f"{bench.preset} {number}/{total}: {entry.id}"))
-        outcome = _run_one(entry, home, signals, arguments)
-        if outcome is None:
-            return False
-        outcomes[entry.id].append(outcome)
-        if isinstance(outcome, UserError):
-            Progress().print_line(plain(f"refused: {outcome.line()}"))
-        elif isinstance(outcome, Result) and outcome.state != "finished":
-            Progress().print_line(plain(f"{outcome.state.replace('_', ' ')}: {outcome.reason}"))
-            if outcome.state == "stopped" or signals.interrupts:
+            raise Interrupted
+
+    with warm_rows(home, check) as warm:
+        total = len(bench.entries) * arguments.repeat
+        for number, (_, entry) in enumerate(order(bench, arguments.repeat, groups), start=1):
+            if again_is_pointless(outcomes[entry.id]):
+                continue
+            if signals.interrupts or signals.hung_up:
                 return False
+            group = groups.get(entry.id)
+            Progress().print_line(plain(f"{bench.preset} {number}/{total}: {entry.id}{', warm' if group else ''}"))
+            outcome = _run_one(entry, group, warm, home, signals, arguments)
+            if outcome is None:
+                return False
+            outcomes[entry.id].append(outcome)
+            if isinstance(outcome, UserError):
+                Progress().print_line(plain(f"refused: {outcome.line()}"))
+            elif outcome.state != "finished":
+                Progress().print_line(plain(f"{outcome.state.replace('_', ' ')}: {outcome.reason}"))
+                if outcome.state == "stopped" or signals.interrupts:
+                    return False
     return True
 
 
-def _run_one(entry: Entry, home: Home, signals: Signals, arguments: argparse.Namespace) -> Outcome | None:
+def _run_one(
+    entry: Entry, group: str | None, warm: WarmRows, home: Home, signals: Signals, arguments: argparse.Namespace
+) -> Outcome | None:
     """Run one entry to its end; return the UserError if it cannot start, None if the terminal has gone."""
     try:
         plan = planning.plan_run(entry.spec, arguments.python)
     except UserError as problem:
         return problem
-    if arguments.wait:
-        wait_for_device(plan, home)
+    is_started = group is not None and warm.has_process(group)
+    if not is_started:
+        warm.end()
+        if arguments.wait:
+            wait_for_device(plan, home)
     if arguments.cool_to is not None:
         wait_until_cool(plan, arguments.cool_to)
-    predict_memory(plan, home)
-    return follow(launch.start(plan, home), signals, interrupt_stops=True)
+    if group is None:
+        predict_memory(plan, home)
+        return follow(launch.start(plan, home), signals, interrupt_stops=True)
+    if not is_started:
+        warm.start(plan, group)
+    return warm.train(plan)
 
 
 def _command(arguments: argparse.Namespace) -> str:
@@ -179,6 +201,8 @@ def _command(arguments: argparse.Namespace) -> str:
         words += ["--set", setting]
     if arguments.repeat != 1:
         words += ["--repeat", str(arguments.repeat)]
+    if arguments.cold:
+        words.append("--cold")
     if arguments.scale_batch != 1:
         words += ["--scale-batch", f"{arguments.scale_batch:g}"]
     return shlex.join(words)

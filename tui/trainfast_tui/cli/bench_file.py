@@ -6,28 +6,22 @@ import csv
 import io
 import os
 from collections.abc import Callable, Iterator
-from html import escape
 from pathlib import Path
 
 import msgspec
 
 from trainfast_runner.errors import UserError, nearest
-from trainfast_runner.search.bench.report import cells, markdown, notes
+from trainfast_runner.search.bench.report import cells, markdown, notes, process_word
 from trainfast_runner.search.bench.variants import Bench, Row, Table
 from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_tui.report.as_html import as_html
+from trainfast_tui.report.document import Document, Prose, grid
 from trainfast_tui.text.format import plain
 
 FIGURES = (
     *("samples_per_s", "vs_baseline_percent", "ci_low_percent", "ci_high_percent", "step_ms", "peak_bytes"),
     *("published_samples_per_s", "ratio"),
 )
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2em; color: #222; background: #fff }
-table { border-collapse: collapse }
-th, td { padding: .25em .75em; border-bottom: 1px solid #ccc; text-align: right; white-space: nowrap }
-.text { text-align: left; white-space: normal }
-@media (prefers-color-scheme: dark) { body { color: #ddd; background: #181818 } }
-"""
 
 
 def check_output(name: str) -> None:
@@ -58,13 +52,14 @@ def _csv(bench: Bench, table: Table, command: str) -> str:
     knobs = [name for name in BY_NAME if len({row.knobs[name] for row in table.rows}) > 1]
     lines = io.StringIO()
     writer = csv.writer(lines)
-    writer.writerow(["id", "baseline", "state", "reason", "run_id", *FIGURES, *knobs])
+    writer.writerow(["id", "baseline", "state", "reason", "run_id", "process", *FIGURES, *knobs])
     for row in table.rows:
         figures = ["" if value is None else value for value in _figures(row)]
         shown = [BY_NAME[name].show(row.knobs[name]) for name in knobs]
         run_id = row.result.run_id if row.result is not None else ""
         is_baseline = int(row.id == table.baseline)
-        writer.writerow([plain(row.id), is_baseline, row.state, plain(row.reason), run_id, *figures, *shown])
+        words = [plain(row.id), is_baseline, row.state, plain(row.reason), run_id, process_word(row)]
+        writer.writerow([*words, *figures, *shown])
     return lines.getvalue()
 
 
@@ -82,30 +77,9 @@ def _json(bench: Bench, table: Table, command: str) -> str:
 def _html(bench: Bench, table: Table, command: str) -> str:
     """A page that loads nothing and runs no script; every text in it is escaped."""
     header, rows = cells(bench, table)
-    title = _text(bench.title)
-    return "\n".join(
-        [
-            '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-            f"<title>{title}</title>\n<style>{STYLE}</style>\n</head>\n<body>",
-            f"<h1>{title}</h1>\n<p><code>{_text(command)}</code></p>",
-            f"<table>\n<thead>\n{_line('th', header)}\n</thead>\n<tbody>",
-            *(_line("td", row) for row in rows),
-            "</tbody>\n</table>",
-            *(f"<p>{_text(note)}</p>" for note in notes(table)),
-            "</body>\n</html>\n",
-        ]
-    )
-
-
-def _line(tag: str, texts: list[str]) -> str:
-    """A table row: the variant, its settings and its state to the left, figures to the right."""
-    sides = [' class="text"', ' class="text"', *[""] * (len(texts) - 3), ' class="text"']
-    inner = (f"<{tag}{side}>{_text(text)}</{tag}>" for side, text in zip(sides, texts, strict=True))
-    return f"<tr>{''.join(inner)}</tr>"
-
-
-def _text(text: str) -> str:
-    return escape(plain(text))
+    # Text to the left, figures to the right.
+    shown = grid(header, rows, right=range(2, len(header) - 2))
+    return as_html(Document(bench.title, (Prose(command), shown, *map(Prose, notes(table)))))
 
 
 WRITERS: dict[str, Callable[[Bench, Table, str], str]] = {

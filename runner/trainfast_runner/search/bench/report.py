@@ -19,19 +19,19 @@ def markdown(bench: Bench, table: Table, command: str) -> str:
     """Return a heading, the command that makes the table again, the table, and notes for the reader."""
     header, rows = cells(bench, table)
     # Text to the left, figures to the right.
-    sides = ["---", "---", *["---:"] * (len(header) - 3), "---"]
+    sides = ["---", "---", *["---:"] * (len(header) - 4), "---", "---"]
     lines = [_line(header), _line(sides), *map(_line, rows)]
     return "\n".join([f"# {_escaped(bench.title)}", "", f"`{command}`", "", *lines, "", *notes(table), ""])
 
 
 def cells(bench: Bench, table: Table) -> tuple[list[str], list[list[str]]]:
-    """Return header and rows as text: variant, settings, figures, state. A figure that no row has is left out."""
+    """Return header and rows as text: variant, settings, figures, process, state; no column is empty."""
     published = list(dict.fromkeys(key for row in table.rows for key in row.published))
     shown = [place for place in range(len(MEASURED)) if any(measured(row)[place] for row in table.rows)]
     header = ["variant", "settings", *(MEASURED[place] for place in shown)]
     has_gains = any(published_gain(row) for row in table.rows)
     header += [*(f"published {key}" for key in published), *(["published vs baseline"] if has_gains else [])]
-    header += [*(["ours / published"] if published else []), "state"]
+    header += [*(["ours / published"] if published else []), "process", "state"]
     specs = {entry.id: entry.spec for entry in bench.entries}
     rows = [
         [
@@ -41,6 +41,7 @@ def cells(bench: Bench, table: Table) -> tuple[list[str], list[list[str]]]:
             *(str(row.published.get(key, "")) for key in published),
             *([published_gain(row)] if has_gains else []),
             *(["" if row.ratio is None else f"{row.ratio:.3g}"] if published else []),
+            process_word(row),
             _state(row),
         ]
         for row in table.rows
@@ -80,6 +81,11 @@ def measured(row: Row) -> list[str]:
     ]
 
 
+def process_word(row: Row) -> str:
+    """`warm` for a row that shared its process with others, `cold` for one of its own, empty without a run."""
+    return {None: "", True: "warm", False: "cold"}[row.warm]
+
+
 def _figure(value: float | None, digits: int = 3) -> str:
     return "" if value is None else f"{value:.{digits}g}"
 
@@ -101,6 +107,8 @@ def notes(table: Table) -> Iterator[str]:
         yield "Peak MiB is the worst rank's allocations; no device memory could be read."
     if any(result.synthetic_data for result in results):
         yield "Some rows trained on synthetic data: their losses say nothing."
+    if any(row.warm for row in table.rows):
+        yield "Warm rows trained one after another in one process; --cold gives every row a process of its own."
     if any(not result.conditions.clean for result in results):
         yield "Some runs did not start under clean conditions; see `trainfast-tui runs show`."
 

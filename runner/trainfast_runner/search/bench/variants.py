@@ -13,6 +13,7 @@ from typing import Any
 
 from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_file import TRIAL
 from trainfast_runner.results.comparison.difference import (
     BETTER,
     NOISE,
@@ -32,6 +33,7 @@ REFUSED = "refused"
 NOT_RUN = "not_run"
 """State of a row that the bench did not reach before it was stopped."""
 Outcome = Result | UserError
+NO_GROUPS: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,8 @@ class Row:
     published_vs_baseline_percent: float | None = None
     knobs: Knobs = field(default_factory=dict)
     """Every knob as asked for."""
+    warm: bool | None = None
+    """True if it was trained in a process that trained other rows too; None without a result."""
 
     @property
     def rate(self) -> float | None:
@@ -153,9 +157,11 @@ def scaled(spec: RunSpec, factor: float) -> RunSpec:
     return spec.turned(batch_size=max(1, round(int(str(spec.knobs["batch_size"])) * factor)))
 
 
-def order(bench: Bench, repeat: int) -> Iterator[tuple[int, Entry]]:
-    """Yield every run as (repetition from 1, row): the baseline first in each repetition."""
+def order(bench: Bench, repeat: int, groups: Mapping[str, str] = NO_GROUPS) -> Iterator[tuple[int, Entry]]:
+    """Yield every run as (repetition from 1, row): the baseline first in each, rows of one group after each other."""
     ordered = sorted(bench.entries, key=lambda entry: entry.id != bench.baseline)
+    first = {groups.get(entry.id, entry.id): -place for place, entry in enumerate(reversed(ordered))}
+    ordered.sort(key=lambda entry: first[groups.get(entry.id, entry.id)])
     for repetition in range(1, repeat + 1):
         for entry in ordered:
             yield repetition, entry
@@ -207,6 +213,7 @@ def _row(entry: Entry, outcomes: Sequence[Outcome], first: Entry, base_outcomes:
         interval_percent=interval,
         published_vs_baseline_percent=_percent(published, published_base),
         knobs=entry.spec.knobs,
+        warm=None if result is None else result.role == TRIAL,
     )
 
 

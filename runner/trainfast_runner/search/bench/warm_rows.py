@@ -1,0 +1,112 @@
+"""Rows of a bench that one warm process trains one after another: they differ only in knobs that it can turn."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+
+import msgspec
+
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_file import TRIAL
+from trainfast_runner.records.search_directories import exclusive
+from trainfast_runner.results.trial_result import trial_result
+from trainfast_runner.running import launch
+from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.search.bench.variants import Bench
+from trainfast_runner.search.processes import Interrupted, WarmProcess, end_run, wait_for_result
+from trainfast_runner.search.searches import new_search
+from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.spec import RunSpec
+from trainfast_runner.worker.catalog import turned_warm
+
+WARM_KNOBS = tuple(name for name, entry in BY_NAME.items() if entry.is_warm)
+
+
+def warm_groups(bench: Bench) -> dict[str, str]:
+    """Return the group of each row that can share a process with another, by row id; the other rows are cold."""
+    keys = {entry.id: key for entry in bench.entries if (key := _shared(entry.spec)) is not None}
+    rows = Counter(keys.values())
+    return {id: key for id, key in keys.items() if rows[key] > 1}
+
+
+def _shared(spec: RunSpec) -> str | None:
+    """Everything about a row that only a new process can change; None if the row needs a process of its own."""
+    knobs = spec.knobs
+    can_turn = turned_warm(str(knobs["strategy"]), str(knobs["engine"]), str(knobs["compile"]))
+    # Under a limit memory is measured in every step, and the speed is marked.
+    if not can_turn or knobs["memory_limit"] is not None:
+        return None
+    cold = {name: value for name, value in knobs.items() if BY_NAME[name].needs_process(value)}
+    return msgspec.json.encode((spec.model, spec.data, cold), order="deterministic").decode()
+
+
+class WarmRows:
+    """The warm process of one group of rows; a row of another group ends it and starts the next.
+
+    `check` is called while a row trains and may raise Interrupted.
+    """
+
+    def __init__(self, home: Home, held: ExitStack, check: Callable[[], None]) -> None:
+        self._home, self._held, self._check = home, held, check
+        self._search_id: str | None = None
+        self._process: WarmProcess | None = None
+        self._group = ""
+
+    def has_process(self, group: str) -> bool:
+        """True if rows of this group need no new process now."""
+        return self._process is not None and self._group == group
+
+    def start(self, plan: RunPlan, group: str) -> None:
+        """Start the process of a group by the plan of its first row. Raises UserError, as when a device is busy."""
+        if self._search_id is None:
+            search = new_search(self._home, plan.spec.preset)
+            self._held.callback(shutil.rmtree, search, ignore_errors=True)
+            self._held.enter_context(exclusive(search))
+            self._search_id = search.name
+        directory = launch.start(replace(plan, role=TRIAL, search_id=self._search_id), self._home)
+        self._process, self._group = WarmProcess(directory, plan.world_size, self._check), group
+
+    def train(self, plan: RunPlan) -> Result:
+        """Train a row of the group as long as a run would, and return its result; the process may end with it."""
+        process = self._process
+        assert process is not None
+        knobs = plan.spec.knobs
+        untimed, steps = int(str(knobs["timing_warmup"])), int(str(knobs["steps"]))
+        answers = None
+        try:
+            if process.ready() is not None:
+                answers = process.trial({name: knobs[name] for name in WARM_KNOBS}, untimed, steps - untimed)
+            if answers is not None and not any(line.ended_process for line in answers.values()):
+                return trial_result(process.directory, knobs, answers)
+            result = process.wait_for_end()
+        except Interrupted:
+            end_run(process.directory)
+            result = wait_for_result(process.directory, lambda: None)
+        self._process = None
+        return msgspec.structs.replace(result, knobs=knobs)
+
+    def end(self) -> None:
+        """End the process, if there is one."""
+        if self._process is None:
+            return
+        try:
+            self._process.end()
+        except Interrupted:
+            end_run(self._process.directory)
+        self._process = None
+
+
+@contextmanager
+def warm_rows(home: Home, check: Callable[[], None]) -> Iterator[WarmRows]:
+    """Make a place for warm processes, which end at the latest with this process: they watch the lock of a search."""
+    with ExitStack() as held:
+        rows = WarmRows(home, held, check)
+        try:
+            yield rows
+        finally:
+            rows.end()
