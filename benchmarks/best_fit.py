@@ -17,6 +17,7 @@ import random
 import statistics
 import sys
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,7 +43,8 @@ MOST_NOISE = 0.01
 """A grid whose winner of one pass is further off than this in another one judges nothing."""
 MANY = 200
 """From so many settings up the time counts, below that the process starts."""
-DECISION_CANDIDATES, DECISION_TRIALS = 2000, 60
+DECISION_CANDIDATES, DECISION_TRIALS, DECISIONS = 2000, 60, 9
+"""A decision is timed as the median of the last ones of a search of this size."""
 
 
 @dataclass
@@ -173,7 +175,7 @@ def replay_all(seeds: int, grids: Sequence[Recorded]) -> int:
 
 
 def decision_rows() -> list[Row]:
-    """The seconds of a decision after the last of `DECISION_TRIALS` trials of a large space."""
+    """The budget of a decision towards the end of `DECISION_TRIALS` trials of a large space."""
     warm, fresh = decision_s()
     size = f"{DECISION_CANDIDATES:,} candidates, {DECISION_TRIALS} trials"
     more = f" ({1000 * fresh:.0f} ms from the journal alone, once after a restart)"
@@ -181,14 +183,14 @@ def decision_rows() -> list[Row]:
 
 
 def decision_s() -> tuple[float, float]:
-    """Seconds of the last decision, and of the same from the journal alone."""
+    """Median seconds of the last decisions, and the seconds of the last one from the journal alone."""
     terrain = large_space(DECISION_CANDIDATES)
     lines: list[BestLine] = [
         question(terrain.name, terrain.space),
         terrain.space,
         Visited(run_id="one", process={}, start_s=5.0),
     ]
-    draw, before = random.Random(0), None
+    draw, before, last = random.Random(0), None, deque[float](maxlen=DECISIONS)
     tried = draw.sample(range(DECISION_CANDIDATES), DECISION_TRIALS - 1)
     for number in (0, *(one for one in tried if one)):
         ms = [100 * math.exp(draw.gauss(-terrain.truth[number], 0.01)) for _ in range(5)]
@@ -207,10 +209,10 @@ def decision_s() -> tuple[float, float]:
         began = time.perf_counter()
         before = known(lines, 0.0, "one", before=before)
         decide(before)
-        warm = time.perf_counter() - began
+        last.append(time.perf_counter() - began)
     began = time.perf_counter()
     decide(known(lines, 0.0, "one"))
-    return warm, time.perf_counter() - began
+    return statistics.median(last), time.perf_counter() - began
 
 
 @dataclass

@@ -148,11 +148,12 @@ class BestKnown:
 
     def value_at(self, number: int, log_of_rate: float) -> tuple[float, float]:
         """The same at another ln rate."""
-        one, objective = self.candidates[number], self.question.objective
+        objective = self.question.objective
+        if objective in ("samples_per_s", "samples_per_joule"):
+            return log_of_rate, 1.0
+        one = self.candidates[number]
         if objective == "tokens_per_s":
             return log_of_rate + math.log(self.seq_len(one)), 1.0
-        if objective != "time":
-            return log_of_rate, 1.0
         start = self.start_s(number)
         work = (self.question.for_steps or 1) * one.samples_per_step / math.exp(log_of_rate)
         return -math.log(start + work), work / (start + work)
