@@ -56,6 +56,7 @@ async def test_every_key_stands_in_the_help(home: Home) -> None:
 def test_each_command_has_its_own_key_and_a_method() -> None:
     from trainfast_tui import charts, widgets
     from trainfast_tui.app import TrainfastApp
+    from trainfast_tui.screens.best import BestScreen
     from trainfast_tui.screens.compare import CompareScreen
     from trainfast_tui.screens.diagnosis import DiagnosisScreen
     from trainfast_tui.screens.help import HelpScreen
@@ -72,6 +73,7 @@ def test_each_command_has_its_own_key_and_a_method() -> None:
     screens = {
         "main": MainScreen,
         "search": SearchScreen,
+        "best": BestScreen,
         "runs": RunsScreen,
         "compare": CompareScreen,
         "topo": TopoScreen,

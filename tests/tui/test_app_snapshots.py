@@ -134,3 +134,19 @@ def test_a_search_for_the_largest_batch(home: Home, size: tuple[int, int], snap_
         await pilot.press("b")
 
     assert_looks(snap_compare, StillApp(home), terminal_size=size, run_before=before)
+
+
+@pytest.mark.parametrize("size", [(160, 48), (80, 24)])
+@pytest.mark.parametrize("state", ["live", "answered"])
+def test_a_search_for_the_best_fit(
+    home: Home, conduct: Callable[[Path], None], size: tuple[int, int], state: str, snap_compare: SnapCompare
+) -> None:
+    from best_searched import a_best_search, best_answered, best_going_on, best_opened
+
+    search = a_best_search(home, best_going_on() if state == "live" else best_answered())
+    conduct(search)
+
+    async def before(pilot: Any) -> None:
+        await best_opened(pilot, search)
+
+    assert_looks(snap_compare, StillApp(home), terminal_size=size, run_before=before)

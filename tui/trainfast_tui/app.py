@@ -121,11 +121,12 @@ class TrainfastApp(TerminalApp):
             case KnobRefused(error) | RunRefused(error):
                 for screen in self._concerned():
                     screen.refuse(error)
-            case SearchRefused(error):
-                (self.in_sight if self.in_sight.SCOPE == "search" else self.main).refuse(error)
-            case SearchEnded(words):
-                if self.in_sight.SCOPE != "search":
-                    self.main.notify(f"The search has ended: {words}. b shows it.")
+            case SearchRefused(error, scope):
+                (self.in_sight if scope == self.in_sight.SCOPE else self.main).refuse(error)
+            case SearchEnded(words, scope):
+                if scope != self.in_sight.SCOPE:
+                    key = "B" if scope == "best" else "b"
+                    self.main.notify(f"The search has ended: {words}. {key} shows it.")
             case RunsCompared(a, b):
                 from trainfast_tui.screens.compare import CompareScreen
 
@@ -196,8 +197,10 @@ def run_app(
     watch(sys.stdin.fileno(), lambda: session.post(TerminalLost()))
     # Without the mouse the terminal's own selection works, and no movement is sent over the link.
     status = app.run(mouse=False)
-    if session.search.is_going_on:
-        print("The batch search goes on without this screen. Come back with: trainfast-tui    then b")
+    if session.searching:
+        name = "batch" if session.searching == "b" else "best-fit"
+        back = f"Come back with: trainfast-tui    then {session.searching}"
+        print(f"The {name} search goes on without this screen. {back}")
     run = session.shown_run
     if run is not None and run.is_live:
         print(f"{run.run_id} goes on without this screen.")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_tui.control.background import in_background
+from trainfast_tui.control.best_control import BestControl
 from trainfast_tui.control.compared_runs import compared_runs, compared_with_previous
 from trainfast_tui.control.memory_view import MemoryView
 from trainfast_tui.control.messages import (
@@ -72,6 +73,7 @@ class Session:
         """The newest prediction for the next run."""
         self.runs = RunControl(home, self.post, python)
         self.search = SearchControl(home, self.post, python)
+        self.best = BestControl(home, self.post, python)
         self.reader = Reader(
             home,
             lambda snapshot: self.post(SnapshotTaken(snapshot)),
@@ -148,17 +150,19 @@ class Session:
                 self.reader.follow(directory)
             case RunRefused():
                 self.runs.note_refused()
-            case SearchStarted(directory):
-                self.search.note_started(directory)
-                self.reader.follow_search(directory)
-            case SearchRefused():
-                self.search.note_refused()
+            case SearchStarted(directory, scope):
+                (self.best if scope == "best" else self.search).note_started(directory)
+                self.reader.follow_search(directory, scope)
+            case SearchRefused(_, scope):
+                (self.best if scope == "best" else self.search).note_refused()
 
     def _take(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
         self._adopt(snapshot)
         if ended := self.search.note_seen(snapshot.search):
             self.post(SearchEnded(ended))
+        if ended := self.best.note_seen(snapshot.best):
+            self.post(SearchEnded(ended, "best"))
         self.gather_advice()
         self.predict()
         self.runs.note_shown(snapshot.run.directory if snapshot.run is not None else None)
@@ -241,6 +245,11 @@ class Session:
             self.search.start(self.next_run.spec, cool_to_c=self.runs.cool_to_c, first=first)
             self.predict()
 
+    @property
+    def searching(self) -> str:
+        """The key of the search that uses the device: b for the largest batch, B for the best fit; else empty."""
+        return "b" if self.search.is_going_on else "B" if self.best.is_going_on else ""
+
     def searched(self) -> bool:
         """True if the newest search has an answer about the knobs as they are."""
         search, next_run = self.search.current, self.next_run
@@ -289,7 +298,7 @@ class Session:
     def predict(self) -> None:
         """Predict the next run's memory when its knobs have changed, or when a run has begun or ended."""
         run = self.shown_run
-        searches, live = self.search.is_going_on, run is not None and run.is_live
+        searches, live = bool(self.searching), run is not None and run.is_live
         self.oom.look(run, may_trace=not (searches or live or self.runs.is_starting))
         if self.next_run is None or self.machine is None:
             return

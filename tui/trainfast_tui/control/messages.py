@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
     from trainfast_runner.records.result import OomExplanation, Result
     from trainfast_runner.search.advice.advisor import Situation
+    from trainfast_runner.settings.spec import RunSpec
     from trainfast_tui.control.memory_view import MemoryView
     from trainfast_tui.live.snapshot import Snapshot
 
@@ -93,6 +94,8 @@ class SearchStarted:
     """A search's conductor holds its lock."""
 
     directory: Path
+    scope: str = "search"
+    """The screen that shows the search: `search` for the largest batch, `best` for the best fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,7 @@ class SearchRefused:
     """The search cannot be started with these knobs."""
 
     error: UserError
+    scope: str = "search"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,15 @@ class SearchEnded:
     """The followed search has ended; `words` say how."""
 
     words: str
+    scope: str = "search"
+
+
+@dataclass(frozen=True, slots=True)
+class BestPlanned:
+    """The best-fit search of `spec` would go so, in paragraphs with their tones."""
+
+    spec: RunSpec
+    texts: list[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -205,6 +205,11 @@ def is_same(name: str, reference: object, value: object) -> bool:
     return reference == value or (name in ("devices", "watch") and value is None)
 
 
+def is_about_model(record: RecordedSpec, spec: RunSpec) -> bool:
+    """True if the record is of the same preset and model, whatever its knobs."""
+    return (record.preset, record.variant, record.model) == (spec.preset, spec.variant, spec.model)
+
+
 def is_about(search: SearchSnapshot, spec: RunSpec) -> bool:
     """True if the search was for these knobs, apart from the knobs that a search sets itself."""
     from trainfast_runner.search.searches import FREE_KNOBS
@@ -212,7 +217,7 @@ def is_about(search: SearchSnapshot, spec: RunSpec) -> bool:
     asked = search.asked
     return (
         asked is not None
-        and (asked.preset, asked.variant, asked.model) == (spec.preset, spec.variant, spec.model)
+        and is_about_model(asked, spec)
         and all(
             is_same(name, asked.knobs.get(name), value) for name, value in spec.knobs.items() if name not in FREE_KNOBS
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.settings.spec import RunSpec
@@ -16,14 +16,31 @@ if TYPE_CHECKING:
     from trainfast_runner.search.search_follower import SearchSnapshot
 
 
-class SearchControl:
-    """Talks to the conductor of a search, which outlives the app. `python` trains, None for this one."""
+class SeenSearch(Protocol):
+    """The part of a search's snapshot that both kinds have."""
+
+    @property
+    def directory(self) -> Path:
+        """The search's directory."""
+        ...
+
+    @property
+    def is_live(self) -> bool:
+        """True if a conductor works on the search."""
+        ...
+
+
+SeenT = TypeVar("SeenT", bound=SeenSearch)
+
+
+class SearchConductors(Generic[SeenT]):
+    """Talks to the conductors of one kind of search, which outlive the app. `python` trains, None for this one."""
 
     def __init__(self, home: Home, post: Post, python: str | None = None) -> None:
         self._home = home
         self._post = post
         self._python = python
-        self._seen: SearchSnapshot | None = None
+        self._seen: SeenT | None = None
         self._is_starting = False
         self._awaited: Path | None = None
         self._left: Path | None = None
@@ -32,7 +49,7 @@ class SearchControl:
         """CLOCK_MONOTONIC at which the newest search was started."""
 
     @property
-    def current(self) -> SearchSnapshot | None:
+    def current(self) -> SeenT | None:
         """The newest snapshot of the followed search; None while another one is starting or after it was refused."""
         seen = self._seen
         return None if self._is_starting or seen is None or seen.directory == self._left else seen
@@ -51,7 +68,7 @@ class SearchControl:
         self._is_starting = False
         self._left = self._seen.directory if self._seen is not None else None
 
-    def note_seen(self, search: SearchSnapshot | None) -> str:
+    def note_seen(self, search: SeenT | None) -> str:
         """The reader shows this search; return how it ended, if it has ended since the last snapshot, else nothing."""
         before = self._seen
         self._seen = search
@@ -62,6 +79,49 @@ class SearchControl:
         was_live = before is not None and before.directory == search.directory and before.is_live
         if search.is_live or not was_live:
             return ""
+        return self.words(search)
+
+    def words(self, search: SeenT) -> str:
+        """Describe the state of a search."""
+        raise NotImplementedError
+
+    def note_starting(self) -> None:
+        """Another search is being started."""
+        self._is_starting, self._left, self.asked_ns = True, None, time.monotonic_ns()
+
+    def pause(self, directory: Path) -> None:
+        """Pause the search after the current probe."""
+        in_background("pause", lambda: self._pause(directory), self._post)
+
+    def resume(self, directory: Path) -> None:
+        """Resume the search."""
+        in_background("resume", lambda: self._resume(directory), self._post)
+
+    def cancel(self, directory: Path) -> None:
+        """Stop the running probe and end the search; its journal stays."""
+        in_background("cancel", lambda: self._cancel(directory), self._post)
+
+    def _pause(self, directory: Path) -> None:
+        from trainfast_runner.search.control import pause
+
+        pause(directory)
+
+    def _resume(self, directory: Path) -> None:
+        from trainfast_runner.search.control import resume
+
+        resume(directory)
+
+    def _cancel(self, directory: Path) -> Notified | None:
+        from trainfast_runner.search.control import cancel
+
+        return None if cancel(directory) else Notified("The search has already ended.", "warning")
+
+
+class SearchControl(SearchConductors["SearchSnapshot"]):
+    """Batch searches."""
+
+    def words(self, search: SearchSnapshot) -> str:
+        """Describe the state of a search."""
         from trainfast_tui.text.batch_search import state_words
 
         return state_words(search)
@@ -78,20 +138,8 @@ class SearchControl:
 
         With `cool_to_c` each of its processes waits until its GPUs are below that temperature in degrees Celsius.
         """
-        self._is_starting, self._left, self.asked_ns = True, None, time.monotonic_ns()
+        self.note_starting()
         in_background("search", lambda: self._start(spec, fresh, cool_to_c, first), self._post, SearchRefused)
-
-    def pause(self, directory: Path) -> None:
-        """Pause the search after the current probe."""
-        in_background("pause", lambda: self._pause(directory), self._post)
-
-    def resume(self, directory: Path) -> None:
-        """Resume the search."""
-        in_background("resume", lambda: self._resume(directory), self._post)
-
-    def cancel(self, directory: Path) -> None:
-        """Stop the running probe and end the search; its journal stays."""
-        in_background("cancel", lambda: self._cancel(directory), self._post)
 
     def _start(
         self, spec: RunSpec, fresh: bool, cool_to_c: float | None, first: Callable[[], None] | None
@@ -101,18 +149,3 @@ class SearchControl:
         if first is not None:
             first()
         return SearchStarted(start_search(spec, self._home, self._python, fresh=fresh, cool_to_c=cool_to_c))
-
-    def _pause(self, directory: Path) -> None:
-        from trainfast_runner.search.control import pause
-
-        pause(directory)
-
-    def _resume(self, directory: Path) -> None:
-        from trainfast_runner.search.control import resume
-
-        resume(directory)
-
-    def _cancel(self, directory: Path) -> Notified | None:
-        from trainfast_runner.search.control import cancel
-
-        return None if cancel(directory) else Notified("The search has already ended.", "warning")

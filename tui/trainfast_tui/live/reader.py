@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from trainfast_runner.records.run_file import Event
     from trainfast_runner.records.tick import Tick
     from trainfast_runner.running.follower import Follower, RunSnapshot
-    from trainfast_runner.search.search_follower import SearchFollower, SearchSnapshot
+    from trainfast_runner.search.best.best_follower import BestFollower
+    from trainfast_runner.search.search_follower import SearchFollower
 
 PERIOD_S = 0.5
 SAMPLE_PERIOD_S = 1.0
@@ -68,6 +69,38 @@ class _Choice:
             self.is_made = self._directory != directory
 
 
+SeenT = TypeVar("SeenT", covariant=True)
+
+
+class JournalFollower(Protocol[SeenT]):
+    """Follows the journal of one search."""
+
+    directory: Path
+
+    def poll(self) -> SeenT:
+        """Read the new lines and return a snapshot."""
+        ...
+
+
+class FollowedSearch(Generic[SeenT]):
+    """The followed search of one kind: the newest of the home, or the chosen one."""
+
+    def __init__(self, newest: Callable[[], Path | None], follow: Callable[[Path], JournalFollower[SeenT]]) -> None:
+        self.choice = _Choice(newest)
+        self._follow = follow
+        self._follower: JournalFollower[SeenT] | None = None
+
+    def poll(self) -> SeenT | None:
+        """Return a snapshot of the search; None without one."""
+        directory = self.choice.get()
+        if directory is None:
+            self._follower = None
+            return None
+        if self._follower is None or self._follower.directory != directory:
+            self._follower = self._follow(directory)
+        return self._follower.poll()
+
+
 class Reader(threading.Thread):
     """Calls `post` with a `Snapshot` every `period_s` seconds; follows the newest run of the home at first."""
 
@@ -87,11 +120,11 @@ class Reader(threading.Thread):
         self._post = post
         self._failed = failed
         self._run_choice = _Choice(self._newest_run)
-        self._search_choice = _Choice(self._newest_search)
         if directory is not None:
             self._run_choice.make(directory)
         self._follower: Follower | None = None
-        self._search_follower: SearchFollower | None = None
+        self._search = FollowedSearch(self._newest_search, _search_follower)
+        self._best = FollowedSearch(self._newest_best, _best_follower)
         self._sampler: Sampler | None = None
         self._ticks: deque[Tick] = deque(maxlen=TICKS_KEPT)
         self._xids: deque[Event] = deque(maxlen=XIDS_KEPT)
@@ -111,9 +144,9 @@ class Reader(threading.Thread):
         """The run to be shown."""
         return self._run_choice.chosen
 
-    def follow_search(self, directory: Path | None) -> None:
-        """Follow this search as well from now on, or none. Safe from any thread."""
-        self._search_choice.make(directory)
+    def follow_search(self, directory: Path | None, scope: str = "search") -> None:
+        """Follow this search of one kind as well from now on, or none. Safe from any thread."""
+        (self._best if scope == "best" else self._search).choice.make(directory)
         self._wake.set()
 
     def look_at_processes(self, on: bool) -> None:
@@ -150,11 +183,12 @@ class Reader(threading.Thread):
     def _take(self) -> Snapshot:
         trouble: str | None = None
         run: RunSnapshot | None = None
-        search: SearchSnapshot | None = None
+        search = best = None
         elsewhere: str | None = None
         try:
             run = self._poll()
-            search = self._poll_search()
+            search = self._search.poll()
+            best = self._best.poll()
             elsewhere = self._new_runs.newest(self.followed)
             if elsewhere is not None and run is None and self.followed is None:
                 self._run_choice.make(self._home.directory(elsewhere))
@@ -170,6 +204,7 @@ class Reader(threading.Thread):
             xids=tuple(self._xids),
             looked=self._run_choice.is_made,
             search=search,
+            best=best,
             trouble=trouble,
             elsewhere=elsewhere,
         )
@@ -205,16 +240,10 @@ class Reader(threading.Thread):
 
         return newest_search(self._home)
 
-    def _poll_search(self) -> SearchSnapshot | None:
-        directory = self._search_choice.get()
-        if directory is None:
-            self._search_follower = None
-            return None
-        if self._search_follower is None or self._search_follower.directory != directory:
-            from trainfast_runner.search.search_follower import SearchFollower
+    def _newest_best(self) -> Path | None:
+        from trainfast_runner.search.searches import BEST, newest_search
 
-            self._search_follower = SearchFollower(directory)
-        return self._search_follower.poll()
+        return newest_search(self._home, BEST)
 
     def _poll(self) -> RunSnapshot | None:
         directory = self._run_choice.get()
@@ -244,3 +273,15 @@ class Reader(threading.Thread):
             self._sampler.start()
         if self._sampler is not None:
             self._sampler.ask_period(WATCHED_PERIOD_S if self._with_processes else SAMPLE_PERIOD_S)
+
+
+def _search_follower(directory: Path) -> SearchFollower:
+    from trainfast_runner.search.search_follower import SearchFollower
+
+    return SearchFollower(directory)
+
+
+def _best_follower(directory: Path) -> BestFollower:
+    from trainfast_runner.search.best.best_follower import BestFollower
+
+    return BestFollower(directory)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from trainfast_runner.records.run_file import Event
     from trainfast_runner.records.tick import Tick
     from trainfast_runner.running.follower import RunSnapshot
+    from trainfast_runner.search.best.best_follower import BestSnapshot
     from trainfast_runner.search.search_follower import SearchSnapshot
 
 
@@ -29,6 +30,8 @@ class Snapshot:
     """True once the home has been searched: without a run this is then a first start."""
     search: SearchSnapshot | None = None
     """The followed batch search, which may have ended."""
+    best: BestSnapshot | None = None
+    """The followed best-fit search, which may have ended."""
     trouble: str | None = None
     """The reason why the run cannot be read, in one line."""
     xids: tuple[Event, ...] = ()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 SCOPES = {
     "main": "on the main screen",
     "search": "in the search for the largest batch",
+    "best": "in the search for the best fit",
     "runs": "in the list of runs",
     "compare": "in a comparison",
     "topo": "in the topology",

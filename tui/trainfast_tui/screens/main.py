@@ -40,6 +40,12 @@ WIDE = 120
 NARROW = 100
 """Below this width the step's figures take a line more."""
 
+IN_USE = {
+    "b": "Batch search is using the device; b shows it, Esc there cancels it.",
+    "B": "Best-fit search is using the device; B shows it, s there stops it.",
+}
+"""The notice about a search that goes on, by its key."""
+
 
 class MainScreen(AppScreen):
     """Shows the newest snapshot and the next run's knobs; starts and stops runs, and opens the other screens."""
@@ -66,8 +72,8 @@ class MainScreen(AppScreen):
         self._followed: str | None = None
         self._question: tuple[Screen[object] | None, str] = None, ""
         """The dialog that asks about a live run, and that run's id."""
-        self._batch_wanted = False
-        """True if a search was asked for before it was known whether one goes on."""
+        self._search_wanted: Callable[[], object] | None = None
+        """The action that asked for a search before it was known whether one goes on."""
 
     @property
     def is_ready(self) -> bool:
@@ -132,8 +138,8 @@ class MainScreen(AppScreen):
         self.show_memory()
         self.query_one(LogPane).show(run.log if run is not None else (), run is not None and not run.is_live)
         self._show_status(snapshot)
-        if self._batch_wanted:
-            self.action_batch()
+        if self._search_wanted is not None:
+            self._search_wanted()
         self._close_outdated_question(run)
 
     def show_knobs(self, knob: str = "") -> None:
@@ -177,9 +183,8 @@ class MainScreen(AppScreen):
             self.notify("There is no preset to run; p chooses one.", severity="warning")
         elif session.runs.is_starting:
             self.notify("A run is starting; press r again once it is on the screen.", severity="warning")
-        elif session.search.is_going_on:
-            words = "Batch search is using the device; b shows it, Esc there cancels it."
-            self.notify(words, severity="warning")
+        elif session.searching:
+            self.notify(IN_USE[session.searching], severity="warning")
         else:
             machine = session.machine
             used = None if machine is None else machine.used_by(next_run.spec.knobs["devices"])
@@ -202,9 +207,10 @@ class MainScreen(AppScreen):
 
     def action_batch(self) -> None:
         session, next_run, run = self.session, self.session.next_run, self.session.shown_run
-        self._batch_wanted = session.snapshot is None
-        if self._batch_wanted:
+        if self._waits_for_snapshot(self.action_batch):
             self.notify("Looking for a live search…")
+        elif session.searching == "B":
+            self.notify(IN_USE["B"], severity="warning")
         elif session.search.is_going_on or session.searched():
             self._open_search()
         elif next_run is None:
@@ -219,6 +225,24 @@ class MainScreen(AppScreen):
             question = f"{run.run_id} is {state_words(run.state)} and uses the device. Stop it and search the batch?"
             question = " ".join(filter(None, (question, limit_notice(next_run.spec, session.machine))))
             self._ask_about(run, question, "stop it, then search", partial(self._search, run.directory))
+
+    def _waits_for_snapshot(self, action: Callable[[], object]) -> bool:
+        """True if nothing was read yet; `action` is done again with the first snapshot then."""
+        self._search_wanted = action if self.session.snapshot is None else None
+        return self._search_wanted is not None
+
+    def action_best(self) -> None:
+        session = self.session
+        if self._waits_for_snapshot(self.action_best):
+            self.notify("Looking for a live search…")
+        elif session.searching == "b":
+            self.notify(IN_USE["b"], severity="warning")
+        elif session.next_run is None:
+            self.notify("There is no preset to search; p chooses one.", severity="warning")
+        else:
+            from trainfast_tui.screens.best import BestScreen
+
+            self.app.push_screen(BestScreen(session))
 
     def _search(self, live: Path | None) -> None:
         self.session.start_search(live)

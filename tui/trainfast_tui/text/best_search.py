@@ -91,14 +91,19 @@ def _pareto(settings: Iterable[Fields]) -> list[str]:
     return table(["fastest in its memory", "rate", "peak"], rows, right=(2,))
 
 
+def count_words(verdicts: Iterable[str]) -> str:
+    """The number of each verdict: `12 measured, 17 beaten`."""
+    counts = Counter(verdicts)
+    return ", ".join(f"{counts[name]} {name.replace('_', ' ')}" for name in VERDICTS if counts[name])
+
+
 def _rest_rows(found: Fields) -> Iterable[tuple[str, str]]:
     ties = [knob_words(knobs) for knobs in found["ties"]]
     for words in ties[:MOST_LISTED]:
         yield "within the noise", words
     if len(ties) > MOST_LISTED:
         yield "within the noise", f"and {len(ties) - MOST_LISTED} more"
-    counts = Counter(one["verdict"] for one in found["verdicts"])
-    words = ", ".join(f"{counts[name]} {name.replace('_', ' ')}" for name in VERDICTS if counts[name])
+    words = count_words(one["verdict"] for one in found["verdicts"])
     dropped = f"; {found['dropped']} combinations have another global batch" if found["dropped"] else ""
     yield "candidates", f"{found['candidates']}: {words}{dropped}"
     not_tried = [one for one in found["verdicts"] if one["verdict"] == "not_tried"]

@@ -105,6 +105,7 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
         _rare("KnobPanel.reset_knob", ("backspace",), "reset", "Give the knob under the cursor its preset's value."),
         Action("KnobPanel.preset", ("p",), "preset", "Choose what to train: a preset or one of its variants."),
         Action("batch", ("b",), "max batch", "Search the largest batch that fits, and confirm it."),
+        Action("best", ("B", "upper_b"), "best fit", "Search the fastest settings that fit, all knobs varied."),
         _rare("KnobPanel.save", ("w",), "save", "Save the knobs as a preset of your own."),
         Action("compare", ("c",), "compare", "Compare this run with the one before it."),
         _rare(
@@ -140,6 +141,16 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
         Action("leave", ("b",), "leave", "Back to the main screen; the search goes on."),
         Action("again", ("f5",), "go on", "Take an ended search up again; one with an answer starts anew."),
         *_moves("BatchSearchView", "answer"),
+    ),
+    "best": (
+        Action("apply", ("enter",), "take", "Give the knobs the best setting found, and go back; without one: search."),
+        Action("pause", ("space",), "pause", "Pause after this step; press again to resume."),
+        Action("pin", ("p",), "pin", "Try one value of a knob alone from now on, or end that."),
+        Action("skip", ("x",), "skip", "Never try a value of a knob."),
+        Action("leave", ("escape", "B", "upper_b"), "leave", "Back to the main screen; the search goes on."),
+        Action("cancel", ("s",), "stop", "Stop the search and keep its journal."),
+        Action("again", ("f5",), "go on", "Take an ended search up again; one with an answer starts anew."),
+        *_moves("BestView", "measurement"),
     ),
     "runs": (
         Action("back", ("escape", "h"), "back", "Back to the main screen."),

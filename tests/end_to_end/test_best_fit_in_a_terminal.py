@@ -1,0 +1,71 @@
+"""The best-fit search by keys alone: `B`, Enter, pin, skip, pause, quit, reattach, Enter takes, with real trials."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cli.command import COMMAND, Cli
+from end_to_end.terminal import Terminal, needs_tmux
+
+pytestmark = [needs_tmux, pytest.mark.longest]
+SMALL = """schema = 1
+extends = "tiny-llama"
+[model]
+hidden_size = 64
+num_hidden_layers = 2
+[knobs]
+seq_len = 32
+"""
+
+
+@pytest.fixture(params=[(160, 48), (80, 24)], ids=["160x48", "80x24"])
+def terminal(request: pytest.FixtureRequest, tmp_path: Path, cli: Cli) -> Iterator[Terminal]:
+    opened = Terminal(tmp_path, *request.param, cli.environment)
+    yield opened
+    opened.close()
+
+
+def kinds(cli: Cli) -> list[str]:
+    (path,) = cli.home.glob("searches/*/journal.jsonl")
+    return [json.loads(line)["kind"] for line in path.read_text().splitlines()]
+
+
+def test_the_search_is_ordered_paused_left_found_again_and_its_best_is_taken(cli: Cli, terminal: Terminal) -> None:
+    (cli.presets / "small.toml").write_text(SMALL)
+    terminal.open([*COMMAND, "--preset", "small"])
+    terminal.until_shows("No run yet", "small")
+    terminal.press("B")
+    terminal.until_shows("best fit: small", "candidates", "Enter starts the search")
+    terminal.press("Enter")
+    terminal.until_shows("best so far", "chance that going on finds 2 % more", seconds=300)
+    terminal.press("p")
+    terminal.until_shows("Pin a knob to one value")
+    terminal.press(*"precision=fp32", "Enter")
+    terminal.until_shows("your orders: pin precision=fp32")
+    terminal.press("x")
+    terminal.until_shows("Never try this value")
+    terminal.press(*"checkpointing=full", "Enter")
+    terminal.until_shows("skip checkpointing=full")
+    terminal.press("Space")
+    terminal.until_shows("paused: no process is running", seconds=300)
+    terminal.press("q")
+    terminal.until_shows("The best-fit search goes on without this screen", "then B", "ended with 0")
+    before = kinds(cli)
+    assert before.count("ordered") == 2
+    assert before[-1] == "paused"
+    terminal.close()
+    terminal.open([*COMMAND, "--preset", "small"])
+    terminal.until_shows("small")
+    terminal.press("B")
+    terminal.until_shows("paused: no process is running", "your orders: pin precision=fp32, skip checkpointing=full")
+    terminal.press("Space")
+    terminal.until_shows("● trying", seconds=300)
+    terminal.press("s")
+    terminal.until_shows("stopped; its journal is kept, f5 continues", seconds=300)
+    terminal.press("Enter")
+    terminal.until_shows("r runs it")
+    assert kinds(cli)[-1] == "best-ended"

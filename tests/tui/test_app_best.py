@@ -1,0 +1,268 @@
+"""The best-fit search on the screen: planned, started, paused, ordered, left and taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from best_searched import (
+    BEST_ID,
+    SPACE,
+    a_best_search,
+    a_question,
+    best_answered,
+    best_going_on,
+    best_opened,
+    best_seen,
+    chosen,
+    show_best,
+)
+from recorded import MIB, START_NS, S, write_lines
+from still import FULL, SMALL, StillApp, screen_text, until, until_true
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.records.home import Home
+from trainfast_runner.search import control
+from trainfast_runner.search.best.asked import BestAsked
+from trainfast_runner.search.best.journal import BestEnded, Ordered
+from trainfast_runner.search.best.orders import read_orders
+from trainfast_runner.search.journal import PAUSE_FILE, Paused
+from trainfast_runner.settings.spec import RunSpec
+from trainfast_tui.charts.scatter import Spot, pareto, scatter
+from trainfast_tui.control.best_control import BestControl
+from trainfast_tui.control.messages import BestPlanned, SearchStarted
+
+PLAN = "candidates 12, 11 of them can run here"
+
+
+@pytest.fixture
+def live_best(home: Home, conduct: Callable[[Path], None]) -> Path:
+    """A search whose conductor works on it."""
+    search = a_best_search(home, best_going_on())
+    conduct(search)
+    return search
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan without a look at this machine."""
+    monkeypatch.setattr(BestControl, "_plan", lambda self, spec: BestPlanned(spec, [(PLAN, "text")]))
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, home: Home) -> list[tuple[RunSpec, BestAsked]]:
+    """Stands in for the start of a conductor: the asked searches; the started one is that of `a_best_search`."""
+    found: list[tuple[RunSpec, BestAsked]] = []
+
+    def start(spec: RunSpec, home: Home, python: str | None, *, cool_to_c: float | None, best: BestAsked) -> Path:
+        found.append((spec, best))
+        return home.path / "searches" / BEST_ID
+
+    monkeypatch.setattr(control, "start_search", start)
+    return found
+
+
+def knob(app: StillApp, name: str) -> object:
+    assert app.session.next_run is not None
+    return app.session.next_run.spec.knobs[name]
+
+
+@pytest.mark.parametrize("size", [FULL, SMALL])
+async def test_a_live_search_shows_the_best_its_chance_the_chart_and_the_trials(
+    home: Home, live_best: Path, size: tuple[int, int]
+) -> None:
+    async with StillApp(home).run_test(size=size) as pilot:
+        text = await best_opened(pilot, live_best)
+    lines = text.splitlines()
+    words = " ".join(text.split())
+    assert lines[0].startswith("best fit: tiny-llama ─")
+    assert lines[1].startswith("● trying batch_size=16 grad_accum=1 precision=bf16 checkpointing=full")
+    assert lines[2].startswith("best so far 61.0 samples/s (59.4 to 62.6)  batch_size=4")
+    assert "31 % chance that going on finds 2 % more, for about 1 min 35 s" in words
+    assert "12 candidates, 5 measurements, 40 s so far, the budget is 10 min" in words
+    assert "limit 1.00 GiB" in text
+    assert text.count("┊") >= 5, "the limit is a line of the chart"
+    assert text.count("■") == 1, "the best so far"
+    assert "it may be 4 % f" in text
+    assert lines[-1].startswith("Enter take  space pause  p pin  x skip  Esc leave  s stop")
+
+
+async def test_each_trial_has_a_row_with_its_rate_and_the_newest_stay_in_sight(home: Home, live_best: Path) -> None:
+    async with StillApp(home).run_test(size=FULL) as pilot:
+        text = await best_opened(pilot, live_best)
+        rows = [line.split() for line in text.splitlines() if line.startswith(("● the base", "✗", "▸"))]
+        assert rows[0][:3] == ["●", "the", "baseline"]
+        assert rows[0][-4:] == ["8", "7.5", "s", "new"]
+        assert rows[1][-7:] == ["out", "of", "memory", "–", "3.2", "s", "warm"]
+        assert rows[2][1] == "batch_size=16"
+    async with StillApp(home).run_test(size=SMALL) as pilot:
+        text = await best_opened(pilot, live_best)
+        assert "● the baseline" not in text
+        await pilot.press("up", "up", "up", "up", "up", "up")
+        assert "● the baseline" in screen_text(pilot.app)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("size", [FULL, SMALL])
+async def test_the_answer_has_the_effects_the_ties_and_the_verdicts_and_enter_takes_it(
+    home: Home, size: tuple[int, int]
+) -> None:
+    app = StillApp(home)
+    async with app.run_test(size=size) as pilot:
+        text = await best_opened(pilot, a_best_search(home, best_answered()))
+        assert "✓ batch_size=4 grad_accum=4 precision=bf16: +44.4 % (+42.1 % to +46.8 %)" in text
+        assert "precision=bf16 for fp32" in text
+        assert "+44.4 % (+41.9 % to +46.9 %)  in a run" in text
+        assert "within the noise  batch_size=16 grad_accum=1 precision=bf16 checkpointing=full" in text
+        assert "12: 5 measured, 6 beaten, 1 too large" in text
+        assert text.splitlines()[-1].startswith("Enter take  Esc back  f5 go on")
+        await pilot.press("enter")
+        await pilot.pause()
+        assert app.screen is app.main
+        assert (knob(app, "batch_size"), knob(app, "grad_accum"), knob(app, "precision")) == (4, 4, "bf16")
+        assert "r runs it" in screen_text(app)
+
+
+async def test_enter_takes_the_best_so_far_and_the_search_goes_on(home: Home, live_best: Path) -> None:
+    app = StillApp(home)
+    async with app.run_test(size=FULL) as pilot:
+        await best_opened(pilot, live_best)
+        await pilot.press("enter")
+        await pilot.pause()
+        assert knob(app, "precision") == "bf16"
+        await pilot.press("r")
+        await pilot.pause()
+        assert "Best-fit search is using the device; B shows it, s there stops it." in screen_text(app)
+        await pilot.press("b")
+        await pilot.pause()
+        assert app.screen is app.main, "the batch search needs the device as well"
+        await pilot.press("B")
+        await pilot.pause()
+        assert "best so far" in screen_text(app)
+        await pilot.press("escape")
+        await pilot.pause()
+        assert "The search goes on; B shows it." in screen_text(app)
+
+
+async def test_space_pauses_and_again_goes_on(home: Home, live_best: Path) -> None:
+    app = StillApp(home)
+    async with app.run_test(size=FULL) as pilot:
+        await best_opened(pilot, live_best)
+        await pilot.press("space")
+        await until_true(pilot, (live_best / PAUSE_FILE).exists, "the pause")
+        assert "● pausing after this step" in await show_best(pilot, live_best)
+        write_lines(live_best / "journal.jsonl", [*best_going_on(), Paused(t_ns=START_NS + 35 * S)])
+        text = await show_best(pilot, live_best)
+        assert "■ paused: no process is running" in text
+        assert "space go on" in text
+        await pilot.press("space")
+        await until_true(pilot, lambda: not (live_best / PAUSE_FILE).exists(), "the end of the pause")
+
+
+async def test_p_pins_a_value_and_x_skips_one(home: Home, live_best: Path) -> None:
+    app = StillApp(home)
+    async with app.run_test(size=FULL) as pilot:
+        await best_opened(pilot, live_best)
+        await pilot.press("p")
+        assert "checkpointing=full  6 candidates" in screen_text(app)
+        await pilot.press(*"bf16", "enter")
+        await until_true(pilot, lambda: len(read_orders(live_best)) == 1, "the pin")
+        await pilot.press("x", *"full", "enter")
+        await until_true(pilot, lambda: len(read_orders(live_best)) == 2, "the skip")
+        assert [(one.do, one.knob, one.value) for one in read_orders(live_best)] == [
+            ("pin", "precision", "bf16"),
+            ("skip", "checkpointing", "full"),
+        ]
+        text = await show_best(pilot, live_best)
+        assert "your orders: pin precision=bf16 (before the next step), skip checkpointing=full" in text
+        taken = Ordered(t_ns=START_NS + 36 * S, do="pin", knob="precision", value="bf16")
+        write_lines(live_best / "journal.jsonl", [*best_going_on(), taken])
+        assert "your orders: pin precision=bf16, skip" in await show_best(pilot, live_best)
+        await pilot.press("p", *"unpin", "enter")
+        await until_true(pilot, lambda: len(read_orders(live_best)) == 3, "the unpin")
+        assert read_orders(live_best)[-1].do == "unpin"
+
+
+async def test_s_stops_the_search_and_f5_continues_its_question(
+    home: Home, live_best: Path, monkeypatch: pytest.MonkeyPatch, started: list[tuple[RunSpec, BestAsked]]
+) -> None:
+    cancelled: list[Path] = []
+    monkeypatch.setattr(control, "cancel", lambda directory: cancelled.append(directory) or True)
+    app = StillApp(home)
+    async with app.run_test(size=FULL) as pilot:
+        await best_opened(pilot, live_best)
+        await pilot.press("s")
+        await until_true(pilot, lambda: cancelled == [live_best], "the end")
+        ended = BestEnded(t_ns=START_NS + 36 * S, state="cancelled", reason="cancelled", seconds=36.0)
+        write_lines(live_best / "journal.jsonl", [*best_going_on(), ended])
+        assert "■ stopped; its journal is kept, f5 continues" in await show_best(pilot, live_best)
+        await pilot.press("f5")
+        await until_true(pilot, lambda: started, "the start")
+        spec, asked = started[0]
+        question = a_question()
+        assert spec.knobs == question.knobs
+        assert (asked.vary, asked.global_batch) == (question.vary, 16)
+
+
+async def test_without_a_search_the_screen_tells_the_plan_and_enter_starts(
+    home: Home, planned: None, started: list[tuple[RunSpec, BestAsked]], conduct: Callable[[Path], None]
+) -> None:
+    app = StillApp(home)
+    async with app.run_test(size=SMALL) as pilot:
+        await best_opened(pilot, None)
+        text = await until(pilot, PLAN)
+        assert "Enter starts the search; Esc goes back." in text
+        assert text.splitlines()[-1].startswith("Enter start  Esc back")
+        await pilot.press("enter")
+        await until(pilot, "The knobs are being checked")
+        await until_true(pilot, lambda: started, "the start")
+        assert started[0][1] == BestAsked()
+        search = a_best_search(home, best_going_on())
+        conduct(search)
+        app.post(SearchStarted(search, "best"))
+        assert "best so far" in await show_best(pilot, search)
+
+
+async def test_a_refused_plan_and_start_say_why(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any, **options: Any) -> Path:
+        raise UserError("the device is in use", key="devices")
+
+    monkeypatch.setattr(BestControl, "_plan", refuse)
+    monkeypatch.setattr(control, "start_search", refuse)
+    async with StillApp(home).run_test(size=FULL) as pilot:
+        await best_opened(pilot, None)
+        await until(pilot, "Refused: the device is in use")
+        await pilot.press("enter")
+        await until_true(pilot, lambda: screen_text(pilot.app).count("Refused: ") > 1, "the refusal")  # type: ignore[arg-type]
+
+
+async def test_plain_ascii_and_no_control_sequences(home: Home, conduct: Callable[[Path], None]) -> None:
+    search = a_best_search(home, [*best_going_on()[:-1], chosen(31, "trial", 3, "x\x1b[31my")])
+    conduct(search)
+    async with StillApp(home, ascii=True).run_test(size=FULL) as pilot:
+        text = await best_opened(pilot, search)
+    assert text.isascii(), {character for character in text if ord(character) > 127}
+    assert "xy" in text
+
+
+def test_the_front_is_the_settings_that_none_beats_in_both() -> None:
+    spots = [Spot(300, 9.0, "•", "text"), Spot(200, 9.0, "•", "text"), Spot(100, 5.0, "•", "text")]
+    assert pareto([*spots, Spot(50, None, "✗", "error"), Spot(150, 4.0, "•", "text")]) == [spots[2], spots[1]]
+
+
+def test_a_limit_far_beyond_the_settings_is_written_not_drawn() -> None:
+    spots = [Spot(100 * MIB, 9.0, "•", "text"), Spot(200 * MIB, 19.0, "•", "text")]
+    text = "\n".join("".join(piece for piece, _ in line) for line in scatter(spots, 80 << 30, 70, 10))
+    assert "┊" not in text
+    assert "the limit 80.0 GiB is far right" in text
+    assert scatter(spots, None, 70, 4) == [], "too small for a chart"
+
+
+def test_a_snapshot_knows_the_state_the_rates_and_the_limit(home: Home) -> None:
+    seen = best_seen(a_best_search(home, best_going_on()))
+    assert seen.state == "interrupted"
+    rate = seen.so_far.rates[0]
+    assert rate.low < 42.0 < rate.high
+    assert seen.so_far.limit_bytes == 1 << 30
+    assert seen.so_far.candidates == SPACE.candidates

@@ -1,0 +1,274 @@
+"""The best-fit search: planned, started or resumed on this screen, which it outlives."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from textual.app import ComposeResult
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_tui.control.messages import BestPlanned, Notified
+from trainfast_tui.control.next_run import is_about_model
+from trainfast_tui.live.snapshot import Snapshot
+from trainfast_tui.screens.base import AppScreen, SessionMessage
+from trainfast_tui.session import Session
+from trainfast_tui.text.best_state import best_of, orders_in_force, settings_of
+from trainfast_tui.text.format import duration
+from trainfast_tui.widgets.best_view import BestView
+from trainfast_tui.widgets.strips import Footer
+
+if TYPE_CHECKING:
+    from trainfast_runner.search.best.best_follower import BestSnapshot
+
+WHY = (
+    "Finds the fastest settings that fit, by short trials of real steps in warm processes; the best and your own"
+    " settings are then confirmed in fresh ones. Only knobs that keep the training the same are varied."
+)
+PLANNING = "Listing the settings that can run here…"
+MOST_NAMED = 3
+"""The status line names at most this many knobs."""
+ENTER = "Enter starts the search; Esc goes back."
+
+
+class BestScreen(AppScreen):
+    """Shows the live best-fit search, else the newest of the next run's model; Enter takes its best setting."""
+
+    SCOPE = "best"
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self._search: BestSnapshot | None = None
+        self._plan: list[tuple[str, str]] = []
+        self._now_ns = 0
+
+    def compose(self) -> ComposeResult:
+        yield BestView()
+        yield self.footer()
+
+    @property
+    def view(self) -> BestView:
+        return self.query_one(BestView)
+
+    def on_mount(self) -> None:
+        snapshot = self.session.snapshot
+        self._now_ns = snapshot.taken_ns if snapshot is not None else 0
+        self._show()
+        if self._search is None and not self.session.best.is_going_on:
+            self._make_plan()
+
+    def show_snapshot(self, snapshot: Snapshot) -> None:
+        """Paint the newest snapshot of the search."""
+        self._now_ns = snapshot.taken_ns
+        self._show()
+
+    def _make_plan(self) -> None:
+        """Find out how a search of the next run would go, unless a run is being measured."""
+        next_run, run = self.session.next_run, self.session.shown_run
+        assert next_run is not None
+        if run is not None and run.is_live:
+            self._plan = [(f"{run.run_id} is using the device: Enter stops it first.", "warning")]
+        else:
+            self._plan = [(PLANNING, "muted")]
+            self.session.best.plan(next_run.spec, self.post)
+
+    def on_session_message(self, message: SessionMessage) -> None:
+        """Take in the plan; leave other messages to the app."""
+        planned = message.content
+        if not isinstance(planned, BestPlanned):
+            return
+        self._plan = planned.texts
+        self._show()
+
+    def _show(self) -> None:
+        """Paint the search as of the newest snapshot, or the plan of one."""
+        control, next_run = self.session.best, self.session.next_run
+        search = control.current
+        if search is not None and not search.is_live:
+            question = search.so_far.question
+            if question is None or next_run is None or not is_about_model(question, next_run.spec):
+                search = None
+        if search is not None and (self._search is None or self._search.state != search.state):
+            # A notice about the state before is outdated.
+            self.show_notice("")
+        self._search = search
+        if search is not None:
+            self.view.show(search, self._now_ns)
+        else:
+            self._show_plan()
+        self._show_useful_keys()
+
+    def _show_plan(self) -> None:
+        next_run = self.session.next_run
+        texts = [(WHY, "muted"), *self._plan]
+        if self.session.best.is_going_on:
+            asked_ns = self.session.best.asked_ns
+            waited = "" if asked_ns is None else duration(max(0, self._now_ns - asked_ns) // 1_000_000_000)
+            texts = [(f"The knobs are being checked… {waited}", "text")]
+        else:
+            texts.append((ENTER, "text"))
+        self.view.show_plan(next_run.spec.name if next_run is not None else "", texts)
+
+    def _show_useful_keys(self) -> None:
+        """Leave out of the footer the keys that do nothing now."""
+        search, footer = self._search, self.query_one(Footer)
+        live = search is not None and search.is_live
+        starting = search is None and self.session.best.is_going_on
+        has_best = search is not None and best_of(search.so_far) is not None
+        useless = {
+            "apply": starting or (search is not None and not has_best),
+            "pause": not live,
+            "pin": not live,
+            "skip": not live,
+            "cancel": not live,
+            "again": live or search is None,
+        }
+        footer.leave_out(frozenset(name for name, is_so in useless.items() if is_so))
+        footer.relabel("apply", "start" if search is None else "take")
+        footer.relabel("pause", "go on" if search is not None and search.state in ("pausing", "paused") else "pause")
+        footer.relabel("leave", "leave" if live or starting else "back")
+
+    def show_notice(self, text: str, tone: str = "text") -> None:
+        """Show a line at the bottom."""
+        self.view.show_notice(text, tone)
+
+    def refuse(self, error: UserError) -> None:
+        """Show why the search cannot be started."""
+        self.notify(f"Refused: {error.line()}", severity="error")
+        self._show()
+
+    def action_leave(self) -> None:
+        if self.session.best.is_going_on:
+            self.session.post(Notified("The search goes on; B shows it."))
+        self.dismiss()
+
+    def action_apply(self) -> None:
+        search, session = self._search, self.session
+        if search is None:
+            self._start()
+            return
+        best = best_of(search.so_far)
+        if best is None:
+            self.notify("Nothing was measured yet.", severity="warning")
+            return
+        question, next_run = search.so_far.question, session.next_run
+        assert question is not None
+        assert next_run is not None
+        settings = [(name, text) for name, text in settings_of(search.so_far, best[0]) if next_run.shown(name) != text]
+        if not settings:
+            session.post(Notified("The next run has the best setting already; r runs it"))
+        else:
+            session.apply(settings)
+        if not is_about_model(question, next_run.spec):
+            session.post(Notified("Applied, but the search had another preset: this may not fit with it.", "warning"))
+        elif len(settings) > MOST_NAMED and session.next_run is not next_run:
+            session.post(Notified(f"{len(settings)} knobs have the values of the best setting; r runs it"))
+        self.dismiss()
+
+    def action_pause(self) -> None:
+        search = self._live()
+        if search is None:
+            return
+        self.notify("")
+        if search.state in ("pausing", "paused"):
+            self.session.best.resume(search.directory)
+        else:
+            self.session.best.pause(search.directory)
+
+    def action_cancel(self) -> None:
+        search = self._live()
+        if search is not None:
+            self.notify("Stopping: the running process is ended, the journal is kept…", severity="warning")
+            self.session.best.cancel(search.directory)
+
+    def action_again(self) -> None:
+        search = self._search
+        if search is not None and search.is_live:
+            self.notify("The search is live; s stops it.", severity="warning")
+        else:
+            self._start()
+
+    def action_pin(self) -> None:
+        search = self._live()
+        if search is None:
+            return
+        pinned = [one.knob for one in orders_in_force(search.so_far) if one.do == "pin"]
+        choices = [(f"unpin {name}", "try all its values again") for name in pinned]
+        self._ask_order(search, "pin", "Pin a knob to one value from now on", choices)
+
+    def action_skip(self) -> None:
+        search = self._live()
+        if search is not None:
+            self._ask_order(search, "skip", "Never try this value", [])
+
+    def _ask_order(self, search: BestSnapshot, do: str, title: str, choices: list[tuple[str, str]]) -> None:
+        """Let the person choose a value of a knob that the search varies, and order it."""
+        from trainfast_tui.widgets.dialogs import Pick
+
+        values = _values(search)
+        if not values:
+            self.notify("The candidates are not listed yet.", severity="warning")
+            return
+        choices = [*choices, *((f"{name}={value}", f"{count} candidates") for (name, value), count in values.items())]
+
+        def take(answer: object) -> None:
+            if not isinstance(answer, str):
+                return
+            if answer.startswith("unpin "):
+                self.session.best.order(search.directory, "unpin", answer.removeprefix("unpin "))
+            else:
+                name, _, value = answer.partition("=")
+                self.session.best.order(search.directory, do, name, value)
+
+        self.app.push_screen(Pick(title, choices, None), take)
+
+    def _live(self) -> BestSnapshot | None:
+        """The search if it is live; else None, with a notice."""
+        search = self._search
+        if search is None or not search.is_live:
+            self.notify("There is no live search.", severity="warning")
+            return None
+        return search
+
+    def _start(self) -> None:
+        """Start or continue a search; a live run is stopped first if the person agrees."""
+        session, run = self.session, self.session.shown_run
+        if session.best.is_going_on:
+            self.notify("The search is starting.", severity="warning")
+        elif session.runs.is_starting:
+            self.notify("A run is starting; press Enter again once it is on the screen.", severity="warning")
+        elif run is None or not run.is_live:
+            self._begin(None)
+        else:
+            from trainfast_tui.widgets.dialogs import Confirm
+
+            question = f"{run.run_id} is live and uses the device. Stop it and search the best fit?"
+            stop = partial(session.runs.end, run.directory)
+            self.app.push_screen(
+                Confirm(question, "stop it, then search"), lambda answer: self._begin(stop) if answer else None
+            )
+
+    def _begin(self, first: partial[None] | None) -> None:
+        session, search = self.session, self._search
+        assert session.next_run is not None
+        self.notify("")
+        question = search.so_far.question if search is not None else None
+        if question is not None and search is not None and search.state in ("interrupted", "cancelled"):
+            session.best.go_on(question, session.runs.cool_to_c, first)
+        else:
+            session.best.start(session.next_run.spec, session.runs.cool_to_c, first)
+        session.predict()
+        self._show()
+
+
+def _values(search: BestSnapshot) -> dict[tuple[str, str], int]:
+    """Count the candidates of each value of each knob that has several, as typed."""
+    found: dict[tuple[str, str], int] = {}
+    for one in search.so_far.candidates:
+        if one.ruled_out is None:
+            for name, value in one.knobs.items():
+                key = name, BY_NAME[name].show(value)
+                found[key] = found.get(key, 0) + 1
+    several = {name for name, _ in found if sum(other == name for other, _ in found) > 1}
+    return {key: count for key, count in found.items() if key[0] in several}

@@ -1,0 +1,130 @@
+"""A best-fit search in words while it goes on: its state, the best so far, and the worth of going on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trainfast_runner.settings.knob_values import KnobValue
+from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_tui.text import format as fmt
+from trainfast_tui.text.best_search import gain_words, knob_words, rate_words
+from trainfast_tui.text.cooling import cooling_words
+
+if TYPE_CHECKING:
+    from trainfast_runner.search.best.best_follower import BestSnapshot, BestSoFar
+    from trainfast_runner.search.best.journal import Interval, Ordered, Space
+
+VERBS = {
+    "trial": "trying",
+    "race": "racing",
+    "confirm": "confirming in a fresh process",
+    "limit": "running under memory_limit",
+    "turn_back": "turning back",
+}
+
+
+def setting_words(space: Space, number: int) -> str:
+    """Name a setting by the knobs in which it differs from the baseline; with the default where none does."""
+    own, base = space.candidates[number].knobs, space.candidates[space.baseline].knobs
+    return knob_words({name: value for name, value in own.items() if value != base.get(name)}) or "the baseline"
+
+
+def interval_words(rate: Interval) -> str:
+    """A rate with its 95 % interval: `123 samples/s (120 to 126)`."""
+    return rate_words({"median": rate.median, "low": rate.low, "high": rate.high})
+
+
+def percent_words(gain: Interval) -> str:
+    """A gain with its 95 % interval: `+34.1 % (+31.0 % to +37.2 %)`."""
+    return gain_words({"percent": gain.median, "low": gain.low, "high": gain.high})
+
+
+def state_of(search: BestSnapshot) -> str:
+    """Describe the state of the search, or its end, in one line."""
+    so_far, ended = search.so_far, search.so_far.ended
+    if so_far.cooling is not None and search.state in ("running", "starting"):
+        look = so_far.cooling
+        return cooling_words(look.device, look.temperature_c, look.below_c, look.waited_s, look.stuck_s)
+    if search.state == "answered" and ended is not None and ended.found is not None:
+        return _answer_words(so_far)
+    if search.state == "nothing_fits" and ended is not None:
+        missing = f": the smallest is {fmt.size(ended.missing_bytes)} too large" if ended.missing_bytes else ""
+        return f"no setting fits{missing}"
+    if search.state == "failed" and ended is not None:
+        return f"failed: {fmt.plain(ended.reason)}"
+    if search.state == "running":
+        return _doing_words(so_far)
+    words = {
+        "starting": "starting: the model is built, and the candidates are listed with their memory",
+        "pausing": "pausing after this step",
+        "paused": "paused: no process is running",
+        "interrupted": "interrupted: no process works on it; f5 continues",
+        "cancelled": "stopped; its journal is kept, f5 continues",
+    }
+    return words.get(search.state, search.state)
+
+
+def _doing_words(so_far: BestSoFar) -> str:
+    step, space = so_far.chosen, so_far.space
+    if step is None or step.candidate is None or space is None or not so_far.is_under_way:
+        return "deciding the next step"
+    knob = f" {step.knob} of" if step.knob else ""
+    return f"{VERBS.get(step.action, 'running')}{knob} {setting_words(space, step.candidate)}"
+
+
+def _answer_words(so_far: BestSoFar) -> str:
+    found = so_far.ended.found if so_far.ended is not None else None
+    assert found is not None
+    assert so_far.space is not None
+    if found.best == so_far.space.baseline:
+        return "the baseline itself is the fastest"
+    words = setting_words(so_far.space, found.best)
+    if found.gain_percent is not None:
+        words += f": {percent_words(found.gain_percent)}"
+    if found.within_percent is not None:
+        words += f", within {fmt.percent(found.within_percent, 1)}, the noise of this machine"
+    return words
+
+
+def best_of(so_far: BestSoFar) -> tuple[int, str] | None:
+    """Return the number of the best setting so far and its rate in words; None before anything was measured."""
+    if so_far.ended is not None and so_far.ended.found is not None:
+        return so_far.ended.found.best, interval_words(so_far.ended.found.best_rate)
+    step = so_far.leading
+    if step is None or step.leader is None or step.rate is None:
+        return None
+    low = step.rate if step.low is None else step.low
+    high = step.rate if step.high is None else step.high
+    return step.leader, rate_words({"median": step.rate, "low": low, "high": high})
+
+
+def chance_words(so_far: BestSoFar) -> str:
+    """The chance that going on finds 2 % more, and its price; empty if the newest step does not say."""
+    step = so_far.chosen
+    if step is None or step.chance is None or step.action != "trial":
+        return ""
+    price = "" if step.price_s is None else f", for about {fmt.duration(step.price_s)}"
+    return f"{step.chance:.0%} chance that going on finds 2 % more{price}".replace("%", " %", 1)
+
+
+def settings_of(so_far: BestSoFar, number: int) -> tuple[tuple[str, str], ...]:
+    """The knobs of a candidate as they are typed."""
+    return tuple((name, BY_NAME[name].show(value)) for name, value in so_far.candidates[number].knobs.items())
+
+
+def order_words(do: str, name: str, value: KnobValue = None) -> str:
+    """Name an order: `pin precision=bf16`, `unpin precision`."""
+    return f"{do} {name}" if do == "unpin" else f"{do} {name}={BY_NAME[name].show(value)}"
+
+
+def orders_in_force(so_far: BestSoFar) -> list[Ordered]:
+    """Return the orders that the conductor has taken and that no later one replaced."""
+    found: dict[tuple[str, object], Ordered] = {}
+    for order in so_far.orders:
+        if order.do == "skip":
+            found["skip " + order.knob, repr(order.value)] = order
+            continue
+        found.pop(("pin", order.knob), None)
+        if order.do == "pin":
+            found["pin", order.knob] = order
+    return list(found.values())

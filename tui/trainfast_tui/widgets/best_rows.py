@@ -1,0 +1,131 @@
+"""The measurements of a best-fit search, and its answer, as rows of text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_tui.text import format as fmt
+from trainfast_tui.text.best_search import count_words
+from trainfast_tui.text.best_state import percent_words, setting_words
+from trainfast_tui.text.lines import Line, labelled
+from trainfast_tui.widgets.bar import bar
+
+if TYPE_CHECKING:
+    from trainfast_runner.search.best.best_follower import BestSoFar
+    from trainfast_runner.search.best.journal import Effect, Found, Race, Trial
+
+OUTCOMES = {
+    "measured": ("●", "success", ""),
+    "slow": ("•", "secondary", ""),
+    "oom": ("✗", "error", "out of memory"),
+    "failed": ("✗", "error", "failed"),
+    "void": ("~", "warning", "void"),
+}
+RATE, STEPS, TOOK, PROCESS = 26, 6, 12, 10
+"""Cells of the columns right of the setting."""
+NARROW_RATE, NARROW_TOOK, NARROW_PROCESS = 22, 9, 9
+WIDE = 100
+ROLES = {"race": "cold race", "confirm": "confirm", "limit": "at limit", "turn_back": "turned"}
+
+
+def trial_rows(so_far: BestSoFar, width: int) -> list[Line]:
+    """One row a trial or run, in their order, below a title."""
+    rows = [_row(" ", "text", "setting", "samples/s (95 % CI)", "steps", "took", "process", width, "muted")]
+    for place, line in enumerate(so_far.ran):
+        rows.append(_ran_row(so_far, place, line, width))
+    return rows
+
+
+def _ran_row(so_far: BestSoFar, place: int, line: Trial | Race, width: int) -> Line:
+    from trainfast_runner.search.best.journal import Trial
+
+    sign, tone, words = OUTCOMES.get(line.outcome, ("○", "text", line.outcome))
+    assert so_far.space is not None
+    setting = setting_words(so_far.space, line.candidate)
+    if isinstance(line, Trial):
+        rate = so_far.rates.get(place)
+        if rate is not None:
+            words = f"{fmt.number(rate.median)} ({fmt.number(rate.low)} to {fmt.number(rate.high)})"
+        steps = f"{len(line.step_ms)}" if line.step_ms else fmt.ABSENT
+        process = "repeat" if line.repeats else "warm" if line.warm else "new"
+    else:
+        if line.samples_per_s is not None:
+            words = fmt.number(line.samples_per_s)
+        if line.knob is not None:
+            setting = f"{line.knob} of {setting}"
+        steps, process = fmt.ABSENT, ROLES.get(line.role, line.role) if width >= WIDE else "cold"
+    if line.outcome == "slow":
+        words = f"{words}, given up" if width >= WIDE else words
+    elif line.outcome == "void" and words != "void":
+        words = f"void: {words}"
+    return _row(sign, tone, setting, words, steps, fmt.duration(line.seconds), process, width)
+
+
+def _row(
+    sign: str,
+    sign_tone: str,
+    setting: str,
+    rate: str,
+    steps: str,
+    took: str,
+    process: str,
+    width: int,
+    tone: str = "text",
+) -> Line:
+    widths = (RATE, STEPS, TOOK, PROCESS) if width >= WIDE else (NARROW_RATE, STEPS, NARROW_TOOK, NARROW_PROCESS)
+    room = max(12, width - 2 - sum(widths))
+    right = "".join(fmt.fit(cell, wide, "right") for cell, wide in zip((rate, steps, took), widths, strict=False))
+    last = fmt.fit(f"  {process}", widths[3])
+    return [(f"{sign} ", sign_tone), (fmt.fit(setting, room) + right + last, tone)]
+
+
+def waiting_row(so_far: BestSoFar) -> Line:
+    """The setting under way, with its reason."""
+    step, space = so_far.chosen, so_far.space
+    if step is None or step.candidate is None or space is None or not so_far.is_under_way:
+        return []
+    return [("▸ ", "accent"), (setting_words(space, step.candidate), "title"), (f"  {step.why}", "muted")]
+
+
+def effect_rows(found: Found, width: int) -> list[Line]:
+    """One row a value of a knob: a bar of its gain over the baseline's value, and the gain with its interval."""
+    if not found.effects:
+        return []
+    names = [_effect_name(one) for one in found.effects]
+    label = min(max(map(len, names)), max(16, width - 50))
+    words = [percent_words(one.gain_percent) for one in found.effects]
+    room = max(6, min(40, width - label - max(map(len, words)) - 18))
+    most = max(abs(one.gain_percent.median) for one in found.effects) or 1.0
+    rows: list[Line] = [[("gained over the baseline's value (95 % CI)", "muted")]]
+    for name, gain, one in sorted(
+        zip(names, words, found.effects, strict=True), key=lambda row: -row[2].gain_percent.median
+    ):
+        tone = "success" if one.gain_percent.low > 0 else "error" if one.gain_percent.high < 0 else "secondary"
+        basis = "  in a run" if one.measured else "  earlier" if one.earlier else ""
+        share = abs(one.gain_percent.median) / most
+        rows.append([(fmt.fit(name, label + 1), "text"), *bar(share, room, tone), (f" {gain}", tone), (basis, "muted")])
+    return rows
+
+
+def _effect_name(one: Effect) -> str:
+    show = BY_NAME[one.knob].show
+    return f"{one.knob}={show(one.value)} for {show(one.before)}"
+
+
+def rest_rows(so_far: BestSoFar, found: Found, width: int, most_ties: int) -> list[Line]:
+    """The runner-ups within the noise, the verdict counts, and the notes on the claim."""
+    assert so_far.space is not None
+    rows: list[Line] = []
+    for number in found.ties[:most_ties]:
+        rows.append([("within the noise  ", "muted"), (setting_words(so_far.space, number), "text")])
+    if len(found.ties) > most_ties:
+        rows.append([("within the noise  ", "muted"), (f"and {len(found.ties) - most_ties} more", "text")])
+    counts = count_words(one.verdict for one in found.verdicts)
+    rows += labelled(("candidates        ", "muted"), f"{len(found.verdicts)}: {counts}", width)
+    if found.changes_training:
+        words = f"trains differently from the baseline, by {', '.join(found.changes_training)}"
+        rows += labelled(("note              ", "warning"), words, width)
+    for note in found.notes:
+        rows += labelled(("note              ", "muted"), note, width)
+    return rows

@@ -1,0 +1,169 @@
+"""A best-fit search: the best so far, settings by memory and throughput, the table of trials, and the answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from trainfast_tui.charts.painted import Painted
+from trainfast_tui.charts.scatter import Spot, pareto, scatter
+from trainfast_tui.text import format as fmt
+from trainfast_tui.text.best_state import best_of, chance_words, order_words, orders_in_force, setting_words, state_of
+from trainfast_tui.text.lines import Line, paragraph, rule
+from trainfast_tui.widgets.batch_search_view import SIGNS
+from trainfast_tui.widgets.best_rows import effect_rows, rest_rows, trial_rows, waiting_row
+
+if TYPE_CHECKING:
+    from trainfast_runner.search.best.best_follower import BestSnapshot, BestSoFar
+
+LEAST_CHART, MOST_CHART = 7, 20
+"""The least lines of a useful chart, and the most."""
+LEAST_ROWS = 4
+"""Lines of the table that the chart leaves."""
+
+
+class BestView(Painted):
+    """The view of a best-fit search, as large as the screen."""
+
+    DEFAULT_CSS = "BestView { height: 1fr; }"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._search: BestSnapshot | None = None
+        self._now_ns = 0
+        self._plan: list[tuple[str, str]] = []
+        self._name = ""
+        self._notice: tuple[str, str] = ("", "muted")
+        self._back = 0
+        """Rows of the table between its last one and the last one shown."""
+
+    def show(self, search: BestSnapshot | None, now_ns: int) -> None:
+        """Show this search as of `now_ns` (CLOCK_MONOTONIC)."""
+        self._search, self._now_ns = search, now_ns
+        self.repaint()
+
+    def show_plan(self, name: str, texts: list[tuple[str, str]]) -> None:
+        """Show these paragraphs, each with its tone, while there is no search; `name` is the preset's."""
+        self._name, self._plan = name, texts
+        self.repaint()
+
+    def show_notice(self, text: str, tone: str = "text") -> None:
+        """Show this line at the bottom until the next one."""
+        self._notice = (text, tone)
+        self.repaint()
+
+    def action_move(self, by: int) -> None:
+        """Scroll the table of trials."""
+        ran = 0 if self._search is None else len(self._search.so_far.ran)
+        self._back = max(0, min(ran - 1, self._back - by))
+        self.repaint()
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        notice = paragraph(self._notice[0], width, self._notice[1]) if self._notice[0] else []
+        search = self._search
+        if search is None:
+            lines = [rule(f"best fit: {self._name}", width)]
+            for text, tone in self._plan:
+                lines += paragraph(text, width, tone)
+            return [*lines, *([[]] if notice else []), *notice]
+        head = _head(search, self._now_ns, width)
+        foot = [*_answer_rows(search, width, height), *_order_rows(search, width), *notice]
+        room = height - len(head) - len(foot) - (1 if foot else 0)
+        table = trial_rows(search.so_far, width) if search.so_far.space is not None else []
+        waiting = waiting_row(search.so_far) if search.is_live else []
+        wanted = len(table) + bool(waiting) + 1 if len(table) > 1 or waiting else 0
+        spots = spots_of(search.so_far, is_live=search.is_live)
+        most = min(MOST_CHART, room - 1 - min(wanted, LEAST_ROWS))
+        chart = scatter(spots, search.so_far.limit_bytes, width, most) if most >= LEAST_CHART else []
+        room -= len(chart) + bool(chart)
+        shown = self._cut(table, room - 1 - bool(waiting)) if wanted else []
+        body: list[Line] = [*([[], *chart] if chart else [])]
+        if shown or waiting:
+            body += [[], *shown, *([waiting] if waiting else [])]
+        return [*head, *body, *([[]] if foot else []), *foot]
+
+    def _cut(self, table: list[Line], room: int) -> list[Line]:
+        """Keep the title and as many rows as fit, the newest unless the table was scrolled."""
+        if room < 2 or len(table) < 2:
+            return []
+        title, *rows = table
+        end = max(min(len(rows), room - 1), len(rows) - self._back)
+        return [title, *rows[max(0, end - room + 1) : end]]
+
+
+def _head(search: BestSnapshot, now_ns: int, width: int) -> list[Line]:
+    so_far = search.so_far
+    name = so_far.question.name if so_far.question is not None else ""
+    sign, tone = SIGNS.get(search.state, ("○", "text"))
+    lines: list[Line] = [rule(f"best fit: {name}", width)]
+    first, *rest = paragraph(f"{sign} {state_of(search)}", width, "title", 2)
+    lines += [[(first[0][0][:2], tone), (first[0][0][2:], "title")], *rest]
+    best = best_of(so_far)
+    if best is not None and so_far.space is not None:
+        label = "best" if search.state == "answered" else "best so far"
+        lines.append(
+            [(f"{label} ", "muted"), (best[1], "accent"), (f"  {setting_words(so_far.space, best[0])}", "text")]
+        )
+    facts = [chance_words(so_far) if search.is_live else "", _time_words(search, now_ns)]
+    words = "; ".join(filter(None, facts))
+    return [*lines, *paragraph(words, width, "muted", 2)]
+
+
+def _time_words(search: BestSnapshot, now_ns: int) -> str:
+    so_far = search.so_far
+    measured = f"{len(so_far.ran)} measurements"
+    of_all = f"{len(so_far.candidates)} candidates, {measured}" if so_far.candidates else measured
+    if not search.is_live:
+        return f"{of_all}, took {fmt.duration(so_far.spent_s())}"
+    budget = "" if so_far.question is None else f", the budget is {fmt.duration(so_far.question.budget_s)}"
+    return f"{of_all}, {fmt.duration(so_far.spent_s(now_ns))} so far{budget}"
+
+
+def _answer_rows(search: BestSnapshot, width: int, height: int) -> list[Line]:
+    """The effects, the runner-ups and the verdict counts; empty before there is an answer."""
+    ended = search.so_far.ended
+    if ended is None or ended.found is None or search.so_far.space is None:
+        return []
+    effects = effect_rows(ended.found, width)
+    rest = rest_rows(search.so_far, ended.found, width, 2 if height < 40 else 6)
+    most = max(4, height - 6 - len(rest))
+    if len(effects) > most:
+        effects = [*effects[: most - 1], [(f"and {len(effects) - most + 1} values that gave less", "muted")]]
+    return [*effects, *rest]
+
+
+def _order_rows(search: BestSnapshot, width: int) -> list[Line]:
+    """The orders in force, and those that the search takes before its next step."""
+    words = [order_words(one.do, one.knob, one.value) for one in orders_in_force(search.so_far)]
+    waiting = [f"{order_words(one.do, one.knob, one.value)} (before the next step)" for one in search.waiting]
+    if not words and not waiting:
+        return []
+    return paragraph(f"your orders: {', '.join([*words, *waiting])}", width, "secondary", 2)
+
+
+def spots_of(so_far: BestSoFar, *, is_live: bool) -> list[Spot]:
+    """Return the settings as the chart shows them, the best last; the one under way stands at the bottom."""
+    rates: dict[int, float | None] = {}
+    signs: dict[int, tuple[str, str]] = {}
+    for place, line in enumerate(so_far.ran):
+        if line.outcome == "oom":
+            rates[line.candidate], signs[line.candidate] = None, ("✗", "error")
+        elif line.outcome in ("measured", "slow"):
+            one = so_far.rates.get(place)
+            rate = one.median if one is not None else getattr(line, "samples_per_s", None)
+            if rate is not None:
+                rates[line.candidate], signs[line.candidate] = rate, ("•", "text")
+    step = so_far.chosen
+    if is_live and step is not None and step.candidate is not None and so_far.is_under_way:
+        signs[step.candidate] = ("○", "accent")
+        rates.setdefault(step.candidate, None)
+    best = best_of(so_far)
+    if best is not None and rates.get(best[0]) is not None:
+        signs[best[0]] = ("■", "accent")
+    found = []
+    for number, rate in sorted(rates.items(), key=lambda item: best is not None and item[0] == best[0]):
+        needed = so_far.memory_bytes(number)
+        if needed is not None:
+            found.append(Spot(needed, rate, *signs[number]))
+    front = pareto(found)
+    return [replace(one, sign="●", tone="success") if one.sign == "•" and one in front else one for one in found]
