@@ -245,7 +245,7 @@ def _loop(known: BestKnown, hopes: Hopes) -> Move | None:
     if tries:
         number = max(tries, key=hopes.improvement_per_s)
         gain = hopes.gains[number][0]
-        why = f"{hopes.chances[number]:.0%} chance of 2 % more, expected {100 * math.expm1(gain):+.1f} %"
+        why = f"{100 * hopes.chances[number]:.0f} % chance of 2 % more, expected {100 * math.expm1(gain):+.1f} %"
         return _trial(known, number, why)
     number = max(hopes.unseen, key=hopes.improvement_per_s)
     new = ", ".join(_new_values(known, number))
@@ -260,7 +260,7 @@ def _stopped(known: BestKnown, hopes: Hopes) -> str | None:
     budget = known.question.budget_s
     if known.spent_s + least > max(budget - ColdRuns(known).reserve_s(), RESERVED * budget):
         chance, price = hopes.outlook
-        return f"the budget of {budget:g} s: {price:.0f} s more have a {chance:.0%} chance of 2 % more"
+        return f"the budget of {budget:g} s: {price:.0f} s more have a {100 * chance:.0f} % chance of 2 % more"
     return None
 
 
