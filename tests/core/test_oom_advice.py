@@ -11,6 +11,13 @@ def test_a_batch_is_halved_and_the_global_batch_kept() -> None:
     assert "grad_accum=2 keeps the global batch" in smaller.costs
 
 
+def test_a_batch_far_too_large_is_brought_down_to_where_its_request_fits() -> None:
+    knobs = resolve("tiny-llama", ["batch_size=4096"]).knobs
+    [smaller] = [fix for fix in fixes(knobs, "cpu", "forward", 1 / 6) if fix.knob == "batch_size"]
+    assert (smaller.value, smaller.saves) == ("512", "activations to 12 %")
+    assert "grad_accum=8 keeps the global batch" in smaller.costs
+
+
 def test_in_the_optimizer_step_the_states_come_first_and_before_it_the_activations() -> None:
     knobs = resolve("bert-large").knobs
     found = useful_first(fixes(knobs, "cuda", "optimizer"), "optimizer")

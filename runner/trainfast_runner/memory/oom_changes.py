@@ -37,7 +37,8 @@ class Goal:
     """Bring a run under the limit at which it ran out of memory, in `phase`.
 
     `model_of` returns the memory model of a spec, None if there is none. `untouched_bytes` is what the limit counted
-    beyond the memory held, `beyond_bytes` the least that the run took beyond its trace.
+    beyond the memory held, `beyond_bytes` the least that the run took beyond its trace, `asked_bytes` the request that
+    failed.
     """
 
     spec: RunSpec
@@ -48,6 +49,13 @@ class Goal:
     model_of: ModelOf
     untouched_bytes: int = 0
     beyond_bytes: int = 0
+    asked_bytes: float | None = None
+
+    @property
+    def fixes(self) -> list[Fix]:
+        """The changes that free memory in its phase, the cheapest first."""
+        most = self.limit_bytes / self.asked_bytes if self.asked_bytes else 1.0
+        return fixes(self.spec.knobs, self.device, self.phase, most)
 
     @property
     def batch(self) -> tuple[int, int]:
@@ -159,7 +167,7 @@ def changes(goal: Goal) -> list[OomChange]:
 
 def _telling(goal: Goal) -> list[Fix]:
     """The fixes; before the optimizer's step without those of weights and states if these are too small to matter."""
-    found = fixes(goal.spec.knobs, goal.device, goal.phase)
+    found = goal.fixes
     base = goal.predicted({}) if goal.phase in BATCH_PHASES else None
     if base is None:
         return found

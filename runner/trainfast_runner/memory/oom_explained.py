@@ -62,7 +62,7 @@ def explain(
         found = [unpredicted(fix) for fix in useful_first(fixes(spec.knobs, run.device, phase), phase)[:MOST_CHANGES]]
     else:
         beyond = beyond_bytes(limit, predicted, phase, in_first_step)
-        found = changes(Goal(spec, run.device, run.world_size, limit, phase, model_of, untouched or 0, beyond))
+        found = changes(Goal(spec, run.device, run.world_size, limit, phase, model_of, untouched or 0, beyond, asked))
     return OomExplanation(
         phase=phase,
         rank=error.rank if error is not None else None,
