@@ -15,10 +15,10 @@ from trainfast_runner.search.best.decide import Move, decide
 from trainfast_runner.search.best.found import found
 from trainfast_runner.search.best.journal import (
     BestLine,
+    BestQuestion,
     EarlierEffect,
     Found,
     LaunchedBest,
-    Question,
     Race,
     Space,
     Trial,
@@ -52,7 +52,9 @@ class Replayed:
 class FakeConductor:
     """Does what is decided, as the conductor of a search does, in no time. `lines` is the journal so far."""
 
-    def __init__(self, terrain: Terrain, question: Question, seed: int, lines: list[BestLine] | None = None) -> None:
+    def __init__(
+        self, terrain: Terrain, question: BestQuestion, seed: int, lines: list[BestLine] | None = None
+    ) -> None:
         self.terrain, self.seed = terrain, random.Random(seed)
         self.lines: list[BestLine] = lines if lines is not None else [question, terrain.space]
         self.spent_s = sum(line.seconds for line in self.lines if isinstance(line, Trial | Race))
@@ -165,7 +167,7 @@ def question(
     for_steps: int | None = None,
     budget_s: float = 1e9,
     earlier: tuple[EarlierEffect, ...] = (),
-) -> Question:
+) -> BestQuestion:
     """The question that a space is searched for."""
     baseline = space.candidates[space.baseline]
     vary: dict[str, list[object]] = {}
@@ -174,7 +176,7 @@ def question(
             values = vary.setdefault(name, [])
             if value not in values:
                 values.append(value)
-    return Question(
+    return BestQuestion(
         preset=name,
         title=name,
         model={},
@@ -193,6 +195,6 @@ def question(
     )
 
 
-def replay(terrain: Terrain, seed: int, asked: Question | None = None) -> Replayed:
+def replay(terrain: Terrain, seed: int, asked: BestQuestion | None = None) -> Replayed:
     """Search a space once."""
     return FakeConductor(terrain, asked or question(terrain.name, terrain.space), seed).run()

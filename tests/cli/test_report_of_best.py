@@ -15,16 +15,16 @@ from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.search.best.journal import (
     BestEnded,
     BestLine,
+    BestQuestion,
     Candidate,
+    CandidateVerdict,
     EarlierEffect,
     Effect,
     Found,
     Interval,
-    Question,
     Race,
     Space,
     Trial,
-    Verdict,
 )
 from trainfast_runner.settings.spec import resolve
 
@@ -44,9 +44,9 @@ def between(median: float, apart: float = 1.0) -> Interval:
     return Interval(median=median, low=median - apart, high=median + apart)
 
 
-def question() -> Question:
+def question() -> BestQuestion:
     spec = resolve("tiny-llama", ["memory_limit=1GiB"])
-    return Question(
+    return BestQuestion(
         search_id=SEARCH_ID,
         key="k",
         preset="tiny-llama",
@@ -80,11 +80,11 @@ def answer(**changes: Any) -> Found:
             Effect(knob="batch_size", value=16, before=8, gain_percent=between(-2.0, 5.0)),
         ],
         "verdicts": [
-            Verdict(candidate=0, verdict="measured", reason="-16.7 % beside the best", rate=between(50.0)),
-            Verdict(candidate=1, verdict="measured", reason=EVIL, rate=between(55.0)),
-            Verdict(candidate=2, verdict="measured", reason="the best", rate=between(60.0)),
-            Verdict(candidate=3, verdict="beaten", reason="0.4 % chance to be 2 % better than the best"),
-            Verdict(candidate=4, verdict="too_large", reason="needs 300 MiB more"),
+            CandidateVerdict(candidate=0, verdict="measured", reason="-16.7 % beside the best", rate=between(50.0)),
+            CandidateVerdict(candidate=1, verdict="measured", reason=EVIL, rate=between(55.0)),
+            CandidateVerdict(candidate=2, verdict="measured", reason="the best", rate=between(60.0)),
+            CandidateVerdict(candidate=3, verdict="beaten", reason="0.4 % chance to be 2 % better than the best"),
+            CandidateVerdict(candidate=4, verdict="too_large", reason="needs 300 MiB more"),
         ],
         "pareto": [2, 0],
         "notes": ["a warm trial was 4 % faster than a fresh process"],

@@ -16,17 +16,17 @@ from trainfast_runner.records.run_file import TRIAL, ClockAnchor
 from trainfast_runner.search.best.best_follower import BestFollower, BestSnapshot
 from trainfast_runner.search.best.journal import (
     BestEnded,
+    BestQuestion,
     Candidate,
+    CandidateVerdict,
     Chosen,
     Effect,
     Found,
     Interval,
     LaunchedBest,
-    Question,
     Race,
     Space,
     Trial,
-    Verdict,
     Visited,
 )
 from trainfast_runner.search.journal import Conducted
@@ -45,7 +45,7 @@ FASTEST = 6
 """batch_size=4 precision=bf16 checkpointing=off."""
 
 
-def a_question(**changes: Any) -> Question:
+def a_question(**changes: Any) -> BestQuestion:
     """tiny-llama under 1 GiB at its own global batch."""
     spec = resolve("tiny-llama", ["memory_limit=1GiB"])
     fields: dict[str, Any] = {
@@ -63,7 +63,7 @@ def a_question(**changes: Any) -> Question:
         "limits_bytes": [GIB],
         "clock": ClockAnchor(monotonic_ns=START_NS, wall_ns=WALL_NS),
     }
-    return Question(**{**fields, **changes})
+    return BestQuestion(**{**fields, **changes})
 
 
 def a_space(candidates: list[Candidate] | None = None) -> Space:
@@ -179,7 +179,8 @@ def best_answered(**changes: Any) -> list[Any]:
             effect("checkpointing", "full", "off", -20.3),
         ],
         "verdicts": [
-            Verdict(candidate=number, verdict=verdict, reason="as measured") for number, verdict in enumerate(verdicts)
+            CandidateVerdict(candidate=number, verdict=verdict, reason="as measured")
+            for number, verdict in enumerate(verdicts)
         ],
         "pareto": [6, 8],
         "notes": ["two of 6 trials were disturbed by other processes"],

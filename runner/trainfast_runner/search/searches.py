@@ -15,7 +15,7 @@ from trainfast_runner.records.home import STAMP, Home, home_problem, new_id
 from trainfast_runner.records.json_lines import DAMAGE
 from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.records.search_directories import JOURNAL_FILE, is_conducted, search_directories
-from trainfast_runner.search.best.journal import BestEnded, BestLine, Question
+from trainfast_runner.search.best.journal import BestEnded, BestLine, BestQuestion
 from trainfast_runner.search.journal import AnyLine, Asked, Conducted, Ended, read_journal
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def unfinished(
         lines = read(directory)
         first = lines[0] if lines else None
         # A newer version's lines may mean something else.
-        if isinstance(first, Asked | Question) and first.key == key and first.schema <= SCHEMA:
+        if isinstance(first, Asked | BestQuestion) and first.key == key and first.schema <= SCHEMA:
             ended = next((line for line in reversed(lines) if isinstance(line, Ended | BestEnded)), None)
             return directory if ended is None or ended.state == "cancelled" else None
     return None

@@ -15,11 +15,11 @@ from trainfast_runner.search.best.decide import LEAST, MOST, StepRule, decide
 from trainfast_runner.search.best.found import found
 from trainfast_runner.search.best.journal import (
     BestLine,
+    BestQuestion,
     EarlierEffect,
     Interval,
     LaunchedBest,
     Ordered,
-    Question,
     Race,
     Space,
     Trial,
@@ -42,7 +42,7 @@ def space() -> Synthetic:
     return Synthetic(10)
 
 
-def asking(terrain: Synthetic, *words: object, **fields: object) -> Question:
+def asking(terrain: Synthetic, *words: object, **fields: object) -> BestQuestion:
     """The question that a synthetic space is searched for."""
     return question(terrain.name, terrain.space, *words, **fields)  # type: ignore[arg-type]
 

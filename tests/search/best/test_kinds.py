@@ -12,7 +12,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes.identity import boot_id
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import ClockAnchor
-from trainfast_runner.search.best.journal import BestEnded, Effect, Found, Interval, Question, read_best_journal
+from trainfast_runner.search.best.journal import BestEnded, BestQuestion, Effect, Found, Interval, read_best_journal
 from trainfast_runner.search.best.orders import give_order, read_orders
 from trainfast_runner.search.best.priors import earlier_effects
 from trainfast_runner.search.journal import Asked, Conducted, SearchJournal
@@ -22,8 +22,8 @@ CLOCK = ClockAnchor(monotonic_ns=0, wall_ns=time.time_ns())
 CONDUCTED = Conducted(pid=os.getpid(), start_ticks=0, boot_id=boot_id())
 
 
-def question(directory: Path, model: str = "llama") -> Question:
-    return Question(
+def question(directory: Path, model: str = "llama") -> BestQuestion:
+    return BestQuestion(
         search_id=directory.name,
         key="k",
         preset="tiny",

@@ -9,7 +9,7 @@ from trainfast_tui.cli.journal_printer import JournalPrinter
 
 if TYPE_CHECKING:
     from trainfast_runner.records.home import Home
-    from trainfast_runner.search.best.journal import BestLine, Chosen, Question, Space
+    from trainfast_runner.search.best.journal import BestLine, BestQuestion, Chosen, Space
     from trainfast_tui.cli.progress import Progress
 
 
@@ -23,7 +23,7 @@ class BestPrinter(JournalPrinter["BestLine"]):
         self._space: Space | None = next((line for line in reversed(lines) if isinstance(line, Space)), None)
         self._chosen: Chosen | None = None
 
-    def print_question(self, question: Question) -> None:
+    def print_question(self, question: BestQuestion) -> None:
         """Print what is varied and what is left alone."""
         from trainfast_tui.text.best_search import question_lines
         from trainfast_tui.text.format import plain

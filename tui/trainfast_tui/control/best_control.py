@@ -16,7 +16,7 @@ from trainfast_tui.control.search_control import SearchConductors
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.best_follower import BestSnapshot
-    from trainfast_runner.search.best.journal import Question
+    from trainfast_runner.search.best.journal import BestQuestion
 
 SCOPE = "best"
 
@@ -46,7 +46,7 @@ class BestControl(SearchConductors["BestSnapshot"]):
         """
         self._begin(partial(self._start, spec, None, cool_to_c, first))
 
-    def go_on(self, question: Question, cool_to_c: float | None, first: Callable[[], None] | None = None) -> None:
+    def go_on(self, question: BestQuestion, cool_to_c: float | None, first: Callable[[], None] | None = None) -> None:
         """Continue the search of this question, after `first` is done: posts SearchStarted or SearchRefused."""
         self._begin(partial(self._start, of_record(question), question, cool_to_c, first))
 
@@ -68,7 +68,7 @@ class BestControl(SearchConductors["BestSnapshot"]):
         return BestPlanned(spec, [(line, "text") for line in estimate_lines(dataclasses.asdict(found))])
 
     def _start(
-        self, spec: RunSpec, question: Question | None, cool_to_c: float | None, first: Callable[[], None] | None
+        self, spec: RunSpec, question: BestQuestion | None, cool_to_c: float | None, first: Callable[[], None] | None
     ) -> SearchStarted:
         from trainfast_runner.search.best.asked import BestAsked
         from trainfast_runner.search.control import resume, start_search

@@ -10,10 +10,10 @@ from typing import Any
 from trainfast_runner.search.best.journal import (
     BestEnded,
     BestLine,
+    BestQuestion,
     Candidate,
     Found,
     Interval,
-    Question,
     Race,
     Space,
     Trial,
@@ -48,7 +48,7 @@ BEST_BY = {
 class BestJournal:
     """The lines of a best-fit search that a report shows; `space` and `ended` are None before they are written."""
 
-    question: Question
+    question: BestQuestion
     space: Space | None
     trials: Sequence[Trial]
     races: Sequence[Race]
@@ -73,7 +73,7 @@ class BestJournal:
 def best_journal(directory: Path) -> BestJournal | None:
     """Read the journal; None if it is not one of a best-fit search."""
     lines: list[BestLine] = read_best_journal(directory)
-    question = next((line for line in lines if isinstance(line, Question)), None)
+    question = next((line for line in lines if isinstance(line, BestQuestion)), None)
     if question is None:
         return None
     return BestJournal(
@@ -124,7 +124,7 @@ def _roles(runs: Sequence[ReportedRun], winner: Sequence[ReportedRun], is_baseli
     return "; ".join(f"{' and '.join(those)}: {what}, in a fresh process" for those, what in sides if those) + "."
 
 
-def _question(question: Question) -> Iterator[Block]:
+def _question(question: BestQuestion) -> Iterator[Block]:
     limit = min(question.limits_bytes, default=None)
     fits = f" within {size(limit)} a rank" if limit is not None else ""
     names = f" ({', '.join(question.device_names)})" if question.device_names else ""

@@ -15,11 +15,11 @@ from trainfast_runner.records.search_directories import JOURNAL_FILE, is_conduct
 from trainfast_runner.search.best.journal import (
     BestEnded,
     BestLine,
+    BestQuestion,
     Candidate,
     Chosen,
     Interval,
     Ordered,
-    Question,
     Race,
     Space,
     Trial,
@@ -40,9 +40,9 @@ class BestSoFar:
     lines: tuple[BestLine, ...]
 
     @cached_property
-    def question(self) -> Question | None:
+    def question(self) -> BestQuestion | None:
         """The first line; None while it is unwritten."""
-        return self._newest(Question)
+        return self._newest(BestQuestion)
 
     @cached_property
     def space(self) -> Space | None:

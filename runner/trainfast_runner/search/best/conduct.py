@@ -25,11 +25,11 @@ from trainfast_runner.search.best.found import found
 from trainfast_runner.search.best.journal import (
     BestEnded,
     BestLine,
+    BestQuestion,
     Chosen,
     KnobValues,
     LaunchedBest,
     Ordered,
-    Question,
     Race,
     Space,
     Trial,
@@ -85,7 +85,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
 
     def __init__(self, directory: Path, best: BestPlan, home: Home, how: ConductOptions[BestLine]) -> None:
         super().__init__(directory, best.plan, home, read_best_journal(directory), how)
-        self._question = next(line for line in self._lines if isinstance(line, Question))
+        self._question = next(line for line in self._lines if isinstance(line, BestQuestion))
         self._spec, self._survey = best.survey.spec, best.survey
         self._space = best.space
         self._ceiling = ceiling_here(home, best.plan)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from trainfast_runner.search.best.cold_runs import ColdRuns, Difference
 from trainfast_runner.search.best.decide import LIKELY, Hopes
-from trainfast_runner.search.best.journal import Effect, Found, Interval, Verdict
+from trainfast_runner.search.best.journal import CandidateVerdict, Effect, Found, Interval
 from trainfast_runner.search.best.known import MORE, BestKnown
 from trainfast_runner.search.best.observed import log_rate
 
@@ -51,29 +51,31 @@ def found(known: BestKnown) -> Found | None:
     )
 
 
-def verdicts(known: BestKnown, cold: ColdRuns, best: int) -> list[Verdict]:
+def verdicts(known: BestKnown, cold: ColdRuns, best: int) -> list[CandidateVerdict]:
     """One verdict for every candidate, in their order."""
     hopes = Hopes(known)
     return [_verdict(known, cold, hopes, best, number) for number in range(len(known.candidates))]
 
 
-def _verdict(known: BestKnown, cold: ColdRuns, hopes: Hopes, best: int, number: int) -> Verdict:
+def _verdict(known: BestKnown, cold: ColdRuns, hopes: Hopes, best: int, number: int) -> CandidateVerdict:
     if number in known.ruled_out:
         return known.ruled_out[number]
     rate = _rate(known, cold, number)
     if rate is not None:
-        return Verdict(candidate=number, verdict="measured", reason=_beside_best(known, cold, best, number), rate=rate)
+        return CandidateVerdict(
+            candidate=number, verdict="measured", reason=_beside_best(known, cold, best, number), rate=rate
+        )
     if number in known.ordered_out:
-        return Verdict(candidate=number, verdict="not_tried", reason=known.ordered_out[number])
+        return CandidateVerdict(candidate=number, verdict="not_tried", reason=known.ordered_out[number])
     least = known.candidates[number].least_s_per_sample
     if least and hopes.leader is not None and known.is_bound(number, hopes.leader):
         reason = f"at most {1 / least:.4g} samples/s by its FLOPs and the device's peak"
-        return Verdict(candidate=number, verdict="bound", reason=reason)
+        return CandidateVerdict(candidate=number, verdict="bound", reason=reason)
     chance = hopes.chances.get(number, 0.0)
     words = f"{_shown_chance(chance)} chance to be 2 % better than the best"
     if chance <= LIKELY:
-        return Verdict(candidate=number, verdict="beaten", reason=words)
-    return Verdict(candidate=number, verdict="not_tried", reason=f"no time left: {words}")
+        return CandidateVerdict(candidate=number, verdict="beaten", reason=words)
+    return CandidateVerdict(candidate=number, verdict="not_tried", reason=f"no time left: {words}")
 
 
 def _beside_best(known: BestKnown, cold: ColdRuns, best: int, number: int) -> str:

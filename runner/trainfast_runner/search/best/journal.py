@@ -38,7 +38,7 @@ class EarlierEffect(msgspec.Struct, frozen=True, kw_only=True):
     search_id: str
 
 
-class Question(RecordedSpec, frozen=True, kw_only=True, tag_field="kind", tag="question"):
+class BestQuestion(RecordedSpec, frozen=True, kw_only=True, tag_field="kind", tag="question"):
     """The first line. The baseline is the recorded spec; the same command has the same `key`.
 
     `vary` are the values of each varied knob, `global_batch` the samples of one optimizer step (None if free),
@@ -199,7 +199,7 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     earlier: bool = False
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class CandidateVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """The end of one candidate: measured, beaten, bound, too_large, incompatible, failed or not_tried.
 
     `rate` is in samples/s, None for a candidate that was not measured.
@@ -230,7 +230,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     within_percent: float | None = None
     ties: list[int] = []
     effects: list[Effect] = []
-    verdicts: list[Verdict] = []
+    verdicts: list[CandidateVerdict] = []
     pareto: list[int] = []
     changes_training: list[str] = []
     """Knobs of the winner that change the training itself."""
@@ -252,7 +252,7 @@ class BestEnded(Line, frozen=True, kw_only=True, tag="best-ended"):
 
 
 BestLine = (
-    Question
+    BestQuestion
     | Conducted
     | Space
     | Visited

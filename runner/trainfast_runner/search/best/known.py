@@ -12,14 +12,14 @@ from trainfast_runner.search.best.candidates import changes_training
 from trainfast_runner.search.best.effects import Levels, Likelihood, Observation, Posterior, Scales
 from trainfast_runner.search.best.journal import (
     BestLine,
+    BestQuestion,
     Candidate,
+    CandidateVerdict,
     LaunchedBest,
     Ordered,
-    Question,
     Race,
     Space,
     Trial,
-    Verdict,
     Visited,
 )
 from trainfast_runner.search.best.observed import (
@@ -48,7 +48,7 @@ MAINS, PAIRS, VISITS = (0.15, 0.3, 0.6), (0.04, 0.08, 0.16), (0.003, 0.01, 0.03,
 class BestKnown:
     """The knowledge of a search after `spent_s` seconds; `warm_run_id` is the process that waits for its next trial."""
 
-    question: Question
+    question: BestQuestion
     space: Space
     lines: tuple[BestLine, ...]
     measured: Measurements
@@ -88,10 +88,10 @@ class BestKnown:
         return dict(found)
 
     @cached_property
-    def ruled_out(self) -> dict[int, Verdict]:
+    def ruled_out(self) -> dict[int, CandidateVerdict]:
         """The candidates that can no longer be the answer, each with its verdict."""
         found = {
-            number: Verdict(candidate=number, verdict=one.ruled_out, reason=one.reason)
+            number: CandidateVerdict(candidate=number, verdict=one.ruled_out, reason=one.reason)
             for number, one in enumerate(self.candidates)
             if one.ruled_out is not None
         }
@@ -205,26 +205,26 @@ class BestKnown:
         """The trials in the process that waits."""
         return [one for one in self.trials if one.run_id == self.warm_run_id]
 
-    def _ended(self) -> list[Verdict]:
+    def _ended(self) -> list[CandidateVerdict]:
         """Verdicts of candidates that ran out of memory, failed, or were voided too often."""
         found = []
         void: dict[int, int] = defaultdict(int)
         for line in self.ran:
             if line.outcome == "oom":
                 reason = line.reason or "ran out of memory"
-                found.append(Verdict(candidate=line.candidate, verdict="too_large", reason=reason))
+                found.append(CandidateVerdict(candidate=line.candidate, verdict="too_large", reason=reason))
                 found += [
-                    Verdict(candidate=number, verdict="too_large", reason=f"a smaller batch {reason}")
+                    CandidateVerdict(candidate=number, verdict="too_large", reason=f"a smaller batch {reason}")
                     for number in self._larger(line.candidate)
                 ]
             elif line.outcome == "failed":
-                found.append(Verdict(candidate=line.candidate, verdict="failed", reason=line.reason))
+                found.append(CandidateVerdict(candidate=line.candidate, verdict="failed", reason=line.reason))
             elif line.outcome == "void":
                 void[line.candidate] += 1
         for number, count in void.items():
             if count >= MOST_VOID and number not in self.rated:
                 reason = f"other processes took the machine in {count} trials"
-                found.append(Verdict(candidate=number, verdict="not_tried", reason=reason))
+                found.append(CandidateVerdict(candidate=number, verdict="not_tried", reason=reason))
         return [*found, *self._left_loss()]
 
     def _larger(self, number: int) -> list[int]:
@@ -240,7 +240,7 @@ class BestKnown:
             and all(candidate.knobs[name] == value for name, value in rest.items())
         ]
 
-    def _left_loss(self) -> list[Verdict]:
+    def _left_loss(self) -> list[CandidateVerdict]:
         """Verdicts of candidates that train the same as the baseline and reach another loss on the same samples."""
         baseline = self.space.baseline
         own = next((one.losses for one in self.trials if one.candidate == baseline and one.losses), [])
@@ -258,14 +258,14 @@ class BestKnown:
                 continue
             if abs(mine - theirs) > LOSS_SHARE * abs(theirs):
                 reason = f"its loss was {mine:.4g} where the baseline's was {theirs:.4g}"
-                found.append(Verdict(candidate=one.candidate, verdict="failed", reason=reason))
+                found.append(CandidateVerdict(candidate=one.candidate, verdict="failed", reason=reason))
         return found
 
     def changes_training(self, number: int) -> list[str]:
         """The knobs by which a candidate trains differently from the baseline."""
         return changes_training(self.candidates[number], self.candidates[self.space.baseline])
 
-    def _failed_levels(self) -> list[Verdict]:
+    def _failed_levels(self) -> list[CandidateVerdict]:
         """Verdicts of candidates with a value of a knob that has failed in every setting of two or more."""
         failed = {one.candidate: one.reason for one in self.ran if one.outcome == "failed"}
         if len(failed) < 2:
@@ -281,7 +281,7 @@ class BestKnown:
                     continue
                 reason = f"{name}={levels.values[name][level]} failed in {len(numbers)} settings: {failed[numbers[0]]}"
                 found += [
-                    Verdict(candidate=number, verdict="failed", reason=reason)
+                    CandidateVerdict(candidate=number, verdict="failed", reason=reason)
                     for number, setting in enumerate(levels.settings)
                     if setting[knob] == level
                 ]
@@ -296,7 +296,7 @@ def known(
     lines: Sequence[BestLine], spent_s: float, warm_run_id: str | None = None, before: BestKnown | None = None
 ) -> BestKnown:
     """Collect what a journal's lines tell. `before` was known at an earlier line: its posterior is extended."""
-    question = next(line for line in lines if isinstance(line, Question))
+    question = next(line for line in lines if isinstance(line, BestQuestion))
     space = next(line for line in reversed(lines) if isinstance(line, Space))
     measured = measurements(lines)
     levels = before.posterior.levels if before is not None else Levels([one.knobs for one in space.candidates])

@@ -15,7 +15,7 @@ from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best.asked import BATCH_KNOBS, BestAsked, check_asked
 from trainfast_runner.search.best.candidates import default_global_batch, spec_of
-from trainfast_runner.search.best.journal import Question, Space, read_best_journal
+from trainfast_runner.search.best.journal import BestQuestion, Space, read_best_journal
 from trainfast_runner.search.best.priors import earlier_effects
 from trainfast_runner.search.best.survey import Survey
 from trainfast_runner.search.best.varied import vary_of
@@ -45,7 +45,7 @@ class BestOptions:
 class BestPlan:
     """A question that this machine can answer: the plan of the preset's own run, and the candidates unpredicted."""
 
-    question: Question
+    question: BestQuestion
     plan: RunPlan
     survey: Survey
     space: Space
@@ -65,7 +65,7 @@ def plan_best(spec: RunSpec, asked: BestAsked, options: BestOptions, python: str
     own = default_global_batch(spec, survey.machine)
     vary, left_alone = vary_of(spec, asked.vary, survey.machine, asked.global_batch or own, survey.refuse)
     is_free = asked.global_batch is None and any(name in asked.vary for name in BATCH_KNOBS)
-    question = Question(
+    question = BestQuestion(
         search_id="",
         key="",
         **spec.fields(),

@@ -7,14 +7,14 @@ from pathlib import Path
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.records.search_directories import search_directories
-from trainfast_runner.search.best.journal import BestEnded, EarlierEffect, Question, read_best_journal
+from trainfast_runner.search.best.journal import BestEnded, BestQuestion, EarlierEffect, read_best_journal
 from trainfast_runner.search.searches import BEST, kind_of
 
 LOOKED_AT = 50
 """How many of the newest searches are looked at."""
 
 
-def earlier_effects(home: Home, question: Question, before: Path) -> list[EarlierEffect]:
+def earlier_effects(home: Home, question: BestQuestion, before: Path) -> list[EarlierEffect]:
     """Return the newest effect of each value of a varied knob, by answered searches other than `before`.
 
     Of the same model, data and objective on a device of the same names, whatever else was set. Raises UserError when
@@ -27,7 +27,7 @@ def earlier_effects(home: Home, question: Question, before: Path) -> list[Earlie
         lines = read_best_journal(directory)
         ended = next((line for line in reversed(lines) if isinstance(line, BestEnded)), None)
         first = lines[0] if lines else None
-        if not isinstance(first, Question) or not _is_alike(first, question):
+        if not isinstance(first, BestQuestion) or not _is_alike(first, question):
             continue
         if ended is None or ended.state != "answered" or ended.found is None:
             continue
@@ -44,10 +44,10 @@ def earlier_effects(home: Home, question: Question, before: Path) -> list[Earlie
     return list(found.values())
 
 
-def _is_alike(one: Question, other: Question) -> bool:
+def _is_alike(one: BestQuestion, other: BestQuestion) -> bool:
     """True if effects of one question are about the same training on the same device as the other."""
 
-    def about(question: Question) -> tuple[object, ...]:
+    def about(question: BestQuestion) -> tuple[object, ...]:
         return question.model, question.data, question.device, question.device_names, question.objective
 
     return one.schema <= SCHEMA and about(one) == about(other)

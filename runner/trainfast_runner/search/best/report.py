@@ -11,12 +11,12 @@ from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.search.best.journal import (
     BestEnded,
     BestLine,
+    BestQuestion,
     EarlierEffect,
     Effect,
     Found,
     Interval,
     Ordered,
-    Question,
     Race,
     Space,
     Trial,
@@ -27,7 +27,7 @@ from trainfast_runner.search.best.journal import (
 def best_report(directory: Path) -> dict[str, Any]:
     """Return the whole search as one object; absent figures are None."""
     lines = read_best_journal(directory)
-    question = next(line for line in lines if isinstance(line, Question))
+    question = next(line for line in lines if isinstance(line, BestQuestion))
     space = next((line for line in reversed(lines) if isinstance(line, Space)), None)
     ended = next((line for line in reversed(lines) if isinstance(line, BestEnded)), None)
     answer = ended.found if ended is not None else None

@@ -13,7 +13,7 @@ from trainfast_runner.memory.sharding import PREDICTED
 from trainfast_runner.memory.tracing import cached_models, trace_models
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best.candidates import enumerate_space, predicted, spec_of
-from trainfast_runner.search.best.journal import Question, Space
+from trainfast_runner.search.best.journal import BestQuestion, Space
 from trainfast_runner.search.limits import limits_of
 from trainfast_runner.settings.compatibility.check import check
 from trainfast_runner.settings.compatibility.facts import Facts
@@ -40,11 +40,11 @@ class Survey:
             return problem
         return None
 
-    def space(self, question: Question) -> Space:
+    def space(self, question: BestQuestion) -> Space:
         """Return the candidates, their memory unpredicted. Raises UserError as `enumerate_space`."""
         return enumerate_space(self.spec, self.machine, question.vary, question.global_batch, self.refuse)
 
-    def ask_attentions(self, question: Question) -> None:
+    def ask_attentions(self, question: BestQuestion) -> None:
         """Learn which attention kernels the model has, if a candidate names one: some seconds the first time."""
         values = question.vary.get("attention", [self.spec.knobs["attention"]])
         if any(value in ASKS_THE_MODEL for value in values):
