@@ -48,8 +48,8 @@ from trainfast_runner.search.processes import LOOK_EVERY_S, Interrupted, WarmPro
 TRACE_WITHIN_S = 30.0
 """The first trial waits at most this long for predictions once its process is ready: nothing is traced while timing."""
 MOST_VOID, VOID_AMONG = 2, 8
-"""After so many void measurements among the last ones the next one counts: the machine is as it is, and the noise that
-its other users make is measured."""
+"""After so many void measurements of a candidate, or among the last ones, the next one counts: the machine is as it is,
+and the noise that its other users make is measured."""
 LIMIT_STEPS = 4
 """Steps of a run under the real `memory_limit`: the optimizer's states exist from the second on."""
 
@@ -207,7 +207,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
             candidate.samples_per_step,
             move.steps,
             needs_energy=self._question.objective == "samples_per_joule",
-            counts=self._is_in_company(),
+            counts=self._is_in_company(number),
         )
         if taken is None:
             self._record_end(number, self._ended_process(process), time.monotonic() - began)
@@ -293,7 +293,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         self._live = None
         if result.state in ("stopped", "killed"):
             raise Interrupted
-        self._write(race_of(launched, directory, result, counts=self._is_in_company()))
+        self._write(race_of(launched, directory, result, counts=self._is_in_company(launched.candidate)))
 
     def _record_end(self, number: int, result: Result, seconds: float) -> None:
         """Record a trial whose process ended without an answer."""
@@ -315,10 +315,11 @@ class BestConductor(Conductor[BestLine, BestEnded]):
             )
         )
 
-    def _is_in_company(self) -> bool:
-        """True if so many of the last measurements were void that the company is this machine's ordinary state."""
-        last = [line for line in self._lines if isinstance(line, Trial | Race)][-VOID_AMONG:]
-        return sum(line.outcome == "void" for line in last) >= MOST_VOID
+    def _is_in_company(self, number: int) -> bool:
+        """True if so many of the last measurements, or of this candidate's, were void that the machine is like that."""
+        made = [line for line in self._lines if isinstance(line, Trial | Race)]
+        own = [line for line in made if line.candidate == number]
+        return any(sum(line.outcome == "void" for line in some) >= MOST_VOID for some in (made[-VOID_AMONG:], own))
 
     def _take_orders(self) -> None:
         """Record the orders that a person gave since the last step."""
