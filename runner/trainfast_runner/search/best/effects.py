@@ -227,13 +227,14 @@ def _centered(observation: Observation, center: float) -> float:
 
 
 def _modelled(candidates: Sequence[KnobValues]) -> list[str]:
-    """The knobs that have several values, without accumulation where batch and strategy decide it."""
+    """The knobs that have several values, without accumulation or batch where the other one and strategy decide it."""
     names = [name for name in candidates[0] if len({_key(one[name]) for one in candidates}) > 1]
-    if "grad_accum" in names and "batch_size" in names:
-        others = [name for name in names if name == "batch_size" or name in MESH]
-        decided = {tuple(_key(one[name]) for name in (*others, "grad_accum")) for one in candidates}
-        if len(decided) == len({key[:-1] for key in decided}):
-            names.remove("grad_accum")
+    for derived in reversed(BATCH):
+        others = [name for name in names if name in (*BATCH, *MESH) and name != derived]
+        if derived in names:
+            decided = {tuple(_key(one[name]) for name in (*others, derived)) for one in candidates}
+            if len(decided) == len({key[:-1] for key in decided}):
+                names.remove(derived)
     return names
 
 
