@@ -105,6 +105,19 @@ async def test_each_trial_has_a_row_with_its_rate_and_the_newest_stay_in_sight(h
 
 
 @pytest.mark.parametrize("size", [FULL, SMALL])
+async def test_a_search_that_starts_tells_its_question(
+    home: Home, conduct: Callable[[Path], None], size: tuple[int, int]
+) -> None:
+    search = a_best_search(home, best_going_on()[:2])
+    conduct(search)
+    async with StillApp(home).run_test(size=size) as pilot:
+        text = await best_opened(pilot, search)
+    assert "○ starting: the model is built" in text
+    varied = "varying batch_size 4, 8, 16; precision fp32, bf16; checkpointing off, full at a global batch of 16"
+    assert varied in " ".join(text.split())
+
+
+@pytest.mark.parametrize("size", [FULL, SMALL])
 async def test_the_answer_has_the_effects_the_ties_and_the_verdicts_and_enter_takes_it(
     home: Home, size: tuple[int, int]
 ) -> None:

@@ -65,7 +65,12 @@ class BestControl(SearchConductors["BestSnapshot"]):
         from trainfast_tui.text.best_search import estimate_lines
 
         found = estimate(plan_best(spec, BestAsked(), BestOptions(), self._python), self._home)
-        return BestPlanned(spec, [(line, "text") for line in estimate_lines(dataclasses.asdict(found))])
+        lines = estimate_lines(dataclasses.asdict(found))
+        # The smallest screen may have no room for the knobs left alone: they come last.
+        left = [line for line in lines if line.startswith("left alone")]
+        return BestPlanned(
+            spec, [*((line, "text") for line in lines if line not in left), *((line, "muted") for line in left)]
+        )
 
     def _start(
         self, spec: RunSpec, question: BestQuestion | None, cool_to_c: float | None, first: Callable[[], None] | None

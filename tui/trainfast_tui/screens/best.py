@@ -107,7 +107,7 @@ class BestScreen(AppScreen):
             waited = "" if asked_ns is None else duration(max(0, self._now_ns - asked_ns) // 1_000_000_000)
             texts = [(f"The knobs are being checked… {waited}", "text")]
         else:
-            texts.append((ENTER, "text"))
+            texts.insert(1, (ENTER, "title"))
         self.view.show_plan(next_run.spec.name if next_run is not None else "", texts)
 
     def _show_useful_keys(self) -> None:

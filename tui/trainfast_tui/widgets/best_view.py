@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from trainfast_tui.charts.painted import Painted
 from trainfast_tui.charts.scatter import Spot, pareto, scatter
 from trainfast_tui.text import format as fmt
+from trainfast_tui.text.best_search import question_lines
 from trainfast_tui.text.best_state import best_of, chance_words, order_words, orders_in_force, setting_words, state_of
 from trainfast_tui.text.lines import Line, paragraph, rule
 from trainfast_tui.widgets.batch_search_view import SIGNS
@@ -66,7 +67,7 @@ class BestView(Painted):
             for text, tone in self._plan:
                 lines += paragraph(text, width, tone)
             return [*lines, *([[]] if notice else []), *notice]
-        head = _head(search, self._now_ns, width)
+        head = [*_head(search, self._now_ns, width), *_question_rows(search, width)]
         foot = [*_answer_rows(search, width, height), *_order_rows(search, width), *notice]
         room = height - len(head) - len(foot) - (1 if foot else 0)
         table = trial_rows(search.so_far, width) if search.so_far.space is not None else []
@@ -107,6 +108,15 @@ def _head(search: BestSnapshot, now_ns: int, width: int) -> list[Line]:
     facts = [chance_words(so_far) if search.is_live else "", _time_words(search, now_ns)]
     words = "; ".join(filter(None, facts))
     return [*lines, *paragraph(words, width, "muted", 2)]
+
+
+def _question_rows(search: BestSnapshot, width: int) -> list[Line]:
+    """The knobs that are varied and those left alone, until the first measurement."""
+    question = search.so_far.question
+    if question is None or search.so_far.ran:
+        return []
+    lines = question_lines(question.vary, question.left_alone, question.global_batch)
+    return [[], *(row for line in lines for row in paragraph(line, width, "text", 2))]
 
 
 def _time_words(search: BestSnapshot, now_ns: int) -> str:
