@@ -44,6 +44,7 @@ from trainfast_runner.search.best.trial import take_trial
 from trainfast_runner.search.conducting import ConductOptions, Conductor, sole_conductor, worked_seconds
 from trainfast_runner.search.journal import Conducted
 from trainfast_runner.search.processes import LOOK_EVERY_S, Interrupted, WarmProcess, wait_for_result
+from trainfast_runner.worker.catalog import turned_warm
 
 TRACE_WITHIN_S = 30.0
 """The first trial waits at most this long for predictions once its process is ready: nothing is traced while timing."""
@@ -219,6 +220,13 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         if has_ended:
             process.wait_for_end()
             self._ended_process(process)
+        elif not self._is_turned_warm(number):
+            self._end_process()
+
+    def _is_turned_warm(self, number: int) -> bool:
+        """True if a process of this candidate takes a second trial, even of the same setting."""
+        knobs = spec_of(self._spec, self._space.candidates[number].knobs).knobs
+        return turned_warm(str(knobs["strategy"]), str(knobs["engine"]), str(knobs["compile"]))
 
     def _bound(self, process: WarmProcess) -> None:
         """Add the bounds by FLOPs to the candidates, once a process has counted its model's."""
