@@ -33,7 +33,7 @@ class BestView(Painted):
         self._search: BestSnapshot | None = None
         self._now_ns = 0
         self._plan: list[tuple[str, str]] = []
-        self._name = ""
+        self._headline = ""
         self._notice: tuple[str, str] = ("", "muted")
         self._back = 0
         """Rows of the table between its last one and the last one shown."""
@@ -45,7 +45,7 @@ class BestView(Painted):
 
     def show_plan(self, name: str, texts: list[tuple[str, str]]) -> None:
         """Show these paragraphs, each with its tone, while there is no search; `name` is the preset's."""
-        self._name, self._plan = name, texts
+        self._headline, self._plan = name, texts
         self.repaint()
 
     def show_notice(self, text: str, tone: str = "text") -> None:
@@ -63,7 +63,7 @@ class BestView(Painted):
         notice = paragraph(self._notice[0], width, self._notice[1]) if self._notice[0] else []
         search = self._search
         if search is None:
-            lines = [rule(f"best fit: {self._name}", width)]
+            lines = [rule(f"best fit: {self._headline}", width)]
             for text, tone in self._plan:
                 lines += paragraph(text, width, tone)
             return [*lines, *([[]] if notice else []), *notice]
