@@ -86,7 +86,7 @@ def test_devices_are_joined_by_plus() -> None:
         (("batchsize=1",), "did you mean batch_size?"),
         (("precision=bf61",), "did you mean bf16?"),
         (("batch_size",), "--vary takes knob=a,b,c"),
-        (("batch_size=",), "must be a whole number, not ''"),
+        (("batch_size=",), "--vary batch_size=: no value (allowed: a whole number from 1"),
         (("batch_size=1,2", "batch_size=4"), "try --vary batch_size=1,2,4"),
     ],
 )

@@ -248,6 +248,7 @@ async def test_a_refused_plan_and_start_say_why(home: Home, monkeypatch: pytest.
         await until(pilot, "Refused: the device is in use")
         await pilot.press("enter")
         await until_true(pilot, lambda: screen_text(pilot.app).count("Refused: ") > 1, "the refusal")  # type: ignore[arg-type]
+        assert screen_text(pilot.app).count("the device is in use") > 1  # type: ignore[arg-type]
 
 
 async def test_plain_ascii_and_no_control_sequences(home: Home, conduct: Callable[[Path], None]) -> None:

@@ -74,7 +74,7 @@ def _steps(line: TrialLine) -> Iterator[Step]:
             loss=loss,
             loss_not_finite=loss is None and not is_warmup,
             step_ms=step_ms,
-            # Of all the steps; any one of them may have it.
+            # The peak over all steps, whichever of them reached it.
             peak_allocated_bytes=line.peak_allocated_bytes,
             peak_reserved_bytes=line.peak_reserved_bytes,
         )

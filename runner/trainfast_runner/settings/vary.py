@@ -24,5 +24,7 @@ def read_vary(texts: Iterable[str]) -> dict[str, list[KnobValue]]:
         if name in found:
             given = ",".join(map(entry.show, found[name]))
             raise UserError(f"--vary {name} is given twice", key=name, advice=f"--vary {name}={given},{values}")
+        if not values.strip(" ,"):
+            raise UserError(f"--vary {text}: no value", key=name, allowed=[entry.values.describe()])
         found[name] = list(dict.fromkeys(entry.read(value.strip()) for value in values.split(",")))
     return found

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 
-from trainfast_runner.errors import UserError, nearest
+from trainfast_runner.errors import UserError
 from trainfast_runner.search.bench.report import cells, markdown, notes, process_word
 from trainfast_runner.search.bench.variants import Bench, Row, Table
 from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_tui.cli.output import writable
 from trainfast_tui.report.as_html import as_html
 from trainfast_tui.report.document import Document, Prose, grid
 from trainfast_tui.text.format import plain
@@ -26,16 +26,7 @@ FIGURES = (
 
 def check_output(name: str) -> None:
     """Raise UserError if the table cannot be written to this file."""
-    path = Path(name).absolute()
-    if path.suffix.lower() not in WRITERS:
-        close = nearest(path.suffix, WRITERS) if path.suffix else None
-        raise UserError(f"{name}: no known kind of file", key="-o", allowed=list(WRITERS), nearest=close)
-    if not path.parent.is_dir():
-        raise UserError(f"there is no folder {path.parent}", key="-o")
-    if path.is_dir():
-        raise UserError(f"{path} is a folder", key="-o")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise UserError(f"{path} cannot be written", key="-o")
+    writable(name, tuple(WRITERS))
 
 
 def write_output(name: str, bench: Bench, table: Table, command: str) -> None:

@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 from rich.cells import cell_len
 
+from trainfast_runner.errors import UserError, nearest
 from trainfast_tui.text.ascii import to_ascii
 from trainfast_tui.text.format import fit, truncate
 from trainfast_tui.text.tables import GAP
 
 WIDEST = 120
 """The most cells of a column."""
+
+
+def writable(name: str, endings: Sequence[str]) -> Path:
+    """The file of `-o NAME`. Raises UserError, before any work, for another ending and for a file nobody can write."""
+    path = Path(name).absolute()
+    if path.suffix.lower() not in endings:
+        close = nearest(path.suffix, endings) if path.suffix else None
+        raise UserError(f"{name}: no known kind of file", key="-o", allowed=endings, nearest=close)
+    if not path.parent.is_dir():
+        raise UserError(f"there is no folder {path.parent}", key="-o")
+    if path.is_dir():
+        raise UserError(f"{path} is a folder", key="-o")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UserError(f"{path} cannot be written", key="-o")
+    return path
 
 
 def print_json(value: Any) -> None:

@@ -28,12 +28,12 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Write the report; a file of that name is replaced, as `bench -o` does."""
     from trainfast_runner.records.home import Home
-    from trainfast_tui.cli.output import print_json, print_line
+    from trainfast_tui.cli.output import print_json, print_line, writable
     from trainfast_tui.report.as_html import as_html
     from trainfast_tui.report.as_markdown import as_markdown
     from trainfast_tui.text.format import count, plain, size
 
-    path = _writable(arguments.output)
+    path = writable(arguments.output, FORMS)
     document, run_ids = _document(Home(), arguments.references)
     text = as_html(document) if path.suffix.lower() == ".html" else as_markdown(document)
     content = text.encode("utf-8")
@@ -44,25 +44,6 @@ def run(arguments: argparse.Namespace) -> int:
     runs = "1 run" if len(run_ids) == 1 else count(len(run_ids), "runs")
     print_line(plain(f"{path}: {runs}, {size(len(content))}"))
     return 0
-
-
-def _writable(output: str) -> Path:
-    """Return the file to write; raises UserError before anything is read if it cannot be written."""
-    import os
-
-    from trainfast_runner.errors import UserError, nearest
-
-    path = Path(output).absolute()
-    if path.suffix.lower() not in FORMS:
-        close = nearest(path.suffix, FORMS) if path.suffix else None
-        raise UserError(f"{output}: no known kind of file", key="-o", allowed=FORMS, nearest=close)
-    if not path.parent.is_dir():
-        raise UserError(f"there is no folder {path.parent}", key="-o")
-    if path.is_dir():
-        raise UserError(f"{path} is a folder", key="-o")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise UserError(f"{path} cannot be written", key="-o")
-    return path
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -55,9 +55,10 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Search and print the answer."""
     from trainfast_runner.records.home import Home
-    from trainfast_runner.search.best.asked import BestAsked, read_budget, read_vary
+    from trainfast_runner.search.best.asked import BestAsked, read_budget
     from trainfast_runner.search.best.opening import BestOptions, open_best, plan_best
     from trainfast_runner.settings.spec import resolve
+    from trainfast_runner.settings.vary import read_vary
     from trainfast_tui.cli.follow_run import caught
     from trainfast_tui.cli.progress import progress_when_slow
     from trainfast_tui.cli.run import wait_for_device

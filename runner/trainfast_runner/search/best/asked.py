@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
 from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.settings.knobs import knob
 
 OBJECTIVES = ("samples_per_s", "tokens_per_s", "samples_per_joule", "time")
 BUDGET_S = 600.0
@@ -30,22 +28,6 @@ class BestAsked(msgspec.Struct, frozen=True, kw_only=True):
     objective: str = "samples_per_s"
     for_steps: int | None = None
     budget_s: float = BUDGET_S
-
-
-def read_vary(texts: Iterable[str]) -> dict[str, list[Any]]:
-    """Return the values of each `knob=a,b,c`, read by its knob, each once. Raises UserError."""
-    found: dict[str, list[Any]] = {}
-    for text in texts:
-        name, equals, values = text.partition("=")
-        name = name.strip()
-        if not equals or not name:
-            raise UserError(f"--vary takes knob=a,b,c, not {text!r}", key=name or text)
-        entry = knob(name)
-        read = [entry.read(value.strip()) for value in values.split(",") if value.strip()]
-        if not read:
-            raise UserError(f"--vary {text}: no value", key=name, allowed=[entry.values.describe()])
-        found[name] = list(dict.fromkeys([*found.get(name, []), *read]))
-    return found
 
 
 def read_budget(text: str) -> float:

@@ -111,7 +111,7 @@ class Kernel:
 
 
 def parts(levels: Levels, one: Setting, other: Setting) -> tuple[float, float, float, float]:
-    """What two settings share, before any scale: the mean, knobs, twice the pairs of knobs, and all of them."""
+    """Shares of two settings, before any scale: the mean, knobs, twice the pairs of knobs, and all of them."""
     same = [table[left][right] for table, left, right in zip(levels.correlations, one, other, strict=True)]
     total: float = sum(same)
     squares: float = sum(map(mul, same, same))
@@ -119,7 +119,7 @@ def parts(levels: Levels, one: Setting, other: Setting) -> tuple[float, float, f
 
 
 def shared(levels: Levels, one: Observation, other: Observation) -> list[float]:
-    """What two observations share, before any scale: the `parts` of their settings, and the visit."""
+    """Shares of two observations, before any scale: the `parts` of their settings, and the visit."""
     found = [0.0, 0.0, 0.0, 0.0]
     for left, mine in one.terms:
         for right, theirs in other.terms:
