@@ -174,7 +174,7 @@ class Session:
 
     def _adopt(self, snapshot: Snapshot) -> None:
         """Compare the next run with a run that has come onto the screen; unless knobs were chosen, repeat that run."""
-        run = snapshot.run.run if snapshot.run is not None else None
+        run = snapshot.run.run_file if snapshot.run is not None else None
         if run is None or run.run_id == self._adopted:
             return
         self._adopted = run.run_id

@@ -59,7 +59,7 @@ class RunSnapshot:
     """The state and records of a run at one moment. `log` is untrusted text of the training."""
 
     directory: Path
-    run: RunFile | None
+    run_file: RunFile | None
     state: str
     supervised: bool
     """False while the run is live without its supervisor."""
@@ -110,7 +110,7 @@ class RunSnapshot:
     @property
     def trains_on_cpu(self) -> bool:
         """True if the run takes steps now on the CPU, which this program needs too."""
-        return self.state == "running" and self.run is not None and self.run.device == "cpu"
+        return self.state == "running" and self.run_file is not None and self.run_file.device == "cpu"
 
 
 class Follower:
@@ -160,7 +160,7 @@ class Follower:
             self._conditions.extend(self._join.joined(final=over))
         snapshot = RunSnapshot(
             directory=self.directory,
-            run=self._run,
+            run_file=self._run,
             state=result.state if result else state.state,
             supervised=state.supervised or state.ended or state.state == "starting",
             reason=(result.reason if result else state.reason) or "",

@@ -80,9 +80,9 @@ def time_axis(snapshot: Snapshot, window: int) -> TimeAxis:
     run = snapshot.run
     if run is None or run.is_live:
         length_s = WINDOWS_S[window]
-        if run is not None and run.run is not None:
+        if run is not None and run.run_file is not None:
             # A young run fills the chart; the axis grows in few steps, since each redraws everything.
-            age_s = (snapshot.taken_ns - run.run.clock.monotonic_ns) / 1e9
+            age_s = (snapshot.taken_ns - run.run_file.clock.monotonic_ns) / 1e9
             length_s = next((shorter for shorter in WINDOWS_S[:window] if shorter >= age_s > 0), length_s)
         return TimeAxis(snapshot.taken_ns - length_s * SECOND_NS, snapshot.taken_ns, "now")
     length_ns = WINDOWS_S[window] * SECOND_NS
@@ -201,9 +201,9 @@ def device_charts(
 
 def used_uuids(run: RunSnapshot | None) -> frozenset[str]:
     """Return the UUIDs of the GPUs the run uses or watches."""
-    if run is None or run.run is None:
+    if run is None or run.run_file is None:
         return frozenset()
-    return frozenset((*run.run.device_uuids, *run.run.watch_uuids))
+    return frozenset((*run.run_file.device_uuids, *run.run_file.watch_uuids))
 
 
 def _ticks(snapshot: Snapshot) -> Sequence[Tick]:

@@ -152,7 +152,7 @@ def status_line(snapshot: RunSnapshot, bar: Any = None) -> str:
     """Return state, step n of N, throughput, step time, loss, peak memory and time left."""
     parts = [_state_words(snapshot)]
     if snapshot.tried:
-        parts.append(warm_words(snapshot.run.role if snapshot.run else None, batch_sizes(snapshot.tried)))
+        parts.append(warm_words(snapshot.run_file.role if snapshot.run_file else None, batch_sizes(snapshot.tried)))
         return plain("  ".join(parts))
     total = planned_steps(snapshot)
     if snapshot.steps:
@@ -167,7 +167,7 @@ def status_line(snapshot: RunSnapshot, bar: Any = None) -> str:
 
 def so_far(snapshot: RunSnapshot) -> dict[str, Any]:
     """Return a live run's figures so far for `--json`; absent readings are null."""
-    run, last = snapshot.run, snapshot.steps[-1] if snapshot.steps else None
+    run, last = snapshot.run_file, snapshot.steps[-1] if snapshot.steps else None
     figures = recent_figures(snapshot)
     return {
         "schema": SCHEMA,

@@ -176,16 +176,18 @@ def _asked(run: RunFile, home: Home) -> RecordedSpec | None:
 
 def measured_memory(run: RunSnapshot | None, next_run: NextRun | None) -> Measured | None:
     """Peak memory of the run on the screen; None before the second step, when the optimizer's states are allocated."""
-    if run is None or run.run is None or run.peak_allocated_bytes is None or len(run.steps) < 2:
+    if run is None or run.run_file is None or run.peak_allocated_bytes is None or len(run.steps) < 2:
         return None
-    return Measured(run.peak_allocated_bytes, predicted_of(run), next_run is not None and next_run.repeats(run.run))
+    return Measured(
+        run.peak_allocated_bytes, predicted_of(run), next_run is not None and next_run.repeats(run.run_file)
+    )
 
 
 def predicted_of(run: RunSnapshot) -> int | None:
     """Peak in bytes that was predicted for the run before it started; None without a prediction."""
     if run.result is not None:
         return run.result.memory.predicted_bytes
-    return run.run.predicted_bytes if run.run is not None else None
+    return run.run_file.predicted_bytes if run.run_file is not None else None
 
 
 def _preset_knobs(run: RunFile) -> Knobs:

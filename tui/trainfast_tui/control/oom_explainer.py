@@ -46,7 +46,9 @@ class OomExplainer:
 
         Nothing is traced for a search's warm process, which needs no change.
         """
-        is_oom = run is not None and run.state == "oom" and run.run is not None and run.run.role not in WARM_ROLES
+        is_oom = (
+            run is not None and run.state == "oom" and run.run_file is not None and run.run_file.role not in WARM_ROLES
+        )
         if not may_trace or not is_oom:
             self.stop()
         elif run is not None and run.run_id != self._of:

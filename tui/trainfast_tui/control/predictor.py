@@ -82,7 +82,7 @@ def _host_free(tick: Tick, live: RunSnapshot | None) -> int | None:
 def _with_free(machine: Machine, tick: Tick, live: RunSnapshot | None) -> Machine:
     """Return the machine with the memory that its GPUs have free now, or had before the live run."""
     now = {device.uuid: device for device in tick.devices if device.uuid}
-    before = live.run.used_before_bytes if live is not None and live.run is not None else {}
+    before = live.run_file.used_before_bytes if live is not None and live.run_file is not None else {}
     gpus = []
     for gpu in machine.gpus:
         seen = now.get(gpu.uuid or "")

@@ -90,7 +90,7 @@ def _median(values: Sequence[float | None]) -> float | None:
 
 def planned_steps(run: RunSnapshot) -> int | None:
     """Number of steps that the run was started with; None while unknown."""
-    steps = run.run.knobs.get("steps") if run.run is not None else None
+    steps = run.run_file.knobs.get("steps") if run.run_file is not None else None
     return steps if isinstance(steps, int) else None
 
 

@@ -43,7 +43,7 @@ class ReportedRun:
     @property
     def run(self) -> RunFile | None:
         """`run.json`; None if it cannot be read."""
-        return self.snapshot.run
+        return self.snapshot.run_file
 
     @property
     def origin_ns(self) -> int:
@@ -59,7 +59,7 @@ def read_run(
     """Read the whole run: unlike a screen, a report shows more than the newest steps and samples."""
     records = read_records(directory)
     snapshot = Follower(directory).poll()
-    whole = replace(snapshot, run=records.run, ticks=_ticks(directory), rates=_rates(records))
+    whole = replace(snapshot, run_file=records.run, ticks=_ticks(directory), rates=_rates(records))
     return ReportedRun(label, directory, result, records, whole, figures, notes)
 
 

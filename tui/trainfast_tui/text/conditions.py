@@ -147,7 +147,7 @@ def _energy(counted: Sequence[StepConditions], whose: str) -> tuple[Line, Line]:
 
 def _watched(run: RunSnapshot, counted: Sequence[StepConditions]) -> str:
     """Name the GPUs that a CPU run only watches: their energy did not train its samples."""
-    if run.run is None or run.run.device_uuids:
+    if run.run_file is None or run.run_file.device_uuids:
         return ""
     from trainfast_runner.results.bottleneck.doubts import watched_gpus
 

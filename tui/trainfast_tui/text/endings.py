@@ -85,8 +85,8 @@ def _oom(run: RunSnapshot, traced: OomExplanation | None, to_trace: int) -> Endi
     if found is not None and found.held_bytes is not None and found.asked_bytes is not None:
         # The allocator's long sentence adds nothing; the status line and the log have it.
         reason = ""
-    elif run.run is not None and run.run.memory_limit_bytes:
-        reason = f"{reason.rstrip('.')}. The limit was {fmt.size(min(run.run.memory_limit_bytes))} a rank."
+    elif run.run_file is not None and run.run_file.memory_limit_bytes:
+        reason = f"{reason.rstrip('.')}. The limit was {fmt.size(min(run.run_file.memory_limit_bytes))} a rank."
     changes = () if found is None or _is_warm(run) else tuple(found.changes)
     if _is_warm(run):
         headline, tone, advice = f"{_warm_words(run)}: out of memory", "warning", _SEARCH
@@ -105,11 +105,11 @@ def explained(run: RunSnapshot) -> OomExplanation | None:
 
 
 def _is_warm(run: RunSnapshot) -> bool:
-    return run.run is not None and run.run.role in WARM_ROLES
+    return run.run_file is not None and run.run_file.role in WARM_ROLES
 
 
 def _warm_words(run: RunSnapshot) -> str:
-    return warm_words(run.run.role if run.run is not None else None, batch_sizes(run.tried))
+    return warm_words(run.run_file.role if run.run_file is not None else None, batch_sizes(run.tried))
 
 
 def _where(run: RunSnapshot) -> str:
@@ -120,7 +120,7 @@ def _where(run: RunSnapshot) -> str:
     rank = result_error.rank if result_error is not None else (line.rank if line is not None else None)
     step = line.step if line is not None else None
     words = [f"in {phase}" if phase else "", f"at step {step}" if step is not None else ""]
-    if rank is not None and run.run is not None and run.run.world_size > 1:
+    if rank is not None and run.run_file is not None and run.run_file.world_size > 1:
         words.append(f"on rank {rank}")
     place = " ".join(word for word in words if word)
     return f" {place}" if place else ""

@@ -86,10 +86,10 @@ def out_of_memory(run: RunSnapshot) -> OutOfMemory | None:
     """Gather the error, limits and events of a followed run that ran out of memory; None without its `run.json`."""
     from trainfast_runner.results.explained_run import OutOfMemory
 
-    if run.run is None:
+    if run.run_file is None:
         return None
     held = run.error.held_bytes if run.error is not None else None
-    return OutOfMemory(run.run, run.reason, _error_of(run), held, run.events, run.tried)
+    return OutOfMemory(run.run_file, run.reason, _error_of(run), held, run.events, run.tried)
 
 
 def _error_of(run: RunSnapshot) -> RunError | None:

@@ -50,8 +50,8 @@ class Header(Painted):
         line += [("  ", "text"), (f"{sign} {state_words(run.state)}", tone), (f"  {run.run_id}", "text")]
         if run.synthetic:
             line += [("  ", "text"), (" synthetic data ", "badge")]
-        if run.run is not None and width >= 120:
-            line += [(f"  {run.run.title}", "muted")]
+        if run.run_file is not None and width >= 120:
+            line += [(f"  {run.run_file.title}", "muted")]
         return [line]
 
 
