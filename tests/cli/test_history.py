@@ -108,8 +108,8 @@ def test_why_another_optimizer_ran_is_said(cli: Cli) -> None:
 def test_a_preset_that_was_never_there_is_refused(cli: Cli) -> None:
     write(cli.home, result("20261101-100000-gone-aaaa", preset="gone"))
     assert "did you mean tiny-llama?" in cli("runs", "list", "--preset", "tiny-lama").refused()
-    assert cli("runs", "list", "--preset", "tiny-llama").out == "no run fits\n"
-    assert cli("runs", "list", "--preset", "gone", "--state", "oom").out == "no run fits\n"
+    assert cli("runs", "list", "--preset", "tiny-llama").out == "no matching runs\n"
+    assert cli("runs", "list", "--preset", "gone", "--state", "oom").out == "no matching runs\n"
 
 
 def test_a_lost_run_gets_its_result_and_keeps_its_steps(cli: Cli) -> None:
@@ -161,7 +161,7 @@ def test_references(cli: Cli) -> None:
     write(cli.home, result("20261102-100000-tiny-llama-bbbb"))
     assert cli("runs", "show", "20261101", "--json").json["run_id"].endswith("aaaa")
     assert cli("runs", "show", "last", "--json").json["run_id"].endswith("bbbb")
-    assert "fits 2 runs" in cli("runs", "show", "2026").refused()
+    assert "matches 2 runs" in cli("runs", "show", "2026").refused()
     assert "did you mean 20261102-100000-tiny-llama-bbbb?" in cli("logs", "20261102-100000-tiny-lama-bbbb").refused()
 
 

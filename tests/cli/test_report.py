@@ -364,4 +364,4 @@ def test_a_search_stands_alone_and_the_nearest_is_named(recorded: Cli, tmp_path:
     file = str(tmp_path / "report.md")
     assert "one search alone" in recorded("report", SEARCH_ID, "last", "-o", file).refused()
     assert f"did you mean {SEARCH_ID}?" in recorded("report", SEARCH_ID.replace("llama", "lama"), "-o", file).refused()
-    assert "fits 2 runs and searches" in recorded("report", "20261121-", "-o", file).refused()
+    assert "matches 2 runs and searches" in recorded("report", "20261121-", "-o", file).refused()

@@ -15,7 +15,7 @@ from trainfast_tui.control.compared_runs import compared_with_previous
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.screens.runs import RunsListed, RunsScreen
 from trainfast_tui.widgets import sorted_table
-from trainfast_tui.widgets.runs_table import ORDERS, RunsTable, fits, turned_of
+from trainfast_tui.widgets.runs_table import ORDERS, RunsTable, matches, turned_of
 from trainfast_tui.widgets.sorted_table import ordered
 
 FIRST, SECOND = "20261121-054455-tiny-llama-7f3a", "20261121-055012-tiny-llama-91bc"
@@ -263,15 +263,15 @@ def test_runs_without_a_figure_come_last_in_either_order() -> None:
 
 def test_a_filter_wants_every_word() -> None:
     row = RunRow("20260101-000000-x", "bert-large", None, "oom", knobs={"batch_size": 64})
-    assert fits(row, "bert memory batch_size=64")
-    assert not fits(row, "bert finished")
-    assert fits(row, "")
+    assert matches(row, "bert memory batch_size=64")
+    assert not matches(row, "bert finished")
+    assert matches(row, "")
 
 
 def test_a_changed_model_is_listed_and_found() -> None:
     row = RunRow("20260101-000000-x", "vit-large", None, "finished", changed={"model.num_hidden_layers": 1, "lr": 1.0})
     assert turned_of(row) == ["model.num_hidden_layers=1", "lr=1"]
-    assert fits(row, "num_hidden_layers=1")
+    assert matches(row, "num_hidden_layers=1")
 
 
 def test_a_row_says_what_was_changed_of_the_preset_not_what_the_preset_sets() -> None:

@@ -144,14 +144,14 @@ def test_plain_text_is_harmless(untrusted: str, width: int | None) -> None:
 
 @given(st.text(), st.integers(0, 30), st.sampled_from(["left", "right"]))
 def test_fit_is_exact(text: str, width: int, align: str) -> None:
-    fitted = fmt.fit(text, width, "left" if align == "left" else "right")
+    fitted = fmt.to_width(text, width, "left" if align == "left" else "right")
     assert cell_len(fitted) == width
 
 
 def test_a_wide_character_is_not_cut_in_half() -> None:
     assert fmt.truncate("温度计", 5) == "温度…"
     assert fmt.truncate("温度计", 4) == "温 …"
-    assert fmt.fit("温度", 6, "right") == "  温度"
+    assert fmt.to_width("温度", 6, "right") == "  温度"
 
 
 @given(st.text())

@@ -128,7 +128,7 @@ class Home:
         if len(matching) == 1:
             return matching[0]
         if matching:
-            raise UserError(f"{reference!r} fits {len(matching)} runs", key=reference, allowed=matching[-5:])
+            raise UserError(f"{reference!r} matches {len(matching)} runs", key=reference, allowed=matching[-5:])
         raise UserError(
             f"there is no run {reference!r}",
             key=reference,

@@ -71,7 +71,7 @@ class EventLine(Painted):
                 signs[at] = moment.sign, moment.tone
         if self._chosen is not None and 0 <= (at := cells.at(self._chosen.t_ns)) < cells.count:
             signs[at] = self._chosen.sign, "cursor"
-        label = fmt.fit("events", cells.gutter - 2, "right") + " ├" if cells.gutter else ""
+        label = fmt.to_width("events", cells.gutter - 2, "right") + " ├" if cells.gutter else ""
         return [(label, "muted"), *joined(signs), ("", "text")]
 
     def _words(self, axis: TimeAxis) -> Line:

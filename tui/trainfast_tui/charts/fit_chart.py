@@ -58,11 +58,11 @@ def fit_chart(
     lines: list[Line] = []
     for row in range(plot_height):
         tone = "error" if row == limit_row else "muted"
-        label = fmt.fit(labels.get(row, ""), GUTTER, "right")
+        label = fmt.to_width(labels.get(row, ""), GUTTER, "right")
         lines.append([(label, tone), (" │", "muted"), *joined(zip(signs[row], tones[row], strict=True))])
     lines.append([(" " * GUTTER + " └", "muted"), ("─" * plot_width, "muted")])
     right = f"batch_size {across:,}"
-    lines.append([(" " * (GUTTER + 2) + "0" + fmt.fit(right, plot_width - 1, "right"), "muted")])
+    lines.append([(" " * (GUTTER + 2) + "0" + fmt.to_width(right, plot_width - 1, "right"), "muted")])
     return lines
 
 

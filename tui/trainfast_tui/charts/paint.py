@@ -26,7 +26,7 @@ from trainfast_tui.charts.braille import (
 )
 from trainfast_tui.charts.model import ChartData, Limit, Palette, Series
 from trainfast_tui.charts.time_cells import TimeCells, time_cells
-from trainfast_tui.text.format import duration, fit, plain, truncate
+from trainfast_tui.text.format import duration, plain, to_width, truncate
 from trainfast_tui.text.shades import Shade, rank, shade_of
 
 _STRIDES = (1, 2, 4)
@@ -151,7 +151,7 @@ def _title_row(width: int, data: ChartData, strides: list[int], palette: Palette
         legend.append(Segment(value, palette.get("title")))
         used += length
     if used > width:
-        value = fit(value, width, "right")
+        value = to_width(value, width, "right")
         return [Segment(value, palette.get("title"))]
     left = truncate(title, max(0, width - used - 1))
     padding = " " * (width - used - cell_len(left))
@@ -290,7 +290,7 @@ def _gutter(frame: _Frame, label: str, palette: Palette, is_limit: bool = False)
     if not frame.axis.gutter:
         return []
     axis = "┤" if label else "│"
-    text = fit(label, frame.axis.gutter - 2, "right")
+    text = to_width(label, frame.axis.gutter - 2, "right")
     return [Segment(f"{text} {axis}", palette.get("limit" if is_limit and label else "axis"))]
 
 
@@ -312,7 +312,7 @@ def _mark_row(frame: _Frame, marks: list[Shade | None], palette: Palette) -> lis
     segments = []
     if frame.axis.gutter:
         label = _MARK_LABEL if any(marks) else ""
-        text = fit(label, frame.axis.gutter - 2, "right")
+        text = to_width(label, frame.axis.gutter - 2, "right")
         segments = [Segment(text, palette.get("mark")), Segment(" └", palette.get("axis"))]
     keys = bytearray(_MARK if mark else _LIMIT for mark in marks)
     styles = [palette.get("axis"), palette.get("axis"), palette.get("mark")]

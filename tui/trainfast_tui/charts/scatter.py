@@ -67,7 +67,7 @@ def scatter(spots: Sequence[Spot], limit_bytes: int | None, width: int, height: 
     labels = {0: fmt.number(high), plot_height - 1: fmt.number(low)}
     lines: list[Line] = []
     for row in range(plot_height):
-        label = fmt.fit(labels.get(row, ""), GUTTER, "right")
+        label = fmt.to_width(labels.get(row, ""), GUTTER, "right")
         lines.append([(label, "muted"), (" │", "muted"), *joined(zip(signs[row], tones[row], strict=True))])
     lines.append([(" " * GUTTER + " └", "muted"), ("─" * plot_width, "muted")])
     lines.append(_memory_axis(across, limit_bytes, limit_column, plot_width))
@@ -98,10 +98,10 @@ def _memory_axis(across: float, limit_bytes: int | None, limit_column: int | Non
     """Return the labels below the axis: zero, the limit below its line, and the end or the limit beyond it."""
     zero: Line = [(" " * (GUTTER + 2) + "0", "muted")]
     if limit_bytes is None:
-        return [*zero, (fmt.fit(f"peak memory {fmt.size(across)}", width - 1, "right"), "muted")]
+        return [*zero, (fmt.to_width(f"peak memory {fmt.size(across)}", width - 1, "right"), "muted")]
     words = f"limit {fmt.size(limit_bytes)}"
     if limit_column is None:
         words = f"peak memory {fmt.size(across)}, the {words} is far right"
-        return [*zero, (fmt.fit(words, width - 1, "right"), "muted")]
+        return [*zero, (fmt.to_width(words, width - 1, "right"), "muted")]
     at = max(12, min(limit_column - len(words) // 2, width - len(words)))
-    return [*zero, (fmt.fit(" peak memory", at - 1), "muted"), (words, "error")]
+    return [*zero, (fmt.to_width(" peak memory", at - 1), "muted"), (words, "error")]

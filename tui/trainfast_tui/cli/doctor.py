@@ -10,7 +10,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import SCHEMA
 from trainfast_tui.cli.output import print_json, print_line
 from trainfast_tui.cli.progress import progress_when_slow
-from trainfast_tui.text.format import fit, plain
+from trainfast_tui.text.format import plain, to_width
 
 PYTHON_CHECKS = ("training Python", "training stack")
 
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     width = max(len(check.name) for check in checks)
     for check in checks:
-        print_line(f"{check.state:<4}  {fit(check.name, width)}  {plain(check.finding)}")
+        print_line(f"{check.state:<4}  {to_width(check.name, width)}  {plain(check.finding)}")
         if check.cure:
             print_line(f"      {' ' * width}  cure: {plain(check.cure)}")
     if ceiling is not None:

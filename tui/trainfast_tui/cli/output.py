@@ -14,7 +14,7 @@ from rich.cells import cell_len
 
 from trainfast_runner.errors import UserError, nearest
 from trainfast_tui.text.ascii import to_ascii
-from trainfast_tui.text.format import fit, truncate
+from trainfast_tui.text.format import to_width, truncate
 from trainfast_tui.text.tables import GAP
 
 WIDEST = 120
@@ -107,12 +107,12 @@ class GrowingTable:
         cells = []
         for place in self._places:
             width = max(self._widths[place], cell_len(row[place]))
-            cells.append(fit(row[place], width, "right" if place in self._right else "left"))
+            cells.append(to_width(row[place], width, "right" if place in self._right else "left"))
         self._print_cut((" " * GAP).join(cells).rstrip())
 
     def add_note(self, name: str, text: str) -> None:
         """Print a row with words instead of figures."""
-        self._print_cut(f"{fit(name, max(self._widths[0], cell_len(name)))}{' ' * GAP}{text}")
+        self._print_cut(f"{to_width(name, max(self._widths[0], cell_len(name)))}{' ' * GAP}{text}")
 
     def _print_cut(self, line: str) -> None:
         print_line(line if self._width is None else truncate(line, self._width))

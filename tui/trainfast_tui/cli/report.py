@@ -87,7 +87,9 @@ def _found(home: Home, reference: str, searches: list[str]) -> str:
     if len(matching) == 1:
         return matching[0]
     if matching:
-        raise UserError(f"{reference!r} fits {len(matching)} runs and searches", key=reference, allowed=matching[-5:])
+        raise UserError(
+            f"{reference!r} matches {len(matching)} runs and searches", key=reference, allowed=matching[-5:]
+        )
     raise UserError(
         f"there is no run or search {reference!r}",
         key=reference,

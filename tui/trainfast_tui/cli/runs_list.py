@@ -38,14 +38,16 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if arguments.n is not None and arguments.n < 1:
         raise UserError(f"-n {arguments.n}: at least 1", key="-n")
-    wanted = (row for row in iter_rows(Home(), arguments.probes) if _fits(row, arguments))
+    wanted = (row for row in iter_rows(Home(), arguments.probes) if _matches(row, arguments))
     rows = list(itertools.islice(wanted, arguments.n))
     if not rows and arguments.preset is not None:
         _refuse_unknown(arguments.preset, Home())
     if arguments.json:
         print_json({"schema": SCHEMA, "runs": rows})
     elif not rows:
-        print_line("no run fits" if arguments.state or arguments.preset else "no run yet: trainfast-tui run tiny-llama")
+        print_line(
+            "no matching runs" if arguments.state or arguments.preset else "no run yet: trainfast-tui run tiny-llama"
+        )
     else:
         print_table(HEADER, map(_cells, rows), right=(3, 4, 5, 6), drop=DROPPED)
     return 0
@@ -64,7 +66,7 @@ def _refuse_unknown(preset: str, home: Home) -> None:
         presets.load(preset)
 
 
-def _fits(row: RunRow, arguments: argparse.Namespace) -> bool:
+def _matches(row: RunRow, arguments: argparse.Namespace) -> bool:
     if arguments.state is not None and row.state != arguments.state:
         return False
     return arguments.preset is None or arguments.preset in (row.preset, row.name)

@@ -67,9 +67,9 @@ def _knob_lines(found: Comparison, width: int) -> list[Line]:
     for name, a, b in found.knobs:
         lines.append(
             [
-                (fmt.fit(fmt.plain(name), label), "title"),
-                (fmt.fit(fmt.plain(setting(name, a)), 16, "right"), "text"),
-                (fmt.fit(fmt.plain(setting(name, b)), 16, "right"), "warning"),
+                (fmt.to_width(fmt.plain(name), label), "title"),
+                (fmt.to_width(fmt.plain(setting(name, a)), 16, "right"), "text"),
+                (fmt.to_width(fmt.plain(setting(name, b)), 16, "right"), "warning"),
             ]
         )
     return lines
@@ -80,10 +80,10 @@ def _condition_lines(found: Comparison) -> list[Line]:
         return []
     lines: list[Line] = [[], [(f"{'condition':<30}{'A':>20}{'B':>20}", "muted")]]
     for row in found.conditions:
-        cells = [fmt.fit(fmt.plain(value or fmt.ABSENT), 20, "right") for value in (row.a, row.b)]
+        cells = [fmt.to_width(fmt.plain(value or fmt.ABSENT), 20, "right") for value in (row.a, row.b)]
         lines.append(
             [
-                (fmt.fit(row.label, 30), "title"),
+                (fmt.to_width(row.label, 30), "title"),
                 ("".join(cells), "warning" if row.differs else "text"),
                 ("  differs" if row.differs else "", "warning"),
             ]
@@ -108,17 +108,17 @@ def _figure_lines(found: Comparison, width: int) -> list[Line]:
     head += f"{'95 % CI':>20}" if widest else ""
     lines: list[Line] = [*note, [(head, "muted")]]
     for row in rows:
-        figures = [(fmt.fit(figure(value, row.unit), column, "right"), "text") for value in (row.a, row.b)]
+        figures = [(fmt.to_width(figure(value, row.unit), column, "right"), "text") for value in (row.a, row.b)]
         if wide:
-            figures.append((fmt.fit(change(row), 18, "right"), "text"))
+            figures.append((fmt.to_width(change(row), 18, "right"), "text"))
         percent = "" if row.percent is None else fmt.signed_percent(row.percent)
         tone = TONES.get(row.verdict, "muted")
         lines.append(
             [
                 (f"{row.label:<18}", "title"),
                 *figures,
-                (fmt.fit(percent, 10, "right"), "text" if tone == "muted" else tone),
-                (fmt.fit(interval(row), 20, "right") if widest else "", "text"),
+                (fmt.to_width(percent, 10, "right"), "text" if tone == "muted" else tone),
+                (fmt.to_width(interval(row), 20, "right") if widest else "", "text"),
                 ("  ", "text"),
                 (SIGNS.get(row.verdict, "") + row.verdict, tone),
             ]

@@ -19,7 +19,7 @@ from trainfast_tui.session import Session
 from trainfast_tui.text.keys import actions_of
 from trainfast_tui.widgets.dialogs import Ask, Confirm
 from trainfast_tui.widgets.run_detail import RunDetail
-from trainfast_tui.widgets.runs_table import RunsTable, fits
+from trainfast_tui.widgets.runs_table import RunsTable, matches
 from trainfast_tui.widgets.strips import Footer, StatusLine
 
 REFRESH_S = 2.0
@@ -50,7 +50,7 @@ class RunsScreen(AppScreen):
         self._known: list[RunRow] = []
         self._rows: list[RunRow] = []
         """The listed runs, without probes, which their search shows."""
-        self._fitting: list[RunRow] = []
+        self._matching: list[RunRow] = []
         """The listed runs that the filter lets through."""
         self._filter = ""
         self._is_listing = False
@@ -98,8 +98,8 @@ class RunsScreen(AppScreen):
     def _show(self) -> None:
         if not self._is_listed:
             return
-        self._fitting = [row for row in self._rows if fits(row, self._filter)] if self._filter else self._rows
-        self.table.show(self._fitting)
+        self._matching = [row for row in self._rows if matches(row, self._filter)] if self._filter else self._rows
+        self.table.show(self._matching)
 
     @property
     def table(self) -> RunsTable:
@@ -108,7 +108,7 @@ class RunsScreen(AppScreen):
     def on_sorted_table_moved(self) -> None:
         self.query_one(RunDetail).show(self.table.current)
         if self._is_listed:
-            order, count = self.table.order, f"{len(self._fitting):,}"
+            order, count = self.table.order, f"{len(self._matching):,}"
             head = f"runs   {count} of {len(self._rows):,}" if self._filter else f"runs   {count}"
             head += f"   by {order.name}, {order.words[self.table.reverse]}"
             head += f"   with “{self._filter}”" if self._filter else ""

@@ -58,7 +58,7 @@ def _opened(diagnosis: Diagnosis, width: int) -> list[Line]:
     lines = [rule(head, width), *paragraph(diagnosis.line, width, "title")]
     wide = max((cell_len(named(name)) for name in diagnosis.evidence), default=0)
     for name, value in diagnosis.evidence.items():
-        line: Line = [(f"  {fmt.fit(named(name), wide)}  ", "muted"), (shown(name, value), "text")]
+        line: Line = [(f"  {fmt.to_width(named(name), wide)}  ", "muted"), (shown(name, value), "text")]
         if (condition := thresholds.get(name)) is not None:
             line.append((f"   the rule: {wanted(condition)}", "muted"))
         lines.append(line)

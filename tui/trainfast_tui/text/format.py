@@ -234,7 +234,7 @@ def truncate(text: str, width: int) -> str:
     return cut + "…"
 
 
-def fit(text: str, width: int, align: Literal["left", "right"] = "left") -> str:
+def to_width(text: str, width: int, align: Literal["left", "right"] = "left") -> str:
     """Text of exactly `width` terminal cells: cut with `…`, or padded with spaces."""
     text = truncate(text, width)
     padding = " " * (width - cell_len(text))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from rich.cells import cell_len
 
-from trainfast_tui.text.format import fit
+from trainfast_tui.text.format import to_width
 
 GAP = 2
 """Cells between two columns."""
@@ -21,7 +21,10 @@ def table(
     to_the_right = set(right)
     return [
         (" " * GAP)
-        .join(fit(cell, widths[place], "right" if place in to_the_right else "left") for place, cell in enumerate(line))
+        .join(
+            to_width(cell, widths[place], "right" if place in to_the_right else "left")
+            for place, cell in enumerate(line)
+        )
         .rstrip()
         for line in lines
     ]
@@ -31,4 +34,4 @@ def pairs(rows: Iterable[tuple[str, str]]) -> list[str]:
     """Return `label  value` lines with the values aligned."""
     listed = list(rows)
     width = max((cell_len(label) for label, _ in listed), default=0)
-    return [f"{fit(label, width)}  {value}".rstrip() for label, value in listed]
+    return [f"{to_width(label, width)}  {value}".rstrip() for label, value in listed]

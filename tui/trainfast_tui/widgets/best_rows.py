@@ -75,9 +75,9 @@ def _row(
 ) -> Line:
     widths = (RATE, STEPS, TOOK, PROCESS) if width >= WIDE else (NARROW_RATE, STEPS, NARROW_TOOK, NARROW_PROCESS)
     room = max(12, width - 2 - sum(widths))
-    right = "".join(fmt.fit(cell, wide, "right") for cell, wide in zip((rate, steps, took), widths, strict=False))
-    last = fmt.fit(f"  {process}", widths[3])
-    return [(f"{sign} ", sign_tone), (fmt.fit(setting, room) + right + last, tone)]
+    right = "".join(fmt.to_width(cell, wide, "right") for cell, wide in zip((rate, steps, took), widths, strict=False))
+    last = fmt.to_width(f"  {process}", widths[3])
+    return [(f"{sign} ", sign_tone), (fmt.to_width(setting, room) + right + last, tone)]
 
 
 def waiting_row(so_far: BestSoFar) -> Line:
@@ -104,7 +104,9 @@ def effect_rows(found: Found, width: int) -> list[Line]:
         tone = "success" if one.gain_percent.low > 0 else "error" if one.gain_percent.high < 0 else "secondary"
         basis = "  in a run" if one.measured else "  earlier" if one.earlier else ""
         share = abs(one.gain_percent.median) / most
-        rows.append([(fmt.fit(name, label + 1), "text"), *bar(share, room, tone), (f" {gain}", tone), (basis, "muted")])
+        rows.append(
+            [(fmt.to_width(name, label + 1), "text"), *bar(share, room, tone), (f" {gain}", tone), (basis, "muted")]
+        )
     return rows
 
 

@@ -97,9 +97,9 @@ def host_line(host: HostReading, cpu_percent: float | None, width: int, has_gpu:
     bar = 18 if width >= WIDE else 8
     used, total = host.memory_used_bytes, host.memory_total_bytes
     cores = f" {host.cpu_count} cores" if host.cpu_count else ""
-    line: Line = [(fmt.fit("CPU", 4) if has_gpu else "CPU", "title"), (f"{cores} ", "muted")]
+    line: Line = [(fmt.to_width("CPU", 4) if has_gpu else "CPU", "title"), (f"{cores} ", "muted")]
     line += _bar(_share(cpu_percent, 100), bar)
-    line += [(fmt.fit(fmt.percent(cpu_percent), 6, "right"), "text"), ("   memory ", "muted")]
+    line += [(fmt.to_width(fmt.percent(cpu_percent), 6, "right"), "text"), ("   memory ", "muted")]
     line += _bar(_share(used, total), bar, NEARLY_FULL)
     line += [(f" {fmt.size(used)} of {fmt.size(total)}", "text")]
     return [*line, (f"   {fmt.celsius(host.temperature_c)}", "text")] if host.temperature_c is not None else line
@@ -117,7 +117,7 @@ def gpu_line(
     line: Line = [("▸" if used else " ", "primary"), (f"GPU {device.index} ", "title")]
     if width >= WIDEST:
         name = (device.name or "").removeprefix("NVIDIA ")
-        line.append((fmt.fit(fmt.plain(name), 18) + " ", "muted"))
+        line.append((fmt.to_width(fmt.plain(name), 18) + " ", "muted"))
     if device.error is not None:
         word = "silent" if takes_long(device.error) else "lost"
         since = f"{word} for {fmt.duration(lost_s)}: " if lost_s is not None else "not answering: "
@@ -126,15 +126,17 @@ def gpu_line(
     share = _share(device.memory_used_bytes, device.memory_total_bytes)
     line += _bar(share, 16 if width >= WIDEST else 10 if wide else 6, NEARLY_FULL)
     line += _memory(device, wide, missing or {})
-    line.append((fmt.fit(fmt.percent(device.gpu_utilization_percent), 6, "right"), "text"))
+    line.append((fmt.to_width(fmt.percent(device.gpu_utilization_percent), 6, "right"), "text"))
     line += _temperature(device, wide)
     power = fmt.of_most(fmt.watts(device.power_w), fmt.watts(device.power_limit_w))
-    line.append((fmt.fit(power, 12, "right"), "text"))
+    line.append((fmt.to_width(power, 12, "right"), "text"))
     clock = fmt.megahertz(device.sm_clock_mhz)
     if wide:
-        line.append((fmt.fit(f"SM {fmt.of_most(clock, fmt.megahertz(device.sm_clock_max_mhz))}", 18, "right"), "text"))
+        line.append(
+            (fmt.to_width(f"SM {fmt.of_most(clock, fmt.megahertz(device.sm_clock_max_mhz))}", 18, "right"), "text")
+        )
     else:
-        line.append((fmt.fit(clock, 9, "right"), "text"))
+        line.append((fmt.to_width(clock, 9, "right"), "text"))
     return line + _badges(device, width - line_length(line))
 
 
@@ -146,8 +148,8 @@ def in_short(error: str, room: int) -> str:
 def _memory(device: DeviceReading, wide: bool, missing: Mapping[str, str]) -> Line:
     used, total = fmt.size(device.memory_used_bytes), fmt.size(device.memory_total_bytes)
     if used == total == fmt.ABSENT:
-        return [(fmt.fit(f" {fmt.no_memory_words(device.index, missing)}", 22 if wide else 10), "muted")]
-    return [(fmt.fit(f" {used} of {total}", 22) if wide else fmt.fit(f" {used}", 10), "text")]
+        return [(fmt.to_width(f" {fmt.no_memory_words(device.index, missing)}", 22 if wide else 10), "muted")]
+    return [(fmt.to_width(f" {used} of {total}", 22) if wide else fmt.to_width(f" {used}", 10), "text")]
 
 
 def _temperature(device: DeviceReading, wide: bool) -> Line:
@@ -155,11 +157,11 @@ def _temperature(device: DeviceReading, wide: bool) -> Line:
     left = degrees_left(device)
     tone = "warning" if left is not None and left <= NEAR_SLOWDOWN_C else "text"
     if left is None:
-        return [(fmt.fit(text, 7, "right"), tone), (" " * (19 if wide else 0), "text")]
+        return [(fmt.to_width(text, 7, "right"), tone), (" " * (19 if wide else 0), "text")]
     if wide:
         words = f" {abs(left):.0f} {'below' if left > 0 else 'over'} slowdown" if left else " at slowdown"
-        return [(fmt.fit(text, 7, "right"), tone), (fmt.fit(words, 19), "muted" if left > 0 else "error")]
-    return [(fmt.fit(text, 7, "right"), tone)]
+        return [(fmt.to_width(text, 7, "right"), tone), (fmt.to_width(words, 19), "muted" if left > 0 else "error")]
+    return [(fmt.to_width(text, 7, "right"), tone)]
 
 
 def _badges(device: DeviceReading, room: int) -> Line:

@@ -188,7 +188,7 @@ class Pick(Dialog):
     def __init__(self, title: str, choices: Sequence[tuple[str, str]], current: str | None) -> None:
         super().__init__(title)
         self._choices = choices
-        self._fitting = list(choices)
+        self._matching = list(choices)
         self._current = current
         self.words = ""
         """The typed words; a choice matches if all of them are in its value or label."""
@@ -205,18 +205,18 @@ class Pick(Dialog):
         """Show only the choices that contain all of these words."""
         picker = self.query_one(Choices)
         at = picker.highlighted
-        kept = self._current if at is None else self._fitting[at][0]
+        kept = self._current if at is None else self._matching[at][0]
         self.words = words
         wanted = words.lower().split()
-        self._fitting = [one for one in self._choices if all(word in " ".join(one).lower() for word in wanted)]
+        self._matching = [one for one in self._choices if all(word in " ".join(one).lower() for word in wanted)]
         wide = max((len(value) for value, _ in self._choices), default=0)
         picker.clear_options()
-        picker.add_options(Option(Text(plain(f"{value:<{wide}}  {label}"))) for value, label in self._fitting)
-        values = [value for value, _ in self._fitting]
+        picker.add_options(Option(Text(plain(f"{value:<{wide}}  {label}"))) for value, label in self._matching)
+        values = [value for value, _ in self._matching]
         picker.highlighted = (values.index(kept) if kept in values else 0) if values else None
         hint = f"with “{words}”: {len(values)} of {len(self._choices)}   " if words else "type to narrow it down   "
         self.query_one(".hint", Static).update(Text(plain(f"{hint}Enter chooses, Esc leaves")))
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         event.stop()
-        self.dismiss(self._fitting[event.option_index][0])
+        self.dismiss(self._matching[event.option_index][0])

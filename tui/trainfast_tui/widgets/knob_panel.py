@@ -11,7 +11,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.settings.knobs import BY_NAME, KNOBS
 from trainfast_tui.charts.painted import Painted
 from trainfast_tui.control.next_run import NextRun, preset_choices
-from trainfast_tui.text.format import fit, plain
+from trainfast_tui.text.format import plain, to_width
 from trainfast_tui.text.lines import Line, labelled, paragraph, rule, with_more, wrap
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ class KnobPanel(Painted, can_focus=True):
     def _head(self, next_run: NextRun, width: int) -> list[Line]:
         lines = [rule("next run", width), [("preset ", "muted"), (next_run.spec.name, "title")]]
         for field in next_run.fields():
-            lines.append([("with ", "muted"), (fit(plain(field), max(8, width - 5)).rstrip(), "warning")])
+            lines.append([("with ", "muted"), (to_width(plain(field), max(8, width - 5)).rstrip(), "warning")])
         if self._global_batch is not None:
             total, ranks = self._global_batch
             knobs = next_run.spec.knobs

@@ -169,7 +169,7 @@ def _legend(fit: PredictedFit, width: int) -> list[Line]:
         if key in sizes:
             # A long word is cut, never a figure.
             figure = fmt.size(sizes[key])
-            text = fmt.fit(f"{fmt.truncate(short(key), max(1, column - 4 - len(figure)))} {figure}", column - 3)
+            text = fmt.to_width(f"{fmt.truncate(short(key), max(1, column - 4 - len(figure)))} {figure}", column - 3)
             cells.append([(f"{sign} ", tone), (f"{text} ", "text")])
     return [[piece for cell in cells[at : at + 2] for piece in cell] for at in range(0, len(cells), 2)]
 

@@ -35,7 +35,7 @@ ORDERS: tuple[Order[RunRow], ...] = (
 )
 
 
-def fits(row: RunRow, words: str) -> bool:
+def matches(row: RunRow, words: str) -> bool:
     """True if every word stands in the row: its id, preset, state, reason or a `knob=value`."""
     text = " ".join(
         [row.run_id, row.name, row.state, state_words(row.state), row.reason]

@@ -151,4 +151,4 @@ class SortedTable(Painted, Generic[Row]):
 
     def cell(self, column: str, text: str, width: int) -> str:
         """Return the text as wide as its column."""
-        return fmt.fit(text, width - 2, "right" if column in self.FIGURES else "left") + "  "
+        return fmt.to_width(text, width - 2, "right" if column in self.FIGURES else "left") + "  "

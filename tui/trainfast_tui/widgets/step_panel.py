@@ -78,8 +78,8 @@ def _progress(run: RunSnapshot, width: int) -> Line:
 def _speed(figures: Figures, width: int) -> Line:
     wide = width >= 78
     line: Line = [
-        (fmt.fit(fmt.per_second(figures.samples_per_s, "samples"), 19 if wide else 17) + " ", "title"),
-        (fmt.fit(fmt.per_second(figures.tokens_per_s, "tokens"), 18 if wide else 16), "text"),
+        (fmt.to_width(fmt.per_second(figures.samples_per_s, "samples"), 19 if wide else 17) + " ", "title"),
+        (fmt.to_width(fmt.per_second(figures.tokens_per_s, "tokens"), 18 if wide else 16), "text"),
         (f"{fmt.milliseconds(figures.step_ms)}{' a step' if wide else ''}", "text"),
     ]
     if wide:
@@ -104,7 +104,7 @@ def _quality(run: RunSnapshot, result: Result | None, width: int) -> Line:
     peak = result.memory.peak_allocated_bytes if result is not None else None
     peak = peak if peak is not None else run.peak_allocated_bytes
     line: Line = [
-        (fmt.fit(f"loss {fmt.number(first)} → {fmt.number(last)}", 19) + " ", "text"),
+        (fmt.to_width(f"loss {fmt.number(first)} → {fmt.number(last)}", 19) + " ", "text"),
         ("peak allocated ", "muted"),
         (fmt.size(peak), "text"),
     ]
