@@ -36,7 +36,7 @@ class Arithmetic:
 
     corrections = DeviceCorrections()
 
-    def known(self, spec: RunSpec, ranks: int) -> None:
+    def correction_for(self, spec: RunSpec, ranks: int) -> None:
         """Nothing has been measured."""
 
     def predict(self, spec: RunSpec, ranks: int = 1) -> Prediction:

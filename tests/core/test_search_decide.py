@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace as replace_struct
 
-from trainfast_runner.search.decide import TOLERANCE_BYTES, TOLERANCE_SHARE, Known, decide
+from trainfast_runner.search.decide import TOLERANCE_BYTES, TOLERANCE_SHARE, SearchState, decide
 from trainfast_runner.search.found import aligned, answer
 from trainfast_runner.search.journal import Predicted, Probe, Proof, RankPeaks
 
@@ -71,9 +71,9 @@ class Device:
         return self.fits(batch) and not self.fits(more)
 
 
-def search(device: Device, predicted: Predicted | None = None, no_oom: bool = False) -> Known:
+def search(device: Device, predicted: Predicted | None = None, no_oom: bool = False) -> SearchState:
     """The whole search; what is known at its end."""
-    known = Known(
+    state = SearchState(
         device=device.kind,
         world_size=len(device.limits),
         limits_bytes=device.limits,
@@ -81,22 +81,22 @@ def search(device: Device, predicted: Predicted | None = None, no_oom: bool = Fa
         no_oom=no_oom,
     )
     for _ in range(40):
-        step = decide(known)
+        step = decide(state)
         if step.action == "probe":
             assert step.batch_size is not None
-            known = replace(known, probes=(*known.probes, device.probe(step.batch_size)))
+            state = replace(state, probes=(*state.probes, device.probe(step.batch_size)))
         elif step.action == "prove":
             assert step.batch_size is not None
-            state = "finished" if device.fits(step.batch_size) else "oom"
-            proof = Proof(batch_size=step.batch_size, run_id="p", state=state, seconds=1.0)
-            known = replace(known, proofs=(*known.proofs, proof))
+            end = "finished" if device.fits(step.batch_size) else "oom"
+            proof = Proof(batch_size=step.batch_size, run_id="p", state=end, seconds=1.0)
+            state = replace(state, proofs=(*state.proofs, proof))
         else:
-            return known
+            return state
     raise AssertionError("the search does not end")
 
 
-def ooms(known: Known) -> int:
-    return sum(probe.outcome == "oom" for probe in known.probes)
+def ooms(state: SearchState) -> int:
+    return sum(probe.outcome == "oom" for probe in state.probes)
 
 
 devices = st.builds(
@@ -114,11 +114,11 @@ devices = st.builds(
 @settings(max_examples=int(os.environ.get("EX", "60")), deadline=None)
 @given(device=devices)
 def test_without_a_prediction_it_is_exact_in_six_probes_and_one_oom(device: Device) -> None:
-    known = search(device)
-    assert known.proofs[-1].state == "finished"
-    assert device.is_exact(known.proofs[-1].batch_size)
-    assert len(known.probes) <= 6, [(probe.batch_size, probe.outcome) for probe in known.probes]
-    assert ooms(known) <= 1
+    state = search(device)
+    assert state.proofs[-1].state == "finished"
+    assert device.is_exact(state.proofs[-1].batch_size)
+    assert len(state.probes) <= 6, [(probe.batch_size, probe.outcome) for probe in state.probes]
+    assert ooms(state) <= 1
 
 
 @settings(max_examples=int(os.environ.get("EX", "60")), deadline=None)
@@ -127,31 +127,31 @@ def test_with_a_prediction_that_is_somewhat_off_as_well(device: Device, slope: f
     per_sample, base = device.per_sample * slope, device.fixed * fixed
     most = max(0, int((device.limits[0] - max(base, 0)) / per_sample))
     predicted = Predicted(fixed_bytes=int(base), bytes_per_sample=int(per_sample), max_batch=most)
-    known = search(device, predicted)
-    assert device.is_exact(known.proofs[-1].batch_size)
-    assert len(known.probes) <= 6
-    assert ooms(known) <= 1
+    state = search(device, predicted)
+    assert device.is_exact(state.proofs[-1].batch_size)
+    assert len(state.probes) <= 6
+    assert ooms(state) <= 1
 
 
 @settings(max_examples=int(os.environ.get("EX", "40")), deadline=None)
 @given(device=devices, nonsense=st.integers(1, 5000))
 def test_with_a_prediction_that_is_nonsense_it_is_still_exact(device: Device, nonsense: int) -> None:
     predicted = Predicted(fixed_bytes=0, bytes_per_sample=max(1, device.limits[0] // nonsense), max_batch=nonsense)
-    known = search(device, predicted)
-    assert device.is_exact(known.proofs[-1].batch_size)
+    state = search(device, predicted)
+    assert device.is_exact(state.proofs[-1].batch_size)
 
 
 @settings(max_examples=int(os.environ.get("EX", "40")), deadline=None)
 @given(device=devices, second=st.integers(1900 * MIB, 12000 * MIB))
 def test_the_tightest_of_two_ranks_decides_and_is_named(device: Device, second: int) -> None:
     both = replace(device, limits=(device.limits[0], second))
-    known = search(both)
-    if not known.proofs:
+    state = search(both)
+    if not state.proofs:
         assert not both.fits(1)
         return
-    found = answer(known)
+    found = answer(state)
     assert both.fits(found.max_batch)
-    assert ooms(known) <= 1
+    assert ooms(state) <= 1
     if abs(device.limits[0] - second) > 64 * MIB:
         assert found.tightest_rank == (0 if device.limits[0] < second else 1)
 
@@ -159,10 +159,10 @@ def test_the_tightest_of_two_ranks_decides_and_is_named(device: Device, second: 
 @settings(max_examples=int(os.environ.get("EX", "40")), deadline=None)
 @given(device=devices)
 def test_no_oom_means_that_memory_never_runs_out(device: Device) -> None:
-    known = search(device, no_oom=True)
-    best = known.proofs[-1].batch_size
+    state = search(device, no_oom=True)
+    best = state.proofs[-1].batch_size
     # One size alone says nothing of the next: 2 is always tried.
-    assert ooms(known) == 0 or best == 1
+    assert ooms(state) == 0 or best == 1
     # A size that would fit by less than the fit's own error is not tried.
     need = max(device.peaks(0, best + 1).values())
     assert device.is_exact(best) or device.limits[0] - need < 32 * MIB
@@ -172,34 +172,34 @@ def test_no_oom_means_that_memory_never_runs_out(device: Device) -> None:
 @given(device=devices)
 def test_on_a_gpu_the_next_aligned_size_is_the_one_that_does_not_fit(device: Device) -> None:
     gpu = replace(device, kind="cuda", limits=(device.limits[0] * 8,))
-    known = search(gpu)
-    best = known.proofs[-1].batch_size
+    state = search(gpu)
+    best = state.proofs[-1].batch_size
     assert gpu.fits(best)
     assert not gpu.fits((best // 8 + 1) * 8)
-    assert ooms(known) <= 1
+    assert ooms(state) <= 1
 
 
 def test_a_batch_of_one_that_does_not_fit_ends_the_search() -> None:
-    known = search(Device(fixed=3000 * MIB, per_sample=MIB, optimizer=0, limits=(2048 * MIB,)))
-    assert [probe.batch_size for probe in known.probes] == [1]
-    assert decide(known).action == "nothing_fits"
+    state = search(Device(fixed=3000 * MIB, per_sample=MIB, optimizer=0, limits=(2048 * MIB,)))
+    assert [probe.batch_size for probe in state.probes] == [1]
+    assert decide(state).action == "nothing_fits"
 
 
 def test_a_void_probe_is_repeated() -> None:
     device = Device(fixed=100 * MIB, per_sample=10 * MIB, optimizer=0, limits=(2048 * MIB,))
-    known = Known(device="cpu", world_size=1, limits_bytes=device.limits)
-    first = decide(known).batch_size
+    state = SearchState(device="cpu", world_size=1, limits_bytes=device.limits)
+    first = decide(state).batch_size
     void = Probe(batch_size=1, outcome="void", run_id="r", seconds=1.0)
-    assert decide(replace(known, probes=(void,))).batch_size == first == 1
-    assert decide(replace(known, probes=(void,) * 4)).action == "fail"
+    assert decide(replace(state, probes=(void,))).batch_size == first == 1
+    assert decide(replace(state, probes=(void,) * 4)).action == "fail"
 
 
 def test_a_proof_that_runs_out_of_memory_is_stepped_down_from() -> None:
     device = Device(fixed=100 * MIB, per_sample=10 * MIB, optimizer=0, limits=(2048 * MIB,))
-    known = search(device)
-    first = known.proofs[-1].batch_size
+    state = search(device)
+    first = state.proofs[-1].batch_size
     oom = Proof(batch_size=first, run_id="p", state="oom", seconds=1.0)
-    step = decide(replace(known, proofs=(oom,)))
+    step = decide(replace(state, proofs=(oom,)))
     assert step.action == "prove"
     assert step.batch_size is not None
     assert step.batch_size < first
@@ -211,10 +211,10 @@ def test_the_tightest_bound_is_named_and_so_is_what_was_not_tried() -> None:
     fitting = [device.probe(size) for size in (20, 39)]
     too_large = replace_struct(device.probe(56), outcome="oom")
     proofs = [Proof(batch_size=39, run_id="p", state="oom", seconds=1.0)]
-    known = Known(device="cpu", world_size=1, limits_bytes=(600 * MIB,), probes=(*fitting, too_large))
-    assert "than the warm one that it fitted in" in decide(replace(known, proofs=tuple(proofs))).why
+    state = SearchState(device="cpu", world_size=1, limits_bytes=(600 * MIB,), probes=(*fitting, too_large))
+    assert "than the warm one that it fitted in" in decide(replace(state, proofs=tuple(proofs))).why
     proofs.append(Proof(batch_size=36, run_id="p", state="finished", seconds=1.0))
-    found = answer(replace(known, proofs=tuple(proofs)))
+    found = answer(replace(state, proofs=tuple(proofs)))
     assert (found.max_batch, found.too_large) == (36, 39)
     assert found.certainty.startswith("39 ran out of memory; 37 and 38, within the tolerance")
     assert found.certainty.endswith("were not tried")
@@ -235,25 +235,25 @@ BENT_PREDICTED = Predicted(fixed_bytes=445 * MIB, bytes_per_sample=int(110.4 * M
 
 
 def test_sizes_below_a_bend_are_left_out_where_it_is_predicted() -> None:
-    known = search(BENT, replace_struct(BENT_PREDICTED, linear_from=5))
-    assert [probe.batch_size for probe in known.probes] == [5, 9, 15]
-    assert [proof.state for proof in known.proofs] == ["finished"]
-    assert BENT.is_exact(known.proofs[-1].batch_size)
+    state = search(BENT, replace_struct(BENT_PREDICTED, linear_from=5))
+    assert [probe.batch_size for probe in state.probes] == [5, 9, 15]
+    assert [proof.state for proof in state.proofs] == ["finished"]
+    assert BENT.is_exact(state.proofs[-1].batch_size)
 
 
 def test_a_bend_that_is_not_predicted_shows_in_a_slope_below_the_predicted_one() -> None:
-    known = search(BENT, BENT_PREDICTED)
-    assert known.probes[0].batch_size == 1
-    assert ooms(known) <= 1
-    assert len(known.probes) <= 6
-    assert [proof.state for proof in known.proofs] == ["finished"]
-    assert BENT.is_exact(known.proofs[-1].batch_size)
+    state = search(BENT, BENT_PREDICTED)
+    assert state.probes[0].batch_size == 1
+    assert ooms(state) <= 1
+    assert len(state.probes) <= 6
+    assert [proof.state for proof in state.proofs] == ["finished"]
+    assert BENT.is_exact(state.proofs[-1].batch_size)
 
 
 def test_a_fit_that_a_proof_refutes_is_set_right_by_a_size_between() -> None:
-    known = search(BENT)
-    assert BENT.is_exact(known.proofs[-1].batch_size)
-    assert len(known.proofs) <= 2
+    state = search(BENT)
+    assert BENT.is_exact(state.proofs[-1].batch_size)
+    assert len(state.proofs) <= 2
 
 
 def test_the_answer_names_limits_margins_and_the_fastest() -> None:
@@ -290,13 +290,13 @@ T5 = Measured(fixed=149.6 * MIB, per_sample=66.83 * MIB, optimizer=100 * MIB, li
 
 
 def test_a_size_that_fits_by_the_fit_and_by_the_prediction_is_proved_without_trying_one_near_it() -> None:
-    known = search(T5, Predicted(fixed_bytes=136 * MIB, bytes_per_sample=int(66.8 * MIB), max_batch=28, linear_from=2))
-    assert [(probe.batch_size, probe.outcome) for probe in known.probes] == [(3, "fits"), (15, "fits"), (29, "oom")]
-    assert [(proof.batch_size, proof.state) for proof in known.proofs] == [(28, "finished")]
+    state = search(T5, Predicted(fixed_bytes=136 * MIB, bytes_per_sample=int(66.8 * MIB), max_batch=28, linear_from=2))
+    assert [(probe.batch_size, probe.outcome) for probe in state.probes] == [(3, "fits"), (15, "fits"), (29, "oom")]
+    assert [(proof.batch_size, proof.state) for proof in state.proofs] == [(28, "finished")]
 
 
 def test_where_nothing_is_predicted_one_near_it_is_tried_first() -> None:
-    known = search(T5)
-    assert 26 <= known.probes[-2].batch_size <= 28
-    assert known.probes[-2].outcome == "fits"
-    assert T5.is_exact(known.proofs[-1].batch_size)
+    state = search(T5)
+    assert 26 <= state.probes[-2].batch_size <= 28
+    assert state.probes[-2].outcome == "fits"
+    assert T5.is_exact(state.proofs[-1].batch_size)

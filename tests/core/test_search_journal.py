@@ -19,7 +19,7 @@ from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search import conduct
 from trainfast_runner.search.conducting import worked_seconds
 from trainfast_runner.search.control import cancel, conductor_of, pause, resume
-from trainfast_runner.search.decide import Decision, Known, known
+from trainfast_runner.search.decide import Decision, SearchState, state_of_journal
 from trainfast_runner.search.fit import Fit, PhaseLine
 from trainfast_runner.search.journal import (
     Answer,
@@ -80,7 +80,7 @@ def test_a_size_that_fitted_warm_and_not_in_its_proof_is_marked(tmp_path: Path) 
     directory, journal = search(Home(tmp_path))
     for size in (8, 42):
         journal.write(Probe(batch_size=size, outcome="fits", run_id="warm", seconds=1.0))
-    tried = known(read_journal(directory))
+    tried = state_of_journal(read_journal(directory))
     result = Result(run_id="cold", state="oom", knobs={"batch_size": 42}, reason="out of memory")
     journal.write(proof_of(tried, directory, result, 42, 1.0))
     assert [line.refutes for line in read_journal(directory) if isinstance(line, Proof)] == [[42]]
@@ -222,7 +222,7 @@ def test_an_error_of_our_own_ends_the_search_in_its_journal(tmp_path: Path, monk
     directory, journal = search(home)
     journal.write(Predicted(reason="nothing is predicted"))
 
-    def broken(known: Known) -> Decision:
+    def broken(state: SearchState) -> Decision:
         raise ZeroDivisionError("division by zero")
 
     monkeypatch.setattr(conduct, "decide", broken)

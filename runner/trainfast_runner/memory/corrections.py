@@ -88,12 +88,12 @@ def _read(home: Path | None) -> tuple[dict[str, DeviceCorrections], str | None]:
 
 def of_device(device: str, gpu: str | None = None, home: Path | None = None) -> DeviceCorrections:
     """The corrections of a device, cpu or cuda; when no GPU is named, of the only one that has any."""
-    known = read(home)
+    devices = read(home)
     if device != "cuda":
-        return known.get(_cpu(), DeviceCorrections())
+        return devices.get(_cpu(), DeviceCorrections())
     if gpu is not None:
-        return known.get(gpu, DeviceCorrections())
-    gpus = [machine for name, machine in known.items() if machine.device == "cuda"]
+        return devices.get(gpu, DeviceCorrections())
+    gpus = [machine for name, machine in devices.items() if machine.device == "cuda"]
     return gpus[0] if len(gpus) == 1 else DeviceCorrections()
 
 
@@ -120,10 +120,10 @@ def learn(home: Path, records: RunRecords, result: Result) -> None:
     where = case(str(trace), run.knobs, run.world_size)
     # Two runs may end together.
     with locked(home / f"{CORRECTIONS_FILE}.lock"):
-        known = read(home)
-        machine = known.get(name, DeviceCorrections())
+        devices = read(home)
+        machine = devices.get(name, DeviceCorrections())
         context = (_context(records, result) if beyond else None) or machine.context_bytes
-        machine = known[name] = msgspec.structs.replace(machine, device=run.device, context_bytes=context)
+        machine = devices[name] = msgspec.structs.replace(machine, device=run.device, context_bytes=context)
         if beyond:
             step_bytes = (run.predicted or {})["traced_bytes"].get("forward_backward")
             _keep(machine.corrections, where, Correction(run_id=run.run_id, beyond_bytes=beyond, step_bytes=step_bytes))
@@ -132,7 +132,7 @@ def learn(home: Path, records: RunRecords, result: Result) -> None:
             _keep(machine.failed, where, failed)
         elif beyond and before is not None and _refutes(run, before):
             del machine.failed[where]
-        write_atomically(home / CORRECTIONS_FILE, msgspec.json.encode(known))
+        write_atomically(home / CORRECTIONS_FILE, msgspec.json.encode(devices))
 
 
 def _limit_of(run: RunFile, rank: int = 0) -> int | None:

@@ -103,14 +103,15 @@ def margin_bytes(model: MemoryModel, spec: RunSpec, ranks: int, predicted: Predi
 
     A size that ran out of memory under a limit does not fit into it.
     """
-    known, failed = model.known(spec, ranks), model.corrections.failed.get(case(predicted.trace, spec.knobs, ranks))
+    correction = model.correction_for(spec, ranks)
+    failed = model.corrections.failed.get(case(predicted.trace, spec.knobs, ranks))
     compiles = spec.knobs["compile"] != "off"
-    if known is None:
+    if correction is None:
         program = COMPILER_BYTES if compiles else 0
         program += TRAINER_BYTES if spec.knobs["engine"] == "trainer" else 0
         margin = program + max(UNMEASURED_BYTES, int(UNMEASURED_SHARE * predicted.total_bytes))
     else:
-        grown = max(0, predicted.traced_bytes["forward_backward"] - (known.step_bytes or 0))
+        grown = max(0, predicted.traced_bytes["forward_backward"] - (correction.step_bytes or 0))
         margin = COUNTED_BYTES + int(EXTRAPOLATED_SHARE * grown) + (COLD_COMPILER_BYTES if compiles else 0)
     if failed is None:
         return margin

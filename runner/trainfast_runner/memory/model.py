@@ -105,8 +105,8 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         return largest(fits, MOST_BATCH, batch_multiple(spec)) or None
 
     def _basis(self, spec: RunSpec, ranks: int) -> str:
-        if (known := self.known(spec, ranks)) is not None:
-            return f"{self.basis}, corrected by {known.run_id}"
+        if (correction := self.correction_for(spec, ranks)) is not None:
+            return f"{self.basis}, corrected by {correction.run_id}"
         basis, strategy = self.basis, spec.knobs["strategy"]
         if strategy in UNCONFIRMED:
             basis += f", and rules for {strategy} that no run has confirmed"
@@ -125,7 +125,7 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
             return f"GPU {rank + 1} of the {devices_of(spec.knobs)} that the layers are spread over"
         return f"rank {rank} of a pipeline of {spec.knobs['pp_degree']}"
 
-    def known(self, spec: RunSpec, ranks: int) -> Correction | None:
+    def correction_for(self, spec: RunSpec, ranks: int) -> Correction | None:
         """This machine's correction from a run of the same case; None before any."""
         return self.corrections.corrections.get(case(self.trace, spec.knobs, ranks))
 
@@ -136,14 +136,14 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         self, spec: RunSpec, ranks: int, peaks: dict[str, tuple[float, ...]]
     ) -> dict[str, tuple[float, ...]]:
         """The corrected peaks: a difference goes to temporary bytes, and what they cannot take to activations."""
-        known = self.known(spec, ranks)
-        if known is None:
+        correction = self.correction_for(spec, ranks)
+        if correction is None:
             return peaks
-        share = 1.0 if keeps_more(spec) else known.share(sum(peaks["forward_backward"]))
+        share = 1.0 if keeps_more(spec) else correction.share(sum(peaks["forward_backward"]))
         corrected = {}
         for phase, values in peaks.items():
             found = list(values)
-            left = share * known.beyond_bytes.get(phase, 0)
+            left = share * correction.beyond_bytes.get(phase, 0)
             for place in (TEMPORARY, ACTIVATIONS):
                 taken = max(-found[place], left)
                 found[place] += taken

@@ -17,7 +17,7 @@ from trainfast_runner.records.result import Result
 from trainfast_runner.running import launch
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.conducting import ConductOptions, Conductor, end_if_live, sole_conductor
-from trainfast_runner.search.decide import Decision, Known, decide, known
+from trainfast_runner.search.decide import Decision, SearchState, decide, state_of_journal
 from trainfast_runner.search.found import answer
 from trainfast_runner.search.journal import (
     AnyLine,
@@ -96,7 +96,7 @@ class BatchConductor(Conductor[AnyLine, Ended]):
 
     def step(self) -> Ended | None:
         """Decide and take one step."""
-        return self._do(decide(self._known()))
+        return self._do(decide(self._state()))
 
     def ended(self, state: str, reason: str) -> Ended:
         """Return an end without an answer."""
@@ -122,9 +122,9 @@ class BatchConductor(Conductor[AnyLine, Ended]):
             self._confirm(step.batch_size)
             return None
         if step.action == "answer":
-            return Ended(state="answered", reason=step.why, answer=answer(self._known()))
+            return Ended(state="answered", reason=step.why, answer=answer(self._state()))
         if step.action == "nothing_fits":
-            return nothing_fits(self._plan, self._home, self._known(), step.why, self._check)
+            return nothing_fits(self._plan, self._home, self._state(), step.why, self._check)
         return Ended(state="failed", reason=step.why)
 
     def _predict(self) -> None:
@@ -176,7 +176,7 @@ class BatchConductor(Conductor[AnyLine, Ended]):
             process = self._warm_process()
             if self._ready(process) is None:
                 return None
-        is_first = not any(one.run_id == process.directory.name for one in self._known().probes)
+        is_first = not any(one.run_id == process.directory.name for one in self._state().probes)
         steps = (STEPS if is_first else LATER_STEPS)[self._plan.device]
         began_ns = time.monotonic_ns()
         answers = process.probe(batch_size, steps)
@@ -194,7 +194,7 @@ class BatchConductor(Conductor[AnyLine, Ended]):
         if self._plan.device == "cuda":
             uuids = self._plan.device_uuids
             void = taken_by_others(process.directory, answers, process.pids, uuids, began_ns)
-        self._write(probe_of(self._known(), batch_size, process.directory.name, seconds, answers, void))
+        self._write(probe_of(self._state(), batch_size, process.directory.name, seconds, answers, void))
         if any(line.outcome == "oom" for line in answers.values()):
             process.wait_for_end()
             self._live = self._process = None
@@ -218,7 +218,7 @@ class BatchConductor(Conductor[AnyLine, Ended]):
         self._live = None
         if result.state in ("stopped", "killed"):
             raise Interrupted
-        self._write(proof_of(self._known(), left, result, batch_size, time.monotonic() - began))
+        self._write(proof_of(self._state(), left, result, batch_size, time.monotonic() - began))
 
     def _warm_process(self) -> WarmProcess:
         directory = self._start(self._plan, "probe")
@@ -258,8 +258,8 @@ class BatchConductor(Conductor[AnyLine, Ended]):
         same = all(getattr(run, name) == value for name, value in plan.spec.fields().items())
         return self._home.directory(run.run_id) if same else None
 
-    def _known(self) -> Known:
-        return known(self._lines, self._options.no_oom)
+    def _state(self) -> SearchState:
+        return state_of_journal(self._lines, self._options.no_oom)
 
 
 def _words(result: Result) -> str:

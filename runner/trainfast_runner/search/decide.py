@@ -26,8 +26,8 @@ SMALL_SHARE = 8
 
 
 @dataclass(frozen=True)
-class Known:
-    """The knowledge of a search: the question, and every size tried. Limits are bytes by rank, empty on an open GPU."""
+class SearchState:
+    """State of a search: the question, and every size tried. Limits are bytes by rank, empty on an open GPU."""
 
     device: str
     world_size: int
@@ -71,11 +71,11 @@ class Decision:
     needs_bytes: int | None = None
 
 
-def known(lines: Sequence[AnyLine], no_oom: bool = False) -> Known:
-    """Collect what a journal's lines tell."""
+def state_of_journal(lines: Sequence[AnyLine], no_oom: bool = False) -> SearchState:
+    """Return the state of a search from the lines of its journal."""
     asked = next(line for line in lines if isinstance(line, Asked))
     predicted = [line for line in lines if isinstance(line, Predicted)]
-    return Known(
+    return SearchState(
         device=asked.device,
         world_size=asked.world_size,
         limits_bytes=tuple(asked.limits_bytes),
@@ -86,23 +86,23 @@ def known(lines: Sequence[AnyLine], no_oom: bool = False) -> Known:
     )
 
 
-def fits_of(known: Known) -> tuple[Fit, ...]:
+def fits_of(state: SearchState) -> tuple[Fit, ...]:
     """Fit each rank; empty before any size fitted."""
-    slope = known.predicted.bytes_per_sample if known.predicted is not None else None
-    found = _fits(known, slope)
-    too_large = known.too_large
-    if too_large is not None and len(known.fitting) == 1 and all(one.surely_fits(too_large) for one in found):
+    slope = state.predicted.bytes_per_sample if state.predicted is not None else None
+    found = _fits(state, slope)
+    too_large = state.too_large
+    if too_large is not None and len(state.fitting) == 1 and all(one.surely_fits(too_large) for one in found):
         # The prediction said that this would fit.
-        found = _fits(known, None)
+        found = _fits(state, None)
     return found
 
 
-def _fits(known: Known, slope: float | None) -> tuple[Fit, ...]:
+def _fits(state: SearchState, slope: float | None) -> tuple[Fit, ...]:
     found = []
-    for rank in range(known.world_size):
-        points, limit = _points(known, rank)[0], _limit(known, rank)
+    for rank in range(state.world_size):
+        points, limit = _points(state, rank)[0], _limit(state, rank)
         if points and limit is not None:
-            found.append(fit(rank, points, limit, known.device, slope))
+            found.append(fit(rank, points, limit, state.device, slope))
     return tuple(found)
 
 
@@ -111,17 +111,17 @@ def tightest(fits: Sequence[Fit], batch_size: int) -> Fit:
     return min(fits, key=lambda one: one.limit_bytes - one.need_bytes(batch_size))
 
 
-def decide(known: Known) -> Decision:
+def decide(state: SearchState) -> Decision:
     """Return the next step."""
-    if len(known.probes) - known.tried >= MOST_VOID:
+    if len(state.probes) - state.tried >= MOST_VOID:
         return Decision("fail", f"other processes took memory in {MOST_VOID} probes: nothing can be measured here")
-    fits = fits_of(known)
-    if known.proofs:
-        step = _after_confirmation(known, fits)
+    fits = fits_of(state)
+    if state.proofs:
+        step = _after_confirmation(state, fits)
     elif not fits:
-        step = _first(known)
+        step = _first(state)
     else:
-        step = _towards_boundary(known, fits)
+        step = _towards_boundary(state, fits)
     if not fits or step.batch_size is None:
         return step
     size: int = step.batch_size
@@ -129,15 +129,15 @@ def decide(known: Known) -> Decision:
     return Decision(step.action, step.why, size, fits, tight.rank, round(tight.need_bytes(size)))
 
 
-def _first(known: Known) -> Decision:
+def _first(state: SearchState) -> Decision:
     """Probe the first size, or a smaller one after it did not fit."""
-    too_large = known.too_large
+    too_large = state.too_large
     if too_large == 1:
         return Decision("nothing_fits", "a batch of 1 does not fit")
     if too_large is not None:
         smaller = max(1, too_large // 4)
         return Decision("probe", f"{too_large} does not fit, against the prediction: much smaller", smaller)
-    predicted = known.predicted
+    predicted = state.predicted
     most = predicted.max_batch if predicted is not None else None
     if predicted is None or not most or most < 2:
         why = "nothing is predicted: the smallest first"
@@ -149,26 +149,26 @@ def _first(known: Known) -> Decision:
     return Decision("probe", f"by the prediction {most} fits: a small size first, to see how true that is", small)
 
 
-def _towards_boundary(known: Known, fits: tuple[Fit, ...]) -> Decision:
+def _towards_boundary(state: SearchState, fits: tuple[Fit, ...]) -> Decision:
     """Something fitted: probe the next size, or confirm when the sizes on both sides are close enough."""
-    best, too_large, points = known.best, known.too_large, len(known.fitting)
+    best, too_large, points = state.best, state.too_large, len(state.fitting)
     sure = _sure(fits)
     # A single size has no slope of its own, and tells nothing certain of others.
     likely = max(best, min(sure if points > 1 else 0, (too_large or MOST + 1) - 1))
-    decides = ceiling(known, fits, likely)
+    decides = ceiling(state, fits, likely)
     if too_large is not None and too_large <= decides:
         return Decision("prove", _why_confirm(fits, best, likely, f"{too_large} does not"), likely)
-    if known.tried >= MOST_PROBES or best >= MOST:
-        why = f"no size above {MOST} is tried" if best >= MOST else f"{known.tried} sizes tried"
+    if state.tried >= MOST_PROBES or best >= MOST:
+        why = f"no size above {MOST} is tried" if best >= MOST else f"{state.tried} sizes tried"
         return Decision("prove", f"{why}: a fresh process runs the largest that fitted, {best}", best)
-    target = min(sure, _second_size(known)) if points == 1 else sure
-    if best < target < (too_large or MOST + 1) and (too_large or not _should_run_out(known, fits, decides)):
-        return Decision("probe", _why_up(known, tightest(fits, target), target), target)
+    target = min(sure, _second_size(state)) if points == 1 else sure
+    if best < target < (too_large or MOST + 1) and (too_large or not _should_run_out(state, fits, decides)):
+        return Decision("probe", _why_up(state, tightest(fits, target), target), target)
     if too_large is not None:
-        return _between(known, fits, best, too_large)
+        return _between(state, fits, best, too_large)
     tight = tightest(fits, likely + 1)
     needs = f"{mebibytes(tight.need_bytes(likely + 1))} of {mebibytes(tight.limit_bytes)}"
-    if known.no_oom and points > 1:
+    if state.no_oom and points > 1:
         error = f"give or take {mebibytes(tight.error_at(likely + 1))}"
         return Decision(
             "prove", _why_confirm(fits, best, likely, f"by the fit {likely + 1} would need {needs}, {error}"), likely
@@ -186,26 +186,26 @@ def _sure(fits: tuple[Fit, ...]) -> int:
     return largest(lambda size: all(one.surely_fits(size) for one in fits), MOST)
 
 
-def _should_run_out(known: Known, fits: tuple[Fit, ...], size: int) -> bool:
+def _should_run_out(state: SearchState, fits: tuple[Fit, ...], size: int) -> bool:
     """True if trying `size` at once is the cheaper way to know, although it might fit within the error of the fit.
 
     Running out of memory takes a part of a step; a size near the maximum, which would make the fit surer, two steps.
     """
-    if known.no_oom or len(known.fitting) < 2 or size > MOST:
+    if state.no_oom or len(state.fitting) < 2 or size > MOST:
         return False
     return any(one.need_bytes(size) > one.limit_bytes for one in fits)
 
 
-def _second_size(known: Known) -> int:
+def _second_size(state: SearchState) -> int:
     """The largest second size: half-way to the predicted maximum is enough for a first slope, and is quick."""
-    most = known.predicted.max_batch if known.predicted is not None else None
-    return max(known.best + 1, (known.best + most) // 2) if most else MOST
+    most = state.predicted.max_batch if state.predicted is not None else None
+    return max(state.best + 1, (state.best + most) // 2) if most else MOST
 
 
-def _between(known: Known, fits: tuple[Fit, ...], best: int, too_large: int) -> Decision:
+def _between(state: SearchState, fits: tuple[Fit, ...], best: int, too_large: int) -> Decision:
     """Something fitted and something was too large, further apart than the tolerance."""
-    if sum(one.outcome == "oom" for one in known.probes) == 1:
-        size = largest(lambda size: ceiling(known, fits, size) < too_large, too_large - 1) + 1
+    if sum(one.outcome == "oom" for one in state.probes) == 1:
+        size = largest(lambda size: ceiling(state, fits, size) < too_large, too_large - 1) + 1
         why = f"{too_large} does not fit: {size} needs as much less as decides it"
     else:
         size = (best + too_large) // 2
@@ -213,51 +213,51 @@ def _between(known: Known, fits: tuple[Fit, ...], best: int, too_large: int) -> 
     return Decision("probe", why, min(max(size, best + 1), too_large - 1))
 
 
-def _after_confirmation(known: Known, fits: tuple[Fit, ...]) -> Decision:
+def _after_confirmation(state: SearchState, fits: tuple[Fit, ...]) -> Decision:
     """The last confirmation run decides: it finished, or memory ran out and a smaller size is confirmed."""
-    last = known.proofs[-1]
+    last = state.proofs[-1]
     if last.state == "finished":
         return Decision("answer", f"a fresh process finished with {last.batch_size}", last.batch_size)
     if last.state != "oom":
         return Decision("fail", f"the confirmation run of {last.batch_size} ended {last.state}: {last.reason}")
     if last.batch_size == 1:
         return Decision("nothing_fits", "a batch of 1 does not fit in a fresh process")
-    failed = min(last.batch_size, known.too_large or last.batch_size)
-    if _is_refuted(known, fits, failed):
-        middle = (known.best + failed) // 2
-        why = f"{failed} ran out of memory, against the fit: half-way to {known.best}, which fits, first"
+    failed = min(last.batch_size, state.too_large or last.batch_size)
+    if _is_refuted(state, fits, failed):
+        middle = (state.best + failed) // 2
+        why = f"{failed} ran out of memory, against the fit: half-way to {state.best}, which fits, first"
         return Decision("probe", why, middle)
-    near = ceiling(known, fits, last.batch_size) - last.batch_size if fits else 1
+    near = ceiling(state, fits, last.batch_size) - last.batch_size if fits else 1
     smaller = min(failed - 1, last.batch_size - max(1, near // 2))
     if fits:
         # Sizes that were tried since then may have set the fit right.
-        smaller = min(smaller, max(known.best, _sure(fits) if len(known.fitting) > 1 else 0))
+        smaller = min(smaller, max(state.best, _sure(fits) if len(state.fitting) > 1 else 0))
     smaller = max(1, smaller)
     where = "in a fresh process"
-    if any(probe.batch_size == last.batch_size for probe in known.fitting):
+    if any(probe.batch_size == last.batch_size for probe in state.fitting):
         where += ", which loads data and places its blocks otherwise than the warm one that it fitted in"
     return Decision("prove", f"{last.batch_size} ran out of memory {where}: {smaller} is confirmed instead", smaller)
 
 
-def _is_refuted(known: Known, fits: tuple[Fit, ...], batch_size: int) -> bool:
+def _is_refuted(state: SearchState, fits: tuple[Fit, ...], batch_size: int) -> bool:
     """True if the fit is wrong altogether, not just by the little more that a fresh process needs.
 
     The size that ran out should have left more than the tolerance, or is the second one to run out.
     """
-    if known.best + 1 >= batch_size or known.tried >= MOST_PROBES or not fits:
+    if state.best + 1 >= batch_size or state.tried >= MOST_PROBES or not fits:
         return False
     if not all(one.surely_fits(batch_size) for one in fits):
         return False  # a size tried since then has set it right
     left = min(one.limit_bytes - one.need_bytes(batch_size) for one in fits)
-    return left > TOLERANCE_BYTES or len(known.proofs) > 1
+    return left > TOLERANCE_BYTES or len(state.proofs) > 1
 
 
-def ceiling(known: Known, fits: tuple[Fit, ...], best: int) -> int:
+def ceiling(state: SearchState, fits: tuple[Fit, ...], best: int) -> int:
     """Return the smallest size above `best` that must run out of memory for `best` to be the maximum.
 
     On a GPU the next aligned size; on a CPU the one that needs 3 % more, or 48 MiB where that is more.
     """
-    if known.device == "cuda":
+    if state.device == "cuda":
         return (best // ALIGNED + 1) * ALIGNED
     tight = tightest(fits, best)
     more = max(TOLERANCE_SHARE * tight.need_bytes(best), TOLERANCE_BYTES)
@@ -270,16 +270,16 @@ def ceiling(known: Known, fits: tuple[Fit, ...], best: int) -> int:
     return max(best, largest(is_near, MOST)) + 1
 
 
-def uncounted_bytes(known: Known, rank: int) -> int:
+def uncounted_bytes(state: SearchState, rank: int) -> int:
     """Bytes the rank's limit counts beyond its peak, by the largest size that tells."""
-    return _points(known, rank)[1]
+    return _points(state, rank)[1]
 
 
-def _points(known: Known, rank: int) -> tuple[dict[int, dict[str, int]], int]:
+def _points(state: SearchState, rank: int) -> tuple[dict[int, dict[str, int]], int]:
     """A rank's peaks by batch size and phase, each with what its limit counts beyond it, and the last such figure."""
     points: dict[int, dict[str, int]] = {}
     beyond = 0
-    for probe in known.fitting:
+    for probe in state.fitting:
         for peaks in probe.ranks:
             if peaks.rank == rank and peaks.phase_peaks:
                 if peaks.limit_peak_bytes is not None:
@@ -288,10 +288,10 @@ def _points(known: Known, rank: int) -> tuple[dict[int, dict[str, int]], int]:
     return points, beyond
 
 
-def _limit(known: Known, rank: int) -> int | None:
+def _limit(state: SearchState, rank: int) -> int | None:
     """The rank's limit in bytes, or its last reported available memory if that is less; None if neither is known."""
-    available = [one.room_bytes for probe in known.probes for one in probe.ranks if one.rank == rank and one.room_bytes]
-    limits = [known.limits_bytes[min(rank, len(known.limits_bytes) - 1)]] if known.limits_bytes else []
+    available = [one.room_bytes for probe in state.probes for one in probe.ranks if one.rank == rank and one.room_bytes]
+    limits = [state.limits_bytes[min(rank, len(state.limits_bytes) - 1)]] if state.limits_bytes else []
     return min([*limits, *available[-1:]], default=None)
 
 
@@ -304,13 +304,13 @@ def _why_confirm(fits: tuple[Fit, ...], best: int, size: int, above: str) -> str
     return f"{words} and {above}: a fresh process runs {size}, with data"
 
 
-def _why_up(known: Known, tight: Fit, target: int) -> str:
+def _why_up(state: SearchState, tight: Fit, target: int) -> str:
     needs = f"{mebibytes(tight.need_bytes(target))} of {mebibytes(tight.limit_bytes)}"
-    on = f" on rank {tight.rank}" if known.world_size > 1 else ""
-    if len(known.fitting) > 1:
+    on = f" on rank {tight.rank}" if state.world_size > 1 else ""
+    if len(state.fitting) > 1:
         return (
             f"by the fit {target} fits even if it is off by {mebibytes(tight.error_at(target))}: it needs {needs}{on}"
         )
-    if known.predicted is not None and known.predicted.bytes_per_sample is not None:
+    if state.predicted is not None and state.predicted.bytes_per_sample is not None:
         return f"with the predicted growth per sample from here {target} fits: it needs {needs}{on}"
     return f"{target} fits even if all memory grows with the batch: {needs}{on}"

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from trainfast_runner.search.decide import ALIGNED, MOST, TOLERANCE_SHARE, Known, fits_of, tightest, uncounted_bytes
+from trainfast_runner.search.decide import (
+    ALIGNED,
+    MOST,
+    TOLERANCE_SHARE,
+    SearchState,
+    fits_of,
+    tightest,
+    uncounted_bytes,
+)
 from trainfast_runner.search.fit import Fit, largest
 from trainfast_runner.search.journal import Answer, Margin, Proof, refuted_by
 from trainfast_runner.units import mebibytes
@@ -15,56 +23,56 @@ SPREAD_SHARE = TOLERANCE_SHARE
 As much as a maximum may be off and still be called exact."""
 
 
-def answer(known: Known) -> Answer:
+def answer(state: SearchState) -> Answer:
     """Return the answer of a journal whose last confirmation run finished."""
-    proof = known.proofs[-1]
-    most, fits = proof.batch_size, fits_of(known)
+    proof = state.proofs[-1]
+    most, fits = proof.batch_size, fits_of(state)
     tight = tightest(fits, most)
     line = max(tight.lines, key=lambda one: one.at(most))
-    margins = _margins(known, tight, most)
-    recommended = _recommended(known, fits, most, sum(one.margin_bytes for one in margins))
-    fastest, rate = _fastest(known)
-    too_large = _too_large(known, most)
+    margins = _margins(state, tight, most)
+    recommended = _recommended(state, fits, most, sum(one.margin_bytes for one in margins))
+    fastest, rate = _fastest(state)
+    too_large = _too_large(state, most)
     return Answer(
         max_batch=most,
         samples_per_s=proof.samples_per_s,
         aligned_batch=aligned(most),
         recommended_batch=recommended,
-        recommended_why=_why(known, most, recommended, tight, margins),
+        recommended_why=_why(state, most, recommended, tight, margins),
         margins=margins,
         fastest_batch=fastest,
         fastest_samples_per_s=rate,
         limit_bytes=tight.limit_bytes,
-        headroom_bytes=_headroom(known, tight, most),
+        headroom_bytes=_headroom(state, tight, most),
         fixed_bytes=round(line.fixed_bytes),
         bytes_per_sample=round(line.bytes_per_sample),
         phase=line.phase,
         tightest_rank=tight.rank,
         proof_run_id=proof.run_id,
-        certainty=_certainty(known, tight, most, too_large),
+        certainty=_certainty(state, tight, most, too_large),
         too_large=too_large,
     )
 
 
-def _too_large(known: Known, most: int) -> int | None:
+def _too_large(state: SearchState, most: int) -> int | None:
     """The smallest size above the answer that ran out of memory, in a probe or a confirmation run; None if none did."""
-    tried = [probe.batch_size for probe in known.probes if probe.outcome == "oom"]
-    proved = [proof.batch_size for proof in known.proofs if proof.state == "oom"]
+    tried = [probe.batch_size for probe in state.probes if probe.outcome == "oom"]
+    proved = [proof.batch_size for proof in state.proofs if proof.state == "oom"]
     return min((size for size in (*tried, *proved) if size > most), default=None)
 
 
-def _certainty(known: Known, tight: Fit, most: int, too_large: int | None) -> str:
+def _certainty(state: SearchState, tight: Fit, most: int, too_large: int | None) -> str:
     """Say in words why no larger batch fits, and which sizes were not tried."""
     if too_large is None:
         needs = f"{mebibytes(tight.need_bytes(most + 1))} of {mebibytes(tight.limit_bytes)}"
         return f"by the fit {most + 1} needs {needs}, give or take {mebibytes(tight.error_at(most + 1))}"
     words = f"{too_large} ran out of memory"
-    warm = [probe.batch_size for probe in known.fitting if most < probe.batch_size < too_large]
+    warm = [probe.batch_size for probe in state.fitting if most < probe.batch_size < too_large]
     if warm:
         words += f"; {_listed(warm)} fitted in a probe and {'was' if len(warm) == 1 else 'were'} not confirmed"
     untried = [size for size in range(most + 1, too_large) if size not in warm]
     if untried:
-        why = "below the next multiple of 8" if known.device == "cuda" else "within the tolerance of 3 % or 48 MiB"
+        why = "below the next multiple of 8" if state.device == "cuda" else "within the tolerance of 3 % or 48 MiB"
         words += f"; {_listed(untried)}, {why}, {'was' if len(untried) == 1 else 'were'} not tried"
     return words
 
@@ -84,7 +92,7 @@ def aligned(batch_size: int) -> int | None:
     return batch_size // unit * unit or None
 
 
-def _margins(known: Known, tight: Fit, most: int) -> list[Margin]:
+def _margins(state: SearchState, tight: Fit, most: int) -> list[Margin]:
     """Parts of the memory that the recommended batch leaves free; a part of nothing is listed as well."""
     found = [
         Margin(
@@ -92,11 +100,11 @@ def _margins(known: Known, tight: Fit, most: int) -> list[Margin]:
             why=f"a long run, which sees other samples and places its blocks otherwise ({SPREAD_SHARE:.0%})",
         )
     ]
-    if known.device == "cuda":
-        peaks = [one for probe in known.fitting[-1:] for one in probe.ranks if one.rank == tight.rank]
+    if state.device == "cuda":
+        peaks = [one for probe in state.fitting[-1:] for one in probe.ranks if one.rank == tight.rank]
         fragments = max(((one.peak_reserved_bytes or 0) - (one.peak_allocated_bytes or 0) for one in peaks), default=0)
         found.append(Margin(margin_bytes=fragments, why="fragmentation, what the allocator reserved beyond its peak"))
-        available = [one.room_bytes for probe in known.probes for one in probe.ranks if one.rank == tight.rank]
+        available = [one.room_bytes for probe in state.probes for one in probe.ranks if one.rank == tight.rank]
         seen = [one for one in available if one is not None]
         others = max(seen) - min(seen) if seen else 0
         found.append(Margin(margin_bytes=others, why="other users of the GPU, whose share changed while searching"))
@@ -104,67 +112,67 @@ def _margins(known: Known, tight: Fit, most: int) -> list[Margin]:
     return found
 
 
-def _recommended(known: Known, fits: tuple[Fit, ...], most: int, margin_bytes: int) -> int:
+def _recommended(state: SearchState, fits: tuple[Fit, ...], most: int, margin_bytes: int) -> int:
     """The largest batch that leaves the margin on every rank and made no allocator retry; at least 1."""
     found = largest(
         lambda size: all(one.need_bytes(size) + margin_bytes <= one.limit_bytes for one in fits), min(most, MOST)
     )
-    retried = _smallest_retried(known)
+    retried = _smallest_retried(state)
     if retried is not None:
         found = min(found, retried - 1)
-    if known.device == "cuda":
+    if state.device == "cuda":
         found = aligned(found) or found
     return max(1, found)
 
 
-def _smallest_retried(known: Known) -> int | None:
-    return min((probe.batch_size for probe in known.fitting if probe.alloc_retries), default=None)
+def _smallest_retried(state: SearchState) -> int | None:
+    return min((probe.batch_size for probe in state.fitting if probe.alloc_retries), default=None)
 
 
-def _why(known: Known, most: int, recommended: int, tight: Fit, margins: list[Margin]) -> str:
+def _why(state: SearchState, most: int, recommended: int, tight: Fit, margins: list[Margin]) -> str:
     if recommended == 1 and most == 1:
         return "there is no smaller one; it may run out of memory in a long run"
     left, source = tight.limit_bytes - tight.need_bytes(recommended), " by the fit"
     if recommended == most:
         # It was run: this is what it left.
-        left, source = float(_headroom(known, tight, most)), ""
+        left, source = float(_headroom(state, tight, most)), ""
     reasons = ", and for ".join(one.why for one in margins if one.margin_bytes)
     words = f"leaves {mebibytes(left)}{source} for {reasons}"
-    retried = _smallest_retried(known)
+    retried = _smallest_retried(state)
     if retried is not None and retried <= most:
         words += f"; from {retried} on the allocator had to give memory back and ask again, which is slow"
-    if known.device == "cuda" and aligned(recommended) == recommended:
+    if state.device == "cuda" and aligned(recommended) == recommended:
         words += "; aligned for tensor cores"
     return words
 
 
-def _fastest(known: Known) -> tuple[int | None, float | None]:
+def _fastest(state: SearchState) -> tuple[int | None, float | None]:
     """The size of the highest rate and the rate, over probes and confirmation runs; None for both on a CPU.
 
     A search measures memory in every step on a CPU, and such speeds do not rank.
     """
-    if known.device != "cuda":
+    if state.device != "cuda":
         return None, None
     tried = [
-        (probe.samples_per_s, probe.batch_size) for probe in known.fitting if refuted_by(probe, known.proofs) is None
+        (probe.samples_per_s, probe.batch_size) for probe in state.fitting if refuted_by(probe, state.proofs) is None
     ]
-    proved = [(proof.samples_per_s, proof.batch_size) for proof in known.proofs]
+    proved = [(proof.samples_per_s, proof.batch_size) for proof in state.proofs]
     timed = [(rate, size) for rate, size in (*tried, *proved) if rate is not None]
     rate, size = max(timed, default=(None, None))
     return size, rate
 
 
-def _headroom(known: Known, tight: Fit, most: int) -> int:
+def _headroom(state: SearchState, tight: Fit, most: int) -> int:
     """Bytes the tightest rank's limit had left: measured by a probe or the confirmation run, else by the fit."""
-    for probe in known.fitting:
+    for probe in state.fitting:
         if probe.batch_size == most:
             for peaks in probe.ranks:
                 if peaks.rank == tight.rank and peaks.limit_peak_bytes is not None:
                     return tight.limit_bytes - peaks.limit_peak_bytes
-    measured = _peak_in_proof(known.proofs[-1], tight.rank)
+    measured = _peak_in_proof(state.proofs[-1], tight.rank)
     if measured is None:
         return round(tight.limit_bytes - tight.need_bytes(most))
-    return tight.limit_bytes - measured - uncounted_bytes(known, tight.rank)
+    return tight.limit_bytes - measured - uncounted_bytes(state, tight.rank)
 
 
 def _peak_in_proof(proof: Proof, rank: int) -> int | None:

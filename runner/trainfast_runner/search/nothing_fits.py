@@ -16,16 +16,16 @@ from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_records import read_records
 from trainfast_runner.results.explained_run import held_by, models_of, trace_changes
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.decide import Known
+from trainfast_runner.search.decide import SearchState
 from trainfast_runner.search.journal import Change, Ended, Probe, Proof
 
 TRACES_WITHIN_S = 30.0
 """After a search without an answer, trace possible changes for at most this long."""
 
 
-def nothing_fits(plan: RunPlan, home: Home, known: Known, why: str, check: Callable[[], None]) -> Ended:
+def nothing_fits(plan: RunPlan, home: Home, state: SearchState, why: str, check: Callable[[], None]) -> Ended:
     """Return the end of a search without an answer. `check` is called between traces and may raise to stop."""
-    failed = _last_failure(known)
+    failed = _last_failure(state)
     run = read_run_file(home.directory(failed.run_id)) if failed is not None else None
     if failed is None or run is None:
         return Ended(state="nothing_fits", reason=why)
@@ -76,7 +76,7 @@ def missing_bytes(explained: OomExplanation, failed: Probe | Proof) -> int | Non
     return beyond if beyond > 0 else explained.asked_bytes
 
 
-def _last_failure(known: Known) -> Probe | Proof | None:
-    failed: list[Probe | Proof] = [probe for probe in known.probes if probe.outcome == "oom"]
-    failed += [proof for proof in known.proofs if proof.state == "oom"]
+def _last_failure(state: SearchState) -> Probe | Proof | None:
+    failed: list[Probe | Proof] = [probe for probe in state.probes if probe.outcome == "oom"]
+    failed += [proof for proof in state.proofs if proof.state == "oom"]
     return min(failed, key=lambda one: one.batch_size, default=None)

@@ -14,7 +14,7 @@ from trainfast_runner.records.run_records import TELEMETRY_FILE, read_records
 from trainfast_runner.records.telemetry_lines import read_ticks
 from trainfast_runner.records.tick import Tick
 from trainfast_runner.records.warm_process import ProbeLine
-from trainfast_runner.search.decide import Known, fits_of, tightest
+from trainfast_runner.search.decide import SearchState, fits_of, tightest
 from trainfast_runner.search.journal import Probe, Proof, RankPeaks
 from trainfast_runner.units import mebibytes
 
@@ -23,7 +23,7 @@ TOO_MUCH_BYTES = 64 << 20
 
 
 def probe_of(
-    known: Known, batch_size: int, run_id: str, seconds: float, answers: dict[int, ProbeLine], void: str | None
+    state: SearchState, batch_size: int, run_id: str, seconds: float, answers: dict[int, ProbeLine], void: str | None
 ) -> Probe:
     """The record of one size from its ranks' answers; `void` is the reason why the probe does not count, or None."""
     out = next((line for line in answers.values() if line.outcome == "oom"), None)
@@ -55,7 +55,7 @@ def probe_of(
         alloc_retries=sum(one.alloc_retries or 0 for one in answers.values()),
         ranks=ranks,
     )
-    return _at_the_tightest(known, probe)
+    return _at_the_tightest(state, probe)
 
 
 def probe_of_ended_run(batch_size: int, result: Result, seconds: float, phase: str | None = None) -> Probe:
@@ -72,9 +72,9 @@ def probe_of_ended_run(batch_size: int, result: Result, seconds: float, phase: s
     )
 
 
-def _at_the_tightest(known: Known, probe: Probe) -> Probe:
+def _at_the_tightest(state: SearchState, probe: Probe) -> Probe:
     """Add the phase and the peaks of the rank that was nearest to its limit."""
-    fits = fits_of(replace(known, probes=(*known.probes, probe)))
+    fits = fits_of(replace(state, probes=(*state.probes, probe)))
     rank = tightest(fits, probe.batch_size).rank if fits else 0
     peaks = next(one for one in probe.ranks if one.rank == rank)
     return msgspec.structs.replace(
@@ -100,11 +100,11 @@ def _rank_peaks(rank: int, line: ProbeLine) -> RankPeaks:
     )
 
 
-def proof_of(known: Known, directory: Path, result: Result, batch_size: int, seconds: float) -> Proof:
+def proof_of(state: SearchState, directory: Path, result: Result, batch_size: int, seconds: float) -> Proof:
     """The record of a confirmation run; `batch_size` and `seconds` stand in where its result has none."""
     recorded = result.knobs.get("batch_size")
     proved = recorded if isinstance(recorded, int) else batch_size
-    warm = [probe.batch_size for probe in known.fitting if probe.batch_size >= proved]
+    warm = [probe.batch_size for probe in state.fitting if probe.batch_size >= proved]
     return Proof(
         batch_size=proved,
         run_id=result.run_id,
