@@ -17,7 +17,7 @@ from cli.history import result, write, write_lost
 from trainfast_runner.records.result import Diagnosis, MemoryFigures, OomChange, OomExplanation
 from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.search.fit import Fit, PhaseLine
-from trainfast_runner.search.journal import Answer, Asked, Ended, Next, Probe, Proof
+from trainfast_runner.search.journal import Answer, Asked, ConfirmationRun, Ended, Next, Probe
 from trainfast_runner.settings.spec import resolve
 
 RECORDED = Path(__file__).parents[1] / "recorded_runs" / "20261121-133323-tiny-llama-d703"
@@ -309,7 +309,7 @@ def write_batch_search(home: Path) -> None:
         ),
         Next(t_ns=40, action="probe", batch_size=42, why="the fit reaches the limit at 42.1", fits=[fit]),
         Probe(t_ns=44, batch_size=44, outcome="oom", reason=EVIL, peak_allocated_bytes=1020 * MIB, **probed),
-        Proof(
+        ConfirmationRun(
             t_ns=50, batch_size=42, run_id=RECORDED.name, state="finished", peak_allocated_bytes=1021 * MIB, seconds=9.0
         ),
         Ended(

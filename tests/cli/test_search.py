@@ -15,7 +15,7 @@ import pytest
 from cli.command import Cli, Started, until
 from trainfast_runner.records.home import Home, is_alive, read_result, read_run_file
 from trainfast_runner.records.search_directories import JOURNAL_FILE, is_conducted
-from trainfast_runner.search.journal import CoolingDown, Launched, Next, Probe, Proof, read_journal
+from trainfast_runner.search.journal import ConfirmationRun, CoolingDown, Launched, Next, Probe, read_journal
 from trainfast_tui.cli import journal_printer, progress
 from trainfast_tui.cli.progress import Progress
 from trainfast_tui.cli.search_max_batch import BatchPrinter
@@ -136,7 +136,7 @@ def test_a_search_killed_in_each_of_its_phases_leaves_nothing_and_is_continued(c
         with (directory / JOURNAL_FILE).open("ab") as journal:
             journal.write(b'{"kind":"probe","batch_')
         if said != "confirm ":
-            # The warm process sees for itself that nobody asks any more; a proof goes on.
+            # The warm process sees for itself that nobody asks any more; a confirmation goes on.
             until(lambda: not live_runs(cli), "the warm process to end")
         tried = [line.batch_size for line in read_journal(directory) if isinstance(line, Probe)]
         assert tried[: len(before)] == before
@@ -150,8 +150,8 @@ def test_a_search_killed_in_each_of_its_phases_leaves_nothing_and_is_continued(c
     tried = [probe["batch_size"] for probe in done.json["probes"]]
     assert tried[: len(before)] == before
     assert len(tried) == len(set(tried)), "a finished probe was repeated"
-    proofs = [line for line in read_journal(directory) if isinstance(line, Launched) and line.role == "proof"]
-    assert len(proofs) == len(done.json["proofs"]), "the proof that went on was not followed"
+    confirmations = [line for line in read_journal(directory) if isinstance(line, Launched) and line.role == "proof"]
+    assert len(confirmations) == len(done.json["proofs"]), "the confirmation that went on was not followed"
     assert live_runs(cli) == []
 
 
@@ -173,7 +173,7 @@ def test_a_rank_killed_in_a_probe_ends_the_search_with_a_verdict(cli: Cli) -> No
 
 @pytest.mark.long
 def test_ctrl_c_cancels_and_keeps_the_journal(cli: Cli) -> None:
-    # A proof that does not end by itself: however slow the other command is, there is something left to cancel.
+    # A confirmation that does not end by itself: however slow the other command is, there is something left to cancel.
     endless = ("--proof-steps", "100000")
     started = Started(cli, ("search", "max-batch", *limited("512MiB"), *endless, "--json"))
     started.until_said("trying", "probe ")
@@ -240,5 +240,5 @@ def test_a_temperature_that_stands_still_is_said_for_how_long(tmp_path: Path, mo
 def test_a_proof_that_refutes_a_probe_says_so(tmp_path: Path) -> None:
     said = io.StringIO()
     printer = BatchPrinter(Progress(said), Home(tmp_path))
-    printer.print_line(Proof(batch_size=42, run_id="cold", state="oom", seconds=9.0, refutes=[42]))
+    printer.print_line(ConfirmationRun(batch_size=42, run_id="cold", state="oom", seconds=9.0, refutes=[42]))
     assert said.getvalue() == "  42 oom in a fresh process, 9 s, which refutes that 42 fitted: cold\n"

@@ -13,7 +13,7 @@ from msgspec.structs import replace as replace_struct
 
 from trainfast_runner.search.decide import TOLERANCE_BYTES, TOLERANCE_SHARE, SearchState, decide
 from trainfast_runner.search.found import aligned, answer
-from trainfast_runner.search.journal import Predicted, Probe, Proof, RankPeaks
+from trainfast_runner.search.journal import ConfirmationRun, Predicted, Probe, RankPeaks
 
 MIB = 1 << 20
 
@@ -88,8 +88,8 @@ def search(device: Device, predicted: Predicted | None = None, no_oom: bool = Fa
         elif step.action == "prove":
             assert step.batch_size is not None
             end = "finished" if device.fits(step.batch_size) else "oom"
-            proof = Proof(batch_size=step.batch_size, run_id="p", state=end, seconds=1.0)
-            state = replace(state, proofs=(*state.proofs, proof))
+            confirmation = ConfirmationRun(batch_size=step.batch_size, run_id="p", state=end, seconds=1.0)
+            state = replace(state, confirmations=(*state.confirmations, confirmation))
         else:
             return state
     raise AssertionError("the search does not end")
@@ -115,8 +115,8 @@ devices = st.builds(
 @given(device=devices)
 def test_without_a_prediction_it_is_exact_in_six_probes_and_one_oom(device: Device) -> None:
     state = search(device)
-    assert state.proofs[-1].state == "finished"
-    assert device.is_exact(state.proofs[-1].batch_size)
+    assert state.confirmations[-1].state == "finished"
+    assert device.is_exact(state.confirmations[-1].batch_size)
     assert len(state.probes) <= 6, [(probe.batch_size, probe.outcome) for probe in state.probes]
     assert ooms(state) <= 1
 
@@ -128,7 +128,7 @@ def test_with_a_prediction_that_is_somewhat_off_as_well(device: Device, slope: f
     most = max(0, int((device.limits[0] - max(base, 0)) / per_sample))
     predicted = Predicted(fixed_bytes=int(base), bytes_per_sample=int(per_sample), max_batch=most)
     state = search(device, predicted)
-    assert device.is_exact(state.proofs[-1].batch_size)
+    assert device.is_exact(state.confirmations[-1].batch_size)
     assert len(state.probes) <= 6
     assert ooms(state) <= 1
 
@@ -138,7 +138,7 @@ def test_with_a_prediction_that_is_somewhat_off_as_well(device: Device, slope: f
 def test_with_a_prediction_that_is_nonsense_it_is_still_exact(device: Device, nonsense: int) -> None:
     predicted = Predicted(fixed_bytes=0, bytes_per_sample=max(1, device.limits[0] // nonsense), max_batch=nonsense)
     state = search(device, predicted)
-    assert device.is_exact(state.proofs[-1].batch_size)
+    assert device.is_exact(state.confirmations[-1].batch_size)
 
 
 @settings(max_examples=int(os.environ.get("EX", "40")), deadline=None)
@@ -146,7 +146,7 @@ def test_with_a_prediction_that_is_nonsense_it_is_still_exact(device: Device, no
 def test_the_tightest_of_two_ranks_decides_and_is_named(device: Device, second: int) -> None:
     both = replace(device, limits=(device.limits[0], second))
     state = search(both)
-    if not state.proofs:
+    if not state.confirmations:
         assert not both.fits(1)
         return
     found = answer(state)
@@ -160,7 +160,7 @@ def test_the_tightest_of_two_ranks_decides_and_is_named(device: Device, second: 
 @given(device=devices)
 def test_no_oom_means_that_memory_never_runs_out(device: Device) -> None:
     state = search(device, no_oom=True)
-    best = state.proofs[-1].batch_size
+    best = state.confirmations[-1].batch_size
     # One size alone says nothing of the next: 2 is always tried.
     assert ooms(state) == 0 or best == 1
     # A size that would fit by less than the fit's own error is not tried.
@@ -173,7 +173,7 @@ def test_no_oom_means_that_memory_never_runs_out(device: Device) -> None:
 def test_on_a_gpu_the_next_aligned_size_is_the_one_that_does_not_fit(device: Device) -> None:
     gpu = replace(device, kind="cuda", limits=(device.limits[0] * 8,))
     state = search(gpu)
-    best = state.proofs[-1].batch_size
+    best = state.confirmations[-1].batch_size
     assert gpu.fits(best)
     assert not gpu.fits((best // 8 + 1) * 8)
     assert ooms(state) <= 1
@@ -197,9 +197,9 @@ def test_a_void_probe_is_repeated() -> None:
 def test_a_proof_that_runs_out_of_memory_is_stepped_down_from() -> None:
     device = Device(fixed=100 * MIB, per_sample=10 * MIB, optimizer=0, limits=(2048 * MIB,))
     state = search(device)
-    first = state.proofs[-1].batch_size
-    oom = Proof(batch_size=first, run_id="p", state="oom", seconds=1.0)
-    step = decide(replace(state, proofs=(oom,)))
+    first = state.confirmations[-1].batch_size
+    oom = ConfirmationRun(batch_size=first, run_id="p", state="oom", seconds=1.0)
+    step = decide(replace(state, confirmations=(oom,)))
     assert step.action == "prove"
     assert step.batch_size is not None
     assert step.batch_size < first
@@ -210,11 +210,11 @@ def test_the_tightest_bound_is_named_and_so_is_what_was_not_tried() -> None:
     device = Device(fixed=100 * MIB, per_sample=10 * MIB, optimizer=0, limits=(600 * MIB,))
     fitting = [device.probe(size) for size in (20, 39)]
     too_large = replace_struct(device.probe(56), outcome="oom")
-    proofs = [Proof(batch_size=39, run_id="p", state="oom", seconds=1.0)]
+    confirmations = [ConfirmationRun(batch_size=39, run_id="p", state="oom", seconds=1.0)]
     state = SearchState(device="cpu", world_size=1, limits_bytes=(600 * MIB,), probes=(*fitting, too_large))
-    assert "than the warm one that it fitted in" in decide(replace(state, proofs=tuple(proofs))).why
-    proofs.append(Proof(batch_size=36, run_id="p", state="finished", seconds=1.0))
-    found = answer(replace(state, proofs=tuple(proofs)))
+    assert "than the warm one that it fitted in" in decide(replace(state, confirmations=tuple(confirmations))).why
+    confirmations.append(ConfirmationRun(batch_size=36, run_id="p", state="finished", seconds=1.0))
+    found = answer(replace(state, confirmations=tuple(confirmations)))
     assert (found.max_batch, found.too_large) == (36, 39)
     assert found.certainty.startswith("39 ran out of memory; 37 and 38, within the tolerance")
     assert found.certainty.endswith("were not tried")
@@ -237,8 +237,8 @@ BENT_PREDICTED = Predicted(fixed_bytes=445 * MIB, bytes_per_sample=int(110.4 * M
 def test_sizes_below_a_bend_are_left_out_where_it_is_predicted() -> None:
     state = search(BENT, replace_struct(BENT_PREDICTED, linear_from=5))
     assert [probe.batch_size for probe in state.probes] == [5, 9, 15]
-    assert [proof.state for proof in state.proofs] == ["finished"]
-    assert BENT.is_exact(state.proofs[-1].batch_size)
+    assert [confirmation.state for confirmation in state.confirmations] == ["finished"]
+    assert BENT.is_exact(state.confirmations[-1].batch_size)
 
 
 def test_a_bend_that_is_not_predicted_shows_in_a_slope_below_the_predicted_one() -> None:
@@ -246,14 +246,14 @@ def test_a_bend_that_is_not_predicted_shows_in_a_slope_below_the_predicted_one()
     assert state.probes[0].batch_size == 1
     assert ooms(state) <= 1
     assert len(state.probes) <= 6
-    assert [proof.state for proof in state.proofs] == ["finished"]
-    assert BENT.is_exact(state.proofs[-1].batch_size)
+    assert [confirmation.state for confirmation in state.confirmations] == ["finished"]
+    assert BENT.is_exact(state.confirmations[-1].batch_size)
 
 
 def test_a_fit_that_a_proof_refutes_is_set_right_by_a_size_between() -> None:
     state = search(BENT)
-    assert BENT.is_exact(state.proofs[-1].batch_size)
-    assert len(state.proofs) <= 2
+    assert BENT.is_exact(state.confirmations[-1].batch_size)
+    assert len(state.confirmations) <= 2
 
 
 def test_the_answer_names_limits_margins_and_the_fastest() -> None:
@@ -292,11 +292,11 @@ T5 = Measured(fixed=149.6 * MIB, per_sample=66.83 * MIB, optimizer=100 * MIB, li
 def test_a_size_that_fits_by_the_fit_and_by_the_prediction_is_proved_without_trying_one_near_it() -> None:
     state = search(T5, Predicted(fixed_bytes=136 * MIB, bytes_per_sample=int(66.8 * MIB), max_batch=28, linear_from=2))
     assert [(probe.batch_size, probe.outcome) for probe in state.probes] == [(3, "fits"), (15, "fits"), (29, "oom")]
-    assert [(proof.batch_size, proof.state) for proof in state.proofs] == [(28, "finished")]
+    assert [(confirmation.batch_size, confirmation.state) for confirmation in state.confirmations] == [(28, "finished")]
 
 
 def test_where_nothing_is_predicted_one_near_it_is_tried_first() -> None:
     state = search(T5)
     assert 26 <= state.probes[-2].batch_size <= 28
     assert state.probes[-2].outcome == "fits"
-    assert T5.is_exact(state.proofs[-1].batch_size)
+    assert T5.is_exact(state.confirmations[-1].batch_size)

@@ -25,6 +25,7 @@ from trainfast_runner.search.journal import (
     Answer,
     Asked,
     Conducted,
+    ConfirmationRun,
     CoolingDown,
     Ended,
     Launched,
@@ -32,13 +33,12 @@ from trainfast_runner.search.journal import (
     Paused,
     Predicted,
     Probe,
-    Proof,
     Resumed,
     SearchJournal,
     read_journal,
 )
 from trainfast_runner.search.opening import Options
-from trainfast_runner.search.probe_record import grown, proof_of
+from trainfast_runner.search.probe_record import confirmation_record, grown
 from trainfast_runner.search.report import report
 from trainfast_runner.search.search_follower import SearchFollower
 from trainfast_runner.search.searches import new_search, newest_search, unfinished
@@ -82,11 +82,11 @@ def test_a_size_that_fitted_warm_and_not_in_its_proof_is_marked(tmp_path: Path) 
         journal.write(Probe(batch_size=size, outcome="fits", run_id="warm", seconds=1.0))
     tried = state_of_journal(read_journal(directory))
     result = Result(run_id="cold", state="oom", knobs={"batch_size": 42}, reason="out of memory")
-    journal.write(proof_of(tried, directory, result, 42, 1.0))
-    assert [line.refutes for line in read_journal(directory) if isinstance(line, Proof)] == [[42]]
+    journal.write(confirmation_record(tried, directory, result, 42, 1.0))
+    assert [line.refutes for line in read_journal(directory) if isinstance(line, ConfirmationRun)] == [[42]]
     assert [probe["refuted_by"] for probe in report(directory)["probes"]] == [None, "cold"]
     finished = Result(run_id="cold", state="finished", knobs={"batch_size": 42})
-    assert proof_of(tried, directory, finished, 42, 1.0).refutes == []
+    assert confirmation_record(tried, directory, finished, 42, 1.0).refutes == []
 
 
 def test_what_follows_a_half_written_line_is_read(tmp_path: Path) -> None:

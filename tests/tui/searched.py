@@ -18,12 +18,12 @@ from trainfast_runner.search.journal import (
     Asked,
     Change,
     Conducted,
+    ConfirmationRun,
     Ended,
     Launched,
     Next,
     Predicted,
     Probe,
-    Proof,
     RankPeaks,
 )
 from trainfast_runner.search.search_follower import SearchFollower, SearchSnapshot
@@ -142,13 +142,13 @@ def going_on() -> list[Any]:
 
 
 def answered(**changes: Any) -> list[Any]:
-    """The whole of it: four probes, of which one ran out of memory, and the proof."""
-    last = Next(t_ns=START_NS + 40 * S, action="end", why="42 is proved", fits=[a_fit()], tightest_rank=0)
+    """The whole of it: four probes, of which one ran out of memory, and the confirmation."""
+    last = Next(t_ns=START_NS + 40 * S, action="end", why="42 is confirmed", fits=[a_fit()], tightest_rank=0)
     return [
         *going_on(),
         a_probe(42, at=20),
         a_probe(44, outcome="oom", at=30),
-        Proof(
+        ConfirmationRun(
             t_ns=START_NS + 40 * S,
             batch_size=42,
             run_id=PROOF_ID,

@@ -39,7 +39,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import Event
 from trainfast_runner.records.search_directories import LOCK_FILE
 from trainfast_runner.search import control
-from trainfast_runner.search.journal import PAUSE_FILE, CoolingDown, Ended, Paused, Proof
+from trainfast_runner.search.journal import PAUSE_FILE, ConfirmationRun, CoolingDown, Ended, Paused
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.messages import SnapshotTaken
 
@@ -106,10 +106,10 @@ async def test_the_answer_has_its_reasons_and_enter_applies_the_recommended_one(
 
 
 async def test_a_size_that_its_proof_refuted_is_marked(home: Home) -> None:
-    *tried, proof, last, ended = answered()
-    refuting = Proof(batch_size=42, run_id="20261121-055000-cold", state="oom", seconds=1.0, refutes=[42])
+    *tried, confirmation, last, ended = answered()
+    refuting = ConfirmationRun(batch_size=42, run_id="20261121-055000-cold", state="oom", seconds=1.0, refutes=[42])
     async with StillApp(home).run_test(size=FULL) as pilot:
-        text = await opened(pilot, a_search(home, [*tried, refuting, proof, last, ended]))
+        text = await opened(pilot, a_search(home, [*tried, refuting, confirmation, last, ended]))
         assert text.count("✗ fitted, refuted by the confirmation run") == 1
         assert "✗ OOM in the confirmation run" in text
         assert text.count("● fits") == 2

@@ -23,19 +23,19 @@ from trainfast_runner.search.journal import (
     AnyLine,
     Asked,
     Conducted,
+    ConfirmationRun,
     Ended,
     Launched,
     Next,
     Predicted,
     Probe,
-    Proof,
     read_journal,
 )
 from trainfast_runner.search.limits import limited
 from trainfast_runner.search.nothing_fits import nothing_fits
 from trainfast_runner.search.opening import Options
 from trainfast_runner.search.predicted_size import SizePrediction, predict_size
-from trainfast_runner.search.probe_record import probe_of, probe_of_ended_run, proof_of, taken_by_others
+from trainfast_runner.search.probe_record import confirmation_record, probe_of, probe_of_ended_run, taken_by_others
 from trainfast_runner.search.processes import LOOK_EVERY_S, Interrupted, WarmProcess, wait_for_result
 
 STEPS = {"cpu": 2, "cuda": 4}
@@ -205,7 +205,7 @@ class BatchConductor(Conductor[AnyLine, Ended]):
 
     def _confirm(self, batch_size: int) -> None:
         """Make the confirmation run, a normal run with data, or follow one that an earlier conductor started."""
-        left = self._unfinished_proof()
+        left = self._unfinished_confirmation()
         began = time.monotonic()
         if left is None:
             steps = self._options.proof_steps
@@ -218,7 +218,7 @@ class BatchConductor(Conductor[AnyLine, Ended]):
         self._live = None
         if result.state in ("stopped", "killed"):
             raise Interrupted
-        self._write(proof_of(self._state(), left, result, batch_size, time.monotonic() - began))
+        self._write(confirmation_record(self._state(), left, result, batch_size, time.monotonic() - began))
 
     def _warm_process(self) -> WarmProcess:
         directory = self._start(self._plan, "probe")
@@ -226,7 +226,7 @@ class BatchConductor(Conductor[AnyLine, Ended]):
         return self._process
 
     def _start(self, plan: RunPlan, role: str) -> Path:
-        left = self._unrecorded_proof if role == "proof" else lambda plan: None
+        left = self._unrecorded_confirmation if role == "proof" else lambda plan: None
         directory = self._launch(plan, role, left)
         self._write(Launched(run_id=directory.name, role=role))
         return directory
@@ -237,9 +237,9 @@ class BatchConductor(Conductor[AnyLine, Ended]):
             if isinstance(line, Launched) and line.role == "probe":
                 end_if_live(self._home.directory(line.run_id))
 
-    def _unfinished_proof(self) -> Path | None:
+    def _unfinished_confirmation(self) -> Path | None:
         """The confirmation run that was started and has no recorded end; None when there is none."""
-        ended = {line.run_id for line in self._lines if isinstance(line, Proof)}
+        ended = {line.run_id for line in self._lines if isinstance(line, ConfirmationRun)}
         started = [line.run_id for line in self._lines if isinstance(line, Launched) and line.role == "proof"]
         for run_id in started[-1:]:
             directory = self._home.directory(run_id)
@@ -250,7 +250,7 @@ class BatchConductor(Conductor[AnyLine, Ended]):
                 return directory
         return None
 
-    def _unrecorded_proof(self, plan: RunPlan) -> Path | None:
+    def _unrecorded_confirmation(self, plan: RunPlan) -> Path | None:
         """The same confirmation run, alive: a killed conductor started it without recording that; None otherwise."""
         run = launch.busy_with(plan, self._home)
         if run is None or run.role != "proof":

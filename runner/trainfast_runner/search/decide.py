@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainfast_runner.search.fit import Fit, fit, largest
-from trainfast_runner.search.journal import AnyLine, Asked, Predicted, Probe, Proof
+from trainfast_runner.search.journal import AnyLine, Asked, ConfirmationRun, Predicted, Probe
 from trainfast_runner.units import mebibytes
 
 MOST = 1 << 20
@@ -34,7 +34,7 @@ class SearchState:
     limits_bytes: tuple[int, ...] = ()
     predicted: Predicted | None = None
     probes: tuple[Probe, ...] = ()
-    proofs: tuple[Proof, ...] = ()
+    confirmations: tuple[ConfirmationRun, ...] = ()
     no_oom: bool = False
 
     @property
@@ -81,7 +81,7 @@ def state_of_journal(lines: Sequence[AnyLine], no_oom: bool = False) -> SearchSt
         limits_bytes=tuple(asked.limits_bytes),
         predicted=predicted[-1] if predicted else None,
         probes=tuple(line for line in lines if isinstance(line, Probe)),
-        proofs=tuple(line for line in lines if isinstance(line, Proof)),
+        confirmations=tuple(line for line in lines if isinstance(line, ConfirmationRun)),
         no_oom=no_oom,
     )
 
@@ -116,7 +116,7 @@ def decide(state: SearchState) -> Decision:
     if len(state.probes) - state.tried >= MOST_VOID:
         return Decision("fail", f"other processes took memory in {MOST_VOID} probes: nothing can be measured here")
     fits = fits_of(state)
-    if state.proofs:
+    if state.confirmations:
         step = _after_confirmation(state, fits)
     elif not fits:
         step = _first(state)
@@ -215,7 +215,7 @@ def _between(state: SearchState, fits: tuple[Fit, ...], best: int, too_large: in
 
 def _after_confirmation(state: SearchState, fits: tuple[Fit, ...]) -> Decision:
     """The last confirmation run decides: it finished, or memory ran out and a smaller size is confirmed."""
-    last = state.proofs[-1]
+    last = state.confirmations[-1]
     if last.state == "finished":
         return Decision("answer", f"a fresh process finished with {last.batch_size}", last.batch_size)
     if last.state != "oom":
@@ -249,7 +249,7 @@ def _is_refuted(state: SearchState, fits: tuple[Fit, ...], batch_size: int) -> b
     if not all(one.surely_fits(batch_size) for one in fits):
         return False  # a size tried since then has set it right
     left = min(one.limit_bytes - one.need_bytes(batch_size) for one in fits)
-    return left > TOLERANCE_BYTES or len(state.proofs) > 1
+    return left > TOLERANCE_BYTES or len(state.confirmations) > 1
 
 
 def ceiling(state: SearchState, fits: tuple[Fit, ...], best: int) -> int:

@@ -12,7 +12,7 @@ from trainfast_runner.search.decide import (
     uncounted_bytes,
 )
 from trainfast_runner.search.fit import Fit, largest
-from trainfast_runner.search.journal import Answer, Margin, Proof, refuted_by
+from trainfast_runner.search.journal import Answer, ConfirmationRun, Margin, refuted_by
 from trainfast_runner.units import mebibytes
 
 ALIGNED_MORE, ALIGNED_MORE_FROM = 64, 512
@@ -25,8 +25,8 @@ As much as a maximum may be off and still be called exact."""
 
 def answer(state: SearchState) -> Answer:
     """Return the answer of a journal whose last confirmation run finished."""
-    proof = state.proofs[-1]
-    most, fits = proof.batch_size, fits_of(state)
+    confirmation = state.confirmations[-1]
+    most, fits = confirmation.batch_size, fits_of(state)
     tight = tightest(fits, most)
     line = max(tight.lines, key=lambda one: one.at(most))
     margins = _margins(state, tight, most)
@@ -35,7 +35,7 @@ def answer(state: SearchState) -> Answer:
     too_large = _too_large(state, most)
     return Answer(
         max_batch=most,
-        samples_per_s=proof.samples_per_s,
+        samples_per_s=confirmation.samples_per_s,
         aligned_batch=aligned(most),
         recommended_batch=recommended,
         recommended_why=_why(state, most, recommended, tight, margins),
@@ -48,7 +48,7 @@ def answer(state: SearchState) -> Answer:
         bytes_per_sample=round(line.bytes_per_sample),
         phase=line.phase,
         tightest_rank=tight.rank,
-        proof_run_id=proof.run_id,
+        proof_run_id=confirmation.run_id,
         certainty=_certainty(state, tight, most, too_large),
         too_large=too_large,
     )
@@ -57,8 +57,8 @@ def answer(state: SearchState) -> Answer:
 def _too_large(state: SearchState, most: int) -> int | None:
     """The smallest size above the answer that ran out of memory, in a probe or a confirmation run; None if none did."""
     tried = [probe.batch_size for probe in state.probes if probe.outcome == "oom"]
-    proved = [proof.batch_size for proof in state.proofs if proof.state == "oom"]
-    return min((size for size in (*tried, *proved) if size > most), default=None)
+    confirmed = [confirmation.batch_size for confirmation in state.confirmations if confirmation.state == "oom"]
+    return min((size for size in (*tried, *confirmed) if size > most), default=None)
 
 
 def _certainty(state: SearchState, tight: Fit, most: int, too_large: int | None) -> str:
@@ -154,10 +154,12 @@ def _fastest(state: SearchState) -> tuple[int | None, float | None]:
     if state.device != "cuda":
         return None, None
     tried = [
-        (probe.samples_per_s, probe.batch_size) for probe in state.fitting if refuted_by(probe, state.proofs) is None
+        (probe.samples_per_s, probe.batch_size)
+        for probe in state.fitting
+        if refuted_by(probe, state.confirmations) is None
     ]
-    proved = [(proof.samples_per_s, proof.batch_size) for proof in state.proofs]
-    timed = [(rate, size) for rate, size in (*tried, *proved) if rate is not None]
+    confirmed = [(confirmation.samples_per_s, confirmation.batch_size) for confirmation in state.confirmations]
+    timed = [(rate, size) for rate, size in (*tried, *confirmed) if rate is not None]
     rate, size = max(timed, default=(None, None))
     return size, rate
 
@@ -169,14 +171,14 @@ def _headroom(state: SearchState, tight: Fit, most: int) -> int:
             for peaks in probe.ranks:
                 if peaks.rank == tight.rank and peaks.limit_peak_bytes is not None:
                     return tight.limit_bytes - peaks.limit_peak_bytes
-    measured = _peak_in_proof(state.proofs[-1], tight.rank)
+    measured = _peak_in_confirmation(state.confirmations[-1], tight.rank)
     if measured is None:
         return round(tight.limit_bytes - tight.need_bytes(most))
     return tight.limit_bytes - measured - uncounted_bytes(state, tight.rank)
 
 
-def _peak_in_proof(proof: Proof, rank: int) -> int | None:
+def _peak_in_confirmation(confirmation: ConfirmationRun, rank: int) -> int | None:
     """The rank's own peak; the fullest rank's in a journal older than peaks by rank."""
-    if not proof.ranks:
-        return proof.peak_allocated_bytes
-    return next((one.peak_allocated_bytes for one in proof.ranks if one.rank == rank), None)
+    if not confirmation.ranks:
+        return confirmation.peak_allocated_bytes
+    return next((one.peak_allocated_bytes for one in confirmation.ranks if one.rank == rank), None)

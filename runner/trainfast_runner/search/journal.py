@@ -143,7 +143,7 @@ class Probe(Line, frozen=True, kw_only=True, tag="probe"):
     ranks: list[RankPeaks] = []
 
 
-class Proof(Line, frozen=True, kw_only=True, tag="proof"):
+class ConfirmationRun(Line, frozen=True, kw_only=True, tag="proof"):
     """A confirmation run: a normal run of a fresh process. `state` is that run's end state.
 
     `ranks` has each rank's peaks over all its steps, warm-up included; a rank without a finished step is left out.
@@ -230,12 +230,21 @@ class Ended(Line, frozen=True, kw_only=True, tag="ended"):
     """Time all conductors worked on the search, without pauses."""
 
 
-AnyLine = Asked | Conducted | Predicted | Next | Launched | CoolingDown | Probe | Proof | Paused | Resumed | Ended
+AnyLine = (
+    Asked | Conducted | Predicted | Next | Launched | CoolingDown | Probe | ConfirmationRun | Paused | Resumed | Ended
+)
 
 
-def refuted_by(probe: Probe, proofs: Iterable[Proof]) -> Proof | None:
+def refuted_by(probe: Probe, confirmations: Iterable[ConfirmationRun]) -> ConfirmationRun | None:
     """The confirmation run that ran out of memory at this size or a smaller one; None if this probe still counts."""
-    return next((proof for proof in proofs if probe.outcome == "fits" and probe.batch_size in proof.refutes), None)
+    return next(
+        (
+            confirmation
+            for confirmation in confirmations
+            if probe.outcome == "fits" and probe.batch_size in confirmation.refutes
+        ),
+        None,
+    )
 
 
 class SearchJournal:

@@ -17,7 +17,7 @@ from trainfast_runner.records.run_records import read_records
 from trainfast_runner.results.explained_run import held_by, models_of, trace_changes
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.decide import SearchState
-from trainfast_runner.search.journal import Change, Ended, Probe, Proof
+from trainfast_runner.search.journal import Change, ConfirmationRun, Ended, Probe
 
 TRACES_WITHIN_S = 30.0
 """After a search without an answer, trace possible changes for at most this long."""
@@ -66,7 +66,7 @@ def _trace_changes(
                 return  # the rest is listed without a prediction
 
 
-def missing_bytes(explained: OomExplanation, failed: Probe | Proof) -> int | None:
+def missing_bytes(explained: OomExplanation, failed: Probe | ConfirmationRun) -> int | None:
     """Missing bytes by the prediction; else the peak beyond the limit, or the last request; None when nothing tells."""
     if explained.missing_bytes is not None:
         return explained.missing_bytes
@@ -76,7 +76,7 @@ def missing_bytes(explained: OomExplanation, failed: Probe | Proof) -> int | Non
     return beyond if beyond > 0 else explained.asked_bytes
 
 
-def _last_failure(state: SearchState) -> Probe | Proof | None:
-    failed: list[Probe | Proof] = [probe for probe in state.probes if probe.outcome == "oom"]
-    failed += [proof for proof in state.proofs if proof.state == "oom"]
+def _last_failure(state: SearchState) -> Probe | ConfirmationRun | None:
+    failed: list[Probe | ConfirmationRun] = [probe for probe in state.probes if probe.outcome == "oom"]
+    failed += [confirmation for confirmation in state.confirmations if confirmation.state == "oom"]
     return min(failed, key=lambda one: one.batch_size, default=None)

@@ -15,7 +15,7 @@ from trainfast_runner.records.telemetry_lines import read_ticks
 from trainfast_runner.records.tick import Tick
 from trainfast_runner.records.warm_process import ProbeLine
 from trainfast_runner.search.decide import SearchState, fits_of, tightest
-from trainfast_runner.search.journal import Probe, Proof, RankPeaks
+from trainfast_runner.search.journal import ConfirmationRun, Probe, RankPeaks
 from trainfast_runner.units import mebibytes
 
 TOO_MUCH_BYTES = 64 << 20
@@ -100,13 +100,15 @@ def _rank_peaks(rank: int, line: ProbeLine) -> RankPeaks:
     )
 
 
-def proof_of(state: SearchState, directory: Path, result: Result, batch_size: int, seconds: float) -> Proof:
+def confirmation_record(
+    state: SearchState, directory: Path, result: Result, batch_size: int, seconds: float
+) -> ConfirmationRun:
     """The record of a confirmation run; `batch_size` and `seconds` stand in where its result has none."""
     recorded = result.knobs.get("batch_size")
-    proved = recorded if isinstance(recorded, int) else batch_size
-    warm = [probe.batch_size for probe in state.fitting if probe.batch_size >= proved]
-    return Proof(
-        batch_size=proved,
+    confirmed = recorded if isinstance(recorded, int) else batch_size
+    warm = [probe.batch_size for probe in state.fitting if probe.batch_size >= confirmed]
+    return ConfirmationRun(
+        batch_size=confirmed,
         run_id=result.run_id,
         state=result.state,
         reason=result.reason,

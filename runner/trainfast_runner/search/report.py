@@ -9,7 +9,16 @@ import msgspec
 
 from trainfast_runner.records.result import STRICT_SPEED
 from trainfast_runner.records.run_file import SCHEMA
-from trainfast_runner.search.journal import Answer, Asked, Ended, Predicted, Probe, Proof, read_journal, refuted_by
+from trainfast_runner.search.journal import (
+    Answer,
+    Asked,
+    ConfirmationRun,
+    Ended,
+    Predicted,
+    Probe,
+    read_journal,
+    refuted_by,
+)
 
 PROBE_FIELDS = (
     "batch_size",
@@ -25,7 +34,7 @@ PROBE_FIELDS = (
     "reason",
     "run_id",
 )
-PROOF_FIELDS = (
+CONFIRMATION_FIELDS = (
     "batch_size",
     "state",
     "peak_allocated_bytes",
@@ -45,7 +54,7 @@ def report(directory: Path) -> dict[str, Any]:
     ended = next((line for line in reversed(lines) if isinstance(line, Ended)), None)
     predicted = next((line for line in reversed(lines) if isinstance(line, Predicted)), None)
     answer = ended.answer if ended is not None else None
-    proofs = [line for line in lines if isinstance(line, Proof)]
+    confirmations = [line for line in lines if isinstance(line, ConfirmationRun)]
     return {
         "schema": SCHEMA,
         "search_id": asked.search_id,
@@ -58,7 +67,7 @@ def report(directory: Path) -> dict[str, Any]:
         "recommended_reason": answer.recommended_why if answer else None,
         "margins": answer.margins if answer else [],
         "fastest": _fastest(answer),
-        "probes": [_probe(line, proofs) for line in lines if isinstance(line, Probe)],
+        "probes": [_probe(line, confirmations) for line in lines if isinstance(line, Probe)],
         "model": _fields(answer, "fixed_bytes", "bytes_per_sample", "phase"),
         "predicted": None if predicted is None else _fields(predicted, *PREDICTED_FIELDS),
         "limit": asked.limit_words,
@@ -66,16 +75,16 @@ def report(directory: Path) -> dict[str, Any]:
         "limits_bytes": asked.limits_bytes,
         "world_size": asked.world_size,
         **_fields(answer, "tightest_rank", "proof_run_id"),
-        "proofs": [_fields(proof, *PROOF_FIELDS) for proof in proofs],
+        "proofs": [_fields(confirmation, *CONFIRMATION_FIELDS) for confirmation in confirmations],
         **_fields(answer, "headroom_bytes", "certainty", "too_large"),
         "changes": ended.changes if ended is not None else [],
         **_fields(ended, "missing_bytes", "seconds"),
     }
 
 
-def _probe(probe: Probe, proofs: list[Proof]) -> dict[str, Any]:
+def _probe(probe: Probe, confirmations: list[ConfirmationRun]) -> dict[str, Any]:
     """One probe; `refuted_by` is the confirmation run that ran out of memory although this size had fitted."""
-    by = refuted_by(probe, proofs)
+    by = refuted_by(probe, confirmations)
     return {**_fields(probe, *PROBE_FIELDS), "refuted_by": None if by is None else by.run_id}
 
 

@@ -13,6 +13,7 @@ from trainfast_runner.search.journal import (
     AnyLine,
     Asked,
     Conducted,
+    ConfirmationRun,
     CoolingDown,
     Ended,
     Launched,
@@ -20,7 +21,6 @@ from trainfast_runner.search.journal import (
     Paused,
     Predicted,
     Probe,
-    Proof,
     Resumed,
 )
 
@@ -39,7 +39,7 @@ class SearchSnapshot:
     prediction: Predicted | None
     probes: tuple[Probe, ...]
     """In the order they were made, void ones included."""
-    proofs: tuple[Proof, ...]
+    confirmations: tuple[ConfirmationRun, ...]
     next: Next | None
     """The current step and its reason; the last step once the search has ended."""
     run_id: str | None
@@ -76,7 +76,7 @@ class SearchFollower:
         self._asked: Asked | None = None
         self._prediction: Predicted | None = None
         self._probes: list[Probe] = []
-        self._proofs: list[Proof] = []
+        self._confirmations: list[ConfirmationRun] = []
         self._next: Next | None = None
         self._is_decided = True
         self._run_id: str | None = None
@@ -101,7 +101,7 @@ class SearchFollower:
             asked=self._asked,
             prediction=self._prediction,
             probes=tuple(self._probes),
-            proofs=tuple(self._proofs),
+            confirmations=tuple(self._confirmations),
             next=self._next,
             run_id=self._run_id,
             since_ns=self._since_ns,
@@ -141,8 +141,8 @@ class SearchFollower:
             case Probe():
                 self._probes.append(line)
                 self._is_decided = False
-            case Proof():
-                self._proofs.append(line)
+            case ConfirmationRun():
+                self._confirmations.append(line)
                 self._is_decided = False
             case Paused():
                 self._paused = True

@@ -163,7 +163,7 @@ class BatchPrinter(JournalPrinter[AnyLine]):
                 what = "ran out of memory" if line.outcome == "oom" else "is void"
                 where = f" in {line.phase}" if line.phase else ""
                 return f"  {line.batch_size} {what}{where}: {line.reason}"
-            case journal.Proof():
+            case journal.ConfirmationRun():
                 but = f", which refutes that {_sizes(line.refutes)} fitted" if line.refutes else ""
                 return (
                     f"  {line.batch_size} {line.state} in a fresh process, {duration(line.seconds)}{but}: {line.run_id}"
@@ -208,8 +208,8 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     refuted = [probe["batch_size"] for probe in tried if probe["refuted_by"]]
     if refuted:
         rows.append(("refuted", f"{_sizes(refuted)}: fitted in a probe, ran out of memory in a confirmation run"))
-    proofs = sum(proof["state"] == "oom" for proof in found["proofs"])
-    more = f", and {_times(proofs)} in a confirmation run" if proofs else ""
+    confirmations = sum(confirmation["state"] == "oom" for confirmation in found["proofs"])
+    more = f", and {_times(confirmations)} in a confirmation run" if confirmations else ""
     rows.append(("took", f"{duration(found['seconds'])}, {len(tried)} sizes tried, memory ran out {_times(out)}{more}"))
     return rows
 

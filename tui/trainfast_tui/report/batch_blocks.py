@@ -9,11 +9,11 @@ from trainfast_runner.search.fit import Fit
 from trainfast_runner.search.journal import (
     Answer,
     Asked,
+    ConfirmationRun,
     Ended,
     Next,
     Predicted,
     Probe,
-    Proof,
     read_journal,
     refuted_by,
 )
@@ -48,17 +48,17 @@ def batch_search_report(directory: Path, runs: Sequence[ReportedRun]) -> list[Bl
     lines = read_journal(directory)
     asked = next(line for line in lines if isinstance(line, Asked))
     probes = [line for line in lines if isinstance(line, Probe)]
-    proofs = [line for line in lines if isinstance(line, Proof)]
+    confirmations = [line for line in lines if isinstance(line, ConfirmationRun)]
     ended = next((line for line in reversed(lines) if isinstance(line, Ended)), None)
     fits = next((line.fits for line in reversed(lines) if isinstance(line, Next) and line.fits), [])
     predicted = next((line for line in reversed(lines) if isinstance(line, Predicted)), None)
     answer = ended.answer if ended is not None else None
     blocks: list[Block] = [*_question(asked, predicted), *(machine_blocks(runs) if runs else ())]
     blocks += [Heading("Answer"), *_answer(ended)]
-    blocks += [Heading("Sizes tried"), _tried(probes, proofs), Prose(ABSENT_NOTE)]
+    blocks += [Heading("Sizes tried"), _tried(probes, confirmations), Prose(ABSENT_NOTE)]
     picture = scatter_picture(
         "peak memory by batch size",
-        list(_points(probes, proofs)),
+        list(_points(probes, confirmations)),
         list(_lines(asked, answer, fits, probes)),
         Axis("batch size, samples a rank", number),
         Axis("peak memory of the tightest rank", size, binary=True),
@@ -125,17 +125,17 @@ def _phase(answer: Answer) -> str:
     return PHASES.get(answer.phase or "", answer.phase or "a step")
 
 
-def _tried(probes: Sequence[Probe], proofs: Sequence[Proof]) -> Grid:
+def _tried(probes: Sequence[Probe], confirmations: Sequence[ConfirmationRun]) -> Grid:
     """Return every probe and confirmation run, in the order they were made."""
     header = ("batch size", "in", "outcome", "peak", "reserved", "samples/s", "step", "took", "run", "reason")
-    made: list[Probe | Proof] = [*probes, *proofs]
-    rows = [_try(line, proofs) for line in sorted(made, key=lambda line: line.t_ns)]
+    made: list[Probe | ConfirmationRun] = [*probes, *confirmations]
+    rows = [_try(line, confirmations) for line in sorted(made, key=lambda line: line.t_ns)]
     return grid(header, rows, right=(0, 3, 4, 5, 6, 7))
 
 
-def _try(line: Probe | Proof, proofs: Sequence[Proof]) -> list[str]:
+def _try(line: Probe | ConfirmationRun, confirmations: Sequence[ConfirmationRun]) -> list[str]:
     if isinstance(line, Probe):
-        by = refuted_by(line, proofs)
+        by = refuted_by(line, confirmations)
         outcome = f"{line.outcome}, refuted by {by.run_id}" if by is not None else line.outcome
         what, reserved, step_ms = ["probe", outcome], line.peak_reserved_bytes, line.step_ms
     else:
@@ -145,14 +145,18 @@ def _try(line: Probe | Proof, proofs: Sequence[Proof]) -> list[str]:
     return [count(line.batch_size), *what, *memory, *times, line.run_id, line.reason]
 
 
-def _points(probes: Sequence[Probe], proofs: Sequence[Proof]) -> Iterator[ScatterPoint]:
+def _points(probes: Sequence[Probe], confirmations: Sequence[ConfirmationRun]) -> Iterator[ScatterPoint]:
     for probe in probes:
-        kind = "refuted" if refuted_by(probe, proofs) is not None else probe.outcome
+        kind = "refuted" if refuted_by(probe, confirmations) is not None else probe.outcome
         if probe.peak_allocated_bytes is not None and kind in KINDS:
             yield _point(probe.batch_size, probe.peak_allocated_bytes, kind)
-    for proof in proofs:
-        if proof.peak_allocated_bytes is not None:
-            yield _point(proof.batch_size, proof.peak_allocated_bytes, "proof" if proof.state == "finished" else "oom")
+    for confirmation in confirmations:
+        if confirmation.peak_allocated_bytes is not None:
+            yield _point(
+                confirmation.batch_size,
+                confirmation.peak_allocated_bytes,
+                "proof" if confirmation.state == "finished" else "oom",
+            )
 
 
 def _point(batch_size: int, peak_bytes: int, kind: str) -> ScatterPoint:

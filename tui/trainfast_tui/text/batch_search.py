@@ -41,12 +41,12 @@ def choices(search: SearchSnapshot | None) -> tuple[Choice, ...]:
             for place, change in enumerate(ended.changes, 1)
         )
     answer = ended.answer
-    proof = answer.proof_run_id
+    confirmation = answer.proof_run_id
     multiple = "the largest multiple of 64" if (answer.aligned_batch or 0) >= 512 else "a multiple of 8"
     found = [
         ("recommended", answer.recommended_batch, answer.recommended_why),
         ("aligned", answer.aligned_batch, multiple),
-        ("largest", answer.max_batch, f"confirmed by {proof}" if proof else "the largest that fits"),
+        ("largest", answer.max_batch, f"confirmed by {confirmation}" if confirmation else "the largest that fits"),
         ("fastest", answer.fastest_batch, f"{fmt.per_second(answer.fastest_samples_per_s, 'samples')}, of those tried"),
     ]
     return tuple(Choice(label, (("batch_size", str(batch)),), why) for label, batch, why in found if batch is not None)

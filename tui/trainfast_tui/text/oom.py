@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 WORTH_A_WORD = 1 << 20
 """Fewer bytes than this beyond the live ones are rounding."""
-PROVED = "cheapest first, the prediction says that each fits:"
+ALL_FIT = "cheapest first, the prediction says that each fits:"
 MIXED = "cheapest first; those that name what they need fit by the prediction:"
 CLOSEST = "no change is enough by the prediction; the closest:"
 ESTIMATED = "the cheapest knobs that free memory, by estimate:"
@@ -36,7 +36,7 @@ def facts(found: OomExplanation) -> Iterator[str]:
             yield f"By the prediction it needs {size(needed)} of {size(limit)}: {size(needed - limit)} too much."
         else:
             yield f"By the prediction it needs {size(needed)} of {size(limit)}: it used more than predicted."
-    if needed is not None and found.batch_size is None and not any(may_do(change) for change in found.changes):
+    if needed is not None and found.batch_size is None and not any(may_fit(change) for change in found.changes):
         yield "No change of knobs makes it fit by the prediction."
     if found.others:
         yield f"Others on the device: {plain('; '.join(found.others))}."
@@ -69,17 +69,17 @@ def knobs(change: OomChange) -> str:
     return ", ".join(f"{name} = {value}" for name, value in change.settings.items())
 
 
-def may_do(change: OomChange) -> bool:
+def may_fit(change: OomChange) -> bool:
     """True if the change is predicted to be enough, or not predicted."""
     return change.missing_bytes is None
 
 
 def title(changes: tuple[OomChange, ...] | list[OomChange]) -> str:
     """Return the heading over the changes: how much is known about them."""
-    if changes and not any(may_do(change) for change in changes):
+    if changes and not any(may_fit(change) for change in changes):
         return CLOSEST
     known = [change.predicted_bytes is not None for change in changes]
-    return PROVED if all(known) else MIXED if any(known) else ESTIMATED
+    return ALL_FIT if all(known) else MIXED if any(known) else ESTIMATED
 
 
 def out_of_memory(run: RunSnapshot) -> OutOfMemory | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainfast_runner.search.fit import Fit
-from trainfast_runner.search.journal import Probe, Proof, refuted_by
+from trainfast_runner.search.journal import ConfirmationRun, Probe, refuted_by
 from trainfast_runner.search.search_follower import SearchSnapshot
 from trainfast_tui.charts.fit_chart import Point, fit_chart
 from trainfast_tui.charts.painted import Painted
@@ -166,15 +166,15 @@ def _tightest(search: SearchSnapshot) -> Fit | None:
 def _table(search: SearchSnapshot, width: int) -> list[Line]:
     rows: list[Line] = []
     for probe in search.probes:
-        refuted = refuted_by(probe, search.proofs) is not None
+        refuted = refuted_by(probe, search.confirmations) is not None
         rows.append(_probe_row(probe, len(search.fits) > 1, width, refuted))
         if probe.outcome == "void" and probe.reason:
             # The person has to fix the reason, so it is shown in full.
             rows += labelled((" " * 10, "text"), probe.reason, width, "warning")
-    for proof in search.proofs:
-        rows.append(_proof_row(proof, width))
-        if proof.state not in ("finished", "oom") and proof.reason:
-            rows += labelled((" " * 10, "text"), proof.reason, width, "error")
+    for confirmation in search.confirmations:
+        rows.append(_confirmation_row(confirmation, width))
+        if confirmation.state not in ("finished", "oom") and confirmation.reason:
+            rows += labelled((" " * 10, "text"), confirmation.reason, width, "error")
     step = search.next
     if search.state in ("running", "pausing") and step is not None and step.batch_size is not None:
         verb = "probing…" if step.action == "probe" else "confirming…"
@@ -214,24 +214,24 @@ def _probe_row(probe: Probe, many_ranks: bool, width: int, refuted: bool) -> Lin
     return _row(cells, [(f"{sign} {words}{where}{rank}{retries}", tone)], width)
 
 
-def _proof_row(proof: Proof, width: int) -> Line:
-    holds = proof.state == "finished"
+def _confirmation_row(confirmation: ConfirmationRun, width: int) -> Line:
+    holds = confirmation.state == "finished"
     words = (
         "confirmed"
         if holds
         else "OOM in the confirmation run"
-        if proof.state == "oom"
-        else f"confirmation run {proof.state}"
+        if confirmation.state == "oom"
+        else f"confirmation run {confirmation.state}"
     )
     if holds and width >= WIDE:
-        words += f": {proof.run_id}"
+        words += f": {confirmation.run_id}"
     cells = [
-        f"{proof.batch_size:,}",
-        fmt.size(proof.peak_allocated_bytes),
-        fmt.size(max((rank.phase_peaks.get("optimizer", 0) for rank in proof.ranks), default=0) or None),
-        fmt.milliseconds(max((rank.step_ms for rank in proof.ranks if rank.step_ms is not None), default=None)),
-        fmt.number(proof.samples_per_s),
-        fmt.duration(proof.seconds),
+        f"{confirmation.batch_size:,}",
+        fmt.size(confirmation.peak_allocated_bytes),
+        fmt.size(max((rank.phase_peaks.get("optimizer", 0) for rank in confirmation.ranks), default=0) or None),
+        fmt.milliseconds(max((rank.step_ms for rank in confirmation.ranks if rank.step_ms is not None), default=None)),
+        fmt.number(confirmation.samples_per_s),
+        fmt.duration(confirmation.seconds),
     ]
     return _row(cells, [(f"{'✓' if holds else '✗'} {words}", "success" if holds else "error")], width)
 
