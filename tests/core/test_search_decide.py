@@ -48,7 +48,7 @@ class Device:
                 rank=rank,
                 phase_peaks=self.peaks(rank, batch),
                 limit_peak_bytes=max(self.peaks(rank, batch).values()),
-                room_bytes=limit,
+                available_bytes=limit,
             )
             for rank, limit in enumerate(self.limits)
         ]

@@ -290,7 +290,9 @@ def _points(state: SearchState, rank: int) -> tuple[dict[int, dict[str, int]], i
 
 def _limit(state: SearchState, rank: int) -> int | None:
     """The rank's limit in bytes, or its last reported available memory if that is less; None if neither is known."""
-    available = [one.room_bytes for probe in state.probes for one in probe.ranks if one.rank == rank and one.room_bytes]
+    available = [
+        one.available_bytes for probe in state.probes for one in probe.ranks if one.rank == rank and one.available_bytes
+    ]
     limits = [state.limits_bytes[min(rank, len(state.limits_bytes) - 1)]] if state.limits_bytes else []
     return min([*limits, *available[-1:]], default=None)
 

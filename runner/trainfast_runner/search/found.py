@@ -104,7 +104,7 @@ def _margins(state: SearchState, tight: Fit, most: int) -> list[Margin]:
         peaks = [one for probe in state.fitting[-1:] for one in probe.ranks if one.rank == tight.rank]
         fragments = max(((one.peak_reserved_bytes or 0) - (one.peak_allocated_bytes or 0) for one in peaks), default=0)
         found.append(Margin(margin_bytes=fragments, why="fragmentation, what the allocator reserved beyond its peak"))
-        available = [one.room_bytes for probe in state.probes for one in probe.ranks if one.rank == tight.rank]
+        available = [one.available_bytes for probe in state.probes for one in probe.ranks if one.rank == tight.rank]
         seen = [one for one in available if one is not None]
         others = max(seen) - min(seen) if seen else 0
         found.append(Margin(margin_bytes=others, why="other users of the GPU, whose share changed while searching"))

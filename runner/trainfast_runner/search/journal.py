@@ -104,7 +104,7 @@ class CoolingDown(Line, frozen=True, kw_only=True, tag="cooling"):
 
 
 class RankPeaks(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's peaks by phase in one probe; `room_bytes` is its available memory.
+    """One rank's peaks by phase in one probe; `available_bytes` (JSON `room_bytes`) is its available memory.
 
     `limit_peak_bytes` is the peak as the limit counts it (on a CPU reserved address space, a little more than resident
     memory); None on a GPU, and when an earlier probe was higher.
@@ -115,7 +115,7 @@ class RankPeaks(msgspec.Struct, frozen=True, kw_only=True):
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
     limit_peak_bytes: int | None = None
-    room_bytes: int | None = None
+    available_bytes: int | None = msgspec.field(default=None, name="room_bytes")
     alloc_retries: int | None = None
     step_ms: float | None = None
 

@@ -94,7 +94,7 @@ def _rank_peaks(rank: int, line: ProbeLine) -> RankPeaks:
         peak_allocated_bytes=line.peak_allocated_bytes,
         peak_reserved_bytes=line.peak_reserved_bytes,
         limit_peak_bytes=line.limit_peak_bytes,
-        room_bytes=line.room_after_bytes or line.room_bytes,
+        available_bytes=line.room_after_bytes or line.room_bytes,
         alloc_retries=line.alloc_retries,
         step_ms=line.step_ms[-1] if line.step_ms else None,
     )
