@@ -182,7 +182,7 @@ def question(
         model={},
         data={},
         knobs=dict(baseline.knobs),
-        changed=[],
+        overrides=[],
         search_id=name,
         key=name,
         vary=vary,

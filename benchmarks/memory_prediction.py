@@ -141,7 +141,7 @@ def recorded_runs() -> Iterator[dict[str, Any]]:
             yield {
                 "preset": result.preset,
                 "device": result.actual.device or "",
-                "changed": result.changed,
+                "changed": result.overrides,
                 "predicted_bytes": result.memory.predicted_bytes,
                 "peak_allocated_bytes": measured,
                 "peak_reserved_bytes": result.memory.peak_reserved_bytes,

@@ -48,7 +48,7 @@ def test_list_is_newest_first_and_filtered(cli: Cli) -> None:
 def test_what_was_changed_tells_runs_of_one_preset_apart(cli: Cli) -> None:
     changed = {"batch_size": 64, "memory_limit": "1GiB", "model.hidden_size": 32, "data.paths": ["/a/b.txt", "/c.txt"]}
     write(cli.home, result("20261101-100000-tiny-llama-aaaa"))
-    write(cli.home, result("20261102-100000-tiny-llama-bbbb", changed=changed))
+    write(cli.home, result("20261102-100000-tiny-llama-bbbb", overrides=changed))
     assert cli("runs", "list", "--json").json["runs"][0]["changed"] == changed
     table = cli("runs", "list").out
     assert "batch_size=64 memory_limit=1GiB +2 " in table

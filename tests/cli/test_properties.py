@@ -46,7 +46,7 @@ def after_set(text: str) -> RunSpec | UserError:
         assert answer.exit_code == 2
         assert len(answer.line().splitlines()) == 1
     else:
-        assert answer.changed == (text.partition("=")[0].strip(),)
+        assert answer.overrides == (text.partition("=")[0].strip(),)
     return answer
 
 

@@ -198,7 +198,7 @@ def test_text_of_a_run_stays_text(cli: Cli, tmp_path: Path) -> None:
     write(
         cli.home,
         result(
-            "20261101-100000-t-aaaa", preset=EVIL, state="failed", reason=EVIL, diagnosis=diagnosis, changed=changed
+            "20261101-100000-t-aaaa", preset=EVIL, state="failed", reason=EVIL, diagnosis=diagnosis, overrides=changed
         ),
     )
     page = page_of(cli, tmp_path, "last")
@@ -233,7 +233,7 @@ def test_a_lost_run_is_reported_as_far_as_it_came(cli: Cli, tmp_path: Path) -> N
 
 def test_runs_are_compared_with_the_first(cli: Cli, tmp_path: Path) -> None:
     write(cli.home, result("20261101-100000-tiny-llama-aaaa", samples_per_s=100.0))
-    write(cli.home, result("20261102-100000-tiny-llama-bbbb", samples_per_s=130.0, changed={"batch_size": 16}))
+    write(cli.home, result("20261102-100000-tiny-llama-bbbb", samples_per_s=130.0, overrides={"batch_size": 16}))
     done = cli("report", "20261101", "last", "20261101", "-o", str(tmp_path / "two.md"), "--json")
     assert done.json == {
         "file": str(tmp_path / "two.md"),

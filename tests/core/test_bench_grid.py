@@ -35,7 +35,7 @@ def test_rows_are_the_product_of_the_values() -> None:
         "batch_size=16 precision=fp32",
         "batch_size=16 precision=bf16",
     ]
-    assert [entry.spec.changed for entry in bench.entries] == [
+    assert [entry.spec.overrides for entry in bench.entries] == [
         (),
         ("precision",),
         ("batch_size",),

@@ -185,8 +185,8 @@ def test_the_energy_of_gpus_that_only_one_run_watched_is_no_difference_of_theirs
 
 
 def test_a_field_of_the_model_or_the_data_is_a_setting_that_differs() -> None:
-    a = result(changed={"model.num_hidden_layers": 1, "batch_size": 8}, knobs={"batch_size": 8})
-    b = result(changed={"model.num_hidden_layers": 2, "data.kind": "random"}, knobs={"batch_size": 8})
+    a = result(overrides={"model.num_hidden_layers": 1, "batch_size": 8}, knobs={"batch_size": 8})
+    b = result(overrides={"model.num_hidden_layers": 2, "data.kind": "random"}, knobs={"batch_size": 8})
     found = compare(a, b)
     assert found.knobs == [("model.num_hidden_layers", 1, 2), ("data.kind", None, "random")]
     assert setting("data.kind", None) == "the preset's"

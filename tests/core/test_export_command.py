@@ -40,7 +40,7 @@ def recorded(reference: str, *settings: str) -> RunFile:
         model=spec.model,
         data=expand_paths(spec.data),
         knobs=dict(spec.knobs),
-        changed=list(spec.changed),
+        overrides=list(spec.overrides),
         argv=[],
         env={},
         python="python",

@@ -167,7 +167,7 @@ def most_in(home: Path, limit: str = "400MiB", **knobs: Any) -> int:
     most = fit_of(known_of(home), spec, CPU, 1, None).max_batch
     assert most is not None
     for batch, fits in ((most, True), (most + 1, False)):
-        assert fit_of(known_of(home), spec.turned(batch_size=batch), CPU, 1, None).fits is fits
+        assert fit_of(known_of(home), spec.with_overrides(batch_size=batch), CPU, 1, None).fits is fits
     return most
 
 

@@ -16,7 +16,7 @@ from trainfast_runner.records.result import RunError
 from trainfast_runner.records.run_file import ClockAnchor, Event, RunFile
 from trainfast_runner.results.explained_run import OutOfMemory
 from trainfast_runner.settings.knobs import defaults
-from trainfast_runner.settings.spec import RunSpec, of_record
+from trainfast_runner.settings.spec import RunSpec, spec_of_record
 from trainfast_tui.text import oom
 
 MIB = 2**20
@@ -192,11 +192,11 @@ def test_a_sequence_is_halved_until_it_fits() -> None:
     run = a_run(100 * MIB, batch_size=1, seq_len=1024)
     changes = explain(run, error("backward"), ON_CPU, by_tokens).changes
     assert [change.settings for change in changes if "seq_len" in change.settings] == [{"seq_len": "256"}]
-    assert "256" in [str(other.knobs["seq_len"]) for other in combined(of_record(run), "cpu", "backward")]
+    assert "256" in [str(other.knobs["seq_len"]) for other in combined(spec_of_record(run), "cpu", "backward")]
 
 
 def test_what_is_worth_tracing_differs_from_the_run_in_one_knob_each() -> None:
-    spec = of_record(a_run())
+    spec = spec_of_record(a_run())
     others = candidates(spec, "cpu", "backward")
     assert others
     for other in others:
@@ -206,7 +206,7 @@ def test_what_is_worth_tracing_differs_from_the_run_in_one_knob_each() -> None:
 
 
 def test_where_one_change_is_not_enough_several_are_traced_the_strongest_first() -> None:
-    spec = of_record(a_run())
+    spec = spec_of_record(a_run())
     strongest, *rest = combined(spec, "cpu", "optimizer")
     chosen = [strongest.knobs[name] for name in ("precision", "optimizer")]
     assert chosen == ["bf16-pure", "adafactor"]

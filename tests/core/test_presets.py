@@ -54,7 +54,7 @@ def test_a_user_preset_extends_a_shipped_one(user_presets: Path) -> None:
     assert spec.model["num_hidden_layers"] == 1
     assert spec.model["family"] == "llama"
     assert spec.data["kind"] == "random"
-    assert spec.changed == ("grad_accum", "model.num_hidden_layers", "data.kind")
+    assert spec.overrides == ("grad_accum", "model.num_hidden_layers", "data.kind")
 
 
 def test_a_user_preset_may_refine_the_shipped_one_it_hides(user_presets: Path) -> None:

@@ -49,7 +49,7 @@ def a_question(**changes: Any) -> BestQuestion:
     """tiny-llama under 1 GiB at its own global batch."""
     spec = resolve("tiny-llama", ["memory_limit=1GiB"])
     fields: dict[str, Any] = {
-        **spec.fields(),
+        **spec.record_fields(),
         "t_ns": START_NS,
         "search_id": BEST_ID,
         "key": "k",

@@ -44,7 +44,7 @@ async def test_a_proof_leaves_the_knobs_that_were_searched_to_the_next_run(home:
     again = of_run(run, home).spec.knobs
     assert (again["steps"], again["timing_warmup"]) == (preset["steps"], preset["timing_warmup"]), "no journal"
     spec = of_preset("tiny-llama").type("steps", "30").type("batch_size", "16").spec
-    a_search(home, [asked(title=spec.title, knobs=dict(spec.knobs), changed=list(spec.changed))])
+    a_search(home, [asked(title=spec.title, knobs=dict(spec.knobs), overrides=list(spec.overrides))])
     next_run = of_run(run, home)
     assert next_run.spec == spec
     assert next_run.is_changed("batch_size")
@@ -58,7 +58,7 @@ async def test_a_turned_knob_is_marked_and_counts_in_the_global_batch(home: Home
     assert "global batch 64 = 16 x 4 x 1 rank" in text
     assert "20-30 % faster than stepping" in text, "the trade-off of the knob under the cursor"
     assert app.session.next_run is not None
-    assert app.session.next_run.spec.changed == ("batch_size", "grad_accum")
+    assert app.session.next_run.spec.overrides == ("batch_size", "grad_accum")
 
 
 async def test_strategy_ddp_counts_every_rank(home: Home) -> None:
@@ -93,7 +93,7 @@ async def test_only_knobs_that_matter_to_the_strategy_are_listed(home: Home) -> 
         text = screen_text(app)
         assert "pp_schedule" not in text
         assert "▸•strategy" in text or "▸ strategy" in text, "the cursor goes to the nearest knob above"
-        assert "pp_schedule" not in app.session.next_run.spec.changed, (
+        assert "pp_schedule" not in app.session.next_run.spec.overrides, (
             "what cannot be seen is not refused at the next start"
         )
 

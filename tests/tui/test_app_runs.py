@@ -15,7 +15,7 @@ from trainfast_tui.control.compared_runs import compared_with_previous
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.screens.runs import RunsListed, RunsScreen
 from trainfast_tui.widgets import sorted_table
-from trainfast_tui.widgets.runs_table import ORDERS, RunsTable, matches, turned_of
+from trainfast_tui.widgets.runs_table import ORDERS, RunsTable, matches, override_words
 from trainfast_tui.widgets.sorted_table import ordered
 
 FIRST, SECOND = "20261121-054455-tiny-llama-7f3a", "20261121-055012-tiny-llama-91bc"
@@ -269,21 +269,25 @@ def test_a_filter_wants_every_word() -> None:
 
 
 def test_a_changed_model_is_listed_and_found() -> None:
-    row = RunRow("20260101-000000-x", "vit-large", None, "finished", changed={"model.num_hidden_layers": 1, "lr": 1.0})
-    assert turned_of(row) == ["model.num_hidden_layers=1", "lr=1"]
+    row = RunRow(
+        "20260101-000000-x", "vit-large", None, "finished", overrides={"model.num_hidden_layers": 1, "lr": 1.0}
+    )
+    assert override_words(row) == ["model.num_hidden_layers=1", "lr=1"]
     assert matches(row, "num_hidden_layers=1")
 
 
 def test_a_row_says_what_was_changed_of_the_preset_not_what_the_preset_sets() -> None:
     knobs = {"seq_len": 128, "lr": 1e-3, "steps": 40, "watch": "0"}
     changed = {"watch": "0", "steps": 40}
-    row = RunRow("20260101-000000-x", "tiny-llama", None, "finished", knobs=knobs, changed=changed, synthetic_data=True)
+    row = RunRow(
+        "20260101-000000-x", "tiny-llama", None, "finished", knobs=knobs, overrides=changed, synthetic_data=True
+    )
     table = RunsTable()
     table._shown = [row]
     wide, narrow = ("".join(text for text, _ in table.lines(width, 9)[1]) for width in (140, 80))
     assert wide.endswith("  watch=0 steps=40  synthetic data")
     assert "watch=0 steps=40" in narrow[:80]
-    assert turned_of(row) == ["watch=0", "steps=40", "seq_len=128", "lr=0.001"], "below the list all of it is said"
+    assert override_words(row) == ["watch=0", "steps=40", "seq_len=128", "lr=0.001"], "below the list all of it is said"
 
 
 async def test_the_presets_can_be_narrowed_by_typing(home: Home) -> None:

@@ -82,7 +82,7 @@ async def test_another_change_is_instead_of_the_one_before_it(home: Home) -> Non
         await pilot.press("1")
         fixed = {"batch_size": 64, "grad_accum": 64, "seq_len": 64}
         assert app.session.next_run.spec.knobs == {**before.knobs, **fixed}, "what was turned since then stays"
-        assert "checkpointing" not in app.session.next_run.spec.changed
+        assert "checkpointing" not in app.session.next_run.spec.overrides
 
 
 async def test_what_is_traced_meanwhile_goes_before_the_result_and_says_how_much_is_left(home: Home) -> None:

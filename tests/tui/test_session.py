@@ -42,7 +42,7 @@ def test_settings_are_applied_together_or_not_at_all(home: Home) -> None:
     posted.clear()
     session.apply([("batch_size", "16"), ("grad_accum", "2")])
     assert session.next_run is not None
-    assert session.next_run.spec.changed == ("batch_size", "grad_accum")
+    assert session.next_run.spec.overrides == ("batch_size", "grad_accum")
     assert posted == [NextRunChanged("batch_size"), Notified("batch_size = 16, grad_accum = 2; r runs it")]
 
 

@@ -21,7 +21,7 @@ from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings import presets
 from trainfast_runner.settings.knob_type import Knobs
 from trainfast_runner.settings.knobs import BY_NAME
-from trainfast_runner.settings.spec import RunSpec, from_preset, of_record
+from trainfast_runner.settings.spec import RunSpec, from_preset, spec_of_record
 from trainfast_runner.worker.catalog import STRATEGIES, StrategyEntry
 
 PLAIN_PRESET = "tiny-llama"
@@ -42,7 +42,7 @@ def export(run: RunFile, directory: Path, to: str) -> Exported:
     """The run's settings in one of `FORMS`. Raises UserError for another."""
     if to not in FORMS:
         raise UserError(f"there is no form {to!r} to export to", key="--to", allowed=FORMS, nearest=nearest(to, FORMS))
-    text, left_out = FORMS[to](run, of_record(run).knobs, directory)
+    text, left_out = FORMS[to](run, spec_of_record(run).knobs, directory)
     return Exported(run.run_id, to, text, tuple(left_out))
 
 
@@ -54,7 +54,7 @@ def _training_args(run: RunFile, knobs: Knobs, _directory: Path) -> tuple[str, l
         for name in overrides(knobs)
         if name not in (*left_out, "strategy")
         and not set(BY_NAME[name].same_as.training_args.split(" / ")) & set(arguments)
-        and (name != "devices" or (name in run.changed and run.device == "cuda"))
+        and (name != "devices" or (name in run.overrides and run.device == "cuda"))
     ]
     if "strategy" not in left_out:
         elsewhere += _process_comments(run, STRATEGIES[str(knobs["strategy"])])
@@ -200,7 +200,7 @@ def _own_command(run: RunFile, knobs: Knobs) -> str:
                 text = "+".join(map(str, value)) if name == "paths" else _toml_text(value)
                 words += ["--set", f"{section}{name}={text}"]
     for name, value in knobs.items():
-        if value != spec.knobs[name] and not (name in ("devices", "watch") and name not in run.changed):
+        if value != spec.knobs[name] and not (name in ("devices", "watch") and name not in run.overrides):
             words += ["--set", f"{name}={BY_NAME[name].show(value)}"]
     return shlex.join(words)
 
@@ -235,7 +235,7 @@ def _preset(run: RunFile, knobs: Knobs, _directory: Path) -> tuple[str, list[str
     document["title"] = run.title or run.preset
     document["model"] = run.model
     document["data"] = run.data
-    alone = STRATEGIES[str(knobs["strategy"])].one_device and "devices" not in run.changed
+    alone = STRATEGIES[str(knobs["strategy"])].one_device and "devices" not in run.overrides
     kept = {name: knobs[name] for name in overrides(knobs) if name != "devices" or not alone}
     document["knobs"] = {name: value for name, value in kept.items() if value is not None}
     return tomlkit.dumps(document).strip(), []

@@ -19,7 +19,7 @@ from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.records.result import OomExplanation, RunError
 from trainfast_runner.records.run_file import Event, RunFile
 from trainfast_runner.settings.knob_values import parse_bytes_per_rank
-from trainfast_runner.settings.spec import of_record
+from trainfast_runner.settings.spec import spec_of_record
 from trainfast_runner.units import mebibytes
 
 GROWS = {
@@ -47,7 +47,7 @@ def explain(
     `model_of` returns the memory model of a spec, None if it is not traced, or raises UserError if there can be none.
     `in_first_step`: no step had ended.
     """
-    spec = of_record(run)
+    spec = spec_of_record(run)
     phase = error.phase if error is not None else None
     message = reason or (error.message if error is not None else None) or ""
     limit = _limit(run, error, message)

@@ -22,10 +22,10 @@ def with_prediction(records: RunRecords) -> RunRecords:
     run = records.run
     if run is None or run.predicted is not None:
         return records
-    from trainfast_runner.settings.spec import of_record
+    from trainfast_runner.settings.spec import spec_of_record
 
     try:
-        found = predicted(of_record(run), run.device, run.python or None, run.world_size, run.device_names)
+        found = predicted(spec_of_record(run), run.device, run.python or None, run.world_size, run.device_names)
     except Exception:
         # The end of a run must not depend on arithmetic about it, least of all with another version's knobs.
         return records

@@ -289,7 +289,8 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     """The content of `result.json` and of `run --json`.
 
-    `changed` is what `--set` or the screen changed of the preset: knobs, `model.FIELD` and `data.FIELD` with values.
+    `overrides` (JSON `changed`) is what `--set` or the screen changed of the preset: knobs, `model.FIELD` and
+    `data.FIELD` with values.
     """
 
     schema: int = SCHEMA
@@ -306,7 +307,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     started_wall_ns: int | None = None
     seconds: float | None = None
     knobs: dict[str, Any] = {}
-    changed: dict[str, Any] = {}
+    overrides: dict[str, Any] = msgspec.field(default_factory=dict, name="changed")
     actual: Actual = Actual()
     steps: StepCount = StepCount()
     loss: Losses = Losses()

@@ -60,7 +60,7 @@ def name_of(preset: str, variant: str | None) -> str:
 
 
 class RecordedSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A `RunSpec` in files: written from `RunSpec.fields`, read by `spec.of_record`."""
+    """A `RunSpec` in files: written from `RunSpec.record_fields`, read by `spec.spec_of_record`."""
 
     preset: str
     variant: str | None = None
@@ -68,18 +68,18 @@ class RecordedSpec(msgspec.Struct, frozen=True, kw_only=True):
     model: dict[str, Any] = {}
     data: dict[str, Any] = {}
     knobs: dict[str, Any] = {}
-    changed: list[str] = []
+    overrides: list[str] = msgspec.field(default_factory=list, name="changed")
 
     @property
     def name(self) -> str:
         """The preset as it is written on the command line."""
         return name_of(self.preset, self.variant)
 
-    def changes(self) -> dict[str, Any]:
+    def override_values(self) -> dict[str, Any]:
         """Overrides of the preset by `--set` or the screen: `knob`, `model.FIELD` or `data.FIELD`, with the value."""
         sections = {"model": self.model, "data": self.data}
         found = {}
-        for key in self.changed:
+        for key in self.overrides:
             section, dot, name = key.partition(".")
             found[key] = sections.get(section, {}).get(name) if dot else self.knobs.get(key)
         return found

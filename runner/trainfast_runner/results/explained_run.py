@@ -128,9 +128,9 @@ def trace_changes(
     """
     from trainfast_runner.machine.worker_scripts import GivenUp
     from trainfast_runner.memory.oom_changes import candidates, combined
-    from trainfast_runner.settings.spec import of_record
+    from trainfast_runner.settings.spec import spec_of_record
 
-    spec, phase = of_record(run), error.phase if error is not None else None
+    spec, phase = spec_of_record(run), error.phase if error is not None else None
     python = python or run.python or None
     try:
         yield from _trace([spec, *candidates(spec, run.device, phase)], run, python, given_up, tracer)

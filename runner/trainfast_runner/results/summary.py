@@ -104,7 +104,7 @@ def without_figures(directory: Path, records: RunRecords, verdict: Verdict, ende
         started_wall_ns=run.clock.wall_ns if run else None,
         seconds=(ended_ns - run.clock.monotonic_ns) / 1e9 if run and ended_ns is not None else None,
         knobs=run.knobs if run else {},
-        changed=run.changes() if run else {},
+        overrides=run.override_values() if run else {},
         error=verdict.error,
         thinning=records.thinning,
         unreadable_lines=records.unreadable_lines,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -15,12 +14,12 @@ from trainfast_runner.records.run_file import WARM_ROLES, name_of
 from trainfast_runner.running.recovery import settle, state_of
 
 
-@dataclass(frozen=True, slots=True)
-class RunRow:
+class RunRow(msgspec.Struct, frozen=True):
     """One run in a list.
 
-    `seconds` is the whole run's, rates are a second and summed over data-parallel ranks. `changed` are the overrides of
-    the preset. `supervised` is None once a run has ended, False while it is live without its supervisor.
+    `seconds` is the whole run's, rates are a second and summed over data-parallel ranks. `overrides` are
+    those of the preset (JSON `changed`). `supervised` is None once a run has ended, False while it is live without its
+    supervisor.
     """
 
     run_id: str
@@ -30,8 +29,8 @@ class RunRow:
     reason: str = ""
     started_wall_ns: int | None = None
     seconds: float | None = None
-    knobs: dict[str, Any] = field(default_factory=dict)
-    changed: dict[str, Any] = field(default_factory=dict)
+    knobs: dict[str, Any] = {}
+    overrides: dict[str, Any] = msgspec.field(default_factory=dict, name="changed")
     samples_per_s: float | None = None
     tokens_per_s: float | None = None
     step_ms_p50: float | None = None
@@ -93,7 +92,7 @@ class _Brief(msgspec.Struct, frozen=True):
     started_wall_ns: int | None = None
     seconds: float | None = None
     knobs: dict[str, Any] = {}
-    changed: dict[str, Any] = {}
+    overrides: dict[str, Any] = msgspec.field(default_factory=dict, name="changed")
     throughput: _Throughput = _Throughput()
     step_ms: _StepTime = _StepTime()
     memory: _Memory = _Memory()
@@ -141,7 +140,7 @@ def row_of(home: Home, run_id: str) -> RunRow:
         reason=now.reason or "",
         started_wall_ns=run.clock.wall_ns if run else None,
         knobs=run.knobs if run else {},
-        changed=run.changes() if run else {},
+        overrides=run.override_values() if run else {},
         clean=run.clean if run else True,
         role=run.role if run else None,
         supervised=None if now.ended else now.supervised or now.state == "starting",
@@ -174,7 +173,7 @@ def _row(brief: _Brief) -> RunRow:
         started_wall_ns=brief.started_wall_ns,
         seconds=brief.seconds,
         knobs=brief.knobs,
-        changed=brief.changed,
+        overrides=brief.overrides,
         samples_per_s=brief.throughput.samples_per_s.median,
         tokens_per_s=brief.throughput.tokens_per_s.median,
         step_ms_p50=brief.step_ms.p50,

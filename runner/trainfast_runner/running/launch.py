@@ -128,7 +128,7 @@ def _run_file(plan: RunPlan, home: Home, run_id: str, directory: Path, clean: bo
     temperatures = [gpu.temperature_c for gpu in plan.watched if gpu.temperature_c is not None]
     return RunFile(
         run_id=run_id,
-        **plan.spec.fields(),
+        **plan.spec.record_fields(),
         device=plan.device,
         world_size=plan.world_size,
         device_uuids=plan.device_uuids,

@@ -25,7 +25,7 @@ from trainfast_runner.search.conduct import conduct
 from trainfast_runner.search.control import Order
 from trainfast_runner.search.journal import AnyLine, Conducted
 from trainfast_runner.search.opening import Options, check_plan, open_search
-from trainfast_runner.settings.spec import of_record
+from trainfast_runner.settings.spec import spec_of_record
 
 
 def main() -> None:
@@ -59,7 +59,7 @@ def main() -> None:
 
 def conduct_order(order: Order, holds: Callable[[Path], None], is_cancelled: Callable[[], bool], began_ns: int) -> None:
     """Open and conduct the search of an order; `holds` is called once its lock is held. Raises UserError."""
-    home, spec = Home(Path(order.home)), of_record(order)
+    home, spec = Home(Path(order.home)), spec_of_record(order)
 
     def on_line(line: AnyLine | BestLine) -> None:
         if isinstance(line, Conducted):

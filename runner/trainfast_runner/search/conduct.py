@@ -209,7 +209,7 @@ class BatchConductor(Conductor[AnyLine, Ended]):
         began = time.monotonic()
         if left is None:
             steps = self._options.proof_steps
-            spec = self._plan.spec.turned(
+            spec = self._plan.spec.with_overrides(
                 batch_size=batch_size, steps=steps, timing_warmup=min(TIMED_WARMUP, steps - 1)
             )
             left = self._start(replace(self._plan, spec=spec), "proof")
@@ -255,7 +255,7 @@ class BatchConductor(Conductor[AnyLine, Ended]):
         run = launch.busy_with(plan, self._home)
         if run is None or run.role != "proof":
             return None
-        same = all(getattr(run, name) == value for name, value in plan.spec.fields().items())
+        same = all(getattr(run, name) == value for name, value in plan.spec.record_fields().items())
         return self._home.directory(run.run_id) if same else None
 
     def _state(self) -> SearchState:

@@ -47,7 +47,9 @@ def start_search(
     The conductor is a session of its own and outlives the caller. Returns the search's directory once it holds the
     search, which takes as long as checking the spec against the training Python: seconds. Raises its UserError.
     """
-    order = Order(home=str(home.path), **spec.fields(), python=python, fresh=fresh, cool_to_c=cool_to_c, best=best)
+    order = Order(
+        home=str(home.path), **spec.record_fields(), python=python, fresh=fresh, cool_to_c=cool_to_c, best=best
+    )
     answer = _conduct(order)
     if "error" in answer:
         error = answer["error"]

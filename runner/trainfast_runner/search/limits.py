@@ -46,4 +46,4 @@ def limited(plan: RunPlan, by_rank: tuple[int, ...]) -> RunPlan:
     if not by_rank or plan.memory_limit_bytes == by_rank:
         return plan
     asked = "+".join(f"{limit >> 20}MiB" for limit in by_rank)
-    return replace(plan, spec=plan.spec.turned(memory_limit=asked), memory_limit_bytes=by_rank)
+    return replace(plan, spec=plan.spec.with_overrides(memory_limit=asked), memory_limit_bytes=by_rank)

@@ -78,7 +78,7 @@ def open_search(plan: RunPlan, home: Home, options: Options) -> Path:
         Asked(
             search_id=directory.name,
             key=key,
-            **spec.fields(),
+            **spec.record_fields(),
             device=plan.device,
             world_size=plan.world_size,
             limits_bytes=list(limits.by_rank),

@@ -23,7 +23,7 @@ DATA_DEFAULTS = {"kind": "text", "objective": "causal-lm"}
 
 @dataclass(frozen=True)
 class RunSpec:
-    """Model, data and every knob of one run. `changed` names the knobs and fields set by `--set`."""
+    """Model, data and every knob of one run. `overrides` names the knobs and fields set by `--set`."""
 
     preset: str
     variant: str | None
@@ -31,19 +31,19 @@ class RunSpec:
     model: dict[str, Any]
     data: dict[str, Any]
     knobs: Knobs
-    changed: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         """The preset as it is written on the command line."""
         return name_of(self.preset, self.variant)
 
-    def turned(self, **knobs: KnobValue) -> RunSpec:
-        """The same with these knobs, which count as changed."""
-        changed = tuple(dict.fromkeys((*self.changed, *knobs)))
-        return replace(self, knobs={**self.knobs, **knobs}, changed=changed)
+    def with_overrides(self, **knobs: KnobValue) -> RunSpec:
+        """Return a copy with these knobs, which count as overrides."""
+        overrides = tuple(dict.fromkeys((*self.overrides, *knobs)))
+        return replace(self, knobs={**self.knobs, **knobs}, overrides=overrides)
 
-    def fields(self) -> dict[str, Any]:
+    def record_fields(self) -> dict[str, Any]:
         """The fields of its `RecordedSpec`, by name."""
         return {
             "preset": self.preset,
@@ -52,7 +52,7 @@ class RunSpec:
             "model": self.model,
             "data": self.data,
             "knobs": dict(self.knobs),
-            "changed": list(self.changed),
+            "overrides": list(self.overrides),
         }
 
 
@@ -78,11 +78,11 @@ def from_preset(preset: Preset, variant: presets.Variant | None, settings: Itera
     return spec
 
 
-def of_record(record: RecordedSpec) -> RunSpec:
+def spec_of_record(record: RecordedSpec) -> RunSpec:
     """The settings of a record; knobs that an older version did not have take their defaults."""
     knobs = {**defaults(), **{name: value for name, value in record.knobs.items() if name in BY_NAME}}
     data = {**DATA_DEFAULTS, **record.data}
-    return RunSpec(record.preset, record.variant, record.title, record.model, data, knobs, tuple(record.changed))
+    return RunSpec(record.preset, record.variant, record.title, record.model, data, knobs, tuple(record.overrides))
 
 
 def with_setting(spec: RunSpec, setting: str) -> RunSpec:
@@ -102,7 +102,7 @@ def with_setting(spec: RunSpec, setting: str) -> RunSpec:
     elif dot and section == "data":
         given: object = value.split("+") if name == "paths" else value
         data[name] = presets.read_data_field(name, given)
-        if name == "paths" and "data.kind" not in spec.changed and data["kind"] != "jpeg":
+        if name == "paths" and "data.kind" not in spec.overrides and data["kind"] != "jpeg":
             data["kind"] = "files"
     elif dot:
         raise UserError(
@@ -114,7 +114,7 @@ def with_setting(spec: RunSpec, setting: str) -> RunSpec:
     else:
         knobs[key] = knob(key).read(value.strip())
     return RunSpec(
-        spec.preset, spec.variant, spec.title, model, data, knobs, tuple(dict.fromkeys((*spec.changed, key)))
+        spec.preset, spec.variant, spec.title, model, data, knobs, tuple(dict.fromkeys((*spec.overrides, key)))
     )
 
 

@@ -98,7 +98,7 @@ def _cells(row: RunRow) -> list[str]:
     return [
         row.run_id,
         row.state,
-        plain(brief(row.changed, _cells_for_changes())),
+        plain(brief(row.overrides, _cells_for_changes())),
         per_second(row.samples_per_s, "samples"),
         milliseconds(row.step_ms_p50),
         size(row.peak_allocated_bytes),

@@ -80,5 +80,5 @@ def _settings(result: Result, run: RunFile | None) -> str:
     """Return the overrides; results of older versions have them only in `run.json`."""
     if result.role in WARM_ROLES:
         return f"its search: {result.search_id or 'not on record'}"
-    changed = result.changed or (run.changes() if run is not None else {})
+    changed = result.overrides or (run.override_values() if run is not None else {})
     return f"settings: {plain(' '.join(settings(changed)))}" if changed else "settings: as the preset sets them"

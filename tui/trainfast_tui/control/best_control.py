@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.settings.spec import RunSpec, of_record
+from trainfast_runner.settings.spec import RunSpec, spec_of_record
 from trainfast_tui.control.background import in_background
 from trainfast_tui.control.messages import BestPlanned, Post, SearchRefused, SearchStarted
 from trainfast_tui.control.search_control import SearchConductors
@@ -48,7 +48,7 @@ class BestControl(SearchConductors["BestSnapshot"]):
 
     def go_on(self, question: BestQuestion, cool_to_c: float | None, first: Callable[[], None] | None = None) -> None:
         """Continue the search of this question, after `first` is done: posts SearchStarted or SearchRefused."""
-        self._begin(partial(self._start, of_record(question), question, cool_to_c, first))
+        self._begin(partial(self._start, spec_of_record(question), question, cool_to_c, first))
 
     def order(self, directory: Path, do: str, name: str, value: str | None = None) -> None:
         """Order a live search to skip or pin a value of a knob, or to unpin the knob."""

@@ -13,7 +13,7 @@ from trainfast_runner.records.run_file import PROOF, RecordedSpec, RunFile
 from trainfast_runner.settings import presets
 from trainfast_runner.settings.knob_type import Knobs
 from trainfast_runner.settings.knobs import BY_NAME, defaults, knob
-from trainfast_runner.settings.spec import RunSpec, of_record, resolve, with_setting
+from trainfast_runner.settings.spec import RunSpec, resolve, spec_of_record, with_setting
 from trainfast_tui.control.memory_view import Measured
 from trainfast_tui.text.overrides import settings
 
@@ -47,7 +47,7 @@ class NextRun:
     def fields(self) -> list[str]:
         """Overrides of the preset's model and data fields, as they are typed."""
         sections = {"model": self.spec.model, "data": self.spec.data}
-        places = [key.partition(".") for key in self.spec.changed if "." in key]
+        places = [key.partition(".") for key in self.spec.overrides if "." in key]
         return settings({"".join(place): sections.get(place[0], {}).get(place[2]) for place in places})
 
     def matters(self, name: str) -> bool:
@@ -75,7 +75,7 @@ class NextRun:
         """Give the knob a typed value; knobs that a new strategy has no use for are reset. Raises UserError."""
         turned = replace(self, spec=with_setting(self.spec, f"{knob(name).name}={text}"))
         if name == "strategy":
-            for other in turned.spec.changed:
+            for other in turned.spec.overrides:
                 entry = BY_NAME.get(other)
                 if entry is not None and entry.only_with and not entry.applies(turned.spec.knobs):
                     turned = turned.reset(other)
@@ -85,12 +85,12 @@ class NextRun:
         """Give the knob its preset's value."""
         spec = self.spec
         knobs = {**spec.knobs, name: self.preset_knobs[name]}
-        changed = tuple(one for one in spec.changed if one != name)
-        return replace(self, spec=replace(spec, knobs=knobs, changed=changed))
+        changed = tuple(one for one in spec.overrides if one != name)
+        return replace(self, spec=replace(spec, knobs=knobs, overrides=changed))
 
     def back(self, name: str, earlier: NextRun) -> NextRun:
         """Give the knob the value that it had earlier."""
-        if name in earlier.spec.changed:
+        if name in earlier.spec.overrides:
             return self.type(name, earlier.shown(name))
         return self.reset(name)
 
@@ -152,10 +152,10 @@ def of_run(run: RunFile, home: Home) -> NextRun:
     """
     preset_knobs = _preset_knobs(run)
     asked = _asked(run, home) if run.role == PROOF else None
-    spec = of_record(asked or run)
+    spec = spec_of_record(asked or run)
     if run.role == PROOF and asked is None:
         spec = replace(spec, knobs={**spec.knobs, **{name: preset_knobs[name] for name in SET_BY_A_SEARCH}})
-    if "devices" not in run.changed:
+    if "devices" not in run.overrides:
         # The launcher wrote down how many it chose; the next run chooses anew.
         spec = replace(spec, knobs={**spec.knobs, "devices": preset_knobs.get("devices")})
     return NextRun(spec, preset_knobs, before=run.knobs)

@@ -84,7 +84,7 @@ def _row(run: ReportedRun, first: ReportedRun) -> list[str]:
     return [
         run.label,
         result.run_id,
-        " ".join(settings(result.changed)) or "as the preset sets them",
+        " ".join(settings(result.overrides)) or "as the preset sets them",
         number(rate.median),
         "few steps" if few and rate.median is not None else number(rate.mad),
         "" if run is first else _against(first.result, result),

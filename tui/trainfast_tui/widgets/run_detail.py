@@ -6,7 +6,7 @@ from trainfast_runner.records.state_words import state_words
 from trainfast_runner.running.history import RunRow
 from trainfast_tui.charts.painted import PaintedValue
 from trainfast_tui.text.lines import Line, paragraph
-from trainfast_tui.widgets.runs_table import SYNTHETIC, turned_of
+from trainfast_tui.widgets.runs_table import SYNTHETIC, override_words
 
 
 class RunDetail(PaintedValue[RunRow]):
@@ -18,7 +18,7 @@ class RunDetail(PaintedValue[RunRow]):
         row = self.shown
         if row is None:
             return []
-        knobs = " ".join(turned_of(row)) or "knobs as the defaults"
+        knobs = " ".join(override_words(row)) or "knobs as the defaults"
         knobs += f"  {SYNTHETIC}" if row.synthetic_data else ""
         rest = f"{row.reason}.  {knobs}" if row.reason else knobs
         first: Line = [(row.run_id, "title"), (f"  {row.name}  ", "text"), (state_words(row.state), "muted")]

@@ -40,7 +40,7 @@ def matches(row: RunRow, words: str) -> bool:
     text = " ".join(
         [row.run_id, row.name, row.state, state_words(row.state), row.reason]
         + [f"{name}={value}" for name, value in row.knobs.items()]
-        + settings(fields(row.changed))
+        + settings(fields(row.overrides))
         + ([SYNTHETIC] if row.synthetic_data else [])
     ).lower()
     return all(word in text for word in words.lower().split())
@@ -116,7 +116,7 @@ class RunsTable(SortedTable[RunRow]):
         }
         line: Line = [(f" {'●' if row.run_id in self.marked else ' '} ", "accent")]
         line += [(self.cell(name, cells[name][0], room), cells[name][1]) for name, room in self.columns(width)]
-        changed = fmt.plain(brief(row.changed, width - line_length(line)))
+        changed = fmt.plain(brief(row.overrides, width - line_length(line)))
         line.append((changed, "text"))
         gap = "  " if changed else ""
         doubts = [SYNTHETIC] * bool(row.synthetic_data) + [STRICT] * bool(_starred(row))
@@ -133,12 +133,12 @@ def _starred(row: RunRow) -> bool:
     return row.samples_per_s is not None and row.measured_under is not None
 
 
-def turned_of(row: RunRow) -> list[str]:
+def override_words(row: RunRow) -> list[str]:
     """Return the overrides, then the preset's own knobs that are not at their default, as they are typed."""
-    return [fmt.plain(setting) for setting in settings(row.changed)] + [
+    return [fmt.plain(setting) for setting in settings(row.overrides)] + [
         f"{name}={BY_NAME[name].show(value)}"
         for name, value in row.knobs.items()
-        if name in BY_NAME and name not in LEFT_OUT and name not in row.changed and value != DEFAULTS[name]
+        if name in BY_NAME and name not in LEFT_OUT and name not in row.overrides and value != DEFAULTS[name]
     ]
 
 

@@ -116,7 +116,7 @@ def _tried(result: Result) -> dict[str, Any]:
 
 def _fields(result: Result, section: str = "") -> dict[str, Any]:
     """Only the model and data overrides, by `model.FIELD` and `data.FIELD`."""
-    return {name: value for name, value in result.changed.items() if "." in name and name.startswith(section)}
+    return {name: value for name, value in result.overrides.items() if "." in name and name.startswith(section)}
 
 
 def _rows(a: Result, b: Result) -> Iterator[ComparisonRow]:

@@ -36,7 +36,7 @@ def gather(spec: RunSpec, machine: Machine, home: Home, python: str | None = Non
 def _measured(spec: RunSpec, home: Home) -> tuple[Measured, ...]:
     """This home's ended runs of the same preset and variant with the same model and data, newest first."""
     sections = {"model": spec.model, "data": spec.data}
-    fields = {key: sections[key.partition(".")[0]].get(key.partition(".")[2]) for key in spec.changed if "." in key}
+    fields = {key: sections[key.partition(".")[0]].get(key.partition(".")[2]) for key in spec.overrides if "." in key}
     try:
         rows = list(itertools.islice(iter_rows(home), LOOKED_AT))
     except UserError:
@@ -46,5 +46,5 @@ def _measured(spec: RunSpec, home: Home) -> tuple[Measured, ...]:
         for row in rows
         if (row.preset, row.variant) == (spec.preset, spec.variant)
         and row.state in ("finished", "oom")
-        and {key: value for key, value in row.changed.items() if "." in key} == fields
+        and {key: value for key, value in row.overrides.items() if "." in key} == fields
     )

@@ -47,14 +47,14 @@ def prepare_grid(reference: str, vary: Vary, settings: Sequence[str] = (), scale
         unpublished = unpublished or reason
         for combination in [*([own] if base is baseline and own not in combinations else []), *combinations]:
             figures = published if combination == own else {}
-            entries.append(Entry(prefix + _id(combination), _turned(spec, combination), figures))
+            entries.append(Entry(prefix + _id(combination), _with_combination(spec, combination), figures))
     return Bench(preset.name, preset.title, baseline_id, tuple(entries), unpublished, tuple(vary))
 
 
-def _turned(spec: RunSpec, combination: Combination) -> RunSpec:
+def _with_combination(spec: RunSpec, combination: Combination) -> RunSpec:
     """The run with these knobs; only those that differ count as changed."""
     changed = {name: value for name, value in combination.items() if spec.knobs[name] != value}
-    return spec.turned(**changed) if changed else spec
+    return spec.with_overrides(**changed) if changed else spec
 
 
 def _id(combination: Combination) -> str:

@@ -154,7 +154,7 @@ def scaled(spec: RunSpec, factor: float) -> RunSpec:
     """The run with its batch_size multiplied by `factor`, at least 1."""
     if factor == 1.0:
         return spec
-    return spec.turned(batch_size=max(1, round(int(str(spec.knobs["batch_size"])) * factor)))
+    return spec.with_overrides(batch_size=max(1, round(int(str(spec.knobs["batch_size"])) * factor)))
 
 
 def order(bench: Bench, repeat: int, groups: Mapping[str, str] = NO_GROUPS) -> Iterator[tuple[int, Entry]]:

@@ -32,7 +32,7 @@ MOST_COUNTED = 1_000_000
 
 def spec_of(spec: RunSpec, knobs: Mapping[str, KnobValue]) -> RunSpec:
     """The run of a candidate: `spec` with its knobs. `devices` is a ceiling, of which `single` uses one."""
-    turned = spec.turned(**{name: value for name, value in knobs.items() if spec.knobs[name] != value})
+    turned = spec.with_overrides(**{name: value for name, value in knobs.items() if spec.knobs[name] != value})
     devices = turned.knobs["devices"]
     if not strategy_of(turned.knobs).one_device or devices is None:
         return turned

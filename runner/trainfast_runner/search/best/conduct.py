@@ -263,7 +263,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
     def _plan_of(self, number: int, **knobs: object) -> RunPlan:
         """The plan of a candidate's run, its speed not under `memory_limit`. Raises UserError."""
         spec = spec_of(self._spec, self._space.candidates[number].knobs)
-        spec = spec.turned(**{"memory_limit": None, **knobs})  # type: ignore[arg-type]
+        spec = spec.with_overrides(**{"memory_limit": None, **knobs})  # type: ignore[arg-type]
         return replace(planning.plan_run(spec, self._plan.python), search_id=self._directory.name)
 
     def _start(self, plan: RunPlan, role: str, launched: LaunchedBest) -> Path:

@@ -42,7 +42,7 @@ class LeftRuns:
         found: Path | None = None
         for run_id, run in self._cold.items():
             directory = self._home.directory(run_id)
-            same = all(getattr(run, name) == value for name, value in plan.spec.fields().items())
+            same = all(getattr(run, name) == value for name, value in plan.spec.record_fields().items())
             if found is None and same and self._is_of_use(directory):
                 found = directory
             else:

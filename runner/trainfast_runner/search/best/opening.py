@@ -68,7 +68,7 @@ def plan_best(spec: RunSpec, asked: BestAsked, options: BestOptions, python: str
     question = BestQuestion(
         search_id="",
         key="",
-        **spec.fields(),
+        **spec.record_fields(),
         vary=vary,
         left_alone=left_alone,
         global_batch=None if is_free else asked.global_batch or own,

@@ -108,7 +108,7 @@ def limit_for_every_rank(facts: Facts) -> None:
 def set_knobs_matter(facts: Facts) -> None:
     """A knob that was set and would do nothing is a misunderstanding."""
     strategy = facts.knobs["strategy"]
-    for name in facts.spec.changed:
+    for name in facts.spec.overrides:
         entry = BY_NAME.get(name)
         if entry is not None and entry.only_with and strategy not in entry.only_with:
             raise UserError(
