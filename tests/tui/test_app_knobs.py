@@ -186,7 +186,7 @@ async def burst(pilot: Pilot[Any], knob: str, value: object, *keys: str) -> None
         assert app.session.next_run is not None
         if app.session.next_run.spec.knobs[knob] == value and app.screen is app.main:
             return
-    pytest.fail(f"{keys} left {knob} at {app.session.next_run.shown(knob)} and this screen:\n{screen_text(app)}")
+    pytest.fail(f"{keys} left {knob} at {app.session.next_run.text_of(knob)} and this screen:\n{screen_text(app)}")
 
 
 async def test_what_is_typed_ahead_of_a_dialog_lands_in_it(home: Home) -> None:

@@ -113,12 +113,12 @@ def test_each_trace_makes_the_explanation_better(home: Home, tracer: Tracer) -> 
     posted: queue.Queue[object] = queue.Queue()
     explainer = OomExplainer(posted.put)
     run = a_snapshot(an_oom_run(home)).run
-    explainer.look(run, may_trace=True)
+    explainer.explain_if_oom(run, may_trace=True)
     first = posted.get(timeout=60)
     assert isinstance(first, OomExplained)
     assert first.explanation.needed_bytes is None
     assert first.left > 1
-    explainer.look(run, may_trace=True)
+    explainer.explain_if_oom(run, may_trace=True)
     tracer.go.set()
     last = first
     while last.left:
@@ -139,7 +139,7 @@ def test_the_phase_is_known_before_the_result_is_written(home: Home, tracer: Tra
     assert run is not None
     assert run.error is not None
     explainer = OomExplainer(posted.put)
-    explainer.look(replace(run, result=None), may_trace=True)
+    explainer.explain_if_oom(replace(run, result=None), may_trace=True)
     first = posted.get(timeout=60)
     assert isinstance(first, OomExplained)
     assert (first.explanation.phase, first.explanation.grown) == ("forward", "activations")
@@ -150,9 +150,9 @@ def test_a_run_that_starts_ends_the_tracing(home: Home, tracer: Tracer) -> None:
     posted: queue.Queue[object] = queue.Queue()
     explainer = OomExplainer(posted.put)
     run = a_snapshot(an_oom_run(home)).run
-    explainer.look(run, may_trace=True)
+    explainer.explain_if_oom(run, may_trace=True)
     posted.get(timeout=60)
-    explainer.look(run, may_trace=False)
+    explainer.explain_if_oom(run, may_trace=False)
     last = posted.get(timeout=60)
     assert isinstance(last, OomExplained)
     assert last.left == 0

@@ -38,10 +38,10 @@ def test_where_no_run_is_shown_it_comes_onto_the_screen(home: Home, hold: Callab
     seen: list[Snapshot] = []
     reader = Reader(home, seen.append)
     reader._sample = lambda run: None  # type: ignore[method-assign]
-    assert reader._take().run is None
+    assert reader._snapshot().run is None
     a_live_run(home, hold, run_id=FIRST)
-    reader._take()
-    run = reader._take().run
+    reader._snapshot()
+    run = reader._snapshot().run
     assert run is not None
     assert run.run_id == FIRST
 

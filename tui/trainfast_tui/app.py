@@ -96,7 +96,7 @@ class TrainfastApp(TerminalApp):
                 self._typed_on[event] = screen
             early = self._typed_on.get(event, screen) is not screen
             if isinstance(screen, Dialog) and (early or (screen.focused is None and not screen.is_ready)):
-                screen.take(event)
+                screen.queue_key(event)
                 return
         await super().take_event(event)
 

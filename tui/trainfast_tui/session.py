@@ -135,9 +135,9 @@ class Session:
         """Take in a message of a thread, in the event loop, before the screens show it."""
         match message:
             case SnapshotTaken(snapshot):
-                self._take(snapshot)
+                self._on_snapshot(snapshot)
             case MachineSeen(machine):
-                self._take_machine(machine)
+                self._on_machine(machine)
             case SituationGathered(situation):
                 self._situation = situation
                 self.post(NextRunChanged())
@@ -156,7 +156,7 @@ class Session:
             case SearchRefused(_, scope):
                 (self.best if scope == "best" else self.search).note_refused()
 
-    def _take(self, snapshot: Snapshot) -> None:
+    def _on_snapshot(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
         self._adopt(snapshot)
         if ended := self.search.note_seen(snapshot.search):
@@ -184,7 +184,7 @@ class Session:
             self.next_run = of_run(run, self.home)
         self.post(NextRunChanged())
 
-    def _take_machine(self, machine: Machine) -> None:
+    def _on_machine(self, machine: Machine) -> None:
         self.machine = machine
         if not self._is_chosen and self._adopted is None:
             try:
@@ -299,7 +299,7 @@ class Session:
         """Predict the next run's memory when its knobs have changed, or when a run has begun or ended."""
         run = self.shown_run
         searches, live = bool(self.searching), run is not None and run.is_live
-        self.oom.look(run, may_trace=not (searches or live or self.runs.is_starting))
+        self.oom.explain_if_oom(run, may_trace=not (searches or live or self.runs.is_starting))
         if self.next_run is None or self.machine is None:
             return
         # While a run only starts a trace goes on: it is that run's prediction, and nothing is measured yet. Not on a

@@ -113,7 +113,7 @@ class Charts(Vertical):
         line = self.query_one(EventLine)
         line.set_class(not rows, "-away")
         if rows:
-            line.take_rows(rows)
+            line.set_height(rows)
             line.show(self._moments(snapshot), axis)
         return rows
 

@@ -59,7 +59,7 @@ class Painted(RowWidget):
         }
         return {tone: ink(whole[tone]) for tone in TONES} | filled
 
-    def take_rows(self, rows: int) -> None:
+    def set_height(self, rows: int) -> None:
         """Be as high as this from now on; Textual arranges a screen again for a height that stays the same."""
         if self.styles.height is None or self.styles.height.value != rows:
             self.styles.height = rows

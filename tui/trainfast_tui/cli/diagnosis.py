@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from trainfast_runner.records.result import Diagnosis
 from trainfast_runner.results.bottleneck.rules import rule_that_spoke
-from trainfast_tui.text.diagnosis_figures import cost_words, named, overlap_words, shown, wanted
+from trainfast_tui.text.diagnosis_figures import cost_words, figure_text, named, overlap_words, wanted
 from trainfast_tui.text.format import plain
 from trainfast_tui.text.tables import pairs
 
@@ -26,7 +26,7 @@ def opened(findings: Sequence[Diagnosis], nothing: str) -> list[str]:
     found: list[str] = []
     for finding in findings:
         rule = rule_that_spoke(finding.rule, finding.evidence)
-        figures = pairs((named(name), plain(shown(name, value))) for name, value in finding.evidence.items())
+        figures = pairs((named(name), plain(figure_text(name, value))) for name, value in finding.evidence.items())
         cost = cost_words(finding)
         found += ["", plain(finding.line), *([f"  costs {cost}"] if cost else []), f"  try: {plain(finding.advice)}"]
         found += [f"  {line}" for line in figures]

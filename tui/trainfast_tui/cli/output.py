@@ -43,10 +43,10 @@ def print_json(value: Any) -> None:
 
 def print_line(text: str = "") -> None:
     """Print a line on stdout, in ASCII if its encoding cannot hold the text."""
-    print(shown(text, sys.stdout.encoding))
+    print(encodable(text, sys.stdout.encoding))
 
 
-def shown(text: str, encoding: str | None) -> str:
+def encodable(text: str, encoding: str | None) -> str:
     """Return the text, or its ASCII likeness if `encoding` cannot hold it."""
     try:
         text.encode(encoding or "ascii")

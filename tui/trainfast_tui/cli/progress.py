@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.records.warm_process import batch_sizes
 from trainfast_runner.running.follower import RunSnapshot
-from trainfast_tui.cli.output import shown
+from trainfast_tui.cli.output import encodable
 from trainfast_tui.live.figures import planned_steps, recent_figures, seconds_left
 from trainfast_tui.text.batch_search import warm_words
 from trainfast_tui.text.format import duration, milliseconds, number, per_second, plain, size, truncate
@@ -142,7 +142,7 @@ class Progress:
 
     def _write(self, text: str) -> None:
         try:
-            self._stream.write(shown(text, self._stream.encoding))
+            self._stream.write(encodable(text, self._stream.encoding))
             self._stream.flush()
         except OSError:
             pass  # the terminal has gone; the run goes on, and its exit code still counts

@@ -35,7 +35,7 @@ class NextRun:
     preset_knobs: Knobs
     before: Knobs | None = None
 
-    def shown(self, name: str) -> str:
+    def text_of(self, name: str) -> str:
         """Value of a knob as it is typed."""
         return BY_NAME[name].show(self.spec.knobs[name])
 
@@ -91,7 +91,7 @@ class NextRun:
     def back(self, name: str, earlier: NextRun) -> NextRun:
         """Give the knob the value that it had earlier."""
         if name in earlier.spec.overrides:
-            return self.type(name, earlier.shown(name))
+            return self.type(name, earlier.text_of(name))
         return self.reset(name)
 
     def advice(self, machine: Machine | None, situation: Situation | None) -> dict[str, str]:

@@ -41,7 +41,7 @@ class OomExplainer:
         """The newest explanation of this run; None before it is posted."""
         return self._newest if self._newest is not None and self._newest.run_id == run.run_id else None
 
-    def look(self, run: RunSnapshot | None, *, may_trace: bool) -> None:
+    def explain_if_oom(self, run: RunSnapshot | None, *, may_trace: bool) -> None:
         """Explain this run if it ran out of memory; give up the trace under way if it may not go on.
 
         Nothing is traced for a search's warm process, which needs no change.

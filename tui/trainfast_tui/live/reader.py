@@ -176,11 +176,11 @@ class Reader(threading.Thread):
     def _read_on(self) -> None:
         while not self._stopping:
             began = time.monotonic()
-            self._post(self._take())
+            self._post(self._snapshot())
             self._wake.wait(max(0.05, self.period_s - (time.monotonic() - began)))
             self._wake.clear()
 
-    def _take(self) -> Snapshot:
+    def _snapshot(self) -> Snapshot:
         trouble: str | None = None
         run: RunSnapshot | None = None
         search = best = None
@@ -208,7 +208,7 @@ class Reader(threading.Thread):
             trouble=trouble,
             elsewhere=elsewhere,
         )
-        return replace(snapshot, processes=self._look(snapshot)) if self._with_processes else snapshot
+        return replace(snapshot, processes=self._processes_now(snapshot)) if self._with_processes else snapshot
 
     def _note_tick(self, tick: Tick) -> None:
         is_first = not self._ticks
@@ -223,7 +223,7 @@ class Reader(threading.Thread):
 
         self._xids.append(Event(t_ns=t_ns, kind="xid", device=index, detail=words(code)))
 
-    def _look(self, snapshot: Snapshot) -> tuple[ProcessRow, ...]:
+    def _processes_now(self, snapshot: Snapshot) -> tuple[ProcessRow, ...]:
         if self._processes is None:
             from trainfast_runner.machine.processes.listing import ProcessList
 

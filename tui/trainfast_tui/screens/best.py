@@ -155,7 +155,9 @@ class BestScreen(AppScreen):
         question, next_run = search.so_far.question, session.next_run
         assert question is not None
         assert next_run is not None
-        settings = [(name, text) for name, text in settings_of(search.so_far, best[0]) if next_run.shown(name) != text]
+        settings = [
+            (name, text) for name, text in settings_of(search.so_far, best[0]) if next_run.text_of(name) != text
+        ]
         if not settings:
             session.post(Notified("The next run has the best setting already; r runs it"))
         else:
@@ -212,7 +214,7 @@ class BestScreen(AppScreen):
             return
         choices = [*choices, *((f"{name}={value}", f"{count} candidates") for (name, value), count in values.items())]
 
-        def take(answer: object) -> None:
+        def on_answer(answer: object) -> None:
             if not isinstance(answer, str):
                 return
             if answer.startswith("unpin "):
@@ -221,7 +223,7 @@ class BestScreen(AppScreen):
                 name, _, value = answer.partition("=")
                 self.session.best.order(search.directory, do, name, value)
 
-        self.app.push_screen(Pick(title, choices, None), take)
+        self.app.push_screen(Pick(title, choices, None), on_answer)
 
     def _live(self) -> BestSnapshot | None:
         """The search if it is live; else None, with a notice."""

@@ -278,12 +278,12 @@ class MainScreen(AppScreen):
         """Ask a question, and do `then` if the answer is yes."""
         from trainfast_tui.widgets.dialogs import Confirm
 
-        def take(answer: object) -> None:
+        def on_answer(answer: object) -> None:
             if answer:
                 then()
 
         dialog = Confirm(question, yes)
-        self.app.push_screen(dialog, take)
+        self.app.push_screen(dialog, on_answer)
         return dialog
 
     def _ask_about(self, run: RunSnapshot, question: str, yes: str, then: Callable[[], object]) -> None:
@@ -311,14 +311,14 @@ class MainScreen(AppScreen):
             " alike. Empty: no wait."
         )
 
-        def take(text: str) -> None:
+        def on_answer(text: str) -> None:
             wait = runs.cool_to_c = _degrees(text, LOWEST_C, HIGHEST_C)
             self.notify(
                 "Runs start at once." if wait is None else f"Each run waits until its GPUs are below {wait:g} °C."
             )
 
         now = "" if runs.cool_to_c is None else f"{runs.cool_to_c:g}"
-        self.app.push_screen(Ask("Start runs below", hint, now, take))
+        self.app.push_screen(Ask("Start runs below", hint, now, on_answer))
 
     def action_compare(self) -> None:
         run = self.session.shown_run

@@ -85,7 +85,7 @@ class MonitorScreen(AppScreen):
         used = data.used_uuids(run) if run is not None and run.is_live else frozenset()
         self.query_one(MonitorHead).show(snapshot)
         devices = self.query_one(MonitorDevices)
-        devices.take(snapshot, used, self._last_minute(snapshot))
+        devices.set_snapshot(snapshot, used, self._last_minute(snapshot))
         self.query_one(ProcessTable).show(snapshot.processes, tick is not None and bool(tick.devices))
         self._share_out()
         devices.repaint()
@@ -108,13 +108,13 @@ class MonitorScreen(AppScreen):
         kept = self._kept_rows if self._rows_for == (self.size, gpus) else (0, 0)
         rows, wanted = self._kept_rows = max(rows, kept[0]), max(table.rows_wanted, kept[1])
         self._rows_for = self.size, gpus
-        devices.take_rows(rows)
+        devices.set_height(rows)
         left = room - rows
         charts = left - max(LEAST_PROCESS_ROWS, min(wanted, left // 2))
         has_events = left > LEAST_ROWS_WITH_EVENTS
         self.query_one(Charts).set_class(charts < LEAST_CHART_ROWS and not has_events, "-away")
         height = left - (charts if charts >= LEAST_CHART_ROWS else has_events)
-        table.take_rows(height)
+        table.set_height(height)
 
     def _last_minute(self, snapshot: Snapshot) -> dict[str, DeviceConditions]:
         """Conditions of each GPU in the last minute by UUID, from its counters, with one sample a second."""

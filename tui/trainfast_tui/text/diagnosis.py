@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.diagnosis_figures import cost_words, named, nothing_found, overlap_words, shown, wanted
+from trainfast_tui.text.diagnosis_figures import cost_words, figure_text, named, nothing_found, overlap_words, wanted
 from trainfast_tui.text.lines import Line, labelled, paragraph, rule
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def _opened(diagnosis: Diagnosis, width: int) -> list[Line]:
     lines = [rule(head, width), *paragraph(diagnosis.line, width, "title")]
     wide = max((cell_len(named(name)) for name in diagnosis.evidence), default=0)
     for name, value in diagnosis.evidence.items():
-        line: Line = [(f"  {fmt.to_width(named(name), wide)}  ", "muted"), (shown(name, value), "text")]
+        line: Line = [(f"  {fmt.to_width(named(name), wide)}  ", "muted"), (figure_text(name, value), "text")]
         if (condition := thresholds.get(name)) is not None:
             line.append((f"   the rule: {wanted(condition)}", "muted"))
         lines.append(line)

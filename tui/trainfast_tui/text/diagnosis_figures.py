@@ -40,7 +40,7 @@ def named(name: str) -> str:
     return (name.removesuffix(ending) if ending else name).replace("_", " ")
 
 
-def shown(name: str, value: float | int | str | None) -> str:
+def figure_text(name: str, value: float | int | str | None) -> str:
     """Return a figure with the unit of its name."""
     if value is None:
         return fmt.ABSENT
@@ -58,7 +58,7 @@ def wanted(condition: Condition) -> str:
     if isinstance(threshold, tuple):
         return f"one of {', '.join(threshold)}"
     words = {">=": "at least ", "<": "below "}.get(condition.is_, "")
-    return f"{words}{shown(condition.figure, threshold)}"
+    return f"{words}{figure_text(condition.figure, threshold)}"
 
 
 def cost_words(finding: Diagnosis) -> str:

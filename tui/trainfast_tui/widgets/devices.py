@@ -47,7 +47,7 @@ class DevicesPanel(PaintedValue[Snapshot]):
     def show(self, value: Snapshot | None) -> None:
         """Show the devices of this snapshot."""
         tick = value.tick if value is not None else None
-        self.take_rows(1 + max(1, len(tick.devices) if tick is not None else 0))
+        self.set_height(1 + max(1, len(tick.devices) if tick is not None else 0))
         super().show(value)
 
     def lines(self, width: int, height: int) -> list[Line]:

@@ -56,7 +56,7 @@ class Dialog(ModalScreen[object]):
         self.is_ready = True
         """True once its widgets can be given keys."""
 
-    def take(self, event: events.Key) -> None:
+    def queue_key(self, event: events.Key) -> None:
         """Keep a key that was typed ahead of the dialog and came to the screen below."""
         self._kept.append((event.key, event.character))
         if self.is_ready and self.focused is not None:
@@ -122,7 +122,7 @@ class Field(Input):
     async def on_key(self, event: events.Key) -> None:
         bindings = INPUT_KEYS.get(event.key, [])
         if not self._dialog.is_ready:
-            self._dialog.take(event)
+            self._dialog.queue_key(event)
         elif bindings:
             self._dialog.is_ready = event.key != "enter"
             await self.app.run_action(bindings[0].action, self)

@@ -135,17 +135,17 @@ class KnobPanel(Painted, can_focus=True):
 
         entry = BY_NAME[self.current]
 
-        def take(text: object) -> None:
+        def on_answer(text: object) -> None:
             if isinstance(text, str) and self._session.next_run is not None:
                 self._change(self._session.next_run.type(entry.name, text))
 
-        value = self._session.next_run.shown(entry.name)
-        self.app.push_screen(Ask(entry.name, entry.values.describe(), value, entry.read), take)
+        value = self._session.next_run.text_of(entry.name)
+        self.app.push_screen(Ask(entry.name, entry.values.describe(), value, entry.read), on_answer)
 
     def action_preset(self) -> None:
         from trainfast_tui.widgets.dialogs import Pick
 
-        def take(name: object) -> None:
+        def on_answer(name: object) -> None:
             if not isinstance(name, str):
                 return
             try:
@@ -156,7 +156,7 @@ class KnobPanel(Painted, can_focus=True):
             self.screen.notify(f"{spec.name}: {spec.title}")
 
         current = self._session.next_run.spec.name if self._session.next_run is not None else None
-        self.app.push_screen(Pick("What to train", preset_choices(), current), take)
+        self.app.push_screen(Pick("What to train", preset_choices(), current), on_answer)
 
     def action_save(self) -> None:
         next_run = self._session.next_run
@@ -258,7 +258,7 @@ class KnobPanel(Painted, can_focus=True):
 
 
 def _knob_row(name: str, next_run: NextRun, changed: bool, here: bool, choice: str) -> Line:
-    value = next_run.shown(name)
+    value = next_run.text_of(name)
     if choice:
         value += f" ({choice.partition(',')[0]})"
     mark = "•" if changed else " "

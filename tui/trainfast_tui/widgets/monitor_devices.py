@@ -63,7 +63,7 @@ class MonitorDevices(Painted):
         self._lately: Mapping[str, DeviceConditions] = {}
         self._chosen = 0
 
-    def take(self, snapshot: Snapshot, used: frozenset[str], lately: Mapping[str, DeviceConditions]) -> None:
+    def set_snapshot(self, snapshot: Snapshot, used: frozenset[str], lately: Mapping[str, DeviceConditions]) -> None:
         """Take a snapshot without drawing it: `rows_wanted` comes first.
 
         `used` are the UUIDs of a live run's GPUs; `lately` is each GPU's last minute, by UUID.
