@@ -73,7 +73,7 @@ def a_snapshot(directory: Path | None, *, second: int = 30, ticks: tuple[Tick, .
         taken_ns=START_NS + second * S,
         run=run,
         ticks=ticks or tuple(a_tick(at, live=False) for at in range(max(0, second - 20), second)),
-        looked=True,
+        home_read=True,
     )
 
 

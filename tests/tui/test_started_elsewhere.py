@@ -48,7 +48,7 @@ def test_where_no_run_is_shown_it_comes_onto_the_screen(home: Home, hold: Callab
 
 async def test_it_is_said_once_beside_the_run_on_the_screen(home: Home) -> None:
     app = StillApp(home)
-    told = replace(a_snapshot(a_run(home, FIRST)), elsewhere=SECOND)
+    told = replace(a_snapshot(a_run(home, FIRST)), started_elsewhere=SECOND)
     async with app.run_test(size=(120, 40)) as pilot:
         app.post(SnapshotTaken(told))
         await pilot.pause()

@@ -166,7 +166,7 @@ class Session:
         self.gather_advice()
         self.predict()
         self.runs.note_shown(snapshot.run.directory if snapshot.run is not None else None)
-        elsewhere = snapshot.elsewhere
+        elsewhere = snapshot.started_elsewhere
         # A run that this app just started comes onto the screen by itself.
         if elsewhere is not None and elsewhere != self._notified_elsewhere and not self.runs.is_starting:
             self._notified_elsewhere = elsewhere

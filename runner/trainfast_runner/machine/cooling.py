@@ -15,8 +15,8 @@ LOOK_EVERY_S = 1.0
 LONGEST_S = 1200.0
 STUCK_S = 180.0
 """Without one degree less for so long, the GPU gets no cooler."""
-TOLD_S = 20.0
-"""Without one degree less for so long, the waiting person is told."""
+STUCK_NOTICE_S = 20.0
+"""Without one degree less for so long, the wait names the standstill."""
 LOWEST_C, HIGHEST_C = 1.0, 120.0
 
 Look = Callable[[], tuple[list[DeviceReading], dict[str, str]]]
@@ -39,7 +39,7 @@ class Cooling:
 
 def stuck_words(stuck_s: float) -> str:
     """A note if the temperature stands still; empty if it has fallen lately."""
-    if stuck_s < TOLD_S:
+    if stuck_s < STUCK_NOTICE_S:
         return ""
     return f"; it has not fallen for {stuck_s:.0f} s, and is given up after {STUCK_S:.0f} s"
 

@@ -33,7 +33,7 @@ def cool_down(
     written: tuple[int, int, bool] | None = None
     with closing(cooling.cooling(_watched(plan), below_c)) as looks:
         for look in looks:
-            now = look.index, round(look.temperature_c), look.stuck_s >= cooling.TOLD_S
+            now = look.index, round(look.temperature_c), look.stuck_s >= cooling.STUCK_NOTICE_S
             if now != written:
                 written = now
                 write(

@@ -70,15 +70,15 @@ class GrowingPanel(Painted):
 
     DEFAULT_CSS = """
     GrowingPanel { height: auto; display: none; }
-    GrowingPanel.-says { display: block; }
+    GrowingPanel.-shown { display: block; }
     """
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
         return len(self.lines(width, 100))
 
-    def grow(self, says: bool) -> None:
-        """Draw again in the height that the text needs now; `says` is False without a text."""
-        self.set_class(says, "-says")
+    def set_shown(self, is_shown: bool) -> None:
+        """Draw again in the height that the text needs now; `is_shown` is False without a text."""
+        self.set_class(is_shown, "-shown")
         self._rows = None
         self.refresh(layout=True)
 

@@ -89,8 +89,8 @@ class JournalPrinter(ABC, Generic[LineT]):
         self._doing, self._since, self._printed = doing, time.monotonic(), time.monotonic()
         self._steps, self._step = None, 0
 
-    def _show_wait(self, look: CoolingDown, told: float, now: float) -> None:
+    def _show_wait(self, look: CoolingDown, printed_at: float, now: float) -> None:
         """Show the wait; the journal has a line only when the temperature changes."""
 
-        waited_s, stuck_s = look.waited_s + now - told, look.stuck_s + now - told
+        waited_s, stuck_s = look.waited_s + now - printed_at, look.stuck_s + now - printed_at
         self._progress.waiting(cooling_words(look.device, look.temperature_c, look.below_c, waited_s, stuck_s))

@@ -202,11 +202,11 @@ class Reader(threading.Thread):
             run=run,
             ticks=tuple(self._ticks),
             xids=tuple(self._xids),
-            looked=self._run_choice.is_made,
+            home_read=self._run_choice.is_made,
             search=search,
             best=best,
             trouble=trouble,
-            elsewhere=elsewhere,
+            started_elsewhere=elsewhere,
         )
         return replace(snapshot, processes=self._processes_now(snapshot)) if self._with_processes else snapshot
 

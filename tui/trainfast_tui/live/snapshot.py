@@ -26,7 +26,7 @@ class Snapshot:
     """None until a run is found."""
     ticks: tuple[Tick, ...]
     """The machine's last minutes, sampled by the app itself while no run samples it; newest last."""
-    looked: bool
+    home_read: bool
     """True once the home has been searched: without a run this is then a first start."""
     search: SearchSnapshot | None = None
     """The followed batch search, which may have ended."""
@@ -38,7 +38,7 @@ class Snapshot:
     """Xid errors that the app's own sampler received, while no run samples the machine."""
     processes: tuple[ProcessRow, ...] | None = None
     """The processes that use the machine; None while no screen shows them."""
-    elsewhere: str | None = None
+    started_elsewhere: str | None = None
     """Id of a live run that was started elsewhere since the app was opened, and is not shown."""
 
     @property

@@ -97,7 +97,7 @@ def _rates(records: RunRecords) -> Rates:
 def charts_of(run: ReportedRun) -> list[ChartData]:
     """Return throughput and every device reading over the whole run, with the first measured step marked."""
     axis = _axis(run)
-    snapshot = Snapshot(taken_ns=axis.end_ns, run=run.snapshot, ticks=(), looked=True)
+    snapshot = Snapshot(taken_ns=axis.end_ns, run=run.snapshot, ticks=(), home_read=True)
     names = reading_names(snapshot)
     charts = [throughput(snapshot, axis, "samples"), *device_charts(snapshot, axis, 0, len(names))]
     if names is not CPU_READINGS and run.run is not None and run.run.device == "cpu":

@@ -125,9 +125,9 @@ class MainScreen(AppScreen):
         if not self.is_ready:
             return
         run = snapshot.run
-        self.set_class(run is None and snapshot.looked, "-first")
-        self.query_one(Welcome).set_class(run is None and snapshot.looked, "-shown")
-        self.query_one(Header).show(run, snapshot.looked)
+        self.set_class(run is None and snapshot.home_read, "-first")
+        self.query_one(Welcome).set_class(run is None and snapshot.home_read, "-shown")
+        self.query_one(Header).show(run, snapshot.home_read)
         self.query_one(TooSmall).show(run)
         self.query_one(DevicesPanel).show(snapshot)
         self.query_one(EndingPanel).show(run)

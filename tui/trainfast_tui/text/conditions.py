@@ -39,8 +39,8 @@ def conditions_line(run: RunSnapshot, width: int) -> Line:
         return [*_no_reading(silent), *([("   " if wide else "  ", "text"), *warming] if warming else [])]
     whose = _watched(run, counted)
     throttled = _throttled(counted, wide, whose)
-    is_said = bool(whose) and whose in throttled[0][0]
-    each_step, each_sample = _energy(counted, "" if is_said else whose)
+    names_gpus = bool(whose) and whose in throttled[0][0]
+    each_step, each_sample = _energy(counted, "" if names_gpus else whose)
     throttled = [*_no_reading(silent), ("  ", "text"), *throttled] if silent else throttled
     clock, degrees = _clock(counted), _temperature(run, counted, wide)
     energy = [*each_step, *each_sample] if wide else each_sample

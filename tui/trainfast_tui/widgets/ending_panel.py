@@ -41,7 +41,7 @@ class EndingPanel(GrowingPanel):
             self._run_id = run.run_id
         if found != self._ending:
             self._ending = found
-            self.grow(found is not None)
+            self.set_shown(found is not None)
 
     def action_fix(self, place: int) -> None:
         """Give the next run's knobs a change that would make the run fit, in place of the change taken before."""

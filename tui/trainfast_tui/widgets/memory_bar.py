@@ -46,8 +46,8 @@ class MemoryBar(GrowingPanel):
             return
         before = self._height()
         self._view = view
-        if self._height() != before or self.has_class("-says") != (view is not None):
-            self.grow(view is not None)
+        if self._height() != before or self.has_class("-shown") != (view is not None):
+            self.set_shown(view is not None)
         else:
             self.repaint()
 

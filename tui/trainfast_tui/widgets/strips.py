@@ -34,18 +34,18 @@ class Header(Painted):
     def __init__(self) -> None:
         super().__init__()
         self._run: RunSnapshot | None = None
-        self._looked = False
+        self._home_read = False
 
-    def show(self, run: RunSnapshot | None, looked: bool) -> None:
-        """Show a run; `looked` is True once runs have been listed, so that their absence is known."""
-        self._run, self._looked = run, looked
+    def show(self, run: RunSnapshot | None, home_read: bool) -> None:
+        """Show a run; `home_read` is True once runs have been listed, so that their absence is known."""
+        self._run, self._home_read = run, home_read
         self.repaint()
 
     def lines(self, width: int, height: int) -> list[Line]:
         line: Line = [("trainfast-tui", "title")]
         run = self._run
         if run is None:
-            return [[*line, ("  no run yet" if self._looked else "", "muted")]]
+            return [[*line, ("  no run yet" if self._home_read else "", "muted")]]
         sign, tone = STATE_SIGNS.get(run.state, ("○", "text"))
         line += [("  ", "text"), (f"{sign} {state_words(run.state)}", tone), (f"  {run.run_id}", "text")]
         if run.synthetic:
