@@ -33,6 +33,7 @@ from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.charts.scatter import Spot, pareto, scatter
 from trainfast_tui.control.best_control import BestControl
 from trainfast_tui.control.messages import BestPlanned, SearchStarted
+from trainfast_tui.text.search_kind import SearchKind
 
 PLAN = "candidates 12, 11 of them can run here"
 
@@ -233,7 +234,7 @@ async def test_without_a_search_the_screen_tells_the_plan_and_enter_starts(
         assert started[0][1] == BestAsked()
         search = a_best_search(home, best_going_on())
         conduct(search)
-        app.post(SearchStarted(search, "best"))
+        app.post(SearchStarted(search, SearchKind.BEST))
         assert "best so far" in await show_best(pilot, search)
 
 

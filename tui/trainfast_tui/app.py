@@ -121,12 +121,11 @@ class TrainfastApp(TerminalApp):
             case KnobRefused(error) | RunRefused(error):
                 for screen in self._concerned():
                     screen.refuse(error)
-            case SearchRefused(error, scope):
-                (self.in_sight if scope == self.in_sight.SCOPE else self.main).refuse(error)
-            case SearchEnded(words, scope):
-                if scope != self.in_sight.SCOPE:
-                    key = "B" if scope == "best" else "b"
-                    self.main.notify(f"The search has ended: {words}. {key} shows it.")
+            case SearchRefused(error, kind):
+                (self.in_sight if kind == self.in_sight.SCOPE else self.main).refuse(error)
+            case SearchEnded(words, kind):
+                if kind != self.in_sight.SCOPE:
+                    self.main.notify(f"The search has ended: {words}. {kind.key} shows it.")
             case RunsCompared(a, b):
                 from trainfast_tui.screens.compare import CompareScreen
 
@@ -197,10 +196,9 @@ def run_app(
     watch(sys.stdin.fileno(), lambda: session.post(TerminalLost()))
     # Without the mouse the terminal's own selection works, and no movement is sent over the link.
     status = app.run(mouse=False)
-    if session.searching:
-        name = "batch" if session.searching == "b" else "best-fit"
-        back = f"Come back with: trainfast-tui    then {session.searching}"
-        print(f"The {name} search goes on without this screen. {back}")
+    if (search := session.running_search) is not None:
+        back = f"Come back with: trainfast-tui    then {search.key}"
+        print(f"The {search.label} search goes on without this screen. {back}")
     run = session.shown_run
     if run is not None and run.is_live:
         print(f"{run.run_id} goes on without this screen.")

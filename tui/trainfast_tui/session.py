@@ -40,6 +40,7 @@ from trainfast_tui.control.predictor import Predictor, knows_free_memory, reques
 from trainfast_tui.control.run_control import RunControl
 from trainfast_tui.control.search_control import SearchControl
 from trainfast_tui.live.reader import Reader
+from trainfast_tui.text.search_kind import SearchKind
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
@@ -150,11 +151,11 @@ class Session:
                 self.reader.follow(directory)
             case RunRefused():
                 self.runs.note_refused()
-            case SearchStarted(directory, scope):
-                (self.best if scope == "best" else self.search).note_started(directory)
-                self.reader.follow_search(directory, scope)
-            case SearchRefused(_, scope):
-                (self.best if scope == "best" else self.search).note_refused()
+            case SearchStarted(directory, kind):
+                self._control_of(kind).note_started(directory)
+                self.reader.follow_search(directory, kind)
+            case SearchRefused(_, kind):
+                self._control_of(kind).note_refused()
 
     def _on_snapshot(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
@@ -162,7 +163,7 @@ class Session:
         if ended := self.search.note_seen(snapshot.search):
             self.post(SearchEnded(ended))
         if ended := self.best.note_seen(snapshot.best):
-            self.post(SearchEnded(ended, "best"))
+            self.post(SearchEnded(ended, SearchKind.BEST))
         self.gather_advice()
         self.predict()
         self.runs.note_shown(snapshot.run.directory if snapshot.run is not None else None)
@@ -246,11 +247,14 @@ class Session:
             self.predict()
 
     @property
-    def searching(self) -> str:
-        """The key of the search that uses the device: b for the largest batch, B for the best fit; else empty."""
-        return "b" if self.search.is_going_on else "B" if self.best.is_going_on else ""
+    def running_search(self) -> SearchKind | None:
+        """The kind of the search that uses the device; None without one."""
+        return next((kind for kind in SearchKind if self._control_of(kind).is_going_on), None)
 
-    def searched(self) -> bool:
+    def _control_of(self, kind: SearchKind) -> BestControl | SearchControl:
+        return self.best if kind is SearchKind.BEST else self.search
+
+    def has_answer_for_knobs(self) -> bool:
         """True if the newest search has an answer about the knobs as they are."""
         search, next_run = self.search.current, self.next_run
         if search is None or next_run is None or search.state not in ENDED_WITH_ANSWER:
@@ -298,7 +302,7 @@ class Session:
     def predict(self) -> None:
         """Predict the next run's memory when its knobs have changed, or when a run has begun or ended."""
         run = self.shown_run
-        searches, live = bool(self.searching), run is not None and run.is_live
+        searches, live = self.running_search is not None, run is not None and run.is_live
         self.oom.explain_if_oom(run, may_trace=not (searches or live or self.runs.is_starting))
         if self.next_run is None or self.machine is None:
             return

@@ -13,12 +13,11 @@ from trainfast_runner.settings.spec import RunSpec, spec_of_record
 from trainfast_tui.control.background import in_background
 from trainfast_tui.control.messages import BestPlanned, Post, SearchRefused, SearchStarted
 from trainfast_tui.control.search_control import SearchConductors
+from trainfast_tui.text.search_kind import SearchKind
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.best_follower import BestSnapshot
     from trainfast_runner.search.best.journal import BestQuestion
-
-SCOPE = "best"
 
 
 class BestControl(SearchConductors["BestSnapshot"]):
@@ -56,7 +55,7 @@ class BestControl(SearchConductors["BestSnapshot"]):
 
     def _begin(self, start: Callable[[], SearchStarted]) -> None:
         self.note_starting()
-        in_background("search", start, self._post, lambda error: SearchRefused(error, SCOPE))
+        in_background("search", start, self._post, lambda error: SearchRefused(error, SearchKind.BEST))
 
     def _plan(self, spec: RunSpec) -> BestPlanned:
         from trainfast_runner.search.best.asked import BestAsked
@@ -92,7 +91,7 @@ class BestControl(SearchConductors["BestSnapshot"]):
         directory = start_search(spec, self._home, self._python, cool_to_c=cool_to_c, best=asked)
         # A pause of the conductor before is over.
         resume(directory)
-        return SearchStarted(directory, SCOPE)
+        return SearchStarted(directory, SearchKind.BEST)
 
     @staticmethod
     def _order(directory: Path, do: str, name: str, value: str | None) -> None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from trainfast_tui.text.search_kind import SearchKind
+
 if TYPE_CHECKING:
     from trainfast_runner.errors import UserError
     from trainfast_runner.machine.devices import Machine
@@ -94,8 +96,7 @@ class SearchStarted:
     """A search's conductor holds its lock."""
 
     directory: Path
-    scope: str = "search"
-    """The screen that shows the search: `search` for the largest batch, `best` for the best fit."""
+    kind: SearchKind = SearchKind.BATCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ class SearchRefused:
     """The search cannot be started with these knobs."""
 
     error: UserError
-    scope: str = "search"
+    kind: SearchKind = SearchKind.BATCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ class SearchEnded:
     """The followed search has ended; `words` say how."""
 
     words: str
-    scope: str = "search"
+    kind: SearchKind = SearchKind.BATCH
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_tui.live.new_runs import NewRuns
 from trainfast_tui.live.snapshot import Snapshot
+from trainfast_tui.text.search_kind import SearchKind
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.processes.listing import ProcessList, ProcessRow
@@ -144,9 +145,9 @@ class Reader(threading.Thread):
         """The run to be shown."""
         return self._run_choice.chosen
 
-    def follow_search(self, directory: Path | None, scope: str = "search") -> None:
+    def follow_search(self, directory: Path | None, kind: SearchKind = SearchKind.BATCH) -> None:
         """Follow this search of one kind as well from now on, or none. Safe from any thread."""
-        (self._best if scope == "best" else self._search).choice.make(directory)
+        (self._best if kind is SearchKind.BEST else self._search).choice.make(directory)
         self._wake.set()
 
     def look_at_processes(self, on: bool) -> None:

@@ -21,6 +21,7 @@ from trainfast_tui.control.memory_view import swap_notice
 from trainfast_tui.control.next_run import NextRun
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.screens.base import AppScreen
+from trainfast_tui.text.search_kind import SearchKind
 from trainfast_tui.widgets.devices import DevicesPanel
 from trainfast_tui.widgets.diagnosis_line import DiagnosisLine
 from trainfast_tui.widgets.ending_panel import EndingPanel
@@ -41,10 +42,10 @@ NARROW = 100
 """Below this width the step's figures take a line more."""
 
 IN_USE = {
-    "b": "Batch search is using the device; b shows it, Esc there cancels it.",
-    "B": "Best-fit search is using the device; B shows it, s there stops it.",
+    SearchKind.BATCH: "Batch search is using the device; b shows it, Esc there cancels it.",
+    SearchKind.BEST: "Best-fit search is using the device; B shows it, s there stops it.",
 }
-"""The notice about a search that goes on, by its key."""
+"""The notice about a search that goes on."""
 
 
 class MainScreen(AppScreen):
@@ -69,7 +70,7 @@ class MainScreen(AppScreen):
     def __init__(self, session: Session) -> None:
         super().__init__(session)
         self._is_composed = False
-        self._followed: str | None = None
+        self._status_is_for: str | None = None
         self._question: tuple[Screen[object] | None, str] = None, ""
         """The dialog that asks about a live run, and that run's id."""
         self._search_wanted: Callable[[], object] | None = None
@@ -172,8 +173,8 @@ class MainScreen(AppScreen):
             status.show(snapshot.trouble, "error")
         # A notice about the run before, such as that it is being started, is outdated with the next run.
         key = f"{run.run_id} {run.state}" if run is not None else None
-        if key != self._followed:
-            self._followed = key
+        if key != self._status_is_for:
+            self._status_is_for = key
             if run is not None and snapshot.trouble is None:
                 status.show(f"{run.run_id}: {run.reason or state_words(run.state)}", "muted")
 
@@ -183,8 +184,8 @@ class MainScreen(AppScreen):
             self.notify("There is no preset to run; p chooses one.", severity="warning")
         elif session.runs.is_starting:
             self.notify("A run is starting; press r again once it is on the screen.", severity="warning")
-        elif session.searching:
-            self.notify(IN_USE[session.searching], severity="warning")
+        elif session.running_search is not None:
+            self.notify(IN_USE[session.running_search], severity="warning")
         else:
             machine = session.machine
             used = None if machine is None else machine.used_by(next_run.spec.knobs["devices"])
@@ -207,11 +208,11 @@ class MainScreen(AppScreen):
 
     def action_batch(self) -> None:
         session, next_run, run = self.session, self.session.next_run, self.session.shown_run
-        if self._waits_for_snapshot(self.action_batch):
+        if self._retry_with_first_snapshot(self.action_batch):
             self.notify("Looking for a live search…")
-        elif session.searching == "B":
-            self.notify(IN_USE["B"], severity="warning")
-        elif session.search.is_going_on or session.searched():
+        elif session.running_search is SearchKind.BEST:
+            self.notify(IN_USE[SearchKind.BEST], severity="warning")
+        elif session.search.is_going_on or session.has_answer_for_knobs():
             self._open_search()
         elif next_run is None:
             self.notify("There is no preset to search; p chooses one.", severity="warning")
@@ -226,17 +227,17 @@ class MainScreen(AppScreen):
             question = " ".join(filter(None, (question, limit_notice(next_run.spec, session.machine))))
             self._ask_about(run, question, "stop it, then search", partial(self._search, run.directory))
 
-    def _waits_for_snapshot(self, action: Callable[[], object]) -> bool:
-        """True if nothing was read yet; `action` is done again with the first snapshot then."""
+    def _retry_with_first_snapshot(self, action: Callable[[], object]) -> bool:
+        """Return True if nothing was read yet, and have `action` done again with the first snapshot."""
         self._search_wanted = action if self.session.snapshot is None else None
         return self._search_wanted is not None
 
     def action_best(self) -> None:
         session = self.session
-        if self._waits_for_snapshot(self.action_best):
+        if self._retry_with_first_snapshot(self.action_best):
             self.notify("Looking for a live search…")
-        elif session.searching == "b":
-            self.notify(IN_USE["b"], severity="warning")
+        elif session.running_search is SearchKind.BATCH:
+            self.notify(IN_USE[SearchKind.BATCH], severity="warning")
         elif session.next_run is None:
             self.notify("There is no preset to search; p chooses one.", severity="warning")
         else:
