@@ -10,7 +10,7 @@ from trainfast_runner.machine.doctor.finding import Check, State
 from trainfast_runner.machine.gpus.events import sees_host_pids
 from trainfast_runner.machine.gpus.health import ailments
 from trainfast_runner.machine.gpus.presence import pci_card
-from trainfast_runner.machine.telemetry.energy import energy_doubt
+from trainfast_runner.machine.telemetry.energy import energy_distrust
 from trainfast_runner.machine.telemetry.failures import LIBRARY_FAILURES, LIBRARY_NOT_FOUND
 from trainfast_runner.records.tick import Tick
 from trainfast_runner.units import gibibytes
@@ -65,7 +65,7 @@ def energy_checks(before: Tick, after: Tick) -> Iterator[Check]:
         first = earlier.get(gpu.uuid)
         if first is None or first.t_ns is None or gpu.t_ns is None:
             continue
-        doubt = energy_doubt([(first.t_ns, first), (gpu.t_ns, gpu)])
+        doubt = energy_distrust([(first.t_ns, first), (gpu.t_ns, gpu)])
         if doubt is not None:
             yield Check(
                 f"GPU {gpu.index} energy",

@@ -49,7 +49,7 @@ class EnergyBalance:
         self.counted_j = self.integrated_j = self.seconds = 0.0
 
 
-def energy_doubt(samples: Sequence[tuple[int, object]]) -> str | None:
+def energy_distrust(samples: Sequence[tuple[int, object]]) -> str | None:
     """The reason to distrust one device's energy counter over these samples; None if it agrees with the power.
 
     A sample is its time in ns and a reading with `energy_mj` and `power_w`; older records lack either.

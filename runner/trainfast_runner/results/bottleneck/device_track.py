@@ -121,12 +121,12 @@ class Outage(NamedTuple):
 class DeviceTrack:
     """One device's running totals at each of its samples."""
 
-    def __init__(self, uuid: str, keep: int | None, given_up: frozenset[str]) -> None:
+    def __init__(self, uuid: str, keep: int | None, distrusted: frozenset[str]) -> None:
         self.uuid = uuid
         self.index: int | None = None
         self.times: list[int] = []
         self._temperatures: list[float | None] = []
-        self._keep, self._given_up = keep, given_up
+        self._keep, self._distrusted = keep, distrusted
         self._last: Seen | None = None
         self._throttled = {cause.name: _Rate() for cause in CAUSES}
         self._lost = {cause.name: _Rate() for cause in CAUSES}
@@ -198,7 +198,7 @@ class DeviceTrack:
         """Energy between two samples in joules, and 1 if it is power times time for want of a counter."""
         first, last = before.energy_mj, now.energy_mj
         self._counts_energy |= first is not None or last is not None
-        if ENERGY_FIELD in self._given_up:
+        if ENERGY_FIELD in self._distrusted:
             return None, 0
         if first is not None and last is not None and last >= first:
             return (last - first) / 1e3, 0
@@ -256,7 +256,7 @@ class DeviceTrack:
 
     def _growth(self, field: str, before: Seen, now: Seen) -> float | None:
         first, last = read(before, field), read(now, field)
-        if first is None or last is None or last < first or field in self._given_up:
+        if first is None or last is None or last < first or field in self._distrusted:
             return None
         return last - first
 

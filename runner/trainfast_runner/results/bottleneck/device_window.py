@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainfast_runner.machine.telemetry.energy import energy_doubt
+from trainfast_runner.machine.telemetry.energy import energy_distrust
 from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.records.result import Energy, Throttle
 from trainfast_runner.records.run_file import Step
@@ -54,7 +54,7 @@ def energy(
         return Energy()
     for device, of_device in zip(devices, sampled, strict=True):
         meanwhile = [one for one in of_device if window.begin_ns <= one[0] <= window.end_ns]
-        if (doubt := energy_doubt(meanwhile) or energy_doubt(of_device)) is not None:
+        if (doubt := energy_distrust(meanwhile) or energy_distrust(of_device)) is not None:
             return Energy(reason=f"GPU {device.index}: {doubt}")
     joules = [device.energy_joules for device in devices]
     total = sum(one for one in joules if one is not None)

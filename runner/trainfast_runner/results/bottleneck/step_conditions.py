@@ -15,7 +15,7 @@ from trainfast_runner.machine.telemetry.throttle import CAUSES, SOURCES
 from trainfast_runner.records.run_file import Step
 from trainfast_runner.records.run_records import DeviceSample
 from trainfast_runner.results.bottleneck.device_track import DeviceConditions, DeviceTrack, Seen
-from trainfast_runner.results.bottleneck.disbelieved_counters import disbelieved
+from trainfast_runner.results.bottleneck.distrusted_counters import distrusted_counters
 from trainfast_runner.units import highest
 
 
@@ -38,7 +38,7 @@ class StepJoin:
     """Joins steps to the samples of some devices as both come in. Feed samples in the order of their time.
 
     `samples_factor` turns a step's samples into those of the whole run: its data-parallel degree. `keep` bounds how
-    many samples of a device stay in memory, `keep_steps` how many steps wait; None keeps all. `given_up` are the
+    many samples of a device stay in memory, `keep_steps` how many steps wait; None keeps all. `distrusted` are the
     distrusted counters by UUID.
     """
 
@@ -49,9 +49,9 @@ class StepJoin:
         samples_factor: float = 1.0,
         keep: int | None = None,
         keep_steps: int | None = None,
-        given_up: dict[str, frozenset[str]] | None = None,
+        distrusted: dict[str, frozenset[str]] | None = None,
     ) -> None:
-        self.tracks = {uuid: DeviceTrack(uuid, keep, (given_up or {}).get(uuid, frozenset())) for uuid in uuids}
+        self.tracks = {uuid: DeviceTrack(uuid, keep, (distrusted or {}).get(uuid, frozenset())) for uuid in uuids}
         """By UUID."""
         self._samples_factor = samples_factor
         self._waiting: deque[Step] = deque(maxlen=keep_steps)
@@ -107,8 +107,8 @@ def join_of(
     devices: Mapping[str, Sequence[tuple[int, DeviceSample]]], uuids: Sequence[str], samples_factor: float
 ) -> StepJoin:
     """A `StepJoin` with all samples of ended records, without the counters that the records refute."""
-    given_up = {uuid: disbelieved(samples) for uuid, samples in devices.items()}
-    join = StepJoin(uuids, samples_factor=samples_factor, given_up=given_up)
+    distrusted = {uuid: distrusted_counters(samples) for uuid, samples in devices.items()}
+    join = StepJoin(uuids, samples_factor=samples_factor, distrusted=distrusted)
     for t_ns, sample in sorted(
         ((t_ns, sample) for uuid in uuids for t_ns, sample in devices.get(uuid, ())), key=lambda seen: seen[0]
     ):

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
-from trainfast_runner.machine.telemetry.energy import energy_doubt
+from trainfast_runner.machine.telemetry.energy import energy_distrust
 from trainfast_runner.machine.telemetry.fields import CAUSES as FIELDS_THAT_MOVED
 from trainfast_runner.machine.telemetry.throttle import CAUSES, REASONS_OF_COUNTER
 from trainfast_runner.results.bottleneck.device_track import ENERGY_FIELD, Seen, read
@@ -26,17 +26,19 @@ late."""
 Answered = Sequence[tuple[int, Seen]]
 
 
-def disbelieved(samples: Answered) -> frozenset[str]:
+def distrusted_counters(samples: Answered) -> frozenset[str]:
     """The counters that one device's samples (with their times, oldest first) refute."""
     answered = [one for one in samples if one[1].temperature_c is not None or one[1].throttle_reasons is not None]
-    found = {field for field in REASONS_OF_COUNTER if _given_up(field, answered) or _stands_still(field, answered)}
+    found = {
+        field for field in REASONS_OF_COUNTER if _dropped_by_sampler(field, answered) or _stands_still(field, answered)
+    }
     moved = {field for field in FIELDS_THAT_MOVED if _runs_unseen(field, answered, found)}
-    energy = {ENERGY_FIELD} if energy_doubt(samples) is not None else set()
+    energy = {ENERGY_FIELD} if energy_distrust(samples) is not None else set()
     return frozenset(found | moved | energy)
 
 
-def _given_up(field: str, answered: Answered) -> bool:
-    """True if the sampler gave the counter up: it was there, and is missing from the last sample with readings."""
+def _dropped_by_sampler(field: str, answered: Answered) -> bool:
+    """True if the sampler dropped the counter: it was there, and is missing from the last sample with readings."""
     present = [read(sample, field) is not None for _, sample in answered]
     return any(present) and not present[-1]
 
@@ -48,7 +50,7 @@ def _stands_still(field: str, answered: Answered) -> bool:
     return shown >= SAMPLES_SHOWN and len({read(sample, field) for sample in with_field}) == 1
 
 
-def _runs_unseen(field: str, answered: Answered, disbelieved: AbstractSet[str]) -> bool:
+def _runs_unseen(field: str, answered: Answered, distrusted: AbstractSet[str]) -> bool:
     """True if the counter runs between samples without its reasons: further than its policy's trusted counter, or
     without one for longer than can go unseen."""
     policy = next(cause.policy_counter for cause in CAUSES if field in cause.reason_counters)
@@ -57,7 +59,7 @@ def _runs_unseen(field: str, answered: Answered, disbelieved: AbstractSet[str]) 
         if _shows(field, before) is not False or _shows(field, now) is not False or t1 <= t0:
             continue
         grown = _growth(field, before, now)
-        of_policy = None if policy is None or policy in disbelieved else _growth(policy, before, now)
+        of_policy = None if policy is None or policy in distrusted else _growth(policy, before, now)
         claimed += (grown or 0.0) / (t1 - t0)
         beyond += 0.0 if grown is None or of_policy is None else max(0.0, grown - of_policy) / (t1 - t0)
     seen = sum(bool(_shows(field, sample)) for _, sample in answered)
