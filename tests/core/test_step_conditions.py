@@ -34,13 +34,13 @@ def window(samples: list[tuple[float, DeviceSample]], begin_s: float, end_s: flo
 
 def test_a_step_gets_its_share_of_what_the_counters_grew_between_two_samples() -> None:
     join = StepJoin([GPU], samples_factor=2)
-    join.see(
+    join.add_tick(
         0, [sample(thermal_violation_ns=0, energy_mj=0, temperature_c=60, sm_clock_mhz=1500, sm_clock_max_mhz=2000)]
     )
     join.add(step(1, end_ms=600, ms=200))
     join.add(step(2, end_ms=1200, ms=600))
     assert join.joined() == []
-    join.see(
+    join.add_tick(
         S,
         [
             sample(
@@ -71,7 +71,7 @@ def test_a_step_gets_its_share_of_what_the_counters_grew_between_two_samples() -
 def test_the_worst_device_speaks_for_a_step_and_energy_is_summed() -> None:
     join = StepJoin(["GPU-0", "GPU-1"])
     for t in (0, 1):
-        join.see(
+        join.add_tick(
             t * S,
             [
                 sample("GPU-0", sync_boost_violation_ns=0, energy_mj=t * 1000),
@@ -142,7 +142,7 @@ def test_a_counter_that_catches_up_never_throttles_longer_than_the_time() -> Non
 def test_a_long_live_run_keeps_only_what_new_steps_need() -> None:
     join = StepJoin([GPU], keep=10)
     for t in range(1000):
-        join.see(t * S, [sample(thermal_violation_ns=t * 100 * MS, energy_mj=t * 1000)])
+        join.add_tick(t * S, [sample(thermal_violation_ns=t * 100 * MS, energy_mj=t * 1000)])
         join.add(step(t + 1, end_ms=t * 1000, ms=500))
         for one in join.joined():
             if t > 1:
@@ -186,10 +186,10 @@ def test_step_by_step_it_says_what_it_says_at_once(
     for one in recorded:
         whole.add(one)
     for t_ns, reading in samples:
-        whole.see(t_ns, [reading])
+        whole.add_tick(t_ns, [reading])
     live, found, left = StepJoin([GPU]), [], list(recorded)
     for place, (t_ns, reading) in enumerate(samples):
-        live.see(t_ns, [reading])
+        live.add_tick(t_ns, [reading])
         while left and left[0].t_ns <= t_ns:
             live.add(left.pop(0))
         if place in polls:
@@ -204,7 +204,7 @@ def test_step_by_step_it_says_what_it_says_at_once(
 def test_without_devices_there_is_nothing_to_join() -> None:
     join = StepJoin([])
     join.add(step(1, end_ms=500, ms=500))
-    join.see(S, [])
+    join.add_tick(S, [])
     assert join.joined(final=True) == []
 
 

@@ -220,7 +220,7 @@ class Follower:
         join = self._joining()
         if join is not None:
             for tick in ticks:
-                join.see(tick.t_ns, tick.devices)
+                join.add_tick(tick.t_ns, tick.devices)
             if self._run is not None and ticks:
                 self._live.renew(self._run, self._steps, self._ticks, self._events, join)
         return self._log.read() or grew or bool(ticks) or bool(events)

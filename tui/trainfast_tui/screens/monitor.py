@@ -134,7 +134,7 @@ class MonitorScreen(AppScreen):
             new.append(tick)
         for tick in reversed(new):
             if tick.t_ns - self._seen_ns >= LATELY_EVERY_NS:
-                self._join.see(tick.t_ns, tick.devices)
+                self._join.add_tick(tick.t_ns, tick.devices)
                 self._seen_ns = tick.t_ns
         found = self._join.window(self._seen_ns - MINUTE_NS, self._seen_ns)
         self._lately = {device.uuid: device for device in found if device.uuid is not None}

@@ -18,7 +18,7 @@ from trainfast_runner.machine.telemetry.throttle import CAUSES, REASONS_OF_COUNT
 from trainfast_runner.records.run_records import DeviceSample
 from trainfast_runner.records.tick import DeviceReading
 
-Seen = DeviceSample | DeviceReading
+Reading = DeviceSample | DeviceReading
 """A device's sample, read from whole records or from live ticks."""
 
 LEAST_COVERED = 0.5
@@ -127,14 +127,14 @@ class DeviceTrack:
         self.times: list[int] = []
         self._temperatures: list[float | None] = []
         self._keep, self._distrusted = keep, distrusted
-        self._last: Seen | None = None
+        self._last: Reading | None = None
         self._throttled = {cause.name: _Rate() for cause in CAUSES}
         self._lost = {cause.name: _Rate() for cause in CAUSES}
         self._sources: dict[str, list[int]] = {cause.name: [0] for cause in CAUSES}
         self._clock, self._clock_loss, self._energy = _Rate(), _Rate(), _Rate()
         self._rates = (*self._throttled.values(), *self._lost.values(), self._clock, self._clock_loss, self._energy)
         self._outages: list[Outage] = []
-        self._answered: tuple[int, Seen] | None = None
+        self._answered: tuple[int, Reading] | None = None
         """The last sample in which the device answered, and when."""
         self._silent_ns: int | None = None
         """The first sample after it without an answer."""
@@ -143,7 +143,7 @@ class DeviceTrack:
         self._integrated = [0]
         """1 if the energy up to this sample is power times time."""
 
-    def add(self, t_ns: int, sample: Seen) -> None:
+    def add(self, t_ns: int, sample: Reading) -> None:
         before = self._last
         if self.times and t_ns <= self.times[-1]:
             return
@@ -153,7 +153,7 @@ class DeviceTrack:
                 total.begin(t_ns)
         else:
             self._grow(before, sample, self.times[-1], t_ns)
-        self._see_outage(t_ns, sample)
+        self._note_outage(t_ns, sample)
         self._go_beyond(sample)
         self._last = sample
         self.times.append(t_ns)
@@ -161,10 +161,10 @@ class DeviceTrack:
         if self._keep is not None and len(self.times) > self._keep + SAMPLES_DROPPED_AT_ONCE:
             self._forget(len(self.times) - self._keep)
 
-    def _grow(self, before: Seen, now: Seen, began_ns: int, t_ns: int) -> None:
+    def _grow(self, before: Reading, now: Reading, began_ns: int, t_ns: int) -> None:
         """Add the time between two samples. Throttling that only one of them shows is next to that one."""
         ns = t_ns - began_ns
-        self._clock.grow(t_ns, _mean(read(before, "sm_clock_mhz"), read(now, "sm_clock_mhz")))
+        self._clock.grow(t_ns, _mean(reading_of(before, "sm_clock_mhz"), reading_of(now, "sm_clock_mhz")))
         losses = _working_clock_loss(before), _working_clock_loss(now)
         turned_ns: int | None = None
         for cause in CAUSES:
@@ -194,7 +194,7 @@ class DeviceTrack:
         self._energy.grow(t_ns, None if joules is None else joules / ns)
         self._integrated.append(integrated)
 
-    def _joules(self, before: Seen, now: Seen, ns: int) -> tuple[float | None, int]:
+    def _joules(self, before: Reading, now: Reading, ns: int) -> tuple[float | None, int]:
         """Energy between two samples in joules, and 1 if it is power times time for want of a counter."""
         first, last = before.energy_mj, now.energy_mj
         self._counts_energy |= first is not None or last is not None
@@ -202,10 +202,10 @@ class DeviceTrack:
             return None, 0
         if first is not None and last is not None and last >= first:
             return (last - first) / 1e3, 0
-        watts = None if self._counts_energy else _mean(read(before, "power_w"), read(now, "power_w"))
+        watts = None if self._counts_energy else _mean(reading_of(before, "power_w"), reading_of(now, "power_w"))
         return (None, 0) if watts is None else (watts * ns / 1e9, 1)
 
-    def _see_outage(self, t_ns: int, sample: Seen) -> None:
+    def _note_outage(self, t_ns: int, sample: Reading) -> None:
         """Keep the growth of the counters over a time without answers; when they grew is unknown."""
         if not _answers(sample):
             self._silent_ns = t_ns if self._silent_ns is None else self._silent_ns
@@ -231,7 +231,7 @@ class DeviceTrack:
             return self._outages
         return [*self._outages, Outage(self._answered[0], self._silent_ns, self.times[-1], {}, back=False)]
 
-    def _go_beyond(self, sample: Seen) -> None:
+    def _go_beyond(self, sample: Reading) -> None:
         """Take the newest sample for the time after it, and the first one for the time before it."""
         is_first = not self.times
         self._clock_loss.go_beyond(_working_clock_loss(sample), is_first=is_first)
@@ -241,12 +241,12 @@ class DeviceTrack:
             self._throttled[cause.name].go_beyond(rate, is_first=is_first)
             self._lost[cause.name].go_beyond(_product(rate, _clock_loss(sample)), is_first=is_first)
 
-    def _throttled_ns(self, cause: Cause, before: Seen, now: Seen, ns: int) -> tuple[float | None, int]:
+    def _throttled_ns(self, cause: Cause, before: Reading, now: Reading, ns: int) -> tuple[float | None, int]:
         """Throttled nanoseconds between two samples, and the place of their source in `SOURCES`."""
         policy = self._growth(cause.policy_counter, before, now) if cause.policy_counter else None
         grown = [growth for field in cause.reason_counters if (growth := self._growth(field, before, now)) is not None]
         if grown and len(grown) == len(cause.reason_counters):
-            return _together(grown, policy, cause, (before, now), ns), 0
+            return _union_ns(grown, policy, cause, (before, now), ns), 0
         if policy is not None:
             return policy, 1
         if (sampled := _sampled(cause, before, now)) is not None:
@@ -254,8 +254,8 @@ class DeviceTrack:
         shown = _shows(cause, before), _shows(cause, now)
         return (None, 0) if None in shown else (ns * sum(map(bool, shown)) / 2, 2)
 
-    def _growth(self, field: str, before: Seen, now: Seen) -> float | None:
-        first, last = read(before, field), read(now, field)
+    def _growth(self, field: str, before: Reading, now: Reading) -> float | None:
+        first, last = reading_of(before, field), reading_of(now, field)
         if first is None or last is None or last < first or field in self._distrusted:
             return None
         return last - first
@@ -268,7 +268,7 @@ class DeviceTrack:
             total.forget(self.times[0])
         self._outages = [outage for outage in self._outages if outage.end_ns >= self.times[0]]
 
-    def between(self, begin_ns: int, end_ns: int, *, whole_outages: bool = False) -> DeviceConditions:
+    def conditions_between(self, begin_ns: int, end_ns: int, *, whole_outages: bool = False) -> DeviceConditions:
         """The conditions between two moments. Time in an outage counts by the counters' growth over the outage.
 
         With `whole_outages` only outages within the two moments count so: others may not have ended yet.
@@ -319,7 +319,9 @@ class DeviceTrack:
         return min(max(t_ns, 2 * times[0] - times[1]), 2 * times[-1] - times[-2])
 
 
-def _together(grown: Sequence[float], policy: float | None, cause: Cause, ends: tuple[Seen, Seen], ns: int) -> float:
+def _union_ns(
+    grown: Sequence[float], policy: float | None, cause: Cause, ends: tuple[Reading, Reading], ns: int
+) -> float:
     """Nanoseconds in which any of a cause's reasons held. Reasons may hold at once, and then each counter runs.
 
     So the time is between the longest counter and the sum: the policy's counter within these bounds, else the longest
@@ -333,24 +335,24 @@ def _together(grown: Sequence[float], policy: float | None, cause: Cause, ends: 
     return low if both else high
 
 
-def _sampled(cause: Cause, before: Seen, now: Seen) -> float | None:
+def _sampled(cause: Cause, before: Reading, now: Reading) -> float | None:
     """Nanoseconds summed from looks between two samples; None without any."""
     first, last = (sample.throttled_sampled_ns.get(cause.name) for sample in (before, now))
     return None if first is None or last is None or last < first else float(last - first)
 
 
-def _shows(cause: Cause, sample: Seen) -> bool | None:
+def _shows(cause: Cause, sample: Reading) -> bool | None:
     """True if a sample shows one of the cause's reasons; None without readings of the reasons."""
     return None if sample.throttle_reasons is None else bool(cause.reasons & set(sample.throttle_reasons))
 
 
-def _clock_loss(sample: Seen) -> float | None:
+def _clock_loss(sample: Reading) -> float | None:
     """1 - SM clock / its maximum."""
-    clock, most = read(sample, "sm_clock_mhz"), read(sample, "sm_clock_max_mhz")
+    clock, most = reading_of(sample, "sm_clock_mhz"), reading_of(sample, "sm_clock_max_mhz")
     return max(0.0, 1 - clock / most) if clock is not None and most else None
 
 
-def _working_clock_loss(sample: Seen) -> float | None:
+def _working_clock_loss(sample: Reading) -> float | None:
     """The clock loss of a GPU with work; None of an idle GPU, which lowers its clock to save power."""
     return None if "idle" in (sample.throttle_reasons or ()) else _clock_loss(sample)
 
@@ -359,12 +361,12 @@ def _product(a: float | None, b: float | None) -> float | None:
     return None if a is None or b is None else a * b
 
 
-def _answers(sample: Seen) -> bool:
+def _answers(sample: Reading) -> bool:
     """True if the sample holds any changing reading."""
     return any(getattr(sample, name, None) is not None for name in (*TELLING, *REASONS_OF_COUNTER))
 
 
-def read(sample: Seen, field: str) -> float | None:
+def reading_of(sample: Reading, field: str) -> float | None:
     """A reading by its name; None when older records or the device lack it."""
     value: float | None = getattr(sample, field, None)
     return value

@@ -13,7 +13,7 @@ from collections.abc import Set as AbstractSet
 from trainfast_runner.machine.telemetry.energy import energy_distrust
 from trainfast_runner.machine.telemetry.fields import CAUSES as FIELDS_THAT_MOVED
 from trainfast_runner.machine.telemetry.throttle import CAUSES, REASONS_OF_COUNTER
-from trainfast_runner.results.bottleneck.device_track import ENERGY_FIELD, Seen, read
+from trainfast_runner.results.bottleneck.device_track import ENERGY_FIELD, Reading, reading_of
 
 SAMPLES_SHOWN = 2
 """One sample may show a reason whose counter the driver updates after the record's end."""
@@ -23,7 +23,7 @@ BEYOND_POLICY = 2.0
 """Intervals between samples without a reason by which a counter may exceed its policy's, since the driver updates
 late."""
 
-Answered = Sequence[tuple[int, Seen]]
+Answered = Sequence[tuple[int, Reading]]
 
 
 def distrusted_counters(samples: Answered) -> frozenset[str]:
@@ -39,15 +39,15 @@ def distrusted_counters(samples: Answered) -> frozenset[str]:
 
 def _dropped_by_sampler(field: str, answered: Answered) -> bool:
     """True if the sampler dropped the counter: it was there, and is missing from the last sample with readings."""
-    present = [read(sample, field) is not None for _, sample in answered]
+    present = [reading_of(sample, field) is not None for _, sample in answered]
     return any(present) and not present[-1]
 
 
 def _stands_still(field: str, answered: Answered) -> bool:
     """True if the counter never moves though samples before the last show its reasons."""
-    with_field = [sample for _, sample in answered if read(sample, field) is not None]
+    with_field = [sample for _, sample in answered if reading_of(sample, field) is not None]
     shown = sum(bool(_shows(field, sample)) for sample in with_field[:-1])
-    return shown >= SAMPLES_SHOWN and len({read(sample, field) for sample in with_field}) == 1
+    return shown >= SAMPLES_SHOWN and len({reading_of(sample, field) for sample in with_field}) == 1
 
 
 def _runs_unseen(field: str, answered: Answered, distrusted: AbstractSet[str]) -> bool:
@@ -66,12 +66,12 @@ def _runs_unseen(field: str, answered: Answered, distrusted: AbstractSet[str]) -
     return beyond > BEYOND_POLICY or claimed > SIGHTINGS_MISSED + seen
 
 
-def _growth(field: str, before: Seen, now: Seen) -> float | None:
-    first, last = read(before, field), read(now, field)
+def _growth(field: str, before: Reading, now: Reading) -> float | None:
+    first, last = reading_of(before, field), reading_of(now, field)
     return None if first is None or last is None else max(0.0, last - first)
 
 
-def _shows(field: str, sample: Seen) -> bool | None:
+def _shows(field: str, sample: Reading) -> bool | None:
     if sample.throttle_reasons is None:
         return None
     return not REASONS_OF_COUNTER[field].isdisjoint(sample.throttle_reasons)

@@ -9,7 +9,7 @@ from typing import TypeVar
 from trainfast_runner.records.run_file import Event, RunFile, Step
 from trainfast_runner.records.run_records import HostSample, RunRecords
 from trainfast_runner.records.tick import HostReading
-from trainfast_runner.results.bottleneck.device_track import DeviceConditions, Seen
+from trainfast_runner.results.bottleneck.device_track import DeviceConditions, Reading
 from trainfast_runner.results.bottleneck.device_window import Window
 
 T = TypeVar("T")
@@ -38,8 +38,8 @@ class MeasuredWindow:
     run: RunFile
     steps: Mapping[int, Sequence[Step]]
     devices: Sequence[DeviceConditions] = ()
-    samples: Mapping[str, Sequence[Seen]] = field(default_factory=dict)
-    averages: Mapping[str, Sequence[Seen]] | None = None
+    samples: Mapping[str, Sequence[Reading]] = field(default_factory=dict)
+    averages: Mapping[str, Sequence[Reading]] | None = None
     hosts: Sequence[HostSample | HostReading] = ()
     foreign: Sequence[ForeignProcess] = ()
 
@@ -48,7 +48,7 @@ class MeasuredWindow:
         """The steps of the lowest rank; empty without any."""
         return self.steps[min(self.steps)] if self.steps else ()
 
-    def averaged(self, uuid: str) -> Sequence[Seen]:
+    def averaged(self, uuid: str) -> Sequence[Reading]:
         """A device's samples whose utilization and power are the steps' alone; empty in a short window."""
         return (self.samples if self.averages is None else self.averages).get(uuid, ())
 

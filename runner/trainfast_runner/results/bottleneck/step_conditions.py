@@ -14,7 +14,7 @@ import msgspec
 from trainfast_runner.machine.telemetry.throttle import CAUSES, SOURCES
 from trainfast_runner.records.run_file import Step
 from trainfast_runner.records.run_records import DeviceSample
-from trainfast_runner.results.bottleneck.device_track import DeviceConditions, DeviceTrack, Seen
+from trainfast_runner.results.bottleneck.device_track import DeviceConditions, DeviceTrack, Reading
 from trainfast_runner.results.bottleneck.distrusted_counters import distrusted_counters
 from trainfast_runner.units import highest
 
@@ -57,8 +57,8 @@ class StepJoin:
         self._waiting: deque[Step] = deque(maxlen=keep_steps)
         self._seen_ns: int | None = None
 
-    def see(self, t_ns: int, devices: Iterable[Seen]) -> None:
-        """Take one tick."""
+    def add_tick(self, t_ns: int, devices: Iterable[Reading]) -> None:
+        """Add the devices of one tick."""
         self._seen_ns = t_ns
         for sample in devices:
             track = self.tracks.get(sample.uuid or "")
@@ -79,12 +79,12 @@ class StepJoin:
 
     def window(self, begin_ns: int, end_ns: int) -> list[DeviceConditions]:
         """The conditions of each device with samples between two moments, in the order of the UUIDs."""
-        return [track.between(begin_ns, end_ns) for track in self.tracks.values() if track.times]
+        return [track.conditions_between(begin_ns, end_ns) for track in self.tracks.values() if track.times]
 
     def _of(self, step: Step) -> StepConditions:
         begin_ns = step.t_ns - round(step.step_ms * 1e6)
         tracks = [track for track in self.tracks.values() if track.times]
-        devices = [track.between(begin_ns, step.t_ns, whole_outages=True) for track in tracks]
+        devices = [track.conditions_between(begin_ns, step.t_ns, whole_outages=True) for track in tracks]
         energies = [device.energy_joules for device in devices]
         joules = sum(energy for energy in energies if energy is not None) if energies and None not in energies else None
         samples = step.samples * self._samples_factor
@@ -112,7 +112,7 @@ def join_of(
     for t_ns, sample in sorted(
         ((t_ns, sample) for uuid in uuids for t_ns, sample in devices.get(uuid, ())), key=lambda seen: seen[0]
     ):
-        join.see(t_ns, (sample,))
+        join.add_tick(t_ns, (sample,))
     return join
 
 
