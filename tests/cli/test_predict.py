@@ -48,7 +48,7 @@ class Tracer:
         self.look: Any = None
 
     def __call__(
-        self, executable: str, asked: list[dict[str, Any]], given_up: object, environment: object
+        self, executable: str, asked: list[dict[str, Any]], cancelled: object, environment: object
     ) -> Generator[dict[str, Any]]:
         model = msgspec.to_builtins(model_of(12))
         model["stretches"] = model["segments"]  # the tracer's word

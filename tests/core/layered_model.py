@@ -73,7 +73,7 @@ class Tracer:
         self.refusal: dict[str, Any] = {}
 
     def __call__(
-        self, executable: str, requests: list[dict[str, Any]], given_up: object, environment: object
+        self, executable: str, requests: list[dict[str, Any]], cancelled: object, environment: object
     ) -> Generator[dict[str, Any]]:
         model = msgspec.to_builtins(model_of(12))
         for number, request in enumerate(requests):

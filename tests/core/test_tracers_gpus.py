@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.memory.tracing import Untraceable, trace_model
+from trainfast_runner.memory.tracing import trace_model
 from trainfast_runner.memory.warm_tracer import WarmTracer
 from trainfast_runner.records.home import Home
 from trainfast_runner.running.planning import RunPlan
@@ -55,7 +55,7 @@ def test_the_tracer_sees_the_devices_in_the_order_of_the_run(
 ) -> None:
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    with pytest.raises(Untraceable) as raised:
+    with pytest.raises(UserError) as raised:
         trace_model(resolve("tiny-llama", []), device, python, gpus=gpus)
     assert seen in raised.value.message
 
@@ -71,7 +71,7 @@ def test_one_warm_tracer_serves_runs_on_different_gpus(python: str, monkeypatch:
             ("cpu", [], "['PCI_BUS_ID', '']"),
             ("cuda", ["GPU-b"], "['PCI_BUS_ID', 'GPU-b']"),
         ):
-            with pytest.raises(Untraceable) as raised:
+            with pytest.raises(UserError) as raised:
                 trace_model(resolve("tiny-llama", []), device, python, gpus=gpus, tracer=tracer)
             assert f"{seen} from " in raised.value.message
             servers.add(raised.value.message.rpartition(" from ")[2])
@@ -86,7 +86,7 @@ def test_the_tracer_has_ended_before_a_warm_process_measures_what_is_free_on_a_g
     order: list[str] = []
     launched = threading.Event()
 
-    def trace(plan: RunPlan, given_up: threading.Event) -> SizePrediction:
+    def trace(plan: RunPlan, cancelled: threading.Event) -> SizePrediction:
         launched.wait(0.5)  # whoever starts a process beside the trace does so at once
         order.append("traced")
         return SizePrediction(None, "not needed here")

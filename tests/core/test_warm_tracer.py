@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.worker_scripts import GivenUp
+from trainfast_runner.machine.worker_scripts import TraceCancelled
 from trainfast_runner.memory.tracing import Tracing, trace_model
 from trainfast_runner.memory.warm_tracer import WarmTracer
 from trainfast_runner.settings.spec import RunSpec, resolve
@@ -86,16 +86,16 @@ def test_a_model_that_cannot_be_built_leaves_the_process_warm(tracer: WarmTracer
 def test_a_trace_that_is_given_up_ends_and_the_process_stays(tracer: WarmTracer) -> None:
     trace_model(small(), tracer=tracer)
     [server] = servers_of(os.getpid())
-    given_up = threading.Event()
+    cancelled = threading.Event()
 
     def give_up() -> None:
         wait_for(lambda: bool(server.children()))
-        given_up.set()
+        cancelled.set()
 
     thread = threading.Thread(target=give_up)
     thread.start()
-    with pytest.raises(GivenUp):
-        trace_model(resolve("gpt2-xl"), given_up=given_up, tracer=tracer)
+    with pytest.raises(TraceCancelled):
+        trace_model(resolve("gpt2-xl"), cancelled=cancelled, tracer=tracer)
     thread.join()
     assert server.children(recursive=True) == []
     assert tracer.is_warm(sys.executable)
@@ -112,12 +112,12 @@ def test_a_process_that_died_is_replaced(tracer: WarmTracer) -> None:
 
 
 def test_a_request_larger_than_the_pipe_can_be_given_up_while_the_process_reads_nothing() -> None:
-    tracer, given_up, caught = WarmTracer(), threading.Event(), queue.SimpleQueue[GivenUp]()
+    tracer, cancelled, caught = WarmTracer(), threading.Event(), queue.SimpleQueue[TraceCancelled]()
     request = {"padding": "x" * (1 << 20)}
 
     def ask() -> None:
-        with pytest.raises(GivenUp) as raised:
-            next(tracer.ask_each(sys.executable, [request], given_up))
+        with pytest.raises(TraceCancelled) as raised:
+            next(tracer.ask_each(sys.executable, [request], cancelled))
         caught.put(raised.value)
 
     before = servers_of(os.getpid())
@@ -126,7 +126,7 @@ def test_a_request_larger_than_the_pipe_can_be_given_up_while_the_process_reads_
     wait_for(lambda: len(servers_of(os.getpid())) > len(before))
     [server] = [one for one in servers_of(os.getpid()) if one not in before]
     server.suspend()
-    given_up.set()
+    cancelled.set()
     try:
         assert caught.get(timeout=PATIENCE_S)
         assert not server.is_running()

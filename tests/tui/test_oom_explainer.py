@@ -156,4 +156,4 @@ def test_a_run_that_starts_ends_the_tracing(home: Home, tracer: Tracer) -> None:
     last = posted.get(timeout=60)
     assert isinstance(last, OomExplained)
     assert last.left == 0
-    assert len(tracer.given_up) == 1
+    assert len(tracer.cancelled) == 1

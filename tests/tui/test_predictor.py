@@ -15,10 +15,10 @@ from recorded import GIB, MIB, START_NS, S, a_gpu, a_run, a_tick, write_lines
 from still import CPU, StillApp, a_snapshot, own_supervisor
 from traced import Tracer
 
+from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.memory.available import RankLimit
 from trainfast_runner.memory.fitting import UNMEASURED_BYTES
-from trainfast_runner.memory.tracing import Untraceable
 from trainfast_runner.records.home import Home, read_run_file
 from trainfast_runner.records.run_file import Event
 from trainfast_runner.records.tick import DeviceReading
@@ -105,7 +105,7 @@ def test_a_trace_nobody_waits_for_is_given_up_for_the_one_that_is_wanted(tracer:
     answers.ask("seq_len=32")
     assert answers.next().since_ns is not None
     wait_for(lambda: tracer.traced == [64, 32])
-    assert tracer.given_up == [64]
+    assert tracer.cancelled == [64]
     tracer.go.set()
     assert answers.next().fit is not None
 
@@ -117,14 +117,14 @@ def test_a_run_that_starts_ends_the_trace(tracer: Tracer) -> None:
     wait_for(lambda: tracer.traced == [64])
     answers.ask("seq_len=64", may_trace=False)
     assert answers.next() == MemoryView(words=NOT_NOW)
-    wait_for(lambda: tracer.given_up == [64])
+    wait_for(lambda: tracer.cancelled == [64])
     answers.ask("seq_len=64")
     assert answers.next().since_ns is not None, "after the run it is traced"
     wait_for(lambda: tracer.traced == [64, 64])
 
 
 def test_a_model_the_tracer_cannot_follow_says_why_and_is_not_tried_again(tracer: Tracer) -> None:
-    tracer.refusal = Untraceable("the tracer does not follow its kernels")
+    tracer.refusal = UserError("the tracer does not follow its kernels")
     tracer.go.set()
     answers = Answers()
     answers.ask("seq_len=64")

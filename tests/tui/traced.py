@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 from recorded import MIB
 
-from trainfast_runner.machine.worker_scripts import GivenUp
+from trainfast_runner.errors import UserError
+from trainfast_runner.machine.worker_scripts import TraceCancelled
 from trainfast_runner.memory import tracing
 from trainfast_runner.memory.corrections import DeviceCorrections
 from trainfast_runner.memory.prediction import Prediction
-from trainfast_runner.memory.tracing import Tracing, Untraceable
+from trainfast_runner.memory.tracing import Tracing
 from trainfast_runner.settings.spec import RunSpec
 
 
@@ -55,8 +56,8 @@ class Tracer:
         self._key = key
         self.known = list(known)
         self.traced: list[object] = []
-        self.given_up: list[object] = []
-        self.refusal: Untraceable | None = None
+        self.cancelled: list[object] = []
+        self.refusal: UserError | None = None
         self.go = threading.Event()
         self.importing = ""
         """The Python that imports the training stack until `imported` is set."""
@@ -84,20 +85,20 @@ class Tracer:
         specs: list[RunSpec],
         device: str,
         python: str | None,
-        given_up: threading.Event | None = None,
+        cancelled: threading.Event | None = None,
         gpus: Sequence[str] = (),
         **_: object,
     ) -> Iterator[tuple[int, TenMiBASample]]:
         """One after the other."""
         for place, spec in enumerate(specs):
-            yield place, self.trace(spec, device, python, given_up)
+            yield place, self.trace(spec, device, python, cancelled)
 
     def trace(
         self,
         spec: RunSpec,
         device: str = "cpu",
         python: str | None = None,
-        given_up: threading.Event | None = None,
+        cancelled: threading.Event | None = None,
         gpus: Sequence[str] = (),
         on_traced: Callable[[Tracing], None] = lambda tracing: None,
         **_: object,
@@ -107,16 +108,16 @@ class Tracer:
         if self.importing:
             on_traced(Tracing(0, 2, importing=self.importing))
             while not self.imported.wait(0.01):
-                assert given_up is not None
-                if given_up.is_set():
-                    raise GivenUp("nobody waits")
+                assert cancelled is not None
+                if cancelled.is_set():
+                    raise TraceCancelled("nobody waits")
             on_traced(Tracing(0, 2))
-        assert given_up is not None
+        assert cancelled is not None
         deadline = time.monotonic() + 60
         while not self.go.wait(0.01):
-            if given_up.is_set():
-                self.given_up.append(model)
-                raise GivenUp("nobody waits")
+            if cancelled.is_set():
+                self.cancelled.append(model)
+                raise TraceCancelled("nobody waits")
             assert time.monotonic() < deadline
         if self.refusal is not None:
             raise self.refusal

@@ -56,8 +56,8 @@ def working_directory() -> str:
     return path
 
 
-class GivenUp(UserError):
-    """The answer is no longer wanted."""
+class TraceCancelled(Exception):
+    """Raised by a trace whose answer is no longer wanted."""
 
 
 def ask(

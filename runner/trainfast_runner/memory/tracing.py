@@ -34,10 +34,6 @@ Found = Trace | UserError
 KINDS: tuple[type[Trace], ...] = (StepTrace, OptimizerTrace)
 
 
-class Untraceable(UserError):
-    """Raised when the tracer cannot follow a model; the message says why. Its memory is then known only by running."""
-
-
 @dataclass(frozen=True)
 class Tracing:
     """Progress of several traces: `done` of `total`, and in words the first missing one, of the spec at `place`.
@@ -88,19 +84,19 @@ def trace_model(
     spec: RunSpec,
     device: str = "cpu",
     python: str | None = None,
-    given_up: threading.Event | None = None,
+    cancelled: threading.Event | None = None,
     gpus: Sequence[str] = (),
     on_traced: Callable[[Tracing], None] = lambda tracing: None,
     tracer: WarmTracer | None = None,
 ) -> MemoryModel:
     """Return the cached model, or trace it in the training Python: a few seconds. `gpus` as for `trace_models`.
 
-    Setting `given_up` ends the trace with worker_scripts.GivenUp: a trace must not take the CPU of a measured run.
-    Raises Untraceable if the tracer cannot follow the model, UserError if the model cannot be built at all.
+    Setting `cancelled` raises worker_scripts.TraceCancelled: a trace must not take the CPU of a measured run.
+    Raises UserError if the tracer cannot follow the model, or the model cannot be built at all.
     """
     executable = training_python.find(python)
     with _alone(traces_of(spec, device, executable)):
-        [(_, model)] = trace_models([spec], device, python, on_traced, given_up, gpus, tracer)
+        [(_, model)] = trace_models([spec], device, python, on_traced, cancelled, gpus, tracer)
     if isinstance(model, UserError):
         raise model
     return model
@@ -111,14 +107,14 @@ def trace_models(
     device: str = "cpu",
     python: str | None = None,
     on_traced: Callable[[Tracing], None] = lambda tracing: None,
-    given_up: threading.Event | None = None,
+    cancelled: threading.Event | None = None,
     gpus: Sequence[str] = (),
     tracer: WarmTracer | None = None,
 ) -> Iterator[tuple[int, MemoryModel | UserError]]:
     """Yield each spec's place and its model or UserError, as soon as it is ready.
 
     Specs share traces. All are made in one process of the training Python: that of `tracer`, or one that ends with the
-    iterator. Raises worker_scripts.GivenUp once `given_up` is set.
+    iterator. Raises worker_scripts.TraceCancelled once `cancelled` is set.
 
     `gpus` are the UUIDs of the run's GPUs: the tracer sees them as the run does, and no GPU for a CPU. On a GPU it
     holds a CUDA context while it traces, so nobody may measure that GPU's free memory meanwhile.
@@ -145,7 +141,7 @@ def trace_models(
         on_traced(_progress(requests, found, wanted))
 
     environment = _environment(device, gpus)
-    with closing(_traced(executable, requests, environment, given_up, imported, tracer)) as answers:
+    with closing(_traced(executable, requests, environment, cancelled, imported, tracer)) as answers:
         for asked, trace in answers:
             found[asked.file] = trace
             if not isinstance(trace, UserError):
@@ -235,7 +231,7 @@ def _traced(
     executable: str,
     requests: list[tuple[TraceRequest, dict[str, Any]]],
     environment: dict[str, str],
-    given_up: threading.Event | None = None,
+    cancelled: threading.Event | None = None,
     on_imported: Callable[[], None] = lambda: None,
     tracer: WarmTracer | None = None,
 ) -> Generator[tuple[TraceRequest, Found]]:
@@ -245,8 +241,8 @@ def _traced(
     owed = dict(enumerate(requests))
     server = WarmTracer() if tracer is None else tracer
     try:
-        wanted, given_up = [request for _, request in requests], given_up or threading.Event()
-        with closing(server.ask_each(executable, wanted, given_up, environment)) as answers:
+        wanted, cancelled = [request for _, request in requests], cancelled or threading.Event()
+        with closing(server.ask_each(executable, wanted, cancelled, environment)) as answers:
             for answer in answers:
                 if "imported" in answer:
                     on_imported()
@@ -256,8 +252,6 @@ def _traced(
                     yield asked, _decoded(answer, request)
                 except UserError as problem:
                     yield asked, problem
-    except worker_scripts.GivenUp:
-        raise
     except UserError as problem:
         yield from ((asked, problem) for asked, _ in owed.values())
     finally:
@@ -272,12 +266,12 @@ def _decoded(answer: dict[str, Any], request: dict[str, Any]) -> Trace:
     if answer.get("untraceable"):
         part = f"the optimizer step of {request['knobs']['optimizer']}" if of_optimizer else "this model"
         why, key = f"the tracer cannot follow {part}: {answer['untraceable']}", "optimizer" if of_optimizer else "model"
-        raise Untraceable(why, key=key, advice="search max-batch, which finds what fits by running it")
+        raise UserError(why, key=key, advice="search max-batch, which finds what fits by running it")
     kind: type[StepTrace] | type[OptimizerTrace] = OptimizerTrace if of_optimizer else StepTrace
     try:
         return msgspec.convert(answer, kind)
     except msgspec.ValidationError as error:
-        raise Untraceable(f"the tracer's answer is not understood: {error}", key="model") from None
+        raise UserError(f"the tracer's answer is not understood: {error}", key="model") from None
 
 
 def _read(wanted: list[TraceRequests], found: dict[Path, Found]) -> None:

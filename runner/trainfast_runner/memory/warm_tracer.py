@@ -24,7 +24,7 @@ from trainfast_runner.machine.training_python import visible_to
 from trainfast_runner.machine.worker_scripts import (
     PATIENCE_S,
     WORKER,
-    GivenUp,
+    TraceCancelled,
     json_objects,
     last_line,
     late,
@@ -37,7 +37,6 @@ LOOK_EVERY_S = 0.1
 """Seconds between two looks whether an answer is still wanted."""
 CANCELLED_WITHIN_S = 2.0
 """A cancelled trace that does not end within this time is ended with its process."""
-UNWANTED = "the answer is no longer wanted"
 CHUNK = 1 << 20
 DEVICE_VARIABLES = tuple(visible_to(()))
 
@@ -58,22 +57,22 @@ class WarmTracer:
         self,
         executable: str,
         requests: list[dict[str, Any]],
-        given_up: threading.Event,
+        cancelled: threading.Event,
         environment: Mapping[str, str] | None = None,
     ) -> Generator[dict[str, Any]]:
         """Yield the answer to each request of the worker's trace_memory.py, as soon as it arrives.
 
-        A new process first yields `{"imported": true}`. Closing the iterator or setting `given_up` ends the trace, not
-        the process. Raises UserError when an answer fails to come, GivenUp.
+        A new process first yields `{"imported": true}`. Closing the iterator or setting `cancelled` ends the trace, not
+        the process. Raises UserError when an answer fails to come, TraceCancelled.
         """
         while not self._turn.acquire(timeout=LOOK_EVERY_S):
-            if given_up.is_set():
-                raise GivenUp(UNWANTED)
+            if cancelled.is_set():
+                raise TraceCancelled
         variables = own_environment() if environment is None else dict(environment)
         devices = {name: variables.pop(name, None) for name in DEVICE_VARIABLES}
         try:
             server = self._server_for(executable, variables)
-            with closing(server.answers(requests, devices, given_up)) as answers:
+            with closing(server.answers(requests, devices, cancelled)) as answers:
                 yield from answers
         finally:
             self._turn.release()
@@ -131,7 +130,7 @@ class _Server:
         return self._process.poll() is None
 
     def answers(
-        self, requests: list[dict[str, Any]], devices: Mapping[str, str | None], given_up: threading.Event
+        self, requests: list[dict[str, Any]], devices: Mapping[str, str | None], cancelled: threading.Event
     ) -> Generator[dict[str, Any]]:
         """As `WarmTracer.ask_each`, with `devices` as DEVICE_VARIABLES. Cancels missing answers when closed."""
         self._batch += 1
@@ -150,8 +149,8 @@ class _Server:
                     owed -= "imported" not in answer
                     yield answer
                     deadline = time.monotonic() + PATIENCE_S
-                if owed and given_up.is_set():
-                    raise GivenUp(UNWANTED)
+                if owed and cancelled.is_set():
+                    raise TraceCancelled
                 if owed and time.monotonic() > deadline:
                     raise late(self._executable)
         finally:

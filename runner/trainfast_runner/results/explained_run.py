@@ -115,7 +115,7 @@ def trace_changes(
     run: RunFile,
     error: RunError | None,
     python: str | None = None,
-    given_up: threading.Event | None = None,
+    cancelled: threading.Event | None = None,
     held_bytes: int | None = None,
     tracer: WarmTracer | None = None,
 ) -> Generator[int]:
@@ -123,20 +123,20 @@ def trace_changes(
 
     `held_bytes` are the bytes that the failed rank held. `tracer` is a tracing process to use.
 
-    Yields the number of remaining traces before each. Ends early once `given_up` is set. Raises UserError when the
+    Yields the number of remaining traces before each. Ends early once `cancelled` is set. Raises UserError when the
     training Python cannot be asked.
     """
-    from trainfast_runner.machine.worker_scripts import GivenUp
+    from trainfast_runner.machine.worker_scripts import TraceCancelled
     from trainfast_runner.memory.oom_changes import candidates, combined
     from trainfast_runner.settings.spec import spec_of_record
 
     spec, phase = spec_of_record(run), error.phase if error is not None else None
     python = python or run.python or None
     try:
-        yield from _trace([spec, *candidates(spec, run.device, phase)], run, python, given_up, tracer)
+        yield from _trace([spec, *candidates(spec, run.device, phase)], run, python, cancelled, tracer)
         if not _is_cured(run, error, python, held_bytes):
-            yield from _trace(combined(spec, run.device, phase), run, python, given_up, tracer)
-    except GivenUp:
+            yield from _trace(combined(spec, run.device, phase), run, python, cancelled, tracer)
+    except TraceCancelled:
         return
 
 
@@ -144,7 +144,7 @@ def _trace(
     specs: list[RunSpec],
     run: RunFile,
     python: str | None,
-    given_up: threading.Event | None,
+    cancelled: threading.Event | None,
     tracer: WarmTracer | None,
 ) -> Generator[int]:
     from trainfast_runner.memory.tracing import cached_models, trace_models
@@ -154,7 +154,7 @@ def _trace(
     if not missing:
         return
     yield len(missing)
-    traces = trace_models(missing, run.device, python, given_up=given_up, gpus=run.device_uuids, tracer=tracer)
+    traces = trace_models(missing, run.device, python, cancelled=cancelled, gpus=run.device_uuids, tracer=tracer)
     for done, _ in enumerate(traces, 1):
         if done < len(missing):
             yield len(missing) - done

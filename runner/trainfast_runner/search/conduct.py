@@ -131,14 +131,14 @@ class BatchConductor(Conductor[AnyLine, Ended]):
         """Get a warm process and a prediction before the first size is chosen: both at once on a CPU."""
         if any(isinstance(line, (Predicted, Probe)) for line in self._lines):
             return
-        given_up = threading.Event()
+        cancelled = threading.Event()
         with ThreadPoolExecutor(1) as pool:
-            prediction = pool.submit(predict_size, self._plan, given_up)
+            prediction = pool.submit(predict_size, self._plan, cancelled)
             try:
                 if self._plan.device == "cuda":
                     # The tracer's CUDA context would be missing from the memory that the warm process finds free.
                     self._wait_for(prediction, time.monotonic() + TRACE_WITHIN_S)
-                    given_up.set()
+                    cancelled.set()
                     prediction.result()
                 began = time.monotonic()
                 available = self._ready(self._warm_process())
@@ -147,7 +147,7 @@ class BatchConductor(Conductor[AnyLine, Ended]):
                 if available is not None:
                     self._wait_for(prediction, latest)
             finally:
-                given_up.set()
+                cancelled.set()
         if available is not None:
             limits = self._plan.memory_limit_bytes or tuple(available)
             self._write(prediction.result().against(self._plan, min(limits)))

@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass, replace
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.worker_scripts import GivenUp
+from trainfast_runner.machine.worker_scripts import TraceCancelled
 from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.memory.tracing import cached_model, trace_model
@@ -64,14 +64,14 @@ class SizePrediction:
         return self.model.predict(replace(plan.spec, knobs=knobs), plan.world_size)
 
 
-def predict_size(plan: RunPlan, given_up: threading.Event) -> SizePrediction:
-    """Read the plan's memory model from the cache, or trace it now, which takes seconds; `given_up` ends the trace."""
+def predict_size(plan: RunPlan, cancelled: threading.Event) -> SizePrediction:
+    """Read the plan's memory model from the cache, or trace it now, which takes seconds; `cancelled` ends the trace."""
     try:
         found = cached_model(plan.spec, plan.device, plan.python)
         if found is None:
-            found = trace_model(plan.spec, plan.device, plan.python, given_up, plan.device_uuids)
+            found = trace_model(plan.spec, plan.device, plan.python, cancelled, plan.device_uuids)
         return SizePrediction(found.on(next(iter(plan.device_names), None)))
-    except GivenUp:
+    except TraceCancelled:
         return SizePrediction(None, "the trace took too long")
     except UserError as problem:
         return SizePrediction(None, problem.message)

@@ -108,13 +108,13 @@ def explained(directory: Path, result: Result, python: str | None) -> Result:
     from trainfast_runner.results.explained_run import explained_now, held_by, trace_changes
 
     held = held_by(read_records(directory), result.error)
-    given_up = threading.Event()
-    timer = threading.Timer(TRACES_WITHIN_S, given_up.set)
+    cancelled = threading.Event()
+    timer = threading.Timer(TRACES_WITHIN_S, cancelled.set)
     timer.daemon = True
     timer.start()
     try:
         with progress_when_slow("tracing which changes would make it fit…") as slow:
-            for left in trace_changes(run, result.error, python, given_up, held):
+            for left in trace_changes(run, result.error, python, cancelled, held):
                 slow.update(f"tracing which changes would make it fit, {left} to go…")
     except (UserError, KeyboardInterrupt):
         pass  # changes without a trace stay estimates

@@ -33,7 +33,7 @@ class OomExplainer:
         self._tracer = tracer
         self._python = python
         self._of: str | None = None
-        self._given_up = threading.Event()
+        self._cancelled = threading.Event()
         self._newest: OomExplained | None = None
         self._thread: threading.Thread | None = None
 
@@ -53,15 +53,15 @@ class OomExplainer:
             self.stop()
         elif run is not None and run.run_id != self._of:
             self.stop()
-            self._of, self._given_up = run.run_id, threading.Event()
-            self._thread = in_background("explain", partial(self._explain, run, self._given_up), self._post)
+            self._of, self._cancelled = run.run_id, threading.Event()
+            self._thread = in_background("explain", partial(self._explain, run, self._cancelled), self._post)
 
     def stop(self, wait_s: float = 0.0) -> None:
         """End the trace under way and wait at most `wait_s` until its process is gone.
 
         The same run may be looked at again afterwards.
         """
-        self._given_up.set()
+        self._cancelled.set()
         self._of = None
         if self._thread is not None and wait_s:
             self._thread.join(wait_s)
@@ -70,14 +70,14 @@ class OomExplainer:
         """Keep the newest explanation."""
         self._newest = message
 
-    def _explain(self, run: RunSnapshot, given_up: threading.Event) -> OomExplained:
+    def _explain(self, run: RunSnapshot, cancelled: threading.Event) -> OomExplained:
         from trainfast_runner.results.explained_run import trace_changes
 
         died = out_of_memory(run)
         assert died is not None
         python = self._python or died.run.python or None
         try:
-            for left in trace_changes(died.run, died.error, python, given_up, died.held_bytes, self._tracer()):
+            for left in trace_changes(died.run, died.error, python, cancelled, died.held_bytes, self._tracer()):
                 self._post(OomExplained(run.run_id, _explained(died, python), left))
         except (UserError, OSError):
             pass  # a change that cannot be traced stays an estimate

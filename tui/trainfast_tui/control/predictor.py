@@ -96,12 +96,12 @@ def _with_free(machine: Machine, tick: Tick, live: RunSnapshot | None) -> Machin
 
 @dataclass(frozen=True, slots=True)
 class _Trace:
-    """A trace that is wanted or under way; setting `given_up` ends it."""
+    """A trace that is wanted or under way; setting `cancelled` ends it."""
 
     request: PredictionRequest
     key: str
     since_ns: int
-    given_up: threading.Event
+    cancelled: threading.Event
 
 
 class Predictor:
@@ -149,7 +149,7 @@ class Predictor:
 
     def _drop_trace(self) -> None:
         if self._trace is not None:
-            self._trace.given_up.set()
+            self._trace.cancelled.set()
             self._trace = None
 
     def _guarded(self, work: Callable[[], None]) -> None:
@@ -209,7 +209,7 @@ class Predictor:
                 self._wake.notify_all()
 
     def _trace_on(self) -> None:
-        from trainfast_runner.machine.worker_scripts import GivenUp
+        from trainfast_runner.machine.worker_scripts import TraceCancelled
         from trainfast_runner.memory.tracing import trace_model
 
         while True:
@@ -225,12 +225,12 @@ class Predictor:
                     spec,
                     machine.device,
                     self._python,
-                    given_up=trace.given_up,
+                    cancelled=trace.cancelled,
                     gpus=gpus,
                     on_traced=self._note_tracing,
                     tracer=self._tracer(),
                 )
-            except GivenUp:
+            except TraceCancelled:
                 continue
             except UserError as error:
                 self._failed[trace.key] = error.message

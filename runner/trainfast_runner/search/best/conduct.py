@@ -171,21 +171,21 @@ class BestConductor(Conductor[BestLine, BestEnded]):
 
     def _survey_while_starting(self) -> None:
         """Trace and predict while the baseline's process starts, and write the candidates before its first trial."""
-        given_up = threading.Event()
+        cancelled = threading.Event()
         with ThreadPoolExecutor(1) as pool:
-            surveyed = pool.submit(self._surveyed, given_up)
+            surveyed = pool.submit(self._surveyed, cancelled)
             try:
                 self._process_for(self._space.baseline)
                 self._wait_for(surveyed, time.monotonic() + TRACE_WITHIN_S)
             finally:
-                given_up.set()
+                cancelled.set()
         self._space = surveyed.result()
         self._write(self._space)
 
-    def _surveyed(self, given_up: threading.Event) -> Space:
+    def _surveyed(self, cancelled: threading.Event) -> Space:
         self._survey.ask_attentions(self._question)
         space = self._survey.space(self._question)
-        self._survey.trace(space, given_up)
+        self._survey.trace(space, cancelled)
         return self._survey.predicted(space)
 
     def _wait_for(self, surveyed: Future[Space], latest: float) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
 from trainfast_runner.machine.devices import look
-from trainfast_runner.machine.worker_scripts import GivenUp
+from trainfast_runner.machine.worker_scripts import TraceCancelled
 from trainfast_runner.memory.sharding import PREDICTED
 from trainfast_runner.memory.tracing import cached_models, trace_models
 from trainfast_runner.running.planning import RunPlan
@@ -52,14 +52,14 @@ class Survey:
             seen = training_python.inspect(self.plan.python, model, objective, attention=True)
             self._facts = replace(self._facts, attentions=seen.attentions)
 
-    def trace(self, space: Space, given_up: threading.Event) -> None:
-        """Trace the memory models that the legal candidates need into the cache, until `given_up` is set."""
+    def trace(self, space: Space, cancelled: threading.Event) -> None:
+        """Trace the memory models that the legal candidates need into the cache, until `cancelled` is set."""
         specs = [one for one in self.legal(space).values() if one.knobs["strategy"] in PREDICTED]
         plan = self.plan
         try:
-            for _ in trace_models(specs, plan.device, plan.python, given_up=given_up, gpus=plan.device_uuids):
+            for _ in trace_models(specs, plan.device, plan.python, cancelled=cancelled, gpus=plan.device_uuids):
                 pass  # each is in the cache now, or cannot be traced
-        except (GivenUp, UserError):
+        except (TraceCancelled, UserError):
             return  # candidates without a model are tried unpredicted
 
     def predicted(self, space: Space) -> Space:
