@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainfast_runner.machine.processes.identity import Unended
+from trainfast_runner.machine.processes.identity import UnkillableProcess
 from trainfast_runner.records.home import is_unfinished
 from trainfast_runner.records.run_file import ClockAnchor, RunFile, WorkerLine
 from trainfast_runner.records.run_records import DeviceSample, RunRecords
@@ -106,7 +106,11 @@ def test_the_reason_names_pid_state_and_gpu() -> None:
         worker={rank: [WorkerLine(t_ns=1, kind="started", pid=100 + rank)] for rank in range(2)},
         devices={"GPU-b": [(1, DeviceSample(uuid="GPU-b", index=3))]},
     )
-    stuck = [Unended(101, "python", "D"), Unended(100, "python", "D"), Unended(7, "pt_data_worker", "D")]
+    stuck = [
+        UnkillableProcess(101, "python", "D"),
+        UnkillableProcess(100, "python", "D"),
+        UnkillableProcess(7, "pt_data_worker", "D"),
+    ]
     assert did_not_end(stuck, records, 60.0) == (
         "pid 101 (rank 1, GPU 3) is in state D (uninterruptible sleep);"
         " pid 100 (rank 0, GPU-a) is in state D (uninterruptible sleep);"

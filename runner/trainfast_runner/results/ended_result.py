@@ -21,7 +21,7 @@ from trainfast_runner.results.verdict import Verdict
 NO_FIGURES = "the figures of this run could not be computed"
 
 
-def recorded(directory: Path) -> RunRecords:
+def read_records_or_note_trouble(directory: Path) -> RunRecords:
     """The records of a run; if reading them fails, the ranks' lines alone, and a trouble that names the error."""
     try:
         return read_records(directory)
@@ -38,13 +38,13 @@ def add_trouble(records: RunRecords, what: str) -> None:
     records.events.append(Event(t_ns=time.monotonic_ns(), kind="trouble", detail=what))
 
 
-def write_verdict(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: int | None) -> None:
+def write_provisional_result(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: int | None) -> None:
     """Write `result.json` without figures, before the analysis begins. Raises OSError."""
     result = without_figures(directory, records, verdict, ended_ns)
     write_result(directory, msgspec.structs.replace(result, provisional=True))
 
 
-def analysed(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: int | None) -> Result:
+def result_with_figures(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: int | None) -> Result:
     """The result with all its figures; without them, and with a trouble that names the error, if the analysis fails."""
     try:
         return summarise(directory, with_prediction(records), verdict, ended_ns)

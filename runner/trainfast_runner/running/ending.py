@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 
-from trainfast_runner.machine.processes.identity import Identity, Unended, descendants, send
+from trainfast_runner.machine.processes.identity import Identity, UnkillableProcess, descendants, send
 from trainfast_runner.records.run_file import Event
 from trainfast_runner.records.run_records import RunRecords
 
@@ -120,7 +120,7 @@ def collect_orphans() -> bool:
             return True
 
 
-def did_not_end(processes: Iterable[Unended], records: RunRecords, waited_s: float) -> str:
+def did_not_end(processes: Iterable[UnkillableProcess], records: RunRecords, waited_s: float) -> str:
     """A sentence for the run's reason or troubles: each process with its pid, state and GPU.
 
     A GPU driver that hangs, as after an Xid, keeps a process in the kernel.

@@ -18,7 +18,7 @@ LAST_WORDS = ("finished", "exception", "invalid", "signal")
 
 
 @dataclass(frozen=True)
-class Gone:
+class LostRank:
     """A rank that exited without recording its end, and when that was seen (CLOCK_MONOTONIC nanoseconds)."""
 
     rank: int
@@ -36,7 +36,7 @@ class Ranks:
         self, directory: Path, world_size: int, direct_pid: int, on_trouble: Callable[[int, str], None] | None = None
     ) -> None:
         """`on_trouble(rank, sentence)` gets each failure of a rank beside its training."""
-        self.gone: list[Gone] = []
+        self.gone: list[LostRank] = []
         """Ranks that exited without recording their end, in the order seen."""
         self.in_training = False
         """True once any rank has begun to train."""
@@ -44,7 +44,7 @@ class Ranks:
         self._direct_pid = direct_pid
         self._first_steps = Tail(rank_file(directory, "steps", 0), Step, window_bytes=1 << 16)
 
-    def follow(self) -> list[Gone]:
+    def follow(self) -> list[LostRank]:
         """Read new records; returns the ranks that have gone since the last call.
 
         Raises OSError for an unreadable file.
@@ -57,7 +57,7 @@ class Ranks:
             self.in_training = bool(self._first_steps.new())
         known = {gone.rank for gone in self.gone}
         new = [
-            Gone(rank.number, time.monotonic_ns())
+            LostRank(rank.number, time.monotonic_ns())
             for rank in dead
             if rank.last_words is None and rank.number not in known
         ]

@@ -30,7 +30,7 @@ from trainfast_runner.records.json_lines import Tail, rest_of
 from trainfast_runner.records.result import Result, RunError
 from trainfast_runner.records.run_file import END_STATES, SCHEMA, Event, RunFile
 from trainfast_runner.records.run_records import EVENTS_FILE, RunRecords, worker_lines
-from trainfast_runner.results.ended_result import analysed, recorded, write_result
+from trainfast_runner.results.ended_result import read_records_or_note_trouble, result_with_figures, write_result
 from trainfast_runner.results.verdict import Verdict, one_line
 
 BEING_MADE_S = 10.0
@@ -114,10 +114,10 @@ def settle(directory: Path) -> Result | None:
         result = read_written_result(directory)
         if is_whole(result) or _result_is_newer(directory):
             return result
-        records = recorded(directory)
+        records = read_records_or_note_trouble(directory)
         why = "the supervisor ended before the run did"
         verdict = lost_verdict(records, why) if result is None else Verdict(result.state, result.reason, result.error)
-        result = analysed(directory, records, verdict, records.last_t_ns())
+        result = result_with_figures(directory, records, verdict, records.last_t_ns())
         with contextlib.suppress(OSError):  # A full or read-only disk: the next reader tries again.
             write_result(directory, result)
         return result

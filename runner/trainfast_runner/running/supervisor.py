@@ -17,7 +17,7 @@ import msgspec
 
 from trainfast_runner.machine.processes.identity import (
     Identity,
-    Unended,
+    UnkillableProcess,
     become_subreaper,
     descendants,
     identify,
@@ -34,12 +34,18 @@ from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_file import Event, RunFile
 from trainfast_runner.records.run_records import EVENTS_FILE, RunRecords, rank_file
 from trainfast_runner.records.step_lines import capped_steps
-from trainfast_runner.results.ended_result import add_trouble, analysed, recorded, write_result, write_verdict
+from trainfast_runner.results.ended_result import (
+    add_trouble,
+    read_records_or_note_trouble,
+    result_with_figures,
+    write_provisional_result,
+    write_result,
+)
 from trainfast_runner.results.verdict import Evidence, Verdict, judge
 from trainfast_runner.running.ending import Signals, StopLadder, collect_orphans, did_not_end
 from trainfast_runner.running.kernel_oom import oom_kills
 from trainfast_runner.running.offload import full_disk, offload_path, remove_offloaded
-from trainfast_runner.running.ranks import Gone, Ranks
+from trainfast_runner.running.ranks import LostRank, Ranks
 from trainfast_runner.running.recovery import lost_verdict
 from trainfast_runner.running.telemetry_log import TelemetryLog
 
@@ -88,9 +94,9 @@ class Supervisor:
         self._child: Identity | None = None
         self._exit_code: int | None = None
         self._spawn_error: str | None = None
-        self._gone: list[Gone] = []
+        self._gone: list[LostRank] = []
         self._unkillable_s = unkillable_s
-        self._unended: list[Unended] = []
+        self._unended: list[UnkillableProcess] = []
         self._torn_down: str | None = None
         self._oom_kills_before = oom_kills()
         self._troubles: set[str] = set()
@@ -131,7 +137,7 @@ class Supervisor:
             why = error.strerror if isinstance(error, OSError) else str(error)
             self._spawn_error = f"cannot start {os.fsdecode(what)}: {why}"
             return
-        # Popen must never wait for it: only `_collect` does, and so gets the true status.
+        # Popen must never wait for it: only `_reap_child` does, and so gets the true status.
         process.returncode = 0
         self._child = identify(process.pid) or Identity(process.pid, -1)
         self._record("launched", pid=self._child.pid, start_ticks=self._child.start_ticks)
@@ -141,20 +147,20 @@ class Supervisor:
         """Follow the training until its direct child has ended, or outlived SIGKILL."""
         ranks = Ranks(self.directory, self.run_file.world_size, child.pid, self._trouble_of_rank)
         try:
-            while not self._collect(child):
+            while not self._reap_child(child):
                 self._signals.wait(TICK_S, ranks.watched_fds())
-                self._obey(child)
-                self._follow(ranks)
+                self._handle_signals(child)
+                self._read_ranks(ranks)
                 self._tear_down_if_broken(ranks, child)
                 self._ladder.climb(child)
                 self._trim()
-                if self._ladder.killed_ns is not None and self._gives_up(self._ladder.killed_ns / 1e9):
+                if self._ladder.killed_ns is not None and self._note_unkillable(self._ladder.killed_ns / 1e9):
                     break
-            self._follow(ranks)
+            self._read_ranks(ranks)
         finally:
             ranks.close()
 
-    def _collect(self, child: Identity) -> bool:
+    def _reap_child(self, child: Identity) -> bool:
         """Collect the direct child before any other; True if it has ended. Keeps its status."""
         pid, status = os.waitpid(child.pid, os.WNOHANG)
         if pid == 0:
@@ -162,7 +168,7 @@ class Supervisor:
         self._exit_code = os.waitstatus_to_exitcode(status)
         return True
 
-    def _obey(self, child: Identity) -> None:
+    def _handle_signals(self, child: Identity) -> None:
         """Act on the signals that came."""
         for signum in self._signals.take():
             if signum == signal.SIGUSR1:
@@ -171,7 +177,7 @@ class Supervisor:
                 self._ladder.ask(child)
             self._enter("stopping", "asked to stop")
 
-    def _follow(self, ranks: Ranks) -> None:
+    def _read_ranks(self, ranks: Ranks) -> None:
         """Read the ranks' new lines, and note which ranks are gone."""
         try:
             gone = ranks.follow()
@@ -187,7 +193,7 @@ class Supervisor:
             self._record("rank_gone", rank=lost.rank, detail="the process exited without reporting an error")
 
     def _tear_down_if_broken(self, ranks: Ranks, child: Identity) -> None:
-        """A training that can only hang from here on is ended, after time to end by itself."""
+        """End a training that lost a rank, failed or finished, if it has not ended by itself in time."""
         if self._ladder.begun:
             return
         now = time.monotonic_ns()
@@ -202,7 +208,7 @@ class Supervisor:
             self._enter("stopping", self._torn_down)
             self._ladder.tear_down(child, LOST_RANK_GRACE_S)
 
-    def _gives_up(self, killed_s: float) -> bool:
+    def _note_unkillable(self, killed_s: float) -> bool:
         """Return True, and keep the processes, if any has outlived the SIGKILL of `killed_s` for too long."""
         if time.monotonic() > killed_s + self._unkillable_s:
             self._unended = unended(os.getpid())
@@ -221,7 +227,7 @@ class Supervisor:
             self._signals.wait(TICK_S if kill or not asked else 0.05)
             if signal.SIGUSR1 in self._signals.take() and not kill:
                 deadline = time.monotonic()
-            self._gives_up(deadline)
+            self._note_unkillable(deadline)
 
     def _finish(self) -> None:
         """The verdict, the summary, `result.json`."""
@@ -232,27 +238,27 @@ class Supervisor:
                 file.compact()
             except OSError as error:
                 self._trouble(f"{file.path.name} cannot be compacted: {error.strerror}")
-        records = recorded(self.directory)
+        records = read_records_or_note_trouble(self.directory)
         verdict = self._verdict(records)
         self._enter(verdict.state, verdict.reason)
         with suppress(OSError):  # the result itself is tried for longer
-            write_verdict(self.directory, records, verdict, ended_ns)
-        result = analysed(self.directory, records, verdict, ended_ns)
+            write_provisional_result(self.directory, records, verdict, ended_ns)
+        result = result_with_figures(self.directory, records, verdict, ended_ns)
         with suppress(Exception):  # the next prediction is then as good as the last
-            # Before the result: who sees that it has ended predicts the next one at once.
+            # Before result.json: the app predicts the next run as soon as it appears.
             corrections.learn(self.directory.parent.parent, with_prediction(records), result)
-        if not self._writes(result):
+        if not self._try_write_result(result):
             # The offloaded states may be on the same disk.
             self._remove_offloaded()
             for _ in range(RESULT_RETRIES):
                 # A full disk may have space again in a moment; else a reader judges the run by its records.
-                if self._writes(result):
+                if self._try_write_result(result):
                     break
                 self._signals.wait(TICK_S)
         # After the result: another process may lock the user's directory, and gigabytes take time.
         self._remove_offloaded()
 
-    def _writes(self, result: Result) -> bool:
+    def _try_write_result(self, result: Result) -> bool:
         """Write `result.json`; False when the disk does not take it."""
         try:
             write_result(self.directory, result)
@@ -265,13 +271,13 @@ class Supervisor:
         """The verdict: lost if a process cannot be ended, unless every rank had finished before."""
         if not self._unended:
             return self._judge(records, self._exit_code)
-        who = did_not_end(self._unended, records, self._unkillable_s)
+        reason = did_not_end(self._unended, records, self._unkillable_s)
         # A hanging process keeps its parent from exiting with status 0: the ranks' own records count.
         verdict = self._judge(records, 0)
         if verdict.state != "finished":
-            return lost_verdict(records, who)
-        self._trouble(who)
-        add_trouble(records, who)
+            return lost_verdict(records, reason)
+        self._trouble(reason)
+        add_trouble(records, reason)
         return verdict
 
     def _judge(self, records: RunRecords, exit_code: int | None) -> Verdict:

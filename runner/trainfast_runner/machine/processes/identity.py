@@ -27,7 +27,7 @@ class Identity:
 
 
 @dataclass(frozen=True)
-class Unended:
+class UnkillableProcess:
     """A process that did not end; `state` is the kernel's letter. State D takes no signal."""
 
     pid: int
@@ -71,9 +71,9 @@ def descendants(root_pid: int) -> list[Identity]:
     return [Identity(pid, stat.start_ticks) for pid, stat in _below(root_pid) if not stat.ended]
 
 
-def unended(root_pid: int) -> list[Unended]:
+def unended(root_pid: int) -> list[UnkillableProcess]:
     """Processes below `root_pid` with a thread that has not ended; without any, the uncollected ones."""
-    found = [Unended(pid, stat.name, _worst_state(pid, stat)) for pid, stat in _below(root_pid)]
+    found = [UnkillableProcess(pid, stat.name, _worst_state(pid, stat)) for pid, stat in _below(root_pid)]
     return [process for process in found if process.state != "Z"] or found
 
 
