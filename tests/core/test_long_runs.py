@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainfast_runner.records import run_records
-from trainfast_runner.records.output_log import OutputLog
+from trainfast_runner.records.capped_file import CappedFile
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_records import RunRecords, rank_file, read_records
-from trainfast_runner.records.step_lines import capped_steps
+from trainfast_runner.records.step_lines import capped_step_file
 from trainfast_runner.records.thinned import ENDS, Thinned
 from trainfast_runner.results.summary import summarise
 from trainfast_runner.results.verdict import Verdict
@@ -114,9 +114,9 @@ def test_a_long_record_is_read_in_bounded_memory(tmp_path: Path, monkeypatch: py
     assert result.throttle.thermal_fraction == pytest.approx(0.25, rel=1e-3)
 
 
-def dropped_file(directory: Path, steps: int = 20_000, cap_bytes: int = 256 * KIB) -> OutputLog:
+def dropped_file(directory: Path, steps: int = 20_000, cap_bytes: int = 256 * KIB) -> CappedFile:
     """Steps as a worker appends them, the supervisor's cap enforced meanwhile."""
-    log = capped_steps(directory / "steps.jsonl", cap_bytes)
+    log = capped_step_file(directory / "steps.jsonl", cap_bytes)
     fd = log.open()
     for number in range(1, steps + 1):
         os.write(fd, step_line(number, warmup=number <= 3, loss=1.0))
@@ -158,7 +158,7 @@ def test_where_files_have_no_holes_the_steps_behind_the_head_are_cut(
 ) -> None:
     monkeypatch.setattr("trainfast_runner.records.output_log._punch", lambda *_: False)
     write_run(tmp_path, watch_uuids=[])
-    log = capped_steps(tmp_path / "steps.jsonl", 64 * KIB)
+    log = capped_step_file(tmp_path / "steps.jsonl", 64 * KIB)
     follower = Follower(tmp_path)
     shown: list[int] = []
     fd = log.open()

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfast_runner.records.output_log import OutputLog, read_log
+from trainfast_runner.records.capped_file import CappedFile
+from trainfast_runner.records.output_log import read_log
 
 from .conftest import Run
 
@@ -47,7 +48,7 @@ def test_a_flood_of_output_keeps_its_head_and_tail(run: Run) -> None:
 
 
 def test_a_live_log_with_a_hole_is_readable(tmp_path: Path) -> None:
-    log = OutputLog(tmp_path / "output.log", cap_bytes=4 * MIB)
+    log = CappedFile(tmp_path / "output.log", cap_bytes=4 * MIB)
     fd = log.open()
     for number in range(12):
         os.write(fd, b"x\n" * (MIB // 2) + f"block {number}\n".encode())
@@ -73,7 +74,7 @@ def test_a_live_log_with_a_hole_is_readable(tmp_path: Path) -> None:
 
 def test_without_holes_in_files_the_log_is_truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainfast_runner.records.output_log._punch", lambda *_: False)
-    log = OutputLog(tmp_path / "output.log", cap_bytes=4 * MIB)
+    log = CappedFile(tmp_path / "output.log", cap_bytes=4 * MIB)
     fd = log.open()
     os.write(fd, b"first\n" + b"y\n" * (3 * MIB))
     assert log.trim() > 0

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
+from trainfast_runner.records.capped_file import CAP_BYTES, CappedFile
 from trainfast_runner.records.json_lines import NotYet, Tail
-from trainfast_runner.records.output_log import CAP_BYTES, OutputLog
 from trainfast_runner.records.run_file import Count, Step
 
 _MARK = b'{"dropped_bytes":'
@@ -48,6 +48,6 @@ class StepTail(Tail[Step]):
         return self.hole_bytes + self._of_marks.dropped_bytes
 
 
-def capped_steps(path: Path, cap_bytes: int = CAP_BYTES) -> OutputLog:
+def capped_step_file(path: Path, cap_bytes: int = CAP_BYTES) -> CappedFile:
     """Holds a rank's step records under `cap_bytes`, as `output.log` is held."""
-    return OutputLog(path, cap_bytes, lambda dropped: _MARK + b"%d}\n" % dropped)
+    return CappedFile(path, cap_bytes, lambda dropped: _MARK + b"%d}\n" % dropped)

@@ -27,13 +27,14 @@ from trainfast_runner.machine.processes.identity import (
 from trainfast_runner.machine.worker_scripts import own_environment
 from trainfast_runner.memory import corrections
 from trainfast_runner.memory.predicted_run import with_prediction
+from trainfast_runner.records.capped_file import CAP_BYTES, CappedFile
 from trainfast_runner.records.home import RESULT_FILE, read_run_file, shared_lock
 from trainfast_runner.records.json_lines import Appender
-from trainfast_runner.records.output_log import CAP_BYTES, OUTPUT_FILE, OutputLog, read_log
+from trainfast_runner.records.output_log import OUTPUT_FILE, read_log
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_file import Event, RunFile
 from trainfast_runner.records.run_records import EVENTS_FILE, RunRecords, rank_file
-from trainfast_runner.records.step_lines import capped_steps
+from trainfast_runner.records.step_lines import capped_step_file
 from trainfast_runner.results.ended_result import (
     add_trouble,
     read_records_or_note_trouble,
@@ -84,8 +85,10 @@ class Supervisor:
         self.run_file = run
         self._signals = Signals()
         self._events: Appender | None = None
-        self._output = OutputLog(directory / OUTPUT_FILE, cap_bytes)
-        self._steps = [capped_steps(rank_file(directory, "steps", n), steps_cap_bytes) for n in range(run.world_size)]
+        self._output = CappedFile(directory / OUTPUT_FILE, cap_bytes)
+        self._steps = [
+            capped_step_file(rank_file(directory, "steps", n), steps_cap_bytes) for n in range(run.world_size)
+        ]
         self._telemetry = TelemetryLog(
             directory, run.watch_uuids, self._append, self._trouble, on_cpu=run.device == "cpu"
         )
@@ -312,7 +315,7 @@ class Supervisor:
             if file.path.exists():  # else that rank has taken no step yet
                 self._trim_file(file, "steps_trimmed")
 
-    def _trim_file(self, file: OutputLog, kind: str) -> None:
+    def _trim_file(self, file: CappedFile, kind: str) -> None:
         truncated_before = file.truncated
         try:
             dropped = file.trim()
