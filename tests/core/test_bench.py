@@ -15,8 +15,8 @@ from trainfast_runner.search.bench.variants import (
     Bench,
     Outcome,
     again_is_pointless,
-    order,
     prepare,
+    run_order,
     tabulate,
 )
 
@@ -39,7 +39,7 @@ def test_settings_and_scale_reach_every_row(bench: Bench) -> None:
 
 def test_runs_interleave_with_the_baseline_first() -> None:
     multi = prepare("guide-dp-ddp-nvlink")
-    assert [(n, entry.id) for n, entry in order(multi, 2)] == [
+    assert [(n, entry.id) for n, entry in run_order(multi, 2)] == [
         (1, "ddp"),
         (1, "dp"),
         (1, "ddp-nop2p"),

@@ -13,7 +13,7 @@ from core.test_bench import ended
 from trainfast_runner.errors import UserError
 from trainfast_runner.search.bench.grid import MOST_ROWS, prepare_grid
 from trainfast_runner.search.bench.report import markdown
-from trainfast_runner.search.bench.variants import Bench, Outcome, order, tabulate
+from trainfast_runner.search.bench.variants import Bench, Outcome, run_order, tabulate
 from trainfast_runner.search.bench.warm_rows import warm_groups
 from trainfast_runner.settings.vary import read_vary
 from trainfast_tui.cli.bench_file import check_output, write_output
@@ -47,7 +47,7 @@ def test_rows_are_the_product_of_the_values() -> None:
 def test_the_baseline_is_the_presets_own_settings_and_a_row_of_its_own_where_the_grid_lacks_it() -> None:
     bench = grid("tiny-llama", "batch_size=2,4", settings=("batch_size=3",))
     assert (bench.baseline, ids(bench)) == ("batch_size=3", ["batch_size=3", "batch_size=2", "batch_size=4"])
-    assert [entry.id for _, entry in order(bench, 2)] == ids(bench) * 2
+    assert [entry.id for _, entry in run_order(bench, 2)] == ids(bench) * 2
 
 
 def test_a_preset_with_variants_has_the_grid_for_each_of_them() -> None:
@@ -131,7 +131,7 @@ def test_another_value_of_a_cold_knob_is_another_process() -> None:
         ["batch_size=8 seq_len=128", "batch_size=4 seq_len=128"],
     ]
     # Their rows follow each other, the baseline's process first.
-    assert [entry.id for _, entry in order(bench, 1, warm_groups(bench))] == [
+    assert [entry.id for _, entry in run_order(bench, 1, warm_groups(bench))] == [
         "batch_size=8 seq_len=128",
         "batch_size=4 seq_len=128",
         "batch_size=8 seq_len=64",

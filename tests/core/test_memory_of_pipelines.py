@@ -10,7 +10,7 @@ from tests.core.test_memory_model import BLOCK, HEAD, KEPT_BY_BLOCK, PASSING, RO
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory.model import MemoryModel
-from trainfast_runner.memory.pipeline import Action, PipelineCut, StageCut, order
+from trainfast_runner.memory.pipeline import Action, PipelineCut, StageCut, schedule_actions
 
 HIDDEN, OUTPUT = 5, 11
 """Elements a sample of what passes between stages, and of the logits."""
@@ -31,7 +31,7 @@ def staged(layers: int, stages: int) -> MemoryModel:
 def test_every_micro_batch_goes_forward_and_then_backward(schedule: str, degree: int, rounds: int) -> None:
     held, micro_batches = 2 if schedule == "interleaved" else 1, degree * rounds
     for rank in range(degree):
-        done = order(schedule, rank, degree, micro_batches)
+        done = schedule_actions(schedule, rank, degree, micro_batches)
         flying = [0] * held
         for action in done:
             flying[action.stage] += -1 if action.backward else 1
@@ -46,7 +46,7 @@ def test_every_micro_batch_goes_forward_and_then_backward(schedule: str, degree:
 def test_micro_batches_in_flight(schedule: str, most: list[int]) -> None:
     for rank in range(4):
         flying = peak = 0
-        for action in order(schedule, rank, 4, 8):
+        for action in schedule_actions(schedule, rank, 4, 8):
             flying += -1 if action.backward else 1
             peak = max(peak, flying)
         assert peak == most[rank]

@@ -37,7 +37,7 @@ from trainfast_runner.search.journal import (
     SearchJournal,
     read_journal,
 )
-from trainfast_runner.search.opening import Options
+from trainfast_runner.search.opening import BatchSearchOptions
 from trainfast_runner.search.probe_record import confirmation_record, grown
 from trainfast_runner.search.report import report
 from trainfast_runner.search.search_follower import SearchFollower
@@ -238,7 +238,7 @@ def test_an_error_of_our_own_ends_the_search_in_its_journal(tmp_path: Path, monk
         env={},
     )
     with pytest.raises(ZeroDivisionError):
-        conduct.conduct(directory, plan, home, Options())
+        conduct.conduct(directory, plan, home, BatchSearchOptions())
     seen = SearchFollower(directory).poll()
     assert (seen.state, seen.ended.reason if seen.ended else "") == ("failed", "ZeroDivisionError: division by zero")
     assert not seen.is_live

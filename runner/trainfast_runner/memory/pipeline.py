@@ -94,7 +94,7 @@ def _as_one_pipeline(knobs: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**knobs, "pp_degree": devices_of(knobs), "pp_schedule": "gpipe", "micro_batches": 1}
 
 
-def order(schedule: str, rank: int, degree: int, micro_batches: int) -> list[Action]:
+def schedule_actions(schedule: str, rank: int, degree: int, micro_batches: int) -> list[Action]:
     """Return a rank's actions in one step of the schedule."""
     if schedule == "gpipe":
         return [Action(0, False)] * micro_batches + [Action(0, True)] * micro_batches
@@ -173,7 +173,7 @@ class _Rank:
         if not accumulates:
             level[GRADS] = 0.0
         best, seen = tuple(level), set[int]()
-        for action in order(self.schedule, self.rank, self.degree, self.micro_batches):
+        for action in schedule_actions(self.schedule, self.rank, self.degree, self.micro_batches):
             passed = self._pass(action, 2 if accumulates or action.stage in seen else 1)
             best = max(best, add(tuple(level), passed.peak), key=sum)
             level = list(add(tuple(level), passed.delta))

@@ -1,6 +1,7 @@
 """`python -m trainfast_runner.search`: conduct one search in a process of its own, as the app starts it.
 
-Reads an `Order` from stdin and prints one line: `{"search_dir": ...}` once it holds the search, or `{"error": ...}`.
+Reads a `SearchRequest` from stdin and prints one line: `{"search_dir": ...}` once it holds the search, or
+`{"error": ...}`.
 SIGTERM cancels.
 """
 
@@ -22,9 +23,9 @@ from trainfast_runner.search.best.conduct import conduct_best
 from trainfast_runner.search.best.journal import BestLine
 from trainfast_runner.search.best.opening import BestOptions, open_best, plan_best
 from trainfast_runner.search.conduct import conduct
-from trainfast_runner.search.control import Order
+from trainfast_runner.search.control import SearchRequest
 from trainfast_runner.search.journal import AnyLine, Conducted
-from trainfast_runner.search.opening import Options, check_plan, open_search
+from trainfast_runner.search.opening import BatchSearchOptions, check_plan, open_search
 from trainfast_runner.settings.spec import spec_of_record
 
 
@@ -46,33 +47,35 @@ def main() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
     try:
-        order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
+        request = msgspec.json.decode(sys.stdin.buffer.read(), type=SearchRequest)
 
         def holds(directory: Path) -> None:
             answer({"search_dir": str(directory)})
 
-        conduct_order(order, holds, is_cancelled=lambda: bool(cancelled), began_ns=began_ns)
+        conduct_request(request, holds, is_cancelled=lambda: bool(cancelled), began_ns=began_ns)
     except UserError as problem:
         answer({"error": {"message": problem.line(), "key": problem.key, "exit_code": problem.exit_code}})
         sys.exit(1)
 
 
-def conduct_order(order: Order, holds: Callable[[Path], None], is_cancelled: Callable[[], bool], began_ns: int) -> None:
-    """Open and conduct the search of an order; `holds` is called once its lock is held. Raises UserError."""
-    home, spec = Home(Path(order.home)), spec_of_record(order)
+def conduct_request(
+    request: SearchRequest, holds: Callable[[Path], None], is_cancelled: Callable[[], bool], began_ns: int
+) -> None:
+    """Open and conduct the search of a request; `holds` is called once its lock is held. Raises UserError."""
+    home, spec = Home(Path(request.home)), spec_of_record(request)
 
     def on_line(line: AnyLine | BestLine) -> None:
         if isinstance(line, Conducted):
             holds(directory)
 
-    if order.best is not None:
-        how = BestOptions(fresh=order.fresh, cool_to_c=order.cool_to_c)
-        best = plan_best(spec, order.best, how, order.python)
-        directory = open_best(best, home, how)
-        conduct_best(directory, best, home, how, on_line=on_line, is_cancelled=is_cancelled, began_ns=began_ns)
+    if request.best is not None:
+        best_options = BestOptions(fresh=request.fresh, cool_to_c=request.cool_to_c)
+        best = plan_best(spec, request.best, best_options, request.python)
+        directory = open_best(best, home, best_options)
+        conduct_best(directory, best, home, best_options, on_line=on_line, is_cancelled=is_cancelled, began_ns=began_ns)
         return
-    options = Options(fresh=order.fresh, cool_to_c=order.cool_to_c)
-    plan = planning.plan_run(spec, order.python)
+    options = BatchSearchOptions(fresh=request.fresh, cool_to_c=request.cool_to_c)
+    plan = planning.plan_run(spec, request.python)
     check_plan(plan, options)
     directory = open_search(plan, home, options)
     conduct(directory, plan, home, options, on_line=on_line, is_cancelled=is_cancelled, began_ns=began_ns)

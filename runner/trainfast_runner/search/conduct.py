@@ -33,7 +33,7 @@ from trainfast_runner.search.journal import (
 )
 from trainfast_runner.search.limits import limited
 from trainfast_runner.search.nothing_fits import nothing_fits
-from trainfast_runner.search.opening import Options
+from trainfast_runner.search.opening import BatchSearchOptions
 from trainfast_runner.search.predicted_size import SizePrediction, predict_size
 from trainfast_runner.search.probe_record import confirmation_record, probe_of, probe_of_ended_run, taken_by_others
 from trainfast_runner.search.processes import LOOK_EVERY_S, Interrupted, WarmProcess, wait_for_result
@@ -53,7 +53,7 @@ def conduct(
     directory: Path,
     plan: RunPlan,
     home: Home,
-    options: Options,
+    options: BatchSearchOptions,
     *,
     on_line: Callable[[AnyLine], None] = lambda line: None,
     is_cancelled: Callable[[], bool] = lambda: False,
@@ -78,7 +78,7 @@ class BatchConductor(Conductor[AnyLine, Ended]):
     """Conducts a batch search: tries sizes in a warm process and confirms the largest in a fresh one."""
 
     def __init__(
-        self, directory: Path, plan: RunPlan, home: Home, options: Options, how: ConductOptions[AnyLine]
+        self, directory: Path, plan: RunPlan, home: Home, options: BatchSearchOptions, how: ConductOptions[AnyLine]
     ) -> None:
         lines = read_journal(directory)
         asked = next(line for line in lines if isinstance(line, Asked))

@@ -23,8 +23,8 @@ from trainfast_runner.settings.spec import RunSpec
 MODULE = "trainfast_runner.search"
 
 
-class Order(RecordedSpec, frozen=True, kw_only=True):
-    """The order that `python -m trainfast_runner.search` reads from stdin: a batch search, or `best` a best-fit one."""
+class SearchRequest(RecordedSpec, frozen=True, kw_only=True):
+    """The stdin of `python -m trainfast_runner.search`: a request for a batch search, or with `best` a best-fit one."""
 
     home: str
     python: str | None = None
@@ -47,17 +47,17 @@ def start_search(
     The conductor is a session of its own and outlives the caller. Returns the search's directory once it holds the
     search, which takes as long as checking the spec against the training Python: seconds. Raises its UserError.
     """
-    order = Order(
+    request = SearchRequest(
         home=str(home.path), **spec.record_fields(), python=python, fresh=fresh, cool_to_c=cool_to_c, best=best
     )
-    answer = _conduct(order)
+    answer = _conduct(request)
     if "error" in answer:
         error = answer["error"]
         raise UserError(error["message"], key=error["key"], exit_code=error["exit_code"])
     return Path(answer["search_dir"])
 
 
-def _conduct(order: Order) -> dict[str, Any]:
+def _conduct(request: SearchRequest) -> dict[str, Any]:
     """Start a conductor; return its one line of output: its directory or its error."""
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", MODULE],
@@ -69,7 +69,7 @@ def _conduct(order: Order) -> dict[str, Any]:
     reap_when_ended(process)
     assert process.stdin is not None
     assert process.stdout is not None
-    process.stdin.write(msgspec.json.encode(order))
+    process.stdin.write(msgspec.json.encode(request))
     process.stdin.close()
     answer = process.stdout.readline()
     process.stdout.close()

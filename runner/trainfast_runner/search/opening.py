@@ -20,7 +20,7 @@ from trainfast_runner.worker.catalog import STRATEGIES, nearest_strategy
 
 
 @dataclass(frozen=True)
-class Options:
+class BatchSearchOptions:
     """Options of a search.
 
     `no_oom` never runs out of memory on purpose, `proof_steps` is the length of the confirmation run, `fresh` ignores
@@ -35,7 +35,7 @@ class Options:
     cool_to_c: float | None = None
 
 
-def check_plan(plan: RunPlan, options: Options) -> None:
+def check_plan(plan: RunPlan, options: BatchSearchOptions) -> None:
     """Raise UserError for a plan that cannot be searched."""
     knobs = plan.spec.knobs
     strategy = STRATEGIES[str(knobs["strategy"])]
@@ -65,7 +65,7 @@ def check_plan(plan: RunPlan, options: Options) -> None:
     check_coolable(plan, options.cool_to_c)
 
 
-def open_search(plan: RunPlan, home: Home, options: Options) -> Path:
+def open_search(plan: RunPlan, home: Home, options: BatchSearchOptions) -> Path:
     """Return the directory of the search this plan continues, or of a new one with its first line written."""
     home.ready()
     key = key_of(plan)

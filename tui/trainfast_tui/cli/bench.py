@@ -18,8 +18,8 @@ from trainfast_runner.search.bench.variants import (
     Outcome,
     Table,
     again_is_pointless,
-    order,
     prepare,
+    run_order,
     tabulate,
 )
 from trainfast_runner.search.bench.warm_rows import WarmRows, warm_groups, warm_rows
@@ -149,7 +149,7 @@ def _run_all(
 
     with warm_rows(home, check) as warm:
         total = len(bench.entries) * arguments.repeat
-        for number, (_, entry) in enumerate(order(bench, arguments.repeat, groups), start=1):
+        for number, (_, entry) in enumerate(run_order(bench, arguments.repeat, groups), start=1):
             if again_is_pointless(outcomes[entry.id]):
                 continue
             if signals.interrupts or signals.hung_up:

@@ -14,7 +14,7 @@ from trainfast_runner.search import journal
 from trainfast_runner.search.conduct import conduct
 from trainfast_runner.search.control import resume
 from trainfast_runner.search.journal import AnyLine, Ended, Launched, Next, Probe, read_journal
-from trainfast_runner.search.opening import Options, check_plan, open_search
+from trainfast_runner.search.opening import BatchSearchOptions, check_plan, open_search
 from trainfast_runner.search.report import report
 from trainfast_runner.search.searches import FREE_KNOBS
 from trainfast_runner.settings import presets
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Search and print the answer."""
     began_ns = time.monotonic_ns()
     home = Home().ready()
-    options = Options(
+    options = BatchSearchOptions(
         no_oom=arguments.no_oom,
         proof_steps=arguments.proof_steps,
         fresh=arguments.fresh,
@@ -90,7 +90,7 @@ def _conducted(
     directory: Path,
     plan: RunPlan,
     home: Home,
-    options: Options,
+    options: BatchSearchOptions,
     signals: Signals,
     settings: list[str],
     began_ns: int,

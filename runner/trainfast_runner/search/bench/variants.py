@@ -157,7 +157,7 @@ def scaled(spec: RunSpec, factor: float) -> RunSpec:
     return spec.with_overrides(batch_size=max(1, round(int(str(spec.knobs["batch_size"])) * factor)))
 
 
-def order(bench: Bench, repeat: int, groups: Mapping[str, str] = NO_GROUPS) -> Iterator[tuple[int, Entry]]:
+def run_order(bench: Bench, repeat: int, groups: Mapping[str, str] = NO_GROUPS) -> Iterator[tuple[int, Entry]]:
     """Yield every run as (repetition from 1, row): the baseline first in each, rows of one group after each other."""
     ordered = sorted(bench.entries, key=lambda entry: entry.id != bench.baseline)
     first = {groups.get(entry.id, entry.id): -place for place, entry in enumerate(reversed(ordered))}
