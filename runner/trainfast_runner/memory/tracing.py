@@ -56,7 +56,7 @@ def cached_model(spec: RunSpec, device: str = "cpu", python: str | None = None) 
 def cached_models(
     device: str = "cpu", python: str | None = None, gpu: str | None = None
 ) -> Callable[[RunSpec], MemoryModel | None]:
-    """As `cached_model` for many specs at once: installed packages and each trace are read once.
+    """Return a function from a spec to its cached model; packages and each trace are read once.
 
     With the corrections of the GPU named `gpu`, if one is named.
     """

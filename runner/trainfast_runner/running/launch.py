@@ -177,7 +177,7 @@ def _spawn_supervisor(directory: Path) -> None:
     deadline = time.monotonic() + HANDOVER_S
     while not (events.exists() and events.stat().st_size):
         if process.poll() is not None or time.monotonic() > deadline:
-            # Before it has begun it dies of this; a late one ends all that it started.
+            # SIGUSR1 ends a supervisor that has no handler yet; one that has a handler kills its training.
             process.send_signal(signal.SIGUSR1)
             log_lines = (directory / "supervisor.log").read_text(errors="replace").strip().splitlines() or [
                 "it exited without reporting an error"

@@ -52,7 +52,7 @@ EndT = TypeVar("EndT", bound=EndLine)
 
 @dataclass(frozen=True)
 class ConductOptions(Generic[LineT]):
-    """How a search is conducted.
+    """Options of conducting a search.
 
     `wait` queues behind a run on the same device, `cool_to_c` is the temperature below which each process starts.
     `on_line` gets every new line. The search's time counts from `began_ns` (CLOCK_MONOTONIC), when its plan was begun.

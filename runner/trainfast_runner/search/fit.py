@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 NOISE_BYTES = {"cpu": 4 << 20, "cuda": 48 << 20}
-"""How much a peak may scatter. A CPU's C library keeps small blocks: one size measured 1 to 3 MiB apart. A GPU's
-allocator works in blocks of 2 and 20 MiB and fragments."""
+"""Scatter of a measured peak, in bytes. A CPU's C library keeps small blocks: one size measured 1 to 3 MiB apart. A
+GPU's allocator works in blocks of 2 and 20 MiB and fragments."""
 SLOPE_SHARE = {"cpu": 0.015, "cuda": 0.03}
 """Error of a slope between two sizes, as a share: on a CPU small sizes were 0 to 2 % steeper than large ones."""
 PREDICTED_SHARE = 0.15

@@ -18,7 +18,7 @@ from trainfast_runner.units import mebibytes
 ALIGNED_MORE, ALIGNED_MORE_FROM = 64, 512
 """From this size on an aligned batch is a multiple of 64: it then costs an eighth of the batch at most."""
 SPREAD_SHARE = TOLERANCE_SHARE
-"""How far the peak of a long run may lie above that of the confirmation run: other samples, another order of blocks.
+"""Share by which a long run's peak may exceed the confirmation run's: other samples, another order of blocks.
 
 As much as a maximum may be off and still be called exact."""
 

@@ -26,7 +26,7 @@ FREE_KNOBS = ("batch_size", "steps", "timing_warmup")
 BATCH, BEST = "asked", "question"
 """Kinds of search, by the first line of their journals."""
 LOOKED_AT = 20
-"""How many of the newest searches are checked for a live one."""
+"""Newest searches that are checked for a live one."""
 
 
 class FirstLine(msgspec.Struct, frozen=True):

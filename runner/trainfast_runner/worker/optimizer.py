@@ -87,7 +87,7 @@ def class_name(optimizer: Optimizer) -> str:
 
 
 def implementation(optimizer: Optimizer) -> str | None:
-    """Which of torch's AdamW loops runs: loop, foreach or fused; None for other optimizers.
+    """Name of the loop of torch's AdamW that runs: loop, foreach or fused; None for other optimizers.
 
     With neither flag given torch decides by the parameters' device, and this asks the function it asks.
     """

@@ -50,7 +50,7 @@ class Reading:
     y_max: float | None = None
     binary: bool = False
     over_limit: float | None = None
-    """How far the y axis goes above the limit, in the reading's unit; its lower end then follows the data.
+    """Headroom of the y axis above the limit, in the reading's unit; its lower end then follows the data.
 
     None for an axis from zero to the data or the limit.
     """

@@ -45,7 +45,6 @@ class JournalPrinter(ABC, Generic[LineT]):
 
     def print_line(self, line: LineT) -> None:
         """Print a line of the journal."""
-
         words = self.words(line)
         if words:
             self._progress.print_line(plain(words))
@@ -67,7 +66,6 @@ class JournalPrinter(ABC, Generic[LineT]):
 
     def tick(self) -> None:
         """Show the time of the work under way, and the steps of a run that is followed; once in two seconds."""
-
         now = time.monotonic()
         if (not self._doing and self._wait is None) or now - self._printed < TICK_S:
             return
@@ -91,6 +89,5 @@ class JournalPrinter(ABC, Generic[LineT]):
 
     def _show_wait(self, look: CoolingDown, printed_at: float, now: float) -> None:
         """Show the wait; the journal has a line only when the temperature changes."""
-
         waited_s, stuck_s = look.waited_s + now - printed_at, look.stuck_s + now - printed_at
         self._progress.waiting(cooling_words(look.device, look.temperature_c, look.below_c, waited_s, stuck_s))

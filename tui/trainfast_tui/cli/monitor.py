@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _stream(interval_s: float, as_json: bool) -> None:
-    """Yield a tick every `interval_s` seconds; readers stay open, so that rates cover the whole interval."""
+    """Print a tick every `interval_s` seconds until Ctrl-C; readers stay open, so rates cover the whole interval."""
     # A slow driver does not delay the host's readings; later ticks have its GPUs.
     nvml, host, cadence = Nvml(opening_s=1.0), HostReader(), Cadence(interval_s)
     redraw = sys.stdout.isatty() and not as_json

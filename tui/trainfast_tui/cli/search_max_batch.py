@@ -131,19 +131,16 @@ class BatchPrinter(JournalPrinter[AnyLine]):
 
     def doing(self, line: AnyLine) -> str | None:
         """Return the size that is tried or confirmed from this line on."""
-
         if not isinstance(line, Next):
             return None
         return {"prove": f"confirming {line.batch_size}", "end": ""}.get(line.action, f"trying {line.batch_size}")
 
     def run_of(self, line: AnyLine) -> tuple[str, bool] | None:
         """Return a started run; the steps of a confirmation run are counted."""
-
         return (line.run_id, line.role == "proof") if isinstance(line, Launched) else None
 
     def words(self, line: AnyLine) -> str:
         """Return a line in words."""
-
         match line:
             case journal.Predicted(max_batch=None):
                 return line.reason

@@ -50,7 +50,7 @@ class MemoryView:
 
     fit: PredictedFit | None = None
     batch_size: int | None = None
-    """Of the settings that the prediction is about."""
+    """batch_size of the predicted settings."""
     words: str = ""
     failed: bool = False
     """True if `words` say that there will be no prediction."""

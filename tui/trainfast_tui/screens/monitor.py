@@ -118,7 +118,6 @@ class MonitorScreen(AppScreen):
 
     def _last_minute(self, snapshot: Snapshot) -> dict[str, DeviceConditions]:
         """Conditions of each GPU in the last minute by UUID, from its counters, with one sample a second."""
-
         ticks = snapshot.machine_ticks
         if not ticks or not ticks[-1].devices:
             return {}
@@ -173,7 +172,6 @@ class MonitorScreen(AppScreen):
 
     def _offer_stop(self, row: ProcessRow, member: Membership) -> None:
         """Offer to stop the run of a process: ending the process alone would make the run a failed one."""
-
         run_id = member.directory.name
         if member.role is not None:
             self.notify(f"Process {row.pid} works for a search ({run_id}): b on the main screen, then Esc, ends that.")

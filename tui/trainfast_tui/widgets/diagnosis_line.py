@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class DiagnosisLine(PaintedValue["RunSnapshot"]):
-    """Hidden until the run has made a step."""
+    """The worst bottleneck in one line; hidden before the first step."""
 
     DEFAULT_CSS = """
     DiagnosisLine { height: 1; display: none; }

@@ -28,7 +28,7 @@ class ConditionRow:
 
 
 def compared_conditions(a: Result, b: Result) -> list[ConditionRow]:
-    """Those that are known of either run."""
+    """Return the rows with a value for at least one run."""
     return [row for row in _rows(a, b) if row.a is not None or row.b is not None]
 
 
