@@ -46,8 +46,8 @@ def script_comments(run: RunFile, knobs: Knobs) -> list[str]:
     """Comment lines: the command that starts a script like this run, or the reason why there is none."""
     try:
         command, left_out = script_command(run, knobs)
-    except UserError as problem:
-        return [f"# For a script of your own: {problem.message}."]
+    except UserError as error:
+        return [f"# For a script of your own: {error.message}."]
     lines = [f"# For a script of your own. {PLACEHOLDER}", f"# {command}"]
     if left_out:
         lines.append(f"# Cannot be expressed by these flags: {', '.join(left_out)}.")

@@ -91,7 +91,7 @@ def _device(executable: str) -> tuple[str, dict[str, str]]:
 def _measure(executable: str, device: str, visible: dict[str, str]) -> Ceiling:
     try:
         answer = ask(executable, "calibrate.py", [device], own_environment() | visible, task="calibrate")
-    except UserError as problem:
-        raise UserError(problem.message, key="--calibrate", exit_code=4) from None
+    except UserError as error:
+        raise UserError(error.message, key="--calibrate", exit_code=4) from None
     name = answer["name"] or cpu_name()
     return msgspec.convert({**answer, "name": name, "wall_ns": time.time_ns()}, Ceiling)

@@ -165,8 +165,8 @@ def look(
         if not readings:
             return _without_readings(machine, python)
         return _with_gpus(machine, environment, functools.partial(_cuda_order, python, environment))
-    except UserError as problem:
-        return replace(machine, missing=problem.message, refusal=problem)
+    except UserError as error:
+        return replace(machine, missing=error.message, refusal=error)
 
 
 def sample_gpus(instances: Collection[str] = ()) -> tuple[list[DeviceReading], str | None, str | None]:
@@ -221,8 +221,8 @@ def _cuda_order(python: str | None, environment: Mapping[str, str]) -> Sequence[
     """The UUIDs of all GPUs in CUDA's order in this environment. Raises UserError if torch does not list them."""
     try:
         found = _asked_of_cuda(training_python.find(python), environment.get(ORDER))
-    except UserError as problem:
-        raise order_unknown(environment, problem.message) from None
+    except UserError as error:
+        raise order_unknown(environment, error.message) from None
     if not found.uuids:
         raise order_unknown(environment, "it is too old" if found.names else "it sees no GPU")
     return found.uuids

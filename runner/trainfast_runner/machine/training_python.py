@@ -69,7 +69,7 @@ def inspect(
     if missing:
         raise missing_packages(executable, missing)
     if answer.get("error"):
-        raise model_problem(answer["error"])
+        raise model_error(answer["error"])
     return Inspection(
         executable=executable,
         python_version=answer.get("python", ""),
@@ -101,7 +101,7 @@ def cuda_devices(executable: str, environment: Mapping[str, str] | None = None) 
     return CudaDevices(tuple(found["names"]), tuple(uuids) if len(uuids) == len(found["names"]) else ())
 
 
-def model_problem(error: dict[str, Any]) -> UserError:
+def model_error(error: dict[str, Any]) -> UserError:
     """The worker's error about a model that cannot be built, as a UserError."""
     return UserError(
         str(error.get("message", "the model cannot be configured")).partition("; did you mean")[0],

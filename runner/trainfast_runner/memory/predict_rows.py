@@ -33,12 +33,12 @@ class RunToPredict:
 
 @dataclass(frozen=True)
 class PredictedRow:
-    """A run's prediction, or its UserError as `problem`. `hopeless` says that the limit is below the weights alone."""
+    """A run's prediction, or its UserError as `error`. `hopeless` says that the limit is below the weights alone."""
 
     asked: RunToPredict
     fit: PredictedFit | None = None
     hopeless: UserError | None = None
-    problem: UserError | None = None
+    error: UserError | None = None
 
 
 def runs_to_predict(reference: str, settings: list[str]) -> list[RunToPredict]:
@@ -56,7 +56,7 @@ def runs_to_predict(reference: str, settings: list[str]) -> list[RunToPredict]:
 def predict_rows(
     asked: list[RunToPredict], python: str | None, on_traced: Callable[[Tracing], None] = lambda tracing: None
 ) -> Iterator[tuple[int, PredictedRow]]:
-    """Yield each run's place and its row as soon as it is ready; a run that cannot be predicted has its `problem`.
+    """Yield each run's place and its row as soon as it is ready; a run that cannot be predicted has its `error`.
 
     `on_traced` gets the progress of the traces, with the place of the run that the next one is for. Raises UserError if
     the training Python cannot be asked, and if all runs are for GPUs that cannot be used.
@@ -76,8 +76,8 @@ def predict_rows(
             if (refusal := cannot_run_anywhere(one.spec, machine)) is not None:
                 raise refusal
             ranks[place] = world.world_size(one.spec, machine)
-        except UserError as problem:
-            yield place, PredictedRow(one, problem=problem)
+        except UserError as error:
+            yield place, PredictedRow(one, error=error)
     on_device: dict[str, list[int]] = {}
     for place in ranks:
         on_device.setdefault(machine.used_by(asked[place].spec.knobs["devices"]).device, []).append(place)
@@ -94,13 +94,13 @@ def predict_rows(
 
 def _row(asked: RunToPredict, model: MemoryModel | UserError, machine: Machine, ranks: int) -> PredictedRow:
     if isinstance(model, UserError):
-        return PredictedRow(asked, problem=model)
+        return PredictedRow(asked, error=model)
     try:
         fit = fit_of(model, asked.spec, machine, ranks, host_free_bytes())
         parameters = None if STRATEGIES[str(asked.spec.knobs["strategy"])].tensor else model.parameters
         hopeless = hopeless_limit(asked.spec, parameters, world.device_count(asked.spec, machine))
-    except UserError as problem:
-        return PredictedRow(asked, problem=problem)
+    except UserError as error:
+        return PredictedRow(asked, error=error)
     return PredictedRow(asked, fit, hopeless)
 
 

@@ -250,10 +250,10 @@ def _traced(
                 asked, request = owed.pop(answer.pop("request"))
                 try:
                     yield asked, _decoded(answer, request)
-                except UserError as problem:
-                    yield asked, problem
-    except UserError as problem:
-        yield from ((asked, problem) for asked, _ in owed.values())
+                except UserError as error:
+                    yield asked, error
+    except UserError as error:
+        yield from ((asked, error) for asked, _ in owed.values())
     finally:
         if tracer is None:
             server.close()
@@ -262,7 +262,7 @@ def _traced(
 def _decoded(answer: dict[str, Any], request: dict[str, Any]) -> Trace:
     of_optimizer = request["part"] == "optimizer"
     if answer.get("error"):
-        raise training_python.model_problem(answer["error"])
+        raise training_python.model_error(answer["error"])
     if answer.get("untraceable"):
         part = f"the optimizer step of {request['knobs']['optimizer']}" if of_optimizer else "this model"
         why, key = f"the tracer cannot follow {part}: {answer['untraceable']}", "optimizer" if of_optimizer else "model"

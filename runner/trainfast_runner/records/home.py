@@ -94,7 +94,7 @@ class Home:
             probe.write_bytes(b"0" * 4096)
             probe.unlink()
         except OSError as error:
-            raise home_problem(self.path, error) from None
+            raise home_error(self.path, error) from None
         return self
 
     def run_ids(self) -> list[str]:
@@ -105,7 +105,7 @@ class Home:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise home_problem(self.path, error) from None
+            raise home_error(self.path, error) from None
 
     def live_directories(self) -> Iterator[Path]:
         """Yield the directories of live runs, newest first."""
@@ -147,7 +147,7 @@ class Home:
             except FileExistsError:
                 continue
             except OSError as error:
-                raise home_problem(self.path, error) from None
+                raise home_error(self.path, error) from None
             return run_id, self.directory(run_id)
 
     def _next_stamp(self) -> str:
@@ -173,7 +173,7 @@ class Home:
         shutil.rmtree(directory)
 
 
-def home_problem(path: Path, error: OSError) -> UserError:
+def home_error(path: Path, error: OSError) -> UserError:
     """The reason that the home cannot be used, with the cure, in one line."""
     cure = {
         errno.ENOSPC: "the disk is full: free some space",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from trainfast_runner.records.home import Home, home_problem, is_held, take_exclusively
+from trainfast_runner.records.home import Home, home_error, is_held, take_exclusively
 
 JOURNAL_FILE = "journal.jsonl"
 LOCK_FILE = "search.lock"
@@ -22,7 +22,7 @@ def search_directories(home: Home) -> list[Path]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise home_problem(home.path, error) from None
+        raise home_error(home.path, error) from None
     return [home.path / "searches" / name for name in names]
 
 

@@ -32,7 +32,7 @@ from trainfast_runner.records.home import (
     RUN_FILE,
     Home,
     cache_directory,
-    home_problem,
+    home_error,
     is_unfinished,
     read_run_file,
     shared_lock,
@@ -67,7 +67,7 @@ def start(plan: RunPlan, home: Home) -> Path:
                 _write_run_file(_run_file(plan, home, run_id, directory, clean), directory)
             _spawn_supervisor(directory)
         except OSError as error:
-            raise home_problem(home.path, error) from None
+            raise home_error(home.path, error) from None
     return directory
 
 

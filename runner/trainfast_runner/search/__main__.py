@@ -53,8 +53,8 @@ def main() -> None:
             answer({"search_dir": str(directory)})
 
         conduct_request(request, holds, is_cancelled=lambda: bool(cancelled), began_ns=began_ns)
-    except UserError as problem:
-        answer({"error": {"message": problem.line(), "key": problem.key, "exit_code": problem.exit_code}})
+    except UserError as error:
+        answer({"error": {"message": error.line(), "key": error.key, "exit_code": error.exit_code}})
         sys.exit(1)
 
 

@@ -18,7 +18,7 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes.identity import boot_id, identify
-from trainfast_runner.records.home import Home, home_problem, is_alive, read_result
+from trainfast_runner.records.home import Home, home_error, is_alive, read_result
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.search_directories import exclusive
 from trainfast_runner.running import launch
@@ -126,9 +126,9 @@ class Conductor(ABC, Generic[LineT, EndT]):
                     return self._end(ended)
         except Interrupted:
             return self._end(self.ended("cancelled", CANCELLED))
-        except UserError as problem:
+        except UserError as error:
             with suppress(UserError):  # a full disk takes no last line either
-                self._end(self.ended("cancelled", problem.line()))
+                self._end(self.ended("cancelled", error.line()))
             raise
         except Exception as error:
             # A screen learns of the error from the journal alone.
@@ -203,7 +203,7 @@ class Conductor(ABC, Generic[LineT, EndT]):
         try:
             self._journal.write(cast(msgspec.Struct, line))
         except OSError as error:
-            raise home_problem(self._directory, error) from None
+            raise home_error(self._directory, error) from None
         ours = cast(LineT, line)
         self._lines.append(ours)
         self._how.on_line(ours)

@@ -73,5 +73,5 @@ def predict_size(plan: RunPlan, cancelled: threading.Event) -> SizePrediction:
         return SizePrediction(found.on(next(iter(plan.device_names), None)))
     except TraceCancelled:
         return SizePrediction(None, "the trace took too long")
-    except UserError as problem:
-        return SizePrediction(None, problem.message)
+    except UserError as error:
+        return SizePrediction(None, error.message)

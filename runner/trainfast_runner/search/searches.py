@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from trainfast_runner.machine.processes.identity import boot_id
-from trainfast_runner.records.home import STAMP, Home, home_problem, new_id
+from trainfast_runner.records.home import STAMP, Home, home_error, new_id
 from trainfast_runner.records.json_lines import DAMAGE
 from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.records.search_directories import JOURNAL_FILE, is_conducted, search_directories
@@ -89,5 +89,5 @@ def new_search(home: Home, name: str) -> Path:
         directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         directory.mkdir(mode=0o700)
     except OSError as error:
-        raise home_problem(home.path, error) from None
+        raise home_error(home.path, error) from None
     return directory

@@ -71,12 +71,12 @@ class Knob:
         """A typed value; raises UserError naming this knob."""
         try:
             return self.values.read(raw)
-        except UserError as problem:
+        except UserError as error:
             raise UserError(
-                f"{self.name}: {problem.message}",
+                f"{self.name}: {error.message}",
                 key=self.name,
-                allowed=problem.allowed or [self.values.describe()],
-                nearest=problem.nearest,
+                allowed=error.allowed or [self.values.describe()],
+                nearest=error.nearest,
             ) from None
 
     def turn(self, current: KnobValue, by: int) -> KnobValue:

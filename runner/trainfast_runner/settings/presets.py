@@ -86,7 +86,7 @@ def user_directory() -> Path:
     return Path(config) / "trainfast-tui" / "presets"
 
 
-def names() -> dict[str, Path]:
+def preset_files() -> dict[str, Path]:
     """Every preset by its name, with its file; a user's preset hides a shipped one of the same name."""
     found: dict[str, Path] = {}
     for directory in (shipped_directory(), user_directory()):
@@ -110,7 +110,7 @@ def load(reference: str) -> tuple[Preset, Variant | None]:
 
 
 def _file_of(name: str) -> Path:
-    known = names()
+    known = preset_files()
     if name not in known:
         raise UserError(f"there is no preset {name!r}", key=name, allowed=known, nearest=nearest(name, known))
     return known[name]
@@ -135,9 +135,9 @@ def _read(path: Path) -> tuple[_Source, dict[str, Any]]:
     source = _Source(path, text)
     source.known_keys(raw, TOP_KEYS, ())
     if "schema" not in raw:
-        raise source.problem(("schema",), f"schema is missing: add schema = {SCHEMA}")
+        raise source.error_at(("schema",), f"schema is missing: add schema = {SCHEMA}")
     if raw["schema"] != SCHEMA:
-        raise source.problem(("schema",), f"schema must be {SCHEMA}", allowed=[str(SCHEMA)])
+        raise source.error_at(("schema",), f"schema must be {SCHEMA}", allowed=[str(SCHEMA)])
     return source, raw
 
 
@@ -160,7 +160,7 @@ def _load_file(path: Path, above: tuple[Path, ...]) -> Preset:
         mine = _on_top_of(_parent(parent, source, above), mine, keep_title="title" not in raw)
     ids = [row.id for row in mine.variants]
     if mine.baseline is not None and mine.baseline not in ids:
-        raise source.problem(
+        raise source.error_at(
             ("baseline",),
             f"baseline {mine.baseline!r} is not a variant",
             allowed=ids,
@@ -181,11 +181,11 @@ def _parent(reference: str, source: _Source, above: tuple[Path, ...]) -> Preset:
                 path = source.path
         else:
             path = _file_of(reference)
-    except UserError as problem:
-        raise source.problem(("extends",), problem.message, allowed=problem.allowed, nearest=problem.nearest) from None
+    except UserError as error:
+        raise source.error_at(("extends",), error.message, allowed=error.allowed, nearest=error.nearest) from None
     if path.resolve() in [file.resolve() for file in chain]:
         circle = " extends ".join([*(file.stem for file in chain), path.stem])
-        raise source.problem(("extends",), f"a preset cannot extend itself: {circle}")
+        raise source.error_at(("extends",), f"a preset cannot extend itself: {circle}")
     return _load_file(path, chain)
 
 
@@ -213,14 +213,14 @@ def _model(raw: Mapping[str, Any], source: _Source, at: tuple[str | int, ...], w
     model = source.table(raw, "model", at)
     given = [key for key in model if key in MODEL_SOURCES]
     if len(given) > 1 or (whole and not given):
-        raise source.problem(
+        raise source.error_at(
             (*at, "model") if len(given) < 2 else (*at, "model", given[1]),
             f"[model] needs exactly one of hub, path, family; it has {' and '.join(given) or 'none'}",
             allowed=MODEL_SOURCES,
         )
     for key in given:
         if not isinstance(model[key], str) or not model[key]:
-            raise source.problem((*at, "model", key), f"model.{key} must be text, not {model[key]!r}")
+            raise source.error_at((*at, "model", key), f"model.{key} must be text, not {model[key]!r}")
     if "path" in model:
         model["path"] = str((source.path.parent / Path(model["path"]).expanduser()).resolve())
     return model
@@ -231,9 +231,9 @@ def _data(raw: Mapping[str, Any], source: _Source, at: tuple[str | int, ...]) ->
     for key, value in data.items():
         try:
             data[key] = read_data_field(key, value)
-        except UserError as problem:
-            raise source.problem(
-                (*at, "data", key), problem.message, allowed=problem.allowed, nearest=problem.nearest
+        except UserError as error:
+            raise source.error_at(
+                (*at, "data", key), error.message, allowed=error.allowed, nearest=error.nearest
             ) from None
     if "paths" in data:
         data["paths"] = [str(source.path.parent / Path(path).expanduser()) for path in data["paths"]]
@@ -270,16 +270,16 @@ def read_data_field(key: str, value: object) -> object:
 def _variants(raw: Mapping[str, Any], source: _Source) -> tuple[Variant, ...]:
     rows = raw.get("variants", [])
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise source.problem(("variants",), "variants must be tables: [[variants]]")
+        raise source.error_at(("variants",), "variants must be tables: [[variants]]")
     found: list[Variant] = []
     for place, row in enumerate(rows):
         at = ("variants", place)
         source.known_keys(row, VARIANT_KEYS, at)
         id = source.text(row, "id", at)
         if not id:
-            raise source.problem(at, "a variant needs an id", allowed=VARIANT_KEYS)
+            raise source.error_at(at, "a variant needs an id", allowed=VARIANT_KEYS)
         if id in [one.id for one in found]:
-            raise source.problem((*at, "id"), f"two variants are called {id!r}")
+            raise source.error_at((*at, "id"), f"two variants are called {id!r}")
         found.append(
             Variant(
                 id,
@@ -297,17 +297,17 @@ class _Source:
     """A preset's text, for errors that name file and line."""
 
     path: Path
-    text_: str
+    content: str
 
-    def problem(
+    def error_at(
         self,
-        path: tuple[str | int, ...],
+        key_path: tuple[str | int, ...],
         message: str,
         allowed: Any = None,
         nearest: str | None = None,
     ) -> UserError:
-        line = line_of(self.text_, path)
-        key = ".".join(str(part) for part in path)
+        line = line_of(self.content, key_path)
+        key = ".".join(str(part) for part in key_path)
         return UserError(
             message,
             key=key,
@@ -319,18 +319,18 @@ class _Source:
     def known_keys(self, table: Mapping[str, Any], allowed: tuple[str, ...], at: tuple[str | int, ...]) -> None:
         for key in table:
             if key not in allowed:
-                raise self.problem((*at, key), f"unknown key {key!r}", allowed=allowed, nearest=nearest(key, allowed))
+                raise self.error_at((*at, key), f"unknown key {key!r}", allowed=allowed, nearest=nearest(key, allowed))
 
     def table(self, raw: Mapping[str, Any], key: str, at: tuple[str | int, ...]) -> dict[str, Any]:
         value = raw.get(key, {})
         if not isinstance(value, dict):
-            raise self.problem((*at, key), f"{key} must be a table, not {value!r}")
+            raise self.error_at((*at, key), f"{key} must be a table, not {value!r}")
         return dict(value)
 
     def text(self, raw: Mapping[str, Any], key: str, at: tuple[str | int, ...]) -> str | None:
         value = raw.get(key)
         if value is not None and not isinstance(value, str):
-            raise self.problem((*at, key), f"{key} must be text, not {value!r}")
+            raise self.error_at((*at, key), f"{key} must be text, not {value!r}")
         return value
 
     def knobs(self, table: Mapping[str, Any], at: tuple[str | int, ...]) -> Knobs:
@@ -338,8 +338,6 @@ class _Source:
         for name, value in table.items():
             try:
                 found[name] = knob(name).read(value)
-            except UserError as problem:
-                raise self.problem(
-                    (*at, name), problem.message, allowed=problem.allowed, nearest=problem.nearest
-                ) from None
+            except UserError as error:
+                raise self.error_at((*at, name), error.message, allowed=error.allowed, nearest=error.nearest) from None
         return found

@@ -12,7 +12,7 @@ from tomlkit.items import AbstractTable
 from tomlkit.toml_document import TOMLDocument
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.home import home_problem
+from trainfast_runner.records.home import home_error
 from trainfast_runner.records.json_lines import write_atomically
 from trainfast_runner.settings import presets
 from trainfast_runner.settings.knobs import BY_NAME
@@ -49,7 +49,7 @@ def save_preset(name: str, spec: RunSpec, overwrite: bool = False, source: str |
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, tomlkit.dumps(document).encode())
     except OSError as error:
-        raise UserError(home_problem(path.parent, error).message.partition(";")[0], key="XDG_CONFIG_HOME") from None
+        raise UserError(home_error(path.parent, error).message.partition(";")[0], key="XDG_CONFIG_HOME") from None
     return path
 
 

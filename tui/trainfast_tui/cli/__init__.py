@@ -41,21 +41,21 @@ def _run(arguments: list[str]) -> int:
     try:
         command, parsed = parser.parse(arguments)
         return command(parsed)
-    except UserError as problem:
-        return _refuse(problem, arguments)
+    except UserError as error:
+        return _refuse(error, arguments)
     except OSError as error:
         if error.filename is None:
             raise  # our own output failed, so nothing more can be printed
         return _refuse(UserError(f"{os.fsdecode(error.filename)}: {error.strerror or error}"), arguments)
 
 
-def _refuse(problem: UserError, arguments: list[str]) -> int:
-    print(f"trainfast-tui: {problem.line()}", file=sys.stderr)
+def _refuse(error: UserError, arguments: list[str]) -> int:
+    print(f"trainfast-tui: {error.line()}", file=sys.stderr)
     if "--json" in arguments:
         import json
 
-        print(json.dumps({"error": problem.as_json()}))
-    return problem.exit_code
+        print(json.dumps({"error": error.as_json()}))
+    return error.exit_code
 
 
 def _open_closed_streams() -> None:

@@ -175,8 +175,8 @@ def _run_one(
     """Run one entry to its end; return the UserError if it cannot start, None if the terminal has gone."""
     try:
         plan = planning.plan_run(entry.spec, arguments.python)
-    except UserError as problem:
-        return problem
+    except UserError as error:
+        return error
     is_started = group is not None and warm.has_process(group)
     if not is_started:
         warm.end()

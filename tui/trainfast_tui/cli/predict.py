@@ -73,8 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
             found[place] = answer
             if table is not None and table.is_next(place):
                 slow.print(lambda: table.print_ready(found))
-    if len(found) == 1 and found[0].problem is not None:
-        raise found[0].problem
+    if len(found) == 1 and found[0].error is not None:
+        raise found[0].error
     answered = [found[place] for place in range(len(asked))]
     if arguments.json:
         rows = [_fields(one) for one in answered]
@@ -96,8 +96,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _fields(answer: PredictedRow) -> dict[str, Any]:
     fit = answer.fit
     if fit is None:
-        assert answer.problem is not None
-        return {"id": answer.asked.id, "predicted": None, "reason": answer.problem.line()}
+        assert answer.error is not None
+        return {"id": answer.asked.id, "predicted": None, "reason": answer.error.line()}
     predicted, available = fit.predicted, fit.available
     parts = {f"{name}_bytes": predicted.category(name) for name in CATEGORIES}
     return {
@@ -179,8 +179,8 @@ class _Table:
         table = self._table = self._table or self._begun()
         while self._printed in found:
             answer = found[self._printed]
-            if answer.problem is not None:
-                table.add_note(self._names[self._printed], plain(answer.problem.line()))
+            if answer.error is not None:
+                table.add_note(self._names[self._printed], plain(answer.error.line()))
             else:
                 table.add(_cells(answer))
             self._printed += 1

@@ -20,7 +20,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the presets by name."""
-    rows = [_row(name, path) for name, path in sorted(presets.names().items())]
+    rows = [_row(name, path) for name, path in sorted(presets.preset_files().items())]
     if arguments.json:
         print_json({"schema": SCHEMA, "presets": rows})
         return 0
@@ -48,6 +48,6 @@ def _row(name: str, path: Path) -> dict[str, Any]:
     }
     try:
         preset, _ = presets.load(name)
-    except UserError as problem:
-        return {**row, "error": problem.line()}
+    except UserError as error:
+        return {**row, "error": error.line()}
     return {**row, "title": preset.title, "variants": len(preset.variants)}

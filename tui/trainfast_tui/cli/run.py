@@ -95,8 +95,8 @@ def predict_memory(plan: RunPlan, home: Home) -> None:
     try:
         with progress_when_slow("predicting its memory…"):
             trace_model(plan.spec, plan.device, plan.python, gpus=plan.device_uuids)
-    except UserError as problem:
-        Progress().print_line(plain(f"memory is not predicted: {problem.line()}"))
+    except UserError as error:
+        Progress().print_line(plain(f"memory is not predicted: {error.line()}"))
 
 
 def explained(directory: Path, result: Result, python: str | None) -> Result:

@@ -126,7 +126,7 @@ class NextRun:
 def preset_choices() -> list[tuple[str, str]]:
     """(name, title) of each preset, its variants below it; the title of a broken preset is its error."""
     found: list[tuple[str, str]] = []
-    for name in presets.names():
+    for name in presets.preset_files():
         try:
             preset, _ = presets.load(name)
         except UserError as error:

@@ -24,8 +24,8 @@ def _exports(run: ReportedRun) -> Iterator[Block]:
     for form in FORMS:
         try:
             exported = export(run.run, run.directory, form)
-        except UserError as problem:
-            refused.append(f"Not as {form}: {problem.message}.")
+        except UserError as error:
+            refused.append(f"Not as {form}: {error.message}.")
             continue
         left_out = f" (cannot be expressed: {', '.join(exported.left_out)})" if exported.left_out else ""
         yield Code(f"{form}{left_out}", exported.text)

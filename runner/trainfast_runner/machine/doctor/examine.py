@@ -40,9 +40,9 @@ def examine(home: Home, python: str | None = None) -> list[Check]:
     try:
         executable = find(python)
         found = ask(executable, "inspect_model.py", ["{}"], task="list its packages")
-    except UserError as problem:
+    except UserError as error:
         found = {"versions": {}}
-        training = [Check("training Python", "fail", problem.line(), "give another one with --python PATH")]
+        training = [Check("training Python", "fail", error.line(), "give another one with --python PATH")]
     else:
         training = list(_packages(executable, found["python"], found["versions"], python))
     return [
@@ -100,8 +100,8 @@ def _gpus(python: str | None, versions: dict[str, str | None]) -> Iterator[Check
 def _home(home: Home) -> Iterator[Check]:
     try:
         home.ready()
-    except UserError as problem:
-        yield Check("run directory", "fail", problem.line(), "set TRAINFAST_HOME to a directory you can write")
+    except UserError as error:
+        yield Check("run directory", "fail", error.line(), "set TRAINFAST_HOME to a directory you can write")
         return
     free = shutil.disk_usage(home.path).free
     enough = free >= ENOUGH_HOME_BYTES

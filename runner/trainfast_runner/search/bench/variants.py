@@ -131,7 +131,7 @@ def prepare(reference: str, settings: Sequence[str] = (), scale_batch: float = 1
     preset, chosen = presets.load(reference)
     baseline = preset.baseline_variant
     if baseline is None:
-        tables = [name for name in presets.names() if _has_variants(name)]
+        tables = [name for name in presets.preset_files() if _has_variants(name)]
         raise UserError(
             f"preset {preset.name} has no variants to compare",
             key=reference,

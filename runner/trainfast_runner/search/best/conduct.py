@@ -246,10 +246,10 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         began = time.monotonic()
         try:
             plan = self._plan_of(number)
-        except UserError as problem:
+        except UserError as error:
             if number == self._space.baseline:
                 raise
-            self._record_failure(number, "", "failed", problem.line())
+            self._record_failure(number, "", "failed", error.line())
             return None
         directory = self._start(plan, TRIAL, LaunchedBest(run_id="", role=TRIAL, candidate=number))
         process = self._process = WarmProcess(directory, plan.world_size, self._check)

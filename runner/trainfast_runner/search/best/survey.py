@@ -36,8 +36,8 @@ class Survey:
         """Return the error of a run that cannot start here; None when it can."""
         try:
             check(replace(self._facts, spec=spec))
-        except UserError as problem:
-            return problem
+        except UserError as error:
+            return error
         return None
 
     def space(self, question: BestQuestion) -> Space:
