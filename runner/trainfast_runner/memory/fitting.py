@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.memory.available import RankLimit, available_memory, gpu_of
 from trainfast_runner.memory.corrections import WHOLE, case
-from trainfast_runner.memory.model import batch_multiple, keeps_more, largest
+from trainfast_runner.memory.model import batch_multiple, keeps_more, largest_fitting
 from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.settings.compatibility.check import cannot_run_here
 
@@ -94,7 +94,7 @@ def fit_of(
             predicted = model.predict(sized, ranks)
             return PredictedFit(predicted, available, margin_bytes(model, sized, ranks, predicted)).fits is True
 
-        most = largest(fits, most, batch_multiple(spec))
+        most = largest_fitting(fits, most, batch_multiple(spec))
     return PredictedFit(predicted, available, margin, most, cannot_run)
 
 

@@ -102,7 +102,7 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
             found = self._corrected_peaks(spec, ranks, batch).values()
             return max(sum(map(round, peak)) for peak in found) <= limit_bytes
 
-        return largest(fits, MOST_BATCH, batch_multiple(spec)) or None
+        return largest_fitting(fits, MOST_BATCH, batch_multiple(spec)) or None
 
     def _basis(self, spec: RunSpec, ranks: int) -> str:
         if (correction := self.correction_for(spec, ranks)) is not None:
@@ -196,7 +196,7 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         return peaks(self._whole(), self.segments, self.optimizer_peak, self.pipeline, knobs)
 
 
-def largest(fits: Callable[[int], bool], most: int, step: int = 1) -> int:
+def largest_fitting(fits: Callable[[int], bool], most: int, step: int = 1) -> int:
     """The largest multiple of `step` up to `most` that fits; 0 if there is none."""
     low, high = 0, 1
     while high * step <= most and fits(high * step):

@@ -11,7 +11,7 @@ from itertools import combinations
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory.fitting import margin_bytes
-from trainfast_runner.memory.model import MemoryModel, largest
+from trainfast_runner.memory.model import MemoryModel, largest_fitting
 from trainfast_runner.memory.oom_advice import BATCH_PHASES, LEAST_SEQ_LEN, OPTIMIZER_PHASE, Fix, fixes, useful_first
 from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.records.result import OomChange
@@ -107,7 +107,7 @@ class Goal:
             found = self.predicted({**settings, "batch_size": str(batch)})
             return found is not None and found[0].total_bytes + found[1] <= self.limit_bytes
 
-        return largest(fits, self.batch[0] - 1)
+        return largest_fitting(fits, self.batch[0] - 1)
 
 
 def beyond_bytes(limit_bytes: int, predicted: Prediction | None, phase: str | None, in_first_step: bool) -> int:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainfast_runner.search.fit import Fit, fit, largest
+from trainfast_runner.memory.model import largest_fitting
+from trainfast_runner.search.fit import Fit, fit
 from trainfast_runner.search.journal import AnyLine, Asked, ConfirmationRun, Predicted, Probe
 from trainfast_runner.units import mebibytes
 
@@ -183,7 +184,7 @@ def _towards_boundary(state: SearchState, fits: tuple[Fit, ...]) -> Decision:
 
 def _sure(fits: tuple[Fit, ...]) -> int:
     """The largest size that fits on every rank even with the whole error of the fit against it."""
-    return largest(lambda size: all(one.surely_fits(size) for one in fits), MOST)
+    return largest_fitting(lambda size: all(one.surely_fits(size) for one in fits), MOST)
 
 
 def _should_run_out(state: SearchState, fits: tuple[Fit, ...], size: int) -> bool:
@@ -205,7 +206,7 @@ def _second_size(state: SearchState) -> int:
 def _between(state: SearchState, fits: tuple[Fit, ...], best: int, too_large: int) -> Decision:
     """Something fitted and something was too large, further apart than the tolerance."""
     if sum(one.outcome == "oom" for one in state.probes) == 1:
-        size = largest(lambda size: ceiling(state, fits, size) < too_large, too_large - 1) + 1
+        size = largest_fitting(lambda size: ceiling(state, fits, size) < too_large, too_large - 1) + 1
         why = f"{too_large} does not fit: {size} needs as much less as decides it"
     else:
         size = (best + too_large) // 2
@@ -267,7 +268,7 @@ def ceiling(state: SearchState, fits: tuple[Fit, ...], best: int) -> int:
         faster = tight.error_per_sample * max(0, size - best)
         return tight.need_bytes(size) + faster < tight.need_bytes(best) + more
 
-    return max(best, largest(is_near, MOST)) + 1
+    return max(best, largest_fitting(is_near, MOST)) + 1
 
 
 def uncounted_bytes(state: SearchState, rank: int) -> int:

@@ -6,7 +6,7 @@ fitted on its own peaks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
@@ -113,15 +113,3 @@ def _secant_error(device: str, apart: int, slope: float, predicted: float | None
     if abs(predicted - slope) <= PREDICTED_SHARE * predicted:
         return scatter / 2 if device == "cpu" else measured
     return max(measured, predicted - slope) if is_first else measured
-
-
-def largest(fits: Callable[[int], bool], most: int) -> int:
-    """Return the largest batch size up to `most` that passes a test that every smaller one passes; 0 if none does."""
-    low, high = 0, 1
-    while high <= most and fits(high):
-        low, high = high, high * 2
-    high = min(high, most + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low

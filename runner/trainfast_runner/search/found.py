@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trainfast_runner.memory.model import largest_fitting
 from trainfast_runner.search.decide import (
     ALIGNED,
     MOST,
@@ -11,7 +12,7 @@ from trainfast_runner.search.decide import (
     tightest,
     uncounted_bytes,
 )
-from trainfast_runner.search.fit import Fit, largest
+from trainfast_runner.search.fit import Fit
 from trainfast_runner.search.journal import Answer, ConfirmationRun, Margin, refuted_by
 from trainfast_runner.units import mebibytes
 
@@ -114,7 +115,7 @@ def _margins(state: SearchState, tight: Fit, most: int) -> list[Margin]:
 
 def _recommended(state: SearchState, fits: tuple[Fit, ...], most: int, margin_bytes: int) -> int:
     """The largest batch that leaves the margin on every rank and made no allocator retry; at least 1."""
-    found = largest(
+    found = largest_fitting(
         lambda size: all(one.need_bytes(size) + margin_bytes <= one.limit_bytes for one in fits), min(most, MOST)
     )
     retried = _smallest_retried(state)

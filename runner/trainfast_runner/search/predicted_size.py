@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.worker_scripts import TraceCancelled
-from trainfast_runner.memory.model import MemoryModel
+from trainfast_runner.memory.model import MemoryModel, largest_fitting
 from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.memory.tracing import cached_model, trace_model
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.fit import largest
 from trainfast_runner.search.journal import Predicted
 
 BATCH_PHASE = "forward_backward"
@@ -56,7 +55,7 @@ class SizePrediction:
         def is_bent(size: int) -> bool:
             return traced(size) > highest - (most - size) * growth + BEND_BYTES
 
-        return min(largest(is_bent, most) + 1, most)
+        return min(largest_fitting(is_bent, most) + 1, most)
 
     def _at(self, plan: RunPlan, batch_size: int) -> Prediction:
         assert self.model is not None
