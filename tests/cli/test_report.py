@@ -16,7 +16,7 @@ from cli.command import Cli
 from cli.history import result, write, write_lost
 from trainfast_runner.records.result import Diagnosis, MemoryFigures, OomChange, OomExplanation
 from trainfast_runner.records.run_file import ClockAnchor
-from trainfast_runner.search.fit import Fit, PhaseLine
+from trainfast_runner.search.fit import MemoryLines, PhaseLine
 from trainfast_runner.search.journal import Answer, Asked, ConfirmationRun, Ended, Next, Probe
 from trainfast_runner.settings.spec import resolve
 
@@ -283,7 +283,7 @@ def write_batch_search(home: Path) -> None:
     """A search that found 42, refuted nothing, and whose confirmation run is the recorded one."""
     spec, clock = resolve("tiny-llama", ["memory_limit=1GiB"]), ClockAnchor(monotonic_ns=0, wall_ns=0)
     line = PhaseLine(phase="forward_backward", fixed_bytes=118 * MIB, bytes_per_sample=21.5 * MIB)
-    fit = Fit(rank=0, lines=[line], limit_bytes=1024 * MIB)
+    fit = MemoryLines(rank=0, lines=[line], limit_bytes=1024 * MIB)
     probed: dict[str, Any] = {"run_id": "20261121-070002-tiny-llama-b001", "seconds": 4.0}
     lines = [
         Asked(

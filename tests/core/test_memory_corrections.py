@@ -13,7 +13,7 @@ from layered_model import Tracer, model_of, spec_with
 
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.memory import corrections, tracing
-from trainfast_runner.memory.fitting import fit_of
+from trainfast_runner.memory.headroom import predict_headroom
 from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.records.result import Conditions, MemoryFigures, Result, RunError
 from trainfast_runner.records.run_file import ClockAnchor, RunFile, Step
@@ -164,10 +164,10 @@ def a_failed_run(spec: RunSpec, limit: int = LIMIT, **changes: Any) -> RunRecord
 def most_in(home: Path, limit: str = "400MiB", **knobs: Any) -> int:
     """The largest batch that is offered under a limit."""
     spec = spec_with(**knobs, memory_limit=limit)
-    most = fit_of(known_of(home), spec, CPU, 1, None).max_batch
+    most = predict_headroom(known_of(home), spec, CPU, 1, None).max_batch
     assert most is not None
     for batch, fits in ((most, True), (most + 1, False)):
-        assert fit_of(known_of(home), spec.with_overrides(batch_size=batch), CPU, 1, None).fits is fits
+        assert predict_headroom(known_of(home), spec.with_overrides(batch_size=batch), CPU, 1, None).fits is fits
     return most
 
 

@@ -20,7 +20,7 @@ from trainfast_runner.search import conduct
 from trainfast_runner.search.conducting import worked_seconds
 from trainfast_runner.search.control import cancel, conductor_of, pause, resume
 from trainfast_runner.search.decide import Decision, SearchState, state_of_journal
-from trainfast_runner.search.fit import Fit, PhaseLine
+from trainfast_runner.search.fit import MemoryLines, PhaseLine
 from trainfast_runner.search.journal import (
     Answer,
     Asked,
@@ -66,7 +66,7 @@ def search(home: Home, key: str = "k") -> tuple[Path, SearchJournal]:
 def test_every_line_is_read_back_and_a_half_written_one_is_left_out(tmp_path: Path) -> None:
     directory, journal = search(Home(tmp_path))
     line = PhaseLine(phase="forward_backward", fixed_bytes=1.0, bytes_per_sample=2.0)
-    fit = Fit(rank=0, lines=[line], limit_bytes=10)
+    fit = MemoryLines(rank=0, lines=[line], limit_bytes=10)
     step = Next(action="probe", batch_size=4, why="because", needs_bytes=9, fits=[fit], tightest_rank=0)
     journal.write(step)
     with (directory / JOURNAL_FILE).open("ab") as file:

@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import ClockAnchor
-from trainfast_runner.search.fit import Fit, PhaseLine
+from trainfast_runner.search.fit import MemoryLines, PhaseLine
 from trainfast_runner.search.journal import (
     Answer,
     Asked,
@@ -38,9 +38,9 @@ RUN_ID = "20261121-070002-tiny-llama-b001"
 PROOF_ID = "20261121-070044-tiny-llama-b002"
 
 
-def a_fit(rank: int = 0, limit: int = GIB) -> Fit:
+def a_fit(rank: int = 0, limit: int = GIB) -> MemoryLines:
     """118 MiB and 21.5 MiB a sample before the step, 190 MiB in it."""
-    return Fit(
+    return MemoryLines(
         rank=rank,
         lines=[
             PhaseLine(phase="forward_backward", fixed_bytes=118 * MIB, bytes_per_sample=21.5 * MIB),

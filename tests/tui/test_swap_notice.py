@@ -10,7 +10,7 @@ from still import CPU, FULL, PREDICTED, StillApp, a_fit, a_snapshot, screen_text
 
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.memory.available import RankLimit
-from trainfast_runner.memory.fitting import PredictedFit
+from trainfast_runner.memory.headroom import PredictedFit
 from trainfast_runner.records.home import Home
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.memory_view import swap_notice

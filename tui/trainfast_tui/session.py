@@ -44,7 +44,7 @@ from trainfast_tui.text.search_kind import SearchKind
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
-    from trainfast_runner.memory.fitting import PredictedFit
+    from trainfast_runner.memory.headroom import PredictedFit
     from trainfast_runner.memory.warm_tracer import WarmTracer
     from trainfast_runner.running.follower import RunSnapshot
     from trainfast_runner.search.advice.advisor import Situation

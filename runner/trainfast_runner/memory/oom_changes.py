@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.memory.fitting import margin_bytes
+from trainfast_runner.memory.headroom import margin_bytes
 from trainfast_runner.memory.model import MemoryModel, largest_fitting
 from trainfast_runner.memory.oom_advice import BATCH_PHASES, LEAST_SEQ_LEN, OPTIMIZER_PHASE, Fix, fixes, useful_first
 from trainfast_runner.memory.prediction import Prediction

@@ -11,7 +11,7 @@ from trainfast_runner.machine import training_python
 from trainfast_runner.machine.cpu.device_names import asks_for_cpu
 from trainfast_runner.machine.devices import Machine, look
 from trainfast_runner.memory.available import hopeless_limit, host_free_bytes
-from trainfast_runner.memory.fitting import PredictedFit, fit_of
+from trainfast_runner.memory.headroom import PredictedFit, predict_headroom
 from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.tracing import Tracing, trace_models
 from trainfast_runner.settings import presets, world
@@ -96,7 +96,7 @@ def _row(asked: RunToPredict, model: MemoryModel | UserError, machine: Machine, 
     if isinstance(model, UserError):
         return PredictedRow(asked, error=model)
     try:
-        fit = fit_of(model, asked.spec, machine, ranks, host_free_bytes())
+        fit = predict_headroom(model, asked.spec, machine, ranks, host_free_bytes())
         parameters = None if STRATEGIES[str(asked.spec.knobs["strategy"])].tensor else model.parameters
         hopeless = hopeless_limit(asked.spec, parameters, world.device_count(asked.spec, machine))
     except UserError as error:

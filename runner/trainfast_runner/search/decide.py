@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainfast_runner.memory.model import largest_fitting
-from trainfast_runner.search.fit import Fit, fit
+from trainfast_runner.search.fit import MemoryLines, fit_lines
 from trainfast_runner.search.journal import AnyLine, Asked, ConfirmationRun, Predicted, Probe
 from trainfast_runner.units import mebibytes
 
@@ -67,7 +67,7 @@ class Decision:
     action: str
     why: str
     batch_size: int | None = None
-    fits: tuple[Fit, ...] = ()
+    fits: tuple[MemoryLines, ...] = ()
     tightest_rank: int | None = None
     needs_bytes: int | None = None
 
@@ -87,7 +87,7 @@ def state_of_journal(lines: Sequence[AnyLine], no_oom: bool = False) -> SearchSt
     )
 
 
-def fits_of(state: SearchState) -> tuple[Fit, ...]:
+def lines_by_rank(state: SearchState) -> tuple[MemoryLines, ...]:
     """Fit each rank; empty before any size fitted."""
     slope = state.predicted.bytes_per_sample if state.predicted is not None else None
     found = _fits(state, slope)
@@ -98,16 +98,16 @@ def fits_of(state: SearchState) -> tuple[Fit, ...]:
     return found
 
 
-def _fits(state: SearchState, slope: float | None) -> tuple[Fit, ...]:
+def _fits(state: SearchState, slope: float | None) -> tuple[MemoryLines, ...]:
     found = []
     for rank in range(state.world_size):
         points, limit = _points(state, rank)[0], _limit(state, rank)
         if points and limit is not None:
-            found.append(fit(rank, points, limit, state.device, slope))
+            found.append(fit_lines(rank, points, limit, state.device, slope))
     return tuple(found)
 
 
-def tightest(fits: Sequence[Fit], batch_size: int) -> Fit:
+def tightest(fits: Sequence[MemoryLines], batch_size: int) -> MemoryLines:
     """Return the fit that leaves the least at this batch size."""
     return min(fits, key=lambda one: one.limit_bytes - one.need_bytes(batch_size))
 
@@ -116,7 +116,7 @@ def decide(state: SearchState) -> Decision:
     """Return the next step."""
     if len(state.probes) - state.tried >= MOST_VOID:
         return Decision("fail", f"other processes took memory in {MOST_VOID} probes: nothing can be measured here")
-    fits = fits_of(state)
+    fits = lines_by_rank(state)
     if state.confirmations:
         step = _after_confirmation(state, fits)
     elif not fits:
@@ -150,7 +150,7 @@ def _first(state: SearchState) -> Decision:
     return Decision("probe", f"by the prediction {most} fits: a small size first, to see how true that is", small)
 
 
-def _towards_boundary(state: SearchState, fits: tuple[Fit, ...]) -> Decision:
+def _towards_boundary(state: SearchState, fits: tuple[MemoryLines, ...]) -> Decision:
     """Something fitted: probe the next size, or confirm when the sizes on both sides are close enough."""
     best, too_large, points = state.best, state.too_large, len(state.fitting)
     sure = _sure(fits)
@@ -182,12 +182,12 @@ def _towards_boundary(state: SearchState, fits: tuple[Fit, ...]) -> Decision:
     return Decision("probe", words, decides)
 
 
-def _sure(fits: tuple[Fit, ...]) -> int:
+def _sure(fits: tuple[MemoryLines, ...]) -> int:
     """The largest size that fits on every rank even with the whole error of the fit against it."""
     return largest_fitting(lambda size: all(one.surely_fits(size) for one in fits), MOST)
 
 
-def _should_run_out(state: SearchState, fits: tuple[Fit, ...], size: int) -> bool:
+def _should_run_out(state: SearchState, fits: tuple[MemoryLines, ...], size: int) -> bool:
     """True if trying `size` at once is the cheaper way to know, although it might fit within the error of the fit.
 
     Running out of memory takes a part of a step; a size near the maximum, which would make the fit surer, two steps.
@@ -203,7 +203,7 @@ def _second_size(state: SearchState) -> int:
     return max(state.best + 1, (state.best + most) // 2) if most else MOST
 
 
-def _between(state: SearchState, fits: tuple[Fit, ...], best: int, too_large: int) -> Decision:
+def _between(state: SearchState, fits: tuple[MemoryLines, ...], best: int, too_large: int) -> Decision:
     """Something fitted and something was too large, further apart than the tolerance."""
     if sum(one.outcome == "oom" for one in state.probes) == 1:
         size = largest_fitting(lambda size: ceiling(state, fits, size) < too_large, too_large - 1) + 1
@@ -214,7 +214,7 @@ def _between(state: SearchState, fits: tuple[Fit, ...], best: int, too_large: in
     return Decision("probe", why, min(max(size, best + 1), too_large - 1))
 
 
-def _after_confirmation(state: SearchState, fits: tuple[Fit, ...]) -> Decision:
+def _after_confirmation(state: SearchState, fits: tuple[MemoryLines, ...]) -> Decision:
     """The last confirmation run decides: it finished, or memory ran out and a smaller size is confirmed."""
     last = state.confirmations[-1]
     if last.state == "finished":
@@ -240,7 +240,7 @@ def _after_confirmation(state: SearchState, fits: tuple[Fit, ...]) -> Decision:
     return Decision("prove", f"{last.batch_size} ran out of memory {where}: {smaller} is confirmed instead", smaller)
 
 
-def _is_refuted(state: SearchState, fits: tuple[Fit, ...], batch_size: int) -> bool:
+def _is_refuted(state: SearchState, fits: tuple[MemoryLines, ...], batch_size: int) -> bool:
     """True if the fit is wrong altogether, not just by the little more that a fresh process needs.
 
     The size that ran out should have left more than the tolerance, or is the second one to run out.
@@ -253,7 +253,7 @@ def _is_refuted(state: SearchState, fits: tuple[Fit, ...], batch_size: int) -> b
     return left > TOLERANCE_BYTES or len(state.confirmations) > 1
 
 
-def ceiling(state: SearchState, fits: tuple[Fit, ...], best: int) -> int:
+def ceiling(state: SearchState, fits: tuple[MemoryLines, ...], best: int) -> int:
     """Return the smallest size above `best` that must run out of memory for `best` to be the maximum.
 
     On a GPU the next aligned size; on a CPU the one that needs 3 % more, or 48 MiB where that is more.
@@ -298,7 +298,7 @@ def _limit(state: SearchState, rank: int) -> int | None:
     return min([*limits, *available[-1:]], default=None)
 
 
-def _why_confirm(fits: tuple[Fit, ...], best: int, size: int, above: str) -> str:
+def _why_confirm(fits: tuple[MemoryLines, ...], best: int, size: int, above: str) -> str:
     words = f"{size} fits"
     if size > best:
         tight = tightest(fits, size)
@@ -307,7 +307,7 @@ def _why_confirm(fits: tuple[Fit, ...], best: int, size: int, above: str) -> str
     return f"{words} and {above}: a fresh process runs {size}, with data"
 
 
-def _why_up(state: SearchState, tight: Fit, target: int) -> str:
+def _why_up(state: SearchState, tight: MemoryLines, target: int) -> str:
     needs = f"{mebibytes(tight.need_bytes(target))} of {mebibytes(tight.limit_bytes)}"
     on = f" on rank {tight.rank}" if state.world_size > 1 else ""
     if len(state.fitting) > 1:

@@ -8,11 +8,11 @@ from trainfast_runner.search.decide import (
     MOST,
     TOLERANCE_SHARE,
     SearchState,
-    fits_of,
+    lines_by_rank,
     tightest,
     uncounted_bytes,
 )
-from trainfast_runner.search.fit import Fit
+from trainfast_runner.search.fit import MemoryLines
 from trainfast_runner.search.journal import Answer, ConfirmationRun, Margin, refuted_by
 from trainfast_runner.units import mebibytes
 
@@ -27,7 +27,7 @@ As much as a maximum may be off and still be called exact."""
 def answer(state: SearchState) -> Answer:
     """Return the answer of a journal whose last confirmation run finished."""
     confirmation = state.confirmations[-1]
-    most, fits = confirmation.batch_size, fits_of(state)
+    most, fits = confirmation.batch_size, lines_by_rank(state)
     tight = tightest(fits, most)
     line = max(tight.lines, key=lambda one: one.at(most))
     margins = _margins(state, tight, most)
@@ -62,7 +62,7 @@ def _too_large(state: SearchState, most: int) -> int | None:
     return min((size for size in (*tried, *confirmed) if size > most), default=None)
 
 
-def _certainty(state: SearchState, tight: Fit, most: int, too_large: int | None) -> str:
+def _certainty(state: SearchState, tight: MemoryLines, most: int, too_large: int | None) -> str:
     """Say in words why no larger batch fits, and which sizes were not tried."""
     if too_large is None:
         needs = f"{mebibytes(tight.need_bytes(most + 1))} of {mebibytes(tight.limit_bytes)}"
@@ -93,7 +93,7 @@ def aligned(batch_size: int) -> int | None:
     return batch_size // unit * unit or None
 
 
-def _margins(state: SearchState, tight: Fit, most: int) -> list[Margin]:
+def _margins(state: SearchState, tight: MemoryLines, most: int) -> list[Margin]:
     """Parts of the memory that the recommended batch leaves free; a part of nothing is listed as well."""
     found = [
         Margin(
@@ -113,7 +113,7 @@ def _margins(state: SearchState, tight: Fit, most: int) -> list[Margin]:
     return found
 
 
-def _recommended(state: SearchState, fits: tuple[Fit, ...], most: int, margin_bytes: int) -> int:
+def _recommended(state: SearchState, fits: tuple[MemoryLines, ...], most: int, margin_bytes: int) -> int:
     """The largest batch that leaves the margin on every rank and made no allocator retry; at least 1."""
     found = largest_fitting(
         lambda size: all(one.need_bytes(size) + margin_bytes <= one.limit_bytes for one in fits), min(most, MOST)
@@ -130,7 +130,7 @@ def _smallest_retried(state: SearchState) -> int | None:
     return min((probe.batch_size for probe in state.fitting if probe.alloc_retries), default=None)
 
 
-def _why(state: SearchState, most: int, recommended: int, tight: Fit, margins: list[Margin]) -> str:
+def _why(state: SearchState, most: int, recommended: int, tight: MemoryLines, margins: list[Margin]) -> str:
     if recommended == 1 and most == 1:
         return "there is no smaller one; it may run out of memory in a long run"
     left, source = tight.limit_bytes - tight.need_bytes(recommended), " by the fit"
@@ -165,7 +165,7 @@ def _fastest(state: SearchState) -> tuple[int | None, float | None]:
     return size, rate
 
 
-def _headroom(state: SearchState, tight: Fit, most: int) -> int:
+def _headroom(state: SearchState, tight: MemoryLines, most: int) -> int:
     """Bytes the tightest rank's limit had left: measured by a probe or the confirmation run, else by the fit."""
     for probe in state.fitting:
         if probe.batch_size == most:

@@ -17,7 +17,7 @@ import msgspec
 from trainfast_runner.records.json_lines import Appender, read_all
 from trainfast_runner.records.run_file import SCHEMA, ClockAnchor, RecordedSpec
 from trainfast_runner.records.search_directories import JOURNAL_FILE
-from trainfast_runner.search.fit import Fit
+from trainfast_runner.search.fit import MemoryLines
 
 PAUSE_FILE = "paused"
 """While this file exists the conductor takes no further step."""
@@ -82,7 +82,7 @@ class Next(Line, frozen=True, kw_only=True, tag="next"):
     why: str
     needs_bytes: int | None = None
     """Bytes this batch needs on the tightest rank, by the fit."""
-    fits: list[Fit] = []
+    fits: list[MemoryLines] = []
     tightest_rank: int | None = None
 
 

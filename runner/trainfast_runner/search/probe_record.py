@@ -14,7 +14,7 @@ from trainfast_runner.records.run_records import TELEMETRY_FILE, read_records
 from trainfast_runner.records.telemetry_lines import read_ticks
 from trainfast_runner.records.tick import Tick
 from trainfast_runner.records.warm_process import ProbeLine
-from trainfast_runner.search.decide import SearchState, fits_of, tightest
+from trainfast_runner.search.decide import SearchState, lines_by_rank, tightest
 from trainfast_runner.search.journal import ConfirmationRun, Probe, RankPeaks
 from trainfast_runner.units import mebibytes
 
@@ -74,7 +74,7 @@ def probe_of_ended_run(batch_size: int, result: Result, seconds: float, phase: s
 
 def _at_the_tightest(state: SearchState, probe: Probe) -> Probe:
     """Add the phase and the peaks of the rank that was nearest to its limit."""
-    fits = fits_of(replace(state, probes=(*state.probes, probe)))
+    fits = lines_by_rank(replace(state, probes=(*state.probes, probe)))
     rank = tightest(fits, probe.batch_size).rank if fits else 0
     peaks = next(one for one in probe.ranks if one.rank == rank)
     return msgspec.structs.replace(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trainfast_runner.records.json_lines import Tail
 from trainfast_runner.records.search_directories import JOURNAL_FILE, is_conducted
-from trainfast_runner.search.fit import Fit
+from trainfast_runner.search.fit import MemoryLines
 from trainfast_runner.search.journal import (
     PAUSE_FILE,
     AnyLine,
@@ -56,7 +56,7 @@ class SearchSnapshot:
     """While the next process waits for the GPUs to cool: the first look and the newest; empty otherwise."""
 
     @property
-    def fits(self) -> tuple[Fit, ...]:
+    def fits(self) -> tuple[MemoryLines, ...]:
         """The newest fit, one of each rank; empty before the first probe."""
         return tuple(self.next.fits) if self.next is not None else ()
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainfast_runner.memory import corrections
-from trainfast_runner.memory.fitting import PredictedFit
+from trainfast_runner.memory.headroom import PredictedFit
 from trainfast_runner.memory.predict_rows import (
     PredictedRow,
     RunToPredict,

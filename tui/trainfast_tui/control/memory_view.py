@@ -9,7 +9,7 @@ from trainfast_tui.text.format import size
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
-    from trainfast_runner.memory.fitting import PredictedFit
+    from trainfast_runner.memory.headroom import PredictedFit
 
 
 def swap_notice(fit: PredictedFit | None, machine: Machine | None) -> str:

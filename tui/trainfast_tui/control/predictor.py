@@ -16,7 +16,7 @@ from trainfast_tui.control.messages import MemoryPredicted, Post, ThreadFailed
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
-    from trainfast_runner.memory.fitting import PredictedFit
+    from trainfast_runner.memory.headroom import PredictedFit
     from trainfast_runner.memory.model import MemoryModel
     from trainfast_runner.memory.tracing import Tracing
     from trainfast_runner.memory.warm_tracer import WarmTracer
@@ -250,12 +250,12 @@ class Predictor:
 def predicted_fit(model: MemoryModel, request: PredictionRequest) -> PredictedFit:
     """Predict these settings on this machine. Raises UserError for settings unknown to the model."""
     from trainfast_runner.memory.available import within_container
-    from trainfast_runner.memory.fitting import fit_of
+    from trainfast_runner.memory.headroom import predict_headroom
     from trainfast_runner.settings.world import world_size
 
     spec, machine = request.spec, request.machine
     free = None if request.free_bytes is None else within_container(request.free_bytes)
-    return fit_of(model, spec, machine, world_size(spec, machine), free)
+    return predict_headroom(model, spec, machine, world_size(spec, machine), free)
 
 
 def _key(request: PredictionRequest) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from trainfast_runner.search.fit import Fit
+from trainfast_runner.search.fit import MemoryLines
 from trainfast_runner.search.journal import (
     Answer,
     Asked,
@@ -164,7 +164,9 @@ def _point(batch_size: int, peak_bytes: int, kind: str) -> ScatterPoint:
     return ScatterPoint(batch_size, peak_bytes, KINDS[kind], words)
 
 
-def _lines(asked: Asked, answer: Answer | None, fits: Sequence[Fit], probes: Sequence[Probe]) -> Iterator[ScatterLine]:
+def _lines(
+    asked: Asked, answer: Answer | None, fits: Sequence[MemoryLines], probes: Sequence[Probe]
+) -> Iterator[ScatterLine]:
     """Yield the fit of the tightest rank, and the limit."""
     widest = max((probe.batch_size for probe in probes), default=1)
     fit = next((one for one in fits if one.rank == (answer.tightest_rank if answer is not None else 0)), None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainfast_runner.search.fit import Fit
+from trainfast_runner.search.fit import MemoryLines
 from trainfast_runner.search.journal import ConfirmationRun, Probe, refuted_by
 from trainfast_runner.search.search_follower import SearchSnapshot
 from trainfast_tui.charts.fit_chart import Point, fit_chart
@@ -156,7 +156,7 @@ def _limit_line(search: SearchSnapshot) -> Line:
     return line
 
 
-def _tightest(search: SearchSnapshot) -> Fit | None:
+def _tightest(search: SearchSnapshot) -> MemoryLines | None:
     """Return the fit of the rank with the least memory left."""
     rank = search.next.tightest_rank if search.next is not None else None
     fits = search.fits
@@ -293,7 +293,7 @@ def _chart(search: SearchSnapshot, width: int, height: int) -> list[Line]:
     return fit_chart(points, None if fit is None else fit.need_bytes, limit, across, width, height)
 
 
-def _point(probe: Probe, fit: Fit | None, limit: int | None) -> Point | None:
+def _point(probe: Probe, fit: MemoryLines | None, limit: int | None) -> Point | None:
     sign, tone, _ = OUTCOMES.get(probe.outcome, ("○", "text", ""))
     if probe.outcome == "oom":
         # Only the fit knows its need; it is certainly above the limit.

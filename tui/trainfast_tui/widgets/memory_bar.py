@@ -13,7 +13,7 @@ from trainfast_tui.text.memory import CATEGORIES, PHASES, short
 from trainfast_tui.widgets.bar import shares
 
 if TYPE_CHECKING:
-    from trainfast_runner.memory.fitting import PredictedFit
+    from trainfast_runner.memory.headroom import PredictedFit
 
 SIGNS = {
     "params": ("█", "primary"),

@@ -67,7 +67,7 @@ class PredictedFit:
         return None if self.left_bytes is None else self.left_bytes >= 0
 
 
-def fit_of(
+def predict_headroom(
     model: MemoryModel, spec: RunSpec, machine: Machine, ranks: int, host_free_bytes: int | None
 ) -> PredictedFit:
     """Predict a run on this machine, whose host has `host_free_bytes` free (None if unknown).

@@ -11,7 +11,13 @@ from layered_model import model_of, spec_with
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.memory import corrections
 from trainfast_runner.memory.corrections import Correction
-from trainfast_runner.memory.fitting import COLD_COMPILER_BYTES, COUNTED_BYTES, UNMEASURED_BYTES, PredictedFit, fit_of
+from trainfast_runner.memory.headroom import (
+    COLD_COMPILER_BYTES,
+    COUNTED_BYTES,
+    UNMEASURED_BYTES,
+    PredictedFit,
+    predict_headroom,
+)
 from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.records.tick import DeviceReading
 
@@ -21,7 +27,7 @@ MODEL = msgspec.structs.replace(model_of(12), trace="t")
 
 
 def fit(model: MemoryModel = MODEL, machine: Machine = CPU, ranks: int = 1, **knobs: Any) -> PredictedFit:
-    return fit_of(model, spec_with(**knobs), machine, ranks, 4 * GIB)
+    return predict_headroom(model, spec_with(**knobs), machine, ranks, 4 * GIB)
 
 
 def corrected(model: MemoryModel = MODEL, **knobs: Any) -> MemoryModel:
