@@ -156,7 +156,7 @@ def test_the_hole_in_capped_steps_is_stepped_over_and_counted(tmp_path: Path, co
 def test_where_files_have_no_holes_the_steps_behind_the_head_are_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainfast_runner.records.output_log._punch", lambda *_: False)
+    monkeypatch.setattr("trainfast_runner.records.capped_file._punch", lambda *_: False)
     write_run(tmp_path, watch_uuids=[])
     log = capped_step_file(tmp_path / "steps.jsonl", 64 * KIB)
     follower = Follower(tmp_path)

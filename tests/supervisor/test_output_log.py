@@ -73,7 +73,7 @@ def test_a_live_log_with_a_hole_is_readable(tmp_path: Path) -> None:
 
 
 def test_without_holes_in_files_the_log_is_truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainfast_runner.records.output_log._punch", lambda *_: False)
+    monkeypatch.setattr("trainfast_runner.records.capped_file._punch", lambda *_: False)
     log = CappedFile(tmp_path / "output.log", cap_bytes=4 * MIB)
     fd = log.open()
     os.write(fd, b"first\n" + b"y\n" * (3 * MIB))
