@@ -18,7 +18,7 @@ def gibibytes(size_bytes: float) -> str:
     return f"{size_bytes / 2**30:,.1f} GiB"
 
 
-def held(size_bytes: float) -> str:
+def process_memory(size_bytes: float) -> str:
     """Memory of a process on a device, as in a table of processes: `300 MiB`, `8.0 GiB`."""
     return gibibytes(size_bytes) if size_bytes >= 2**30 else mebibytes(size_bytes)
 

@@ -35,7 +35,7 @@ def corrected(model: MemoryModel = MODEL, **knobs: Any) -> MemoryModel:
     traced = model.predict(spec_with(**knobs)).traced_bytes
     beyond = {"forward_backward": 5 * MIB, "optimizer": 5 * MIB}
     known = Correction(run_id="r1", beyond_bytes=beyond, step_bytes=traced["forward_backward"])
-    case = corrections.case("t", spec_with(**knobs).knobs, 1)
+    case = corrections.correction_key("t", spec_with(**knobs).knobs, 1)
     return msgspec.structs.replace(model, corrections=corrections.DeviceCorrections(corrections={case: known}))
 
 

@@ -93,7 +93,9 @@ def test_a_measured_run_corrects_the_next_prediction(tmp_path: Path) -> None:
     spec = spec_with(batch_size=5000)
     predicted = MODEL.predict(spec)
     corrections.learn(tmp_path, a_run(spec), ended())
-    learnt = [one for machine in corrections.read(tmp_path).values() for one in machine.corrections.values()]
+    learnt = [
+        one for machine in corrections.read_corrections(tmp_path).values() for one in machine.corrections.values()
+    ]
     assert [one.step_bytes for one in learnt] == [a_run(spec).run.predicted["traced_bytes"]["forward_backward"]]
     better = known_of(tmp_path)
     again = better.predict(spec)
@@ -150,7 +152,7 @@ def test_a_run_that_says_nothing_of_the_next_teaches_nothing(tmp_path: Path) -> 
     corrections.learn(tmp_path, a_run(spec, data={"samples": "lines"}), ended())
     corrections.learn(tmp_path, a_run(spec, {"forward_backward": 1 << 40, "optimizer": 0}), ended())
     corrections.learn(tmp_path, RunRecords(run=a_run(spec).run, steps={}), ended())
-    assert corrections.read(tmp_path) == {}
+    assert corrections.read_corrections(tmp_path) == {}
 
 
 LIMIT = 400 << 20
@@ -180,7 +182,7 @@ def test_a_batch_that_ran_out_of_memory_under_a_limit_is_not_offered_under_it_ag
     assert most_in(tmp_path, "300MiB") < most_in(tmp_path, "380MiB") < failed - 1
     assert most_in(tmp_path, grad_accum=2) < failed, "the same program"
     corrections.learn(tmp_path, a_failed_run(spec_with(batch_size=failed + 5)), out)
-    [machine] = corrections.read(tmp_path).values()
+    [machine] = corrections.read_corrections(tmp_path).values()
     assert len(machine.failed) == 1, "that a larger one runs out is no news"
     assert most_in(tmp_path) == failed - 1
     plain = known_of(tmp_path).predict(spec_with(batch_size=failed))
@@ -196,15 +198,15 @@ def test_a_batch_that_ran_out_of_memory_under_a_limit_is_not_offered_under_it_ag
 @pytest.mark.parametrize("content", [b"{", b"[]", b'{"cpu": 3}', b"\x00\xff"])
 def test_damaged_corrections_are_said_in_a_line_and_written_anew(tmp_path: Path, content: bytes) -> None:
     spec, file = spec_with(batch_size=5000), tmp_path / corrections.CORRECTIONS_FILE
-    assert corrections.trouble(tmp_path) is None
+    assert corrections.read_trouble(tmp_path) is None
     file.write_bytes(content)
-    said = corrections.trouble(tmp_path)
+    said = corrections.read_trouble(tmp_path)
     assert said is not None
     assert said.startswith(f"{file} cannot be read")
     assert "\n" not in said
     assert known_of(tmp_path).predict(spec).phases == MODEL.predict(spec).phases
     corrections.learn(tmp_path, a_run(spec), ended())
-    assert corrections.trouble(tmp_path) is None
+    assert corrections.read_trouble(tmp_path) is None
     assert "corrected by r1" in known_of(tmp_path).predict(spec).basis
 
 

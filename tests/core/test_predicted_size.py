@@ -32,7 +32,7 @@ def after_a_run_that_took_less(batch_size: int) -> MemoryModel:
     known = corrections.Correction(
         run_id="r1", beyond_bytes={"forward_backward": -traced // 10, "optimizer": 0}, step_bytes=traced
     )
-    case = corrections.case("t", spec.knobs, 1)
+    case = corrections.correction_key("t", spec.knobs, 1)
     return msgspec.structs.replace(MODEL, corrections=corrections.DeviceCorrections(corrections={case: known}))
 
 

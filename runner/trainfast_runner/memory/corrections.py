@@ -50,7 +50,7 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceCorrections(msgspec.Struct, frozen=True, kw_only=True):
-    """One device's: `context_bytes` outside of the allocator, and corrections by `case`."""
+    """One device's: `context_bytes` outside of the allocator, and corrections by `correction_key`."""
 
     device: str = "cpu"
     """The device's kind: cpu or cuda."""
@@ -60,17 +60,17 @@ class DeviceCorrections(msgspec.Struct, frozen=True, kw_only=True):
     """For a run that ran out of memory under a limit of a CPU: the least that it took beyond its trace, under WHOLE."""
 
 
-def case(trace: str, knobs: Mapping[str, Any], ranks: int) -> str:
+def correction_key(trace: str, knobs: Mapping[str, Any], ranks: int) -> str:
     """The key of a correction: compiled, or by another engine, the same step takes other temporary bytes."""
     return "/".join([trace, *(str(knobs.get(name)) for name in ("strategy", "engine", "compile")), str(ranks)])
 
 
-def read(home: Path | None = None) -> dict[str, DeviceCorrections]:
+def read_corrections(home: Path | None = None) -> dict[str, DeviceCorrections]:
     """Read the corrections by device name; empty if there is no file or it is damaged."""
     return _read(home)[0]
 
 
-def trouble(home: Path | None = None) -> str | None:
+def read_trouble(home: Path | None = None) -> str | None:
     """Why the home's corrections cannot be read, in one line; None if they can be, or there are none."""
     return _read(home)[1]
 
@@ -88,7 +88,7 @@ def _read(home: Path | None) -> tuple[dict[str, DeviceCorrections], str | None]:
 
 def of_device(device: str, gpu: str | None = None, home: Path | None = None) -> DeviceCorrections:
     """The corrections of a device, cpu or cuda; when no GPU is named, of the only one that has any."""
-    devices = read(home)
+    devices = read_corrections(home)
     if device != "cuda":
         return devices.get(_cpu(), DeviceCorrections())
     if gpu is not None:
@@ -117,10 +117,10 @@ def learn(home: Path, records: RunRecords, result: Result) -> None:
     if not beyond and failed is None:
         return
     name = run.device_names[0] if run.device_names else "GPU" if run.device == "cuda" else _cpu()
-    where = case(str(trace), run.knobs, run.world_size)
+    where = correction_key(str(trace), run.knobs, run.world_size)
     # Two runs may end together.
     with locked(home / f"{CORRECTIONS_FILE}.lock"):
-        devices = read(home)
+        devices = read_corrections(home)
         machine = devices.get(name, DeviceCorrections())
         context = (_context(records, result) if beyond else None) or machine.context_bytes
         machine = devices[name] = msgspec.structs.replace(machine, device=run.device, context_bytes=context)
@@ -209,7 +209,7 @@ def _context(records: RunRecords, result: Result) -> int | None:
     run, reserved = records.run, result.memory.peak_reserved_bytes
     if run is None or run.device != "cuda" or reserved is None or not result.conditions.clean:
         return None
-    steps = [step for of in records.steps.values() for step in of]
+    steps = [step for steps_of_rank in records.steps.values() for step in steps_of_rank]
     since_ns = min((step.t_ns for step in steps if step.peak_reserved_bytes == reserved), default=None)
     if since_ns is None:
         return None

@@ -7,7 +7,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from trainfast_runner.memory.available import RankLimit, available_memory, gpu_of
-from trainfast_runner.memory.corrections import WHOLE, case
+from trainfast_runner.memory.corrections import WHOLE, correction_key
 from trainfast_runner.memory.model import batch_multiple, keeps_more, largest_fitting
 from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.settings.compatibility.check import cannot_run_here
@@ -104,7 +104,7 @@ def margin_bytes(model: MemoryModel, spec: RunSpec, ranks: int, predicted: Predi
     A size that ran out of memory under a limit does not fit into it.
     """
     correction = model.correction_for(spec, ranks)
-    failed = model.corrections.failed.get(case(predicted.trace, spec.knobs, ranks))
+    failed = model.corrections.failed.get(correction_key(predicted.trace, spec.knobs, ranks))
     compiles = spec.knobs["compile"] != "off"
     if correction is None:
         program = COMPILER_BYTES if compiles else 0

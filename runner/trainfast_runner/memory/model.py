@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from trainfast_runner.memory.corrections import Correction, DeviceCorrections, case, of_device
+from trainfast_runner.memory.corrections import Correction, DeviceCorrections, correction_key, of_device
 from trainfast_runner.memory.one_process import COPIED, SPREAD, UNCONFIRMED, devices_of, gathered
 from trainfast_runner.memory.pipeline import Peaks, PipelineCut, peaks
 from trainfast_runner.memory.prediction import CATEGORIES, PHASES, Prediction
@@ -127,7 +127,7 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
 
     def correction_for(self, spec: RunSpec, ranks: int) -> Correction | None:
         """This machine's correction from a run of the same case; None before any."""
-        return self.corrections.corrections.get(case(self.trace, spec.knobs, ranks))
+        return self.corrections.corrections.get(correction_key(self.trace, spec.knobs, ranks))
 
     def _corrected_peaks(self, spec: RunSpec, ranks: int, batch: int) -> dict[str, tuple[float, ...]]:
         return self._corrected(spec, ranks, self._peaks(spec, ranks, batch))

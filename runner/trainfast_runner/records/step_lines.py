@@ -39,13 +39,13 @@ class StepTail(Tail[Step]):
     """Follows the step records of a rank, dropped ones left out."""
 
     def __init__(self, path: Path, window_bytes: int = 8 << 20) -> None:
-        self._of_marks = StepDecoder()
-        super().__init__(path, Step, window_bytes, self._of_marks)
+        self._mark_decoder = StepDecoder()
+        super().__init__(path, Step, window_bytes, self._mark_decoder)
 
     @property
     def dropped_bytes(self) -> int:
         """Bytes of dropped step records: the hole in the file, and its marks."""
-        return self.hole_bytes + self._of_marks.dropped_bytes
+        return self.hole_bytes + self._mark_decoder.dropped_bytes
 
 
 def capped_step_file(path: Path, cap_bytes: int = CAP_BYTES) -> CappedFile:

@@ -60,7 +60,7 @@ class TickDecoder(Generic[T]):
 
     def __init__(self, type: type[T]) -> None:
         self._type = type
-        self._of_whole = msgspec.json.Decoder(type)
+        self._tick_decoder = msgspec.json.Decoder(type)
         self._of_change = msgspec.json.Decoder(TickChange)
         self._whole: bytes | dict[str, Any] | None = None
         """The newest tick as JSON has it; its line until a change needs more."""
@@ -74,7 +74,7 @@ class TickDecoder(Generic[T]):
         """
         whole, self._whole = self._whole, None
         if _MARK not in line:
-            tick = self._of_whole.decode(line)
+            tick = self._tick_decoder.decode(line)
             self._whole = line
             if self._newest_ns is not None and tick.t_ns <= self._newest_ns:
                 raise NotYet

@@ -51,7 +51,11 @@ def _uncompiled(run: RunFile, directory: Path) -> tuple[str, float] | None:
     """The latest finished run beside `directory` that differs in nothing but compiling, and its median step in ms."""
     for other in sorted((path for path in directory.parent.iterdir() if path != directory), reverse=True):
         asked = read_run_file(other)
-        if asked is None or asked.knobs.get("compile", "off") != "off" or _of(asked) != _of(run):
+        if (
+            asked is None
+            or asked.knobs.get("compile", "off") != "off"
+            or _comparison_key(asked) != _comparison_key(run)
+        ):
             continue
         result = read_result(other)
         if result is None or result.measured_under is not None:
@@ -61,7 +65,7 @@ def _uncompiled(run: RunFile, directory: Path) -> tuple[str, float] | None:
     return None
 
 
-def _of(run: RunFile) -> tuple[Any, ...]:
+def _comparison_key(run: RunFile) -> tuple[Any, ...]:
     """All that decides how long a step takes."""
     knobs = {name: value for name, value in run.knobs.items() if name not in NOT_COMPARED}
     return run.model, run.data, knobs, run.device, run.device_uuids, run.world_size, run.versions.get("torch")

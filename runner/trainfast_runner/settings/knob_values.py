@@ -10,7 +10,7 @@ from typing import Protocol
 from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.machine.cpu.device_names import CPU
 
-type_names = {int: "a whole number", float: "a number", str: "text"}
+TYPE_NAMES = {int: "a whole number", float: "a number", str: "text"}
 KnobValue = int | float | str | None
 
 BYTE_UNITS = {
@@ -75,53 +75,53 @@ class Choice:
 
 @dataclass(frozen=True)
 class Whole:
-    """A whole number from `least` to `most`; `steps` are the stops of the arrows."""
+    """A whole number from `low` to `high`; `stops` are those of the arrows."""
 
-    least: int
-    most: int
-    steps: tuple[int, ...]
+    low: int
+    high: int
+    stops: tuple[int, ...]
 
     def read(self, raw: object) -> int:
         number = _number(raw, int)
-        if not self.least <= number <= self.most:
+        if not self.low <= number <= self.high:
             raise UserError(f"{int(number)} is out of range", allowed=[self.describe()])
         return int(number)
 
     def ladder(self, current: KnobValue) -> Sequence[KnobValue]:
         extra = [current] if isinstance(current, int) else []
-        return sorted({*self.steps, *extra})
+        return sorted({*self.stops, *extra})
 
     def describe(self) -> str:
-        return f"a whole number from {self.least} to {self.most}"
+        return f"a whole number from {self.low} to {self.high}"
 
 
 @dataclass(frozen=True)
 class Real:
-    """A number from `least` to `most` without unit."""
+    """A number from `low` to `high` without unit."""
 
-    least: float
-    most: float
-    steps: tuple[float, ...]
+    low: float
+    high: float
+    stops: tuple[float, ...]
 
     def read(self, raw: object) -> float:
         number = float(_number(raw, float))
-        if not self.least <= number <= self.most:
+        if not self.low <= number <= self.high:
             raise UserError(f"{number:g} is out of range", allowed=[self.describe()])
         return number
 
     def ladder(self, current: KnobValue) -> Sequence[KnobValue]:
         extra = [float(current)] if isinstance(current, int | float) else []
-        return sorted({*self.steps, *extra})
+        return sorted({*self.stops, *extra})
 
     def describe(self) -> str:
-        return f"a number from {self.least:g} to {self.most:g}"
+        return f"a number from {self.low:g} to {self.high:g}"
 
 
 @dataclass(frozen=True)
 class BytesPerRank:
     """Bytes with a unit, one value for every rank or one a rank joined by `+`; None is no limit."""
 
-    steps: tuple[str, ...]
+    stops: tuple[str, ...]
 
     def read(self, raw: object) -> str | None:
         if raw in (None, "none", "auto"):
@@ -132,7 +132,7 @@ class BytesPerRank:
         return raw.replace(" ", "")
 
     def ladder(self, current: KnobValue) -> Sequence[KnobValue]:
-        stops: list[KnobValue] = [None, *self.steps]
+        stops: list[KnobValue] = [None, *self.stops]
         return stops if current in stops else [*stops, current]
 
     def describe(self) -> str:
@@ -238,7 +238,7 @@ def parse_bytes_per_rank(text: str) -> list[int]:
 
 def _number(raw: object, kind: type[int] | type[float]) -> int | float:
     """An int or float from TOML or text; underscores as in TOML; raises UserError."""
-    refusal = UserError(f"must be {type_names[kind]}, not {raw!r}")
+    refusal = UserError(f"must be {TYPE_NAMES[kind]}, not {raw!r}")
     if isinstance(raw, bool) or not isinstance(raw, int | float | str):
         raise refusal
     if isinstance(raw, str):

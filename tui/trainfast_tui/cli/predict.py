@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     Return 3 if `memory_limit` is below the parameters' own memory.
     """
     began = time.monotonic()
-    if (damage := corrections.trouble()) is not None:
+    if (damage := corrections.read_trouble()) is not None:
         print(f"trainfast-tui: {plain(damage)}", file=sys.stderr)
     asked = runs_to_predict(arguments.preset, arguments.settings)
     table = _Table(asked) if len(asked) > 1 and not arguments.json else None

@@ -11,7 +11,7 @@ from trainfast_runner.machine.processes.identity import descendants
 from trainfast_runner.machine.telemetry.throttle import severity
 from trainfast_runner.records.run_file import Event
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading, Tick
-from trainfast_runner.units import held
+from trainfast_runner.units import process_memory
 
 INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 """PROC_PID_INIT_INO of the kernel's proc_ns.h: the content of /proc/self/ns/pid outside of every container."""
@@ -136,7 +136,7 @@ def process_event(
 ) -> Event:
     """The event of a process that appeared on a GPU or left it, with its name; `what` is appeared or left."""
     used = process.memory_used_bytes
-    memory = "" if used is None else f" with {held(used)}"
+    memory = "" if used is None else f" with {process_memory(used)}"
     ours = sees_host_pids() if host_pids is None else host_pids
     who = f"{_name(process.pid)} (pid {process.pid})" if ours else f"process {process.pid} of the host"
     return Event(

@@ -74,14 +74,14 @@ class StepJoin:
         """The steps joined since the last call; `final`: no more samples will come."""
         found = []
         while self._waiting and (final or (self._seen_ns is not None and self._waiting[0].t_ns <= self._seen_ns)):
-            found.append(self._of(self._waiting.popleft()))
+            found.append(self._join_step(self._waiting.popleft()))
         return found
 
     def window(self, begin_ns: int, end_ns: int) -> list[DeviceConditions]:
         """The conditions of each device with samples between two moments, in the order of the UUIDs."""
         return [track.conditions_between(begin_ns, end_ns) for track in self.tracks.values() if track.times]
 
-    def _of(self, step: Step) -> StepConditions:
+    def _join_step(self, step: Step) -> StepConditions:
         begin_ns = step.t_ns - round(step.step_ms * 1e6)
         tracks = [track for track in self.tracks.values() if track.times]
         devices = [track.conditions_between(begin_ns, step.t_ns, whole_outages=True) for track in tracks]
