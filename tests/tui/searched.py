@@ -206,7 +206,7 @@ async def opened(pilot: Pilot[Any], search: Path) -> str:
     journal = seen(search)
     assert app.session.next_run is not None
     assert journal.asked is not None
-    app.session.change(app.session.next_run.type("memory_limit", journal.asked.knobs["memory_limit"]))
+    app.session.change(app.session.next_run.with_value("memory_limit", journal.asked.knobs["memory_limit"]))
     await pilot.press("b")
     await pilot.pause()
     assert isinstance(app.screen, SearchScreen)

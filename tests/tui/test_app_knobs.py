@@ -43,7 +43,7 @@ async def test_a_proof_leaves_the_knobs_that_were_searched_to_the_next_run(home:
     preset = of_preset("tiny-llama").spec.knobs
     again = of_run(run, home).spec.knobs
     assert (again["steps"], again["timing_warmup"]) == (preset["steps"], preset["timing_warmup"]), "no journal"
-    spec = of_preset("tiny-llama").type("steps", "30").type("batch_size", "16").spec
+    spec = of_preset("tiny-llama").with_value("steps", "30").with_value("batch_size", "16").spec
     a_search(home, [asked(title=spec.title, knobs=dict(spec.knobs), overrides=list(spec.overrides))])
     next_run = of_run(run, home)
     assert next_run.spec == spec
@@ -68,12 +68,12 @@ async def test_strategy_ddp_counts_every_rank(home: Home) -> None:
         await pilot.pause()
         app.main.query_one(KnobPanel).move_to("strategy")
         assert app.session.next_run is not None
-        app.session.change(app.session.next_run.type("strategy", "ddp"))
+        app.session.change(app.session.next_run.with_value("strategy", "ddp"))
         await pilot.pause()
         assert "global batch 16 = 8 x 1 x 2 ranks" in screen_text(app)
         values = BY_NAME["strategy"].values
         assert isinstance(values, Choice)
-        app.session.change(app.session.next_run.type("strategy", values.options[-1]))
+        app.session.change(app.session.next_run.with_value("strategy", values.options[-1]))
         await pilot.press("space")
         assert app.session.next_run.spec.knobs["strategy"] == "single", "space goes on at the first value"
 
@@ -85,10 +85,12 @@ async def test_only_knobs_that_matter_to_the_strategy_are_listed(home: Home) -> 
         await pilot.pause()
         assert "pp_schedule" not in screen_text(app)
         assert app.session.next_run is not None
-        app.session.change(app.session.next_run.type("strategy", "pp").type("pp_schedule", "1f1b"), "pp_schedule")
+        app.session.change(
+            app.session.next_run.with_value("strategy", "pp").with_value("pp_schedule", "1f1b"), "pp_schedule"
+        )
         await pilot.pause()
         assert "▸•pp_schedule" in screen_text(app)
-        app.session.change(app.session.next_run.type("strategy", "single"))
+        app.session.change(app.session.next_run.with_value("strategy", "single"))
         await pilot.pause()
         text = screen_text(app)
         assert "pp_schedule" not in text

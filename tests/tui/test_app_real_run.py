@@ -56,7 +56,9 @@ async def test_r_trains_q_leaves_it_running_and_s_stops_it(home: Home) -> None:
         await until(pilot, "No run yet.")
         assert first.session.next_run is not None
         first.session.change(
-            first.session.next_run.type("steps", "100000").type("seq_len", "32").type("batch_size", "2")
+            first.session.next_run.with_value("steps", "100000")
+            .with_value("seq_len", "32")
+            .with_value("batch_size", "2")
         )
         await pilot.press("r")
         await until(pilot, "● running")
@@ -88,7 +90,7 @@ async def test_what_cannot_run_is_refused_at_its_knob(home: Home) -> None:
     async with app.run_test(size=(160, 48)) as pilot:
         await until(pilot, "No run yet.")
         assert app.session.next_run is not None
-        app.session.change(app.session.next_run.type("steps", "3"))
+        app.session.change(app.session.next_run.with_value("steps", "3"))
         await pilot.press("r")
         text = await until(pilot, "Refused:")
         assert "timing_warmup=3 leaves no step of steps=3" in text

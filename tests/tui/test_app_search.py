@@ -362,7 +362,7 @@ async def test_what_was_searched_with_other_knobs_is_applied_with_a_warning(home
     async with app.run_test(size=FULL) as pilot:
         await opened(pilot, a_search(home, answered()))
         assert app.session.next_run is not None
-        app.session.next_run = app.session.next_run.type("seq_len", "256")
+        app.session.next_run = app.session.next_run.with_value("seq_len", "256")
         await pilot.press("enter")
         await pilot.pause()
         assert knob(app, "batch_size") == 40

@@ -78,7 +78,7 @@ async def test_another_change_is_instead_of_the_one_before_it(home: Home) -> Non
         before = app.session.next_run.spec
         await pilot.press("1", "2")
         assert app.session.next_run.spec.knobs == {**before.knobs, "checkpointing": "full"}
-        app.session.change(app.session.next_run.type("seq_len", "64"))
+        app.session.change(app.session.next_run.with_value("seq_len", "64"))
         await pilot.press("1")
         fixed = {"batch_size": 64, "grad_accum": 64, "seq_len": 64}
         assert app.session.next_run.spec.knobs == {**before.knobs, **fixed}, "what was turned since then stays"

@@ -85,13 +85,13 @@ async def test_pictures_of_a_real_training(tmp_path: Path) -> None:
         picture(app, "compare", SCREENS)
         await pilot.press("escape")
         assert app.session.next_run is not None
-        app.session.next_run = app.session.next_run.type("batch_size", "4096").type("memory_limit", "1GiB")
+        app.session.next_run = app.session.next_run.with_value("batch_size", "4096").with_value("memory_limit", "1GiB")
         app.main.show_knobs()
         await pilot.press("r")
         await until(pilot, "OUT OF MEMORY")
         await until(pilot, "the prediction says that each fits")
         picture(app, "out-of-memory", SCREENS)
-        app.session.change(app.session.next_run.type("batch_size", "8").type("memory_limit", "768MiB"))
+        app.session.change(app.session.next_run.with_value("batch_size", "8").with_value("memory_limit", "768MiB"))
         await pilot.press("b")
         await until(pilot, "✓ batch_size [0-9]+ (is the largest that )?fits")
         picture(app, "ladder", SCREENS)
@@ -114,7 +114,9 @@ async def test_picture_of_eight_gpus_held_back_by_heat(tmp_path: Path) -> None:
         app.theme = "textual-dark"
         await until(pilot, "global batch")
         assert app.session.next_run is not None
-        app.session.change(app.session.next_run.type("watch", "+".join(map(str, range(8)))).type("steps", "120"))
+        app.session.change(
+            app.session.next_run.with_value("watch", "+".join(map(str, range(8)))).with_value("steps", "120")
+        )
         await pilot.press("r")
         await until(pilot, "step (8[0-9]|9[0-9]) of 120")
         picture(app, "throttled", SCREENS, "trainfast-tui beside eight stand-in GPUs, in a thermal throttle")

@@ -26,11 +26,11 @@ def test_the_next_run_has_the_knobs_of_the_run_on_the_screen_until_some_are_chos
     assert session.next_run is not None
     assert session.next_run.spec.knobs["batch_size"] == 32
     assert posted == [NextRunChanged()]
-    session.change(session.next_run.type("batch_size", "8"))
+    session.change(session.next_run.with_value("batch_size", "8"))
     session.receive(SnapshotTaken(a_snapshot(a_run(home, SECOND, knobs={"batch_size": 64}))))
     assert session.next_run.spec.knobs["batch_size"] == 8
-    assert session.next_run.before is not None
-    assert session.next_run.before["batch_size"] == 64, "it is compared with the run on the screen"
+    assert session.next_run.shown_run_knobs is not None
+    assert session.next_run.shown_run_knobs["batch_size"] == 64, "it is compared with the run on the screen"
 
 
 def test_settings_are_applied_together_or_not_at_all(home: Home) -> None:
@@ -52,5 +52,5 @@ def test_memory_is_predicted_once_for_the_same_settings(home: Home) -> None:
     assert [request.may_trace for request in session.requests] == [True]
     session.predict()
     assert len(session.requests) == 1
-    session.change(session.next_run.type("batch_size", "16"))  # type: ignore[union-attr]
+    session.change(session.next_run.with_value("batch_size", "16"))  # type: ignore[union-attr]
     assert [request.spec.knobs["batch_size"] for request in session.requests] == [8, 16]

@@ -56,13 +56,13 @@ def test_a_machine_without_a_run_tells_from_its_samples_and_looks_at_each_once()
     machine = MachineMoments()
     ticks = [a_ramp_tick(second) for second in range(RAMP.stop + 1)]
     lost = msgspec.structs.replace(a_tick(40), devices=[a_gpu(0, error="it does not answer", throttle_reasons=None)])
-    found = [moment.words for moment in machine.of([*ticks, lost])]
+    found = [moment.words for moment in machine.update([*ticks, lost])]
     assert found == [
         "GPU 0: thermal slowdown (software)",
         "GPU 0: no longer: thermal slowdown (software), after 12 s",
         "GPU 0 was lost: it does not answer",
     ]
-    assert [moment.words for moment in machine.of([*ticks, lost])] == found
+    assert [moment.words for moment in machine.update([*ticks, lost])] == found
 
 
 def test_processes_that_come_and_go_on_a_gpu_are_told_but_not_those_found_there() -> None:
@@ -70,7 +70,7 @@ def test_processes_that_come_and_go_on_a_gpu_are_told_but_not_those_found_there(
         held = [DeviceProcess(pid=pid, memory_used_bytes=2**30) for pid in pids]
         return msgspec.structs.replace(a_tick(second), devices=[a_gpu(0, processes=held, throttle_reasons=[])])
 
-    moments = MachineMoments().of([at(1, 2**22 + 1), at(2, 2**22 + 1, 2**22 + 2), at(3, 2**22 + 2)])
+    moments = MachineMoments().update([at(1, 2**22 + 1), at(2, 2**22 + 1, 2**22 + 2), at(3, 2**22 + 2)])
     assert [(moment.sign, moment.t_ns) for moment in moments] == [("+", START_NS + 2 * S), ("-", START_NS + 3 * S)]
     assert "with 1.0 GiB appeared" in moments[0].words
     assert "GPU 0: " in moments[1].words
@@ -111,7 +111,7 @@ async def test_the_newest_is_told_and_an_earlier_one_can_be_chosen(home: Home) -
 
 
 async def test_signs_stand_under_their_time_and_the_weightiest_of_a_cell_wins() -> None:
-    moments = MachineMoments().of([a_ramp_tick(second) for second in range(40)])
+    moments = MachineMoments().update([a_ramp_tick(second) for second in range(40)])
     app = Line()
     async with app.run_test():
         line = app.query_one(EventLine)
@@ -126,7 +126,7 @@ async def test_signs_stand_under_their_time_and_the_weightiest_of_a_cell_wins() 
 
 
 async def test_what_happened_before_the_span_on_the_axis_is_still_told_and_chosen() -> None:
-    moments = MachineMoments().of([a_ramp_tick(second) for second in range(40)])
+    moments = MachineMoments().update([a_ramp_tick(second) for second in range(40)])
     app = Line()
     async with app.run_test():
         line = app.query_one(EventLine)

@@ -180,7 +180,7 @@ class Session:
             return
         self._adopted = run.run_id
         if self._is_chosen and self.next_run is not None:
-            self.next_run = replace(self.next_run, before=run.knobs)
+            self.next_run = replace(self.next_run, shown_run_knobs=run.knobs)
         else:
             self.next_run = of_run(run, self.home)
         self.post(NextRunChanged())
@@ -218,7 +218,7 @@ class Session:
             return
         try:
             for name, value in settings:
-                next_run = next_run.type(name, value)
+                next_run = next_run.with_value(name, value)
         except UserError as error:
             self.post(KnobRefused(error))
             return
@@ -227,7 +227,9 @@ class Session:
 
     def choose_preset(self, name: str) -> NextRun:
         """Train this preset or variant next. Raises UserError."""
-        chosen = replace(of_preset(name), before=self.next_run.before if self.next_run is not None else None)
+        chosen = replace(
+            of_preset(name), shown_run_knobs=self.next_run.shown_run_knobs if self.next_run is not None else None
+        )
         self.change(chosen)
         return chosen
 

@@ -120,9 +120,9 @@ class Charts(Vertical):
     def _moments(self, snapshot: Snapshot) -> list[Moment]:
         if snapshot.run is not None:
             return run_moments(snapshot.run)
-        moments = self._machine.of(snapshot.ticks)
+        moments = self._machine.update(snapshot.ticks)
         if snapshot.xids:
-            moments = sorted([*moments, *EventMoments().of(snapshot.xids)], key=lambda moment: moment.t_ns)
+            moments = sorted([*moments, *EventMoments().describe(snapshot.xids)], key=lambda moment: moment.t_ns)
         return moments
 
     def action_event(self, by: int) -> None:

@@ -29,11 +29,11 @@ SET_BY_A_SEARCH = ("steps", "timing_warmup")
 
 @dataclass(frozen=True)
 class NextRun:
-    """`spec` would run; `before` are the knobs of the run on the screen, `preset_knobs` the preset's own."""
+    """`spec` would run; `shown_run_knobs` are those of the run on the screen, `preset_knobs` the preset's own."""
 
     spec: RunSpec
     preset_knobs: Knobs
-    before: Knobs | None = None
+    shown_run_knobs: Knobs | None = None
 
     def text_of(self, name: str) -> str:
         """Value of a knob as it is typed."""
@@ -41,8 +41,8 @@ class NextRun:
 
     def is_changed(self, name: str) -> bool:
         """True if the knob differs from the run on the screen, or without a run from the preset."""
-        reference = self.preset_knobs if self.before is None else self.before
-        return not is_same(name, reference.get(name), self.spec.knobs[name])
+        reference = self.preset_knobs if self.shown_run_knobs is None else self.shown_run_knobs
+        return not asks_for_same(name, reference.get(name), self.spec.knobs[name])
 
     def fields(self) -> list[str]:
         """Overrides of the preset's model and data fields, as they are typed."""
@@ -59,7 +59,7 @@ class NextRun:
         """True if it would be that run again."""
         spec = self.spec
         return (spec.preset, spec.variant, spec.model) == (run.preset, run.variant, run.model) and all(
-            is_same(name, run.knobs.get(name), value) for name, value in spec.knobs.items()
+            asks_for_same(name, run.knobs.get(name), value) for name, value in spec.knobs.items()
         )
 
     def turn(self, name: str, by: int, *, around: bool = False) -> NextRun:
@@ -69,10 +69,10 @@ class NextRun:
         if around and value == current:
             ladder = list(entry.values.ladder(current))
             value = ladder[0 if by > 0 else -1]
-        return self.type(name, entry.show(value))
+        return self.with_value(name, entry.show(value))
 
-    def type(self, name: str, text: str) -> NextRun:
-        """Give the knob a typed value; knobs that a new strategy has no use for are reset. Raises UserError."""
+    def with_value(self, name: str, text: str) -> NextRun:
+        """Return a copy with a typed value of the knob; a new strategy resets knobs without use. Raises UserError."""
         turned = replace(self, spec=with_setting(self.spec, f"{knob(name).name}={text}"))
         if name == "strategy":
             for other in turned.spec.overrides:
@@ -82,16 +82,16 @@ class NextRun:
         return turned
 
     def reset(self, name: str) -> NextRun:
-        """Give the knob its preset's value."""
+        """Return a copy with the knob at its preset's value."""
         spec = self.spec
         knobs = {**spec.knobs, name: self.preset_knobs[name]}
         changed = tuple(one for one in spec.overrides if one != name)
         return replace(self, spec=replace(spec, knobs=knobs, overrides=changed))
 
-    def back(self, name: str, earlier: NextRun) -> NextRun:
-        """Give the knob the value that it had earlier."""
+    def with_value_of(self, name: str, earlier: NextRun) -> NextRun:
+        """Return a copy with the knob at its value in `earlier`."""
         if name in earlier.spec.overrides:
-            return self.type(name, earlier.text_of(name))
+            return self.with_value(name, earlier.text_of(name))
         return self.reset(name)
 
     def advice(self, machine: Machine | None, situation: Situation | None) -> dict[str, str]:
@@ -158,7 +158,7 @@ def of_run(run: RunFile, home: Home) -> NextRun:
     if "devices" not in run.overrides:
         # The launcher wrote down how many it chose; the next run chooses anew.
         spec = replace(spec, knobs={**spec.knobs, "devices": preset_knobs.get("devices")})
-    return NextRun(spec, preset_knobs, before=run.knobs)
+    return NextRun(spec, preset_knobs, shown_run_knobs=run.knobs)
 
 
 def _asked(run: RunFile, home: Home) -> RecordedSpec | None:
@@ -197,7 +197,7 @@ def _preset_knobs(run: RunFile) -> Knobs:
         return defaults()
 
 
-def is_same(name: str, reference: object, value: object) -> bool:
+def asks_for_same(name: str, reference: object, value: object) -> bool:
     """True if a knob's value asks for what a run with `reference` got: "as many as the strategy takes" equals the
     number it took, and a path the place it leads to."""
     if name == "offload_path" and isinstance(reference, str) and isinstance(value, str):
@@ -221,6 +221,8 @@ def is_about(search: SearchSnapshot, spec: RunSpec) -> bool:
         asked is not None
         and is_about_model(asked, spec)
         and all(
-            is_same(name, asked.knobs.get(name), value) for name, value in spec.knobs.items() if name not in FREE_KNOBS
+            asks_for_same(name, asked.knobs.get(name), value)
+            for name, value in spec.knobs.items()
+            if name not in FREE_KNOBS
         )
     )

@@ -37,7 +37,7 @@ class EventMoments:
     def __init__(self) -> None:
         self._began: dict[tuple[str, int | None, str], int] = {}
 
-    def of(self, events: Iterable[Event]) -> list[Moment]:
+    def describe(self, events: Iterable[Event]) -> list[Moment]:
         """Return the moments of these events, which follow the events described before."""
         moments: list[Moment] = []
         for event in events:
@@ -58,7 +58,7 @@ class EventMoments:
 
 def run_moments(run: RunSnapshot) -> list[Moment]:
     """Return the newest moments of a run, in order."""
-    moments = [*EventMoments().of(run.events), *_compilations(run.steps)]
+    moments = [*EventMoments().describe(run.events), *_compilations(run.steps)]
     return sorted(moments, key=lambda moment: moment.t_ns)[-MOMENTS_KEPT:]
 
 
@@ -73,7 +73,7 @@ class MachineMoments:
         self._described = EventMoments()
         self._moments: deque[Moment] = deque(maxlen=MOMENTS_KEPT)
 
-    def of(self, ticks: Sequence[Tick]) -> list[Moment]:
+    def update(self, ticks: Sequence[Tick]) -> list[Moment]:
         """Return all moments up to the last of these ticks."""
         new: list[Tick] = []
         for tick in reversed(ticks):
@@ -81,7 +81,7 @@ class MachineMoments:
                 break
             new.append(tick)
         for tick in reversed(new):
-            self._moments += self._described.of(self._changes(tick))
+            self._moments += self._described.describe(self._changes(tick))
         if ticks:
             self._seen_ns = max(self._seen_ns, ticks[-1].t_ns)
         return list(self._moments)

@@ -59,7 +59,7 @@ class EndingPanel(GrowingPanel):
         _, before, after = self._fix
         for name, value in after.spec.knobs.items():
             if value != before.spec.knobs[name] and next_run.spec.knobs[name] == value:
-                next_run = next_run.back(name, before)
+                next_run = next_run.with_value_of(name, before)
         return next_run
 
     def lines(self, width: int, height: int) -> list[Line]:

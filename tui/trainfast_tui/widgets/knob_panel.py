@@ -137,7 +137,7 @@ class KnobPanel(Painted, can_focus=True):
 
         def on_answer(text: object) -> None:
             if isinstance(text, str) and self._session.next_run is not None:
-                self._change(self._session.next_run.type(entry.name, text))
+                self._change(self._session.next_run.with_value(entry.name, text))
 
         value = self._session.next_run.text_of(entry.name)
         self.app.push_screen(Ask(entry.name, entry.values.describe(), value, entry.read), on_answer)
@@ -264,7 +264,7 @@ def _knob_row(name: str, next_run: NextRun, changed: bool, here: bool, choice: s
     mark = "•" if changed else " "
     pointer = "▸" if here else " "
     row: Line = [(f"{pointer}{mark}{name:<{NAME_WIDTH}}", "cursor" if here else ("title" if changed else "text"))]
-    before = next_run.before
+    before = next_run.shown_run_knobs
     was = ""
     if changed and before is not None and name in before:
         was = f"  was {BY_NAME[name].show(before[name])}"
