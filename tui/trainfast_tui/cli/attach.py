@@ -7,11 +7,11 @@ import sys
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.results.explained_run import explained_now
+from trainfast_runner.running.final_result import result_or_none_while_live
 from trainfast_runner.running.follower import Follower
 from trainfast_tui.cli.follow_run import HUNG_UP, caught, follow
 from trainfast_tui.cli.output import print_json
 from trainfast_tui.cli.progress import so_far
-from trainfast_tui.cli.results import result_of
 from trainfast_tui.cli.run import report
 
 
@@ -25,7 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Follow the run and return its exit code; 130 if it was left running."""
     home = Home()
     directory = home.directory(home.find(arguments.reference))
-    result = result_of(directory)
+    result = result_or_none_while_live(directory)
     if result is not None:
         return report(explained_now(directory, result), arguments.json)
     with caught() as signals:

@@ -11,11 +11,11 @@ from types import FrameType
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.result import Result
+from trainfast_runner.running.final_result import result_or_none_while_live
 from trainfast_runner.running.follower import Follower
 from trainfast_runner.running.recovery import state_of
 from trainfast_runner.running.stopping import kill_now, request_stop, stop_unsupervised
 from trainfast_tui.cli.progress import Progress
-from trainfast_tui.cli.results import result_of
 
 LOOK_EVERY_S = 0.15
 GRACE_S = 30.0
@@ -68,7 +68,7 @@ def follow(directory: Path, signals: Signals, *, interrupt_stops: bool) -> Resul
             snapshot = follower.poll()
             if snapshot.is_live:
                 progress.show(snapshot)
-            elif (result := result_of(directory)) is not None:
+            elif (result := result_or_none_while_live(directory)) is not None:
                 # The result is written a moment after the supervisor recorded the end.
                 return result
             if signals.hung_up or (signals.interrupts and not interrupt_stops):

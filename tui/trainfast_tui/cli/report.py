@@ -119,19 +119,11 @@ def _search_document(home: Home, directory: Path) -> tuple[Document, list[str]]:
 
 def _read(home: Home, run_id: str, label: str) -> ReportedRun:
     """Return the run with all its records; raises UserError while it is running."""
-    from trainfast_runner.errors import UserError
     from trainfast_runner.results.explained_run import explained_now
+    from trainfast_runner.running.final_result import final_result
     from trainfast_tui.cli import summary
-    from trainfast_tui.cli.results import result_of
     from trainfast_tui.report.recorded import read_run
 
     directory = home.directory(run_id)
-    result = result_of(directory)
-    if result is None:
-        raise UserError(
-            f"{run_id} is still running: its figures are not final",
-            key=run_id,
-            advice=f"trainfast-tui attach {run_id}, then the report",
-        )
-    result = explained_now(directory, result)
+    result = explained_now(directory, final_result(home, run_id, "the report"))
     return read_run(label, directory, result, list(summary.figures(result)), list(summary.notes(result)))

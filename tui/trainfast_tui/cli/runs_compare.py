@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.result import Result
 from trainfast_runner.results.comparison.difference import ComparisonRow, compare
+from trainfast_runner.running.final_result import final_result
 from trainfast_tui.cli.output import print_json, print_line, print_table
-from trainfast_tui.cli.results import result_of
 from trainfast_tui.text.comparison import change, figure, interval, sentence, setting
 from trainfast_tui.text.format import ABSENT, plain, signed_percent
 
@@ -24,7 +22,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the differing settings and figures."""
     home = Home()
-    found = compare(_result(home, arguments.a), _result(home, arguments.b))
+    found = compare(final_result(home, home.find(arguments.a)), final_result(home, home.find(arguments.b)))
     if arguments.json:
         print_json(found)
         return 0
@@ -51,18 +49,6 @@ def run(arguments: argparse.Namespace) -> int:
     for note in found.notes:
         print_line(f"note: {plain(note)}")
     return 0
-
-
-def _result(home: Home, reference: str) -> Result:
-    run_id = home.find(reference)
-    result = result_of(home.directory(run_id))
-    if result is None:
-        raise UserError(
-            f"{run_id} is still running: its figures are not final",
-            key=run_id,
-            advice=f"trainfast-tui attach {run_id}, then compare",
-        )
-    return result
 
 
 def _cells(row: ComparisonRow) -> list[str]:

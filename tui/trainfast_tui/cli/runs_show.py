@@ -10,12 +10,12 @@ from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_file import WARM_ROLES, RunFile
 from trainfast_runner.results.bottleneck.joined_steps import as_record, joined_steps
 from trainfast_runner.results.explained_run import explained_now
+from trainfast_runner.running.final_result import result_or_none_while_live
 from trainfast_runner.running.follower import Follower
 from trainfast_tui.cli import summary
 from trainfast_tui.cli.diagnosis import opened
 from trainfast_tui.cli.output import print_json, print_line, print_lines
 from trainfast_tui.cli.progress import so_far, status_line
-from trainfast_tui.cli.results import result_of
 from trainfast_tui.cli.step_table import print_steps
 from trainfast_tui.text.diagnosis_figures import nothing_found
 from trainfast_tui.text.format import count, plain
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.steps:
         _print_steps(directory, arguments.json)
         return 0
-    result = result_of(directory)
+    result = result_or_none_while_live(directory)
     if result is not None:
         result = explained_now(directory, result)
         if arguments.json:

@@ -7,12 +7,12 @@ import sys
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
+from trainfast_runner.running.final_result import result_or_none_while_live
 from trainfast_runner.running.follower import Follower
 from trainfast_tui.cli import summary
 from trainfast_tui.cli.follow_run import caught, stop
 from trainfast_tui.cli.output import print_json, print_line
 from trainfast_tui.cli.progress import so_far
-from trainfast_tui.cli.results import result_of
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Stop the run and wait; return 0 once nothing of it is left."""
     home = Home()
     directory = home.directory(home.find(arguments.reference))
-    result = result_of(directory)
+    result = result_or_none_while_live(directory)
     if result is not None:
         raise UserError(f"{directory.name} is not running: it is {result.state}", key=directory.name)
     with caught() as signals:

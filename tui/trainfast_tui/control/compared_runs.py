@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 def compared_runs(home: Home, a: str, b: str) -> RunsCompared:
     """The results of two runs. Raises UserError for a run that has not ended."""
-    return RunsCompared(_result(home, a), _result(home, b))
+    from trainfast_runner.running.final_result import final_result
+
+    return RunsCompared(final_result(home, a), final_result(home, b))
 
 
 def compared_with_previous(home: Home, run_id: str) -> RunsCompared:
@@ -23,6 +25,7 @@ def compared_with_previous(home: Home, run_id: str) -> RunsCompared:
 
     Without another finished run, one that ended otherwise is taken. Raises UserError if there is none.
     """
+    from trainfast_runner.running.final_result import final_result
     from trainfast_runner.running.recovery import settle
 
     ids = home.run_ids()
@@ -38,14 +41,5 @@ def compared_with_previous(home: Home, run_id: str) -> RunsCompared:
             break
     if ended is None:
         raise UserError("There is no other ended run to compare with; turn a knob and press r.", key=run_id)
-    this = _result(home, run_id)
+    this = final_result(home, run_id)
     return RunsCompared(ended, this) if ended.run_id < run_id else RunsCompared(this, ended)
-
-
-def _result(home: Home, run_id: str) -> Result:
-    from trainfast_runner.running.recovery import settle
-
-    result = settle(home.directory(run_id))
-    if result is None:
-        raise UserError(f"{run_id} has not ended yet: its figures are not final", key=run_id)
-    return result

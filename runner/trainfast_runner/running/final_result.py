@@ -1,17 +1,17 @@
-"""The result of a run that has ended, written now if it was lost."""
+"""The final result of a run, written now if the run was lost."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.home import is_alive
+from trainfast_runner.records.home import Home, is_alive
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_file import EXIT_CODES
 from trainfast_runner.running.recovery import settle, state_of
 
 
-def result_of(directory: Path) -> Result | None:
+def result_or_none_while_live(directory: Path) -> Result | None:
     """Return the result, or None while the run is alive; raises UserError for a directory without records."""
     result = settle(directory)
     if result is None and not is_alive(directory):
@@ -20,4 +20,16 @@ def result_of(directory: Path) -> Result | None:
             raise UserError(
                 f"{directory.name} has no result: {now.reason}", key=directory.name, exit_code=EXIT_CODES["lost"]
             )
+    return result
+
+
+def final_result(home: Home, run_id: str, then: str = "compare") -> Result:
+    """Return the result of an ended run. Raises UserError while the run is alive; `then` is what to do afterwards."""
+    result = result_or_none_while_live(home.directory(run_id))
+    if result is None:
+        raise UserError(
+            f"{run_id} is still running: its figures are not final",
+            key=run_id,
+            advice=f"trainfast-tui attach {run_id}, then {then}",
+        )
     return result
