@@ -25,7 +25,7 @@ import pynvml as nv
 from trainfast_runner.machine.telemetry import failures, throttle
 from trainfast_runner.machine.telemetry.capabilities import ENERGY_BY_FUNCTION
 from trainfast_runner.machine.telemetry.device import Device
-from trainfast_runner.machine.telemetry.fields import ALL_LINKS, CAUSE_NUMBERS, CAUSES, FIELDS
+from trainfast_runner.machine.telemetry.fields import ALL_LINKS, CAUSE_COUNTERS, CAUSE_NUMBERS, FIELDS
 from trainfast_runner.machine.telemetry.throttle import REASONS_OF_COUNTER
 
 CALLS = 100
@@ -168,7 +168,7 @@ def _timed(call: Callable[[], object]) -> Json | str:
 
 def _moved_fields(device: Device) -> Json:
     """What both places of the moved counters answer, raw: type, code, value."""
-    numbers = [first + place for _, first in CAUSE_NUMBERS for place in range(len(CAUSES))]
+    numbers = [first + place for _, first in CAUSE_NUMBERS for place in range(len(CAUSE_COUNTERS))]
     wanted = [*((number, 0) for number in (74, 75, 76, *numbers)), (138, ALL_LINKS), (197, 0), (198, 0)]
     try:
         entries = nv.nvmlDeviceGetFieldValues(device.handle, wanted)

@@ -9,7 +9,7 @@ import msgspec
 from trainfast_runner.memory.corrections import Correction, DeviceCorrections, correction_key, of_device
 from trainfast_runner.memory.one_process import COPIED, SPREAD, UNCONFIRMED, devices_of, gathered
 from trainfast_runner.memory.pipeline import Peaks, PipelineCut, peaks
-from trainfast_runner.memory.prediction import CATEGORIES, PHASES, Prediction
+from trainfast_runner.memory.prediction import CATEGORIES, MEMORY_PHASES, Prediction
 from trainfast_runner.memory.sharding import PIPELINES, STAGED, WholeModel, sharing_of
 from trainfast_runner.memory.timeline import (
     ACTIVATIONS,
@@ -73,9 +73,9 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         batch = int(str(spec.knobs["batch_size"]))
         traced = self._peaks(spec, ranks, batch)
         here, above = self._corrected(spec, ranks, traced), self._corrected_peaks(spec, ranks, batch + 1)
-        phase = max(PHASES, key=lambda name: sum(here[name]))
+        phase = max(MEMORY_PHASES, key=lambda name: sum(here[name]))
         each = round(sum(above[phase]) - sum(here[phase]))
-        rounded = {name: [round(value) for value in here[name]] for name in PHASES}
+        rounded = {name: [round(value) for value in here[name]] for name in MEMORY_PHASES}
         return Prediction(
             total_bytes=sum(rounded[phase]),
             **{f"{name}_bytes": value for name, value in zip(CATEGORIES, rounded[phase], strict=True)},

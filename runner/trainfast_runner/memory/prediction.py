@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-PHASES = ("forward_backward", "optimizer")
+MEMORY_PHASES = ("forward_backward", "optimizer")
 """The phases of a step whose peaks are measured apart, as in a step record's `phase_peaks`."""
 
 CATEGORIES = ("params", "grads", "optimizer", "activations", "temporary", "communication")

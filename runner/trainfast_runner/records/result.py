@@ -286,6 +286,10 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     rank: int | None = None
 
 
+FEW_STEPS = 5
+"""With fewer measured steps a difference cannot be told from noise, and a percentile means nothing."""
+
+
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     """The content of `result.json` and of `run --json`.
 

@@ -26,7 +26,7 @@ from trainfast_runner.records.result import (
     StepTime,
     Throughput,
 )
-from trainfast_runner.records.run_file import WARM_ROLES, Actual, RunFile, Step, WorkerLine
+from trainfast_runner.records.run_file import STEP_PHASES, WARM_ROLES, Actual, RunFile, Step, WorkerLine
 from trainfast_runner.records.run_records import RunRecords
 from trainfast_runner.records.warm_process import batch_sizes
 from trainfast_runner.results.asked_and_ran import as_fields, what_ran
@@ -44,7 +44,6 @@ from trainfast_runner.units import highest
 from trainfast_runner.worker.allocator import KEPT, ORDINARY, STRICT
 
 LOSSES_IN_A_MEAN = 5
-PHASES = ("data", "forward", "backward", "optimizer", "other")
 MODEL_PARALLEL_AXES = ("tp", "pp")
 
 
@@ -191,7 +190,7 @@ def _step_time(measured: list[Step]) -> StepTime:
     times = [step.step_ms for step in measured]
     phases = {
         name: spread(value for step in measured if (value := getattr(step, f"{name}_ms")) is not None)
-        for name in PHASES
+        for name in STEP_PHASES
     }
     return StepTime(
         p50=percentile(times, 0.5),

@@ -15,7 +15,7 @@ from trainfast_runner.records.run_records import RunRecords
 
 ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 WAKING = (*ASKING, signal.SIGCHLD, signal.SIGHUP)
-STATE_WORDS = {
+KERNEL_STATES = {
     "D": "state D (uninterruptible sleep)",
     "Z": "state Z (ended, but its tracer keeps it)",
 }
@@ -130,7 +130,7 @@ def did_not_end(processes: Iterable[UnkillableProcess], records: RunRecords, wai
     for process in processes:
         rank = ranks.get(process.pid)
         place = process.name if rank is None else ", ".join([f"rank {rank}", *_gpus(rank, records)])
-        each.append(f"pid {process.pid} ({place}) is in {STATE_WORDS.get(process.state, f'state {process.state}')}")
+        each.append(f"pid {process.pid} ({place}) is in {KERNEL_STATES.get(process.state, f'state {process.state}')}")
     return f"{'; '.join(each)} and did not end within {waited_s:g} s of SIGKILL"
 
 

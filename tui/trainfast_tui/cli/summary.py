@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainfast_runner.machine.devices import cpu_has_fp16
-from trainfast_runner.records.result import Cpu, Flops, Result, Thinning
-from trainfast_runner.records.run_file import SCHEMA, WARM_ROLES
+from trainfast_runner.records.result import FEW_STEPS, Cpu, Flops, Result, Thinning
+from trainfast_runner.records.run_file import SCHEMA, STEP_PHASES, WARM_ROLES
 from trainfast_runner.results.bottleneck.doubts import doubts, marks, watched_words
 from trainfast_tui.cli.diagnosis import verdicts
 from trainfast_tui.text import oom
@@ -25,11 +25,7 @@ from trainfast_tui.text.format import (
     plain,
     size,
 )
-from trainfast_tui.text.phases import STEP
 from trainfast_tui.text.tables import pairs
-
-FEW_STEPS = 5
-"""With fewer measured steps a percentile or a deviation means nothing."""
 
 
 def lines(result: Result) -> list[str]:
@@ -96,7 +92,7 @@ def figures(result: Result) -> Iterator[tuple[str, str]]:
         times = result.step_ms
         tail = "few steps" if few else f"p90 {milliseconds(times.p90)}, p99 {milliseconds(times.p99)}"
         yield "step", f"{milliseconds(times.p50)} ({tail})"
-        phases = [(name, getattr(times, name)) for name in STEP]
+        phases = [(name, getattr(times, name)) for name in STEP_PHASES]
         if any(value is not None for _, value in phases):
             yield "phases", ", ".join(f"{name} {milliseconds(value)}" for name, value in phases if value is not None)
     if result.loss.first is not None or result.loss.last is not None:

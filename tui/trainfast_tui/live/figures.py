@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from trainfast_tui.text.phases import STEP
+from trainfast_runner.records.result import FEW_STEPS
+from trainfast_runner.records.run_file import STEP_PHASES
 
 if TYPE_CHECKING:
     from trainfast_runner.records.result import Result
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
 
 RECENT = 20
 """Figures of a live run are medians of this many steps."""
-LEAST_STEPS = 5
-"""With fewer measured steps a difference cannot be told from noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ def _of_result(result: Result) -> Figures:
         result.throughput.samples_per_s.median,
         result.throughput.tokens_per_s.median,
         times.p50,
-        {name: getattr(times, name) for name in STEP},
+        {name: getattr(times, name) for name in STEP_PHASES},
         _of_words(result.steps.measured, ""),
     )
 
@@ -64,7 +63,7 @@ def _of_steps(run: RunSnapshot) -> Figures:
         # An image that is not cut into patches has no tokens.
         _median([run.rates.tokens_per_s[place] for place in rates]) or None,
         _median([step.step_ms for step in last]),
-        {name: _median([getattr(step, f"{name}_ms") for step in last]) for name in STEP},
+        {name: _median([getattr(step, f"{name}_ms") for step in last]) for name in STEP_PHASES},
         words if last else "",
         warming_up=warming_up,
     )
@@ -74,7 +73,7 @@ def _of_words(steps: int, which: str) -> str:
     """Return the number of steps behind the medians, in words, with a note when there are few."""
     if steps == 1:
         return "few steps: only 1 measured"
-    return ("few steps: " if steps < LEAST_STEPS else "") + f"medians of {which}{steps} steps"
+    return ("few steps: " if steps < FEW_STEPS else "") + f"medians of {which}{steps} steps"
 
 
 def counted(steps: Sequence[Step]) -> Sequence[Step]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from trainfast_runner.memory.prediction import CATEGORIES as NAMES
-from trainfast_runner.memory.prediction import PHASES as PHASE_NAMES
+from trainfast_runner.memory.prediction import MEMORY_PHASES as PHASE_NAMES
 from trainfast_tui.report.bar_picture import StackedBar, StackedPart, stacked_picture
 from trainfast_tui.report.document import Block, Heading, Prose, grid
 from trainfast_tui.report.recorded import ReportedRun

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainfast_tui.live.figures import LEAST_STEPS
+from trainfast_runner.records.result import FEW_STEPS
+from trainfast_runner.records.run_file import STEP_PHASES
 from trainfast_tui.report.bar_picture import StackedBar, StackedPart, stacked_picture
 from trainfast_tui.report.document import Block, Heading, Prose, grid
 from trainfast_tui.report.recorded import ReportedRun
 from trainfast_tui.text.format import ABSENT, count, milliseconds
-from trainfast_tui.text.phases import STEP
 
-TONES = dict(zip(STEP, ("accent", "primary", "secondary", "success", "muted"), strict=True))
+TONES = dict(zip(STEP_PHASES, ("accent", "primary", "secondary", "success", "muted"), strict=True))
 
 
 def phase_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
     """Return the median phases of a step, and percentiles of the whole."""
     if not any(run.result.steps.measured for run in runs):
         return [Heading("Phases of a step"), Prose("No step was measured.")]
-    header = ("", "steps", "step p50", "p90", "p99", *STEP)
+    header = ("", "steps", "step p50", "p90", "p99", *STEP_PHASES)
     table = grid(header, map(_row, runs), right=range(1, len(header)))
-    bars = [_bar(run) for run in runs if any(getattr(run.result.step_ms, name) is not None for name in STEP)]
+    bars = [_bar(run) for run in runs if any(getattr(run.result.step_ms, name) is not None for name in STEP_PHASES)]
     picture = stacked_picture("phases of a step", "milliseconds, medians of the measured steps", bars, milliseconds)
     notes = [] if bars else [Prose("No phase of a step was measured.")]
     return [Heading("Phases of a step"), table, *notes, *([picture] if picture is not None else [])]
@@ -29,9 +29,9 @@ def phase_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
 def _row(run: ReportedRun) -> list[str]:
     times, measured = run.result.step_ms, run.result.steps.measured
     tail = [milliseconds(times.p90), milliseconds(times.p99)]
-    if 0 < measured < LEAST_STEPS:
+    if 0 < measured < FEW_STEPS:
         tail = ["few steps", "few steps"]
-    return [run.label, count(measured), milliseconds(times.p50), *tail, *(_phase(run, name) for name in STEP)]
+    return [run.label, count(measured), milliseconds(times.p50), *tail, *(_phase(run, name) for name in STEP_PHASES)]
 
 
 def _phase(run: ReportedRun, name: str) -> str:
@@ -44,5 +44,7 @@ def _phase(run: ReportedRun, name: str) -> str:
 
 def _bar(run: ReportedRun) -> StackedBar:
     times = run.result.step_ms
-    parts = [StackedPart(name, value, TONES[name]) for name in STEP if (value := getattr(times, name)) is not None]
+    parts = [
+        StackedPart(name, value, TONES[name]) for name in STEP_PHASES if (value := getattr(times, name)) is not None
+    ]
     return StackedBar(f"run {run.label}", tuple(parts), f"{milliseconds(times.p50)} in all")

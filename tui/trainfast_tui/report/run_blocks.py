@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from trainfast_runner.machine.telemetry.throttle import CAUSES
-from trainfast_runner.records.result import Result
+from trainfast_runner.records.result import FEW_STEPS, Result
 from trainfast_runner.records.state_words import state_words
 from trainfast_runner.results.asked_and_ran import mismatches
 from trainfast_runner.results.bottleneck.doubts import marks
 from trainfast_runner.results.comparison.difference import compare
-from trainfast_tui.live.figures import LEAST_STEPS
 from trainfast_tui.report.bar_picture import Whisker, whisker_picture
 from trainfast_tui.report.document import Block, Grid, Heading, Listing, Prose, grid, pairs_grid
 from trainfast_tui.report.exports import export_blocks
@@ -80,7 +79,7 @@ def runs_grid(runs: Sequence[ReportedRun]) -> Grid:
 
 def _row(run: ReportedRun, first: ReportedRun) -> list[str]:
     result = run.result
-    rate, few = result.throughput.samples_per_s, result.steps.measured < LEAST_STEPS
+    rate, few = result.throughput.samples_per_s, result.steps.measured < FEW_STEPS
     return [
         run.label,
         result.run_id,
@@ -129,7 +128,7 @@ def _throughputs(runs: Sequence[ReportedRun]) -> Iterator[Block]:
     for run in runs:
         rate = run.result.throughput.samples_per_s
         if rate.median is not None:
-            spread = rate.mad if rate.mad is not None and run.result.steps.measured >= LEAST_STEPS else None
+            spread = rate.mad if rate.mad is not None and run.result.steps.measured >= FEW_STEPS else None
             words = number(rate.median) + (f" ± {number(spread)}" if spread is not None else " (few steps)")
             low, high = rate.median - (spread or 0.0), rate.median + (spread or 0.0)
             whiskers.append(Whisker(f"run {run.label}", low, rate.median, high, words, "success"))

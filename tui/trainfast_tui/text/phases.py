@@ -1,4 +1,4 @@
-"""The phases of a run before its first step, and of a step."""
+"""The phases of a run before its first step."""
 
 from __future__ import annotations
 
@@ -9,5 +9,3 @@ STARTING = {
     "train": "first step",
 }
 """Words by the phase that the worker writes."""
-STEP = ("data", "forward", "backward", "optimizer", "other")
-"""In the order of a step; `other` is the remainder."""

@@ -15,9 +15,8 @@ from trainfast_runner.machine.telemetry.capabilities import (
 )
 from trainfast_runner.machine.telemetry.counters import DurationCounter
 from trainfast_runner.machine.telemetry.energy import EnergyCounter
-from trainfast_runner.machine.telemetry.fields import CAUSES, FIELDS, FieldBatch
-from trainfast_runner.machine.telemetry.throttle import CAUSES as THROTTLE_CAUSES
-from trainfast_runner.machine.telemetry.throttle import REASONS_OF_COUNTER, SampledReasons
+from trainfast_runner.machine.telemetry.fields import CAUSE_COUNTERS, FIELDS, FieldBatch
+from trainfast_runner.machine.telemetry.throttle import CAUSES, REASONS_OF_COUNTER, SampledReasons
 from trainfast_runner.records.tick import DeviceReading, is_instance
 from trainfast_runner.units import lowest
 
@@ -74,7 +73,7 @@ class Device:
             counted = {one.name for one in self.batch.answered}
             self._uncounted = any(
                 cause.policy_counter not in counted and not counted.issuperset(cause.reason_counters)
-                for cause in THROTTLE_CAUSES
+                for cause in CAUSES
                 if cause.policy_counter is not None
             )
         return self._uncounted or any(counter.suspect for counter in self._counters.values())
@@ -195,7 +194,7 @@ class Device:
                 continue
             counter = self._counters.get(name)
             if counter is None:
-                counter = self._counters[name] = DurationCounter(moved=name in CAUSES)
+                counter = self._counters[name] = DurationCounter(moved=name in CAUSE_COUNTERS)
             values[name] = counter.accept(values[name], t_ns, None if shown is None else bool(shown & reasons))
             if counter.distrust:
                 self._give_up(name, counter.distrust, values)
@@ -210,11 +209,11 @@ class Device:
     def _give_up(self, name: str, why: str, values: dict[str, Any]) -> None:
         """Drop a nonsensical counter; of the three that moved together, drop all."""
         self._never = self._uncounted = None
-        if name not in CAUSES:
+        if name not in CAUSE_COUNTERS:
             self.batch.give_up(name, why)
             return
-        self.batch.use_spare(dict.fromkeys(CAUSES, why))
-        for cause in CAUSES:
+        self.batch.use_spare(dict.fromkeys(CAUSE_COUNTERS, why))
+        for cause in CAUSE_COUNTERS:
             values[cause] = None
             self._counters.pop(cause, None)
 
@@ -239,7 +238,7 @@ class Device:
             if code is not None and is_fatal(code):
                 raise
             reason = failures.BINDING_TOO_OLD if code is None else failures.field(code)
-            names = [*CAUSES, "throttle_counters", *(one.name for one in FIELDS)]
+            names = [*CAUSE_COUNTERS, "throttle_counters", *(one.name for one in FIELDS)]
             self.batch = FieldBatch(absent=dict.fromkeys(names, reason))
             found = {}
         self._kept.update({name: found[name] for name in _SPARSE_FIELDS & found.keys()})
@@ -255,7 +254,7 @@ class Device:
     def _probe_instance(self, nv: ModuleType) -> None:
         """Probe a MIG instance's own readings; the rest is absent."""
         names = [name for query in (*QUERIES, ENERGY_BY_FUNCTION) for name in query.fields]
-        names += [*CAUSES, *(one.name for one in FIELDS)]
+        names += [*CAUSE_COUNTERS, *(one.name for one in FIELDS)]
         self._absent = dict.fromkeys(names, failures.OF_THE_WHOLE_GPU)
         for query in _OF_AN_INSTANCE:
             for name in query.fields:

@@ -60,7 +60,7 @@ FIELDS: tuple[Field, ...] = (
     Field("remapped_rows_failed", 145, Pace.SPARSE),
 )
 
-CAUSES = ("sw_thermal_slowdown_ns", "hw_thermal_slowdown_ns", "hw_power_brake_ns")
+CAUSE_COUNTERS = ("sw_thermal_slowdown_ns", "hw_thermal_slowdown_ns", "hw_power_brake_ns")
 """The counters of single causes. Their numbers moved between drivers, and the old ones now mean something else."""
 CAUSE_NUMBERS: tuple[tuple[str, int], ...] = (("269-271", 269), ("251-253", 251))
 """Their possible places, most likely first: 269 to 271 since R580, 251 to 253 in R575. In R570 and since R580 the
@@ -113,7 +113,7 @@ class FieldBatch:
     def probe(self, nv: ModuleType, handle: Handle) -> dict[str, Any]:
         """Ask for all fields once; returns their values. Raises NVMLError when the call itself fails."""
         candidates = [
-            (label, [Field(name, first + place, ullong=True) for place, name in enumerate(CAUSES)])
+            (label, [Field(name, first + place, ullong=True) for place, name in enumerate(CAUSE_COUNTERS)])
             for label, first in CAUSE_NUMBERS
         ]
         wanted = [*FIELDS, *(entry for _, entries in candidates for entry in entries)]
@@ -130,7 +130,7 @@ class FieldBatch:
     def use_spare(self, reasons: dict[str, str]) -> None:
         """Goes on with the next numbers for the counters of single causes; `reasons` hold when there are none left."""
         self._due = {}
-        self.answered = [one for one in self.answered if one.name not in CAUSES]
+        self.answered = [one for one in self.answered if one.name not in CAUSE_COUNTERS]
         self.cause_numbers = None
         if self._spare:
             self.cause_numbers, found = self._spare.pop(0)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
 from trainfast_runner.machine.telemetry.energy import energy_distrust
-from trainfast_runner.machine.telemetry.fields import CAUSES as FIELDS_THAT_MOVED
+from trainfast_runner.machine.telemetry.fields import CAUSE_COUNTERS
 from trainfast_runner.machine.telemetry.throttle import CAUSES, REASONS_OF_COUNTER
 from trainfast_runner.results.bottleneck.device_track import ENERGY_FIELD, Reading, reading_of
 
@@ -32,7 +32,7 @@ def distrusted_counters(samples: Answered) -> frozenset[str]:
     found = {
         field for field in REASONS_OF_COUNTER if _dropped_by_sampler(field, answered) or _stands_still(field, answered)
     }
-    moved = {field for field in FIELDS_THAT_MOVED if _runs_unseen(field, answered, found)}
+    moved = {field for field in CAUSE_COUNTERS if _runs_unseen(field, answered, found)}
     energy = {ENERGY_FIELD} if energy_distrust(samples) is not None else set()
     return frozenset(found | moved | energy)
 

@@ -16,7 +16,7 @@ from trainfast_runner.results.bottleneck.step_conditions import StepJoin
 
 WINDOW_NS = 30_000_000_000
 STEPS_KEPT = 200
-LEAST_STEPS = 10
+LEAST_LIVE_STEPS = 10
 """Number of slow steps that enter, however long they took."""
 STEADY_EVERY = 5
 """Ticks between two computations of the warm-up, over all kept steps."""
@@ -100,4 +100,6 @@ def _recent(steps: Sequence[Step], until_ns: int) -> list[Step]:
     if not covered:
         return []
     since = covered[-1].t_ns - WINDOW_NS
-    return [step for place, step in enumerate(covered) if step.t_ns >= since or place >= len(covered) - LEAST_STEPS]
+    return [
+        step for place, step in enumerate(covered) if step.t_ns >= since or place >= len(covered) - LEAST_LIVE_STEPS
+    ]

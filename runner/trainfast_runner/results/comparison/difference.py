@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainfast_runner.machine.cpu.device_names import CPU, cpu_processes
-from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_file import PROBE, WARM_ROLES
+from trainfast_runner.records.result import FEW_STEPS, Result
+from trainfast_runner.records.run_file import PROBE, STEP_PHASES, WARM_ROLES
 from trainfast_runner.records.state_words import state_words
 from trainfast_runner.results.bottleneck.doubts import doubts, watched_words
 from trainfast_runner.results.comparison.conditions import ConditionRow, compared_conditions
@@ -39,7 +39,6 @@ STRICT_THRESHOLDS = "not comparable: strict malloc thresholds"
 """The verdict on every speed if one of the runs was measured under strict thresholds."""
 BATCH_KNOBS = ("batch_size", "grad_accum", "seq_len")
 DEVICE_KNOBS = ("strategy", "devices", "tp_degree", "pp_degree", "micro_batches")
-LEAST_STEPS = 5
 ERRORS_APART = 3.0
 RUN_TO_RUN = 0.02
 LEAST_OF_A_STEP = 0.005
@@ -48,7 +47,6 @@ LEAST_BYTES = 2 << 20
 """Ours: allocators hand out memory by blocks of 2 MiB (PyTorch's CUDA caching allocator) and round."""
 MEDIAN_ERROR = math.sqrt(math.pi / 2)
 MAD_TO_SIGMA = 1.4826
-PHASES = ("data", "forward", "backward", "optimizer", "other")
 
 
 @dataclass(frozen=True)
@@ -133,7 +131,7 @@ def _rows(a: Result, b: Result) -> Iterator[ComparisonRow]:
         interval = None if unranked else _interval(one, other, noise)
         yield _of_step(replace(row, interval_percent=interval), verdict)
     step_noise = None if noise is None or step_a is None or step_b is None else noise * max(step_a, step_b)
-    for name in PHASES:
+    for name in STEP_PHASES:
         one, other = getattr(a.step_ms, name), getattr(b.step_ms, name)
         by_itself = _phase(name, a, b)
         if by_itself is not None:
@@ -164,7 +162,7 @@ def _phase(name: str, a: Result, b: Result) -> ComparisonRow | None:
     errors, steps = [], []
     for result in (a, b):
         mad, step = result.step_ms.mad.get(name), result.step_ms.p50
-        if mad is None or step is None or result.steps.measured < LEAST_STEPS:
+        if mad is None or step is None or result.steps.measured < FEW_STEPS:
             return None
         errors.append(MEDIAN_ERROR * MAD_TO_SIGMA * mad / math.sqrt(result.steps.measured))
         steps.append(step)
@@ -257,7 +255,7 @@ def _relative_noise(a: Result, b: Result) -> float | None:
     errors = []
     for result in (a, b):
         spread, steps = result.throughput.samples_per_s, result.steps.measured
-        if steps < LEAST_STEPS or not spread.median or spread.mad is None:
+        if steps < FEW_STEPS or not spread.median or spread.mad is None:
             return None
         errors.append(MEDIAN_ERROR * MAD_TO_SIGMA * (spread.mad / spread.median) / math.sqrt(steps))
     return ERRORS_APART * math.hypot(*errors)
@@ -276,7 +274,7 @@ def _notes(a: Result, b: Result) -> Iterator[str]:
             yield f"speed is not comparable: that of {result.run_id} was measured under {result.measured_under}"
         if result.state != "finished":
             yield f"{result.run_id} ended {state_words(result.state)}: {result.reason}"
-        elif result.steps.measured < LEAST_STEPS:
+        elif result.steps.measured < FEW_STEPS:
             yield f"{result.run_id} measured {result.steps.measured} steps: too few to tell a difference from noise"
         if result.synthetic_data:
             yield f"{result.run_id} trained on synthetic data: its loss says nothing"
