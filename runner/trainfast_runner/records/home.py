@@ -84,6 +84,7 @@ class Home:
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or home_directory()
         self.runs = self.path / "runs"
+        self.searches = self.path / "searches"
 
     def ready(self) -> Home:
         """Make the directories, mode 0700. Raises UserError when they cannot be used."""
@@ -114,6 +115,10 @@ class Home:
     def directory(self, run_id: str) -> Path:
         """The directory of a run; need not exist."""
         return self.runs / run_id
+
+    def search_directory(self, search_id: str) -> Path:
+        """The directory of a search; need not exist."""
+        return self.searches / search_id
 
     def find(self, reference: str) -> str:
         """The id behind an id, a unique prefix of one, or `last`. Raises UserError."""
@@ -168,7 +173,7 @@ class Home:
     def remove(self, run_id: str) -> None:
         """Delete a run's directory. Raises UserError while anything of it is alive."""
         directory = self.directory(run_id)
-        if stays_alive(directory):
+        if is_alive_after_grace(directory):
             raise UserError(f"{run_id} is still running", key=run_id, advice=f"trainfast-tui stop {run_id}")
         shutil.rmtree(directory)
 
@@ -227,7 +232,7 @@ def is_held(fd: int, against: int) -> bool:
     return False
 
 
-def take_exclusively(fd: int) -> bool:
+def try_exclusive_lock(fd: int) -> bool:
     """Take the exclusive lock of an open file; waits for readers, which hold it for an instant."""
     for attempt in range(LOCK_TRIES):
         try:
@@ -250,7 +255,7 @@ def open_lock(directory: Path) -> int:
         return os.open(directory / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
 
 
-def stays_alive(directory: Path) -> bool:
+def is_alive_after_grace(directory: Path) -> bool:
     """True if the run is alive; a run with a result first gets the time that its supervisor needs to end."""
     deadline = time.monotonic() + LEAVING_S
     while is_alive(directory):

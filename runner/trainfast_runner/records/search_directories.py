@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from trainfast_runner.records.home import Home, home_error, is_held, take_exclusively
+from trainfast_runner.records.home import Home, home_error, is_held, try_exclusive_lock
 
 JOURNAL_FILE = "journal.jsonl"
 LOCK_FILE = "search.lock"
@@ -17,13 +17,13 @@ LOCK_FILE = "search.lock"
 def search_directories(home: Home) -> list[Path]:
     """Every search of a home, oldest first. Raises UserError when they cannot be listed."""
     try:
-        with os.scandir(home.path / "searches") as entries:
+        with os.scandir(home.searches) as entries:
             names = sorted(entry.name for entry in entries if os.path.exists(os.path.join(entry.path, JOURNAL_FILE)))
     except FileNotFoundError:
         return []
     except OSError as error:
         raise home_error(home.path, error) from None
-    return [home.path / "searches" / name for name in names]
+    return [home.search_directory(name) for name in names]
 
 
 @contextmanager
@@ -31,7 +31,7 @@ def exclusive(directory: Path) -> Iterator[bool]:
     """Hold the search's lock as its one conductor; False while another conductor holds it."""
     fd = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        yield take_exclusively(fd)
+        yield try_exclusive_lock(fd)
     finally:
         os.close(fd)
 

@@ -18,6 +18,7 @@ import msgspec
 from trainfast_runner.records.home import Home, is_alive, read_result, read_run_file
 from trainfast_runner.records.json_lines import Tail
 from trainfast_runner.records.log_tail import LogTail
+from trainfast_runner.records.output_log import OUTPUT_FILE
 from trainfast_runner.records.result import Diagnosis, Result, SteadyState
 from trainfast_runner.records.run_file import END_STATES, WARM_ROLES, Event, RunFile, Step, WorkerLine
 from trainfast_runner.records.run_records import CONTROL_FILE, EVENTS_FILE, TELEMETRY_FILE, rank_files
@@ -134,7 +135,7 @@ class Follower:
         self._join: StepJoin | None = None
         self._live = LiveDiagnosis()
         self._conditions: deque[StepConditions] = deque(maxlen=CONDITIONS_KEPT)
-        self._log = LogTail(directory / "output.log")
+        self._log = LogTail(directory / OUTPUT_FILE)
         self._first_loss: float | None = None
         self._peak_bytes: int | None = None
         self._phase = self._detail = ""

@@ -39,6 +39,7 @@ from trainfast_runner.records.home import (
 )
 from trainfast_runner.records.json_lines import write_atomically
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
+from trainfast_runner.records.run_records import EVENTS_FILE
 from trainfast_runner.records.tick import DeviceReading, is_instance
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.recovery import live_runs
@@ -173,7 +174,7 @@ def _spawn_supervisor(directory: Path) -> None:
     finally:
         os.close(log)
     reap_when_ended(process)
-    events = directory / "events.jsonl"
+    events = directory / EVENTS_FILE
     deadline = time.monotonic() + HANDOVER_S
     while not (events.exists() and events.stat().st_size):
         if process.poll() is not None or time.monotonic() > deadline:

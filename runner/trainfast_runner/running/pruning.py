@@ -103,7 +103,7 @@ def carry_out(home: Home, found: PrunePlan) -> dict[str, int]:
     for run_id in found.runs:
         with suppress(UserError, OSError):
             home.remove(run_id)
-    searches = {search_id: home.path / "searches" / search_id for search_id in found.searches}
+    searches = {search_id: home.search_directory(search_id) for search_id in found.searches}
     for directory in searches.values():
         with suppress(OSError), exclusive(directory) as ours:
             if ours:

@@ -24,7 +24,7 @@ from trainfast_runner.records.home import (
     read_result,
     read_run_file,
     read_written_result,
-    take_exclusively,
+    try_exclusive_lock,
 )
 from trainfast_runner.records.json_lines import Tail, rest_of
 from trainfast_runner.records.result import Result, RunError
@@ -259,7 +259,7 @@ def _exclusive_lock(directory: Path) -> Iterator[bool]:
         yield True
         return
     try:
-        yield take_exclusively(fd)
+        yield try_exclusive_lock(fd)
     finally:
         os.close(fd)
 

@@ -84,7 +84,7 @@ def newest_search(home: Home, kind: str = BATCH) -> Path | None:
 
 def new_search(home: Home, name: str) -> Path:
     """Make an empty search directory, its id made as a run's. Raises UserError when the home cannot be written."""
-    directory = home.path / "searches" / new_id(time.strftime(STAMP, time.gmtime()), name, "search")
+    directory = home.searches / new_id(time.strftime(STAMP, time.gmtime()), name, "search")
     try:
         directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         directory.mkdir(mode=0o700)

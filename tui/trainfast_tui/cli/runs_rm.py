@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.home import Home, stays_alive
+from trainfast_runner.records.home import Home, is_alive_after_grace
 from trainfast_tui.cli.output import print_json, print_line
 
 
@@ -19,7 +19,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Delete the runs and print their ids."""
     home = Home()
     ids = list(dict.fromkeys(home.find(reference) for reference in arguments.references))
-    live = [run_id for run_id in ids if stays_alive(home.directory(run_id))]
+    live = [run_id for run_id in ids if is_alive_after_grace(home.directory(run_id))]
     if live:
         raise UserError(
             f"{', '.join(live)} {'is' if len(live) == 1 else 'are'} still running; nothing was deleted",

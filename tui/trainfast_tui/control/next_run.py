@@ -168,7 +168,7 @@ def _asked(run: RunFile, home: Home) -> RecordedSpec | None:
     from trainfast_runner.search.journal import Asked, read_journal
 
     try:
-        lines = read_journal(home.path / "searches" / run.search_id)
+        lines = read_journal(home.search_directory(run.search_id))
     except OSError:
         return None
     return next((line for line in lines if isinstance(line, Asked)), None)
