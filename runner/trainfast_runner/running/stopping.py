@@ -23,6 +23,8 @@ from trainfast_runner.running.recovery import (
 )
 
 LOOK_EVERY_S = 0.1
+STOP_GRACE_S = 30.0
+"""Time between SIGTERM and SIGKILL of a stop."""
 KILLED_WITHIN_S = 10.0
 
 

@@ -48,9 +48,9 @@ from trainfast_runner.running.kernel_oom import oom_kills
 from trainfast_runner.running.offload import full_disk, offload_path, remove_offloaded
 from trainfast_runner.running.ranks import LostRank, Ranks
 from trainfast_runner.running.recovery import lost_verdict
+from trainfast_runner.running.stopping import STOP_GRACE_S
 from trainfast_runner.running.telemetry_log import TelemetryLog
 
-STOP_GRACE_S = 30.0
 LOST_RANK_GRACE_S = 5.0
 """Time for a training that has lost a rank to end after SIGTERM."""
 UNKILLABLE_S = 60.0

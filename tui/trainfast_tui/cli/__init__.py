@@ -9,11 +9,12 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from trainfast_tui.cli.exit_codes import INTERRUPTED
+
 if TYPE_CHECKING:
     from trainfast_runner.errors import UserError
 
 CUT_OFF = 141
-INTERRUPTED = 130
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -9,6 +9,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.results.explained_run import explained_now
 from trainfast_runner.running.final_result import result_or_none_while_live
 from trainfast_runner.running.follower import Follower
+from trainfast_tui.cli.exit_codes import INTERRUPTED
 from trainfast_tui.cli.follow_run import HUNG_UP, caught, follow
 from trainfast_tui.cli.output import print_json
 from trainfast_tui.cli.progress import so_far
@@ -37,4 +38,4 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"left {directory.name} running", file=sys.stderr)
     if arguments.json:
         print_json(so_far(Follower(directory).poll()))
-    return 130
+    return INTERRUPTED

@@ -27,13 +27,12 @@ from trainfast_runner.search.processes import Interrupted
 from trainfast_runner.settings.vary import read_vary
 from trainfast_tui.cli.bench_file import check_output, write_output
 from trainfast_tui.cli.cooling import wait_until_cool
+from trainfast_tui.cli.exit_codes import INTERRUPTED
 from trainfast_tui.cli.follow_run import HUNG_UP, Signals, caught, follow
 from trainfast_tui.cli.output import print_json, print_line, print_lines, print_table
 from trainfast_tui.cli.progress import Progress
 from trainfast_tui.cli.run import add_settings, predict_memory, wait_for_device
 from trainfast_tui.text.format import plain
-
-INTERRUPTED = 130
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -14,13 +14,12 @@ from trainfast_runner.records.result import Result
 from trainfast_runner.running.final_result import result_or_none_while_live
 from trainfast_runner.running.follower import Follower
 from trainfast_runner.running.recovery import state_of
-from trainfast_runner.running.stopping import kill_now, request_stop, stop_unsupervised
+from trainfast_runner.running.stopping import STOP_GRACE_S, kill_now, request_stop, stop_unsupervised
 from trainfast_tui.cli.progress import Progress
 
 LOOK_EVERY_S = 0.15
-GRACE_S = 30.0
 HUNG_UP = 129
-STOPPING = f"stopping the run; SIGKILL follows after {GRACE_S:.0f} s, Ctrl-C again sends it now"
+STOPPING = f"stopping the run; SIGKILL follows after {STOP_GRACE_S:.0f} s, Ctrl-C again sends it now"
 
 
 class Signals:
@@ -98,7 +97,7 @@ def _ask(directory: Path, progress: Progress, *, now: bool) -> None:
         progress.print_line("unsupervised run: stopping its processes directly")
         stop_unsupervised(
             directory,
-            0.0 if now else GRACE_S,
+            0.0 if now else STOP_GRACE_S,
             lambda left_s: progress.waiting(f"stopping, SIGKILL in {max(0.0, left_s):.0f} s"),
         )
         progress.close()

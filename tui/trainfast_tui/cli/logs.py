@@ -10,6 +10,7 @@ from pathlib import Path
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home, is_unfinished
 from trainfast_runner.records.output_log import OUTPUT_FILE, read_log
+from trainfast_tui.cli.exit_codes import INTERRUPTED
 from trainfast_tui.cli.output import print_json, print_line, print_lines
 from trainfast_tui.text.format import plain
 
@@ -68,7 +69,7 @@ def _follow(directory: Path, last_lines: int | None) -> int:
                 break
             time.sleep(0.2)
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     if rest:
         print_line(plain(rest.decode(errors="replace")))
     return 0

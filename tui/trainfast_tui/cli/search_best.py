@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainfast_tui.cli.best_printer import BestPrinter
+from trainfast_tui.cli.exit_codes import SEARCH_EXIT_CODES
 
 if TYPE_CHECKING:
     from trainfast_runner.records.home import Home
     from trainfast_runner.search.best.journal import BestEnded
     from trainfast_runner.search.best.opening import BestOptions, BestPlan
     from trainfast_tui.cli.follow_run import Signals
-
-EXIT_CODES = {"answered": 0, "nothing_fits": 3, "failed": 4, "cancelled": 130}
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -87,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
     with caught() as signals:
         ended = _conducted(directory, best, home, options, signals, began_ns)
     _report(directory, arguments.json, arguments.record)
-    return EXIT_CODES[ended.state]
+    return SEARCH_EXIT_CODES[ended.state]
 
 
 def _conducted(

@@ -19,6 +19,7 @@ from trainfast_runner.search.report import report
 from trainfast_runner.search.searches import FREE_KNOBS
 from trainfast_runner.settings import presets
 from trainfast_runner.settings.spec import RunSpec, resolve
+from trainfast_tui.cli.exit_codes import SEARCH_EXIT_CODES
 from trainfast_tui.cli.follow_run import Signals, caught
 from trainfast_tui.cli.journal_printer import JournalPrinter
 from trainfast_tui.cli.output import print_json, print_lines
@@ -27,8 +28,6 @@ from trainfast_tui.cli.run import add_settings, wait_for_device
 from trainfast_tui.text.format import duration, milliseconds, per_second, plain, size
 from trainfast_tui.text.memory import PHASES
 from trainfast_tui.text.tables import pairs
-
-EXIT_CODES = {"answered": 0, "nothing_fits": 3, "failed": 4, "cancelled": 130}
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -73,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     with caught() as signals:
         ended = _conducted(directory, plan, home, options, signals, arguments.settings, began_ns)
     _report(directory, ended, arguments.json)
-    return EXIT_CODES[ended.state]
+    return SEARCH_EXIT_CODES[ended.state]
 
 
 def _note_variants(preset: str, spec: RunSpec) -> None:

@@ -10,6 +10,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.running.final_result import result_or_none_while_live
 from trainfast_runner.running.follower import Follower
 from trainfast_tui.cli import summary
+from trainfast_tui.cli.exit_codes import INTERRUPTED
 from trainfast_tui.cli.follow_run import caught, stop
 from trainfast_tui.cli.output import print_json, print_line
 from trainfast_tui.cli.progress import so_far
@@ -35,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{directory.name} was asked to stop and has not ended yet", file=sys.stderr)
         if arguments.json:
             print_json(so_far(Follower(directory).poll()))
-        return 130
+        return INTERRUPTED
     if arguments.json:
         print_json(result)
     else:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from trainfast_runner.running.planning import RunPlan
 
 LOOK_EVERY_S = 0.1
-GRACE_S = 30.0
-"""Time between SIGTERM and SIGKILL for a run without a supervisor, the same as the supervisor's."""
 GIVE_UP_S = 60.0
 
 
@@ -125,11 +123,11 @@ class RunControl:
         return None
 
     def _stop(self, directory: Path) -> Notified:
-        from trainfast_runner.running.stopping import request_stop, stop_unsupervised
+        from trainfast_runner.running.stopping import STOP_GRACE_S, request_stop, stop_unsupervised
 
         if request_stop(directory):
             return Notified("The run was asked to stop.")
-        stop_unsupervised(directory, GRACE_S, lambda left: None)
+        stop_unsupervised(directory, STOP_GRACE_S, lambda left: None)
         return Notified("The run was stopped and cleaned up.")
 
     def _kill(self, directory: Path) -> Notified:
