@@ -22,7 +22,8 @@ from trainfast_runner.settings import presets
 from trainfast_runner.settings.knob_type import Knobs
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.spec import RunSpec, from_preset, spec_of_record
-from trainfast_runner.worker.catalog import STRATEGIES, StrategyEntry
+from trainfast_runner.settings.world import strategy_of
+from trainfast_runner.worker.catalog import StrategyEntry
 
 PLAIN_PRESET = "tiny-llama"
 RECORDED_DEEPSPEED = "deepspeed.json"
@@ -57,7 +58,7 @@ def _training_args(run: RunFile, knobs: Knobs, _directory: Path) -> tuple[str, l
         and (name != "devices" or (name in run.overrides and run.device == "cuda"))
     ]
     if "strategy" not in left_out:
-        elsewhere += _process_comments(run, STRATEGIES[str(knobs["strategy"])])
+        elsewhere += _process_comments(run, strategy_of(knobs))
     head = [*_heading(run, left_out), *elsewhere]
     lines = ["from transformers import TrainingArguments", "", *head, "args = TrainingArguments("]
     lines += [f"    {name}={value!r}," for name, value in {"output_dir": "out", **arguments}.items()]
@@ -76,7 +77,7 @@ def _process_comments(run: RunFile, strategy: StrategyEntry) -> list[str]:
 
 def _accelerate(run: RunFile, knobs: Knobs, _directory: Path) -> tuple[str, list[str]]:
     """A file for `accelerate launch --config_file`."""
-    strategy, precision = STRATEGIES[str(knobs["strategy"])], str(knobs["precision"])
+    strategy, precision = strategy_of(knobs), str(knobs["precision"])
     kind = strategy.accelerate or ("NO" if strategy.one_process else "MULTI_GPU")
     on_cpu = run.device == "cpu" and kind in ("NO", "MULTI_GPU")
     if on_cpu and kind == "MULTI_GPU":
@@ -138,7 +139,7 @@ def _deepspeed(run: RunFile, knobs: Knobs, directory: Path) -> tuple[str, list[s
 
     Any other JSON would be another run: DeepSpeed shards what single, ddp and fsdp keep whole or shard otherwise.
     """
-    strategy = STRATEGIES[str(knobs["strategy"])]
+    strategy = strategy_of(knobs)
     if not strategy.zero:
         raise UserError(
             f"{run.run_id} ran strategy={strategy.name}, and under DeepSpeed it would be another run",
@@ -235,7 +236,7 @@ def _preset(run: RunFile, knobs: Knobs, _directory: Path) -> tuple[str, list[str
     document["title"] = run.title or run.preset
     document["model"] = run.model
     document["data"] = run.data
-    alone = STRATEGIES[str(knobs["strategy"])].one_device and "devices" not in run.overrides
+    alone = strategy_of(knobs).one_device and "devices" not in run.overrides
     kept = {name: knobs[name] for name in overrides(knobs) if name != "devices" or not alone}
     document["knobs"] = {name: value for name, value in kept.items() if value is not None}
     return tomlkit.dumps(document).strip(), []

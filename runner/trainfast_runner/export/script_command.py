@@ -10,7 +10,7 @@ from trainfast_runner.export.trainer_arguments import overrides, trainer_argumen
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import Knobs
 from trainfast_runner.settings.knobs import BY_NAME
-from trainfast_runner.worker.catalog import STRATEGIES
+from trainfast_runner.settings.world import strategy_of
 
 SCRIPT = "train.py"
 LAUNCHED = ("strategy", "devices", "p2p")
@@ -29,7 +29,7 @@ def script_command(run: RunFile, knobs: Knobs) -> tuple[str, list[str]]:
     changing = [name for name in ("strategy", "precision") if name in left_out]
     if changing:
         names = " and ".join(f"{name}={knobs[name]}" for name in changing)
-        strategy = STRATEGIES[str(knobs["strategy"])]
+        strategy = strategy_of(knobs)
         accelerate = "--to accelerate, or " if changing == ["strategy"] and strategy.accelerate else ""
         raise UserError(
             f"the Trainer has no flag for {names}: a script started like this would be another run",
@@ -51,7 +51,7 @@ def script_comments(run: RunFile, knobs: Knobs) -> list[str]:
     lines = [f"# For a script of your own. {PLACEHOLDER}", f"# {command}"]
     if left_out:
         lines.append(f"# Cannot be expressed by these flags: {', '.join(left_out)}.")
-    if STRATEGIES[str(knobs["strategy"])].zero:
+    if strategy_of(knobs).zero:
         lines.append(f"# deepspeed.json: {EXPORT_DEEPSPEED.format(run.run_id)}")
     if run.device == "cuda" or run.world_size == 1:
         lines += [

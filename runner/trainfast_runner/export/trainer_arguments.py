@@ -6,12 +6,13 @@ from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import Knobs
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import BY_NAME, KNOBS, defaults
-from trainfast_runner.worker.catalog import OPTIMIZERS, STRATEGIES, OptimizerEntry
+from trainfast_runner.settings.world import strategy_of
+from trainfast_runner.worker.catalog import OPTIMIZERS, OptimizerEntry
 
 
 def trainer_arguments(run: RunFile, knobs: Knobs) -> tuple[dict[str, object], list[str]]:
     """Every field that a knob decides, by name, and the overridden knobs without a field."""
-    strategy, optimizer = STRATEGIES[str(knobs["strategy"])], OPTIMIZERS[str(knobs["optimizer"])]
+    strategy, optimizer = strategy_of(knobs), OPTIMIZERS[str(knobs["optimizer"])]
     fields: dict[str, object] = {}
     for entry in KNOBS:
         name, value = entry.same_as.training_args, knobs[entry.name]

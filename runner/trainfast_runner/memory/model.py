@@ -22,6 +22,7 @@ from trainfast_runner.memory.timeline import (
     Segment,
     moments,
 )
+from trainfast_runner.settings.knob_type import whole_number
 from trainfast_runner.settings.spec import RunSpec
 
 MOST_BATCH = 1 << 24
@@ -70,7 +71,7 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
 
     def predict(self, spec: RunSpec, ranks: int = 1) -> Prediction:
         """Predict the peak of the fullest of `ranks` processes with the knobs of `spec`; well under 50 ms."""
-        batch = int(str(spec.knobs["batch_size"]))
+        batch = whole_number(spec.knobs, "batch_size")
         traced = self._peaks(spec, ranks, batch)
         here, above = self._corrected(spec, ranks, traced), self._corrected_peaks(spec, ranks, batch + 1)
         phase = max(MEMORY_PHASES, key=lambda name: sum(here[name]))
@@ -170,7 +171,7 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         if spec.knobs["strategy"] == COPIED:
             segments = gathered(segments, devices_of(spec.knobs))
         sharing = sharing_of(spec.knobs, ranks, self._whole())
-        micro_batches = int(str(spec.knobs["grad_accum"]))
+        micro_batches = whole_number(spec.knobs, "grad_accum")
         # Before the step there are parameters, buffers and optimizer states.
         start = tuple(
             value if place in (PARAMS, OPTIMIZER) else 0.0 for place, value in enumerate(self.before_optimizer)
@@ -210,7 +211,7 @@ def largest_fitting(fits: Callable[[int], bool], most: int, step: int = 1) -> in
 
 def batch_multiple(spec: RunSpec) -> int:
     """The number that every batch size is a multiple of: a pipeline cuts the batch into equal parts."""
-    return int(str(spec.knobs["micro_batches"])) if spec.knobs["strategy"] in PIPELINES else 1
+    return whole_number(spec.knobs, "micro_batches") if spec.knobs["strategy"] in PIPELINES else 1
 
 
 def keeps_more(spec: RunSpec) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainfast_runner.settings.world import model_degree
+from trainfast_runner.settings.world import model_degree, strategy_of
 from trainfast_runner.worker.catalog import OPTIMIZERS, STRATEGIES
 
 MIXED = ("fp16", "bf16")
@@ -70,7 +70,7 @@ def least_weight_bytes(parameters: int, knobs: Mapping[str, object], devices: in
 
     By an even cut: the device with the embeddings keeps more, and a block is gathered whole while it computes.
     """
-    strategy, precision = STRATEGIES[str(knobs["strategy"])], knobs["precision"]
+    strategy, precision = strategy_of(knobs), knobs["precision"]
     if strategy.offloads and "weights" in strategy.shards:
         return 0
     # DeepSpeed keeps the weights in half precision, and the masters with the states.

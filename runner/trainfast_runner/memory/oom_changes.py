@@ -15,6 +15,7 @@ from trainfast_runner.memory.model import MemoryModel, largest_fitting
 from trainfast_runner.memory.oom_advice import BATCH_PHASES, LEAST_SEQ_LEN, OPTIMIZER_PHASE, Fix, fixes, useful_first
 from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.records.result import OomChange
+from trainfast_runner.settings.knob_type import whole_number
 from trainfast_runner.settings.spec import RunSpec, with_setting
 from trainfast_runner.units import gibibytes, mebibytes
 
@@ -60,7 +61,7 @@ class Goal:
     @property
     def batch(self) -> tuple[int, int]:
         """Batch size and accumulation."""
-        return int(str(self.spec.knobs["batch_size"])), int(str(self.spec.knobs["grad_accum"]))
+        return whole_number(self.spec.knobs, "batch_size"), whole_number(self.spec.knobs, "grad_accum")
 
     def predicted(self, settings: Settings) -> tuple[Prediction, int] | None:
         """The prediction with these settings, and the bytes that must stay free beside it.

@@ -18,7 +18,7 @@ from trainfast_runner.memory.pipeline import PipelineCut, stage_count
 from trainfast_runner.memory.timeline import BlockStack, Segment
 from trainfast_runner.records.home import cache_directory
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_runner.worker.catalog import STRATEGIES
+from trainfast_runner.settings.world import strategy_of
 
 STEP_KNOBS = ("precision", "seq_len", "checkpointing", "attention")
 """The knobs that decide the live bytes of forward and backward. The optimizer decides those of its own step; all other
@@ -88,7 +88,7 @@ def traces_of(
 
 def requests_of(spec: RunSpec, device: str, whole: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
     """The tracer's requests for the step and for the optimizer: everything that each trace depends on."""
-    strategy, precision = STRATEGIES[str(spec.knobs["strategy"])], str(spec.knobs["precision"])
+    strategy, precision = strategy_of(spec.knobs), str(spec.knobs["precision"])
     if precision == "tf32":
         # Other kernels, the same tensors.
         precision = "fp32"

@@ -18,7 +18,7 @@ from trainfast_runner.settings import presets, world
 from trainfast_runner.settings.compatibility.check import cannot_run_anywhere
 from trainfast_runner.settings.published import published_for
 from trainfast_runner.settings.spec import RunSpec, from_preset, resolve
-from trainfast_runner.worker.catalog import STRATEGIES
+from trainfast_runner.settings.world import strategy_of
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def _row(asked: RunToPredict, model: MemoryModel | UserError, machine: Machine, 
         return PredictedRow(asked, error=model)
     try:
         fit = predict_headroom(model, asked.spec, machine, ranks, host_free_bytes())
-        parameters = None if STRATEGIES[str(asked.spec.knobs["strategy"])].tensor else model.parameters
+        parameters = None if strategy_of(asked.spec.knobs).tensor else model.parameters
         hopeless = hopeless_limit(asked.spec, parameters, world.device_count(asked.spec, machine))
     except UserError as error:
         return PredictedRow(asked, error=error)

@@ -24,6 +24,7 @@ from trainfast_runner.memory.timeline import (
     Place,
     Vector,
 )
+from trainfast_runner.settings.world import strategy_of
 from trainfast_runner.worker.catalog import STRATEGIES
 
 PIPELINES = tuple(name for name, entry in STRATEGIES.items() if entry.pipeline)
@@ -302,7 +303,7 @@ RULES = {
 
 def sharing_of(knobs: Mapping[str, Any], ranks: int, whole: WholeModel) -> Sharing:
     """The sharing of the knobs' strategy. Raises UserError for one whose memory is not predicted."""
-    strategy = STRATEGIES[str(knobs["strategy"])]
+    strategy = strategy_of(knobs)
     if strategy.memory_rule not in RULES:
         raise UserError(
             f"the memory of strategy={strategy.name} is not predicted", key="strategy", allowed=list(PREDICTED)

@@ -20,7 +20,7 @@ from trainfast_runner.settings.compatibility.check import check
 from trainfast_runner.settings.compatibility.facts import Facts
 from trainfast_runner.settings.knob_values import parse_bytes_per_rank
 from trainfast_runner.settings.spec import RunSpec, expand_paths
-from trainfast_runner.worker.catalog import STRATEGIES
+from trainfast_runner.settings.world import strategy_of
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class RunPlan:
     def argv(self, directory: Path) -> list[str]:
         """The command of the training process; torchrun is called as a module, so it need not be on PATH."""
         bootstrap = str(worker_scripts.WORKER / "bootstrap.py")
-        if STRATEGIES[str(self.spec.knobs["strategy"])].one_process:
+        if strategy_of(self.spec.knobs).one_process:
             return [self.python, bootstrap, str(directory)]
         return [
             self.python,
@@ -149,7 +149,7 @@ def _environment(
         **training_python.visible_to(gpu.uuid or str(gpu.index) for gpu in gpus),
     }
     env |= shared_cores(machine.device, str(spec.knobs["strategy"]), machine.cores, ranks, os.environ)
-    if STRATEGIES[str(spec.knobs["strategy"])].zero:
+    if strategy_of(spec.knobs).zero:
         env["DS_ACCELERATOR"] = machine.device
         extensions = str(extensions_directory(seen.executable, seen.versions))
         if machine.device == "cuda":

@@ -15,6 +15,7 @@ from trainfast_runner.search.cool_down import check_coolable
 from trainfast_runner.search.journal import Asked, SearchJournal
 from trainfast_runner.search.limits import limits_of
 from trainfast_runner.search.searches import key_of, new_search, unfinished
+from trainfast_runner.settings.world import strategy_of
 from trainfast_runner.worker.allocator import malloc_settings
 from trainfast_runner.worker.catalog import STRATEGIES, nearest_strategy
 
@@ -38,7 +39,7 @@ class BatchSearchOptions:
 def check_plan(plan: RunPlan, options: BatchSearchOptions) -> None:
     """Raise UserError for a plan that cannot be searched."""
     knobs = plan.spec.knobs
-    strategy = STRATEGIES[str(knobs["strategy"])]
+    strategy = strategy_of(knobs)
     if not strategy.searched:
         raise UserError(
             f"search max-batch does not change the batch of strategy={strategy.name} while it runs",

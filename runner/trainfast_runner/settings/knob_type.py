@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings.knob_values import DeviceList, KnobValue, Values
 
 Knobs = dict[str, KnobValue]
 """A value for each knob, by its name."""
+
+
+def whole_number(knobs: Mapping[str, Any], name: str) -> int:
+    """Return the value of a knob that takes whole numbers."""
+    return int(str(knobs[name]))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainfast_runner.machine.cpu.device_names import CPU, asks_for_cpu, cpu_processes
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.settings.knob_type import Knobs
+from trainfast_runner.settings.knob_type import Knobs, whole_number
 from trainfast_runner.settings.knob_values import MOST_CPU_PROCESSES, KnobValue
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.worker.catalog import STRATEGIES, StrategyEntry
@@ -87,7 +87,7 @@ def mesh_asked(knobs: Mapping[str, Any], devices: int) -> dict[str, int] | None:
 
 def global_batch(knobs: Knobs, devices: int) -> int:
     """Samples of one optimizer step: batch_size x grad_accum x data-parallel degree."""
-    return int(str(knobs["batch_size"])) * int(str(knobs["grad_accum"])) * data_parallel_degree(knobs, devices)
+    return whole_number(knobs, "batch_size") * whole_number(knobs, "grad_accum") * data_parallel_degree(knobs, devices)
 
 
 def device_choice(value: object) -> int | str | None:

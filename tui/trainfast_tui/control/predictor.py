@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.settings.knob_type import whole_number
 from trainfast_tui.control.memory_view import MemoryView, importing
 from trainfast_tui.control.messages import MemoryPredicted, Post, ThreadFailed
 
@@ -179,7 +180,7 @@ class Predictor:
         try:
             model = cached_model(request.spec, request.machine.device, self._python)
             if model is not None:
-                return MemoryView(predicted_fit(model, request), int(str(request.spec.knobs["batch_size"])))
+                return MemoryView(predicted_fit(model, request), whole_number(request.spec.knobs, "batch_size"))
         except UserError as error:
             return MemoryView(words=f"no prediction: {error.message}", failed=True)
         reason = self._failed.get(_key(request))

@@ -21,7 +21,7 @@ from trainfast_runner.memory.model_size import (
     bytes_per_parameter,
     state_bytes,
 )
-from trainfast_runner.settings.knob_type import Knobs
+from trainfast_runner.settings.knob_type import Knobs, whole_number
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.settings.world import device_count, global_batch
 from trainfast_runner.units import gibibytes
@@ -212,7 +212,7 @@ def precision_advice(spec: RunSpec, machine: Machine) -> Advice | None:
 
 def batch_advice(spec: RunSpec, machine: Machine) -> Advice | None:
     """Alignment of the batch, and a warning of batches too large to be of use."""
-    batch, texts, value = _whole(spec.knobs["batch_size"]), [], None
+    batch, texts, value = whole_number(spec.knobs, "batch_size"), [], None
     total = _global_batch(spec, spec.knobs, machine)
     if _tensor_cores(spec, machine) and batch > 4 and batch % 8:
         # Downward where possible: a larger batch may not fit.
@@ -240,7 +240,7 @@ def model_advice(situation: Situation) -> Advice | None:
 
 def accumulation_advice(spec: RunSpec, situation: Situation) -> Advice | None:
     """Accumulation is of no use where the batch fits in one piece."""
-    batch, pieces = _whole(spec.knobs["batch_size"]), _whole(spec.knobs["grad_accum"])
+    batch, pieces = whole_number(spec.knobs, "batch_size"), whole_number(spec.knobs, "grad_accum")
     if pieces == 1:
         return None
     whole = batch * pieces
@@ -263,7 +263,7 @@ def accumulation_advice(spec: RunSpec, situation: Situation) -> Advice | None:
 
 def sequence_advice(spec: RunSpec, machine: Machine) -> Advice | None:
     """Alignment of the sequence, and the attention kernel for long ones."""
-    length, texts, value = _whole(spec.knobs["seq_len"]), [], None
+    length, texts, value = whole_number(spec.knobs, "seq_len"), [], None
     if length % 8 and _tensor_cores(spec, machine):
         value = str(_aligned(length, 8))
         texts.append(f"{value} instead of {length}: tensor cores work on multiples of 8, better 64.")
@@ -307,11 +307,7 @@ def _fastest(measured: Iterable[Measured]) -> Measured | None:
 
 
 def _batch(run: Measured) -> int:
-    return _whole(run.knobs.get("batch_size") or 0)
-
-
-def _whole(value: object) -> int:
-    return int(str(value))
+    return int(str(run.knobs.get("batch_size") or 0))
 
 
 def _aligned(value: int, multiple: int) -> int:

@@ -24,7 +24,7 @@ from trainfast_runner.results.comparison.difference import (
 )
 from trainfast_runner.results.comparison.repeats import paired_interval
 from trainfast_runner.settings import presets
-from trainfast_runner.settings.knob_type import Knobs
+from trainfast_runner.settings.knob_type import Knobs, whole_number
 from trainfast_runner.settings.published import published_for
 from trainfast_runner.settings.spec import RunSpec, from_preset
 
@@ -154,7 +154,7 @@ def scaled(spec: RunSpec, factor: float) -> RunSpec:
     """The run with its batch_size multiplied by `factor`, at least 1."""
     if factor == 1.0:
         return spec
-    return spec.with_overrides(batch_size=max(1, round(int(str(spec.knobs["batch_size"])) * factor)))
+    return spec.with_overrides(batch_size=max(1, round(whole_number(spec.knobs, "batch_size") * factor)))
 
 
 def run_order(bench: Bench, repeat: int, groups: Mapping[str, str] = NO_GROUPS) -> Iterator[tuple[int, Entry]]:

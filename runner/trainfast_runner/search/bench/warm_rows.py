@@ -20,6 +20,7 @@ from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.bench.variants import Bench
 from trainfast_runner.search.processes import Interrupted, WarmProcess, end_run, wait_for_result
 from trainfast_runner.search.searches import new_search
+from trainfast_runner.settings.knob_type import whole_number
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.worker.catalog import turned_warm
@@ -76,7 +77,7 @@ class WarmRows:
         process = self._process
         assert process is not None
         knobs = plan.spec.knobs
-        untimed, steps = int(str(knobs["timing_warmup"])), int(str(knobs["steps"]))
+        untimed, steps = whole_number(knobs, "timing_warmup"), whole_number(knobs, "steps")
         answers = None
         try:
             if process.ready() is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.cpu.device_names import CPU, asks_for_cpu, cpu_processes
 from trainfast_runner.settings.compatibility.facts import Facts, Rule
+from trainfast_runner.settings.knob_type import whole_number
 from trainfast_runner.worker.catalog import OPTIMIZERS, nearest_optimizer, nearest_strategy
 
 SIDE_BY_SIDE = {"tp": "groups", "pp": "pipelines"}
@@ -44,7 +45,7 @@ def devices_fill_the_mesh(facts: Facts) -> None:
     axis = entry.model_axis
     if axis is None:
         return
-    degree, devices = int(str(facts.knobs[f"{axis}_degree"])), facts.devices
+    degree, devices = whole_number(facts.knobs, f"{axis}_degree"), facts.devices
     asked = f"strategy={entry.name} with {axis}_degree={degree}"
     if "dp" not in entry.axes and devices != degree:
         raise UserError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings.compatibility.facts import Facts, Rule
+from trainfast_runner.settings.knob_type import whole_number
 from trainfast_runner.worker.catalog import SCHEDULES
 
 OBJECTIVES = {
@@ -36,7 +37,7 @@ def _family_can_be_cut(facts: Facts) -> None:
 
 
 def _layers_for_every_stage(facts: Facts) -> None:
-    degree, schedule = int(str(facts.knobs["pp_degree"])), str(facts.knobs["pp_schedule"])
+    degree, schedule = whole_number(facts.knobs, "pp_degree"), str(facts.knobs["pp_schedule"])
     stages = degree * SCHEDULES[schedule].stages_per_rank
     name = next((key for key in ("num_hidden_layers", "n_layer") if isinstance(facts.config.get(key), int)), None)
     if name is None or stages <= facts.config[name]:
@@ -59,8 +60,8 @@ def micro_batches_divide(facts: Facts) -> None:
     """A pipeline's batch is cut into equal parts, as many as its schedule takes."""
     if not facts.strategy.pipeline:
         return
-    batch, chunks = int(str(facts.knobs["batch_size"])), int(str(facts.knobs["micro_batches"]))
-    degree, schedule = int(str(facts.knobs["pp_degree"])), str(facts.knobs["pp_schedule"])
+    batch, chunks = whole_number(facts.knobs, "batch_size"), whole_number(facts.knobs, "micro_batches")
+    degree, schedule = whole_number(facts.knobs, "pp_degree"), str(facts.knobs["pp_schedule"])
     working = [count for count in range(1, batch + 1) if batch % count == 0 and _runs(schedule, count, degree)]
     nearest = min(working, key=lambda count: abs(count - chunks), default=None)
     advice = f"micro_batches={nearest}" if nearest else f"batch_size={degree}, micro_batches={degree}"

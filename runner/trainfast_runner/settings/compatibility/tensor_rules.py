@@ -6,6 +6,7 @@ from typing import Any
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings.compatibility.facts import Facts, Rule
+from trainfast_runner.settings.knob_type import whole_number
 
 OUR_PLANS = ("bert", "gpt2")
 """Families without a plan of transformers' own, for which the worker's `tensor_plan.py` has one."""
@@ -48,7 +49,7 @@ def _family_has_a_plan(facts: Facts) -> None:
 def _degree_divides_the_model(facts: Facts) -> None:
     if not facts.strategy.tensor:
         return
-    degree = int(str(facts.knobs["tp_degree"]))
+    degree = whole_number(facts.knobs, "tp_degree")
     for field in (*HEADS, *WIDTHS):
         size = facts.config.get(field)
         if isinstance(size, int) and size % degree:
