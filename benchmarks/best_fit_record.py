@@ -24,7 +24,7 @@ from benchmarks.best_fit_spaces import GRIDS, groups
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.cpu.others import CpuWindow
-from trainfast_runner.machine.devices import look
+from trainfast_runner.machine.devices import detect_machine
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.search_directories import exclusive
 from trainfast_runner.running import launch
@@ -133,7 +133,7 @@ def record_grid(recipe: Recipe, passes: int, path: Path, steps: int = STEPS) -> 
 
 def _space(spec: RunSpec, recipe: Recipe) -> Space:
     plan = plan_run(spec)
-    machine = look(plan.versions, plan.python)
+    machine = detect_machine(plan.versions, plan.python)
 
     def refuse(one: RunSpec) -> UserError | None:
         try:

@@ -6,7 +6,7 @@ import pytest
 import stand_in
 from stand_in import Gpu, Machine
 
-from trainfast_runner.machine.devices import look
+from trainfast_runner.machine.devices import detect_machine
 from trainfast_runner.machine.gpus.linked import GpuChoice
 
 GIB = 2**30
@@ -28,8 +28,8 @@ def chosen(free_gib: list[float], count: int, pairs: tuple[tuple[int, int], ...]
         for index, free in enumerate(free_gib)
     ]
     with stand_in.installed(Machine(gpus)):
-        machine = look({"torch": "2.13.0", "torch.version.cuda": "13.0"}, environment={})
-    return machine.choice(count, "ddp")
+        machine = detect_machine({"torch": "2.13.0", "torch.version.cuda": "13.0"}, environment={})
+    return machine.choose_gpus(count, "ddp")
 
 
 def indexes(choice: GpuChoice) -> list[int]:

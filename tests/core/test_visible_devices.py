@@ -11,7 +11,7 @@ from stand_in import Gpu, Machine
 
 from trainfast_runner.machine import training_python
 from trainfast_runner.machine.devices import Machine as Seen
-from trainfast_runner.machine.devices import _asked_of_cuda, look
+from trainfast_runner.machine.devices import _asked_of_cuda, detect_machine
 from trainfast_runner.machine.gpus import presence
 
 CUDA = {"torch": "2.13.0", "torch.version.cuda": "13.0", "torch.version.hip": None}
@@ -36,7 +36,7 @@ def seen(variable: str | None, versions: Versions = CUDA, *gpus: Gpu, order: str
     if order is not None:
         environment["CUDA_DEVICE_ORDER"] = order
     with stand_in.installed(Machine(list(gpus) or [Gpu(uuid="GPU-aa11"), Gpu(uuid="GPU-bb22")])):
-        return look(versions, environment=environment)
+        return detect_machine(versions, environment=environment)
 
 
 def refused(machine: Seen) -> str:
@@ -76,9 +76,9 @@ def test_a_name_that_no_gpu_has_does_not_train_on_the_cpu(variable: str) -> None
 
 def test_an_nvml_failure_with_gpus_present_is_refused_and_says_what_to_do() -> None:
     with stand_in.installed(Machine([Gpu(uuid="GPU-aa11")], init_code=18)):
-        machine = look(CUDA, environment={})
-        hidden = look(CUDA, environment={"CUDA_VISIBLE_DEVICES": ""})
-        on_cpu_build = look(CPU, environment={})
+        machine = detect_machine(CUDA, environment={})
+        hidden = detect_machine(CUDA, environment={"CUDA_VISIBLE_DEVICES": ""})
+        on_cpu_build = detect_machine(CPU, environment={})
     line = refused(machine)
     assert "the driver was updated under the running system: reboot" in line
     assert "try devices=cpu to train on the CPU" in line
@@ -90,7 +90,7 @@ def test_a_driver_that_is_not_loaded_is_no_gpu_unless_there_is_a_sign_of_one(mon
     for sign in (None, "the PCI bus lists 0000:3b:00.0"):
         monkeypatch.setattr("trainfast_runner.machine.devices.sign_of_a_gpu", lambda python, sign=sign: sign)
         with stand_in.installed(Machine([], init_code=9)):
-            machine = look(CUDA, environment={})
+            machine = detect_machine(CUDA, environment={})
         if sign is None:
             assert (machine.device, machine.refusal) == ("cpu", None)
         else:
@@ -142,7 +142,7 @@ def test_a_rocm_build_is_not_taken_for_cuda() -> None:
 def test_a_mig_instance_named_by_uuid_or_number_is_what_a_run_gets(variable: str) -> None:
     machine = seen(variable, CUDA, cut("GPU-aa11", MIG, OTHER_MIG))
     assert (machine.device, machine.refusal) == ("cuda", None)
-    (instance,) = machine.choose(None, "single")
+    (instance,) = machine.choose_gpus(None, "single").gpus
     assert (instance.uuid, instance.name) == (MIG, "A100 MIG 1g.10gb")
     assert (instance.memory_total_bytes, instance.memory_used_bytes) == (9728 * stand_in.MIB, 64)
     assert instance.compute_capability == "8.0"
@@ -156,7 +156,7 @@ def test_cuda_gives_a_process_one_mig_instance() -> None:
     with pytest.raises(
         training_python.UserError, match=r"devices=2, but there is 1 \(CUDA gives a process one MIG inst"
     ):
-        machine.choose(2, "ddp")
+        machine.choose_gpus(2, "ddp")
 
 
 def test_a_mig_name_that_does_not_exist_names_the_nearest() -> None:
@@ -169,13 +169,15 @@ def test_a_mig_name_that_does_not_exist_names_the_nearest() -> None:
 
 def test_a_gpu_in_mig_mode_is_never_chosen_by_its_parent() -> None:
     machine = seen(None, CUDA, cut("GPU-aa11", MIG), Gpu(name="A100", uuid="GPU-bb22", memory_used=2**34))
-    assert [gpu.uuid for gpu in machine.choose(None, "single")] == ["GPU-bb22"]
-    assert [gpu.uuid for gpu in machine.choose(None, "ddp")] == ["GPU-bb22"]
-    assert [gpu.uuid for gpu in machine.choose("1+", "single")] == ["GPU-bb22"], "places are those of the variable"
+    assert [gpu.uuid for gpu in machine.choose_gpus(None, "single").gpus] == ["GPU-bb22"]
+    assert [gpu.uuid for gpu in machine.choose_gpus(None, "ddp").gpus] == ["GPU-bb22"]
+    assert [gpu.uuid for gpu in machine.choose_gpus("1+", "single").gpus] == ["GPU-bb22"], (
+        "places are those of the variable"
+    )
     with pytest.raises(training_python.UserError, match=r"devices=2, but there is 1 \(GPU 0 in MIG mode not counted\)"):
-        machine.choose(2, "ddp")
+        machine.choose_gpus(2, "ddp")
     with pytest.raises(training_python.UserError, match=f"GPU 0 is in MIG mode.* try CUDA_VISIBLE_DEVICES={MIG}"):
-        machine.choose("0+", "single")
+        machine.choose_gpus("0+", "single")
 
 
 def test_only_gpus_in_mig_mode_name_their_instances() -> None:

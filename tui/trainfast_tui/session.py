@@ -327,11 +327,11 @@ class Session:
 
     def _look_at_machine(self) -> MachineSeen:
         """The machine as the training Python's torch can use it; without a torch there is no GPU to train on."""
-        from trainfast_runner.machine.devices import look
+        from trainfast_runner.machine.devices import detect_machine
         from trainfast_runner.machine.training_python import inspect
 
         try:
             versions = inspect(self._python, {}, "causal-lm").versions
         except UserError:
             versions = {}
-        return MachineSeen(look(versions, self._python))
+        return MachineSeen(detect_machine(versions, self._python))

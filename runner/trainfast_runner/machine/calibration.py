@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.devices import look
+from trainfast_runner.machine.devices import detect_machine
 from trainfast_runner.machine.training_python import find, torch_build, visible_to
 from trainfast_runner.machine.worker_scripts import ask, own_environment
 from trainfast_runner.records.home import Home
@@ -81,10 +81,10 @@ def _device(executable: str) -> tuple[str, dict[str, str]]:
     versions = torch_build(executable)
     if versions.get("torch") is None:
         raise UserError(f"{executable} has no torch to calibrate with", key="python")
-    machine = look(versions, executable)
+    machine = detect_machine(versions, executable)
     if machine.refusal is not None:
         raise machine.refusal
-    gpus = machine.choose(None, "single") if machine.device == "cuda" else ()
+    gpus = machine.choose_gpus(None, "single").gpus if machine.device == "cuda" else ()
     return machine.device, visible_to(gpu.uuid or str(gpu.index) for gpu in gpus)
 
 

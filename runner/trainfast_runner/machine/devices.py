@@ -69,11 +69,7 @@ class Machine:
         """The reason in a few words, for a sentence about something else; `doctor` has the cure."""
         return self.missing.partition(": ")[0].partition(". ")[0] if self.missing else "torch is a CPU build"
 
-    def choose(self, devices: int | str | None, strategy: str) -> tuple[DeviceReading, ...]:
-        """The GPUs of a run for the `devices` knob. Raises UserError naming the GPUs."""
-        return self.choice(devices, strategy).gpus
-
-    def choice(self, devices: int | str | None, strategy: str) -> GpuChoice:
+    def choose_gpus(self, devices: int | str | None, strategy: str) -> GpuChoice:
         """The GPUs of a run for the `devices` knob, with the reason. Raises UserError naming the GPUs."""
         usable = [gpu for gpu in self.gpus if gpu.error is None and not self._is_cut(gpu)]
         if not usable:
@@ -135,7 +131,7 @@ def cpu_has_fp16() -> bool:
         return False
 
 
-def look(
+def detect_machine(
     versions: Mapping[str, str | None], python: str | None = None, environment: Mapping[str, str] | None = None
 ) -> Machine:
     """The machine as the training Python `python` can use it; `versions` are those of its `Inspection`.

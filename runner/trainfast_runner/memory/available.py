@@ -94,7 +94,7 @@ def gpu_of(spec: RunSpec, machine: Machine) -> str | None:
 
 def _chosen(spec: RunSpec, machine: Machine) -> tuple[DeviceReading, ...]:
     devices = spec.knobs["devices"]
-    return machine.choose(devices if isinstance(devices, int | str) else None, str(spec.knobs["strategy"]))
+    return machine.choose_gpus(devices if isinstance(devices, int | str) else None, str(spec.knobs["strategy"])).gpus
 
 
 def _free(spec: RunSpec, machine: Machine, ranks: int, host_free_bytes: int | None) -> RankLimit | None:

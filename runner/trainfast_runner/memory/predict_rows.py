@@ -9,7 +9,7 @@ from typing import Any
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
 from trainfast_runner.machine.cpu.device_names import asks_for_cpu
-from trainfast_runner.machine.devices import Machine, look
+from trainfast_runner.machine.devices import Machine, detect_machine
 from trainfast_runner.memory.available import hopeless_limit, host_free_bytes
 from trainfast_runner.memory.headroom import PredictedFit, predict_headroom
 from trainfast_runner.memory.model import MemoryModel
@@ -63,7 +63,7 @@ def predict_rows(
     """
     # Inspected without the model: the trace will say if it can be built.
     versions = training_python.inspect(python, {}, asked[0].spec.data["objective"]).versions
-    machine = look(versions, python)
+    machine = detect_machine(versions, python)
     if machine.refusal is not None and not any(asks_for_cpu(one.spec.knobs["devices"]) for one in asked):
         raise machine.refusal
     ranks: dict[int, int] = {}

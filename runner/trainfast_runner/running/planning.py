@@ -9,7 +9,7 @@ from pathlib import Path
 from trainfast_runner import __version__
 from trainfast_runner.machine import training_python, worker_scripts
 from trainfast_runner.machine.cpu.thread_policy import ThreadPolicy, shared_cores
-from trainfast_runner.machine.devices import Machine, look
+from trainfast_runner.machine.devices import Machine, detect_machine
 from trainfast_runner.machine.extensions import extensions_directory, search_path
 from trainfast_runner.machine.gpus.linked import GpuChoice
 from trainfast_runner.memory.available import hopeless_limit
@@ -80,7 +80,7 @@ def plan_run(spec: RunSpec, python: str | None = None) -> RunPlan:
     limit = spec.knobs["memory_limit"]
     objective = spec.data["objective"]
     seen = training_python.inspect(python, spec.model, objective, count=limit is not None)
-    machine = look(seen.versions, seen.executable).used_by(spec.knobs["devices"])
+    machine = detect_machine(seen.versions, seen.executable).used_by(spec.knobs["devices"])
     facts = Facts(spec, machine, seen.config, seen.versions, seen.executable)
     check(facts)
     if spec.knobs["attention"] in ("sdpa", "flash"):
@@ -95,7 +95,7 @@ def plan_run(spec: RunSpec, python: str | None = None) -> RunPlan:
     devices = world.devices_asked(spec.knobs)
     choice = GpuChoice(())
     if machine.device == "cuda":
-        choice = machine.choice(world.device_choice(devices), str(spec.knobs["strategy"]))
+        choice = machine.choose_gpus(world.device_choice(devices), str(spec.knobs["strategy"]))
     chosen = choice.gpus
     watch = spec.knobs["watch"]
     limits = None

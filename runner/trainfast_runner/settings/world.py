@@ -26,7 +26,7 @@ def device_count(spec: RunSpec, machine: Machine) -> int:
     if entry.one_device:
         return 1
     if machine.device == "cuda":
-        return len(machine.choose(device_choice(devices), entry.name))
+        return len(machine.choose_gpus(device_choice(devices), entry.name).gpus)
     if isinstance(devices, int):
         return devices
     if (processes := cpu_processes(devices)) is not None:

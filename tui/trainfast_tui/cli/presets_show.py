@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from trainfast_runner.machine.devices import look
+from trainfast_runner.machine.devices import detect_machine
 from trainfast_runner.machine.training_python import find, torch_build
 from trainfast_runner.records.home import Home
 from trainfast_runner.search.advice.advisor import Advice, advise, model_advice
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _advice(spec: RunSpec) -> list[Advice]:
     """Return the advisor's lines on the preset and on the model's shapes."""
-    machine = look(torch_build(find(None)))
+    machine = detect_machine(torch_build(find(None)))
     situation = gather(spec, machine, Home())
     found = advise(spec, spec.knobs, machine, situation)
     # Shapes cost nothing on a CPU, but the preset is read for other machines as well.

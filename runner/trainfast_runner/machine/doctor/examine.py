@@ -16,7 +16,7 @@ from pathlib import Path
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.cgroup import PROC, memory_files
-from trainfast_runner.machine.devices import look
+from trainfast_runner.machine.devices import detect_machine
 from trainfast_runner.machine.doctor.finding import Check
 from trainfast_runner.machine.doctor.gpus import energy_checks, gpu_checks
 from trainfast_runner.machine.extensions import compiler, search_path
@@ -92,7 +92,7 @@ def _packages(executable: str, version: str, found: dict[str, str | None], pytho
 
 def _gpus(python: str | None, versions: dict[str, str | None]) -> Iterator[Check]:
     tick = take_tick(settle_s=0.05)
-    yield from gpu_checks(tick, versions, look(versions, python).refusal)
+    yield from gpu_checks(tick, versions, detect_machine(versions, python).refusal)
     if any(gpu.energy_mj is not None for gpu in tick.devices):
         yield from energy_checks(tick, take_tick(settle_s=ENERGY_SETTLE_S))
 

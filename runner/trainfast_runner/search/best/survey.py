@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
-from trainfast_runner.machine.devices import look
+from trainfast_runner.machine.devices import detect_machine
 from trainfast_runner.machine.worker_scripts import TraceCancelled
 from trainfast_runner.memory.sharding import PREDICTED
 from trainfast_runner.memory.tracing import cached_models, trace_models
@@ -29,7 +29,7 @@ class Survey:
     def __init__(self, spec: RunSpec, plan: RunPlan) -> None:
         seen = training_python.inspect(plan.python, spec.model, spec.data["objective"])
         self.spec, self.plan = spec, plan
-        self.machine = look(seen.versions, seen.executable).used_by(spec.knobs["devices"])
+        self.machine = detect_machine(seen.versions, seen.executable).used_by(spec.knobs["devices"])
         self._facts = Facts(spec, self.machine, seen.config, seen.versions, seen.executable)
 
     def refuse(self, spec: RunSpec) -> UserError | None:

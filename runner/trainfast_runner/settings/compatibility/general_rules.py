@@ -30,7 +30,7 @@ def devices_exist(facts: Facts) -> None:
     machine = facts.machine
     if machine.refusal is not None:
         raise machine.refusal
-    chosen = machine.choose(device_choice(devices), strategy) if machine.device == "cuda" else ()
+    chosen = machine.choose_gpus(device_choice(devices), strategy).gpus if machine.device == "cuda" else ()
     watch = facts.knobs["watch"]
     machine.watched(None if watch is None else str(watch), chosen)
     if machine.device == "cuda":
@@ -71,7 +71,7 @@ def _precision_has_hardware(facts: Facts) -> None:
         )
     if precision not in {"tf32", "bf16", "bf16-pure"} or facts.machine.device == "cpu":
         return
-    chosen = facts.machine.choose(device_choice(devices_asked(facts.knobs)), str(facts.knobs["strategy"]))
+    chosen = facts.machine.choose_gpus(device_choice(devices_asked(facts.knobs)), str(facts.knobs["strategy"])).gpus
     for gpu in chosen:
         capability = compute_capability(gpu.compute_capability)
         if capability is not None and capability < AMPERE:
