@@ -78,8 +78,7 @@ def test_a_temperature_nobody_can_wait_for_is_refused(below_c: float) -> None:
 
 
 def a_plan(*uuids: str) -> RunPlan:
-    plan = SimpleNamespace(watched=[DeviceReading(index=int(uuid[-1]), uuid=uuid) for uuid in uuids])
-    return cast("RunPlan", plan)
+    return cast("RunPlan", SimpleNamespace(watched_uuids=set(uuids)))
 
 
 def test_a_search_writes_each_degree_down_until_its_gpus_are_cool(monkeypatch: pytest.MonkeyPatch) -> None:

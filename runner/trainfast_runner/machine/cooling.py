@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Generator
+from contextlib import closing
 from dataclasses import dataclass
 
 from trainfast_runner.errors import UserError
@@ -75,6 +76,24 @@ def cooling(
             yield Cooling(hottest.index, hottest.temperature_c, below_c, now - began, now - best_since)
     finally:
         nvml.close()
+
+
+def wait_until_cool(
+    uuids: Collection[str],
+    below_c: float,
+    on_look: Callable[[Cooling], None],
+    wait: Callable[[float], bool | None] = time.sleep,
+) -> bool:
+    """Return True once every GPU is below `below_c`, False if `wait`, which gets seconds, returned True to give up.
+
+    `on_look` is called with each look at a GPU that is still too warm. Raises UserError as `cooling`.
+    """
+    with closing(cooling(uuids, below_c)) as looks:
+        for look in looks:
+            on_look(look)
+            if wait(LOOK_EVERY_S):
+                return False
+    return True
 
 
 def _hottest(

@@ -50,6 +50,11 @@ class RunPlan:
         return [gpu.uuid for gpu in self.gpus if gpu.uuid]
 
     @property
+    def watched_uuids(self) -> set[str]:
+        """UUIDs of the GPUs whose readings are joined to the run."""
+        return {gpu.uuid for gpu in self.watched if gpu.uuid}
+
+    @property
     def device_names(self) -> list[str]:
         """Names of the GPUs the ranks use; empty on a CPU."""
         return [gpu.name for gpu in self.gpus if gpu.name]

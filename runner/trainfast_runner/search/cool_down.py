@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import closing
 
 from trainfast_runner.machine import cooling
+from trainfast_runner.machine.cooling import Cooling
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.journal import CoolingDown
 
@@ -16,7 +17,7 @@ CHECK_EVERY_S = 0.1
 def check_coolable(plan: RunPlan, below_c: float | None) -> None:
     """Raise UserError if the watched GPUs read no temperature, or `below_c` is none to wait for."""
     if below_c is not None:
-        with closing(cooling.cooling(_watched(plan), below_c)) as looks:
+        with closing(cooling.cooling(plan.watched_uuids, below_c)) as looks:
             next(looks, None)
 
 
@@ -31,25 +32,26 @@ def cool_down(
     if below_c is None:
         return
     written: tuple[int, int, bool] | None = None
-    with closing(cooling.cooling(_watched(plan), below_c)) as looks:
-        for look in looks:
-            now = look.index, round(look.temperature_c), look.stuck_s >= cooling.STUCK_NOTICE_S
-            if now != written:
-                written = now
-                write(
-                    CoolingDown(
-                        device=look.index,
-                        temperature_c=look.temperature_c,
-                        below_c=below_c,
-                        waited_s=look.waited_s,
-                        stuck_s=look.stuck_s,
-                    )
+
+    def note(look: Cooling) -> None:
+        nonlocal written
+        now = look.index, round(look.temperature_c), look.stuck_s >= cooling.STUCK_NOTICE_S
+        if now != written:
+            written = now
+            write(
+                CoolingDown(
+                    device=look.index,
+                    temperature_c=look.temperature_c,
+                    below_c=below_c,
+                    waited_s=look.waited_s,
+                    stuck_s=look.stuck_s,
                 )
-            again = time.monotonic() + cooling.LOOK_EVERY_S
-            while (left := again - time.monotonic()) > 0:
-                check()
-                time.sleep(min(left, CHECK_EVERY_S))
+            )
 
+    def wait(seconds: float) -> None:
+        again = time.monotonic() + seconds
+        while (left := again - time.monotonic()) > 0:
+            check()
+            time.sleep(min(left, CHECK_EVERY_S))
 
-def _watched(plan: RunPlan) -> set[str]:
-    return {gpu.uuid for gpu in plan.watched if gpu.uuid}
+    cooling.wait_until_cool(plan.watched_uuids, below_c, note, wait)

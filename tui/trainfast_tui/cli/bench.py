@@ -26,7 +26,7 @@ from trainfast_runner.search.bench.warm_rows import WarmRows, warm_groups, warm_
 from trainfast_runner.search.processes import Interrupted
 from trainfast_runner.settings.vary import read_vary
 from trainfast_tui.cli.bench_file import check_output, write_output
-from trainfast_tui.cli.cooling import wait_until_cool
+from trainfast_tui.cli.cooling import report_cooling
 from trainfast_tui.cli.exit_codes import INTERRUPTED
 from trainfast_tui.cli.follow_run import HUNG_UP, Signals, caught, follow
 from trainfast_tui.cli.output import print_json, print_line, print_lines, print_table
@@ -182,7 +182,7 @@ def _run_one(
         if arguments.wait:
             wait_for_device(plan, home)
     if arguments.cool_to is not None:
-        wait_until_cool(plan, arguments.cool_to)
+        report_cooling(plan, arguments.cool_to)
     if group is None:
         predict_memory(plan, home)
         return follow(launch.start(plan, home), signals, interrupt_stops=True)

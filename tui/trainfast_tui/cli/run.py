@@ -62,9 +62,9 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.wait:
             wait_for_device(plan, home)
         if arguments.cool_to is not None:
-            from trainfast_tui.cli.cooling import wait_until_cool
+            from trainfast_tui.cli.cooling import report_cooling
 
-            wait_until_cool(plan, arguments.cool_to)
+            report_cooling(plan, arguments.cool_to)
         predict_memory(plan, home)
         with caught() as signals:
             try:

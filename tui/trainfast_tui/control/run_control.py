@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -110,17 +109,16 @@ class RunControl:
         from trainfast_tui.text.cooling import cooling_words
         from trainfast_tui.text.format import celsius
 
+        def show(look: cooling.Cooling) -> None:
+            words = cooling_words(look.index, look.temperature_c, below_c, look.waited_s, look.stuck_s)
+            self._post(Notified(f"{words}; s gives up"))
+
         giving_up = self._giving_up = threading.Event()
         try:
-            with closing(cooling.cooling({gpu.uuid for gpu in plan.watched if gpu.uuid}, below_c)) as looks:
-                for look in looks:
-                    words = cooling_words(look.index, look.temperature_c, below_c, look.waited_s, look.stuck_s)
-                    self._post(Notified(f"{words}; s gives up"))
-                    if giving_up.wait(cooling.LOOK_EVERY_S):
-                        return Notified(f"The wait for {celsius(below_c)} was given up; nothing was started.")
+            is_cool = cooling.wait_until_cool(plan.watched_uuids, below_c, show, giving_up.wait)
         finally:
             self._giving_up = None
-        return None
+        return None if is_cool else Notified(f"The wait for {celsius(below_c)} was given up; nothing was started.")
 
     def _stop(self, directory: Path) -> Notified:
         from trainfast_runner.running.stopping import STOP_GRACE_S, request_stop, stop_unsupervised
