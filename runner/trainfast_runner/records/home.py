@@ -287,15 +287,15 @@ def read_written_result(directory: Path) -> Result | None:
 def _has_whole_result(directory: Path) -> bool:
     """False for a provisional `result.json`; True for an unreadable one, which a newer version may have written."""
     path = directory / RESULT_FILE
-    head = _read(path, _head_decoder)
+    head = _read(path, _flag_decoder)
     return path.exists() if head is None else not head.provisional
 
 
-class _Head(msgspec.Struct, frozen=True):
+class _ProvisionalFlag(msgspec.Struct, frozen=True):
     provisional: bool = False
 
 
-_head_decoder = msgspec.json.Decoder(_Head)
+_flag_decoder = msgspec.json.Decoder(_ProvisionalFlag)
 _run_decoder = msgspec.json.Decoder(RunFile)
 _result_decoder = msgspec.json.Decoder(Result)
 

@@ -79,7 +79,7 @@ class _Conditions(msgspec.Struct, frozen=True):
     clean: bool = True
 
 
-class _Brief(msgspec.Struct, frozen=True):
+class ResultHead(msgspec.Struct, frozen=True):
     """The part of `result.json` that a row shows; decoding no more keeps 10,000 runs under a second."""
 
     run_id: str
@@ -102,7 +102,7 @@ class _Brief(msgspec.Struct, frozen=True):
     provisional: bool = False
 
 
-_decoder = msgspec.json.Decoder(_Brief)
+_decoder = msgspec.json.Decoder(ResultHead)
 
 
 def iter_rows(home: Home, probes: bool = False) -> Iterator[RunRow]:
@@ -129,7 +129,7 @@ def row_of(home: Home, run_id: str) -> RunRow:
         return row
     result = settle(directory)
     if result is not None:
-        return _row(_decoder.decode(msgspec.json.encode(result)))
+        return _row(msgspec.convert(result, ResultHead, from_attributes=True))
     run = read_run_file(directory)
     now = state_of(directory, run)
     return RunRow(
@@ -155,31 +155,31 @@ def _ended(path: str) -> RunRow | None:
         return None
     try:
         content = os.read(fd, os.fstat(fd).st_size + 1)
-        brief = _decoder.decode(content)
-        return None if brief.provisional else _row(brief)
+        head = _decoder.decode(content)
+        return None if head.provisional else _row(head)
     except (OSError, msgspec.DecodeError):
         return None
     finally:
         os.close(fd)
 
 
-def _row(brief: _Brief) -> RunRow:
+def _row(head: ResultHead) -> RunRow:
     return RunRow(
-        run_id=brief.run_id,
-        preset=brief.preset,
-        variant=brief.variant,
-        state=brief.state,
-        reason=brief.reason,
-        started_wall_ns=brief.started_wall_ns,
-        seconds=brief.seconds,
-        knobs=brief.knobs,
-        overrides=brief.overrides,
-        samples_per_s=brief.throughput.samples_per_s.median,
-        tokens_per_s=brief.throughput.tokens_per_s.median,
-        step_ms_p50=brief.step_ms.p50,
-        peak_allocated_bytes=brief.memory.peak_allocated_bytes,
-        synthetic_data=brief.synthetic_data,
-        clean=brief.conditions.clean,
-        role=brief.role,
-        measured_under=speed_doubt(brief.throughput.measured_under, brief.actual.device, brief.cpu is not None),
+        run_id=head.run_id,
+        preset=head.preset,
+        variant=head.variant,
+        state=head.state,
+        reason=head.reason,
+        started_wall_ns=head.started_wall_ns,
+        seconds=head.seconds,
+        knobs=head.knobs,
+        overrides=head.overrides,
+        samples_per_s=head.throughput.samples_per_s.median,
+        tokens_per_s=head.throughput.tokens_per_s.median,
+        step_ms_p50=head.step_ms.p50,
+        peak_allocated_bytes=head.memory.peak_allocated_bytes,
+        synthetic_data=head.synthetic_data,
+        clean=head.conditions.clean,
+        role=head.role,
+        measured_under=speed_doubt(head.throughput.measured_under, head.actual.device, head.cpu is not None),
     )

@@ -56,7 +56,7 @@ def start(plan: RunPlan, home: Home) -> Path:
     """
     home.ready()
     _refuse_busy(plan, home)
-    plan, clean = _settled(plan, home)
+    plan, clean = _wait_for_memory(plan, home)
     plan = _with_thread_policy(plan)
     with ExitStack() as ours:
         try:
@@ -187,11 +187,11 @@ def _spawn_supervisor(directory: Path) -> None:
         time.sleep(0.01)
 
 
-def _settled(plan: RunPlan, home: Home) -> tuple[RunPlan, bool]:
-    """The plan with new readings of its devices, once they have freed the last run's memory.
+def _wait_for_memory(plan: RunPlan, home: Home) -> tuple[RunPlan, bool]:
+    """Return the plan with new readings of its devices, once they have freed the last run's memory, and `clean`.
 
-    The measure is the used memory from before the last run on the same devices plus 64 MiB; False when they are
-    still over it after 10 s. The plan's own readings may be from before a long wait.
+    The measure is the used memory from before the last run on the same devices plus 64 MiB; `clean` is False when
+    they are still over it after 10 s. The plan's own readings may be from before a long wait.
     """
     if not plan.gpus and not plan.watched:
         return plan, True
