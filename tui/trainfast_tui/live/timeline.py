@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from trainfast_runner.machine.telemetry.failures import takes_long
@@ -12,6 +13,7 @@ from trainfast_runner.records.state_words import state_words
 from trainfast_tui.text import format as fmt
 
 if TYPE_CHECKING:
+    from trainfast_runner.machine.gpus.events import DeviceChanges
     from trainfast_runner.records.run_file import Event, Step
     from trainfast_runner.records.tick import DeviceProcess, DeviceReading, Tick
     from trainfast_runner.running.follower import RunSnapshot
@@ -67,8 +69,6 @@ class MachineMoments:
 
     def __init__(self) -> None:
         self._seen_ns = 0
-        self._reasons: dict[int, frozenset[str]] = {}
-        self._lost: set[int] = set()
         self._processes: dict[int, dict[int, DeviceProcess]] = {}
         self._described = EventMoments()
         self._moments: deque[Moment] = deque(maxlen=MOMENTS_KEPT)
@@ -86,25 +86,17 @@ class MachineMoments:
             self._seen_ns = max(self._seen_ns, ticks[-1].t_ns)
         return list(self._moments)
 
-    def _changes(self, tick: Tick) -> Iterator[Event]:
-        from trainfast_runner.machine.telemetry.throttle import severity
-        from trainfast_runner.records.run_file import Event
+    @cached_property
+    def _device_changes(self) -> DeviceChanges:
+        from trainfast_runner.machine.gpus.events import DeviceChanges
 
+        return DeviceChanges()
+
+    def _changes(self, tick: Tick) -> Iterator[Event]:
         for device in tick.devices:
-            at = device.index
-            if (device.error is not None) != (at in self._lost):
-                kind = "gpu_back" if device.error is None else "gpu_lost"
-                self._lost ^= {at}
-                yield Event(t_ns=tick.t_ns, kind=kind, device=at, detail=device.error)
+            yield from self._device_changes.lost_or_back(device, tick.t_ns)
             yield from self._came_and_went(device, tick.t_ns)
-            if device.throttle_reasons is None:
-                continue
-            now = frozenset(name for name in device.throttle_reasons if severity(name) != "none")
-            before = self._reasons.get(at, frozenset())
-            self._reasons[at] = now
-            for kind, names in (("throttle_on", now - before), ("throttle_off", before - now)):
-                for name in sorted(names):
-                    yield Event(t_ns=tick.t_ns, kind=kind, device=at, detail=name)
+            yield from self._device_changes.throttling(device, tick.t_ns)
 
     def _came_and_went(self, device: DeviceReading, t_ns: int) -> Iterator[Event]:
         from trainfast_runner.machine.gpus.events import process_event

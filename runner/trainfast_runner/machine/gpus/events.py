@@ -30,6 +30,36 @@ def own_pids() -> set[int]:
     return {os.getpid(), *(process.pid for process in descendants(os.getpid()))}
 
 
+class DeviceChanges:
+    """Compares each reading of a device with the one before it."""
+
+    def __init__(self) -> None:
+        self._lost: set[int] = set()
+        self._throttled: dict[str, frozenset[str]] = {}
+
+    def lost_or_back(self, device: DeviceReading, t_ns: int) -> list[Event]:
+        """Return the event of a device that no longer answers, or answers again; empty without a change."""
+        if (device.error is not None) == (device.index in self._lost):
+            return []
+        self._lost ^= {device.index}
+        kind = "gpu_back" if device.error is None else "gpu_lost"
+        return [Event(t_ns=t_ns, kind=kind, device=device.index, detail=device.error)]
+
+    def throttling(self, device: DeviceReading, t_ns: int) -> list[Event]:
+        """Return an event for each reason of throttling that began or ended; empty without a reading of reasons."""
+        if device.throttle_reasons is None:
+            return []
+        key = device.uuid or str(device.index)
+        now = frozenset(name for name in device.throttle_reasons if severity(name) != "none")
+        before = self._throttled.get(key, frozenset())
+        self._throttled[key] = now
+        return [
+            Event(t_ns=t_ns, kind=kind, device=device.index, detail=name)
+            for kind, names in (("throttle_on", now - before), ("throttle_off", before - now))
+            for name in sorted(names)
+        ]
+
+
 class DeviceEvents:
     """Compares each tick with the one before it, for the devices in `watched` (UUIDs).
 
@@ -50,8 +80,7 @@ class DeviceEvents:
         self._own = (lambda: set()) if none_ours else own
         self._none_ours = none_ours
         self._host_pids = sees_host_pids() if host_pids is None else host_pids
-        self._throttled: dict[str, frozenset[str]] = {}
-        self._lost: set[int] = set()
+        self._changes = DeviceChanges()
         self._processes: dict[str, dict[int, DeviceProcess]] = {}
         """The processes of the last tick, by UUID."""
         self._foreign: dict[str, set[int]] = {}
@@ -70,11 +99,10 @@ class DeviceEvents:
         self._indexes = frozenset(device.index for device in all_of_ours)
         events = self._sampling(tick)
         for device in all_of_ours:
-            events += self._lost_or_back(device, tick.t_ns)
+            events += self._changes.lost_or_back(device, tick.t_ns)
         for device in ours:
-            uuid = device.uuid or ""
-            events += self._throttle(device, uuid, tick.t_ns)
-            events += self._foreigners(device, uuid, tick.t_ns)
+            events += self._changes.throttling(device, tick.t_ns)
+            events += self._foreigners(device, device.uuid or "", tick.t_ns)
         return events
 
     def _sampling(self, tick: Tick) -> list[Event]:
@@ -87,27 +115,6 @@ class DeviceEvents:
         unknown = [device for device in tick.devices if device.uuid is None and device.error is not None]
         missing = self._watched - {device.uuid for device in tick.devices}
         return unknown if len(unknown) == len(missing) else []
-
-    def _lost_or_back(self, device: DeviceReading, t_ns: int) -> list[Event]:
-        if (device.error is not None) == (device.index in self._lost):
-            return []
-        if device.error is None:
-            self._lost.discard(device.index)
-            return [Event(t_ns=t_ns, kind="gpu_back", device=device.index)]
-        self._lost.add(device.index)
-        return [Event(t_ns=t_ns, kind="gpu_lost", device=device.index, detail=device.error)]
-
-    def _throttle(self, device: DeviceReading, uuid: str, t_ns: int) -> list[Event]:
-        if device.throttle_reasons is None:
-            return []
-        now = frozenset(name for name in device.throttle_reasons if severity(name) != "none")
-        before = self._throttled.get(uuid, frozenset())
-        self._throttled[uuid] = now
-        return [
-            Event(t_ns=t_ns, kind=kind, device=device.index, detail=name)
-            for kind, names in (("throttle_on", now - before), ("throttle_off", before - now))
-            for name in sorted(names)
-        ]
 
     def _foreigners(self, device: DeviceReading, uuid: str, t_ns: int) -> list[Event]:
         if device.processes is None:
