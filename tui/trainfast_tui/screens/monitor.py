@@ -12,11 +12,10 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes.identity import Identity, is_running
 from trainfast_runner.machine.processes.listing import ProcessRow
 from trainfast_runner.machine.processes.signalling import end, refuse
-from trainfast_runner.results.bottleneck.device_track import DeviceConditions
-from trainfast_runner.results.bottleneck.step_conditions import StepJoin
 from trainfast_runner.running.stopping import Membership, run_with
 from trainfast_tui.charts import data
 from trainfast_tui.charts.column import Charts
+from trainfast_tui.live.last_minute import LastMinute
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.screens.base import AppScreen
 from trainfast_tui.session import Session
@@ -34,9 +33,6 @@ CHART_ROWS = ((38, 15), (26, 8))
 LEAST_PROCESS_ROWS = 6
 LEAST_ROWS_WITH_EVENTS = 3
 """With fewer rows for processes and events, the processes take them all."""
-MINUTE_NS = 60_000_000_000
-LATELY_EVERY_NS = 900_000_000
-"""Shares of a minute in whole percent need no more than a sample a second."""
 
 
 class MonitorScreen(AppScreen):
@@ -48,10 +44,7 @@ class MonitorScreen(AppScreen):
     def __init__(self, session: Session) -> None:
         super().__init__(session)
         self._snapshot: Snapshot | None = None
-        self._join: StepJoin | None = None
-        self._joined_uuids: tuple[str, ...] = ()
-        self._seen_ns = 0
-        self._lately: dict[str, DeviceConditions] = {}
+        self._last_minute = LastMinute()
         self._rows_for: tuple[Size, int] | None = None
         """The size and the number of GPUs for which the devices and the processes have `_kept_rows`."""
         self._kept_rows = (0, 0)
@@ -85,7 +78,7 @@ class MonitorScreen(AppScreen):
         used = data.used_uuids(run) if run is not None and run.is_live else frozenset()
         self.query_one(MonitorHead).show(snapshot)
         devices = self.query_one(MonitorDevices)
-        devices.set_snapshot(snapshot, used, self._last_minute(snapshot))
+        devices.set_snapshot(snapshot, used, self._last_minute.update(snapshot.machine_ticks))
         self.query_one(ProcessTable).show(snapshot.processes, tick is not None and bool(tick.devices))
         self._share_out()
         devices.repaint()
@@ -115,29 +108,6 @@ class MonitorScreen(AppScreen):
         self.query_one(Charts).set_class(charts < LEAST_CHART_ROWS and not has_events, "-away")
         height = left - (charts if charts >= LEAST_CHART_ROWS else has_events)
         table.set_height(height)
-
-    def _last_minute(self, snapshot: Snapshot) -> dict[str, DeviceConditions]:
-        """Conditions of each GPU in the last minute by UUID, from its counters, with one sample a second."""
-        ticks = snapshot.machine_ticks
-        if not ticks or not ticks[-1].devices:
-            return {}
-        uuids = tuple(device.uuid for device in ticks[-1].devices if device.uuid)
-        if self._join is None or not set(uuids) <= set(self._joined_uuids):
-            self._join, self._joined_uuids, self._seen_ns = StepJoin(uuids, keep=300), uuids, 0
-        if ticks[-1].t_ns - self._seen_ns < LATELY_EVERY_NS:
-            return self._lately
-        new = []
-        for tick in reversed(ticks):
-            if tick.t_ns <= self._seen_ns or tick.t_ns < ticks[-1].t_ns - 2 * MINUTE_NS:
-                break
-            new.append(tick)
-        for tick in reversed(new):
-            if tick.t_ns - self._seen_ns >= LATELY_EVERY_NS:
-                self._join.add_tick(tick.t_ns, tick.devices)
-                self._seen_ns = tick.t_ns
-        found = self._join.window(self._seen_ns - MINUTE_NS, self._seen_ns)
-        self._lately = {device.uuid: device for device in found if device.uuid is not None}
-        return self._lately
 
     def _follow_asked(self, rows: tuple[ProcessRow, ...] | None) -> None:
         """Show when the process that was asked to end has ended."""
