@@ -1,0 +1,27 @@
+"""The door into a user's own script: hooks that record its steps, with the script unchanged.
+
+`trainfast-tui run -- COMMAND` appends this package's folder to PYTHONPATH and names the run in TRAINFAST_RUN. torch
+calls `open_door` at the end of `import torch`, by the entry points of group `torch.backends` (PyTorch RFC 122468).
+Standard library only, for Python 3.8 and later. No error leaves this package: each is noted in `door.jsonl`.
+"""
+
+from __future__ import annotations
+
+
+def open_door() -> None:
+    """Install the hooks; does nothing outside a run. An error that left this function would abort `import torch`."""
+    try:
+        from .opening import install_hooks
+
+        install_hooks()
+    except Exception as error:
+        from .notes import note
+
+        note(f"open_door: {type(error).__name__}: {error}")
+
+
+def step() -> None:
+    """Count one optimizer step of a loop without `torch.optim`; call it after each. Does nothing outside a run."""
+    from .opening import count_step
+
+    count_step()

@@ -1,0 +1,52 @@
+"""Knobs put into a script that has no flag for them, where its own arguments do not name them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from .notes import never_raises, note
+
+if TYPE_CHECKING:
+    from .script_run import ScriptRun
+
+
+def set_trainer_fields(module: Any, run: ScriptRun) -> None:
+    """Set the fields asked for before `TrainingArguments.__post_init__` of `transformers.training_args` reads them."""
+    fields = run.asked.get("trainer_fields") or {}
+    if not fields:
+        return
+    arguments = module.TrainingArguments
+    post_init = arguments.__post_init__
+
+    @functools.wraps(post_init)
+    def with_fields(self: Any) -> None:
+        set_fields(self)
+        post_init(self)
+
+    @never_raises
+    def set_fields(self: Any) -> None:
+        for name, value in fields.items():
+            if hasattr(self, name):
+                setattr(self, name, value)
+            else:
+                note(f"TrainingArguments has no field {name} in this version of transformers")
+
+    arguments.__post_init__ = with_fields
+
+
+@never_raises
+def set_loader_defaults(loader: Any, run: ScriptRun) -> None:
+    """Change the defaults of `DataLoader`'s arguments; an argument that the script gives wins."""
+    asked = run.asked.get("loader_defaults") or {}
+    init = loader.__init__
+    if not asked or not init.__defaults__:
+        return
+    names = [
+        one.name
+        for one in inspect.signature(init).parameters.values()
+        if one.kind is one.POSITIONAL_OR_KEYWORD and one.default is not one.empty
+    ]
+    values = dict(zip(names, init.__defaults__))  # noqa: B905 (Python 3.8 has no strict)
+    init.__defaults__ = tuple({**values, **{name: asked[name] for name in names if name in asked}}.values())

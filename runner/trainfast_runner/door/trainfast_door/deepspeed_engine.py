@@ -1,0 +1,40 @@
+"""Steps of a DeepSpeed engine, which steps its inner optimizer once for each group of parameters."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from .notes import never_raises
+
+if TYPE_CHECKING:
+    from .script_run import ScriptRun
+
+NAME = "DeepSpeed"
+
+
+def install(engine: Any, run: ScriptRun) -> None:
+    """Follow `DeepSpeedEngine.step` of the module `deepspeed.runtime.engine`."""
+    step = engine.DeepSpeedEngine.step
+
+    @functools.wraps(step)
+    def followed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        begin()
+        before = self.global_steps
+        found = step(self, *args, **kwargs)
+        if self.global_steps != before:
+            count(self.train_micro_batch_size_per_gpu() * self.gradient_accumulation_steps())
+        return found
+
+    @never_raises
+    def begin() -> None:
+        # Under the Trainer or Lightning these count: they come before the engine's first step.
+        if run.steps.framework is None:
+            run.steps.claim(NAME)
+
+    @never_raises
+    def count(samples: int) -> None:
+        if run.steps.source == NAME and run.steps.count(samples=samples):
+            raise SystemExit(0)
+
+    engine.DeepSpeedEngine.step = followed

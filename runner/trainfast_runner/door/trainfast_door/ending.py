@@ -1,0 +1,90 @@
+"""The end of a rank, as the interpreter leaves it: finished, or the exception that ended the script."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import traceback
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from .notes import never_raises
+
+if TYPE_CHECKING:
+    from .script_run import ScriptRun
+
+TRACEBACK_CHARACTERS = 4000
+MESSAGE_CHARACTERS = 2000
+BACKWARD = ("torch/_tensor.py", "torch/autograd/")
+PLACES = (
+    ("torch/utils/data/", "", "data"),
+    ("torch/optim/", "", "optimizer"),
+    ("torch/nn/init.py", "", "model"),
+    ("torch/nn/modules/", "__init__", "model"),
+    ("torch/nn/modules/module.py", "_apply", "model"),
+    ("torch/nn/modules/module.py", "_call_impl", "forward"),
+)
+"""Part of a frame's file, its function (empty for all), and the phase that it shows."""
+
+
+def install(run: ScriptRun) -> None:
+    """Record the end of this process when the interpreter exits; an `os._exit` or a signal leaves no record."""
+    atexit.register(_record, run)
+
+
+@never_raises
+def _record(run: ScriptRun) -> None:
+    # The interpreter leaves it here before it calls `sys.excepthook`, whoever has replaced that.
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    if run.files.owner is None and error is not None and run.steps.peaks.has_model:
+        # It failed before its first step. A launcher, which has no model, reports the failures of others.
+        run.files.take()
+    if not run.files.are_ours:
+        return
+    run.steps.flush()
+    run.write_facts()
+    if error is None:
+        run.files.write("finished", step=run.steps.taken)
+        return
+    chain = exception_chain(error)
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    run.files.write(
+        "exception",
+        phase=phase_of(error.__traceback__),
+        step=run.steps.taken + 1,
+        type=chain[0]["type"],
+        message=chain[0]["message"],
+        chain=chain,
+        traceback=text[-TRACEBACK_CHARACTERS:],
+    )
+
+
+def phase_of(stack: TracebackType | None) -> str | None:
+    """The phase that an exception came from: the innermost that a frame of torch shows; None if none does.
+
+    Backward counts before forward, which a checkpointed layer computes again in it.
+    """
+    found = None
+    for frame, _ in traceback.walk_tb(stack):
+        code = frame.f_code
+        if code.co_name == "backward" and any(file in code.co_filename for file in BACKWARD):
+            return "backward"
+        for file, function, phase in PLACES:
+            if file in code.co_filename and function in ("", code.co_name):
+                found = phase
+                break
+    return found
+
+
+def exception_chain(error: BaseException) -> list[dict[str, str]]:
+    """The error and its causes, outermost first, as `{type, message}`; types outside builtins carry their module."""
+    chain: list[dict[str, str]] = []
+    seen = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        kind = type(link)
+        name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+        chain.append({"type": name, "message": str(link)[:MESSAGE_CHARACTERS]})
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    return chain

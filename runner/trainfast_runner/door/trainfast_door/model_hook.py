@@ -1,0 +1,177 @@
+"""Forward time and input size, by hooks on the module that holds the optimizer's parameters."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
+
+from .notes import never_raises
+from .script_run import uses_accelerate
+
+if TYPE_CHECKING:
+    from .script_run import ScriptRun
+
+WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "DeepSpeedEngine")
+COMPILED = "the script compiles: a hook in the compiled part would break its graph"
+
+_modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+_inner: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+_handles: list[Any] = []
+
+
+def install(run: ScriptRun) -> None:
+    """Watch modules being built until the first step. Global forward hooks would slow down every module's call."""
+
+    @never_raises
+    def has_module(module: nn.Module, name: str, child: nn.Module | None) -> None:
+        _modules.add(module)
+        if child is not None:
+            _inner.add(child)
+
+    @never_raises
+    def has_parameter(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        run.steps.peaks.set_baseline()
+        _modules.add(module)
+        run.steps.prepares()
+
+    run.removals.append(remove_hooks)
+    _handles.append(register_module_module_registration_hook(has_module))
+    _handles.append(register_module_parameter_registration_hook(has_parameter))
+
+
+@never_raises
+def find_model(run: ScriptRun, parameters: Iterable[Tensor]) -> None:
+    """Hook the outermost module with most of these parameters; a wrapper counts as the module."""
+    remove_hooks()
+    wanted = {id(one) for one in parameters}
+    outermost = [module for module in _modules if module not in _inner]
+    shares = [(sum(id(one) in wanted for one in module.parameters()), module) for module in outermost]
+    share, model = max(shares, key=lambda found: found[0], default=(0, None))
+    if model is None or not share:
+        return
+    kind = type(model).__name__
+    compiled = kind == "OptimizedModule"
+    run.actual.update(
+        wrapper=next((one.__name__ for one in type(model).__mro__ if one.__name__ in WRAPPERS), _sharded(model)),
+        compiled=compiled or getattr(model, "_compiled_call_impl", None) is not None or _has_compiled(),
+        attention=getattr(getattr(model, "config", None), "_attn_implementation", None),
+        compute_dtype=run.actual.get("param_dtype"),
+    )
+    if run.actual["compiled"] and not compiled:
+        run.steps.unknown["forward_ms"] = COMPILED
+        return
+    hook = ForwardHook(run)
+    _handles.append(model.register_forward_pre_hook(Begun(hook), with_kwargs=True))
+    _handles.append(model.register_forward_hook(Ended(hook)))
+
+
+def remove_hooks() -> None:
+    """Take all hooks off the modules: a model with hooks cannot be scripted, and training is over."""
+    while _handles:
+        _handles.pop().remove()
+
+
+class ForwardHook:
+    """Adds up the time and the samples of a step's forward passes."""
+
+    def __init__(self, run: ScriptRun) -> None:
+        self._run = run
+        self._begun_ns = 0
+        self._first = True
+
+    @never_raises
+    def begin(self, args: Any, kwargs: Any) -> None:
+        """Note the input of a forward pass that trains."""
+        if not torch.is_grad_enabled():
+            return
+        if self._first:
+            self._first = False
+            self._run.steps.fired("model forward hook")
+            self._run.actual["compute_dtype"] = _compute_dtype(self._run)
+        size = leading_size(args) or leading_size(kwargs)
+        if size is not None:
+            self._run.steps.forward_samples += size
+        self._begun_ns = time.monotonic_ns()
+
+    @never_raises
+    def end(self) -> None:
+        """Add the time of the pass; on a GPU the host is ahead of it, and its time is not the pass's."""
+        steps = self._run.steps
+        if not self._begun_ns or not torch.is_grad_enabled():
+            return
+        if steps.peaks.device is not None and steps.peaks.device.type == "cpu":
+            steps.forward_ns = (steps.forward_ns or 0) + time.monotonic_ns() - self._begun_ns
+            steps.unknown.pop("forward_ms", None)
+        else:
+            steps.unknown["forward_ms"] = steps.unknown["optimizer_ms"] = "the host runs ahead of the GPU"
+        self._begun_ns = 0
+
+
+class Begun:
+    """The hook before a forward pass. A model that is saved or copied whole carries a no-op in its place."""
+
+    def __init__(self, hook: ForwardHook) -> None:
+        self._hook = hook
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self._hook.begin(args, kwargs)
+
+    def __reduce__(self) -> Any:
+        return _NOTHING
+
+
+class Ended(Begun):
+    """The hook after a forward pass."""
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._hook.end()
+
+
+_NOTHING = (getattr, (contextlib.nullcontext(), "__exit__"))
+"""Unpickles without this package, into a function that takes anything and returns None."""
+
+
+def leading_size(batch: Any, depth: int = 3) -> int | None:
+    """The first dimension of the first tensor in nested tuples, lists and mappings; None without one."""
+    if isinstance(batch, Tensor):
+        return batch.shape[0] if batch.dim() else None
+    # Nothing else is looked into: to iterate a generator would empty it.
+    values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (tuple, list)) else ()
+    for value in values if depth else ():
+        size = leading_size(value, depth - 1)
+        if size is not None:
+            return size
+    return None
+
+
+def _sharded(model: nn.Module) -> str:
+    """The wrapper of a module whose class tells none: FSDP2 puts its own class before the module's."""
+    return "FSDPModule" if any(one.__name__ == "FSDPModule" for one in type(model).__mro__) else "none"
+
+
+def _has_compiled() -> bool:
+    """True if torch.compile has compiled anything; an import of dynamo just to ask would take a second."""
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
+    return bool(counters and counters["frames"])
+
+
+def _compute_dtype(run: ScriptRun) -> Any:
+    """The dtype that forward computes in: autocast's, else the Accelerator's, else the parameters'."""
+    device = run.steps.peaks.device
+    if device is not None and torch.is_autocast_enabled(device.type):
+        return str(torch.get_autocast_dtype(device.type)).replace("torch.", "")
+    if uses_accelerate():
+        mixed = sys.modules["accelerate.state"].AcceleratorState().mixed_precision
+        return {"bf16": "bfloat16", "fp16": "float16"}.get(mixed, run.actual.get("param_dtype"))
+    return run.actual.get("param_dtype")

@@ -1,0 +1,69 @@
+"""Lines in the run directory, and the notes of what went wrong in the door itself."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+VARIABLE = "TRAINFAST_RUN"
+"""Names the run directory, in the environment of the command and all it starts."""
+MOST_NOTES = 20
+
+Function = TypeVar("Function", bound="Callable[..., Any]")
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=str).encode
+_noted: dict[str, int] = {}
+
+
+class LineFile:
+    """An append-only file of JSON lines, one `write()` each; of `directory` and `name`. Raises OSError."""
+
+    def __init__(self, directory: str, name: str, flags: int = 0) -> None:
+        path = os.path.join(directory, name)
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | flags, 0o600)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Append one line."""
+        os.write(self._fd, _encode(line).encode() + b"\n")
+
+
+def append_line(directory: str, name: str, line: dict[str, Any]) -> None:
+    """Append one line to a file that is not kept open. Raises OSError."""
+    file = LineFile(directory, name)
+    try:
+        file.write(line)
+    finally:
+        file.close()
+
+
+def never_raises(function: Function) -> Function:
+    """`function`, which notes each Exception instead of raising it. SystemExit, a clean stop, passes."""
+
+    @functools.wraps(function)
+    def quiet(*arguments: Any, **keywords: Any) -> Any:
+        try:
+            return function(*arguments, **keywords)
+        except Exception as error:
+            note(f"{function.__name__}: {type(error).__name__}: {error}")
+            return None
+
+    return quiet  # type: ignore[return-value]
+
+
+def note(detail: str) -> None:
+    """Append a trouble to `door.jsonl`, each once."""
+    if detail in _noted or len(_noted) >= MOST_NOTES:
+        return
+    _noted[detail] = 1
+    line = {"t_ns": time.monotonic_ns(), "pid": os.getpid(), "kind": "trouble", "detail": detail[:500]}
+    try:
+        append_line(os.environ.get(VARIABLE, ""), "door.jsonl", line)
+    except (OSError, ValueError):
+        return  # the run directory is gone, or the disk is full: the script goes on

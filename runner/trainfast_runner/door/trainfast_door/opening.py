@@ -1,0 +1,39 @@
+"""Every hook of the door, installed once in each process that imports torch."""
+
+from __future__ import annotations
+
+from . import ending
+from .notes import never_raises
+from .script_run import current_run
+
+OWN_CALL = "trainfast_door.step()"
+
+
+@never_raises
+def install_hooks() -> None:
+    """Install the hooks, unless this process belongs to no run or has them. torch must have been imported."""
+    run = current_run()
+    if run is None or run.opened:
+        return
+    run.opened = True
+    run.record_opening()
+    from . import framework_finder, loader_hook, model_hook, optimizer_hook
+
+    for hook in (ending, optimizer_hook, loader_hook, model_hook, framework_finder):
+        never_raises(hook.install)(run)
+
+
+@never_raises
+def count_step() -> None:
+    """Count a step that the script itself reports; raises SystemExit after the last that `--steps` allows."""
+    run = current_run()
+    if run is None:
+        return
+    if not run.opened:
+        # A script without torch has nothing else to hook.
+        run.opened = True
+        never_raises(ending.install)(run)
+    if run.steps.source != OWN_CALL:
+        run.steps.claim(OWN_CALL)
+    if run.steps.count():
+        raise SystemExit(0)

@@ -1,0 +1,94 @@
+"""Steps counted by torch's own optimizer hooks, common to all optimizers of the process."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from .model_hook import find_model
+from .notes import never_raises
+from .step_log import OPTIMIZER
+
+if TYPE_CHECKING:
+    from .script_run import ScriptRun
+
+
+def install(run: ScriptRun) -> None:
+    """Count the steps of the optimizer with most parameters: a GAN takes two kinds of steps."""
+    hook = OptimizerHook(run)
+    register_optimizer_step_pre_hook(hook.before)
+    register_optimizer_step_post_hook(hook.after)
+
+
+class OptimizerHook:
+    """`before` and `after` every optimizer's step."""
+
+    def __init__(self, run: ScriptRun) -> None:
+        self._run = run
+        self._main: Callable[[], Optimizer | None] = lambda: None
+        """The optimizer with most parameters of those that have stepped and live."""
+        self._parameters = 0
+        self._begun_ns = 0
+        self._smaller: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+
+    def before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Note when the optimizer's work begins."""
+        # In compiled code only this line is traced: the hooks break no graph.
+        if torch.compiler.is_compiling():
+            return
+        self._begun_ns = time.monotonic_ns()
+
+    def after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Count the step."""
+        if torch.compiler.is_compiling():
+            return
+        self._count(optimizer, has_closure=len(args) > 1 or bool(kwargs))
+
+    @never_raises
+    def _count(self, optimizer: Optimizer, has_closure: bool) -> None:
+        run, steps = self._run, self._run.steps
+        if self._main() is not optimizer:
+            if optimizer in self._smaller:
+                return
+            if not self._is_largest(optimizer):
+                self._smaller.add(optimizer)
+                return
+        if has_closure:
+            steps.unknown["optimizer_ms"] = "the step runs a closure, with forward and backward in it"
+        elif steps.peaks.device is not None and steps.peaks.device.type == "cpu":
+            # A GPU works behind the host's clock.
+            steps.optimizer_ns = (steps.optimizer_ns or 0) + time.monotonic_ns() - self._begun_ns
+        rate = optimizer.param_groups[0].get("lr")
+        steps.lr = rate if isinstance(rate, float) else None
+        if steps.source != OPTIMIZER:
+            return
+        if steps.taken == 0:
+            run.steps.fired("optimizer step hook")
+        if steps.count():
+            raise SystemExit(0)
+
+    def _is_largest(self, optimizer: Optimizer) -> bool:
+        """True if the optimizer has more parameters than the main one, which it is from then on."""
+        parameters = [one for group in optimizer.param_groups for one in group["params"]]
+        size, before = sum(one.numel() for one in parameters), self._main()
+        if before is not None:
+            if size <= self._parameters:
+                return False
+            if self._run.steps.source == OPTIMIZER:
+                self._run.steps.forget()
+        self._main, self._parameters = weakref.ref(optimizer), size
+        self._run.steps.peaks.device = parameters[0].device
+        self._run.actual.update(
+            optimizer=type(optimizer).__name__,
+            param_dtype=str(parameters[0].dtype).replace("torch.", ""),
+            device=str(parameters[0].device),
+            parameters=size,
+        )
+        find_model(self._run, parameters)
+        return True

@@ -1,0 +1,67 @@
+"""The files of one rank in the run directory, and which process writes them."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+import time
+from typing import Any
+
+from .notes import LineFile, note
+
+
+class RankFiles:
+    """`steps.jsonl` and `worker.jsonl` of this process's rank.
+
+    The first process of a rank that takes a step records it; loader workers, launchers and grandchildren stay silent.
+    """
+
+    def __init__(self, directory: str, counts_in_log: bool) -> None:
+        """`counts_in_log`: the supervisor counts the steps, and no process here does."""
+        self.directory = directory
+        self.rank = int(os.environ.get("RANK") or 0)
+        self.world_size = int(os.environ.get("WORLD_SIZE") or 1)
+        self.owner: int | None = 0 if counts_in_log else None
+        """The pid that records this rank; None before the first step, 0 when another process does."""
+        self._worker: LineFile | None = None
+
+    @property
+    def are_ours(self) -> bool:
+        """True if this very process, and not the one that it was forked from, records the rank."""
+        return self.owner == os.getpid()
+
+    def take(self) -> LineFile | None:
+        """The new step file of this rank; None if another process records it, or did."""
+        group = sys.modules.get("torch.distributed")
+        if group is not None and group.is_available() and group.is_initialized():
+            # A script that spawns its ranks itself names none in the environment.
+            self.rank, self.world_size = group.get_rank(), group.get_world_size()
+        try:
+            steps = LineFile(self.directory, f"steps{self._suffix()}.jsonl", os.O_EXCL)
+        except FileExistsError:
+            self.owner = 0
+            note(f"rank {self.rank}: another process takes steps too; only the first one's are recorded")
+            return None
+        self.owner = os.getpid()
+        # Held for the life of this process: a reader that can lock it exclusively knows that the run is over.
+        lock = os.open(os.path.join(self.directory, "alive.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        self.write("started", pid=self.owner, start_ticks=_start_ticks())
+        return steps
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """Append a line to `worker.jsonl` of this rank."""
+        if self._worker is None:
+            self._worker = LineFile(self.directory, f"worker{self._suffix()}.jsonl")
+        self._worker.write({"t_ns": time.monotonic_ns(), "kind": kind, "rank": self.rank, **fields})
+
+    def _suffix(self) -> str:
+        """Part of this rank's file names: empty for rank 0, else `.rank1` and so on."""
+        return "" if self.rank == 0 else f".rank{self.rank}"
+
+
+def _start_ticks() -> int:
+    """Start time of this process in clock ticks since boot (field 22 of `/proc/self/stat`), which tells pids apart."""
+    with open("/proc/self/stat") as file:
+        return int(file.read().rpartition(")")[2].split()[19])

@@ -1,0 +1,92 @@
+"""The run that this process belongs to: its settings, its steps, and what live objects tell of the script."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from .notes import VARIABLE, append_line
+from .rank_files import RankFiles
+from .step_log import StepLog
+
+
+class ScriptRun:
+    """One process of the run."""
+
+    def __init__(self, directory: str) -> None:
+        """Raises OSError or ValueError without a readable `run.json`."""
+        with open(os.path.join(directory, "run.json"), encoding="utf-8") as file:
+            self.asked: dict[str, Any] = json.load(file)["script"] or {}
+        self.opened = False
+        """True once the hooks are installed."""
+        self.actual: dict[str, Any] = {}
+        """Settings read from live objects, for the `actual` record."""
+        self.ran: dict[str, Any] = {}
+        """Values of knobs, read from live objects."""
+        self.removals: list[Callable[[], None]] = []
+        """Functions that take hooks off the script's own objects."""
+        self.files = RankFiles(directory, counts_in_log=bool(self.asked.get("steps_from_log")))
+        self.steps = StepLog(self.files, self.asked, self.write_facts)
+
+    def record_opening(self) -> None:
+        """Append to `door.jsonl` that this process has imported torch."""
+        torch = str(getattr(sys.modules.get("torch"), "__version__", None))
+        line = {"t_ns": time.monotonic_ns(), "pid": os.getpid(), "kind": "opened", "rank": self.files.rank}
+        append_line(self.files.directory, "door.jsonl", {**line, "torch": torch})
+
+    def write_facts(self) -> None:
+        """Record what is known of the script by now."""
+        steps = self.steps
+        self._read_knobs()
+        if self.actual:
+            self.files.write("actual", world_size=self.files.world_size, **self.actual)
+        self.files.write(
+            "script",
+            framework=steps.framework or ("accelerate" if uses_accelerate() else "torch"),
+            hooks=steps.hooks,
+            samples_from=steps.samples_from,
+            unknown=steps.unknown,
+            ran=self.ran,
+        )
+
+    def end_framework(self) -> None:
+        """The framework's training is over: the script may go on with the model."""
+        self.steps.release()
+        for remove in self.removals:
+            remove()
+
+    def _read_knobs(self) -> None:
+        """Add the knobs that live objects tell; a framework's own word comes first."""
+        ran = self.ran
+        if uses_accelerate() and self.steps.framework is None:
+            mixed = sys.modules["accelerate.state"].AcceleratorState().mixed_precision
+            ran["precision"] = {"no": "fp32"}.get(mixed, mixed)
+            ran["grad_accum"] = sys.modules["accelerate.state"].GradientState().num_steps
+        if self.steps.lr is not None:
+            ran.setdefault("lr", self.steps.lr)
+        dtype = self.actual.get("compute_dtype")
+        ran.setdefault("precision", {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}.get(str(dtype)))
+
+
+_runs: dict[str, ScriptRun | None] = {}
+
+
+def current_run() -> ScriptRun | None:
+    """The run that TRAINFAST_RUN names; None without one, and for a directory that has no readable `run.json`."""
+    directory = os.environ.get(VARIABLE, "")
+    if directory not in _runs:
+        try:
+            _runs[directory] = ScriptRun(directory) if directory else None
+        except (OSError, ValueError, KeyError):
+            _runs[directory] = None
+    return _runs[directory]
+
+
+def uses_accelerate() -> bool:
+    """True if the script has made an Accelerator."""
+    state = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
+    return bool(getattr(state, "_shared_state", None))

@@ -1,0 +1,192 @@
+"""The step records of a script: one line for each optimizer step, as the worker writes them."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+from .memory_peaks import MemoryPeaks
+from .notes import LineFile
+from .rank_files import RankFiles
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TIMING_WARMUP = 3
+FACTS_AFTER = 2
+"""The step after which the hooks know the model, its input and the optimizer."""
+OPTIMIZER = "torch.optim"
+"""The source of steps when no framework counts them."""
+UNKNOWN = {
+    "tokens": "a script does not tell the number of its tokens",
+    "loss": "torch itself does not tell a script's loss: HF Trainer and Lightning do",
+    "backward_ms": "no hook tells where a script's backward ends",
+    "other_ms": "no hook tells where a script's backward ends",
+    "forward_ms": "no module that holds the optimizer's parameters was called",
+    "samples": "neither a framework, a DataLoader nor the model's input tells them: --samples-per-step N does",
+}
+"""Why a field of the step records is null."""
+
+
+class StepLog:
+    """Counts the optimizer steps of this process and appends their records.
+
+    `data_ns`, `forward_ns` and `optimizer_ns` add up over a step, None for a phase that was not seen in it. The record
+    of the first step waits for the second, and that of a step whose loss may still come for the next one.
+    """
+
+    def __init__(self, files: RankFiles, asked: dict[str, Any], write_facts: Callable[[], None]) -> None:
+        """`asked` is `script` of `run.json`; `write_facts` is called when two steps have shown what runs."""
+        self.source = OPTIMIZER
+        """The reporter whose steps are counted."""
+        self.framework: str | None = None
+        """The framework that has reported steps; None without one."""
+        self.begun_ns = time.monotonic_ns()
+        """The beginning of the step: the end of the last one, before the first the newest sign of its preparation."""
+        self.taken = 0
+        self.stopping = False
+        """True once the steps that `--steps` allows are taken."""
+        self.data_ns: int | None = None
+        self.forward_ns: int | None = None
+        self.optimizer_ns: int | None = None
+        self.lr: float | None = None
+        self.loader_samples = 0
+        self.forward_samples = 0
+        self.waits_for_loss = False
+        self.peaks = MemoryPeaks()
+        self.hooks: list[str] = []
+        """Names of the hooks that have fired in this process."""
+        self._files = files
+        self._write_facts = write_facts
+        self._limit: int | None = asked.get("steps")
+        self._warmup = int(asked.get("timing_warmup", TIMING_WARMUP))
+        self._samples_per_step: int | None = asked.get("samples_per_step")
+        self._file: LineFile | None = None
+        self._pending: dict[str, Any] | None = None
+        self._ignored_stop = False
+        self._sources: dict[str, int] = {}
+        """Steps by the source of their samples: a loader that fetches ahead gives none to the last."""
+        self.unknown = dict(UNKNOWN)
+
+    @property
+    def samples_from(self) -> str | None:
+        """The source of most steps' samples; None without one."""
+        return max(self._sources, key=lambda source: self._sources[source], default=None)
+
+    def claim(self, source: str) -> None:
+        """Count only the steps that `source`, a framework, reports from here on."""
+        self.source = self.framework = source
+        self.fired(source)
+
+    def fired(self, hook: str) -> None:
+        """Note the first use of a hook."""
+        if hook not in self.hooks:
+            self.hooks.append(hook)
+
+    def release(self) -> None:
+        """Count the optimizers' steps again: the framework's training is over."""
+        self.flush()
+        self.source, self.waits_for_loss = OPTIMIZER, False
+
+    def prepares(self) -> None:
+        """Note that the first step has not begun before now."""
+        if self.taken == 0:
+            self.begun_ns = time.monotonic_ns()
+
+    def forget(self) -> None:
+        """Drop the recorded step: it was of a smaller optimizer than the one that steps now."""
+        if self.taken == 1:
+            self.taken, self._pending = 0, None
+
+    def count(self, samples: int | None = None, loss: float | None = None) -> bool:
+        """Record that a step has ended now; True if it is the last that `--steps` allows, and the script is to stop."""
+        now_ns = time.monotonic_ns()
+        if self._files.owner is None:
+            self._file = self._files.take()
+            if self._file is not None:
+                self._files.write("phase", phase="train")
+        if not self._files.are_ours:
+            return False
+        if self.stopping:
+            self._note_ignored_stop()
+            return False
+        self.flush()
+        self.taken += 1
+        self._pending = self._record(now_ns, self._samples(samples))
+        if loss is not None:
+            self.tell_loss(loss)
+        self.stopping = self._limit is not None and self.taken >= self._limit
+        if self.taken > 1 and not self.waits_for_loss:
+            self.flush()
+        self._begin(now_ns)
+        if self.taken == FACTS_AFTER:
+            self._write_facts()
+        return self.stopping
+
+    def _note_ignored_stop(self) -> None:
+        """Record, once, that the script trains on; the supervisor ends it."""
+        if not self._ignored_stop:
+            self._ignored_stop = True
+            self.flush()
+            self._files.write("ignored_stop", step=self.taken)
+
+    def tell_loss(self, loss: float) -> None:
+        """Put a loss into the newest record; a framework may know it only after the step's end."""
+        if self._pending is None:
+            return
+        self.unknown.pop("loss", None)
+        if math.isfinite(loss):
+            self._pending["loss"] = loss
+        else:
+            self._pending["loss_not_finite"] = True
+
+    def flush(self) -> None:
+        """Append the waiting record."""
+        if self._pending is not None and self._file is not None:
+            self._file.write(self._pending)
+            self._pending = None
+
+    def _begin(self, now_ns: int) -> None:
+        self.begun_ns = now_ns
+        self.data_ns = self.forward_ns = self.optimizer_ns = None
+        self.loader_samples = self.forward_samples = 0
+
+    def _record(self, now_ns: int, samples: int | None) -> dict[str, Any]:
+        record: dict[str, Any] = {
+            "t_ns": now_ns,
+            "step": self.taken,
+            "warmup": self.taken <= self._warmup,
+            "samples": samples,
+            "tokens": None,
+            "loss": None,
+            "step_ms": (now_ns - self.begun_ns) / 1e6,
+            "data_ms": _ms(self.data_ns),
+            "forward_ms": _ms(self.forward_ns),
+            "backward_ms": None,
+            "optimizer_ms": _ms(self.optimizer_ns),
+            "other_ms": None,
+            "lr": self.lr,
+        }
+        self.peaks.read_into(record)
+        return record
+
+    def _samples(self, told: int | None) -> int | None:
+        """Samples of this step and rank by the first source that knows them."""
+        if told is not None:
+            source, samples = "framework", told
+        elif self.loader_samples:
+            source, samples = "DataLoader", self.loader_samples
+        elif self.forward_samples:
+            source, samples = "forward input", self.forward_samples
+        elif self._samples_per_step is not None:
+            source, samples = "--samples-per-step", self._samples_per_step
+        else:
+            return None
+        self._sources[source] = self._sources.get(source, 0) + 1
+        self.unknown.pop("samples", None)
+        return samples
+
+
+def _ms(duration_ns: int | None) -> float | None:
+    return None if duration_ns is None else duration_ns / 1e6

@@ -1,0 +1,77 @@
+"""Steps of the Hugging Face Trainer, by a callback in its public list of default callbacks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .notes import never_raises
+
+if TYPE_CHECKING:
+    from .script_run import ScriptRun
+
+NAME = "HF Trainer"
+OPTIMIZERS = {
+    "adamw_torch": "adamw",
+    "adamw_torch_fused": "adamw-fused",
+    "adamw_bnb_8bit": "adamw-8bit",
+    "adamw_8bit": "adamw-8bit",
+    "paged_adamw_8bit": "paged-adamw-8bit",
+    "adafactor": "adafactor",
+    "sgd": "sgd",
+}
+
+
+def install(trainer: Any, run: ScriptRun) -> None:
+    """Add the callback to `transformers.trainer`, the module."""
+
+    class TrainfastCallback(trainer.TrainerCallback):  # type: ignore[misc]
+        @never_raises
+        def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            run.steps.claim(NAME)
+            # The loss of a step is logged after its end.
+            run.steps.waits_for_loss = True
+            run.ran.update(knobs_of(args))
+
+        @never_raises
+        def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> Any:
+            run.actual.update(compute_dtype(args))
+            if run.steps.count(samples=args.train_batch_size * args.gradient_accumulation_steps):
+                control.should_training_stop = True
+            return control
+
+        @never_raises
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **more: Any) -> None:
+            if logs and "loss" in logs:
+                run.steps.tell_loss(float(logs["loss"]))
+
+        @never_raises
+        def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            run.end_framework()
+
+    trainer.DEFAULT_CALLBACKS.append(TrainfastCallback)
+
+
+def knobs_of(args: Any) -> dict[str, Any]:
+    """Values of the knobs that TrainingArguments set."""
+    optimizer = getattr(args.optim, "value", args.optim)
+    return {
+        "batch_size": args.per_device_train_batch_size,
+        "grad_accum": args.gradient_accumulation_steps,
+        "precision": "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32",
+        "checkpointing": "full" if args.gradient_checkpointing else "off",
+        "workers": args.dataloader_num_workers,
+        "pin_memory": "on" if args.dataloader_pin_memory else "off",
+        "lr": args.learning_rate,
+        "weight_decay": args.weight_decay,
+        "grad_clip": args.max_grad_norm,
+        "seed": args.seed,
+        "prefetch": args.dataloader_prefetch_factor,
+        "lr_schedule": getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type),
+        "compile": (args.torch_compile_mode or "default") if args.torch_compile else "off",
+        "optimizer": OPTIMIZERS.get(optimizer, optimizer),
+    }
+
+
+def compute_dtype(args: Any) -> dict[str, str]:
+    """The dtype of mixed precision as a field of `actual`; empty without it."""
+    return {"compute_dtype": "bfloat16"} if args.bf16 else {"compute_dtype": "float16"} if args.fp16 else {}
