@@ -176,7 +176,8 @@ class Session:
     def _adopt(self, snapshot: Snapshot) -> None:
         """Compare the next run with a run that has come onto the screen; unless knobs were chosen, repeat that run."""
         run = snapshot.run.run_file if snapshot.run is not None else None
-        if run is None or run.run_id == self._adopted:
+        # A script of the user's own has no preset's settings to repeat or to turn.
+        if run is None or run.run_id == self._adopted or run.script is not None:
             return
         self._adopted = run.run_id
         if self._is_chosen and self.next_run is not None:

@@ -43,6 +43,12 @@ def export(run: RunFile, directory: Path, to: str) -> Exported:
     """The run's settings in one of `FORMS`. Raises UserError for another."""
     if to not in FORMS:
         raise UserError(f"there is no form {to!r} to export to", key="--to", allowed=FORMS, nearest=nearest(to, FORMS))
+    if run.script is not None:
+        raise UserError(
+            f"{run.run_id} ran a script of your own, whose settings are in its command",
+            key=run.run_id,
+            advice=f"trainfast-tui run -- {shlex.join(run.script.command)}",
+        )
     text, left_out = FORMS[to](run, spec_of_record(run).knobs, directory)
     return Exported(run.run_id, to, text, tuple(left_out))
 

@@ -13,19 +13,7 @@ from trainfast_runner.worker.catalog import OPTIMIZERS, OptimizerEntry
 def trainer_arguments(run: RunFile, knobs: Knobs) -> tuple[dict[str, object], list[str]]:
     """Every field that a knob decides, by name, and the overridden knobs without a field."""
     strategy, optimizer = strategy_of(knobs), OPTIMIZERS[str(knobs["optimizer"])]
-    fields: dict[str, object] = {}
-    for entry in KNOBS:
-        name, value = entry.same_as.training_args, knobs[entry.name]
-        if entry.name == "precision":
-            fields |= _trainer_precision(str(value))
-        elif entry.name == "optimizer":
-            fields |= _trainer_optimizer(name, optimizer)
-        elif entry.name == "compile":
-            fields |= {} if value == "off" else {"torch_compile": True, "torch_compile_mode": _compile_mode(knobs)}
-        elif entry.name == "prefetch":
-            fields |= {name: value} if knobs["workers"] else {}
-        elif name.isidentifier() and name.islower():
-            fields[name] = _plain(value)
+    fields = fields_of(knobs)
     if strategy.zero:
         fields["deepspeed"] = "deepspeed.json"
     if run.device == "cpu":
@@ -36,6 +24,26 @@ def trainer_arguments(run: RunFile, knobs: Knobs) -> tuple[dict[str, object], li
     # The Trainer has no precision without fp32 weights.
     left_out += ["precision"] if knobs["precision"] == "bf16-pure" else []
     return fields, left_out
+
+
+def fields_of(knobs: Knobs) -> dict[str, object]:
+    """The fields that these knobs decide, by name."""
+    fields: dict[str, object] = {}
+    for entry in KNOBS:
+        if entry.name not in knobs:
+            continue
+        name, value = entry.same_as.training_args, knobs[entry.name]
+        if entry.name == "precision":
+            fields |= _trainer_precision(str(value))
+        elif entry.name == "optimizer":
+            fields |= _trainer_optimizer(name, OPTIMIZERS[str(value)])
+        elif entry.name == "compile":
+            fields |= {} if value == "off" else {"torch_compile": True, "torch_compile_mode": _compile_mode(knobs)}
+        elif entry.name == "prefetch":
+            fields |= {name: value} if knobs.get("workers") else {}
+        elif name.isidentifier() and name.islower():
+            fields[name] = _plain(value)
+    return fields
 
 
 def overrides(knobs: Knobs) -> list[str]:
@@ -50,7 +58,7 @@ def overrides(knobs: Knobs) -> list[str]:
 
 def _compile_mode(knobs: Knobs) -> str:
     """torch.compile's mode: no gradient can be accumulated in the memory of a CUDA graph, which is replayed."""
-    replayed = knobs["compile"] == "max-autotune" and knobs["grad_accum"] != 1
+    replayed = knobs["compile"] == "max-autotune" and knobs.get("grad_accum", 1) != 1
     return "max-autotune-no-cudagraphs" if replayed else str(knobs["compile"])
 
 

@@ -20,7 +20,7 @@ def with_prediction(records: RunRecords) -> RunRecords:
     Nothing is traced for it, and the run itself has not corrected it yet.
     """
     run = records.run
-    if run is None or run.predicted is not None:
+    if run is None or run.predicted is not None or run.script is not None:
         return records
     from trainfast_runner.settings.spec import spec_of_record
 

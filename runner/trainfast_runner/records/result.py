@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.records.run_file import SCHEMA, Actual, name_of
+from trainfast_runner.records.script_run import ScriptFigures
 
 
 class StepCount(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,13 +36,14 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Throughput(msgspec.Struct, frozen=True, kw_only=True):
-    """Rates a second, summed over data-parallel ranks.
+    """Rates a second, summed over data-parallel ranks; steps are those of rank 0.
 
     `measured_under` is the condition that makes this speed useless for ranking; None without one.
     """
 
     samples_per_s: Spread = Spread()
     tokens_per_s: Spread = Spread()
+    steps_per_s: Spread = Spread()
     measured_under: str | None = None
 
 
@@ -319,6 +321,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     step_ms: StepTime = StepTime()
     flops: Flops = Flops()
     memory: MemoryFigures = MemoryFigures()
+    script: ScriptFigures | None = None
+    """The user's own script that ran; None for a preset's run."""
     cpu: Cpu | None = None
     """None for a run on GPUs, and in results of versions before this field."""
     energy: Energy = Energy()

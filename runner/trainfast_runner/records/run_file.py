@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import msgspec
 
+from trainfast_runner.records.script_run import ScriptAsked
+
 SCHEMA = 1
 
 # Figures outside these bounds are damage: the line counts as unreadable, and no arithmetic on it can overflow.
@@ -126,6 +128,8 @@ class RunFile(RecordedSpec, frozen=True, kw_only=True):
     """The ceiling that `doctor --calibrate` measured on this device; None when not measured."""
     predicted: dict[str, Any] | None = None
     """The memory that was predicted for the fullest rank, a `memory_model.Prediction`; None when nothing was."""
+    script: ScriptAsked | None = None
+    """The user's own script that the run is about; None for a preset's."""
     threads: dict[str, Any] | None = None
     """The wait policy of a CPU run's OpenMP threads, its reason, and the load of others; None for a run on GPUs."""
 
@@ -150,8 +154,9 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     t_ns: Count
     step: Count
     warmup: bool = False
-    samples: Count
-    tokens: Count
+    samples: Count | None = None
+    """None, as `tokens`, when a user's own script does not tell them."""
+    tokens: Count | None = None
     loss: Bounded | None = None
     step_ms: Milliseconds
     data_ms: float | None = None
@@ -201,8 +206,9 @@ class Actual(msgspec.Struct, frozen=True, kw_only=True):
 class WorkerLine(Actual, frozen=True, kw_only=True):
     """A line of `worker.jsonl`.
 
-    `kind` is started, phase, data, cpu, actual, overflow, exception, invalid, trouble (`detail` is a failure beside the
-    training), signal (the rank ends on request) or finished; only the fields of its kind are set.
+    `kind` is started, phase, data, cpu, actual, script, overflow, exception, invalid, trouble (`detail` is a failure
+    beside the training), signal (the rank ends on request), ignored_stop (a script trained on after its last step) or
+    finished; only the fields of its kind are set.
     """
 
     t_ns: Count
@@ -241,13 +247,20 @@ class WorkerLine(Actual, frozen=True, kw_only=True):
     recomputed_flops_per_sample: Bounded | None = None
     notebook_flops_per_sample: Bounded | None = None
     loader_workers_alive: int | None = None
+    # Of kind script.
+    framework: str | None = None
+    hooks: list[str] | None = None
+    samples_from: str | None = None
+    unknown: dict[str, str] | None = None
+    ran: dict[str, Any] | None = None
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """A line of `events.jsonl`.
 
-    `kind` is supervisor, launched (the training's direct child), state, stop_requested, kill_sent, throttle_on,
-    throttle_off, xid, foreign_process, gpu_lost, gpu_back, output_trimmed, steps_trimmed, telemetry_thinned, rank_gone
+    `kind` is supervisor, launched and exited (the training's direct child), state, stop_requested, kill_sent,
+    throttle_on, throttle_off, xid, foreign_process, gpu_lost, gpu_back, output_trimmed, steps_trimmed,
+    telemetry_thinned, rank_gone, no_step (a script has reported none for long)
     or trouble (the supervisor could not write or read a file).
     """
 
@@ -261,5 +274,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     rank: int | None = None
     device: int | None = None
     detail: str | None = None
+    exit_code: int | None = None
+    """Of kind exited: the direct child's, negative for a signal."""
     memory_used_bytes: int | None = None
     """Device memory of a process on a GPU when it was seen."""

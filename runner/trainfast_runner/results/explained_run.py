@@ -67,6 +67,12 @@ def explanation_of(records: RunRecords, reason: str, error: RunError | None) -> 
     run = records.run
     if run is None:
         return None
+    if run.script is not None:
+        return OomExplanation(
+            phase=error.phase if error is not None else None,
+            rank=error.rank if error is not None else None,
+            basis="the memory of a script of your own is not predicted",
+        )
     died = OutOfMemory(
         run,
         reason,
@@ -130,6 +136,8 @@ def trace_changes(
     from trainfast_runner.memory.oom_changes import candidates, combined
     from trainfast_runner.settings.spec import spec_of_record
 
+    if run.script is not None:
+        return
     spec, phase = spec_of_record(run), error.phase if error is not None else None
     python = python or run.python or None
     try:

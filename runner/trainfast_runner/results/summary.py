@@ -39,12 +39,15 @@ from trainfast_runner.results.bottleneck.steady_state import steady_state
 from trainfast_runner.results.bottleneck.step_conditions import join_of
 from trainfast_runner.results.compile_cost import compile_cost
 from trainfast_runner.results.explained_run import explanation_of
+from trainfast_runner.results.script_figures import door_troubles, script_figures
 from trainfast_runner.results.verdict import Verdict
 from trainfast_runner.units import highest
 from trainfast_runner.worker.allocator import KEPT, ORDINARY, STRICT
 
 LOSSES_IN_A_MEAN = 5
 MODEL_PARALLEL_AXES = ("tp", "pp")
+SCRIPTS_ALLOCATOR = "ordinary allocator"
+"""Of a user's own script: its peak is resident memory above what imports left, blocks that malloc keeps included."""
 
 
 def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: int | None) -> Result:
@@ -74,6 +77,7 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
         step_ms=_step_time(measured),
         flops=_flops(run, ran, throughput),
         memory=_memory(records),
+        script=script_figures(directory, records),
         cpu=_cpu(records),
         energy=energy(devices, watched, window, samples, totals.taken),
         throttle=throttle(devices, window, totals.taken, run.device_uuids if run else ()),
@@ -107,7 +111,10 @@ def without_figures(directory: Path, records: RunRecords, verdict: Verdict, ende
         error=verdict.error,
         thinning=records.thinning,
         unreadable_lines=records.unreadable_lines,
-        troubles=[event.detail for event in records.events if event.kind == "trouble" and event.detail],
+        troubles=[
+            *(event.detail for event in records.events if event.kind == "trouble" and event.detail),
+            *(door_troubles(directory) if run and run.script else ()),
+        ],
     )
 
 
@@ -142,15 +149,20 @@ def _throughput(records: RunRecords, ran: WorkerLine | None) -> tuple[Throughput
     sharing = math.prod((ran.mesh or {}).get(axis, 1) for axis in MODEL_PARALLEL_AXES) if ran else 1
     common = [number for number in ranks[0] if all(number in rank for rank in ranks)]
 
-    def rates(count: Callable[[Step], int]) -> list[float]:
-        return [sum(count(rank[number]) * 1000 / rank[number].step_ms for rank in ranks) / sharing for number in common]
+    def rates(count: Callable[[Step], int | None]) -> list[float]:
+        known = [number for number in common if all(count(rank[number]) is not None for rank in ranks)]
+        return [
+            sum((count(rank[number]) or 0) * 1000 / rank[number].step_ms for rank in ranks) / sharing
+            for number in known
+        ]
 
-    samples = sum(rank[number].samples for number in common for rank in ranks) / sharing
+    samples = sum(rank[number].samples or 0 for number in common for rank in ranks) / sharing
     line = _cpu_line(records)
     return Throughput(
         samples_per_s=spread(rates(lambda step: step.samples)),
         # An image that is not cut into patches has no tokens.
         tokens_per_s=spread(rate for rate in rates(lambda step: step.tokens) if rate),
+        steps_per_s=spread(1000 / ranks[0][number].step_ms for number in common),
         measured_under=STRICT_SPEED if line is not None and line.thresholds == STRICT else None,
     ), samples
 
@@ -162,6 +174,8 @@ def _cpu_line(records: RunRecords) -> WorkerLine | None:
 
 def _cpu(records: RunRecords) -> Cpu | None:
     line = _cpu_line(records)
+    if records.run is not None and records.run.script is not None:
+        return Cpu(allocator=SCRIPTS_ALLOCATOR) if records.run.device == "cpu" else None
     if line is None:
         return None
     launch = (records.run.threads if records.run else None) or {}

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from trainfast_runner.records.result import RunError
 from trainfast_runner.records.run_file import RunFile, WorkerLine
 from trainfast_runner.results.asked_and_ran import first_difference
+from trainfast_runner.results.script_figures import NO_STEP
 from trainfast_runner.units import gibibytes
 from trainfast_runner.worker.oom import hints_at_memory, is_out_of_memory
 
@@ -50,6 +51,8 @@ class Evidence:
     grace_s: float = 0.0
     torn_down: str | None = None
     full_disk: str | None = None
+    no_step: str | None = None
+    """Why a user's own script has reported no step; None for a preset's run, and once one is seen."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,7 @@ def _ruling(evidence: Evidence) -> Verdict:
     if evidence.spawn_error is not None:
         return Verdict("failed_to_start", evidence.spawn_error, RunError(message=evidence.spawn_error))
     for ruling in (
+        _script_finished,
         _finished,
         _refused,
         _ended_from_outside,
@@ -107,6 +111,20 @@ def _finished(evidence: Evidence) -> Verdict | None:
         return Verdict("failed", difference, RunError(type="NotWhatWasAsked", message=difference))
     steps = max(evidence.last_step.values(), default=0)
     return Verdict("finished", f"took all {steps} steps" if steps else "finished without a recorded step")
+
+
+def _script_finished(evidence: Evidence) -> Verdict | None:
+    """The verdict on a user's own script that ended with status 0, or trained on after the steps asked for."""
+    if evidence.run is None or evidence.run.script is None or evidence.stop_ns is not None:
+        return None
+    steps = max(evidence.last_step.values(), default=0)
+    if any(_has(lines, "ignored_stop") for lines in evidence.worker.values()):
+        return Verdict("finished", f"took the {steps} steps asked for; the script caught SystemExit and was ended")
+    if evidence.exit_code != 0:
+        return None
+    return Verdict(
+        "finished", f"took {steps} step{'' if steps == 1 else 's'}" if steps else f"{NO_STEP}: {evidence.no_step}"
+    )
 
 
 def _refused(evidence: Evidence) -> Verdict | None:
@@ -229,7 +247,7 @@ def _ended(evidence: Evidence) -> Verdict:
         silent = [rank for rank, lines in enumerate(_all_ranks(evidence)) if not _has(lines, "finished")]
         reason = f"the training exited with status 0, but rank {silent[0]} never recorded that it finished"
         return Verdict("failed", reason, RunError(rank=silent[0], phase=_phase(evidence, silent[0]), message=reason))
-    printed = one_line(_last_line(evidence.output_tail))
+    printed = one_line(_last_line(evidence.output_tail)) + _no_stdin(evidence)
     reason = f"the training exited with status {code}" + (f": {printed}" if printed else "")
     if _in_training(evidence):
         return Verdict("failed", f"{reason} ({where})", RunError(message=reason, phase=_phase(evidence, 0)))
@@ -343,6 +361,12 @@ def _cure(evidence: Evidence, line: WorkerLine) -> str:
         python = (evidence.run.python if evidence.run else "") or "python"
         return f"; install it with: {python} -m pip install torch transformers"
     return ""
+
+
+def _no_stdin(evidence: Evidence) -> str:
+    """The reason that a script could not read its standard input; empty for another error."""
+    is_script = evidence.run is not None and evidence.run.script is not None
+    return " (a run has no standard input)" if is_script and "EOFError" in _last_line(evidence.output_tail) else ""
 
 
 def _last_line(text: str) -> str:

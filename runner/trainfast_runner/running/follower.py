@@ -29,7 +29,7 @@ from trainfast_runner.records.warm_process import settings_tried
 from trainfast_runner.results.bottleneck.live import LiveDiagnosis
 from trainfast_runner.results.bottleneck.step_conditions import StepConditions, StepJoin
 from trainfast_runner.running.recovery import StateEvents, is_whole, state_of
-from trainfast_runner.settings.world import data_parallel_degree
+from trainfast_runner.settings.world import ranks_with_samples
 
 T = TypeVar("T")
 
@@ -263,7 +263,7 @@ class Follower:
     def _summed_ranks(self) -> int:
         """Number of ranks with samples of their own; the others share rank 0's."""
         run = self._run
-        return 1 if run is None else data_parallel_degree(run.knobs, run.world_size)
+        return 1 if run is None else ranks_with_samples(run)
 
     def _take_line(self, rank: int, line: WorkerLine) -> None:
         if line.kind in ("exception", "invalid"):
@@ -307,11 +307,11 @@ class _SummedRates:
         if rank >= ranks:
             return
         for step in steps:
-            if step.step_ms <= 0:
+            if step.step_ms <= 0 or step.samples is None:
                 continue
             seconds = step.step_ms / 1e3
             parts = self._waiting.setdefault(step.step, [])
-            parts.append((step.t_ns, step.samples / seconds, step.tokens / seconds))
+            parts.append((step.t_ns, step.samples / seconds, (step.tokens or 0) / seconds))
             if len(parts) < ranks:
                 continue
             self._steps.append(step.step)

@@ -45,6 +45,8 @@ from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.recovery import live_runs
 
 HANDOVER_S = 30.0
+SCRIPTS_VARIABLE = "TRAINFAST_RUN"
+"""Names the run directory to the hooks in a user's own script."""
 MEMORY_SETTLED_BYTES = 64 << 20
 MEMORY_SETTLES_S = 10.0
 
@@ -74,7 +76,7 @@ def start(plan: RunPlan, home: Home) -> Path:
 
 def _with_thread_policy(plan: RunPlan) -> RunPlan:
     """The plan of a CPU run with the wait policy of its threads, by the present load of others."""
-    if plan.device != "cpu":
+    if plan.device != "cpu" or plan.script is not None:
         return plan
     environment = {**os.environ, **plan.env}
     policy = kept_policy(environment, thread_count(environment)) or choose_policy()
@@ -139,7 +141,8 @@ def _run_file(plan: RunPlan, home: Home, run_id: str, directory: Path, clean: bo
         used_before_bytes={gpu.uuid: gpu.memory_used_bytes for gpu in plan.gpus if gpu.uuid and gpu.memory_used_bytes},
         python=plan.python,
         argv=plan.argv(directory),
-        env=plan.env,
+        env=plan.env if plan.script is None else {**plan.env, SCRIPTS_VARIABLE: str(directory)},
+        script=plan.script,
         versions=plan.versions,
         cwd=worker_scripts.working_directory(),
         git_commit=_git_commit(),
@@ -155,7 +158,9 @@ def _run_file(plan: RunPlan, home: Home, run_id: str, directory: Path, clean: bo
         search_id=plan.search_id,
         calibration=ceiling_of(home, plan.device, plan.gpus[0].name if plan.gpus else None),
         # By an earlier trace: a launch itself traces nothing.
-        predicted=predicted(plan.spec, plan.device, plan.python, plan.world_size, plan.device_names),
+        predicted=None
+        if plan.script is not None
+        else predicted(plan.spec, plan.device, plan.python, plan.world_size, plan.device_names),
         threads=None if plan.threads is None else msgspec.to_builtins(plan.threads),
     )
 

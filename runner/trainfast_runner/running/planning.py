@@ -13,6 +13,7 @@ from trainfast_runner.machine.devices import Machine, detect_machine
 from trainfast_runner.machine.extensions import extensions_directory, search_path
 from trainfast_runner.machine.gpus.linked import GpuChoice
 from trainfast_runner.memory.available import hopeless_limit
+from trainfast_runner.records.script_run import ScriptAsked
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.settings import world
 from trainfast_runner.settings.compatibility import zero_rules
@@ -43,6 +44,8 @@ class RunPlan:
     role: str | None = None
     """`probe`, `trial` or `proof` in a search, whose id is `search_id`."""
     search_id: str | None = None
+    script: ScriptAsked | None = None
+    """The user's own script that is run in place of the worker."""
 
     @property
     def device_uuids(self) -> list[str]:
@@ -61,6 +64,8 @@ class RunPlan:
 
     def argv(self, directory: Path) -> list[str]:
         """The command of the training process; torchrun is called as a module, so it need not be on PATH."""
+        if self.script is not None:
+            return self.script.argv
         bootstrap = str(worker_scripts.WORKER / "bootstrap.py")
         if strategy_of(self.spec.knobs).one_process:
             return [self.python, bootstrap, str(directory)]

@@ -40,6 +40,8 @@ class Ranks:
         """Ranks that exited without recording their end, in the order seen."""
         self.in_training = False
         """True once any rank has begun to train."""
+        self.ignored_stop = False
+        """True once a user's own script trained on after the last step asked for."""
         self._ranks = [_FollowedRank(directory, rank, on_trouble) for rank in range(world_size)]
         self._direct_pid = direct_pid
         self._first_steps = Tail(rank_file(directory, "steps", 0), Step, window_bytes=1 << 16)
@@ -53,6 +55,7 @@ class Ranks:
         dead = [rank for rank in self._ranks if rank.has_ended(self._direct_pid)]
         for rank in self._ranks:
             self.in_training |= rank.follow()
+            self.ignored_stop |= rank.ignored_stop
         if not self.in_training:
             self.in_training = bool(self._first_steps.new())
         known = {gone.rank for gone in self.gone}
@@ -98,6 +101,7 @@ class _FollowedRank:
         self.pidfd: int | None = None
         self._tail = Tail(rank_file(directory, "worker", number), WorkerLine)
         self._identity: Identity | None = None
+        self.ignored_stop = False
 
     @property
     def failed(self) -> bool:
@@ -113,6 +117,7 @@ class _FollowedRank:
                 self.last_words = line
             elif line.kind == "trouble" and self._on_trouble is not None:
                 self._on_trouble(self.number, line.detail or "")
+            self.ignored_stop |= line.kind == "ignored_stop"
             training |= line.kind == "phase" and line.phase == "train"
         return training
 

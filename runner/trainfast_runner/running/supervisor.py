@@ -48,6 +48,7 @@ from trainfast_runner.running.kernel_oom import oom_kills
 from trainfast_runner.running.offload import full_disk, offload_path, remove_offloaded
 from trainfast_runner.running.ranks import LostRank, Ranks
 from trainfast_runner.running.recovery import lost_verdict
+from trainfast_runner.running.scripts.script_watch import ScriptWatch
 from trainfast_runner.running.stopping import STOP_GRACE_S
 from trainfast_runner.running.telemetry_log import TelemetryLog
 
@@ -57,6 +58,8 @@ UNKILLABLE_S = 60.0
 """Time to end after SIGKILL: seconds with a large memory, for ever in uninterruptible sleep."""
 LEFTOVER_GRACE_S = 5.0
 """Time for processes that the training left behind to end after SIGTERM."""
+LAST_MOMENTS_S = 1.0
+"""Time for a script's helpers to end by themselves after it."""
 REPORT_S = 4.0
 """The launcher's time to see a lost rank itself and print which one it was: a second, and more where others train."""
 EXCEPTION_S = 3.0
@@ -104,6 +107,9 @@ class Supervisor:
         self._oom_kills_before = oom_kills()
         self._troubles: set[str] = set()
         self._offload_path = offload_path(run)
+        self._script: ScriptWatch | None = None
+        if run.script is not None:
+            self._script = ScriptWatch(run, directory, self._output.path, self._tell_no_step)
 
     def run(self) -> None:
         """Supervise the run to its end; the lock must be held."""
@@ -127,7 +133,8 @@ class Supervisor:
                 process = subprocess.Popen(
                     run.argv,
                     cwd=run.cwd or None,
-                    env={**own_environment(), **run.env},
+                    # A user's own script gets the environment as it is.
+                    env={**(own_environment() if run.script is None else os.environ), **run.env},
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
@@ -169,6 +176,7 @@ class Supervisor:
         if pid == 0:
             return False
         self._exit_code = os.waitstatus_to_exitcode(status)
+        self._record("exited", pid=pid, exit_code=self._exit_code)
         return True
 
     def _handle_signals(self, child: Identity) -> None:
@@ -183,6 +191,8 @@ class Supervisor:
     def _read_ranks(self, ranks: Ranks) -> None:
         """Read the ranks' new lines, and note which ranks are gone."""
         try:
+            if self._script is not None:
+                self._script.count_steps()
             gone = ranks.follow()
         except OSError as error:
             self._trouble(f"{error.filename or 'the records'} cannot be read: {error.strerror}")
@@ -201,7 +211,11 @@ class Supervisor:
             return
         now = time.monotonic_ns()
         failed_ns, finished_ns = ranks.first_exception_ns, ranks.finished_ns
-        if self._gone and now > self._gone[0].t_ns + REPORT_S * 1e9:
+        if self._script is not None:
+            # Its own launcher ends its ranks.
+            self._script.look(ranks.in_training)
+            self._torn_down = "the script caught SystemExit and trained on" if ranks.ignored_stop else None
+        elif self._gone and now > self._gone[0].t_ns + REPORT_S * 1e9:
             self._torn_down = f"rank {self._gone[0].rank} exited without reporting an error"
         elif failed_ns is not None and now > failed_ns + EXCEPTION_S * 1e9:
             self._torn_down = "the training did not end by itself after a rank had failed"
@@ -221,6 +235,8 @@ class Supervisor:
         """End and collect the processes that the direct child left behind."""
         deadline = time.monotonic() + (0 if self._ladder.killing else LEFTOVER_GRACE_S)
         asked: set[Identity] = set()
+        if self._script is not None and not self._ladder.begun:
+            self._name_what_is_left()
         while not self._unended and collect_orphans():
             kill = time.monotonic() >= deadline
             for process in descendants(os.getpid()):
@@ -231,6 +247,15 @@ class Supervisor:
             if signal.SIGUSR1 in self._signals.take() and not kill:
                 deadline = time.monotonic()
             self._note_unkillable(deadline)
+
+    def _name_what_is_left(self) -> None:
+        """Record the processes of a script that outlive its command, its loader workers' last moments apart."""
+        deadline = time.monotonic() + LAST_MOMENTS_S
+        while collect_orphans() and time.monotonic() < deadline:
+            self._signals.wait(0.05)
+        if left := descendants(os.getpid()):
+            count = "1 process" if len(left) == 1 else f"{len(left)} processes"
+            self._trouble(f"the command ended before {count} that it had started: ended by the supervisor")
 
     def _finish(self) -> None:
         """The verdict, the summary, `result.json`."""
@@ -300,6 +325,7 @@ class Supervisor:
                 grace_s=self._ladder.granted_s,
                 torn_down=self._torn_down,
                 full_disk=full_disk(self._offload_path),
+                no_step=None if self._script is None else self._script.why_no_step(),
             )
         )
 
@@ -335,6 +361,9 @@ class Supervisor:
 
     def _record(self, kind: str, **fields: object) -> None:
         self._append(msgspec.convert({"t_ns": time.monotonic_ns(), "kind": kind, **fields}, Event))
+
+    def _tell_no_step(self, why: str) -> None:
+        self._record("no_step", detail=why)
 
     def _append(self, event: Event) -> None:
         """Append an event. A disk that takes none is no reason to stop supervising."""

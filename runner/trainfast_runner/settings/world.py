@@ -8,6 +8,7 @@ from typing import Any
 
 from trainfast_runner.machine.cpu.device_names import CPU, asks_for_cpu, cpu_processes
 from trainfast_runner.machine.devices import Machine
+from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import Knobs, whole_number
 from trainfast_runner.settings.knob_values import MOST_CPU_PROCESSES, KnobValue
 from trainfast_runner.settings.spec import RunSpec
@@ -67,6 +68,12 @@ def with_devices(spec: RunSpec, machine: Machine) -> RunSpec:
 def data_parallel_degree(knobs: Knobs, devices: int) -> int:
     """Number of slices that `devices` devices cut the global batch into."""
     return max(1, devices // model_degree(knobs)) if "dp" in strategy_of(knobs).axes else 1
+
+
+def ranks_with_samples(run: RunFile) -> int:
+    """Number of ranks whose samples add up; the others of a run share theirs."""
+    # Nothing tells how the ranks of a user's own script share a model: each counts.
+    return run.world_size if run.script is not None else data_parallel_degree(run.knobs, run.world_size)
 
 
 def model_degree(knobs: Mapping[str, Any]) -> int:

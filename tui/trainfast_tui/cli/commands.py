@@ -12,10 +12,12 @@ class Command:
     words: tuple[str, ...]
     module: str
     help: str
+    takes_script: bool = False
+    """True if a command line of the user's own may follow, behind `--`."""
 
 
 COMMANDS = (
-    Command(("run",), "run", "train a preset, show its progress, print the figures"),
+    Command(("run",), "run", "train a preset or a script of your own, show its progress, print the figures", True),
     Command(("search", "max-batch"), "search_max_batch", "the largest batch that fits, confirmed in a fresh process"),
     Command(("search", "best"), "search_best", "the fastest settings that fit, confirmed in fresh processes"),
     Command(("predict",), "predict", "the memory a run needs, by category, without running it"),

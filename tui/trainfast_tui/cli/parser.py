@@ -38,7 +38,11 @@ def parse(arguments: list[str]) -> tuple[Run, argparse.Namespace]:
     """Return the function to run and its arguments; raises UserError, exits after `--help` and `--version`."""
     command = _typed(arguments)
     parser = _build(command)
-    parsed, extra = parser.parse_known_args(arguments)
+    script: list[str] | None = None
+    if command is not None and command.takes_script and "--" in arguments:
+        place = arguments.index("--")
+        arguments, script = arguments[:place], arguments[place + 1 :]
+    parsed, extra = parser.parse_known_args(arguments, argparse.Namespace(script=script))
     if extra:
         raise _unknown_argument(extra[0], parsed.leaf)
     return parsed.run, parsed

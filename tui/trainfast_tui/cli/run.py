@@ -1,4 +1,4 @@
-"""`run`: one training run from a preset, followed to its end.
+"""`run`: one training run, from a preset or a script of the user's own, followed to its end.
 
 Modules that a refused run does without, 0.09 s of its CPU time, are imported where they are used.
 """
@@ -30,8 +30,31 @@ TRACES_WITHIN_S = 20.0
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("preset", metavar="PRESET", help="a name, NAME/VARIANT, or a path ending in .toml")
+    parser.add_argument(
+        "preset",
+        metavar="PRESET | -- COMMAND",
+        nargs="?",
+        help="a name, NAME/VARIANT, or a path ending in .toml; or behind -- a command line of your own, as typed",
+    )
     add_settings(parser)
+    parser.add_argument(
+        "--preset",
+        metavar="FILE",
+        dest="script_preset",
+        help="a .toml whose [script.knobs] names a script's flags; without a command behind -- its own is started",
+    )
+    parser.add_argument("--steps", type=positive, metavar="N", help="end after N optimizer steps; of a script too")
+    parser.add_argument(
+        "--samples-per-step",
+        type=positive,
+        metavar="N",
+        help="samples of a script's step on one rank, where its hooks do not tell",
+    )
+    parser.add_argument(
+        "--steps-from-log",
+        metavar="REGEX",
+        help="count a script's steps in its output, one a matching line; group (?P<loss>...) is the loss",
+    )
     parser.add_argument("--detach", action="store_true", help="print the run's id and leave it running")
     parser.add_argument("--wait", action="store_true", help="wait while another run uses the device")
     parser.add_argument("--cool-to", type=float, metavar="C", help="wait until the GPUs are below C degrees Celsius")
@@ -55,9 +78,8 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Start the run, follow it and return its exit code."""
     home = Home().ready()
-    spec = resolve(arguments.preset, arguments.settings)
     with progress_when_slow("checking…"):
-        plan = planning.plan_run(spec, arguments.python)
+        plan = plan_asked(arguments)
     while True:
         if arguments.wait:
             wait_for_device(plan, home)
@@ -77,10 +99,47 @@ def run(arguments: argparse.Namespace) -> int:
                 return _detached(directory, arguments.json)
             why = f", {plan.devices_reason}" if plan.devices_reason else ""
             Progress().print_line(f"{directory.name} is starting{why}")
+            if plan.script is not None and plan.script.door_closed and not plan.script.steps_from_log:
+                Progress().print_line(plain(f"its steps are not seen: {plan.script.door_closed}"))
             result = follow(directory, signals, interrupt_stops=True)
         if result is None:
             return HUNG_UP
         return report(explained(directory, result, arguments.python), arguments.json)
+
+
+def plan_asked(arguments: argparse.Namespace) -> RunPlan:
+    """Plan the run of the preset, or of the command behind `--`. Raises UserError unless exactly one is given."""
+    if arguments.script is not None or arguments.script_preset is not None:
+        if arguments.preset is not None:
+            raise UserError(f"run takes a preset or a command behind --, not both: {arguments.preset}", key="--")
+        from trainfast_runner.running.scripts.script_plan import plan_script
+        from trainfast_runner.settings import script_preset
+
+        return plan_script(
+            arguments.script or (),
+            arguments.settings,
+            preset=script_preset.load(arguments.script_preset) if arguments.script_preset else None,
+            steps=arguments.steps,
+            python=arguments.python,
+            samples_per_step=arguments.samples_per_step,
+            steps_from_log=arguments.steps_from_log,
+        )
+    if arguments.preset is None:
+        raise UserError("run needs a preset, or a command behind --; see trainfast-tui run --help", key="PRESET")
+    for option in ("samples_per_step", "steps_from_log"):
+        if getattr(arguments, option) is not None:
+            name = f"--{option.replace('_', '-')}"
+            raise UserError(f"{name} is for a command behind --", key=name)
+    steps = [] if arguments.steps is None else [f"steps={arguments.steps}"]
+    return planning.plan_run(resolve(arguments.preset, [*arguments.settings, *steps]), arguments.python)
+
+
+def positive(text: str) -> int:
+    """A whole number from 1 on."""
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
 
 
 def predict_memory(plan: RunPlan, home: Home) -> None:
@@ -88,7 +147,7 @@ def predict_memory(plan: RunPlan, home: Home) -> None:
     from trainfast_runner.memory.sharding import PREDICTED
     from trainfast_runner.memory.tracing import cached_model, trace_model
 
-    if plan.spec.knobs["strategy"] not in PREDICTED:
+    if plan.script is not None or plan.spec.knobs["strategy"] not in PREDICTED:
         return
     if cached_model(plan.spec, plan.device, plan.python) is not None or busy_with(plan, home) is not None:
         return
@@ -102,7 +161,7 @@ def predict_memory(plan: RunPlan, home: Home) -> None:
 def explained(directory: Path, result: Result, python: str | None) -> Result:
     """Return the result of an out-of-memory run with traced changes; Ctrl-C or some seconds end the tracing."""
     run = read_run_file(directory)
-    if result.state != "oom" or run is None:
+    if result.state != "oom" or run is None or run.script is not None:
         return result
     from trainfast_runner.records.run_records import read_records
     from trainfast_runner.results.explained_run import explained_now, held_by, trace_changes

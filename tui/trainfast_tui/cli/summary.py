@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from trainfast_runner.machine.devices import cpu_has_fp16
 from trainfast_runner.records.result import FEW_STEPS, Cpu, Flops, Result, Thinning
 from trainfast_runner.records.run_file import SCHEMA, STEP_PHASES, WARM_ROLES
+from trainfast_runner.records.script_run import ScriptFigures
 from trainfast_runner.results.bottleneck.doubts import doubts, marks, watched_words
 from trainfast_tui.cli.diagnosis import verdicts
 from trainfast_tui.text import oom
@@ -89,6 +91,8 @@ def figures(result: Result) -> Iterator[tuple[str, str]]:
                 yield label, f"{per_second(spread.median, noun)} ({'; '.join(['median', mad, *marks(result)])})"
         if result.measured_under is not None:
             yield "", f"measured under {result.measured_under}: it ranks against no other run"
+        if result.throughput.samples_per_s.median is None and result.throughput.steps_per_s.median is not None:
+            yield "throughput", f"{per_second(result.throughput.steps_per_s.median, 'steps')} (median)"
         times = result.step_ms
         tail = "few steps" if few else f"p90 {milliseconds(times.p90)}, p99 {milliseconds(times.p99)}"
         yield "step", f"{milliseconds(times.p50)} ({tail})"
@@ -128,8 +132,23 @@ def figures(result: Result) -> Iterator[tuple[str, str]]:
         yield "ran as", _actual(result)
     if result.actual.optimizer_reason:
         yield "optimizer", plain(result.actual.optimizer_reason)
-    if result.cpu is not None:
+    if result.script is not None:
+        yield from _script(result.script)
+    elif result.cpu is not None:
         yield "on the CPU", _cpu(result.cpu)
+
+
+def _script(script: ScriptFigures) -> Iterator[tuple[str, str]]:
+    """Yield the command, the source of its steps, its exit code and the knobs that it overrode."""
+    yield "command", plain(shlex.join(script.command))
+    if script.framework is not None:
+        samples = f", samples by {script.samples_from}" if script.samples_from else ""
+        yield "seen by", plain(f"{script.framework}: {', '.join(script.hooks)}{samples}")
+    if script.exit_code:
+        yield "exit code", str(script.exit_code)
+    for one in script.overridden:
+        ran = "nothing tells what ran" if one.ran is None else f"ran {one.ran}"
+        yield "overridden", plain(f"{one.knob}: asked for {one.asked}, {ran} ({one.by})")
 
 
 def _cpu(cpu: Cpu) -> str:

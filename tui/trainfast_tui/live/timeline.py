@@ -179,6 +179,7 @@ DESCRIPTIONS: dict[str, Describe] = {
     "kill_sent": lambda event: ("■", "error", "SIGKILL sent"),
     "rank_gone": lambda event: ("✗", "error", "a rank ended" if event.rank is None else f"rank {event.rank} ended"),
     "output_trimmed": _detail("…", "muted", "the middle of output.log was dropped"),
+    "no_step": lambda event: ("!", "warning", event.detail or ""),
     "trouble": _detail("!", "warning", "trouble"),
 }
 """Sign, tone and words of each kind of event that is shown."""

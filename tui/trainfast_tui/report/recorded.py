@@ -16,7 +16,7 @@ from trainfast_runner.records.telemetry_lines import telemetry_tail
 from trainfast_runner.records.thinned import Thinned
 from trainfast_runner.records.tick import Tick
 from trainfast_runner.running.follower import Follower, Rates, RunSnapshot
-from trainfast_runner.settings.world import data_parallel_degree
+from trainfast_runner.settings.world import ranks_with_samples
 from trainfast_tui.charts.data import CPU_READINGS, TimeAxis, cpu_charts, device_charts, reading_names, throughput
 from trainfast_tui.charts.model import ChartData
 from trainfast_tui.live.snapshot import Snapshot
@@ -77,11 +77,11 @@ def _ticks(directory: Path) -> tuple[Tick, ...]:
 def _rates(records: RunRecords) -> Rates:
     """Return the throughput of each step that all data-parallel ranks wrote, summed over them."""
     run = records.run
-    ranks = 1 if run is None else data_parallel_degree(run.knobs, run.world_size)
+    ranks = 1 if run is None else ranks_with_samples(run)
     parts: dict[int, list[Step]] = {}
     for rank, steps in records.steps.items():
         for step in steps if rank < ranks else ():
-            if step.step_ms > 0:
+            if step.step_ms > 0 and step.samples is not None:
                 parts.setdefault(step.step, []).append(step)
     whole = sorted(
         (max(step.t_ns for step in found), number, found) for number, found in parts.items() if len(found) == ranks
@@ -89,8 +89,8 @@ def _rates(records: RunRecords) -> Rates:
     return Rates(
         tuple(number for _, number, _ in whole),
         tuple(t_ns for t_ns, _, _ in whole),
-        tuple(sum(1e3 * step.samples / step.step_ms for step in found) for _, _, found in whole),
-        tuple(sum(1e3 * step.tokens / step.step_ms for step in found) for _, _, found in whole),
+        tuple(sum(1e3 * (step.samples or 0) / step.step_ms for step in found) for _, _, found in whole),
+        tuple(sum(1e3 * (step.tokens or 0) / step.step_ms for step in found) for _, _, found in whole),
     )
 
 

@@ -11,7 +11,7 @@ import msgspec
 from trainfast_runner.records.run_file import Step
 from trainfast_runner.records.run_records import RunRecords, read_records
 from trainfast_runner.results.bottleneck.step_conditions import StepConditions, join_of
-from trainfast_runner.settings.world import data_parallel_degree
+from trainfast_runner.settings.world import ranks_with_samples
 
 
 def joined_steps(directory: Path) -> list[tuple[Step, StepConditions | None]]:
@@ -32,7 +32,7 @@ def _conditions(records: RunRecords, steps: list[Step]) -> list[StepConditions]:
     run = records.run
     if run is None or not run.watch_uuids:
         return []
-    join = join_of(records.devices, run.watch_uuids, data_parallel_degree(run.knobs, run.world_size))
+    join = join_of(records.devices, run.watch_uuids, ranks_with_samples(run))
     for step in steps:
         join.add(step)
     return [_of_run(one, run.device_uuids) for one in join.joined(final=True)]

@@ -87,7 +87,7 @@ class StepJoin:
         devices = [track.conditions_between(begin_ns, step.t_ns, whole_outages=True) for track in tracks]
         energies = [device.energy_joules for device in devices]
         joules = sum(energy for energy in energies if energy is not None) if energies and None not in energies else None
-        samples = step.samples * self._samples_factor
+        samples = (step.samples or 0) * self._samples_factor
         return StepConditions(
             step=step.step,
             t_ns=step.t_ns,

@@ -1,0 +1,68 @@
+"""A run of the user's own script: the command as asked, and what the hooks in it found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class ScriptAsked(msgspec.Struct, frozen=True, kw_only=True):
+    """`script` of `run.json`; the hooks in the script read it too.
+
+    `command` is as typed, `argv` as started. `steps` is None for a script that ends by itself. `door_closed` is why
+    the hooks cannot load, None if they can.
+    """
+
+    command: list[str]
+    argv: list[str]
+    steps: int | None = None
+    timing_warmup: int = 3
+    samples_per_step: int | None = None
+    steps_from_log: str | None = None
+    """A regular expression that matches a line of output for each step; the hooks then count none."""
+    flagged: list[str] = []
+    """Knobs that flags of the script's own take."""
+    trainer_fields: dict[str, Any] = {}
+    """Fields of TrainingArguments that the hooks set."""
+    loader_defaults: dict[str, Any] = {}
+    """Defaults of DataLoader's arguments that the hooks set."""
+    door_closed: str | None = None
+
+
+class Overridden(msgspec.Struct, frozen=True, kw_only=True):
+    """A knob that was asked for and that ran otherwise, by the framework `by`; `ran` is None if nothing tells it."""
+
+    knob: str
+    asked: Any
+    ran: Any
+    by: str
+
+
+class ScriptFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """`script` of `result.json`.
+
+    `exit_code` is the command's, negative for a signal, None if it never started. `framework` counted the steps and
+    `hooks` fired; `samples_from` is where the samples of a step come from, `unknown` why each null field of the step
+    records is null. A plain run suppresses nothing.
+    """
+
+    command: list[str]
+    exit_code: int | None = None
+    framework: str | None = None
+    hooks: list[str] = []
+    samples_from: str | None = None
+    unknown: dict[str, str] = {}
+    overridden: list[Overridden] = []
+    suppressed: list[str] = []
+
+
+class DoorLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of `door.jsonl`: `opened` in each process that imported torch, or `trouble` of the hooks."""
+
+    t_ns: int
+    kind: str
+    pid: int | None = None
+    rank: int | None = None
+    torch: str | None = None
+    detail: str | None = None

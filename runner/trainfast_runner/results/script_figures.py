@@ -1,0 +1,90 @@
+"""The result of a run of the user's own script: what its hooks recorded, and why they recorded nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from trainfast_runner.records.json_lines import Tail, rest_of
+from trainfast_runner.records.run_file import RunFile, WorkerLine
+from trainfast_runner.records.run_records import RunRecords
+from trainfast_runner.records.script_run import DoorLine, Overridden, ScriptFigures
+
+DOOR_FILE = "door.jsonl"
+NO_STEP = "no optimizer step seen"
+WAYS = (
+    "steps come from torch.optim, the HF Trainer, Lightning or DeepSpeed; any other loop reports them with"
+    " `import trainfast_door; trainfast_door.step()` after each, or by --steps-from-log REGEX"
+)
+"""The ways to make a script's steps seen."""
+SEEN_TO = ("steps", "timing_warmup", "devices", "watch")
+"""Knobs that the launch and the hooks see to."""
+FIRST_TORCH = (2, 5)
+"""The first torch that calls the entry points of group `torch.backends`."""
+
+
+def script_figures(directory: Path, records: RunRecords) -> ScriptFigures | None:
+    """`script` of the result; None for a preset's run."""
+    run = records.run
+    if run is None or run.script is None:
+        return None
+    told = [line for lines in records.worker.values() for line in lines[::-1] if line.kind == "script"]
+    line = told[0] if told else None
+    codes = [event.exit_code for event in records.events if event.kind == "exited"]
+    found = ScriptFigures(command=run.script.command, exit_code=codes[-1] if codes else None)
+    if line is None:
+        return msgspec.structs.replace(found, overridden=_overridden(run, None))
+    return ScriptFigures(
+        command=found.command,
+        exit_code=found.exit_code,
+        framework=line.framework,
+        hooks=line.hooks or [],
+        samples_from=line.samples_from,
+        unknown=line.unknown or {},
+        overridden=_overridden(run, line),
+    )
+
+
+def door_troubles(directory: Path) -> list[str]:
+    """Errors of the hooks themselves, in sentences."""
+    return [f"the hooks in the script: {line.detail}" for line in _door_lines(directory) if line.kind == "trouble"]
+
+
+def why_no_step(directory: Path, run: RunFile) -> str:
+    """The reason that a script's hooks have reported no step."""
+    if run.script is not None and run.script.door_closed is not None:
+        return f"{run.script.door_closed}; {WAYS}"
+    opened = [line for line in _door_lines(directory) if line.kind == "opened"]
+    if opened:
+        return f"torch was imported, but none of its optimizers took a step; {WAYS}"
+    return "no process of the script imported torch 2.5 or newer with trainfast's folder on its path"
+
+
+def closed_by_version(torch: str | None) -> str | None:
+    """Why the hooks cannot load in this torch; None if they can, or if its version is unknown."""
+    parts = (torch or "").split(".")
+    known = [int(part) for part in parts[:2] if part.isdigit()]
+    if len(known) < 2 or tuple(known) >= FIRST_TORCH:
+        return None
+    return f"torch {torch} is older than 2.5 and loads no hooks"
+
+
+def _overridden(run: RunFile, line: WorkerLine | None) -> list[Overridden]:
+    """The knobs asked for that the live objects hold otherwise, or that nothing in the script tells."""
+    ran, framework = (line.ran or {}, line.framework) if line is not None else ({}, None)
+    flagged = run.script.flagged if run.script is not None else []
+    return [
+        Overridden(knob=name, asked=asked, ran=ran.get(name), by=framework or "the script")
+        for name, asked in run.knobs.items()
+        if name in run.changed and name not in SEEN_TO and ran.get(name) != asked
+        # A flag of the script's own is believed where nothing tells its value.
+        if name in ran or name not in flagged
+    ]
+
+
+def _door_lines(directory: Path) -> list[DoorLine]:
+    try:
+        return list(rest_of(Tail(directory / DOOR_FILE, DoorLine)))
+    except OSError:
+        return []

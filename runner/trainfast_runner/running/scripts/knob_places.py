@@ -1,0 +1,47 @@
+"""Where a knob reaches a script that has no flag for it: fields of the Trainer, the frameworks' environment, defaults
+of DataLoader. An explicit argument in the script wins over the last two, so what ran is read and compared."""
+
+from __future__ import annotations
+
+from trainfast_runner.export.trainer_arguments import fields_of
+from trainfast_runner.settings.knob_type import Knobs
+
+OUR_KNOBS = ("steps", "timing_warmup", "devices", "watch")
+"""The knobs that need no place in the script: the launch, the supervisor and the hooks see to them."""
+FRAMEWORK_KNOBS = (
+    *("batch_size", "grad_accum", "precision", "checkpointing", "optimizer", "compile", "workers", "pin_memory"),
+    *("prefetch", "lr", "lr_schedule", "weight_decay", "grad_clip", "seed"),
+)
+ACCELERATE_PRECISION = {"fp32": "no", "tf32": "no", "fp16": "fp16", "bf16": "bf16"}
+LIGHTNING_PRECISION = {"fp32": "32-true", "fp16": "16-mixed", "bf16": "bf16-mixed", "bf16-pure": "bf16-true"}
+
+
+def environment(knobs: Knobs) -> dict[str, str]:
+    """Variables by which accelerate and Lightning (PL_TRAINER_*) take these knobs."""
+    env = {}
+    precision = str(knobs.get("precision"))
+    if precision in ACCELERATE_PRECISION:
+        env["ACCELERATE_MIXED_PRECISION"] = ACCELERATE_PRECISION[precision]
+    if precision in LIGHTNING_PRECISION:
+        env["PL_TRAINER_PRECISION"] = LIGHTNING_PRECISION[precision]
+    if "grad_accum" in knobs:
+        env["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = str(knobs["grad_accum"])
+        env["PL_TRAINER_ACCUMULATE_GRAD_BATCHES"] = str(knobs["grad_accum"])
+    if "grad_clip" in knobs:
+        env["PL_TRAINER_GRADIENT_CLIP_VAL"] = str(knobs["grad_clip"])
+    return env
+
+
+def trainer_fields(knobs: Knobs) -> dict[str, object]:
+    """Fields of TrainingArguments, which the hooks set before its `__post_init__`."""
+    return fields_of({name: value for name, value in knobs.items() if name in FRAMEWORK_KNOBS})
+
+
+def loader_defaults(knobs: Knobs) -> dict[str, object]:
+    """Defaults of DataLoader's arguments; `prefetch_factor` has none that suits a loader without workers."""
+    found: dict[str, object] = {}
+    if "workers" in knobs:
+        found["num_workers"] = knobs["workers"]
+    if "pin_memory" in knobs:
+        found["pin_memory"] = knobs["pin_memory"] == "on"
+    return found

@@ -1,0 +1,100 @@
+"""Steps counted in a script's output, where no hook can: one for each line that a regular expression matches."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import time
+from pathlib import Path
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.records.json_lines import Appender
+from trainfast_runner.records.run_file import RunFile, Step
+from trainfast_runner.records.run_records import rank_file
+
+READ_BYTES = 1 << 20
+"""Output read at one look; a script that prints faster is caught up with in later ones."""
+LONGEST_LINE_BYTES = 1 << 16
+
+
+def compiled(pattern: str) -> re.Pattern[str]:
+    """The regular expression of `--steps-from-log`; its group `loss`, if it has one, is the step's loss.
+
+    Raises UserError.
+    """
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise UserError(f"--steps-from-log {pattern!r}: {error}", key="--steps-from-log") from None
+
+
+class LogSteps:
+    """Follows `output.log` and appends the steps to `steps.jsonl`.
+
+    A line carries no time: steps seen at one look share the time since the last look with any.
+    """
+
+    def __init__(self, run: RunFile, directory: Path, output: Path) -> None:
+        script = run.script
+        self._pattern = compiled(script.steps_from_log) if script and script.steps_from_log else None
+        self._warmup = script.timing_warmup if script else 0
+        self._samples = script.samples_per_step if script else None
+        self._path = rank_file(directory, "steps", 0)
+        self._output = output
+        self._offset = 0
+        self._begin = b""
+        self._taken = 0
+        self._last_ns = run.clock.monotonic_ns
+        self._file: Appender | None = None
+
+    def follow(self) -> None:
+        """Record the steps printed since the last call; does nothing without a pattern. Raises OSError."""
+        if self._pattern is None:
+            return
+        found = [match for line in self._lines() if (match := self._pattern.search(line)) is not None]
+        if not found:
+            return
+        now_ns = time.monotonic_ns()
+        each_ns = (now_ns - self._last_ns) // len(found)
+        if self._file is None:
+            self._file = Appender(self._path)
+        for match in found:
+            self._taken += 1
+            self._last_ns += each_ns
+            self._file.write(
+                Step(
+                    t_ns=self._last_ns,
+                    step=self._taken,
+                    warmup=self._taken <= self._warmup,
+                    samples=self._samples,
+                    loss=_loss(match),
+                    step_ms=each_ns / 1e6,
+                )
+            )
+        self._last_ns = now_ns
+
+    def _lines(self) -> list[str]:
+        """The whole lines printed since the last call, oldest first, at most `READ_BYTES`."""
+        try:
+            with self._output.open("rb") as file:
+                if os.fstat(file.fileno()).st_size < self._offset:
+                    self._offset = 0
+                file.seek(self._offset)
+                new = file.read(READ_BYTES)
+        except FileNotFoundError:
+            return []
+        self._offset += len(new)
+        # A progress bar redraws its line with carriage returns.
+        *whole, self._begin = re.split(rb"[\r\n]", self._begin + new)
+        self._begin = self._begin[-LONGEST_LINE_BYTES:]
+        return [line.decode(errors="replace") for line in whole]
+
+
+def _loss(match: re.Match[str]) -> float | None:
+    """The number in the group `loss`; None without one."""
+    try:
+        loss = float(match.groupdict().get("loss") or "nan")
+    except ValueError:
+        return None
+    return loss if math.isfinite(loss) else None

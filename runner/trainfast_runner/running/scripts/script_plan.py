@@ -1,0 +1,165 @@
+"""The plan of a user's own script: the machine's devices, the command as typed, and the three changes of a run."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from trainfast_runner import __version__
+from trainfast_runner.errors import UserError
+from trainfast_runner.machine import training_python
+from trainfast_runner.machine.cpu.device_names import asks_for_cpu
+from trainfast_runner.machine.devices import Machine, look
+from trainfast_runner.machine.gpus.linked import GpuChoice
+from trainfast_runner.records.script_run import ScriptAsked
+from trainfast_runner.results.script_figures import closed_by_version
+from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.running.scripts.command import ScriptCommand, read_command
+from trainfast_runner.running.scripts.knob_places import (
+    FRAMEWORK_KNOBS,
+    OUR_KNOBS,
+    environment,
+    loader_defaults,
+    trainer_fields,
+)
+from trainfast_runner.running.scripts.log_steps import compiled
+from trainfast_runner.settings.knob_type import Knobs
+from trainfast_runner.settings.knobs import knob
+from trainfast_runner.settings.script_preset import ScriptPreset
+from trainfast_runner.settings.spec import RunSpec
+from trainfast_runner.settings.world import device_choice
+
+DOOR = Path(__file__).parents[2] / "door"
+"""The folder that is appended to PYTHONPATH; it holds the hooks alone, so it shadows nothing."""
+
+
+def plan_script(
+    words: Sequence[str],
+    settings: Iterable[str] = (),
+    *,
+    preset: ScriptPreset | None = None,
+    steps: int | None = None,
+    python: str | None = None,
+    samples_per_step: int | None = None,
+    steps_from_log: str | None = None,
+) -> RunPlan:
+    """Check a command of the user's own against this machine; `preset` has the flags of its knobs. Raises UserError."""
+    preset = preset or ScriptPreset()
+    knobs = _knobs(settings, preset)
+    mapped = {name: value for name, value in knobs.items() if name in preset.places}
+    free = {name: value for name, value in knobs.items() if name not in (*preset.places, *OUR_KNOBS)}
+    words = preset.applied(list(words or preset.command), mapped)
+    command = read_command(words, None if python is None else training_python.find(python))
+    if steps is not None:
+        if knobs.get("steps", steps) != steps:
+            raise UserError(f"--steps {steps} and --set steps={knobs['steps']} differ", key="--steps")
+        knobs["steps"] = steps
+    limit, warmup = knobs.get("steps"), knobs.setdefault("timing_warmup", knob("timing_warmup").default)
+    if isinstance(limit, int) and isinstance(warmup, int) and warmup >= limit:
+        raise UserError(
+            f"timing_warmup={warmup} leaves none of the {limit} steps to measure",
+            key="timing_warmup",
+            advice=f"--steps {warmup + 5}",
+        )
+    if steps_from_log is not None:
+        compiled(steps_from_log)
+        if limit is not None:
+            raise UserError("--steps needs the hooks, which --steps-from-log replaces", key="--steps-from-log")
+    versions = _versions(command.interpreter)
+    machine = look(versions, command.interpreter).used_by(knobs.get("devices"))
+    if machine.refusal is not None:
+        raise machine.refusal
+    choice = _gpus(machine, knobs)
+    watch = knobs.get("watch")
+    changed = tuple(name for name in knobs if name != "timing_warmup" or warmup != knob(name).default)
+    return RunPlan(
+        spec=RunSpec(
+            preset=command.name,
+            variant=None,
+            title=shlex.join(words),
+            model={},
+            data={},
+            knobs=knobs,
+            changed=changed,
+        ),
+        device=machine.device,
+        world_size=command.processes,
+        gpus=choice.gpus,
+        watched=machine.watched(None if watch is None else str(watch), choice.gpus),
+        memory_limit_bytes=None,
+        python=command.interpreter or "",
+        versions={"trainfast-tui": __version__, "driver": machine.driver_version, **versions},
+        env={**_environment(knobs, choice), **environment(free)},
+        devices_reason=choice.reason,
+        script=ScriptAsked(
+            command=list(words),
+            argv=list(command.argv),
+            steps=limit if isinstance(limit, int) else None,
+            timing_warmup=int(str(warmup)),
+            samples_per_step=samples_per_step,
+            steps_from_log=steps_from_log,
+            flagged=list(mapped),
+            trainer_fields=trainer_fields(free),
+            loader_defaults=loader_defaults(free),
+            door_closed=_door_closed(command, versions),
+        ),
+    )
+
+
+def _knobs(settings: Iterable[str], preset: ScriptPreset) -> Knobs:
+    """The preset's knobs with every `--set`. Raises UserError for a knob that no script takes without a flag."""
+    found: Knobs = dict(preset.knobs)
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        name = name.strip()
+        if not equals or not name:
+            raise UserError(f"--set takes knob=value, not {setting!r}", key=name or setting)
+        found[name] = knob(name).read(value.strip())
+    takes = (*OUR_KNOBS, *FRAMEWORK_KNOBS, *preset.places)
+    for name in found:
+        if name not in takes:
+            raise UserError(
+                f"{name} has no place in a script: name its flag in [script.knobs]", key=name, allowed=takes
+            )
+    return found
+
+
+def _gpus(machine: Machine, knobs: Knobs) -> GpuChoice:
+    """The GPUs that the script may use: all that it sees, unless `devices` names some."""
+    devices = knobs.get("devices")
+    if machine.device != "cuda":
+        return GpuChoice(())
+    if devices is None:
+        return GpuChoice(tuple(gpu for gpu in machine.gpus if gpu.error is None))
+    return machine.choice(device_choice(devices), "ddp")
+
+
+def _environment(knobs: Knobs, choice: GpuChoice) -> dict[str, str]:
+    """What the launch adds to the script's environment; the variable that names the run is added at the start."""
+    paths = [path for path in (os.environ.get("PYTHONPATH"), str(DOOR)) if path]
+    env = {"PYTHONPATH": os.pathsep.join(paths)}
+    if asks_for_cpu(knobs.get("devices")):
+        env["CUDA_VISIBLE_DEVICES"] = ""
+    elif knobs.get("devices") is not None and choice.gpus:
+        env |= training_python.visible_to(gpu.uuid or str(gpu.index) for gpu in choice.gpus)
+    return env
+
+
+def _versions(interpreter: str | None) -> dict[str, str | None]:
+    """torch's version and build in that Python; empty when the interpreter is unknown or has no answer."""
+    if interpreter is None:
+        return {}
+    try:
+        return training_python.torch_build(interpreter)
+    except UserError:
+        return {}
+
+
+def _door_closed(command: ScriptCommand, versions: dict[str, str | None]) -> str | None:
+    if command.door_closed is not None:
+        return command.door_closed
+    if command.interpreter is not None and versions and versions.get("torch") is None:
+        return f"{command.interpreter} has no torch"
+    return closed_by_version(versions.get("torch"))

@@ -1,0 +1,40 @@
+"""What a supervisor does beside a script of the user's own: it counts steps in its output, and tells of none."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from trainfast_runner.records.run_file import RunFile
+from trainfast_runner.results.script_figures import NO_STEP, why_no_step
+from trainfast_runner.running.scripts.log_steps import LogSteps
+
+NO_STEP_S = 60.0
+"""Time after which a script that has reported no step is told of: it may only load, or take steps unseen."""
+
+
+class ScriptWatch:
+    """Follows one script. `tell` gets the sentence about a script that has reported no step for a minute."""
+
+    def __init__(self, run: RunFile, directory: Path, output: Path, tell: Callable[[str], None]) -> None:
+        self._run = run
+        self._directory = directory
+        self._log_steps = LogSteps(run, directory, output)
+        self._tell = tell
+        self._told = False
+
+    def count_steps(self) -> None:
+        """Record the steps printed since the last call. Raises OSError."""
+        self._log_steps.follow()
+
+    def look(self, in_training: bool) -> None:
+        """Tell once, with the ways to report steps, that none has come; `in_training` is True after the first."""
+        waited_s = (time.monotonic_ns() - self._run.clock.monotonic_ns) / 1e9
+        if not in_training and waited_s > NO_STEP_S and not self._told:
+            self._told = True
+            self._tell(f"{NO_STEP} in {NO_STEP_S:.0f} s: {self.why_no_step()}")
+
+    def why_no_step(self) -> str:
+        """The reason that the hooks have reported no step."""
+        return why_no_step(self._directory, self._run)

@@ -1,0 +1,41 @@
+"""A command line with a home of its own for every test of a user's own script."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.command import Cli, Done
+
+SCRIPTS = Path(__file__).parent / "scripts"
+PYTHON = sys.executable
+
+
+@pytest.fixture
+def cli(tmp_path: Path, cache: Path) -> Cli:
+    """The command line with nothing in its history."""
+    return Cli(tmp_path / "home", tmp_path / "config", cache)
+
+
+def run_script(cli: Cli, *words: str, code: int = 0) -> dict[str, Any]:
+    """The result of `run --json` with these words, which must end with that exit code."""
+    done = cli("run", "--json", *words)
+    assert done.code == code, f"exit code {done.code}\n{done.out}\n{done.err}"
+    result: dict[str, Any] = done.json
+    return result
+
+
+def script(name: str, *arguments: str) -> tuple[str, ...]:
+    """The words behind `run` that start a script of this folder."""
+    return ("--", PYTHON, str(SCRIPTS / name), *arguments)
+
+
+def no_step(done: Done) -> str:
+    """The reason of a run that finished without a step."""
+    assert done.code == 0, done.err
+    reason: str = done.json["reason"]
+    assert reason.startswith("no optimizer step seen: "), reason
+    return reason

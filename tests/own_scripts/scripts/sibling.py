@@ -1,0 +1,3 @@
+"""A module beside the scripts, as they import their own."""
+
+hidden_size = 32

@@ -1,0 +1,191 @@
+"""Scripts that a run cannot follow as usual: each has an outcome with a name, and a whole run directory."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli.command import Cli, until
+from own_scripts.conftest import PYTHON, no_step, run_script, script
+from trainfast_runner.records.home import Home, is_alive
+
+
+def written(folder: Path, text: str) -> tuple[str, ...]:
+    """The words behind `run` that start a script of these lines."""
+    path = folder / "train.py"
+    path.write_text(text)
+    return ("--", PYTHON, str(path))
+
+
+def test_script_without_torch_finishes_without_a_step(cli: Cli, tmp_path: Path) -> None:
+    done = cli("run", "--json", *written(tmp_path, "print('nothing to train')\n"))
+    assert "no process of the script imported torch" in no_step(done)
+    assert done.json["script"]["exit_code"] == 0
+    assert cli("runs", "show", "last").code == 0
+
+
+def test_script_that_ends_before_its_first_step_is_told_the_ways(cli: Cli, tmp_path: Path) -> None:
+    done = cli("run", "--json", *written(tmp_path, "import torch\nprint(torch.ones(3).sum())\n"))
+    reason = no_step(done)
+    assert "torch was imported" in reason
+    assert "trainfast_door.step()" in reason
+    assert "--steps-from-log" in reason
+
+
+def test_steps_may_be_counted_in_the_output(cli: Cli, tmp_path: Path) -> None:
+    lines = "import time\nfor n in range(8):\n    print(f'iter {n} loss {9 - n}.5', flush=True)\n    time.sleep(0.02)\n"
+    result = run_script(cli, r"--steps-from-log=iter \d+ loss (?P<loss>\S+)", *written(tmp_path, lines))
+    assert (result["steps"], result["loss"]["first"]) == ({"measured": 5, "warmup": 3}, 7.5)
+    assert result["throughput"]["samples_per_s"]["median"] is None
+    assert result["throughput"]["steps_per_s"]["median"] > 0
+
+
+def test_loop_without_torch_optim_may_report_its_own_steps(cli: Cli, tmp_path: Path) -> None:
+    result = run_script(
+        cli,
+        "--samples-per-step=5",
+        *written(tmp_path, "import trainfast_door\nfor _ in range(6):\n    trainfast_door.step()\n"),
+    )
+    assert result["steps"] == {"measured": 3, "warmup": 3}
+    assert (result["script"]["framework"], result["script"]["samples_from"]) == (
+        "trainfast_door.step()",
+        "--samples-per-step",
+    )
+
+
+def test_script_that_reads_stdin_is_told_that_a_run_has_none(cli: Cli, tmp_path: Path) -> None:
+    done = cli("run", "--json", *written(tmp_path, "input('continue? ')\n"))
+    assert done.code == 4
+    assert "EOFError" in done.json["reason"]
+    assert "a run has no standard input" in done.json["reason"]
+    assert done.json["script"]["exit_code"] == 1
+
+
+def test_exit_code_of_the_script_is_kept_beside_ours(cli: Cli, tmp_path: Path) -> None:
+    done = cli("run", "--json", *written(tmp_path, "import sys\nprint('no data')\nsys.exit(17)\n"))
+    assert (done.code, done.json["script"]["exit_code"]) == (4, 17)
+    assert "status 17: no data" in done.json["reason"]
+
+
+def test_script_that_forks_and_leaves_is_ended_with_its_children(cli: Cli, tmp_path: Path) -> None:
+    done = cli(
+        "run",
+        "--json",
+        *written(tmp_path, "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(600)\n"),
+    )
+    no_step(done)
+    assert any("the command ended before 1 process that it had started" in trouble for trouble in done.json["troubles"])
+    assert not is_alive(cli.home / "runs" / done.json["run_id"])
+
+
+def test_script_that_prints_much_keeps_its_steps_and_a_bounded_log(cli: Cli, tmp_path: Path) -> None:
+    lines = "import trainfast_door\nfor _ in range(8):\n    print('x' * (1 << 20) * 10)\n    trainfast_door.step()\n"
+    result = run_script(cli, *written(tmp_path, lines))
+    assert result["steps"]["measured"] == 5
+    assert (cli.home / "runs" / result["run_id"] / "output.log").stat().st_size <= 64 << 20
+
+
+def test_script_with_its_own_signal_handler_is_stopped(cli: Cli, tmp_path: Path) -> None:
+    lines = (
+        "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\nprint('ready', flush=True)\n"
+        "while True:\n    time.sleep(0.05)\n"
+    )
+    started = cli.start("run", "--json", *written(tmp_path, lines))
+    started.until_said("is starting")
+    log = until(lambda: next(iter(cli.home.glob("runs/*/output.log")), None), "the run's log")
+    until(lambda: "ready" in log.read_text(), "the script's handler")
+    started.signal(signal.SIGINT)
+    done = started.end()
+    assert (done.code, done.json["state"]) == (130, "stopped")
+
+
+def test_script_that_catches_the_clean_stop_is_ended(cli: Cli) -> None:
+    result = run_script(cli, "--steps=5", *script("plain_torch.py", "--steps=1000000", "--catch-exit"))
+    assert result["reason"] == "took the 5 steps asked for; the script caught SystemExit and was ended"
+    assert result["steps"] == {"measured": 2, "warmup": 3}
+
+
+def test_out_of_memory_before_the_first_step_names_its_phase(cli: Cli) -> None:
+    result = run_script(cli, *script("plain_torch.py", "--huge"), code=3)
+    assert (result["state"], result["error"]["phase"]) == ("oom", "forward")
+    assert result["script"]["exit_code"] == 1
+    assert "forward" in cli("runs", "show", "last").out
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "why"),
+    [
+        (("-I",), {}, "the interpreter ignores PYTHONPATH"),
+        (
+            (),
+            {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+            "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps torch from loading the hooks",
+        ),
+    ],
+)
+def test_closed_door_is_said_at_the_start_and_the_end(
+    cli: Cli, tmp_path: Path, flags: tuple[str, ...], environment: dict[str, str], why: str
+) -> None:
+    _, python, path = written(tmp_path, "print('trained')\n")
+    done = cli("run", "--json", "--", python, *flags, path, **environment)
+    assert f"its steps are not seen: {why}" in done.err
+    assert why in no_step(done)
+    assert "--steps-from-log" in no_step(done)
+
+
+@pytest.mark.long
+def test_script_that_reports_no_step_for_a_minute_is_told_the_ways(cli: Cli, tmp_path: Path) -> None:
+    done = cli("run", "--json", *written(tmp_path, "import torch, time\ntime.sleep(62)\n"))
+    no_step(done)
+    assert "no optimizer step seen in 60 s" in done.err
+    assert "trainfast_door.step()" in done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--"], "run -- needs a command"),
+        ([], "run needs a preset, or a command behind --"),
+        (["tiny-llama", "--", "python", "train.py"], "a preset or a command behind --, not both"),
+        (["--", "python"], "python has no script to run"),
+        (["--", "python", "trian.py"], "there is no script trian.py; did you mean train.py?"),
+        (["--", "trainn"], "there is no command 'trainn'"),
+        (["--", "./train.py"], "./train.py cannot be executed; try run -- python ./train.py"),
+        (["--", "deepspeed", "--hostfile=h", "train.py"], "--hostfile: ranks are started by torchrun"),
+        (["--", "torchrun", "--nproc-per-node=none", "train.py"], "'none' is not a number of processes"),
+        (["--set", "strategy=ddp", "--", "python", "train.py"], "strategy has no place in a script"),
+        (["--set", "batchsize=8", "--", "python", "train.py"], "did you mean batch_size?"),
+        (["--steps=3", "--", "python", "train.py"], "timing_warmup=3 leaves none of the 3 steps to measure"),
+        (["--steps=5", "--set", "steps=6", "--", "python", "train.py"], "--steps 5 and --set steps=6 differ"),
+        (["--steps-from-log=(", "--", "python", "train.py"], "--steps-from-log '('"),
+        (["--steps=9", "--steps-from-log=x", "--", "python", "train.py"], "--steps needs the hooks"),
+        (["--samples-per-step=4", "tiny-llama"], "--samples-per-step is for a command behind --"),
+    ],
+)
+def test_command_that_cannot_start_is_one_line(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    bin = tmp_path / "bin"
+    bin.mkdir()
+    for name in ("deepspeed", "torchrun"):
+        (bin / name).write_text(f"#!{sys.executable}\n")
+        (bin / name).chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    path = f"{bin}:{Path(sys.executable).parent}:{cli.environment['PATH']}"
+    assert said in cli("run", *words, PATH=path).refused()
+    assert not list(Home(cli.home).path.glob("runs/*"))
+
+
+def test_hooks_note_their_own_errors_and_leave_the_script_alone(cli: Cli, tmp_path: Path) -> None:
+    lines = (
+        "import torch\nclass Odd(torch.optim.SGD):\n    def step(self):\n        self.param_groups = None\n"
+        "Odd([torch.ones(2, requires_grad=True)], lr=0.1).step()\nprint('went on')\n"
+    )
+    done = cli("run", "--json", *written(tmp_path, lines))
+    assert (cli.home / "runs" / done.json["run_id"] / "output.log").read_text() == "went on\n"
+    assert any("the hooks in the script: " in trouble for trouble in done.json["troubles"])
+    no_step(done)

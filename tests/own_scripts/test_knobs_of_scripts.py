@@ -1,0 +1,98 @@
+"""`--set` with a script of one's own: its flags by a preset's mapping, the Trainer's fields, DataLoader's defaults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cli.command import Cli
+from own_scripts.conftest import run_script, script
+from trainfast_runner.errors import UserError
+from trainfast_runner.settings import script_preset
+
+MAPPING = """
+schema = 1
+[script.knobs]
+batch_size = "--batch-size {}"
+[knobs]
+batch_size = 8
+"""
+
+
+@pytest.fixture
+def mapping(tmp_path: Path) -> Path:
+    """A preset with the flag of one knob."""
+    path = tmp_path / "mine.toml"
+    path.write_text(MAPPING)
+    return path
+
+
+def test_flags_defaults_and_a_rate_that_the_script_overrides(cli: Cli, mapping: Path) -> None:
+    asked = ("--preset", str(mapping), "--set", "batch_size=16", "--set", "pin_memory=off", "--set", "lr=0.5")
+    result = run_script(cli, *asked, *script("plain_torch.py", "--steps=8", "--batch-size=2"))
+    assert result["knobs"]["batch_size"] == 16
+    rate, steps = result["throughput"]["samples_per_s"]["median"], result["throughput"]["steps_per_s"]["median"]
+    assert rate == pytest.approx(16 * steps, rel=0.1)
+    assert result["script"]["overridden"] == [{"knob": "lr", "asked": 0.5, "ran": 0.001, "by": "torch"}]
+    assert "lr: asked for 0.5, ran 0.001" in cli("runs", "show", "last").out
+
+
+@pytest.mark.long
+def test_hard_coded_trainer_takes_the_knobs(cli: Cli) -> None:
+    settings = {"batch_size": 2, "grad_accum": 3, "lr": 0.01, "checkpointing": "full", "precision": "bf16"}
+    asked = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    result = run_script(cli, *asked, *script("hard_coded_trainer.py"))
+    assert result["script"]["overridden"] == []
+    assert result["actual"]["compute_dtype"] == "bfloat16"
+    rate, steps = result["throughput"]["samples_per_s"]["median"], result["throughput"]["steps_per_s"]["median"]
+    assert rate == pytest.approx(6 * steps, rel=0.1)
+
+
+@pytest.mark.long
+def test_accelerate_takes_its_environment(cli: Cli) -> None:
+    result = run_script(cli, "--set", "precision=bf16", "--set", "seed=3", *script("with_accelerate.py"))
+    assert result["actual"]["compute_dtype"] == "bfloat16"
+    assert result["script"]["overridden"] == [{"knob": "seed", "asked": 3, "ran": None, "by": "accelerate"}]
+
+
+@pytest.mark.parametrize(
+    ("place", "words", "flags"),
+    [
+        ("--batch {}", ["python", "t.py"], ["--batch", "8"]),
+        ("--batch {}", ["python", "t.py", "--batch", "2", "--lr", "1"], ["--batch", "8", "--lr", "1"]),
+        ("--batch {}", ["python", "t.py", "--batch=2"], ["--batch=8"]),
+        ("--batch={}", ["python", "t.py", "--batch", "2", "-v"], ["--batch=8", "-v"]),
+        ("data.batch={}", ["python", "t.py", "data.batch=2"], ["data.batch=8"]),
+    ],
+)
+def test_flag_takes_the_place_of_the_same_flag(place: str, words: list[str], flags: list[str]) -> None:
+    preset = script_preset.ScriptPreset(places={"batch_size": place})
+    assert preset.applied(words, {"batch_size": 8}) == ["python", "t.py", *flags]
+
+
+def test_words_by_value() -> None:
+    preset = script_preset.ScriptPreset(places={"precision": {"bf16": "--bf16", "fp32": ""}})
+    assert preset.applied(["python", "t.py"], {"precision": "bf16"})[2:] == ["--bf16"]
+    assert preset.applied(["python", "t.py"], {"precision": "fp32"})[2:] == []
+    with pytest.raises(UserError, match="precision=fp16 has no words"):
+        preset.applied(["python", "t.py"], {"precision": "fp16"})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("schema = 2", "schema must be 1"),
+        ("schema = 1\n[script]\ncomand = []", "mine.toml:3: unknown key 'comand'; did you mean command?"),
+        ('schema = 1\n[script]\ncommand = "python train.py"', "command must be a list of words"),
+        ('schema = 1\n[script.knobs]\nbatch_sise = "--b {}"', "mine.toml:3: there is no knob 'batch_sise'"),
+        ('schema = 1\n[script.knobs]\nbatch_size = "--b"', "batch_size needs words with {} for its value"),
+        ("schema = 1\n[knobs]\nbatch_size = 0", "mine.toml:3: batch_size"),
+    ],
+)
+def test_mistake_in_the_mapping_names_its_line(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(UserError) as refused:
+        script_preset.load(str(path))
+    assert said in refused.value.line()
