@@ -77,7 +77,7 @@ def _overridden(run: RunFile, line: WorkerLine | None) -> list[Overridden]:
     return [
         Overridden(knob=name, asked=asked, ran=ran.get(name), by=framework or "the script")
         for name, asked in run.knobs.items()
-        if name in run.changed and name not in SEEN_TO and ran.get(name) != asked
+        if name in run.overrides and name not in SEEN_TO and ran.get(name) != asked
         # A flag of the script's own is believed where nothing tells its value.
         if name in ran or name not in flagged
     ]

@@ -73,7 +73,7 @@ def plan_script(
         raise machine.refusal
     choice = _gpus(machine, knobs)
     watch = knobs.get("watch")
-    changed = tuple(name for name in knobs if name != "timing_warmup" or warmup != knob(name).default)
+    overrides = tuple(name for name in knobs if name != "timing_warmup" or warmup != knob(name).default)
     return RunPlan(
         spec=RunSpec(
             preset=command.name,
@@ -82,7 +82,7 @@ def plan_script(
             model={},
             data={},
             knobs=knobs,
-            changed=changed,
+            overrides=overrides,
         ),
         device=machine.device,
         world_size=command.processes,
