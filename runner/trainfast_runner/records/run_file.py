@@ -155,7 +155,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     step: Count
     warmup: bool = False
     samples: Count | None = None
-    """None, as `tokens`, when a user's own script does not tell them."""
+    """None, as `tokens`, when a user's own script does not show them."""
     tokens: Count | None = None
     loss: Bounded | None = None
     step_ms: Milliseconds

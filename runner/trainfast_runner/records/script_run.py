@@ -31,7 +31,7 @@ class ScriptAsked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Overridden(msgspec.Struct, frozen=True, kw_only=True):
-    """A knob that was asked for and that ran otherwise, by the framework `by`; `ran` is None if nothing tells it."""
+    """A knob that was asked for and that ran otherwise, by the framework `by`; `ran` is None if nothing shows it."""
 
     knob: str
     asked: Any

@@ -29,8 +29,8 @@ def script_figures(directory: Path, records: RunRecords) -> ScriptFigures | None
     run = records.run
     if run is None or run.script is None:
         return None
-    told = [line for lines in records.worker.values() for line in lines[::-1] if line.kind == "script"]
-    line = told[0] if told else None
+    facts = [line for lines in records.worker.values() for line in lines[::-1] if line.kind == "script"]
+    line = facts[0] if facts else None
     codes = [event.exit_code for event in records.events if event.kind == "exited"]
     found = ScriptFigures(command=run.script.command, exit_code=codes[-1] if codes else None)
     if line is None:
@@ -71,14 +71,14 @@ def closed_by_version(torch: str | None) -> str | None:
 
 
 def _overridden(run: RunFile, line: WorkerLine | None) -> list[Overridden]:
-    """The knobs asked for that the live objects hold otherwise, or that nothing in the script tells."""
+    """The knobs asked for that the live objects hold otherwise, or that nothing in the script shows."""
     ran, framework = (line.ran or {}, line.framework) if line is not None else ({}, None)
     flagged = run.script.flagged if run.script is not None else []
     return [
         Overridden(knob=name, asked=asked, ran=ran.get(name), by=framework or "the script")
         for name, asked in run.knobs.items()
         if name in run.overrides and name not in SEEN_TO and ran.get(name) != asked
-        # A flag of the script's own is believed where nothing tells its value.
+        # A flag of the script's own is believed where nothing shows its value.
         if name in ran or name not in flagged
     ]
 

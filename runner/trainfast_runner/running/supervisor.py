@@ -109,7 +109,7 @@ class Supervisor:
         self._offload_path = offload_path(run)
         self._script: ScriptWatch | None = None
         if run.script is not None:
-            self._script = ScriptWatch(run, directory, self._output.path, self._tell_no_step)
+            self._script = ScriptWatch(run, directory, self._output.path, self._record_no_step)
 
     def run(self) -> None:
         """Supervise the run to its end; the lock must be held."""
@@ -362,7 +362,7 @@ class Supervisor:
     def _record(self, kind: str, **fields: object) -> None:
         self._append(msgspec.convert({"t_ns": time.monotonic_ns(), "kind": kind, **fields}, Event))
 
-    def _tell_no_step(self, why: str) -> None:
+    def _record_no_step(self, why: str) -> None:
         self._record("no_step", detail=why)
 
     def _append(self, event: Event) -> None:

@@ -87,7 +87,7 @@ class Progress:
         self._live = self._stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
         self._last = ""
         self._last_state = ""
-        self._told: set[int] = set()
+        self._notices: set[int] = set()
         self._printed_at = float("-inf")
 
     @property
@@ -100,8 +100,8 @@ class Progress:
         if snapshot.result is not None:
             return
         for event in snapshot.events:
-            if event.kind == "no_step" and event.t_ns not in self._told:
-                self._told.add(event.t_ns)
+            if event.kind == "no_step" and event.t_ns not in self._notices:
+                self._notices.add(event.t_ns)
                 self.print_line(plain(event.detail or ""))
         if self._live:
             self._paint(status_line(snapshot, bar=_bar))

@@ -48,7 +48,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--samples-per-step",
         type=positive,
         metavar="N",
-        help="samples of a script's step on one rank, where its hooks do not tell",
+        help="samples of a script's step on one rank, where its hooks do not see them",
     )
     parser.add_argument(
         "--steps-from-log",

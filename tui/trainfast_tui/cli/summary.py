@@ -147,7 +147,7 @@ def _script(script: ScriptFigures) -> Iterator[tuple[str, str]]:
     if script.exit_code:
         yield "exit code", str(script.exit_code)
     for one in script.overridden:
-        ran = "nothing tells what ran" if one.ran is None else f"ran {one.ran}"
+        ran = "what ran is unknown" if one.ran is None else f"ran {one.ran}"
         yield "overridden", plain(f"{one.knob}: asked for {one.asked}, {ran} ({one.by})")
 
 

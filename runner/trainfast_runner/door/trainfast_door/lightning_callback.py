@@ -43,12 +43,12 @@ def _callback_class(base: Any, run: ScriptRun) -> Any:
                 return
             self._steps_before = trainer.global_step
             loss: Any = outputs.get("loss") if isinstance(outputs, dict) else outputs
-            told = None
+            known = None
             if loss is not None and loss.device.type == "cpu":
-                told = float(loss.detach())
+                known = float(loss.detach())
             elif loss is not None:
                 run.steps.unknown["loss"] = "reading it would stall the GPU"
-            if run.steps.count(loss=told):
+            if run.steps.count(loss=known):
                 trainer.should_stop = True
 
         @never_raises

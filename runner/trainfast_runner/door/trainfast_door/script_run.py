@@ -1,4 +1,4 @@
-"""The run that this process belongs to: its settings, its steps, and what live objects tell of the script."""
+"""The run that this process belongs to: its settings, its steps, and the facts read from live objects."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class ScriptRun:
             remove()
 
     def _read_knobs(self) -> None:
-        """Add the knobs that live objects tell; a framework's own word comes first."""
+        """Add the knobs read from live objects; those that a framework reported stay."""
         ran = self.ran
         if uses_accelerate() and self.steps.framework is None:
             mixed = sys.modules["accelerate.state"].AcceleratorState().mixed_precision

@@ -19,12 +19,12 @@ FACTS_AFTER = 2
 OPTIMIZER = "torch.optim"
 """The source of steps when no framework counts them."""
 UNKNOWN = {
-    "tokens": "a script does not tell the number of its tokens",
-    "loss": "torch itself does not tell a script's loss: HF Trainer and Lightning do",
-    "backward_ms": "no hook tells where a script's backward ends",
-    "other_ms": "no hook tells where a script's backward ends",
+    "tokens": "no hook sees how many tokens a sample has",
+    "loss": "torch reports no loss; the HF Trainer and Lightning do",
+    "backward_ms": "no hook marks the end of a script's backward",
+    "other_ms": "no hook marks the end of a script's backward",
     "forward_ms": "no module that holds the optimizer's parameters was called",
-    "samples": "neither a framework, a DataLoader nor the model's input tells them: --samples-per-step N does",
+    "samples": "no framework, DataLoader or model input shows them; use --samples-per-step N",
 }
 """Why a field of the step records is null."""
 
@@ -115,7 +115,7 @@ class StepLog:
         self.taken += 1
         self._pending = self._record(now_ns, self._samples(samples))
         if loss is not None:
-            self.tell_loss(loss)
+            self.add_loss(loss)
         self.stopping = self._limit is not None and self.taken >= self._limit
         if self.taken > 1 and not self.waits_for_loss:
             self.flush()
@@ -131,8 +131,8 @@ class StepLog:
             self.flush()
             self._files.write("ignored_stop", step=self.taken)
 
-    def tell_loss(self, loss: float) -> None:
-        """Put a loss into the newest record; a framework may know it only after the step's end."""
+    def add_loss(self, loss: float) -> None:
+        """Put a loss into the newest record; a framework may report it after the step's end."""
         if self._pending is None:
             return
         self.unknown.pop("loss", None)
@@ -171,10 +171,10 @@ class StepLog:
         self.peaks.read_into(record)
         return record
 
-    def _samples(self, told: int | None) -> int | None:
+    def _samples(self, given: int | None) -> int | None:
         """Samples of this step and rank by the first source that knows them."""
-        if told is not None:
-            source, samples = "framework", told
+        if given is not None:
+            source, samples = "framework", given
         elif self.loader_samples:
             source, samples = "DataLoader", self.loader_samples
         elif self.forward_samples:

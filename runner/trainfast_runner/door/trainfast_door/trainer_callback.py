@@ -42,7 +42,7 @@ def install(trainer: Any, run: ScriptRun) -> None:
         @never_raises
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **more: Any) -> None:
             if logs and "loss" in logs:
-                run.steps.tell_loss(float(logs["loss"]))
+                run.steps.add_loss(float(logs["loss"]))
 
         @never_raises
         def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:

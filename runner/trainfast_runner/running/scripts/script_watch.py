@@ -1,4 +1,4 @@
-"""What a supervisor does beside a script of the user's own: it counts steps in its output, and tells of none."""
+"""The supervisor's part in a user's own script: steps counted in its output, and a notice when there are none."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from trainfast_runner.results.script_figures import NO_STEP, why_no_step
 from trainfast_runner.running.scripts.log_steps import LogSteps
 
 NO_STEP_S = 60.0
-"""Time after which a script that has reported no step is told of: it may only load, or take steps unseen."""
+"""Time before the notice about a script without a step: it may only load, or take steps unseen."""
 
 
 class ScriptWatch:
-    """Follows one script. `tell` gets the sentence about a script that has reported no step for a minute."""
+    """Follows one script. `notify` gets the sentence about a script that has reported no step for a minute."""
 
-    def __init__(self, run: RunFile, directory: Path, output: Path, tell: Callable[[str], None]) -> None:
+    def __init__(self, run: RunFile, directory: Path, output: Path, notify: Callable[[str], None]) -> None:
         self._run = run
         self._directory = directory
         self._log_steps = LogSteps(run, directory, output)
-        self._tell = tell
-        self._told = False
+        self._notify = notify
+        self._notified = False
 
     def count_steps(self) -> None:
         """Record the steps printed since the last call. Raises OSError."""
         self._log_steps.follow()
 
     def look(self, in_training: bool) -> None:
-        """Tell once, with the ways to report steps, that none has come; `in_training` is True after the first."""
+        """Notify once, with the ways to report steps, that none has come; `in_training` is True after the first."""
         waited_s = (time.monotonic_ns() - self._run.clock.monotonic_ns) / 1e9
-        if not in_training and waited_s > NO_STEP_S and not self._told:
-            self._told = True
-            self._tell(f"{NO_STEP} in {NO_STEP_S:.0f} s: {self.why_no_step()}")
+        if not in_training and waited_s > NO_STEP_S and not self._notified:
+            self._notified = True
+            self._notify(f"{NO_STEP} in {NO_STEP_S:.0f} s: {self.why_no_step()}")
 
     def why_no_step(self) -> str:
         """The reason that the hooks have reported no step."""
