@@ -56,6 +56,17 @@ def test_loop_without_torch_optim_may_report_its_own_steps(cli: Cli, tmp_path: P
     )
 
 
+def test_step_of_two_optimizers_counts_once(cli: Cli, tmp_path: Path) -> None:
+    lines = (
+        "import torch\nnets = [torch.nn.Linear(2, 2), torch.nn.Linear(9, 9)]\n"
+        "optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in nets]\n"
+        "for _ in range(6):\n    for optimizer in optimizers:\n        optimizer.step()\n"
+    )
+    result = run_script(cli, *written(tmp_path, lines))
+    assert result["reason"] == "took 6 steps"
+    assert result["actual"]["parameters"] == 90
+
+
 def test_script_that_reads_stdin_is_told_that_a_run_has_none(cli: Cli, tmp_path: Path) -> None:
     done = cli("run", "--json", *written(tmp_path, "input('continue? ')\n"))
     assert done.code == 4

@@ -125,6 +125,18 @@ def test_two_ranks_of_ddp_under_torchrun(cli: Cli) -> None:
     assert rate == pytest.approx(2 * 8 * steps, rel=0.2), "two ranks, two micro-batches of four"
 
 
+@pytest.mark.long
+@pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+def test_deepspeed_command_runs_its_ranks_under_torchrun(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    launcher = Path(sys.executable).with_name("deepspeed")
+    result = run_script(cli, "--", str(launcher), "--num_gpus", "2", str(SCRIPTS / "with_deepspeed.py"))
+    assert counted(result) == 8
+    assert printed(cli, result).count("took 8 steps") == 2
+    assert result["script"]["framework"] == "DeepSpeed"
+    assert (result["actual"]["wrapper"], result["actual"]["world_size"]) == ("DeepSpeedEngine", 2)
+
+
 def test_script_sees_only_our_folder_and_the_run(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text("here = True\n")
     asking = tmp_path / "asks.py"
