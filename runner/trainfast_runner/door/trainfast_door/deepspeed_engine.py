@@ -23,7 +23,7 @@ def install(engine: Any, run: ScriptRun) -> None:
         before = self.global_steps
         found = step(self, *args, **kwargs)
         if self.global_steps != before:
-            count(self.train_micro_batch_size_per_gpu() * self.gradient_accumulation_steps())
+            count(self)
         return found
 
     @never_raises
@@ -33,7 +33,10 @@ def install(engine: Any, run: ScriptRun) -> None:
             run.steps.claim(NAME)
 
     @never_raises
-    def count(samples: int) -> None:
+    def count(engine: Any) -> None:
+        # Its optimizer holds flat partitions, from which no module is found.
+        run.actual.update(wrapper=type(engine).__name__, zero_stage=engine.zero_optimization_stage())
+        samples = engine.train_micro_batch_size_per_gpu() * engine.gradient_accumulation_steps()
         if run.steps.source == NAME and run.steps.count(samples=samples):
             raise SystemExit(0)
 
