@@ -83,7 +83,7 @@ def test_a_refusal_is_an_object_with_json(cli: Cli) -> None:
     ("words", "line"),
     [
         (["runs"], "runs needs to know what to do (allowed: list, show, compare, rm, prune)"),
-        (["run"], "the following arguments are required: PRESET; see trainfast-tui run --help"),
+        (["run"], "run needs a preset, or a command behind --; see trainfast-tui run --help"),
         (["runs", "list", "-n", "x"], "argument -n: invalid int value: 'x'; see trainfast-tui runs list --help"),
         (["runs", "list", "extra"], "runs list does not take 'extra'"),
     ],
