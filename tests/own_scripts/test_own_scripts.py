@@ -62,6 +62,10 @@ def test_plain_torch_is_a_run_like_any_other(cli: Cli, tmp_path: Path) -> None:
     assert "samples by DataLoader" in text
     assert cli("runs", "list", "--json").json["runs"][0]["run_id"] == result["run_id"]
     assert cli("attach", "last").code == 0
+    assert cli("runs", "compare", "last", result["run_id"]).code == 0
+    assert cli("report", "last", "-o", str(tmp_path / "report.md")).code == 0
+    assert "plain_torch.py" in (tmp_path / "report.md").read_text()
+    assert "ran a script of your own" in cli("export", "last", "--to", "command").refused()
 
 
 def test_steps_ends_a_plain_script_cleanly(cli: Cli) -> None:
