@@ -21,8 +21,7 @@ OPTIMIZER = "torch.optim"
 UNKNOWN = {
     "tokens": "no hook sees how many tokens a sample has",
     "loss": "torch reports no loss; the HF Trainer and Lightning do",
-    "backward_ms": "no hook marks the end of a script's backward",
-    "other_ms": "no hook marks the end of a script's backward",
+    "backward_ms": "no hook marks the end of a script's backward: it is in other_ms",
     "forward_ms": "no module that holds the optimizer's parameters was called",
     "samples": "no framework, DataLoader or model input shows them; use --samples-per-step N",
 }
@@ -153,6 +152,8 @@ class StepLog:
         self.loader_samples = self.forward_samples = 0
 
     def _record(self, now_ns: int, samples: int | None) -> dict[str, Any]:
+        duration_ns = now_ns - self.begun_ns
+        seen = [phase_ns for phase_ns in (self.data_ns, self.forward_ns, self.optimizer_ns) if phase_ns is not None]
         record: dict[str, Any] = {
             "t_ns": now_ns,
             "step": self.taken,
@@ -160,12 +161,12 @@ class StepLog:
             "samples": samples,
             "tokens": None,
             "loss": None,
-            "step_ms": (now_ns - self.begun_ns) / 1e6,
+            "step_ms": duration_ns / 1e6,
             "data_ms": _ms(self.data_ns),
             "forward_ms": _ms(self.forward_ns),
             "backward_ms": None,
             "optimizer_ms": _ms(self.optimizer_ns),
-            "other_ms": None,
+            "other_ms": max(0.0, (duration_ns - sum(seen)) / 1e6) if seen else None,
             "lr": self.lr,
         }
         self.peaks.read_into(record)
