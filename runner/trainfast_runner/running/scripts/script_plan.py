@@ -11,7 +11,7 @@ from trainfast_runner import __version__
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
 from trainfast_runner.machine.cpu.device_names import asks_for_cpu
-from trainfast_runner.machine.devices import Machine, look
+from trainfast_runner.machine.devices import Machine, detect_machine
 from trainfast_runner.machine.gpus.linked import GpuChoice
 from trainfast_runner.records.script_run import ScriptAsked
 from trainfast_runner.results.script_figures import closed_by_version
@@ -68,7 +68,7 @@ def plan_script(
         if limit is not None:
             raise UserError("--steps needs the hooks, which --steps-from-log replaces", key="--steps-from-log")
     versions = _versions(command.interpreter)
-    machine = look(versions, command.interpreter).used_by(knobs.get("devices"))
+    machine = detect_machine(versions, command.interpreter).used_by(knobs.get("devices"))
     if machine.refusal is not None:
         raise machine.refusal
     choice = _gpus(machine, knobs)
@@ -133,7 +133,7 @@ def _gpus(machine: Machine, knobs: Knobs) -> GpuChoice:
         return GpuChoice(())
     if devices is None:
         return GpuChoice(tuple(gpu for gpu in machine.gpus if gpu.error is None))
-    return machine.choice(device_choice(devices), "ddp")
+    return machine.choose_gpus(device_choice(devices), "ddp")
 
 
 def _environment(knobs: Knobs, choice: GpuChoice) -> dict[str, str]:
