@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from trainfast_runner.records.home import Home
-    from trainfast_tui.report.document import Document
-    from trainfast_tui.report.recorded import ReportedRun
+from trainfast_runner.errors import UserError, nearest
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.search_directories import is_conducted, search_directories
+from trainfast_runner.results.explained_run import explained_now
+from trainfast_runner.running.final_result import final_result
+from trainfast_tui.cli import summary
+from trainfast_tui.cli.output import print_json, print_line, writable
+from trainfast_tui.report.as_html import as_html
+from trainfast_tui.report.as_markdown import as_markdown
+from trainfast_tui.report.batch_blocks import batch_search_report, confirmed_by
+from trainfast_tui.report.best_blocks import best_journal, best_search_report, cold_runs
+from trainfast_tui.report.document import Document, Prose
+from trainfast_tui.report.recorded import ReportedRun, read_run
+from trainfast_tui.report.run_blocks import labels, runs_report
+from trainfast_tui.text.format import count, plain, size
 
 FORMS = (".html", ".md")
 
@@ -27,12 +37,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the report; a file of that name is replaced, as `bench -o` does."""
-    from trainfast_runner.records.home import Home
-    from trainfast_tui.cli.output import print_json, print_line, writable
-    from trainfast_tui.report.as_html import as_html
-    from trainfast_tui.report.as_markdown import as_markdown
-    from trainfast_tui.text.format import count, plain, size
-
     path = writable(arguments.output, FORMS)
     document, run_ids = _document(Home(), arguments.references)
     text = as_html(document) if path.suffix.lower() == ".html" else as_markdown(document)
@@ -47,8 +51,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _write(path: Path, content: bytes) -> None:
-    from trainfast_runner.errors import UserError
-
     try:
         path.write_bytes(content)
     except OSError as error:
@@ -57,11 +59,6 @@ def _write(path: Path, content: bytes) -> None:
 
 def _document(home: Home, references: list[str]) -> tuple[Document, list[str]]:
     """Return the report of these runs, or of the one search, and the ids of the runs in it."""
-    from trainfast_runner.errors import UserError
-    from trainfast_runner.records.search_directories import search_directories
-    from trainfast_tui.report.document import Document
-    from trainfast_tui.report.run_blocks import labels, runs_report
-
     searches = {directory.name: directory for directory in search_directories(home)}
     found = list(dict.fromkeys(_found(home, reference, list(searches)) for reference in references))
     chosen = [one for one in found if one in searches]
@@ -77,8 +74,6 @@ def _document(home: Home, references: list[str]) -> tuple[Document, list[str]]:
 
 def _found(home: Home, reference: str, searches: list[str]) -> str:
     """Return the id of the run or search that a reference names; raises UserError."""
-    from trainfast_runner.errors import UserError, nearest
-
     runs = home.run_ids()
     if reference == "last":
         return home.find(reference)
@@ -100,12 +95,6 @@ def _found(home: Home, reference: str, searches: list[str]) -> str:
 
 def _search_document(home: Home, directory: Path) -> tuple[Document, list[str]]:
     """Return the report of a search of either kind, with the runs that confirmed its answer."""
-    from trainfast_runner.records.search_directories import is_conducted
-    from trainfast_tui.report.batch_blocks import batch_search_report, confirmed_by
-    from trainfast_tui.report.best_blocks import best_journal, best_search_report, cold_runs
-    from trainfast_tui.report.document import Document, Prose
-    from trainfast_tui.report.run_blocks import labels
-
     best = best_journal(directory)
     confirmed = confirmed_by(directory) if best is None else cold_runs(best)
     run_ids = [run_id for run_id in confirmed if home.directory(run_id).is_dir()]
@@ -119,11 +108,6 @@ def _search_document(home: Home, directory: Path) -> tuple[Document, list[str]]:
 
 def _read(home: Home, run_id: str, label: str) -> ReportedRun:
     """Return the run with all its records; raises UserError while it is running."""
-    from trainfast_runner.results.explained_run import explained_now
-    from trainfast_runner.running.final_result import final_result
-    from trainfast_tui.cli import summary
-    from trainfast_tui.report.recorded import read_run
-
     directory = home.directory(run_id)
     result = explained_now(directory, final_result(home, run_id, "the report"))
     return read_run(label, directory, result, list(summary.figures(result)), list(summary.notes(result)))

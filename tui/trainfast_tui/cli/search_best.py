@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import msgspec
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.records.home import Home
+from trainfast_runner.search.best.asked import BestAsked, read_budget
+from trainfast_runner.search.best.conduct import conduct_best
+from trainfast_runner.search.best.estimate import estimate
+from trainfast_runner.search.best.journal import BestEnded, Race, Trial, read_best_journal
+from trainfast_runner.search.best.opening import BestOptions, BestPlan, open_best, plan_best
+from trainfast_runner.search.best.report import best_report
+from trainfast_runner.search.control import resume
+from trainfast_runner.settings.spec import resolve
+from trainfast_runner.settings.vary import read_vary
 from trainfast_tui.cli.best_printer import BestPrinter
 from trainfast_tui.cli.exit_codes import SEARCH_EXIT_CODES
-
-if TYPE_CHECKING:
-    from trainfast_runner.records.home import Home
-    from trainfast_runner.search.best.journal import BestEnded
-    from trainfast_runner.search.best.opening import BestOptions, BestPlan
-    from trainfast_tui.cli.follow_run import Signals
+from trainfast_tui.cli.follow_run import Signals, caught
+from trainfast_tui.cli.output import print_json, print_line
+from trainfast_tui.cli.progress import Progress, progress_when_slow
+from trainfast_tui.cli.run import add_settings, wait_for_device
+from trainfast_tui.text.best_search import answer_lines, estimate_lines
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    from trainfast_tui.cli.run import add_settings
-
     parser.add_argument("preset", metavar="PRESET", help="a name, NAME/VARIANT, or a path ending in .toml")
     parser.add_argument(
         "--vary",
@@ -53,15 +63,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Search and print the answer."""
-    from trainfast_runner.records.home import Home
-    from trainfast_runner.search.best.asked import BestAsked, read_budget
-    from trainfast_runner.search.best.opening import BestOptions, open_best, plan_best
-    from trainfast_runner.settings.spec import resolve
-    from trainfast_runner.settings.vary import read_vary
-    from trainfast_tui.cli.follow_run import caught
-    from trainfast_tui.cli.progress import progress_when_slow
-    from trainfast_tui.cli.run import wait_for_device
-
     began_ns = time.monotonic_ns()
     home = Home().ready()
     asked = BestAsked(
@@ -93,11 +94,6 @@ def _conducted(
     directory: Path, best: BestPlan, home: Home, options: BestOptions, signals: Signals, began_ns: int
 ) -> BestEnded:
     """Conduct the search and print each line of its journal on stderr."""
-    from trainfast_runner.search.best.conduct import conduct_best
-    from trainfast_runner.search.best.journal import Race, Trial, read_best_journal
-    from trainfast_runner.search.control import resume
-    from trainfast_tui.cli.progress import Progress
-
     resume(directory)
     progress = Progress()
     lines = read_best_journal(directory)
@@ -127,16 +123,8 @@ def _conducted(
 
 
 def _report(directory: Path, as_json: bool, record: Path | None) -> None:
-    from trainfast_runner.errors import UserError
-    from trainfast_runner.search.best.journal import read_best_journal
-    from trainfast_runner.search.best.report import best_report
-    from trainfast_tui.cli.output import print_json, print_line
-    from trainfast_tui.text.best_search import answer_lines
-
     found = best_report(directory)
     if record is not None:
-        import msgspec
-
         try:
             record.write_bytes(msgspec.json.encode({**found, "journal": read_best_journal(directory)}))
         except OSError as error:
@@ -150,12 +138,6 @@ def _report(directory: Path, as_json: bool, record: Path | None) -> None:
 
 def _print_estimate(best: BestPlan, home: Home, as_json: bool) -> None:
     """Print the number of candidates and the time that a search of them takes."""
-    import dataclasses
-
-    from trainfast_runner.search.best.estimate import estimate
-    from trainfast_tui.cli.output import print_json, print_line
-    from trainfast_tui.text.best_search import estimate_lines
-
     found = dataclasses.asdict(estimate(best, home))
     if as_json:
         print_json(found)
