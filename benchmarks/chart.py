@@ -23,7 +23,7 @@ from textual.widget import Widget
 from textual.widgets import Sparkline
 
 from trainfast_tui.charts.braille import YRange
-from trainfast_tui.charts.model import TONES, ChartData, Limit, Series, Span
+from trainfast_tui.charts.model import SERIES_TONES, ChartData, Limit, Series, Span
 from trainfast_tui.charts.paint import paint
 from trainfast_tui.charts.strip_chart import StripChart
 from trainfast_tui.text.format import watts
@@ -97,7 +97,7 @@ SUBJECTS = {
 
 def drawing_ms() -> float:
     """The median time to draw one frame of ours, without Textual's part, in milliseconds."""
-    palette: dict[str, Style] = {name: Style(color="blue") for name in TONES}
+    palette: dict[str, Style] = {name: Style(color="blue") for name in SERIES_TONES}
     y_range = YRange()
     took = []
     for tick in range(100):

@@ -101,7 +101,7 @@ class TrainfastApp(TerminalApp):
         await super().take_event(event)
 
     def on_session_message(self, message: SessionMessage) -> None:
-        """Let the session take the message in, then show what is new."""
+        """Let the session take the message in (`Session.receive`), then show what is new."""
         if not self.is_running:
             return  # the screens are gone
         self.session.receive(message.content)

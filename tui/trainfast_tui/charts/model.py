@@ -71,7 +71,7 @@ class ChartData:
     """A moment to mark with a vertical line."""
 
 
-TONES: tuple[Tone, ...] = ("primary", "secondary", "accent", "success", "warning", "error")
+SERIES_TONES: tuple[Tone, ...] = ("primary", "secondary", "accent", "success", "warning", "error")
 PARTS = ("title", "axis", "limit", "empty", "mark")
 Palette = Mapping[str, Style]
 """The style of every tone, part and shade, by name."""

@@ -16,7 +16,7 @@ from trainfast_tui.charts.row_widget import Rows, RowWidget
 from trainfast_tui.text.format import plain, truncate
 from trainfast_tui.text.lines import Line
 
-TONES = ("text", "title", "muted", "primary", "secondary", "accent", "success", "warning", "error", "key")
+TEXT_TONES = ("text", "title", "muted", "primary", "secondary", "accent", "success", "warning", "error", "key")
 FILLED = ("cursor", "badge", "alarm")
 """Tones with a background of their own."""
 Value = TypeVar("Value")
@@ -53,11 +53,11 @@ class Painted(RowWidget):
         return [_row(line, width, palette) for line in [*lines, *([[]] * (height - len(lines)))]]
 
     def find_palette(self) -> Mapping[str, Style]:
-        whole = inks(self, "painted", (*TONES, *FILLED))
+        whole = inks(self, "painted", (*TEXT_TONES, *FILLED))
         filled = {
             tone: Style(color=whole[tone].color, bgcolor=whole[tone].bgcolor, bold=whole[tone].bold) for tone in FILLED
         }
-        return {tone: ink(whole[tone]) for tone in TONES} | filled
+        return {tone: ink(whole[tone]) for tone in TEXT_TONES} | filled
 
     def set_height(self, rows: int) -> None:
         """Be as high as this from now on; Textual arranges a screen again for a height that stays the same."""

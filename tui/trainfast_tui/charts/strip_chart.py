@@ -6,7 +6,7 @@ from rich.style import Style
 
 from trainfast_tui.charts.braille import YRange, ink
 from trainfast_tui.charts.inks import inks
-from trainfast_tui.charts.model import PARTS, TONES, ChartData
+from trainfast_tui.charts.model import PARTS, SERIES_TONES, ChartData
 from trainfast_tui.charts.paint import paint
 from trainfast_tui.charts.row_widget import Rows, RowWidget
 from trainfast_tui.text.shades import NAMES, OTHER
@@ -69,7 +69,7 @@ class StripChart(RowWidget):
 
     def find_palette(self) -> Mapping[str, Style]:
         # A partial style leaves a muted colour unblended, which is white on a light theme.
-        whole = inks(self, "strip-chart", (*TONES, *PARTS, *SHADED))
+        whole = inks(self, "strip-chart", (*SERIES_TONES, *PARTS, *SHADED))
         return {name: ink(style) for name, style in whole.items()}
 
 

@@ -11,7 +11,7 @@ from trainfast_tui.text.format import plain
 from trainfast_tui.text.tables import pairs
 
 
-def verdicts(findings: Sequence[Diagnosis]) -> list[str]:
+def bottleneck_lines(findings: Sequence[Diagnosis]) -> list[str]:
     """Return the bottlenecks, the costliest first, each with advice."""
     found = []
     for place, finding in enumerate(findings):
@@ -19,7 +19,7 @@ def verdicts(findings: Sequence[Diagnosis]) -> list[str]:
     return found
 
 
-def opened(findings: Sequence[Diagnosis], nothing: str) -> list[str]:
+def explained_bottlenecks(findings: Sequence[Diagnosis], nothing: str) -> list[str]:
     """Return each bottleneck with its figures, its rule's thresholds and their sources; else `nothing`."""
     if not findings:
         return [nothing]

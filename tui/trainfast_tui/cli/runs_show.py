@@ -13,7 +13,7 @@ from trainfast_runner.results.explained_run import explained_now
 from trainfast_runner.running.final_result import result_or_none_while_live
 from trainfast_runner.running.follower import Follower
 from trainfast_tui.cli import summary
-from trainfast_tui.cli.diagnosis import opened
+from trainfast_tui.cli.diagnosis import explained_bottlenecks
 from trainfast_tui.cli.output import print_json, print_line, print_lines
 from trainfast_tui.cli.progress import so_far, status_line
 from trainfast_tui.cli.step_table import print_steps
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
             print_json(result)
         elif arguments.why:
             nothing = nothing_found(live=False, measured=result.steps.measured, diagnosed=result.diagnosed)
-            print_lines(opened(result.diagnosis, nothing))
+            print_lines(explained_bottlenecks(result.diagnosis, nothing))
         else:
             print_lines([*summary.lines(result), _settings(result, read_run_file(directory))])
         return 0
@@ -55,7 +55,9 @@ def run(arguments: argparse.Namespace) -> int:
         print_json(so_far(snapshot))
     elif arguments.why:
         measured = sum(not step.warmup for step in snapshot.steps)
-        print_lines(opened(snapshot.diagnosis, nothing_found(live=True, measured=measured, diagnosed=True)))
+        print_lines(
+            explained_bottlenecks(snapshot.diagnosis, nothing_found(live=True, measured=measured, diagnosed=True))
+        )
     else:
         print_line(f"{snapshot.run_id}  {status_line(snapshot)}")
         print_line(f"follow it with: trainfast-tui attach {snapshot.run_id}")

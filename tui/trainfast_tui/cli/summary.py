@@ -10,7 +10,7 @@ from trainfast_runner.records.result import FEW_STEPS, Cpu, Flops, Result, Thinn
 from trainfast_runner.records.run_file import SCHEMA, STEP_PHASES, WARM_ROLES
 from trainfast_runner.records.script_run import ScriptFigures
 from trainfast_runner.results.bottleneck.doubts import doubts, marks, watched_words
-from trainfast_tui.cli.diagnosis import verdicts
+from trainfast_tui.cli.diagnosis import bottleneck_lines
 from trainfast_tui.text import oom
 from trainfast_tui.text.batch_search import warm_words
 from trainfast_tui.text.format import (
@@ -34,7 +34,7 @@ def lines(result: Result) -> list[str]:
     """Return the whole summary."""
     found = [headline(result), *pairs(figures(result))]
     found += [f"note: {note}" for note in notes(result)]
-    found += verdicts(result.diagnosis)
+    found += bottleneck_lines(result.diagnosis)
     if result.state == "oom":
         found += _explained(result)
     return found

@@ -11,7 +11,7 @@ from trainfast_tui.text import format as fmt
 from trainfast_tui.text.comparison import change, figure, interval, sentence, setting
 from trainfast_tui.text.lines import Line, paragraph, rule
 
-TONES = {"better": "success", "worse": "error"}
+VERDICT_TONES = {"better": "success", "worse": "error"}
 SIGNS = {"better": "✓ ", "worse": "✗ "}
 
 
@@ -112,7 +112,7 @@ def _figure_lines(found: Comparison, width: int) -> list[Line]:
         if wide:
             figures.append((fmt.to_width(change(row), 18, "right"), "text"))
         percent = "" if row.percent is None else fmt.signed_percent(row.percent)
-        tone = TONES.get(row.verdict, "muted")
+        tone = VERDICT_TONES.get(row.verdict, "muted")
         lines.append(
             [
                 (f"{row.label:<18}", "title"),

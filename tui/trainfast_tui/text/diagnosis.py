@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from trainfast_runner.records.result import Diagnosis
     from trainfast_runner.running.follower import RunSnapshot
 
-TONES = {"warning": "warning", "info": "secondary"}
+SEVERITY_TONES = {"warning": "warning", "info": "secondary"}
 
 
 def one_line(run: RunSnapshot) -> Line:
@@ -24,7 +24,7 @@ def one_line(run: RunSnapshot) -> Line:
     first, more = run.diagnosis[0], len(run.diagnosis) - 1
     return [
         ("d ", "key"),
-        (first.line, TONES.get(first.severity, "text")),
+        (first.line, SEVERITY_TONES.get(first.severity, "text")),
         (f"  and {more} more" if more else "", "muted"),
     ]
 
