@@ -133,7 +133,7 @@ class Session:
         return self.snapshot.run if self.snapshot is not None else None
 
     def receive(self, message: object) -> None:
-        """Take in a message of a thread, in the event loop, before the app shows it (`TrainfastApp.on_session_message`)."""
+        """Take in a message of a thread, before the app shows it (`TrainfastApp.on_session_message`)."""
         match message:
             case SnapshotTaken(snapshot):
                 self._on_snapshot(snapshot)
