@@ -28,7 +28,7 @@ class TenMiBASample:
         """Nothing is known of any GPU."""
         return self
 
-    def known(self, spec: RunSpec, ranks: int) -> None:
+    def correction_for(self, spec: RunSpec, ranks: int) -> None:
         """Nothing has been measured."""
 
     def predict(self, spec: RunSpec, ranks: int = 1) -> Prediction:
