@@ -12,9 +12,9 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import Event
 from trainfast_runner.records.tick import DeviceProcess, Tick
 from trainfast_runner.running.follower import Follower
-from trainfast_tui.charts.data import TimeAxis
 from trainfast_tui.charts.event_line import EventLine
 from trainfast_tui.charts.strip_chart import StripChart
+from trainfast_tui.charts.time_axis import TimeAxis
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.live.timeline import DESCRIPTIONS, MachineMoments, run_moments
 

@@ -148,7 +148,8 @@ class RunFile(RecordedSpec, frozen=True, kw_only=True):
 class Step(msgspec.Struct, frozen=True, kw_only=True):
     """A line of `steps.jsonl`: one optimizer step of one rank. Phases an engine cannot split are None.
 
-    JSON has no NaN or infinity: such a loss is None with `loss_not_finite`.
+    JSON has no NaN or infinity: such a loss is None with `loss_not_finite`. `tokens` is None for a model without
+    tokens, such as one of images that are not cut into patches, whose record has 0.
     """
 
     t_ns: Count
@@ -172,6 +173,10 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     compiling: bool = False
     phase_peaks: dict[str, int] | None = None
     loss_not_finite: bool = False
+
+    def __post_init__(self) -> None:
+        if self.tokens == 0:
+            msgspec.structs.force_setattr(self, "tokens", None)
 
 
 class Actual(msgspec.Struct, frozen=True, kw_only=True):

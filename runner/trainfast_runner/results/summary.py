@@ -160,8 +160,7 @@ def _throughput(records: RunRecords, ran: WorkerLine | None) -> tuple[Throughput
     line = _cpu_line(records)
     return Throughput(
         samples_per_s=spread(rates(lambda step: step.samples)),
-        # An image that is not cut into patches has no tokens.
-        tokens_per_s=spread(rate for rate in rates(lambda step: step.tokens) if rate),
+        tokens_per_s=spread(rates(lambda step: step.tokens)),
         steps_per_s=spread(1000 / ranks[0][number].step_ms for number in common),
         measured_under=STRICT_SPEED if line is not None and line.thresholds == STRICT else None,
     ), samples

@@ -70,7 +70,7 @@ def _steps(line: TrialLine) -> Iterator[Step]:
             step=number,
             warmup=is_warmup,
             samples=line.samples or 0,
-            tokens=line.tokens or 0,
+            tokens=line.tokens,
             loss=loss,
             loss_not_finite=loss is None and not is_warmup,
             step_ms=step_ms,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -47,12 +48,15 @@ LOSSES_AT_START = 5
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Throughput of each step, by its number, summed over data-parallel ranks; all have one length. Newest last."""
+    """Throughput of each step, by its number, summed over data-parallel ranks; all have one length. Newest last.
+
+    `tokens_per_s` are None for a model without tokens.
+    """
 
     steps: tuple[int, ...] = ()
     times_ns: tuple[int, ...] = ()
     samples_per_s: tuple[float, ...] = ()
-    tokens_per_s: tuple[float, ...] = ()
+    tokens_per_s: tuple[float | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +297,13 @@ def _is_warm(directory: Path) -> bool:
     return run is not None and run.role in WARM_ROLES
 
 
+def summed_tokens_per_s(parts: Sequence[Step]) -> float | None:
+    """Return the tokens/s of the ranks' parts of one step together; None if the model has no tokens."""
+    if any(part.tokens is None for part in parts):
+        return None
+    return sum(1e3 * (part.tokens or 0) / part.step_ms for part in parts)
+
+
 class _SummedRates:
     """Adds up the ranks' rates of each step as soon as all of them have written it."""
 
@@ -300,8 +311,8 @@ class _SummedRates:
         self._steps: deque[int] = deque(maxlen=STEPS_KEPT)
         self._times_ns: deque[int] = deque(maxlen=STEPS_KEPT)
         self._samples: deque[float] = deque(maxlen=STEPS_KEPT)
-        self._tokens: deque[float] = deque(maxlen=STEPS_KEPT)
-        self._waiting: dict[int, list[tuple[int, float, float]]] = {}
+        self._tokens: deque[float | None] = deque(maxlen=STEPS_KEPT)
+        self._waiting: dict[int, list[Step]] = {}
 
     def add(self, rank: int, steps: list[Step], ranks: int) -> None:
         if rank >= ranks:
@@ -309,15 +320,14 @@ class _SummedRates:
         for step in steps:
             if step.step_ms <= 0 or step.samples is None:
                 continue
-            seconds = step.step_ms / 1e3
             parts = self._waiting.setdefault(step.step, [])
-            parts.append((step.t_ns, step.samples / seconds, (step.tokens or 0) / seconds))
+            parts.append(step)
             if len(parts) < ranks:
                 continue
             self._steps.append(step.step)
-            self._times_ns.append(max(part[0] for part in parts))
-            self._samples.append(sum(part[1] for part in parts))
-            self._tokens.append(sum(part[2] for part in parts))
+            self._times_ns.append(max(part.t_ns for part in parts))
+            self._samples.append(sum(1e3 * (part.samples or 0) / part.step_ms for part in parts))
+            self._tokens.append(summed_tokens_per_s(parts))
             del self._waiting[step.step]
         if len(self._waiting) > STEPS_KEPT:
             # A rank has stopped writing: the steps of the others alone are no throughput of the run.

@@ -7,9 +7,13 @@ from dataclasses import replace
 from textual.app import ComposeResult
 from textual.containers import Vertical
 
-from trainfast_tui.charts import data
+from trainfast_tui.charts.device_charts import device_charts
 from trainfast_tui.charts.event_line import EventLine
+from trainfast_tui.charts.readings import reading_names, used_uuids
 from trainfast_tui.charts.strip_chart import StripChart
+from trainfast_tui.charts.throughput_chart import throughput_chart
+from trainfast_tui.charts.tick_values import TickValuesCache
+from trainfast_tui.charts.time_axis import DEFAULT_WINDOW, WINDOWS_S, TimeAxis, time_axis
 from trainfast_tui.charts.time_cells import time_cells
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.live.timeline import EventMoments, MachineMoments, Moment, run_moments
@@ -38,12 +42,12 @@ class Charts(Vertical):
         super().__init__()
         self._of_machine = of_machine
         self._snapshot: Snapshot | None = None
-        self._window = data.DEFAULT_WINDOW
-        self._drawn_axis: data.TimeAxis | None = None
+        self._window = DEFAULT_WINDOW
+        self._drawn_axis: TimeAxis | None = None
         self._noun = "samples"
         self._first = 0
         self._machine = MachineMoments()
-        self._run_ticks, self._device_ticks = data.TickMemory(), data.TickMemory()
+        self._run_ticks, self._device_ticks = TickValuesCache(), TickValuesCache()
 
     def compose(self) -> ComposeResult:
         yield StripChart(gutter=GUTTER, time_labels=False, id="throughput")
@@ -68,7 +72,7 @@ class Charts(Vertical):
         if now.run is not None and not now.run.is_live:
             # An ended run has one last snapshot, again and again.
             return before.run is now.run
-        begun, axis = self._drawn_axis, data.time_axis(now, self._window)
+        begun, axis = self._drawn_axis, time_axis(now, self._window)
         if begun is None or before.taken_ns == now.taken_ns or (before.run is None) != (now.run is None):
             return False
         if before.run is not None and now.run is not None and before.run.directory != now.run.directory:
@@ -85,19 +89,19 @@ class Charts(Vertical):
         snapshot, height = self._snapshot, self.size.height
         if snapshot is None or not height or not self.children:
             return
-        axis = self._drawn_axis = data.time_axis(snapshot, self._window)
+        axis = self._drawn_axis = time_axis(snapshot, self._window)
         height -= self._show_events(snapshot, axis, height)
-        readings = len(data.reading_names(snapshot))
+        readings = len(reading_names(snapshot))
         fitting = max(0, min(readings, height // LEAST_ROWS - (not self._of_machine), MOST_DEVICE_CHARTS))
         if fitting == 0 and height >= 8:
             fitting = 1
         cursor_ns = self.query_one(EventLine).chosen_ns
-        devices = data.device_charts(snapshot, axis, self._first, fitting, self._device_ticks)
+        devices = device_charts(snapshot, axis, self._first, fitting, self._device_ticks)
         top = self.query_one("#throughput", StripChart)
         top.set_class(self._of_machine, "-away")
         if not self._of_machine:
-            chosen = sorted(data.used_uuids(snapshot.run))
-            steps = data.throughput(snapshot, axis, self._noun, chosen, self._run_ticks)
+            uuids = sorted(used_uuids(snapshot.run))
+            steps = throughput_chart(snapshot, axis, self._noun, uuids, self._run_ticks)
             top.show(replace(steps, cursor_ns=cursor_ns))
         for place in range(MOST_DEVICE_CHARTS):
             chart = self.query_one(f"#device{place}", StripChart)
@@ -105,7 +109,7 @@ class Charts(Vertical):
             if place < fitting:
                 chart.show(replace(devices[fitting - 1 - place], cursor_ns=cursor_ns))
 
-    def _show_events(self, snapshot: Snapshot, axis: data.TimeAxis, height: int) -> int:
+    def _show_events(self, snapshot: Snapshot, axis: TimeAxis, height: int) -> int:
         """Show the events and return the rows they take."""
         rows = sum(height >= least for least in ROWS_FOR_EVENTS)
         if self._of_machine and height <= len(ROWS_FOR_EVENTS):
@@ -138,7 +142,7 @@ class Charts(Vertical):
         """Show a longer (1) or shorter (-1) time."""
         before, window = self._shown_s(self._window), self._window
         # Several lengths show the same picture of a short run: go on to the first that differs.
-        while 0 <= window + by < len(data.WINDOWS_S):
+        while 0 <= window + by < len(WINDOWS_S):
             window += by
             if self._shown_s(window) != before:
                 self._window = window
@@ -152,8 +156,8 @@ class Charts(Vertical):
     def _shown_s(self, window: int) -> float:
         """Return the seconds on the time axis at this window."""
         if self._snapshot is None:
-            return data.WINDOWS_S[window]
-        axis = data.time_axis(self._snapshot, window)
+            return WINDOWS_S[window]
+        axis = time_axis(self._snapshot, window)
         return (axis.end_ns - axis.start_ns) / 1e9
 
     def action_rate(self) -> None:
@@ -167,7 +171,7 @@ class Charts(Vertical):
         if snapshot is None:
             self.screen.notify("Nothing has been read yet.")
             return
-        readings = data.reading_names(snapshot)
+        readings = reading_names(snapshot)
         self._first = (self._first + 1) % len(readings)
         self.repaint()
         self.screen.notify(f"first reading: {readings[self._first]}")

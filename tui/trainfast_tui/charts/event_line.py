@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainfast_tui.charts.data import TimeAxis
 from trainfast_tui.charts.painted import Painted
+from trainfast_tui.charts.time_axis import TimeAxis
 from trainfast_tui.charts.time_cells import time_cells
 from trainfast_tui.live.timeline import Moment
 from trainfast_tui.text import format as fmt

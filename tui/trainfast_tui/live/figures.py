@@ -60,8 +60,7 @@ def _of_steps(run: RunSnapshot) -> Figures:
     words = "warming up" if warming_up else _of_words(len(last), "the last ")
     return Figures(
         _median([run.rates.samples_per_s[place] for place in rates]),
-        # An image that is not cut into patches has no tokens.
-        _median([run.rates.tokens_per_s[place] for place in rates]) or None,
+        _median([run.rates.tokens_per_s[place] for place in rates]),
         _median([step.step_ms for step in last]),
         {name: _median([getattr(step, f"{name}_ms") for step in last]) for name in STEP_PHASES},
         words if last else "",

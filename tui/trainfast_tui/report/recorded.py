@@ -15,10 +15,14 @@ from trainfast_runner.records.run_records import TELEMETRY_FILE, RunRecords, rea
 from trainfast_runner.records.telemetry_lines import telemetry_tail
 from trainfast_runner.records.thinned import Thinned
 from trainfast_runner.records.tick import Tick
-from trainfast_runner.running.follower import Follower, Rates, RunSnapshot
+from trainfast_runner.running.follower import Follower, Rates, RunSnapshot, summed_tokens_per_s
 from trainfast_runner.settings.world import ranks_with_samples
-from trainfast_tui.charts.data import CPU_READINGS, TimeAxis, cpu_charts, device_charts, reading_names, throughput
+from trainfast_tui.charts.cpu_charts import cpu_charts
+from trainfast_tui.charts.device_charts import device_charts
 from trainfast_tui.charts.model import ChartData
+from trainfast_tui.charts.readings import CPU_READINGS, reading_names
+from trainfast_tui.charts.throughput_chart import throughput_chart
+from trainfast_tui.charts.time_axis import TimeAxis
 from trainfast_tui.live.snapshot import Snapshot
 
 MOST_TICKS = 20_000
@@ -90,7 +94,7 @@ def _rates(records: RunRecords) -> Rates:
         tuple(number for _, number, _ in whole),
         tuple(t_ns for t_ns, _, _ in whole),
         tuple(sum(1e3 * (step.samples or 0) / step.step_ms for step in found) for _, _, found in whole),
-        tuple(sum(1e3 * (step.tokens or 0) / step.step_ms for step in found) for _, _, found in whole),
+        tuple(summed_tokens_per_s(found) for _, _, found in whole),
     )
 
 
@@ -99,7 +103,7 @@ def charts_of(run: ReportedRun) -> list[ChartData]:
     axis = _axis(run)
     snapshot = Snapshot(taken_ns=axis.end_ns, run=run.snapshot, ticks=(), home_read=True)
     names = reading_names(snapshot)
-    charts = [throughput(snapshot, axis, "samples"), *device_charts(snapshot, axis, 0, len(names))]
+    charts = [throughput_chart(snapshot, axis, "samples"), *device_charts(snapshot, axis, 0, len(names))]
     if names is not CPU_READINGS and run.run is not None and run.run.device == "cpu":
         # The screen has GPUs that a CPU run only watches in their place.
         charts += cpu_charts(run.snapshot.ticks, axis, has_run=True)

@@ -13,8 +13,8 @@ from trainfast_runner.machine.processes.identity import Identity, is_running
 from trainfast_runner.machine.processes.listing import ProcessRow
 from trainfast_runner.machine.processes.signalling import end, refuse
 from trainfast_runner.running.stopping import Membership, run_with
-from trainfast_tui.charts import data
 from trainfast_tui.charts.column import Charts
+from trainfast_tui.charts.readings import used_uuids
 from trainfast_tui.live.last_minute import LastMinute
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.screens.base import AppScreen
@@ -75,7 +75,7 @@ class MonitorScreen(AppScreen):
         self._snapshot = snapshot
         tick = snapshot.tick
         run = snapshot.run
-        used = data.used_uuids(run) if run is not None and run.is_live else frozenset()
+        used = used_uuids(run) if run is not None and run.is_live else frozenset()
         self.query_one(MonitorHead).show(snapshot)
         devices = self.query_one(MonitorDevices)
         devices.set_snapshot(snapshot, used, self._last_minute.update(snapshot.machine_ticks))

@@ -9,8 +9,8 @@ from rich.cells import cell_len
 
 from trainfast_runner.machine.telemetry.failures import takes_long
 from trainfast_runner.machine.telemetry.slowdown import degrees_left
-from trainfast_tui.charts.data import used_uuids
 from trainfast_tui.charts.painted import PaintedValue
+from trainfast_tui.charts.readings import used_uuids
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, line_length

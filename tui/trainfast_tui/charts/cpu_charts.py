@@ -1,0 +1,52 @@
+"""The charts of the processor and its memory, with the run's processes beside the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from trainfast_tui.charts.model import ChartData, Series, Tone
+from trainfast_tui.charts.readings import CPU_READINGS
+from trainfast_tui.charts.time_axis import TICK_GAP_NS, TimeAxis
+from trainfast_tui.text import format as fmt
+
+if TYPE_CHECKING:
+    from trainfast_runner.records.tick import Tick
+
+
+def cpu_charts(ticks: Sequence[Tick], axis: TimeAxis, has_run: bool) -> list[ChartData]:
+    """Return the charts of `CPU_READINGS`, with the run's processes beside the machine if `has_run`."""
+    cores = next((tick.host.cpu_count for tick in reversed(ticks) if tick.host.cpu_count), None)
+    cpu = [_series("machine", ticks, lambda tick: tick.host.cpu_percent, "primary")]
+    memory = [_series("machine", ticks, lambda tick: tick.host.memory_used_bytes, "primary")]
+    if has_run:
+        cpu.insert(0, _series("this run", ticks, partial(_run_cpu_percent, cores), "secondary"))
+        memory.insert(0, _series("process memory", ticks, _run_memory_bytes, "secondary"))
+    chart = partial(
+        ChartData, t_min_ns=axis.start_ns, t_max_ns=axis.end_ns, gap_ns=TICK_GAP_NS, now_label=axis.now_label
+    )
+    return [
+        chart(title=CPU_READINGS[0], series=tuple(cpu), unit=fmt.percent, y_max=100.0),
+        chart(title=CPU_READINGS[1], series=tuple(memory), unit=fmt.size, binary=True),
+    ]
+
+
+def _series(name: str, ticks: Sequence[Tick], of: Callable[[Tick], float | None], tone: Tone) -> Series:
+    """Return a reading over time up to its last known value."""
+    known = len(ticks)
+    while known and of(ticks[known - 1]) is None:
+        known -= 1
+    shown = ticks[:known]
+    return Series(name, [tick.t_ns for tick in shown], [of(tick) for tick in shown], tone)
+
+
+def _run_cpu_percent(cores: int | None, tick: Tick) -> float | None:
+    run = tick.host.run
+    return None if run is None or run.cpu_percent is None or not cores or not run.processes else run.cpu_percent / cores
+
+
+def _run_memory_bytes(tick: Tick) -> float | None:
+    """Return the resident memory of the run's processes; None once all have ended."""
+    run = tick.host.run
+    return None if run is None or not run.processes else run.memory_rss_bytes or None

@@ -1,0 +1,99 @@
+"""The charts of device readings: one line a GPU, or the highest and the lowest of many; without a GPU the processor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from trainfast_tui.charts.cpu_charts import cpu_charts
+from trainfast_tui.charts.model import ChartData, Limit, Series, Span, Tone
+from trainfast_tui.charts.readings import (
+    CPU_READINGS,
+    GPU_READINGS,
+    Reading,
+    charted_uuids,
+    device_ticks,
+    reading_names,
+)
+from trainfast_tui.charts.tick_values import MOST_LINES, TickValues, TickValuesCache, throttled_spans
+from trainfast_tui.charts.time_axis import TICK_GAP_NS, TimeAxis, ticks_on
+from trainfast_tui.live.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from trainfast_runner.records.tick import DeviceReading
+
+LINE_TONES: tuple[Tone, ...] = ("primary", "secondary", "accent", "success")
+
+
+def device_charts(
+    snapshot: Snapshot, axis: TimeAxis, first: int, count: int, cache: TickValuesCache | None = None
+) -> list[ChartData]:
+    """Return charts of `count` readings from number `first` on, starting over after the last."""
+    ticks = device_ticks(snapshot)
+    names = reading_names(snapshot)
+    wanted = [(first + at) % len(names) for at in range(count)]
+    recent = ticks_on(axis, ticks)
+    if names is CPU_READINGS:
+        charts = cpu_charts(recent, axis, snapshot.run is not None)
+        return [charts[at] for at in wanted]
+    uuids = charted_uuids(snapshot.run, ticks[-1])
+    values = (cache or TickValuesCache()).of(recent, uuids)
+    by_uuid = {device.uuid: device for device in recent[-1].devices} if recent else {}
+    newest = [by_uuid.get(uuid) for uuid in uuids] if recent else []
+    times = [tick.t_ns for tick in recent]
+    spans = throttled_spans(values)
+    return [_gpu_chart(at, times, values, newest, spans, axis) for at in wanted]
+
+
+def _gpu_chart(
+    number: int,
+    times: list[int],
+    ticks: list[TickValues],
+    newest: list[DeviceReading | None],
+    spans: tuple[Span, ...],
+    axis: TimeAxis,
+) -> ChartData:
+    """Return one reading's chart; `newest` are the charted GPUs now, of many only the extremes are drawn."""
+    reading = GPU_READINGS[number]
+    if len(newest) > MOST_LINES:
+        lines: list[tuple[str, Tone]] = [(f"highest of {len(newest)} GPUs", "primary"), ("lowest", "secondary")]
+    else:
+        lines = [
+            (f"GPU {device.index}" if device is not None else "GPU", LINE_TONES[place % len(LINE_TONES)])
+            for place, device in enumerate(newest)
+        ]
+    series = tuple(
+        Series(name, times, [tick.values[number][place] for tick in ticks], tone)
+        for place, (name, tone) in enumerate(lines)
+    )
+    limits = _limits(reading, [device for device in newest if device is not None])
+    y_min, y_max = _ends(reading, limits)
+    return ChartData(
+        title=reading.name,
+        series=series,
+        t_min_ns=axis.start_ns,
+        t_max_ns=axis.end_ns,
+        gap_ns=TICK_GAP_NS,
+        unit=reading.unit,
+        spans=spans,
+        limits=limits,
+        y_min=y_min,
+        y_max=y_max,
+        binary=reading.binary,
+        empty="This GPU does not report it." if ticks else "No samples yet.",
+        now_label=axis.now_label,
+    )
+
+
+def _ends(reading: Reading, limits: Sequence[Limit]) -> tuple[float | None, float | None]:
+    """Return the ends of the y axis while the data stays inside; None follows the data."""
+    if reading.over_limit is None or not limits:
+        return 0.0, reading.y_max
+    return None, max(limit.value for limit in limits) + reading.over_limit
+
+
+def _limits(reading: Reading, devices: Sequence[DeviceReading]) -> tuple[Limit, ...]:
+    if reading.limit is None:
+        return ()
+    values = [value for device in devices if (value := reading.limit(device)) is not None]
+    return (Limit(min(values), reading.limit_label),) if values else ()

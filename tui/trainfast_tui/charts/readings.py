@@ -1,0 +1,76 @@
+"""The device readings that can be charted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trainfast_runner.machine.telemetry.slowdown import slows_down_at_c
+from trainfast_tui.live.snapshot import Snapshot
+from trainfast_tui.text import format as fmt
+
+if TYPE_CHECKING:
+    from trainfast_runner.records.tick import DeviceReading, Tick
+    from trainfast_runner.running.follower import RunSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One device reading that can be charted."""
+
+    name: str
+    of: Callable[[DeviceReading], float | None]
+    unit: fmt.Formatter
+    limit: Callable[[DeviceReading], float | None] | None = None
+    limit_label: str = ""
+    y_max: float | None = None
+    binary: bool = False
+    over_limit: float | None = None
+    """Headroom of the y axis above the limit, in the reading's unit; its lower end then follows the data.
+
+    None for an axis from zero to the data or the limit.
+    """
+
+
+GPU_READINGS: tuple[Reading, ...] = (
+    Reading("GPU utilization", lambda gpu: gpu.gpu_utilization_percent, fmt.percent, y_max=100.0),
+    Reading(
+        "GPU memory",
+        lambda gpu: gpu.memory_used_bytes,
+        fmt.size,
+        lambda gpu: gpu.memory_total_bytes,
+        "total",
+        binary=True,
+    ),
+    Reading("temperature", lambda gpu: gpu.temperature_c, fmt.celsius, slows_down_at_c, "slowdown", over_limit=13.0),
+    Reading("power", lambda gpu: gpu.power_w, fmt.watts, lambda gpu: gpu.power_limit_w, "cap"),
+    Reading("SM clock", lambda gpu: gpu.sm_clock_mhz, fmt.megahertz, lambda gpu: gpu.sm_clock_max_mhz, "most"),
+)
+CPU_READINGS = ("CPU of all cores", "memory")
+
+
+def reading_names(snapshot: Snapshot) -> tuple[str, ...]:
+    """Return the names of the readings that can be charted, the most telling first."""
+    ticks = device_ticks(snapshot)
+    return tuple(reading.name for reading in GPU_READINGS) if ticks and ticks[-1].devices else CPU_READINGS
+
+
+def device_ticks(snapshot: Snapshot) -> Sequence[Tick]:
+    """Return the samples of the machine, of an ended run its own."""
+    run = snapshot.run
+    return snapshot.machine_ticks if run is None or run.is_live else run.ticks
+
+
+def used_uuids(run: RunSnapshot | None) -> frozenset[str]:
+    """Return the UUIDs of the GPUs the run uses or watches."""
+    if run is None or run.run_file is None:
+        return frozenset()
+    return frozenset((*run.run_file.device_uuids, *run.run_file.watch_uuids))
+
+
+def charted_uuids(run: RunSnapshot | None, tick: Tick) -> list[str]:
+    """Return the UUIDs of the GPUs in this tick that the run uses or watches, or of all if it uses none of them."""
+    used = used_uuids(run)
+    uuids = [device.uuid for device in tick.devices if device.uuid]
+    return [uuid for uuid in uuids if uuid in used] or uuids

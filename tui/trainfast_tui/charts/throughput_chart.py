@@ -1,0 +1,71 @@
+"""The chart of throughput by step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from trainfast_tui.charts.model import ChartData, Series
+from trainfast_tui.charts.tick_values import TickValuesCache, throttled_spans
+from trainfast_tui.charts.time_axis import SECOND_NS, TimeAxis, ticks_on
+from trainfast_tui.live.snapshot import Snapshot
+from trainfast_tui.text import format as fmt
+from trainfast_tui.text.phases import STARTING
+
+if TYPE_CHECKING:
+    from trainfast_runner.running.follower import RunSnapshot
+
+LEAST_STEP_GAP_NS = 5 * SECOND_NS
+
+
+def throughput_chart(
+    snapshot: Snapshot, axis: TimeAxis, noun: str, uuids: Sequence[str] = (), cache: TickValuesCache | None = None
+) -> ChartData:
+    """Return the chart of throughput by step; `noun` is samples or tokens.
+
+    Time in which one of the GPUs `uuids` was throttled, or any GPU if there are none, is shaded.
+    """
+    run = snapshot.run
+    rates = run.rates if run is not None else None
+    values: Sequence[float | None] = ()
+    empty = _waiting_words(run)
+    if rates is not None:
+        values = rates.samples_per_s if noun == "samples" else rates.tokens_per_s
+        if values and all(value is None for value in values):
+            values, empty = (), "This model has no tokens; t shows samples/s."
+    synthetic = " (synthetic data)" if run is not None and run.synthetic else ""
+    ticks = ticks_on(axis, run.ticks) if run is not None else ()
+    return ChartData(
+        title=f"throughput{synthetic}",
+        series=(Series(f"{noun}/s", rates.times_ns if rates is not None and values else (), values, "success"),),
+        t_min_ns=axis.start_ns,
+        t_max_ns=axis.end_ns,
+        gap_ns=_step_gap(run),
+        scale_of=f"{run.run_id if run is not None else ''} {noun}/s",
+        unit=fmt.number,
+        spans=throttled_spans((cache or TickValuesCache()).of(ticks, uuids)),
+        empty=empty,
+        now_label=axis.now_label,
+    )
+
+
+def _step_gap(run: RunSnapshot | None) -> int:
+    """Return the time without a step that counts as a gap: several times the longest recent step."""
+    if run is None or not run.steps:
+        return LEAST_STEP_GAP_NS
+    longest = max(step.step_ms for step in run.steps[-20:])
+    return max(LEAST_STEP_GAP_NS, int(longest * 4e6))
+
+
+def _starting_words(run: RunSnapshot) -> str:
+    """Return the phase of a run without steps, in words."""
+    if not run.is_live:
+        return "No step was completed."
+    words = STARTING.get(run.phase, run.phase or "starting the training process")
+    return f"Starting: {words}" + (f" ({run.detail})" if run.detail else "") + "…"
+
+
+def _waiting_words(run: RunSnapshot | None) -> str:
+    if run is None:
+        return "Press r to start a run."
+    return _starting_words(run) if not run.steps else "No steps in this stretch of time."

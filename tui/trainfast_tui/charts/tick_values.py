@@ -1,0 +1,80 @@
+"""The charted values of each tick, kept between frames, and the throttled time between ticks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trainfast_tui.charts.model import Span
+from trainfast_tui.charts.readings import GPU_READINGS
+from trainfast_tui.text.shades import causes_of
+
+if TYPE_CHECKING:
+    from trainfast_runner.records.tick import Tick
+
+MOST_LINES = 2
+"""More devices than this are drawn as their highest and lowest reading."""
+
+
+@dataclass(frozen=True, slots=True)
+class TickValues:
+    """The values of one tick for the charted GPUs."""
+
+    tick: Tick
+    values: tuple[tuple[float | None, ...], ...]
+    """For each of `GPU_READINGS` each GPU's value, or of many GPUs the highest and the lowest."""
+    causes: frozenset[str]
+    """The causes that throttle a charted GPU, or any GPU if none is charted."""
+
+
+class TickValuesCache:
+    """Keeps the values of each tick for the charted GPUs: a chart is drawn from hundreds of ticks."""
+
+    def __init__(self) -> None:
+        self._uuids: Sequence[str] = ()
+        self._known: dict[int, TickValues] = {}
+
+    def of(self, ticks: Sequence[Tick], uuids: Sequence[str]) -> list[TickValues]:
+        """Return the values of these ticks for the GPUs `uuids`, and forget those of other ticks."""
+        if uuids != self._uuids:
+            self._uuids, self._known = uuids, {}
+        found = []
+        for tick in ticks:
+            known = self._known.get(tick.t_ns)
+            found.append(known if known is not None and known.tick is tick else _values_of(tick, uuids))
+        self._known = {values.tick.t_ns: values for values in found}
+        return found
+
+
+def _values_of(tick: Tick, uuids: Sequence[str]) -> TickValues:
+    by_uuid = {device.uuid: device for device in tick.devices if device.uuid}
+    devices = [by_uuid.get(uuid) for uuid in uuids]
+    values: list[tuple[float | None, ...]] = []
+    for reading in GPU_READINGS:
+        drawn = tuple(None if device is None else reading.of(device) for device in devices)
+        if len(devices) > MOST_LINES:
+            known = [value for value in drawn if value is not None]
+            drawn = max(known, default=None), min(known, default=None)
+        values.append(drawn)
+    causes: frozenset[str] = frozenset()
+    for one in tick.devices:
+        if one.throttle_reasons and (not uuids or one.uuid in uuids):
+            causes |= causes_of(one.throttle_reasons)
+    return TickValues(tick, tuple(values), causes)
+
+
+def throttled_spans(ticks: Sequence[TickValues]) -> tuple[Span, ...]:
+    """Return the spans in which a charted GPU was throttled, by cause."""
+    spans: list[Span] = []
+    start: dict[str, int] = {}
+    held: frozenset[str] = frozenset()
+    for values in ticks:
+        if values.causes == held:
+            continue
+        t_ns = values.tick.t_ns
+        spans += [Span(start.pop(ended), t_ns, ended) for ended in held - values.causes]
+        start.update(dict.fromkeys(values.causes - held, t_ns))
+        held = values.causes
+    spans += [Span(since, ticks[-1].tick.t_ns, kind) for kind, since in start.items()]
+    return tuple(sorted(spans, key=lambda span: (span.start_ns, span.kind)))

@@ -1,0 +1,54 @@
+"""The time axis that all charts of one frame share."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trainfast_tui.live.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from trainfast_runner.records.tick import Tick
+
+SECOND_NS = 1_000_000_000
+WINDOWS_S = (30, 60, 120, 300, 600, 1800)
+DEFAULT_WINDOW = 2
+TICK_GAP_NS = 5 * SECOND_NS
+
+
+@dataclass(frozen=True, slots=True)
+class TimeAxis:
+    """The ends of the axis in CLOCK_MONOTONIC, and the label of its right end."""
+
+    start_ns: int
+    end_ns: int
+    now_label: str
+
+
+def time_axis(snapshot: Snapshot, window: int) -> TimeAxis:
+    """Return the last `WINDOWS_S[window]` seconds, up to now or to the end of an ended run."""
+    run = snapshot.run
+    if run is None or run.is_live:
+        length_s = WINDOWS_S[window]
+        if run is not None and run.run_file is not None:
+            # A young run fills the chart; the axis grows in few steps, since each redraws everything.
+            age_s = (snapshot.taken_ns - run.run_file.clock.monotonic_ns) / 1e9
+            length_s = next((shorter for shorter in WINDOWS_S[:window] if shorter >= age_s > 0), length_s)
+        return TimeAxis(snapshot.taken_ns - length_s * SECOND_NS, snapshot.taken_ns, "now")
+    length_ns = WINDOWS_S[window] * SECOND_NS
+    end_ns = max([run.ticks[-1].t_ns] if run.ticks else [], default=0)
+    if run.steps:
+        end_ns = max(end_ns, run.steps[-1].t_ns)
+    # The last event is the end, unless the end was found out later.
+    end_ns = max([end_ns, *(event.t_ns for event in run.events[-1:] if event.t_ns - end_ns < TICK_GAP_NS)])
+    first_ns = min([series[0].t_ns for series in (run.ticks, run.steps) if series], default=end_ns - length_ns)
+    # A short run fills the chart; of a long one the end is shown.
+    start_ns = max(end_ns - length_ns, min(first_ns, end_ns - 10 * SECOND_NS))
+    return TimeAxis(start_ns, end_ns, "end")
+
+
+def ticks_on(axis: TimeAxis, ticks: Sequence[Tick]) -> Sequence[Tick]:
+    """Return the ticks on the axis and one before it."""
+    return ticks[bisect_left(ticks, axis.start_ns - TICK_GAP_NS, key=lambda tick: tick.t_ns) :]
