@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+from best_searched import a_best_search, best_going_on
 from recorded import a_run
 from still import StillApp, a_live_run, a_snapshot, screen_text
 
 from trainfast_runner.records.home import Home
 from trainfast_tui.control.messages import SnapshotTaken
+from trainfast_tui.live import reader as reader_module
 from trainfast_tui.live.new_runs import NewRuns
 from trainfast_tui.live.reader import Reader
 from trainfast_tui.live.snapshot import Snapshot
@@ -44,6 +48,27 @@ def test_where_no_run_is_shown_it_comes_onto_the_screen(home: Home, hold: Callab
     run = reader._snapshot().run
     assert run is not None
     assert run.run_id == FIRST
+
+
+def test_a_search_that_is_started_elsewhere_is_followed(
+    home: Home, conduct: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader_module, "LOOK_AGAIN_S", 0.0)
+    seen: list[Snapshot] = []
+    reader = Reader(home, seen.append)
+    reader._sample = lambda run: None  # type: ignore[method-assign]
+    assert reader._take().best is None
+    search = a_best_search(home, best_going_on())
+    assert reader._take().best is None, "nobody conducts it"
+    conduct(search)
+    best = reader._take().best
+    assert best is not None
+    assert (best.directory, best.state) == (search, "running")
+    other = Path(shutil.copytree(search, search.with_name("20261121-090000-tiny-llama-be58")))
+    conduct(other)
+    following = reader._take().best
+    assert following is not None
+    assert following.directory == search, "the live one that is shown stays"
 
 
 async def test_it_is_said_once_beside_the_run_on_the_screen(home: Home) -> None:

@@ -160,6 +160,10 @@ class Session:
     def _on_snapshot(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
         self._adopt(snapshot)
+        if self.search.is_news(snapshot.search):
+            self.post(Notified("A batch search is live; b shows it."))
+        if self.best.is_news(snapshot.best):
+            self.post(Notified("A best-fit search is live; B shows it."))
         if ended := self.search.note_seen(snapshot.search):
             self.post(SearchEnded(ended))
         if ended := self.best.note_seen(snapshot.best):

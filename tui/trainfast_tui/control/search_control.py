@@ -68,6 +68,13 @@ class SearchConductors(Generic[SeenT]):
         self._is_starting = False
         self._left = self._seen.directory if self._seen is not None else None
 
+    def is_news(self, search: SeenT | None) -> bool:
+        """True if this search is live, and was neither started here nor seen before."""
+        is_known = self._is_starting or (
+            self._seen is not None and search is not None and self._seen.directory == search.directory
+        )
+        return search is not None and search.is_live and not is_known
+
     def note_seen(self, search: SeenT | None) -> str:
         """The reader shows this search; return how it ended, if it has ended since the last snapshot, else nothing."""
         before = self._seen

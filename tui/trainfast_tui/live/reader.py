@@ -31,6 +31,8 @@ WATCHED_PERIOD_S = 0.5
 """While a screen shows the processes."""
 TICKS_KEPT = 3600
 XIDS_KEPT = 100
+LOOK_AGAIN_S = 2.0
+"""Seconds between two looks for a search that was started elsewhere, while the followed one does nothing."""
 FRESH_NS = 4_000_000_000
 """The machine is not sampled here while a live run's own samples are at most this old."""
 
@@ -49,6 +51,14 @@ class _Choice:
         """Follow this directory from now on, or none."""
         with self._lock:
             self._directory, self.is_made = directory, True
+
+    def change(self, before: Path | None, after: Path) -> bool:
+        """Follow `after` if `before` still is the choice; return True if so."""
+        with self._lock:
+            is_so = self._directory == before
+            if is_so:
+                self._directory, self.is_made = after, True
+        return is_so
 
     @property
     def chosen(self) -> Path | None:
@@ -70,7 +80,16 @@ class _Choice:
             self.is_made = self._directory != directory
 
 
-SeenT = TypeVar("SeenT", covariant=True)
+class Seen(Protocol):
+    """The snapshot of a search, of either kind."""
+
+    @property
+    def is_live(self) -> bool:
+        """True if a conductor works on the search."""
+        ...
+
+
+SeenT = TypeVar("SeenT", bound=Seen, covariant=True)
 
 
 class JournalFollower(Protocol[SeenT]):
@@ -88,18 +107,35 @@ class FollowedSearch(Generic[SeenT]):
 
     def __init__(self, newest: Callable[[], Path | None], follow: Callable[[Path], JournalFollower[SeenT]]) -> None:
         self.choice = _Choice(newest)
+        self._newest = newest
         self._follow = follow
         self._follower: JournalFollower[SeenT] | None = None
+        self._looked = time.monotonic()
 
     def poll(self) -> SeenT | None:
         """Return a snapshot of the search; None without one."""
         directory = self.choice.get()
         if directory is None:
             self._follower = None
-            return None
-        if self._follower is None or self._follower.directory != directory:
+        elif self._follower is None or self._follower.directory != directory:
             self._follower = self._follow(directory)
-        return self._follower.poll()
+        seen = None if self._follower is None else self._follower.poll()
+        return seen if seen is not None and seen.is_live else self._elsewhere(directory) or seen
+
+    def _elsewhere(self, directory: Path | None) -> SeenT | None:
+        """Follow a live search that was started elsewhere, at another terminal; None without one."""
+        if time.monotonic() - self._looked < LOOK_AGAIN_S:
+            return None
+        self._looked = time.monotonic()
+        found = self._newest()
+        if found is None or found == directory:
+            return None
+        follower = self._follow(found)
+        seen = follower.poll()
+        if not seen.is_live or not self.choice.change(directory, found):
+            return None
+        self._follower = follower
+        return seen
 
 
 class Reader(threading.Thread):
