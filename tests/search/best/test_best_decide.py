@@ -222,6 +222,16 @@ def test_a_pinned_value_is_kept_and_a_skipped_one_left_out(space: Synthetic) -> 
     assert "you skipped checkpointing=full" in reasons
 
 
+def test_a_skipped_setting_alone_is_left_out(space: Synthetic) -> None:
+    first = decide(known_of(space, trial(space.space.baseline))).candidate
+    assert first is not None
+    order = Ordered(do="skip", candidate=first)
+    told = FakeConductor(space, asking(space), 1, [asking(space), space.space, order]).run()
+    assert told.found is not None
+    skipped = [one.candidate for one in told.found.verdicts if one.reason == "you skipped it"]
+    assert skipped == [first]
+
+
 def test_a_value_that_always_fails_is_given_up(space: Synthetic) -> None:
     base = space.space.baseline
     compiled = [n for n in sorted(space.truth) if space.space.candidates[n].knobs["compile"] == "default"][:2]

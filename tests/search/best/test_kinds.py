@@ -13,7 +13,7 @@ from trainfast_runner.machine.processes.identity import boot_id
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.search.best.journal import BestEnded, BestQuestion, Effect, Found, Interval, read_best_journal
-from trainfast_runner.search.best.orders import give_order, read_orders
+from trainfast_runner.search.best.orders import give_order, read_orders, skip_candidate
 from trainfast_runner.search.best.priors import earlier_effects
 from trainfast_runner.search.journal import Asked, Conducted, SearchJournal
 from trainfast_runner.search.searches import BATCH, BEST, kind_of, new_search, newest_search, unfinished
@@ -80,6 +80,8 @@ def test_orders_reach_the_conductor_in_their_order(tmp_path: Path) -> None:
         ("pin", "precision", "bf16"),
         ("unpin", "precision", None),
     ]
+    skip_candidate(tmp_path, 3)
+    assert (read_orders(tmp_path)[-1].do, read_orders(tmp_path)[-1].candidate) == ("skip", 3)
     with pytest.raises(UserError, match="bf16"):
         give_order(tmp_path, "skip", "precision", "bf17")
     with pytest.raises(UserError, match="no such order"):

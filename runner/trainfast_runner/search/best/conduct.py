@@ -333,7 +333,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         """Record the orders that a person gave since the last step."""
         taken = sum(isinstance(line, Ordered) for line in self._lines)
         for order in read_orders(self._directory)[taken:]:
-            self._write(Ordered(do=order.do, knob=order.knob, value=order.value))
+            self._write(Ordered(do=order.do, knob=order.knob, value=order.value, candidate=order.candidate))
 
     def _known(self) -> BestKnown:
         warm = None if self._process is None else self._process.directory.name

@@ -150,9 +150,9 @@ class Race(Line, frozen=True, kw_only=True, tag="race"):
 class Chosen(Line, frozen=True, kw_only=True, tag="chosen"):
     """The next step and its reason. `action` is trial, race, confirm, limit, turn_back or end.
 
-    `leader` is the best candidate now, with its rate and the 95 % interval of that in samples/s; `chance` the
-    probability that going on finds 2 % more, which is expected to take `price_s` seconds. `repeats` marks a trial that
-    repeats the first of its process.
+    `leader` is the best candidate now, with its rate and the 95 % interval of that in samples/s, in samples/J where
+    that is the objective; `chance` the probability that going on finds 2 % more, which is expected to take `price_s`
+    seconds. `repeats` marks a trial that repeats the first of its process.
     """
 
     action: str
@@ -178,11 +178,12 @@ class LaunchedBest(Line, frozen=True, kw_only=True, tag="launched-best"):
 
 
 class Ordered(Line, frozen=True, kw_only=True, tag="ordered"):
-    """The person's order: `skip` a value of a knob, `pin` a knob to one, or `unpin` it."""
+    """The person's order: `skip` a value of a knob or one `candidate`, `pin` a knob to a value, or `unpin` it."""
 
     do: str
-    knob: str
+    knob: str = ""
     value: Any = None
+    candidate: int | None = None
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,6 +22,7 @@ from trainfast_runner.search.best.journal import (
     Trial,
     Visited,
 )
+from trainfast_runner.search.best.objective import seq_len_of
 from trainfast_runner.search.best.observed import (
     DRIFT,
     MOST_VOID_VISITS,
@@ -102,19 +103,21 @@ class BestKnown:
     @cached_property
     def ordered_out(self) -> dict[int, str]:
         """The candidates that the person's orders leave out, each with the order. The baseline is always measured."""
+        found: dict[int, str] = {}
         skipped: dict[tuple[str, object], bool] = {}
         pinned: dict[str, object] = {}
         for line in self.lines:
             if isinstance(line, Ordered):
-                if line.do == "skip":
+                if line.candidate is not None:
+                    found[line.candidate] = "you skipped it"
+                elif line.do == "skip":
                     skipped[line.knob, line.value] = True
                 elif line.do == "pin":
                     pinned[line.knob] = line.value
                 else:
                     pinned.pop(line.knob, None)
         if not skipped and not pinned:
-            return {}
-        found = {}
+            return found
         for number, one in enumerate(self.candidates):
             for name, value in one.knobs.items():
                 if (name, value) in skipped:
@@ -160,7 +163,7 @@ class BestKnown:
 
     def seq_len(self, one: Candidate) -> int:
         """Tokens of a sample of a candidate."""
-        return int(str(one.knobs.get("seq_len", self.question.knobs.get("seq_len", 1))))
+        return seq_len_of(self.question, one)
 
     def is_bound(self, number: int, leader: int) -> bool:
         """True if its FLOPs alone take longer than the leader's whole sample."""

@@ -16,11 +16,15 @@ SKIP, PIN, UNPIN = "skip", "pin", "unpin"
 
 
 class KnobOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """`do` is skip (never try this value of the knob), pin (try this value alone) or unpin (of the knob)."""
+    """`do` is skip (never try this value of the knob), pin (try this value alone) or unpin (of the knob).
+
+    A skip of a `candidate`, by its number, is about that setting alone and names no knob.
+    """
 
     do: str
-    knob: str
+    knob: str = ""
     value: Any = None
+    candidate: int | None = None
 
 
 def give_order(directory: Path, do: str, name: str, value: object = None) -> None:
@@ -28,8 +32,17 @@ def give_order(directory: Path, do: str, name: str, value: object = None) -> Non
     if do not in (SKIP, PIN, UNPIN):
         raise UserError(f"{do}: no such order", key=do, allowed=[SKIP, PIN, UNPIN])
     read = knob(name).read(value) if do != UNPIN else None
+    _append(directory, KnobOrder(do=do, knob=name, value=read))
+
+
+def skip_candidate(directory: Path, number: int) -> None:
+    """Order a live search never to try this candidate; it obeys before its next step."""
+    _append(directory, KnobOrder(do=SKIP, candidate=number))
+
+
+def _append(directory: Path, order: KnobOrder) -> None:
     file = Appender(directory / ORDERS_FILE)
-    file.write(KnobOrder(do=do, knob=name, value=read))
+    file.write(order)
     file.close()
 
 

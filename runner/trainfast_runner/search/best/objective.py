@@ -1,0 +1,28 @@
+"""The objective of a best-fit search in its own unit, by the rate of a setting."""
+
+from __future__ import annotations
+
+from trainfast_runner.search.best.journal import BestQuestion, Candidate, Interval
+
+
+def objective_at(question: BestQuestion, candidate: Candidate, rate: float, start_s: float) -> float:
+    """Return tokens/s, seconds of a start and `for_steps` optimizer steps, or the rate itself.
+
+    `rate` is in samples/s, in samples/J where that is the objective; `start_s` is the time to the first timed step.
+    """
+    if question.objective == "tokens_per_s":
+        return rate * seq_len_of(question, candidate)
+    if question.objective == "time":
+        return start_s + (question.for_steps or 1) * candidate.samples_per_step / rate
+    return rate
+
+
+def objective_interval(question: BestQuestion, candidate: Candidate, rate: Interval, start_s: float) -> Interval:
+    """Return the objective of a rate that is known within an interval; the longest time belongs to the lowest rate."""
+    low, median, high = (objective_at(question, candidate, one, start_s) for one in (rate.low, rate.median, rate.high))
+    return Interval(median=median, low=min(low, high), high=max(low, high))
+
+
+def seq_len_of(question: BestQuestion, candidate: Candidate) -> int:
+    """Return the tokens of a sample of this candidate."""
+    return int(str(candidate.knobs.get("seq_len", question.knobs.get("seq_len", 1))))
