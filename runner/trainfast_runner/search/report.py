@@ -5,10 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from trainfast_runner.records.result import STRICT_SPEED
-from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.search.journal import (
     Answer,
     Asked,
@@ -19,6 +16,7 @@ from trainfast_runner.search.journal import (
     read_journal,
     refuted_by,
 )
+from trainfast_runner.search.reported import fields_of, heading
 
 PROBE_FIELDS = (
     "batch_size",
@@ -56,41 +54,31 @@ def report(directory: Path) -> dict[str, Any]:
     answer = ended.answer if ended is not None else None
     confirmations = [line for line in lines if isinstance(line, ConfirmationRun)]
     return {
-        "schema": SCHEMA,
-        "search_id": asked.search_id,
-        "state": ended.state if ended is not None else None,
-        "reason": ended.reason if ended is not None else "",
-        "preset": asked.preset,
-        "variant": asked.variant,
-        **_fields(answer, "max_batch", "samples_per_s", "aligned_batch", "recommended_batch"),
+        **heading(asked, ended),
+        **fields_of(answer, "max_batch", "samples_per_s", "aligned_batch", "recommended_batch"),
         "measured_under": STRICT_SPEED if asked.device == "cpu" else None,
         "recommended_reason": answer.recommended_why if answer else None,
         "margins": answer.margins if answer else [],
         "fastest": _fastest(answer),
         "probes": [_probe(line, confirmations) for line in lines if isinstance(line, Probe)],
-        "model": _fields(answer, "fixed_bytes", "bytes_per_sample", "phase"),
-        "predicted": None if predicted is None else _fields(predicted, *PREDICTED_FIELDS),
+        "model": fields_of(answer, "fixed_bytes", "bytes_per_sample", "phase"),
+        "predicted": None if predicted is None else fields_of(predicted, *PREDICTED_FIELDS),
         "limit": asked.limit_words,
         "limit_bytes": answer.limit_bytes if answer else min(asked.limits_bytes, default=None),
         "limits_bytes": asked.limits_bytes,
         "world_size": asked.world_size,
-        **_fields(answer, "tightest_rank", "proof_run_id"),
-        "proofs": [_fields(confirmation, *CONFIRMATION_FIELDS) for confirmation in confirmations],
-        **_fields(answer, "headroom_bytes", "certainty", "too_large"),
+        **fields_of(answer, "tightest_rank", "proof_run_id"),
+        "proofs": [fields_of(confirmation, *CONFIRMATION_FIELDS) for confirmation in confirmations],
+        **fields_of(answer, "headroom_bytes", "certainty", "too_large"),
         "changes": ended.changes if ended is not None else [],
-        **_fields(ended, "missing_bytes", "seconds"),
+        **fields_of(ended, "missing_bytes", "seconds"),
     }
 
 
 def _probe(probe: Probe, confirmations: list[ConfirmationRun]) -> dict[str, Any]:
     """One probe; `refuted_by` is the confirmation run that ran out of memory although this size had fitted."""
     by = refuted_by(probe, confirmations)
-    return {**_fields(probe, *PROBE_FIELDS), "refuted_by": None if by is None else by.run_id}
-
-
-def _fields(struct: msgspec.Struct | None, *names: str) -> dict[str, Any]:
-    """These fields of `struct` by name; all None when there is no struct."""
-    return {name: None if struct is None else getattr(struct, name) for name in names}
+    return {**fields_of(probe, *PROBE_FIELDS), "refuted_by": None if by is None else by.run_id}
 
 
 def _fastest(answer: Answer | None) -> dict[str, Any] | None:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import Tail
 from trainfast_runner.records.run_file import Step
 from trainfast_runner.records.run_records import rank_file
-from trainfast_runner.search.journal import CoolingDown, Paused
+from trainfast_runner.search.journal import CoolingDown, Paused, Resumed
+from trainfast_tui.cli.follow_run import Signals
 from trainfast_tui.cli.progress import Progress
 from trainfast_tui.text.cooling import cooling_words
 from trainfast_tui.text.format import duration, plain
 
 TICK_S = 2.0
+BOTH_KINDS: dict[type, str] = {Paused: "paused", Resumed: "going on"}
+"""Words for the lines that both kinds of search write."""
 LineT = TypeVar("LineT")
+EndT = TypeVar("EndT")
 
 
 class JournalPrinter(ABC, Generic[LineT]):
@@ -43,9 +48,22 @@ class JournalPrinter(ABC, Generic[LineT]):
     def run_of(self, line: LineT) -> tuple[str, bool] | None:
         """Return the id of the run that a line starts, and True if its steps are counted; None for any other line."""
 
+    def watch(self, conduct: Callable[..., EndT], signals: Signals) -> EndT:
+        """Conduct a search and print each line of its journal; cancel it on Ctrl-C or when the terminal is closed."""
+
+        def is_cancelled() -> bool:
+            # Called repeatedly during every wait.
+            self.tick()
+            return bool(signals.interrupts or signals.hung_up)
+
+        try:
+            return conduct(on_line=self.print_line, is_cancelled=is_cancelled)
+        finally:
+            self._progress.close()
+
     def print_line(self, line: LineT) -> None:
         """Print a line of the journal."""
-        words = self.words(line)
+        words = BOTH_KINDS.get(type(line)) or self.words(line)
         if words:
             self._progress.print_line(plain(words))
         self._wait = None

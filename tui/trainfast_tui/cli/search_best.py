@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import time
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -25,13 +26,14 @@ from trainfast_tui.cli.exit_codes import SEARCH_EXIT_CODES
 from trainfast_tui.cli.follow_run import Signals, caught
 from trainfast_tui.cli.output import print_json, print_line
 from trainfast_tui.cli.progress import Progress, progress_when_slow
-from trainfast_tui.cli.run import add_settings, wait_for_device
+from trainfast_tui.cli.run import wait_for_device
+from trainfast_tui.cli.search_arguments import add_search_arguments
 from trainfast_tui.text.best_search import answer_lines, estimate_lines
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("preset", metavar="PRESET", help="a name, NAME/VARIANT, or a path ending in .toml")
+    add_search_arguments(parser)
     parser.add_argument(
         "--vary",
         action="append",
@@ -39,7 +41,6 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="KNOB=A,B,C",
         help="vary this knob; may be given again. Without it: every knob that keeps the training the same",
     )
-    add_settings(parser)
     parser.add_argument("--global-batch", type=int, metavar="N", help="samples of one optimizer step (the preset's)")
     parser.add_argument(
         "--objective",
@@ -49,15 +50,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--for-steps", type=int, metavar="N", help="length of the training that time is about")
     parser.add_argument("--budget", default="10m", metavar="T", help="time for finding the leader: 90s, 10m, 1h (10m)")
-    parser.add_argument(
-        "--fresh", action="store_true", help="begin anew, without an unfinished search or effects of earlier ones"
-    )
-    parser.add_argument("--wait", action="store_true", help="wait while another run uses the device")
-    parser.add_argument("--cool-to", type=float, metavar="C", help="start each process when the GPUs are below C °C")
-    parser.add_argument("--python", metavar="PATH", help="train with this Python, whatever torch it has")
     parser.add_argument("--dry-run", action="store_true", help="print the number of candidates and the expected time")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the answer and the whole journal to FILE")
-    parser.add_argument("--json", action="store_true", help="print the answer as one JSON object, the last line")
     parser.epilog = "Ctrl-C cancels and prints the best so far; the same command then continues."
 
 
@@ -103,23 +97,7 @@ def _conducted(
     printer = BestPrinter(progress, home, lines)
     printer.print_question(best.question)
 
-    def is_cancelled() -> bool:
-        # Called repeatedly during every wait.
-        printer.tick()
-        return bool(signals.interrupts or signals.hung_up)
-
-    try:
-        return conduct_best(
-            directory,
-            best,
-            home,
-            options,
-            on_line=printer.print_line,
-            is_cancelled=is_cancelled,
-            began_ns=began_ns,
-        )
-    finally:
-        progress.close()
+    return printer.watch(partial(conduct_best, directory, best, home, options, began_ns=began_ns), signals)
 
 
 def _report(directory: Path, as_json: bool, record: Path | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from trainfast_tui.cli.follow_run import Signals, caught
 from trainfast_tui.cli.journal_printer import JournalPrinter
 from trainfast_tui.cli.output import print_json, print_lines
 from trainfast_tui.cli.progress import Progress, progress_when_slow
-from trainfast_tui.cli.run import add_settings, wait_for_device
+from trainfast_tui.cli.run import wait_for_device
+from trainfast_tui.cli.search_arguments import add_search_arguments
 from trainfast_tui.text.format import duration, milliseconds, per_second, plain, size
 from trainfast_tui.text.memory import PHASES
 from trainfast_tui.text.tables import pairs
@@ -32,19 +34,13 @@ from trainfast_tui.text.tables import pairs
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("preset", metavar="PRESET", help="a name, NAME/VARIANT, or a path ending in .toml")
-    add_settings(parser)
+    add_search_arguments(parser)
     parser.add_argument(
         "--no-oom",
         action="store_true",
         help="never run out of memory on purpose: stop where the fit says that no more fits",
     )
     parser.add_argument("--proof-steps", type=int, default=10, metavar="N", help="steps of the confirmation run (10)")
-    parser.add_argument("--fresh", action="store_true", help="begin anew instead of continuing an unfinished search")
-    parser.add_argument("--wait", action="store_true", help="wait while another run uses the device")
-    parser.add_argument("--cool-to", type=float, metavar="C", help="start each process when the GPUs are below C °C")
-    parser.add_argument("--python", metavar="PATH", help="train with this Python, whatever torch it has")
-    parser.add_argument("--json", action="store_true", help="print the answer as one JSON object, the last line")
     parser.epilog = "Ctrl-C cancels; the same command then continues. The search itself sets batch_size and steps."
 
 
@@ -105,24 +101,7 @@ def _conducted(
         sizes = ", ".join(str(line.batch_size) for line in tried)
         progress.print_line(f"continuing {directory.name}, which has tried {sizes}; --fresh begins anew")
     printer = BatchPrinter(progress, home)
-
-    def is_cancelled() -> bool:
-        # Called repeatedly during every wait.
-        printer.tick()
-        return bool(signals.interrupts or signals.hung_up)
-
-    try:
-        return conduct(
-            directory,
-            plan,
-            home,
-            options,
-            on_line=printer.print_line,
-            is_cancelled=is_cancelled,
-            began_ns=began_ns,
-        )
-    finally:
-        progress.close()
+    return printer.watch(partial(conduct, directory, plan, home, options, began_ns=began_ns), signals)
 
 
 class BatchPrinter(JournalPrinter[AnyLine]):
@@ -164,10 +143,6 @@ class BatchPrinter(JournalPrinter[AnyLine]):
                 return (
                     f"  {line.batch_size} {line.state} in a fresh process, {duration(line.seconds)}{but}: {line.run_id}"
                 )
-            case journal.Paused():
-                return "paused"
-            case journal.Resumed():
-                return "going on"
         return ""
 
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.search.best.journal import (
     BestEnded,
     BestLine,
@@ -22,6 +21,7 @@ from trainfast_runner.search.best.journal import (
     Trial,
     read_best_journal,
 )
+from trainfast_runner.search.reported import fields_of, heading
 
 
 def best_report(directory: Path) -> dict[str, Any]:
@@ -32,17 +32,8 @@ def best_report(directory: Path) -> dict[str, Any]:
     ended = next((line for line in reversed(lines) if isinstance(line, BestEnded)), None)
     answer = ended.found if ended is not None else None
     return {
-        "schema": SCHEMA,
-        "search_id": question.search_id,
-        "state": ended.state if ended is not None else None,
-        "reason": ended.reason if ended is not None else "",
-        "preset": question.preset,
-        "variant": question.variant,
-        "objective": question.objective,
-        "for_steps": question.for_steps,
-        "global_batch": question.global_batch,
-        "vary": question.vary,
-        "left_alone": question.left_alone,
+        **heading(question, ended),
+        **fields_of(question, "objective", "for_steps", "global_batch", "vary", "left_alone"),
         **_answer(answer, space, lines),
         "candidates": len(space.candidates) if space is not None else None,
         "dropped": space.dropped if space is not None else None,
@@ -51,11 +42,9 @@ def best_report(directory: Path) -> dict[str, Any]:
         "disturbed": sum(
             isinstance(line, Trial | Race) and line.outcome == "measured" and bool(line.reason) for line in lines
         ),
-        "orders": [_order(line) for line in lines if isinstance(line, Ordered)],
-        "earlier": [_earlier(effect) for effect in question.earlier],
-        "missing_bytes": ended.missing_bytes if ended is not None else None,
-        "stopped_because": ended.stopped_because if ended is not None else None,
-        "seconds": ended.seconds if ended is not None else None,
+        "orders": [_order(line, space) for line in lines if isinstance(line, Ordered)],
+        "earlier": [_effect(one, "search_id") for one in question.earlier],
+        **fields_of(ended, "missing_bytes", "stopped_because", "seconds"),
     }
 
 
@@ -73,7 +62,7 @@ def _answer(answer: Found | None, space: Space | None, lines: Sequence[BestLine]
         "gain": _gain(answer.gain_percent),
         "within_percent": answer.within_percent,
         "ties": [space.candidates[number].knobs for number in answer.ties],
-        "effects": [_effect(one) for one in answer.effects],
+        "effects": [_effect(one, "measured", "earlier") for one in answer.effects],
         "verdicts": [
             {
                 "knobs": space.candidates[one.candidate].knobs,
@@ -113,54 +102,32 @@ def _gain(percent: Interval | None) -> dict[str, float] | None:
     return None if percent is None else {"percent": percent.median, "low": percent.low, "high": percent.high}
 
 
-def _effect(one: Effect) -> dict[str, Any]:
-    return {
-        "knob": one.knob,
-        "value": one.value,
-        "from": one.before,
-        "gain": _gain(one.gain_percent),
-        "measured": one.measured,
-        "earlier": one.earlier,
-    }
+def _effect(one: Effect | EarlierEffect, *more: str) -> dict[str, Any]:
+    gain = {"from": one.before, "gain": _gain(one.gain_percent)}
+    return {**fields_of(one, "knob", "value"), **gain, **fields_of(one, *more)}
 
 
-def _earlier(one: EarlierEffect) -> dict[str, Any]:
-    gain = _gain(one.gain_percent)
-    return {"knob": one.knob, "value": one.value, "from": one.before, "gain": gain, "search_id": one.search_id}
-
-
-def _order(one: Ordered) -> dict[str, Any]:
-    return {"do": one.do, "knob": one.knob, "value": one.value}
+def _order(one: Ordered, space: Space | None) -> dict[str, Any]:
+    """An order; `knobs` are those of a skipped setting, else None."""
+    knobs = None if one.candidate is None or space is None else space.candidates[one.candidate].knobs
+    return {"do": one.do, "knob": one.knob or None, "value": one.value, "knobs": knobs}
 
 
 def _trial(line: Trial, space: Space) -> dict[str, Any]:
     return {
         "knobs": space.candidates[line.candidate].knobs,
-        "warm": line.warm,
-        "outcome": line.outcome,
         "samples_per_s": _rate(line),
         "steps": len(line.step_ms),
-        "seconds": line.seconds,
-        "peak_allocated_bytes": line.peak_allocated_bytes,
-        "run_id": line.run_id,
-        "repeats": line.repeats,
-        "reason": line.reason,
+        **fields_of(line, "warm", "outcome", "seconds", "peak_allocated_bytes", "run_id", "repeats", "reason"),
     }
 
 
 def _race(line: Race, space: Space) -> dict[str, Any]:
+    figures = "samples_per_joule", "start_s", "peak_allocated_bytes", "seconds"
     return {
         "knobs": space.candidates[line.candidate].knobs,
-        "role": line.role,
-        "knob": line.knob,
-        "outcome": line.outcome,
         "samples_per_s": None if line.samples_per_s is None else {"median": line.samples_per_s, "mad": line.mad},
-        "samples_per_joule": line.samples_per_joule,
-        "start_s": line.start_s,
-        "peak_allocated_bytes": line.peak_allocated_bytes,
-        "seconds": line.seconds,
-        "run_id": line.run_id,
-        "reason": line.reason,
+        **fields_of(line, "role", "knob", "outcome", *figures, "run_id", "reason"),
     }
 
 

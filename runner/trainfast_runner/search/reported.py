@@ -1,0 +1,20 @@
+"""The parts that the reports of both kinds of search have alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from trainfast_runner.records.run_file import SCHEMA
+
+
+def heading(asked: msgspec.Struct, ended: msgspec.Struct | None) -> dict[str, Any]:
+    """Return the fields by which a report begins, from the first line of a journal and the one that ends it, if any."""
+    end = {"state": None, "reason": ""} if ended is None else fields_of(ended, "state", "reason")
+    return {"schema": SCHEMA, **fields_of(asked, "search_id"), **end, **fields_of(asked, "preset", "variant")}
+
+
+def fields_of(struct: msgspec.Struct | None, *names: str) -> dict[str, Any]:
+    """Return these fields of `struct` by name; all None when there is no struct."""
+    return {name: None if struct is None else getattr(struct, name) for name in names}
