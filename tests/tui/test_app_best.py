@@ -19,6 +19,7 @@ from best_searched import (
     chosen,
     show_best,
 )
+from msgspec.structs import replace
 from recorded import MIB, START_NS, S, write_lines
 from still import FULL, SMALL, StillApp, screen_text, until, until_true
 
@@ -26,9 +27,10 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.search import control
 from trainfast_runner.search.best.asked import BestAsked
-from trainfast_runner.search.best.journal import BestEnded, Ordered
+from trainfast_runner.search.best.journal import BestEnded, Ordered, Trial
 from trainfast_runner.search.best.orders import read_orders
 from trainfast_runner.search.journal import PAUSE_FILE, Paused
+from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.charts.scatter import Spot, pareto, scatter
 from trainfast_tui.control.best_control import BestControl
@@ -49,7 +51,12 @@ def live_best(home: Home, conduct: Callable[[Path], None]) -> Path:
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan without a look at this machine."""
-    monkeypatch.setattr(BestControl, "_plan", lambda self, spec: BestPlanned(spec, [(PLAN, "text")]))
+    vary: dict[str, list[KnobValue]] = {"batch_size": [4, 8], "precision": ["fp32", "bf16"]}
+
+    def plan(self: BestControl, spec: RunSpec, question: BestAsked | None) -> BestPlanned:
+        return BestPlanned(question, [(PLAN, "text")], question.vary if question and question.vary else vary, 16)
+
+    monkeypatch.setattr(BestControl, "_plan", plan)
 
 
 @pytest.fixture
@@ -81,11 +88,13 @@ async def test_a_live_search_shows_the_best_its_chance_the_chart_and_the_trials(
     assert lines[0].startswith("best fit: tiny-llama ─")
     assert lines[1].startswith("● trying batch_size=16 grad_accum=1 precision=bf16 checkpointing=full")
     assert lines[2].startswith("best so far 61.0 samples/s (59.4 to 62.6)  batch_size=4")
+    assert "precision=bf16" in " ".join(lines[2:4]), "no part of the best setting is cut off"
     assert "31 % chance that going on finds 2 % more, for about 1 min 35 s" in words
     assert "12 candidates, 5 measurements, 40 s so far, the budget is 10 min" in words
     assert "limit 1.00 GiB" in text
     assert text.count("┊") >= 5, "the limit is a line of the chart"
-    assert text.count("■") == 1, "the best so far"
+    assert "samples/s over memory  ⠤ Pareto front  ■ best  • measured  ✗ too large  ○ now" in text
+    assert text.count("■") == 2, "the best so far, beside its meaning"
     assert "it may be 4 % f" in text
     assert lines[-1].startswith("Enter take  space pause  p pin  x skip  Esc leave  s stop")
 
@@ -130,7 +139,7 @@ async def test_the_answer_has_the_effects_the_ties_and_the_verdicts_and_enter_ta
         assert "+44.4 % (+41.9 % to +46.9 %)  in a run" in text
         assert "within the noise  batch_size=16 grad_accum=1 precision=bf16 checkpointing=full" in text
         assert "12: 5 measured, 6 beaten, 1 too large" in text
-        assert text.splitlines()[-1].startswith("Enter take  Esc back  f5 go on")
+        assert text.splitlines()[-1].startswith("Enter take  Esc back  f5 anew  v new question")
         await pilot.press("enter")
         await pilot.pause()
         assert app.screen is app.main
@@ -182,7 +191,7 @@ async def test_p_pins_a_value_and_x_skips_one(home: Home, live_best: Path) -> No
         assert "checkpointing=full  6 candidates" in screen_text(app)
         await pilot.press(*"bf16", "enter")
         await until_true(pilot, lambda: len(read_orders(live_best)) == 1, "the pin")
-        await pilot.press("x", *"full", "enter")
+        await pilot.press("x", *"full 6 candidates", "enter")
         await until_true(pilot, lambda: len(read_orders(live_best)) == 2, "the skip")
         assert [(one.do, one.knob, one.value) for one in read_orders(live_best)] == [
             ("pin", "precision", "bf16"),
@@ -196,6 +205,59 @@ async def test_p_pins_a_value_and_x_skips_one(home: Home, live_best: Path) -> No
         await pilot.press("p", *"unpin", "enter")
         await until_true(pilot, lambda: len(read_orders(live_best)) == 3, "the unpin")
         assert read_orders(live_best)[-1].do == "unpin"
+
+
+async def test_x_skips_the_setting_under_way(home: Home, live_best: Path) -> None:
+    async with StillApp(home).run_test(size=FULL) as pilot:
+        await best_opened(pilot, live_best)
+        await pilot.press("x")
+        assert "setting 11" in screen_text(pilot.app)  # type: ignore[arg-type]
+        await pilot.press(*"under way", "enter")
+        await until_true(pilot, lambda: len(read_orders(live_best)) == 1, "the skip")
+        assert (read_orders(live_best)[0].do, read_orders(live_best)[0].candidate) == ("skip", 11)
+        words = " ".join((await show_best(pilot, live_best)).split())
+    assert "your orders: skip the setting batch_size=16 grad_accum=1 precision=bf16 checkpointing=full" in words
+
+
+OBJECTIVES: list[tuple[dict[str, Any], str, str, str]] = [
+    ({"objective": "tokens_per_s"}, "7,808 tokens/s (7,603 to 8,013)", "tokens/s (95 % CI)", "tokens/s over memory"),
+    (
+        {"objective": "time", "for_steps": 800},
+        "3.65 min (3.57 to 3.75) for 800 steps",
+        "min (95 % CI)",
+        "samples/s over memory",
+    ),
+    (
+        {"objective": "samples_per_joule"},
+        "61.0 samples/J (59.4 to 62.6)",
+        "samples/J (95 % CI)",
+        "samples/J over memory",
+    ),
+]
+
+
+@pytest.mark.parametrize("size", [FULL, SMALL])
+@pytest.mark.parametrize(("asked", "best", "column", "chart"), OBJECTIVES)
+async def test_every_figure_is_that_of_the_objective(
+    home: Home,
+    conduct: Callable[[Path], None],
+    size: tuple[int, int],
+    asked: dict[str, Any],
+    best: str,
+    column: str,
+    chart: str,
+) -> None:
+    lines = [a_question(**asked), *best_going_on()[1:]]
+    joules = [replace(line, joules=0.2 * 16 * 8) if isinstance(line, Trial) else line for line in lines]
+    search = a_best_search(home, joules)
+    conduct(search)
+    async with StillApp(home).run_test(size=size) as pilot:
+        text = await best_opened(pilot, search)
+    assert f"best so far {best}" in text
+    assert column in text
+    assert chart in text
+    if asked["objective"] == "samples_per_joule":
+        assert "5.00 (" in text, "of the trials' own counters"
 
 
 async def test_s_stops_the_search_and_f5_continues_its_question(
@@ -236,6 +298,110 @@ async def test_without_a_search_the_screen_tells_the_plan_and_enter_starts(
         conduct(search)
         app.post(SearchStarted(search, SearchKind.BEST))
         assert "best so far" in await show_best(pilot, search)
+
+
+async def test_the_question_is_put_part_by_part_and_then_searched(
+    home: Home, planned: None, started: list[tuple[RunSpec, BestAsked]]
+) -> None:
+    async with StillApp(home).run_test(size=SMALL) as pilot:
+        await best_opened(pilot, None)
+        text = await until(pilot, PLAN)
+        assert "v vary          every knob that keeps the training the same" in text
+        assert "g global batch  16 samples, the preset's own" in text
+        assert "o objective     the most samples a second" in text
+        assert "t time budget   10 min" in text
+        assert text.splitlines()[-1].startswith("Enter start  Esc back  v vary  g batch  o objective  t time")
+        await pilot.press("v")
+        assert "batch_size=4,8 precision=fp32,bf16" in screen_text(pilot.app)  # type: ignore[arg-type]
+        await pilot.press(*"precision=fp32, bf16  workers=0,2", "enter")
+        await until(pilot, "v vary          precision=fp32,bf16 workers=0,2")
+        await pilot.press("g", *"32", "enter")
+        await until(pilot, "g global batch  32 samples")
+        await pilot.press("t", *"90s", "enter")
+        await until(pilot, "t time budget   1 min 30 s")
+        await pilot.press("o", *"time", "enter")
+        await until(pilot, "Optimizer steps")
+        await pilot.press(*"800", "enter")
+        await until(pilot, "o objective     the least time for a start and a number of steps: 800 steps")
+        await pilot.press("enter")
+        await until_true(pilot, lambda: started, "the start")
+    assert started[0][1] == BestAsked(
+        vary={"precision": ["fp32", "bf16"], "workers": [0, 2]},
+        global_batch=32,
+        objective="time",
+        for_steps=800,
+        budget_s=90.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "typed", "words"),
+    [
+        ("v", "prcision=fp32", "precision"),
+        ("v", "nonsense", "knob=a,b,c"),
+        ("v", "precision=fp33", "fp32"),
+        ("v", "precision=", "no value"),
+        ("g", "-3", "at least 1"),
+        ("g", "ten", "at least 1"),
+        ("t", "soon", "not a time"),
+        ("t", "0", "not a time"),
+    ],
+)
+async def test_nonsense_in_the_question_says_what_is_allowed_and_changes_nothing(
+    home: Home, planned: None, key: str, typed: str, words: str
+) -> None:
+    app = StillApp(home)
+    async with app.run_test(size=SMALL) as pilot:
+        await best_opened(pilot, None)
+        await until(pilot, PLAN)
+        await pilot.press(key, *typed, "enter")
+        await until(pilot, words)
+        await pilot.press("escape")
+        await pilot.pause()
+        assert app.session.best.question is None
+        assert "10 min" in screen_text(app)
+
+
+async def test_after_an_answer_another_question_can_be_put(
+    home: Home, planned: None, started: list[tuple[RunSpec, BestAsked]]
+) -> None:
+    async with StillApp(home).run_test(size=SMALL) as pilot:
+        text = await best_opened(pilot, a_best_search(home, best_answered()))
+        assert "v new question" in text.splitlines()[-1]
+        await pilot.press("v", *"precision=fp32,bf16", "enter")
+        await until(pilot, "v vary          precision=fp32,bf16")
+        await pilot.press("enter")
+        await until_true(pilot, lambda: started, "the start")
+    question = a_question()
+    assert started[0][1] == BestAsked(
+        vary={"precision": ["fp32", "bf16"]}, global_batch=question.global_batch, budget_s=question.budget_s
+    )
+
+
+async def test_a_search_of_another_preset_stays_on_the_screen_when_it_ends(
+    home: Home, planned: None, conduct: Callable[[Path], None]
+) -> None:
+    search = a_best_search(home, [a_question(preset="gpt2-small"), *best_going_on()[1:]])
+    conduct(search)
+    async with StillApp(home).run_test(size=FULL) as pilot:
+        assert "● trying" in await best_opened(pilot, search)
+        write_lines(search / "journal.jsonl", [a_question(preset="gpt2-small"), *best_answered()[1:]])
+        assert "✓ batch_size=4 grad_accum=4 precision=bf16: +44.4 %" in await show_best(pilot, search)
+        await pilot.press("escape")
+        await pilot.pause()
+        assert "Enter starts the search" in await best_opened(pilot, search), "the next run is of another preset"
+
+
+async def test_a_notice_stands_below_a_plan_that_is_longer_than_the_screen(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = [(f"left alone: knob {number}", "muted") for number in range(40)]
+    monkeypatch.setattr(BestControl, "_plan", lambda self, spec, question: BestPlanned(question, long))
+    async with StillApp(home).run_test(size=SMALL) as pilot:
+        await best_opened(pilot, None)
+        await until(pilot, "left alone: knob 1")
+        await pilot.press("p")
+        await until(pilot, "There is no live search.")
 
 
 async def test_a_refused_plan_and_start_say_why(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

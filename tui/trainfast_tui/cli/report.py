@@ -10,12 +10,14 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.search_directories import is_conducted, search_directories
 from trainfast_runner.results.explained_run import explained_now
 from trainfast_runner.running.final_result import final_result
+from trainfast_runner.search.best.best_follower import BestSoFar
+from trainfast_runner.search.best.journal import read_best_journal
 from trainfast_tui.cli import summary
 from trainfast_tui.cli.output import print_json, print_line, writable
 from trainfast_tui.report.as_html import as_html
 from trainfast_tui.report.as_markdown import as_markdown
 from trainfast_tui.report.batch_blocks import batch_search_report, confirmed_by
-from trainfast_tui.report.best_blocks import best_journal, best_search_report, cold_runs
+from trainfast_tui.report.best_blocks import best_search_report, cold_runs
 from trainfast_tui.report.document import Document, Prose
 from trainfast_tui.report.recorded import ReportedRun, read_run
 from trainfast_tui.report.run_blocks import labels, runs_report
@@ -95,14 +97,16 @@ def _found(home: Home, reference: str, searches: list[str]) -> str:
 
 def _search_document(home: Home, directory: Path) -> tuple[Document, list[str]]:
     """Return the report of a search of either kind, with the runs that confirmed its answer."""
-    best = best_journal(directory)
-    confirmed = confirmed_by(directory) if best is None else cold_runs(best)
+    best = BestSoFar(tuple(read_best_journal(directory)))
+    confirmed = confirmed_by(directory) if best.question is None else cold_runs(best)
     run_ids = [run_id for run_id in confirmed if home.directory(run_id).is_dir()]
     runs = [_read(home, run_id, label) for run_id, label in zip(run_ids, labels(len(run_ids)), strict=True)]
-    blocks = batch_search_report(directory, runs) if best is None else best_search_report(best, runs)
+    if best.question is None:
+        kind, blocks = "Batch search", batch_search_report(directory, runs)
+    else:
+        kind, blocks = "Best-fit search", best_search_report(best, best.question, runs)
     if is_conducted(directory):
         blocks.insert(0, Prose("The search is still running: this is its journal so far."))
-    kind = "Batch search" if best is None else "Best-fit search"
     return Document(f"{kind} {directory.name}", tuple(blocks)), run_ids
 
 

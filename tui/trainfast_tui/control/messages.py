@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
     from trainfast_runner.records.result import OomExplanation, Result
     from trainfast_runner.search.advice.advisor import Situation
-    from trainfast_runner.settings.spec import RunSpec
+    from trainfast_runner.search.best.asked import BestAsked
+    from trainfast_runner.settings.knob_values import KnobValue
     from trainfast_tui.control.memory_view import MemoryView
     from trainfast_tui.live.snapshot import Snapshot
 
@@ -117,10 +118,13 @@ class SearchEnded:
 
 @dataclass(frozen=True, slots=True)
 class BestPlanned:
-    """The best-fit search of `spec` would go so, in paragraphs with their tones."""
+    """A best-fit search with this question (None: the default one) would go so, in paragraphs with their tones."""
 
-    spec: RunSpec
+    question: BestAsked | None
     texts: list[tuple[str, str]]
+    vary: Mapping[str, Sequence[KnobValue]] = field(default_factory=dict)
+    """The varied values; empty if the question is refused."""
+    global_batch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,23 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-from trainfast_runner.search.best.journal import (
-    BestEnded,
-    BestLine,
-    BestQuestion,
-    Candidate,
-    Found,
-    Interval,
-    Race,
-    Space,
-    Trial,
-    read_best_journal,
-)
+from trainfast_runner.search.best.best_follower import BestSoFar
+from trainfast_runner.search.best.journal import BestQuestion, Found, Interval, Race, Trial
 from trainfast_tui.report.bar_picture import Whisker, whisker_picture
 from trainfast_tui.report.document import Block, Heading, Listing, Prose, grid, pairs_grid
 from trainfast_tui.report.exports import export_blocks
@@ -26,6 +13,8 @@ from trainfast_tui.report.machine_blocks import machine_blocks
 from trainfast_tui.report.pareto_blocks import MeasuredCandidate, pareto_blocks
 from trainfast_tui.report.recorded import ReportedRun
 from trainfast_tui.report.run_blocks import ABSENT_NOTE, run_sections
+from trainfast_tui.text.best_objective import objective_words
+from trainfast_tui.text.best_search import knob_words
 from trainfast_tui.text.comparison import setting
 from trainfast_tui.text.format import count, duration, milliseconds, number, percent, signed_percent, size
 
@@ -44,64 +33,23 @@ BEST_BY = {
 }
 
 
-@dataclass(frozen=True)
-class BestJournal:
-    """The lines of a best-fit search that a report shows; `space` and `ended` are None before they are written."""
-
-    question: BestQuestion
-    space: Space | None
-    trials: Sequence[Trial]
-    races: Sequence[Race]
-    ended: BestEnded | None
-
-    @property
-    def found(self) -> Found | None:
-        """The answer, or the best so far of a cancelled search."""
-        return self.ended.found if self.ended is not None else None
-
-    def candidate(self, place: int) -> Candidate:
-        """Return a candidate by its number; a journal that numbers more than it lists gives an empty one."""
-        listed = self.space.candidates if self.space is not None else []
-        return listed[place] if 0 <= place < len(listed) else Candidate(knobs={})
-
-    def peak_bytes(self, place: int) -> int | None:
-        """Return the highest peak that a candidate was measured with."""
-        made: list[Trial | Race] = [*self.trials, *self.races]
-        return max((line.peak_allocated_bytes or 0 for line in made if line.candidate == place), default=0) or None
-
-
-def best_journal(directory: Path) -> BestJournal | None:
-    """Read the journal; None if it is not one of a best-fit search."""
-    lines: list[BestLine] = read_best_journal(directory)
-    question = next((line for line in lines if isinstance(line, BestQuestion)), None)
-    if question is None:
-        return None
-    return BestJournal(
-        question,
-        next((line for line in reversed(lines) if isinstance(line, Space)), None),
-        [line for line in lines if isinstance(line, Trial)],
-        [line for line in lines if isinstance(line, Race)],
-        next((line for line in reversed(lines) if isinstance(line, BestEnded)), None),
-    )
-
-
-def cold_runs(journal: BestJournal) -> list[str]:
+def cold_runs(so_far: BestSoFar) -> list[str]:
     """Return the runs that confirmed the answer: the baseline's, then the winner's."""
-    found = journal.found
+    found = so_far.found
     return [] if found is None else list(dict.fromkeys([*found.baseline_run_ids, *found.best_run_ids]))
 
 
-def best_search_report(journal: BestJournal, runs: Sequence[ReportedRun]) -> list[Block]:
+def best_search_report(so_far: BestSoFar, question: BestQuestion, runs: Sequence[ReportedRun]) -> list[Block]:
     """Return the whole report; `runs` are those of `cold_runs` that are still on the disk."""
-    blocks: list[Block] = [*_question(journal.question), *(machine_blocks(runs) if runs else ())]
-    blocks += [Heading("Answer"), *_answer(journal)]
-    found = journal.found
+    blocks: list[Block] = [*_question(question), *(machine_blocks(runs) if runs else ())]
+    blocks += [Heading("Answer"), *_answer(so_far)]
+    found = so_far.found
     if found is not None:
-        blocks += [*_pareto(journal, found), *_effects(found), *_verdicts(journal, found)]
-    blocks += _tried(journal)
+        blocks += [*_pareto(so_far, found), *_effects(found), *_verdicts(so_far, found)]
+    blocks += _tried(so_far)
     if not runs:
         return [*blocks, Prose("No run that confirmed an answer is on the disk: no machine, chart or export here.")]
-    space = journal.space
+    space = so_far.space
     is_baseline = found is not None and space is not None and found.best == space.baseline
     winner = [run for run in runs if found is not None and run.directory.name in found.best_run_ids]
     return [
@@ -110,11 +58,6 @@ def best_search_report(journal: BestJournal, runs: Sequence[ReportedRun]) -> lis
         *run_sections(runs),
         *export_blocks(winner[:1] or runs[:1]),
     ]
-
-
-def knob_words(knobs: Mapping[str, Any]) -> str:
-    """Return settings as they are typed."""
-    return " ".join(f"{name}={setting(name, value)}" for name, value in knobs.items())
 
 
 def _roles(runs: Sequence[ReportedRun], winner: Sequence[ReportedRun], is_baseline: bool) -> str:
@@ -157,14 +100,14 @@ def _question(question: BestQuestion) -> Iterator[Block]:
         yield grid(("knob", "from", "to", "gain", "search"), earlier, right=(3,))
 
 
-def _answer(journal: BestJournal) -> Iterator[Block]:
-    ended, found, space = journal.ended, journal.found, journal.space
+def _answer(so_far: BestSoFar) -> Iterator[Block]:
+    ended, found, space = so_far.ended, so_far.found, so_far.space
     if ended is None:
         yield Prose("The search has no answer yet: the same command continues it.")
         return
     if ended.state != "answered":
-        so_far = "; the best so far" if found is not None else ""
-        yield Prose(f"{ended.state.replace('_', ' ').capitalize()}: {ended.reason}{so_far}.")
+        best = "; the best so far" if found is not None else ""
+        yield Prose(f"{ended.state.replace('_', ' ').capitalize()}: {ended.reason}{best}.")
     if ended.missing_bytes is not None:
         yield Prose(f"At least {size(ended.missing_bytes)} are missing.")
     if found is None or space is None:
@@ -173,16 +116,16 @@ def _answer(journal: BestJournal) -> Iterator[Block]:
         noise = percent(found.within_percent, 1)
         yield Prose(f"Within {noise}, the noise of this machine: smaller differences than that are not claimed.")
     rows = [
-        ("best", knob_words(journal.candidate(found.best).knobs)),
+        ("best", knob_words(so_far.candidate(found.best).knobs)),
         ("", _rate(found.best_rate)),
-        ("baseline", knob_words(journal.candidate(space.baseline).knobs)),
+        ("baseline", knob_words(so_far.candidate(space.baseline).knobs)),
         ("", _rate(found.baseline_rate)),
         ("gain", "the baseline is the best" if found.best == space.baseline else _gain(found.gain_percent)),
     ]
-    if journal.question.objective != "samples_per_s":
-        words = OBJECTIVES.get(journal.question.objective, journal.question.objective)
-        rows += [(f"{words}, best", _interval(found.best_value)), ("baseline", _interval(found.baseline_value))]
-    rows += [("cannot be told from the best", knob_words(journal.candidate(place).knobs)) for place in found.ties]
+    if so_far.objective != "samples_per_s":
+        rows += [("best by its objective", _value(so_far, found.best_value))]
+        rows += [("baseline by its objective", _value(so_far, found.baseline_value))]
+    rows += [("cannot be told from the best", knob_words(so_far.candidate(place).knobs)) for place in found.ties]
     if found.changes_training:
         rows.append(("changes the training", ", ".join(found.changes_training)))
     rows += [
@@ -199,6 +142,11 @@ def _rate(rate: Interval | None) -> str:
     return "not measured" if rate is None else f"{_interval(rate)} samples/s"
 
 
+def _value(so_far: BestSoFar, value: Interval | None) -> str:
+    """Return the objective in its unit, with its 95 % interval."""
+    return "not measured" if value is None else objective_words(so_far.objective, so_far.for_steps, value)
+
+
 def _interval(one: Interval | None) -> str:
     return "not measured" if one is None else f"{number(one.median)} (95 % CI: {number(one.low)} to {number(one.high)})"
 
@@ -210,15 +158,14 @@ def _gain(gain: Interval | None) -> str:
     return f"{signed_percent(gain.median)} (95 % CI: {gain.low:+.1f} to {gain.high:+.1f} %)"
 
 
-def _pareto(journal: BestJournal, found: Found) -> list[Block]:
-    baseline = journal.space.baseline if journal.space is not None else None
+def _pareto(so_far: BestSoFar, found: Found) -> list[Block]:
+    baseline = so_far.space.baseline if so_far.space is not None else None
     measured = [
-        MeasuredCandidate(one.candidate, knob_words(journal.candidate(one.candidate).knobs), one.rate, peak)
+        MeasuredCandidate(one.candidate, knob_words(so_far.candidate(one.candidate).knobs), one.rate, peak)
         for one in found.verdicts
-        if one.rate is not None and (peak := journal.peak_bytes(one.candidate)) is not None
+        if one.rate is not None and (peak := so_far.peak_bytes(one.candidate)) is not None
     ]
-    limit = min(journal.question.limits_bytes, default=None)
-    return pareto_blocks(measured, found.best, baseline, found.pareto, limit)
+    return pareto_blocks(measured, found.best, baseline, found.pareto, so_far.limit_bytes)
 
 
 def _effects(found: Found) -> Iterator[Block]:
@@ -240,13 +187,13 @@ def _effects(found: Found) -> Iterator[Block]:
         yield picture
 
 
-def _verdicts(journal: BestJournal, found: Found) -> Iterator[Block]:
+def _verdicts(so_far: BestSoFar, found: Found) -> Iterator[Block]:
     yield Heading("Every candidate")
     header = ("", "settings", "verdict", "samples/s", "predicted", "peak", "reason")
     rows = []
     for one in found.verdicts:
-        candidate = journal.candidate(one.candidate)
-        memory = [size(candidate.predicted_bytes), size(journal.peak_bytes(one.candidate))]
+        candidate = so_far.candidate(one.candidate)
+        memory = [size(candidate.predicted_bytes), size(so_far.peak_bytes(one.candidate))]
         rate = _interval(one.rate) if one.rate is not None else number(None)
         words = [one.verdict.replace("_", " "), rate, *memory, one.reason]
         rows.append([count(one.candidate), knob_words(candidate.knobs), *words])
@@ -254,11 +201,10 @@ def _verdicts(journal: BestJournal, found: Found) -> Iterator[Block]:
     yield Prose(ABSENT_NOTE)
 
 
-def _tried(journal: BestJournal) -> Iterator[Block]:
+def _tried(so_far: BestSoFar) -> Iterator[Block]:
     """Yield the trials in warm processes and the runs in fresh ones, in their order."""
     yield Heading("Trials and runs")
-    made: list[Trial | Race] = [*journal.trials, *journal.races]
-    rows = [_try(journal, line) for line in sorted(made, key=lambda line: line.t_ns)]
+    rows = [_try(so_far, line) for line in so_far.ran]
     if not rows:
         yield Prose("Nothing was measured.")
         return
@@ -266,7 +212,7 @@ def _tried(journal: BestJournal) -> Iterator[Block]:
     yield grid(header, rows, right=(3, 4, 5, 6, 7))
 
 
-def _try(journal: BestJournal, line: Trial | Race) -> list[str]:
+def _try(so_far: BestSoFar, line: Trial | Race) -> list[str]:
     if isinstance(line, Trial):
         role = "warm trial" if line.warm else "first trial of a process"
         role += ", repeated" if line.repeats else ""
@@ -277,4 +223,4 @@ def _try(journal: BestJournal, line: Trial | Race) -> list[str]:
         turned = f" of {line.knob}" if line.knob else ""
         role, times = f"{line.role.replace('_', ' ')}{turned}", [number(line.samples_per_s), number(None), number(None)]
     rest = [size(line.peak_allocated_bytes), duration(line.seconds), line.run_id, line.reason]
-    return [knob_words(journal.candidate(line.candidate).knobs), role, line.outcome, *times, *rest]
+    return [knob_words(so_far.candidate(line.candidate).knobs), role, line.outcome, *times, *rest]

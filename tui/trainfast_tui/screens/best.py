@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING
 from textual.app import ComposeResult
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.search.best.asked import BestAsked
 from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.spec import spec_of_record
 from trainfast_tui.control.messages import BestPlanned, Notified
 from trainfast_tui.control.next_run import is_about_model
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.screens.base import AppScreen, SessionMessage
 from trainfast_tui.session import Session
-from trainfast_tui.text.best_state import best_of, orders_in_force, settings_of
+from trainfast_tui.text.best_state import orders_in_force, setting_words, settings_of
 from trainfast_tui.text.format import duration
+from trainfast_tui.widgets.best_question import ask_about, asked_of, question_rows
 from trainfast_tui.widgets.best_view import BestView
 from trainfast_tui.widgets.strips import Footer
 
@@ -24,12 +27,18 @@ if TYPE_CHECKING:
 
 WHY = (
     "Finds the fastest settings that fit, by short trials of real steps in warm processes; the best and your own"
-    " settings are then confirmed in fresh ones. Only knobs that keep the training the same are varied."
+    " settings are then confirmed in fresh ones."
 )
 PLANNING = "Listing the settings that can run here…"
 MOST_NAMED = 3
 """The status line names at most this many knobs."""
 ENTER = "Enter starts the search; Esc goes back."
+UNFINISHED = ("interrupted", "cancelled")
+"""States of a search that f5 continues; an ended one starts anew."""
+THIS = "setting "
+"""Stands before a candidate's number in a choice."""
+QUESTION = ("ask('vary')", "ask('batch')", "ask('objective')", "ask('budget')")
+"""The actions that change the question of the next search."""
 
 
 class BestScreen(AppScreen):
@@ -40,7 +49,9 @@ class BestScreen(AppScreen):
     def __init__(self, session: Session) -> None:
         super().__init__(session)
         self._search: BestSnapshot | None = None
-        self._plan: list[tuple[str, str]] = []
+        self._planned = BestPlanned(None, [])
+        self._is_asking = False
+        """True while the question of another search is put, though one that has ended could be shown."""
         self._now_ns = 0
 
     def compose(self) -> ComposeResult:
@@ -68,26 +79,29 @@ class BestScreen(AppScreen):
         next_run, run = self.session.next_run, self.session.shown_run
         assert next_run is not None
         if run is not None and run.is_live:
-            self._plan = [(f"{run.run_id} is using the device: Enter stops it first.", "warning")]
+            self._planned = BestPlanned(None, [(f"{run.run_id} is using the device: Enter stops it first.", "warning")])
         else:
-            self._plan = [(PLANNING, "muted")]
+            self._planned = BestPlanned(None, [(PLANNING, "muted")])
             self.session.best.plan(next_run.spec, self.post)
 
     def on_session_message(self, message: SessionMessage) -> None:
         """Take in the plan; leave other messages to the app."""
         planned = message.content
-        if not isinstance(planned, BestPlanned):
-            return
-        self._plan = planned.texts
-        self._show()
+        # The plan of an earlier question may come late.
+        if isinstance(planned, BestPlanned) and planned.question is self.session.best.question:
+            self._planned = planned
+            self._show()
 
     def _show(self) -> None:
         """Paint the search as of the newest snapshot, or the plan of one."""
         control, next_run = self.session.best, self.session.next_run
         search = control.current
-        if search is not None and not search.is_live:
-            question = search.so_far.question
-            if question is None or next_run is None or not is_about_model(question, next_run.spec):
+        if search is not None and search.is_live:
+            self._is_asking = False
+        elif search is not None:
+            question, was_shown = search.so_far.question, self._search is not None
+            is_about = question is not None and next_run is not None and is_about_model(question, next_run.spec)
+            if self._is_asking or not (is_about or was_shown):
                 search = None
         if search is not None and (self._search is None or self._search.state != search.state):
             # A notice about the state before is outdated.
@@ -100,22 +114,24 @@ class BestScreen(AppScreen):
         self._show_useful_keys()
 
     def _show_plan(self) -> None:
-        next_run = self.session.next_run
-        texts = [(WHY, "muted"), *self._plan]
-        if self.session.best.is_going_on:
-            asked_ns = self.session.best.asked_ns
-            waited = "" if asked_ns is None else duration(max(0, self._now_ns - asked_ns) // 1_000_000_000)
-            texts = [(f"The knobs are being checked… {waited}", "text")]
+        next_run, control = self.session.next_run, self.session.best
+        if control.is_going_on:
+            waited = "" if control.asked_ns is None else duration(max(0, self._now_ns - control.asked_ns) // 10**9)
+            rows = [("", f"The knobs are being checked… {waited}", "text")]
         else:
-            texts.insert(1, (ENTER, "title"))
-        self.view.show_plan(next_run.spec.name if next_run is not None else "", texts)
+            asked = control.question or BestAsked()
+            question = question_rows(asked, self._planned.global_batch)
+            rows = [("", WHY, "muted"), ("", ENTER, "title")]
+            rows += [(f"{name:<16}", value, "text") for name, value in question]
+            rows += [("", text, tone) for text, tone in self._planned.texts]
+        self.view.show_plan(next_run.spec.name if next_run is not None else "", rows)
 
     def _show_useful_keys(self) -> None:
         """Leave out of the footer the keys that do nothing now."""
         search, footer = self._search, self.query_one(Footer)
         live = search is not None and search.is_live
         starting = search is None and self.session.best.is_going_on
-        has_best = search is not None and best_of(search.so_far) is not None
+        has_best = search is not None and search.so_far.best is not None
         useless = {
             "apply": starting or (search is not None and not has_best),
             "pause": not live,
@@ -123,10 +139,15 @@ class BestScreen(AppScreen):
             "skip": not live,
             "cancel": not live,
             "again": live or search is None,
+            **dict.fromkeys(QUESTION, live or starting or search is not None),
+            QUESTION[0]: live or starting,
         }
         footer.leave_out(frozenset(name for name, is_so in useless.items() if is_so))
         footer.relabel("apply", "start" if search is None else "take")
+        footer.relabel(QUESTION[0], "vary" if search is None else "new question")
         footer.relabel("pause", "go on" if search is not None and search.state in ("pausing", "paused") else "pause")
+        is_unfinished = search is not None and search.state in UNFINISHED
+        footer.relabel("again", "go on" if is_unfinished else "anew")
         footer.relabel("leave", "leave" if live or starting else "back")
 
     def show_notice(self, text: str, tone: str = "text") -> None:
@@ -148,7 +169,7 @@ class BestScreen(AppScreen):
         if search is None:
             self._start()
             return
-        best = best_of(search.so_far)
+        best = search.so_far.best
         if best is None:
             self.notify("Nothing was measured yet.", severity="warning")
             return
@@ -201,8 +222,13 @@ class BestScreen(AppScreen):
 
     def action_skip(self) -> None:
         search = self._live()
-        if search is not None:
-            self._ask_order(search, "skip", "Never try this value", [])
+        if search is None:
+            return
+        now, space = search.so_far.chosen, search.so_far.space
+        choices: list[tuple[str, str]] = []
+        if now is not None and now.candidate is not None and space is not None:
+            choices = [(f"{THIS}{now.candidate}", f"{setting_words(space, now.candidate)}, the one under way")]
+        self._ask_order(search, "skip", "Never try a setting, or a value", choices)
 
     def _ask_order(self, search: BestSnapshot, do: str, title: str, choices: list[tuple[str, str]]) -> None:
         """Let the person choose a value of a knob that the search varies, and order it."""
@@ -219,11 +245,33 @@ class BestScreen(AppScreen):
                 return
             if answer.startswith("unpin "):
                 self.session.best.order(search.directory, "unpin", answer.removeprefix("unpin "))
+            elif answer.startswith(THIS):
+                self.session.best.skip_setting(search.directory, int(answer.removeprefix(THIS)))
             else:
                 name, _, value = answer.partition("=")
                 self.session.best.order(search.directory, do, name, value)
 
         self.app.push_screen(Pick(title, choices, None), on_answer)
+
+    def action_ask(self, part: str) -> None:
+        """Ask for a part of the next search's question, and plan with the answer."""
+        session, search = self.session, self._search
+        if session.best.is_going_on:
+            self.notify("The search is live: s stops it, then another question can be put.", severity="warning")
+            return
+        assert session.next_run is not None
+        asked = session.best.question or BestAsked()
+        if search is not None and search.so_far.question is not None:
+            asked = asked_of(search.so_far.question)
+
+        def take(question: BestAsked) -> None:
+            session.best.question, self._is_asking = question, True
+            self.notify("")
+            self._make_plan()
+            self._show()
+
+        steps = int(str(session.next_run.spec.knobs["steps"]))
+        ask_about(part, self.app, asked, self._planned.vary, steps, take)
 
     def _live(self) -> BestSnapshot | None:
         """The search if it is live; else None, with a notice."""
@@ -252,14 +300,17 @@ class BestScreen(AppScreen):
             )
 
     def _begin(self, first: partial[None] | None) -> None:
+        """Start a search of the question on the screen, or of the shown search's, which goes on unless answered."""
         session, search = self.session, self._search
         assert session.next_run is not None
         self.notify("")
+        spec = session.next_run.spec
         question = search.so_far.question if search is not None else None
-        if question is not None and search is not None and search.state in ("interrupted", "cancelled"):
-            session.best.go_on(question, session.runs.cool_to_c, first)
-        else:
-            session.best.start(session.next_run.spec, session.runs.cool_to_c, first)
+        if question is not None and search is not None:
+            session.best.question = asked_of(question)
+            if search.state in UNFINISHED:
+                spec = spec_of_record(question)
+        session.best.start(spec, session.runs.cool_to_c, first)
         session.predict()
         self._show()
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.best_search import gain_words, knob_words, rate_words
+from trainfast_tui.text.best_objective import objective_words
+from trainfast_tui.text.best_search import gain_words, knob_words
 from trainfast_tui.text.cooling import cooling_words
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.best_follower import BestSnapshot, BestSoFar
     from trainfast_runner.search.best.journal import Interval, Ordered, Space
+    from trainfast_runner.search.best.orders import KnobOrder
 
 VERBS = {
     "trial": "trying",
@@ -23,15 +24,16 @@ VERBS = {
 }
 
 
-def setting_words(space: Space, number: int) -> str:
-    """Name a setting by the knobs in which it differs from the baseline; with the default where none does."""
-    own, base = space.candidates[number].knobs, space.candidates[space.baseline].knobs
-    return knob_words({name: value for name, value in own.items() if value != base.get(name)}) or "the baseline"
+def setting_words(space: Space, number: int, *, short: bool = False) -> str:
+    """Name a setting by the knobs in which it differs from the baseline.
 
-
-def interval_words(rate: Interval) -> str:
-    """A rate with its 95 % interval: `123 samples/s (120 to 126)`."""
-    return rate_words({"median": rate.median, "low": rate.low, "high": rate.high})
+    With `short` the accumulation is left out where it follows from the batch at one global batch.
+    """
+    one, baseline = space.candidates[number], space.candidates[space.baseline]
+    changed = {name: value for name, value in one.knobs.items() if value != baseline.knobs.get(name)}
+    if short and "batch_size" in changed and one.samples_per_step == baseline.samples_per_step:
+        changed.pop("grad_accum", None)
+    return knob_words(changed) or "the baseline"
 
 
 def percent_words(gain: Interval) -> str:
@@ -49,11 +51,11 @@ def state_of(search: BestSnapshot) -> str:
         return _answer_words(so_far)
     if search.state == "nothing_fits" and ended is not None:
         missing = f": the smallest is {fmt.size(ended.missing_bytes)} too large" if ended.missing_bytes else ""
-        return f"no setting fits{missing}"
+        return f"no setting fits{missing}; v varies other knobs, Esc goes back to turn some"
     if search.state == "failed" and ended is not None:
-        return f"failed: {fmt.plain(ended.reason)}"
+        return f"failed: {fmt.plain(ended.reason)}; v puts another question, Esc goes back to turn knobs"
     if search.state == "running":
-        return _doing_words(so_far)
+        return doing_words(so_far)
     words = {
         "starting": "starting: the model is built, and the candidates are listed with their memory",
         "pausing": "pausing after this step",
@@ -64,7 +66,8 @@ def state_of(search: BestSnapshot) -> str:
     return words.get(search.state, search.state)
 
 
-def _doing_words(so_far: BestSoFar) -> str:
+def doing_words(so_far: BestSoFar) -> str:
+    """Name the step under way and its setting."""
     step, space = so_far.chosen, so_far.space
     if step is None or step.candidate is None or space is None or not so_far.is_under_way:
         return "deciding the next step"
@@ -86,16 +89,9 @@ def _answer_words(so_far: BestSoFar) -> str:
     return words
 
 
-def best_of(so_far: BestSoFar) -> tuple[int, str] | None:
-    """Return the number of the best setting so far and its rate in words; None before anything was measured."""
-    if so_far.ended is not None and so_far.ended.found is not None:
-        return so_far.ended.found.best, interval_words(so_far.ended.found.best_rate)
-    step = so_far.leading
-    if step is None or step.leader is None or step.rate is None:
-        return None
-    low = step.rate if step.low is None else step.low
-    high = step.rate if step.high is None else step.high
-    return step.leader, rate_words({"median": step.rate, "low": low, "high": high})
+def best_words(so_far: BestSoFar) -> str:
+    """The objective of the best setting so far with its 95 % interval; empty before anything was measured."""
+    return "" if so_far.best is None else objective_words(so_far.objective, so_far.for_steps, so_far.best[1])
 
 
 def chance_words(so_far: BestSoFar) -> str:
@@ -112,9 +108,13 @@ def settings_of(so_far: BestSoFar, number: int) -> tuple[tuple[str, str], ...]:
     return tuple((name, BY_NAME[name].show(value)) for name, value in so_far.candidates[number].knobs.items())
 
 
-def order_words(do: str, name: str, value: KnobValue = None) -> str:
-    """Name an order: `pin precision=bf16`, `unpin precision`."""
-    return f"{do} {name}" if do == "unpin" else f"{do} {name}={BY_NAME[name].show(value)}"
+def order_words(order: Ordered | KnobOrder, space: Space | None) -> str:
+    """Name an order: `pin precision=bf16`, `unpin precision`, `skip the setting batch_size=8 precision=bf16`."""
+    if order.candidate is not None:
+        known = space is not None and 0 <= order.candidate < len(space.candidates)
+        named = setting_words(space, order.candidate) if space is not None and known else f"{order.candidate}"
+        return f"{order.do} the setting {named}"
+    return f"{order.do} {order.knob}" if order.do == "unpin" else f"{order.do} {knob_words({order.knob: order.value})}"
 
 
 def orders_in_force(so_far: BestSoFar) -> list[Ordered]:
@@ -122,7 +122,7 @@ def orders_in_force(so_far: BestSoFar) -> list[Ordered]:
     found: dict[tuple[str, object], Ordered] = {}
     for order in so_far.orders:
         if order.do == "skip":
-            found["skip " + order.knob, repr(order.value)] = order
+            found["skip " + order.knob, repr((order.value, order.candidate))] = order
             continue
         found.pop(("pin", order.knob), None)
         if order.do == "pin":

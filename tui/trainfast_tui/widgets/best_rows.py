@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_tui.text import format as fmt
+from trainfast_tui.text.best_objective import figure_words, unit_of
 from trainfast_tui.text.best_search import count_words
 from trainfast_tui.text.best_state import percent_words, setting_words
 from trainfast_tui.text.lines import Line, labelled
@@ -31,10 +32,17 @@ ROLES = {"race": "cold race", "confirm": "confirm", "limit": "at limit", "turn_b
 
 def trial_rows(so_far: BestSoFar, width: int) -> list[Line]:
     """One row a trial or run, in their order, below a title."""
-    rows = [_row(" ", "text", "setting", "samples/s (95 % CI)", "steps", "took", "process", width, "muted")]
+    title = f"{_unit(so_far)[0]} (95 % CI)"
+    rows = [_row(" ", "text", "setting", title, "steps", "took", "process", width, "muted")]
     for place, line in enumerate(so_far.ran):
         rows.append(_ran_row(so_far, place, line, width))
     return rows
+
+
+def _unit(so_far: BestSoFar) -> tuple[str, float]:
+    """The unit of the table's figures, and what to divide them by: that of the first one, so that all compare."""
+    first = next(iter(so_far.values.values()), None)
+    return unit_of(so_far.objective, first.median if first is not None else 0.0)
 
 
 def _ran_row(so_far: BestSoFar, place: int, line: Trial | Race, width: int) -> Line:
@@ -42,16 +50,14 @@ def _ran_row(so_far: BestSoFar, place: int, line: Trial | Race, width: int) -> L
 
     sign, tone, words = OUTCOMES.get(line.outcome, ("○", "text", line.outcome))
     assert so_far.space is not None
-    setting = setting_words(so_far.space, line.candidate)
+    setting = setting_words(so_far.space, line.candidate, short=width < WIDE)
+    value, each = so_far.values.get(place), _unit(so_far)[1]
+    if value is not None:
+        words = figure_words(value, each)
     if isinstance(line, Trial):
-        rate = so_far.rates.get(place)
-        if rate is not None:
-            words = f"{fmt.number(rate.median)} ({fmt.number(rate.low)} to {fmt.number(rate.high)})"
         steps = f"{len(line.step_ms)}" if line.step_ms else fmt.ABSENT
         process = "repeat" if line.repeats else "warm" if line.warm else "new"
     else:
-        if line.samples_per_s is not None:
-            words = fmt.number(line.samples_per_s)
         if line.knob is not None:
             setting = f"{line.knob} of {setting}"
         steps, process = fmt.ABSENT, ROLES.get(line.role, line.role) if width >= WIDE else "cold"
@@ -80,12 +86,16 @@ def _row(
     return [(f"{sign} ", sign_tone), (fmt.to_width(setting, room) + right + last, tone)]
 
 
-def waiting_row(so_far: BestSoFar) -> Line:
+def waiting_row(so_far: BestSoFar, width: int) -> Line:
     """The setting under way, with its reason."""
     step, space = so_far.chosen, so_far.space
     if step is None or step.candidate is None or space is None or not so_far.is_under_way:
         return []
-    return [("▸ ", "accent"), (setting_words(space, step.candidate), "title"), (f"  {step.why}", "muted")]
+    return [
+        ("▸ ", "accent"),
+        (setting_words(space, step.candidate, short=width < WIDE), "title"),
+        (f"  {step.why}", "muted"),
+    ]
 
 
 def effect_rows(found: Found, width: int) -> list[Line]:
@@ -125,6 +135,8 @@ def rest_rows(so_far: BestSoFar, found: Found, width: int, most_ties: int) -> li
         rows.append([("within the noise  ", "muted"), (f"and {len(found.ties) - most_ties} more", "text")])
     counts = count_words(one.verdict for one in found.verdicts)
     rows += labelled(("candidates        ", "muted"), f"{len(found.verdicts)}: {counts}", width)
+    if so_far.ended is not None:
+        rows += labelled(("stopped because   ", "muted"), so_far.ended.stopped_because, width)
     if found.changes_training:
         words = f"trains differently from the baseline, by {', '.join(found.changes_training)}"
         rows += labelled(("note              ", "warning"), words, width)

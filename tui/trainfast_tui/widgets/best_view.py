@@ -8,9 +8,17 @@ from typing import TYPE_CHECKING
 from trainfast_tui.charts.painted import Painted
 from trainfast_tui.charts.scatter import Spot, pareto, scatter
 from trainfast_tui.text import format as fmt
+from trainfast_tui.text.best_objective import UNITS
 from trainfast_tui.text.best_search import question_lines
-from trainfast_tui.text.best_state import best_of, chance_words, order_words, orders_in_force, setting_words, state_of
-from trainfast_tui.text.lines import Line, paragraph, rule
+from trainfast_tui.text.best_state import (
+    best_words,
+    chance_words,
+    order_words,
+    orders_in_force,
+    setting_words,
+    state_of,
+)
+from trainfast_tui.text.lines import Line, labelled, paragraph, rule
 from trainfast_tui.widgets.batch_search_view import SIGNS
 from trainfast_tui.widgets.best_rows import effect_rows, rest_rows, trial_rows, waiting_row
 
@@ -19,6 +27,8 @@ if TYPE_CHECKING:
 
 LEAST_CHART, MOST_CHART = 7, 20
 """The least lines of a useful chart, and the most."""
+MEANINGS = {"■": "best", "•": "measured", "✗": "too large", "○": "now"}
+"""The signs of the chart; one on the line is ● where it is not the best."""
 LEAST_ROWS = 4
 """Lines of the table that the chart leaves."""
 
@@ -32,7 +42,7 @@ class BestView(Painted):
         super().__init__()
         self._search: BestSnapshot | None = None
         self._now_ns = 0
-        self._plan: list[tuple[str, str]] = []
+        self._plan: list[tuple[str, str, str]] = []
         self._headline = ""
         self._notice: tuple[str, str] = ("", "muted")
         self._back = 0
@@ -43,9 +53,9 @@ class BestView(Painted):
         self._search, self._now_ns = search, now_ns
         self.repaint()
 
-    def show_plan(self, name: str, texts: list[tuple[str, str]]) -> None:
-        """Show these paragraphs, each with its tone, while there is no search; `name` is the preset's."""
-        self._headline, self._plan = name, texts
+    def show_plan(self, name: str, rows: list[tuple[str, str, str]]) -> None:
+        """Show these paragraphs, each with its label and tone, while there is no search; `name` is the preset's."""
+        self._search, self._headline, self._plan = None, name, rows
         self.repaint()
 
     def show_notice(self, text: str, tone: str = "text") -> None:
@@ -64,18 +74,20 @@ class BestView(Painted):
         search = self._search
         if search is None:
             lines = [rule(f"best fit: {self._headline}", width)]
-            for text, tone in self._plan:
-                lines += paragraph(text, width, tone)
-            return [*lines, *([[]] if notice else []), *notice]
+            for label, text, tone in self._plan:
+                lines += labelled((label, "accent"), text, width, tone)
+            return [*lines[: height - len(notice)], *notice]
         head = [*_head(search, self._now_ns, width), *_question_rows(search, width)]
         foot = [*_answer_rows(search, width, height), *_order_rows(search, width), *notice]
         room = height - len(head) - len(foot) - (1 if foot else 0)
         table = trial_rows(search.so_far, width) if search.so_far.space is not None else []
-        waiting = waiting_row(search.so_far) if search.is_live else []
+        waiting = waiting_row(search.so_far, width) if search.is_live else []
         wanted = len(table) + bool(waiting) + 1 if len(table) > 1 or waiting else 0
         spots = spots_of(search.so_far, is_live=search.is_live)
         most = min(MOST_CHART, room - 1 - min(wanted, LEAST_ROWS))
-        chart = scatter(spots, search.so_far.limit_bytes, width, most) if most >= LEAST_CHART else []
+        chart = scatter(spots, search.so_far.limit_bytes, width, most - 1) if most > LEAST_CHART else []
+        if chart:
+            chart.insert(0, _chart_title(search.so_far, spots))
         room -= len(chart) + bool(chart)
         shown = self._cut(table, room - 1 - bool(waiting)) if wanted else []
         body: list[Line] = [*([[], *chart] if chart else [])]
@@ -99,15 +111,24 @@ def _head(search: BestSnapshot, now_ns: int, width: int) -> list[Line]:
     lines: list[Line] = [rule(f"best fit: {name}", width)]
     first, *rest = paragraph(f"{sign} {state_of(search)}", width, "title", 2)
     lines += [[(first[0][0][:2], tone), (first[0][0][2:], "title")], *rest]
-    best = best_of(so_far)
-    if best is not None and so_far.space is not None:
+    if so_far.best is not None and so_far.space is not None:
         label = "best" if search.state == "answered" else "best so far"
-        lines.append(
-            [(f"{label} ", "muted"), (best[1], "accent"), (f"  {setting_words(so_far.space, best[0])}", "text")]
-        )
+        setting = setting_words(so_far.space, so_far.best[0])
+        lines += labelled((f"{label} {best_words(so_far)}  ", "accent"), setting, width)
     facts = [chance_words(so_far) if search.is_live else "", _time_words(search, now_ns)]
     words = "; ".join(filter(None, facts))
     return [*lines, *paragraph(words, width, "muted", 2)]
+
+
+def _chart_title(so_far: BestSoFar, spots: list[Spot]) -> Line:
+    """The axes, and the meaning of each sign that the chart has."""
+    title: Line = [(f"{UNITS.get(so_far.objective, 'samples/s')} over memory", "muted")]
+    title += [("  ⠤ ", "primary"), ("Pareto front", "muted")]
+    for sign, words in MEANINGS.items():
+        tone = next((spot.tone for spot in spots if spot.sign == sign), None)
+        if tone is not None:
+            title += [(f"  {sign} ", tone), (words, "muted")]
+    return title
 
 
 def _question_rows(search: BestSnapshot, width: int) -> list[Line]:
@@ -144,8 +165,9 @@ def _answer_rows(search: BestSnapshot, width: int, height: int) -> list[Line]:
 
 def _order_rows(search: BestSnapshot, width: int) -> list[Line]:
     """The orders in force, and those that the search takes before its next step."""
-    words = [order_words(one.do, one.knob, one.value) for one in orders_in_force(search.so_far)]
-    waiting = [f"{order_words(one.do, one.knob, one.value)} (before the next step)" for one in search.waiting]
+    space = search.so_far.space
+    words = [order_words(one, space) for one in orders_in_force(search.so_far)]
+    waiting = [f"{order_words(one, space)} (before the next step)" for one in search.waiting]
     if not words and not waiting:
         return []
     return paragraph(f"your orders: {', '.join([*words, *waiting])}", width, "secondary", 2)
@@ -159,15 +181,15 @@ def spots_of(so_far: BestSoFar, *, is_live: bool) -> list[Spot]:
         if line.outcome == "oom":
             rates[line.candidate], signs[line.candidate] = None, ("✗", "error")
         elif line.outcome in ("measured", "slow"):
-            one = so_far.rates.get(place)
-            rate = one.median if one is not None else getattr(line, "samples_per_s", None)
-            if rate is not None:
-                rates[line.candidate], signs[line.candidate] = rate, ("•", "text")
+            # A time is no throughput: the chart then shows samples/s.
+            figures = so_far.rates if so_far.objective == "time" else so_far.values
+            if (figure := figures.get(place)) is not None:
+                rates[line.candidate], signs[line.candidate] = figure.median, ("•", "text")
     step = so_far.chosen
     if is_live and step is not None and step.candidate is not None and so_far.is_under_way:
         signs[step.candidate] = ("○", "accent")
         rates.setdefault(step.candidate, None)
-    best = best_of(so_far)
+    best = so_far.best
     if best is not None and rates.get(best[0]) is not None:
         signs[best[0]] = ("■", "accent")
     found = []

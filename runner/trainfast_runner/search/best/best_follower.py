@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,13 +17,15 @@ from trainfast_runner.search.best.journal import (
     BestQuestion,
     Candidate,
     Chosen,
+    Found,
     Interval,
     Ordered,
     Race,
     Space,
     Trial,
 )
-from trainfast_runner.search.best.observed import measurements
+from trainfast_runner.search.best.objective import objective_interval
+from trainfast_runner.search.best.observed import Starts, log_rate, measurements, process_key
 from trainfast_runner.search.best.orders import KnobOrder, read_orders
 from trainfast_runner.search.conducting import worked_seconds
 from trainfast_runner.search.journal import PAUSE_FILE, Conducted, CoolingDown, Paused, Resumed
@@ -76,6 +77,11 @@ class BestSoFar:
         last = next((one for one in reversed(self.lines) if isinstance(one, BestEnded | Conducted)), None)
         return last if isinstance(last, BestEnded) else None
 
+    @property
+    def found(self) -> Found | None:
+        """The answer, or the best so far of a cancelled search; None before either."""
+        return None if self.ended is None else self.ended.found
+
     @cached_property
     def is_paused(self) -> bool:
         """True if the conductor waits."""
@@ -101,15 +107,64 @@ class BestSoFar:
 
     @cached_property
     def rates(self) -> Mapping[int, Interval]:
-        """Samples/s of each trial by its place in `ran`, with the 95 % interval by its own and the pooled steps."""
-        noise = measurements(self.lines)
+        """Samples/s, or samples/J where that is the objective, of each trial and run by its place in `ran`.
+
+        The 95 % interval of a trial is by its own and the pooled steps; a run in a fresh process has none of its own.
+        """
+        noise, joules = measurements(self.lines), self.objective == "samples_per_joule"
         found = {}
         for place, line in enumerate(self.ran):
-            if isinstance(line, Trial) and line.step_ms and min(line.step_ms) > 0:
-                middle = 1000 * line.samples_per_step / statistics.median(line.step_ms)
-                wide = math.exp(NORMAL * math.sqrt(noise.variance(line)))
-                found[place] = Interval(median=middle, low=middle / wide, high=middle * wide)
+            if isinstance(line, Race):
+                rate = line.samples_per_joule if joules else line.samples_per_s
+                if rate is not None:
+                    found[place] = Interval(median=rate, low=rate, high=rate)
+            elif line.step_ms and min(line.step_ms) > 0 and (middle := log_rate(line, joules)) is not None:
+                half = NORMAL * math.sqrt(noise.variance(line))
+                low, median, high = (math.exp(middle + shift) for shift in (-half, 0.0, half))
+                found[place] = Interval(median=median, low=low, high=high)
         return found
+
+    @cached_property
+    def values(self) -> Mapping[int, Interval]:
+        """The objective in its unit (seconds for time) of each trial and run by its place in `ran`."""
+        found = {}
+        for place, rate in self.rates.items():
+            line = self.ran[place]
+            start_s = line.start_s if isinstance(line, Race) else None
+            found[place] = self.value_of(line.candidate, rate, start_s)
+        return found
+
+    def value_of(self, number: int, rate: Interval, start_s: float | None = None) -> Interval:
+        """Return the objective of a candidate at a rate, its start as it was or is expected."""
+        candidate = self.candidate(number)
+        if start_s is None:
+            start_s = self._starts.seconds(process_key(candidate.process))
+        return rate if self.question is None else objective_interval(self.question, candidate, rate, start_s)
+
+    @cached_property
+    def objective(self) -> str:
+        """The objective's name; that of the default before the question is written."""
+        return "samples_per_s" if self.question is None else self.question.objective
+
+    @property
+    def for_steps(self) -> int | None:
+        """The length of the training that the objective `time` is about, else None."""
+        return None if self.question is None else self.question.for_steps
+
+    @cached_property
+    def best(self) -> tuple[int, Interval] | None:
+        """The best setting so far by its number, and its objective; None before anything was measured."""
+        if self.found is not None:
+            return self.found.best, self.found.best_value or self.found.best_rate
+        step = self.leading
+        if step is None or step.leader is None or step.rate is None:
+            return None
+        rate = Interval(median=step.rate, low=step.low or step.rate, high=step.high or step.rate)
+        return step.leader, self.value_of(step.leader, rate)
+
+    @cached_property
+    def _starts(self) -> Starts:
+        return Starts(self.lines)
 
     @cached_property
     def limit_bytes(self) -> int | None:
@@ -128,14 +183,19 @@ class BestSoFar:
         """All candidates, by number; empty before they are listed."""
         return self.space.candidates if self.space is not None else []
 
+    def candidate(self, number: int) -> Candidate:
+        """Return a candidate; one without knobs for a number that a damaged journal does not list."""
+        return self.candidates[number] if 0 <= number < len(self.candidates) else Candidate(knobs={})
+
+    def peak_bytes(self, number: int) -> int | None:
+        """The highest measured peak of a candidate; None if none was measured."""
+        peaks = (line.peak_allocated_bytes for line in self.ran if line.candidate == number)
+        return max((peak for peak in peaks if peak is not None), default=None)
+
     def memory_bytes(self, number: int) -> int | None:
         """The highest measured peak of a candidate, else its prediction; None without either."""
-        peaks = [
-            line.peak_allocated_bytes
-            for line in self.ran
-            if line.candidate == number and line.peak_allocated_bytes is not None
-        ]
-        return max(peaks, default=self.candidates[number].predicted_bytes)
+        peak = self.peak_bytes(number)
+        return self.candidate(number).predicted_bytes if peak is None else peak
 
     def spent_s(self, now_ns: int | None = None) -> float:
         """Seconds that conductors worked on the search; with `now_ns` (CLOCK_MONOTONIC) until then."""

@@ -1,0 +1,136 @@
+"""The question of the next best-fit search: its parts in words, and a dialog for each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.search.best.asked import BATCH_KNOBS, BestAsked, read_budget
+from trainfast_runner.settings.knob_values import KnobValue
+from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.vary import read_vary
+from trainfast_tui.text import format as fmt
+from trainfast_tui.widgets.dialogs import Ask, Pick
+
+if TYPE_CHECKING:
+    from textual.app import App
+
+    from trainfast_runner.search.best.journal import BestQuestion
+
+ALL = "every knob that keeps the training the same"
+OBJECTIVES = {
+    "samples_per_s": "the most samples a second",
+    "tokens_per_s": "the most tokens a second, which compares values of seq_len as well",
+    "samples_per_joule": "the most samples a joule; needs a GPU with an energy counter",
+    "time": "the least time for a start and a number of steps",
+}
+Fields = dict[str, object]
+"""Fields of `BestAsked` by name."""
+
+
+def vary_text(vary: Mapping[str, Sequence[KnobValue]]) -> str:
+    """Return the varied knobs as they are typed: `batch_size=4,8 precision=fp32,bf16`."""
+    return " ".join(f"{name}={','.join(map(BY_NAME[name].show, values))}" for name, values in vary.items())
+
+
+def asked_of(question: BestQuestion) -> BestAsked:
+    """Return the question of a search as it would be put again."""
+    return BestAsked(
+        vary=question.vary,
+        global_batch=question.global_batch,
+        objective=question.objective,
+        for_steps=question.for_steps,
+        budget_s=question.budget_s,
+    )
+
+
+def question_rows(asked: BestAsked, own_batch: int | None) -> list[tuple[str, str]]:
+    """Return the key and name of each part of the question, and its value; `own_batch` is the preset's, if known."""
+    if asked.global_batch is not None:
+        batch = fmt.count(asked.global_batch, "samples")
+    elif any(name in asked.vary for name in BATCH_KNOBS):
+        batch = "any that the varied batch has"
+    else:
+        batch = "the preset's own" if own_batch is None else f"{fmt.count(own_batch, 'samples')}, the preset's own"
+    steps = "" if asked.for_steps is None else f": {fmt.count(asked.for_steps, 'steps')}"
+    return [
+        ("v vary", vary_text(asked.vary) or ALL),
+        ("g global batch", batch),
+        ("o objective", f"{OBJECTIVES[asked.objective]}{steps}"),
+        ("t time budget", f"{fmt.duration(asked.budget_s)}, without the runs that confirm the best"),
+    ]
+
+
+def ask_about(
+    part: str,
+    app: App[None],
+    asked: BestAsked,
+    planned: Mapping[str, Sequence[KnobValue]],
+    steps: int,
+    take: Callable[[BestAsked], None],
+) -> None:
+    """Ask for vary, batch, objective or budget on a dialog; `take` gets the question with the answer, if one is given.
+
+    `planned` are the varied values of the present question, `steps` those of the next run.
+    """
+
+    def change(fields: Fields) -> None:
+        take(msgspec.structs.replace(asked, **fields))
+
+    def ask(title: str, hint: str, value: str, read: Callable[[str], Fields]) -> None:
+        app.push_screen(
+            Ask(title, hint, value, read), lambda text: change(read(text)) if isinstance(text, str) else None
+        )
+
+    def take_objective(name: object) -> None:
+        if name == "time":
+            hint = "The length of the training that is to end first: compilation pays in a long one."
+            ask("Optimizer steps", hint, str(asked.for_steps or steps), _read_steps)
+        elif isinstance(name, str):
+            change({"objective": name, "for_steps": None})
+
+    if part == "objective":
+        app.push_screen(Pick("Search for", list(OBJECTIVES.items()), asked.objective), take_objective)
+    elif part == "vary":
+        now = vary_text(asked.vary or planned)
+        hint = f"knob=a,b,c knob=d,e: the values to try. Empty: {ALL}."
+        ask("Knobs to vary", hint, now, lambda text: {} if text.strip() == now else _read_vary(text))
+    elif part == "batch":
+        hint = "Samples of one optimizer step. Empty: the preset's own, or any if the batch is varied."
+        ask("Global batch", hint, "" if asked.global_batch is None else str(asked.global_batch), _read_batch)
+    else:
+        whole, rest = divmod(asked.budget_s, 60)
+        now = f"{asked.budget_s:g}s" if rest else f"{whole:g}m"
+        ask("Time budget", "Time for finding the best: 90s, 10m, 1.5h.", now, _read_budget)
+
+
+def _read_vary(text: str) -> Fields:
+    # A space after a comma is no end of a knob's values.
+    return {"vary": read_vary(re.split(r"\s+(?=\w+\s*=)", text.strip()) if text.strip() else [])}
+
+
+def _read_batch(text: str) -> Fields:
+    return {"global_batch": _read_count(text, "global batch") if text.strip() else None}
+
+
+def _read_steps(text: str) -> Fields:
+    return {"objective": "time", "for_steps": _read_count(text, "steps")}
+
+
+def _read_budget(text: str) -> Fields:
+    return {"budget_s": read_budget(text)}
+
+
+def _read_count(text: str, name: str) -> int:
+    """Return a whole number of at least 1. Raises UserError."""
+    try:
+        count = int(text)
+    except ValueError:
+        count = 0
+    if count < 1:
+        raise UserError(f"{name}: {text.strip() or 'nothing'} is no whole number of at least 1", key=name)
+    return count
