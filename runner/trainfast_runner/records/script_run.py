@@ -6,6 +6,9 @@ from typing import Any
 
 import msgspec
 
+OUR_KNOBS = ("steps", "timing_warmup", "devices", "watch")
+"""The knobs that need no place in a script: the launch, the supervisor and the hooks see to them."""
+
 
 class ScriptAsked(msgspec.Struct, frozen=True, kw_only=True):
     """`script` of `run.json`; the hooks in the script read it too.

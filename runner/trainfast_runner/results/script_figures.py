@@ -9,7 +9,7 @@ import msgspec
 from trainfast_runner.records.json_lines import Tail, rest_of
 from trainfast_runner.records.run_file import RunFile, WorkerLine
 from trainfast_runner.records.run_records import RunRecords
-from trainfast_runner.records.script_run import DoorLine, Overridden, ScriptFigures
+from trainfast_runner.records.script_run import OUR_KNOBS, DoorLine, Overridden, ScriptFigures
 
 DOOR_FILE = "door.jsonl"
 NO_STEP = "no optimizer step seen"
@@ -18,8 +18,6 @@ WAYS = (
     " `import trainfast_door; trainfast_door.step()` after each, or by --steps-from-log REGEX"
 )
 """The ways to make a script's steps seen."""
-SEEN_TO = ("steps", "timing_warmup", "devices", "watch")
-"""Knobs that the launch and the hooks see to."""
 FIRST_TORCH = (2, 5)
 """The first torch that calls the entry points of group `torch.backends`."""
 
@@ -77,7 +75,7 @@ def _overridden(run: RunFile, line: WorkerLine | None) -> list[Overridden]:
     return [
         Overridden(knob=name, asked=asked, ran=ran.get(name), by=framework or "the script")
         for name, asked in run.knobs.items()
-        if name in run.overrides and name not in SEEN_TO and ran.get(name) != asked
+        if name in run.overrides and name not in OUR_KNOBS and ran.get(name) != asked
         # A flag of the script's own is believed where nothing shows its value.
         if name in ran or name not in flagged
     ]

@@ -6,8 +6,6 @@ from __future__ import annotations
 from trainfast_runner.export.trainer_arguments import fields_of
 from trainfast_runner.settings.knob_type import Knobs
 
-OUR_KNOBS = ("steps", "timing_warmup", "devices", "watch")
-"""The knobs that need no place in the script: the launch, the supervisor and the hooks see to them."""
 FRAMEWORK_KNOBS = (
     *("batch_size", "grad_accum", "precision", "checkpointing", "optimizer", "compile", "workers", "pin_memory"),
     *("prefetch", "lr", "lr_schedule", "weight_decay", "grad_clip", "seed"),

@@ -13,13 +13,12 @@ from trainfast_runner.machine import training_python
 from trainfast_runner.machine.cpu.device_names import asks_for_cpu
 from trainfast_runner.machine.devices import Machine, detect_machine
 from trainfast_runner.machine.gpus.linked import GpuChoice
-from trainfast_runner.records.script_run import ScriptAsked
+from trainfast_runner.records.script_run import OUR_KNOBS, ScriptAsked
 from trainfast_runner.results.script_figures import closed_by_version
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.scripts.command import ScriptCommand, read_command
 from trainfast_runner.running.scripts.knob_places import (
     FRAMEWORK_KNOBS,
-    OUR_KNOBS,
     environment,
     loader_defaults,
     trainer_fields,
