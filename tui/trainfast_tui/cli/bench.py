@@ -122,7 +122,7 @@ def _show(table: Table) -> None:
         names,
         [[row[place] for place in filled] for row in rows],
         right=range(1, len(names) - (2 if "process" in names else 1)),
-        drop=[names.index(name) for name in dropped if name in names],
+        drop=dropped,
     )
     for row in table.rows:
         if row.state != "finished":

@@ -67,7 +67,7 @@ def terminal_width() -> int | None:
 
 
 def print_table(
-    header: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = (), drop: Sequence[int] = ()
+    header: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = (), drop: Sequence[str] = ()
 ) -> None:
     """Print a table with its widest cells cut; `right` and `drop` as in `GrowingTable`."""
     cells = [[truncate(cell, WIDEST) for cell in row] for row in rows]
@@ -81,8 +81,8 @@ def print_table(
 class GrowingTable:
     """A table that prints its rows as they come, in columns of at least `widths` cells; those in `right` to the right.
 
-    A terminal gets lines no longer than it is wide, a pipe whole ones. If the terminal is too narrow, the columns in
-    `drop` are left out, the first ones first, so that no figure is cut; those in `without` always are.
+    A terminal gets lines no longer than it is wide, a pipe whole ones. If the terminal is too narrow, the columns
+    named in `drop` are left out, the first ones first, so that no figure is cut; those in `without` always are.
     """
 
     def __init__(
@@ -90,16 +90,16 @@ class GrowingTable:
         header: Sequence[str],
         widths: Sequence[int],
         right: Iterable[int] = (),
-        drop: Sequence[int] = (),
-        without: Sequence[int] = (),
+        drop: Sequence[str] = (),
+        without: Sequence[str] = (),
     ) -> None:
         self._width = terminal_width()
         self._widths = [max(cell_len(name), cells) for name, cells in zip(header, widths, strict=True)]
-        self._places, self._right = [at for at in range(len(header)) if at not in without], set(right)
+        self._places, self._right = [at for at, name in enumerate(header) if name not in without], set(right)
         for dropped in drop:
             if self._width is None or sum(self._widths[place] + GAP for place in self._places) - GAP <= self._width:
                 break
-            self._places = [place for place in self._places if place != dropped]
+            self._places = [place for place in self._places if header[place] != dropped]
         self.add(header)
 
     def add(self, row: Sequence[str]) -> None:

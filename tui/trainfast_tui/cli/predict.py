@@ -29,7 +29,7 @@ from trainfast_tui.text.tables import pairs
 
 TRACING = "tracing a step without memory"
 SIZE, DIFFERENCE = len("1023 MiB"), len("+1023 MiB (+100.0 %)")
-PUBLISHED = (2, 3)
+PUBLISHED = ("published", "difference")
 """The columns with published figures."""
 FITS = len("no, +1023 MiB")
 """The widest figures of their kind, in cells."""
@@ -191,7 +191,9 @@ class _Table:
         name, phase = max(map(len, self._names)), max(map(len, PHASES.values()))
         widths = [name, SIZE, SIZE, DIFFERENCE, *[SIZE] * len(parts), phase, FITS, 0]
         right = (1, 2, 3, *range(4, 4 + len(parts)), 6 + len(parts))
-        return GrowingTable(header, widths, right, drop=(9, 8, 7, 6, 5, 4, 10, 3), without=self._without)
+        return GrowingTable(
+            header, widths, right, drop=(*reversed(parts), "peak in", "difference"), without=self._without
+        )
 
 
 def _cells(answer: PredictedRow) -> list[str]:

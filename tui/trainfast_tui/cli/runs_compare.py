@@ -36,7 +36,9 @@ def run(arguments: argparse.Namespace) -> int:
         print_line("the same settings")
     print_line()
     rows = [_cells(row) for row in found.rows if row.a is not None or row.b is not None]
-    print_table(("FIGURE", "A", "B", "CHANGE", "", "95 % CI", ""), rows, right=(1, 2, 3, 4, 5), drop=(5, 3))
+    print_table(
+        ("FIGURE", "A", "B", "CHANGE", "", "95 % CI", ""), rows, right=(1, 2, 3, 4, 5), drop=("95 % CI", "CHANGE")
+    )
     if (verdict := sentence(found)) is not None:
         print_line()
         print_line(verdict)

@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 HEADER = ("RUN", "STATE", "CHANGED", "SAMPLES", "STEP", "PEAK MEMORY", "TOOK", "STARTED", "NOTE")
-DROPPED = (8, 7, 6, 4, 5, 3, 2)
+DROPPED = ("NOTE", "STARTED", "TOOK", "STEP", "PEAK MEMORY", "SAMPLES", "CHANGED")
 """The columns that a narrow terminal leaves out, the first ones first; the id has the start time."""
 CHANGED_CELLS = 48
 NOTE_CELLS = 40
