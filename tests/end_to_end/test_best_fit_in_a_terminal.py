@@ -47,7 +47,7 @@ def test_a_question_is_put_ordered_paused_left_found_again_answered_and_its_best
     terminal.press(*"precison=fp32", "Enter")
     terminal.until_shows("mean")
     terminal.press("C-u", *"precision=fp32,bf16", "Space", *"optimizer=adamw,adamw-fused,sgd", "Enter")
-    terminal.until_shows("candidates  6, 6 of them can run here")
+    terminal.until_shows("candidates 6, 6 of them can run here")
     terminal.press("t")
     terminal.until_shows("Time budget")
     terminal.press(*"90s", "Enter")

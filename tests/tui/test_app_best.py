@@ -27,7 +27,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.search import control
 from trainfast_runner.search.best.asked import BestAsked
-from trainfast_runner.search.best.journal import BestEnded, Ordered, Trial
+from trainfast_runner.search.best.journal import BestEnded, Ordered, Race, Trial
 from trainfast_runner.search.best.orders import read_orders
 from trainfast_runner.search.journal import PAUSE_FILE, Paused
 from trainfast_runner.settings.knob_values import KnobValue
@@ -378,6 +378,18 @@ async def test_after_an_answer_another_question_can_be_put(
     )
 
 
+async def test_a_smaller_terminal_shows_all_that_matters(home: Home, live_best: Path) -> None:
+    async with StillApp(home).run_test(size=FULL) as pilot:
+        await best_opened(pilot, live_best)
+        await pilot.resize_terminal(*SMALL)
+        await pilot.pause()
+        lines = screen_text(pilot.app).splitlines()  # type: ignore[arg-type]
+    assert (len(lines), max(map(len, lines))) == (24, 80)
+    assert lines[-1].startswith("Enter take")
+    assert any("limit 1.00 GiB" in line for line in lines)
+    assert any(line.startswith("▸ batch_size=16") for line in lines)
+
+
 async def test_a_search_of_another_preset_stays_on_the_screen_when_it_ends(
     home: Home, planned: None, conduct: Callable[[Path], None]
 ) -> None:
@@ -418,10 +430,13 @@ async def test_a_refused_plan_and_start_say_why(home: Home, monkeypatch: pytest.
         assert screen_text(pilot.app).count("the device is in use") > 1  # type: ignore[arg-type]
 
 
-async def test_plain_ascii_and_no_control_sequences(home: Home, conduct: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize("plain_output", [False, True])
+async def test_plain_ascii_and_no_control_sequences(
+    home: Home, conduct: Callable[[Path], None], plain_output: bool
+) -> None:
     search = a_best_search(home, [*best_going_on()[:-1], chosen(31, "trial", 3, "x\x1b[31my")])
     conduct(search)
-    async with StillApp(home, ascii=True).run_test(size=FULL) as pilot:
+    async with StillApp(home, ascii=True, plain_output=plain_output).run_test(size=FULL) as pilot:
         text = await best_opened(pilot, search)
     assert text.isascii(), {character for character in text if ord(character) > 127}
     assert "xy" in text
@@ -447,3 +462,11 @@ def test_a_snapshot_knows_the_state_the_rates_and_the_limit(home: Home) -> None:
     assert rate.low < 42.0 < rate.high
     assert seen.so_far.limit_bytes == 1 << 30
     assert seen.so_far.candidates == SPACE.candidates
+
+
+def test_the_rate_of_a_run_under_the_limit_is_none_of_the_setting(home: Home) -> None:
+    run = Race(candidate=2, role="limit", run_id="r", outcome="measured", samples_per_s=4.0, seconds=9.0)
+    so_far = best_seen(a_best_search(home, [*best_going_on(), run])).so_far
+    assert so_far.ran[-1] == run
+    assert len(so_far.ran) - 1 not in so_far.values
+    assert 41 < so_far.values[0].median < 43

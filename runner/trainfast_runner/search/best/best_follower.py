@@ -116,7 +116,8 @@ class BestSoFar:
         for place, line in enumerate(self.ran):
             if isinstance(line, Race):
                 rate = line.samples_per_joule if joules else line.samples_per_s
-                if rate is not None:
+                # The real memory_limit slows every step.
+                if rate is not None and line.role != "limit":
                     found[place] = Interval(median=rate, low=rate, high=rate)
             elif line.step_ms and min(line.step_ms) > 0 and (middle := log_rate(line, joules)) is not None:
                 half = NORMAL * math.sqrt(noise.variance(line))
