@@ -40,7 +40,7 @@ from trainfast_tui.text.keys import ACTIONS, bindings
 
 
 class TrainfastApp(TerminalApp):
-    """Its screens read and change the session; the main screen is the one at the bottom."""
+    """The app: its screens read and change the session; the main screen is at the bottom."""
 
     TITLE = "trainfast-tui"
     BINDINGS = [*bindings("everywhere")]

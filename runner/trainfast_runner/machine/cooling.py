@@ -15,9 +15,9 @@ from trainfast_runner.records.tick import DeviceReading
 LOOK_EVERY_S = 1.0
 LONGEST_S = 1200.0
 STUCK_S = 180.0
-"""Without one degree less for so long, the GPU gets no cooler."""
+"""Seconds without one degree less after which the GPU counts as getting no cooler."""
 STUCK_NOTICE_S = 20.0
-"""Without one degree less for so long, the wait names the standstill."""
+"""Seconds without one degree less after which the wait names the standstill."""
 LOWEST_C, HIGHEST_C = 1.0, 120.0
 
 Look = Callable[[], tuple[list[DeviceReading], dict[str, str]]]

@@ -24,7 +24,7 @@ from trainfast_runner.records.run_records import RunRecords
 CORRECTIONS_FILE = "memory_corrections.json"
 MOST_KEPT = 500
 WHOLE = "step"
-"""In place of a phase: the whole step."""
+"""Name of the whole step, in place of a phase."""
 FEWEST_STEPS = 2
 """The first step has no optimizer states before its update."""
 TRAINING_PHASES = ("forward", "backward", "optimizer", "train")
@@ -57,7 +57,7 @@ class DeviceCorrections(msgspec.Struct, frozen=True, kw_only=True):
     context_bytes: int | None = None
     corrections: dict[str, Correction] = {}
     failed: dict[str, Correction] = {}
-    """For a run that ran out of memory under a limit of a CPU: the least that it took beyond its trace, under WHOLE."""
+    """Least bytes beyond the trace, under WHOLE, of runs that ran out of memory under a limit of a CPU."""
 
 
 def correction_key(trace: str, knobs: Mapping[str, Any], ranks: int) -> str:

@@ -23,7 +23,7 @@ COUNTED_BYTES = 12 << 20
 UNMEASURED_BYTES = 32 << 20
 """The same plus the buffers of libraries and small blocks beyond a prediction not corrected yet (7 to 21 MiB)."""
 UNMEASURED_SHARE = 0.03
-"""At least this share of the peak: the error of uncorrected predictions of larger models."""
+"""Least share of the peak that an uncorrected margin has: the error of uncorrected predictions of larger models."""
 EXTRAPOLATED_SHARE = 0.015
 """Share of the growth beyond the measured size: the error of a slope, as in a batch search."""
 COMPILER_BYTES = 128 << 20

@@ -34,7 +34,7 @@ STATES = (
 END_STATES = STATES[3:]
 PROBE, PROOF = "probe", "proof"
 STEP_PHASES = ("data", "forward", "backward", "optimizer", "other")
-"""In the order of a step; `other` is the remainder."""
+"""Phases of a step, in their order; `other` is the remainder."""
 """The roles of a batch search's runs: the process in which it tries batch sizes, and its last run, which proves one."""
 TRIAL, COLD = "trial", "cold"
 """The roles of a best-fit search's runs: a process that tries settings, and a run of one setting by itself."""

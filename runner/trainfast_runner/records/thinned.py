@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 ENDS = 100
-"""So many records at the start and at the end of a stream are always kept."""
+"""Number of records at the start and at the end of a stream that are always kept."""
 _GOLDEN = 0x9E3779B97F4A7C15
 """2**64 over the golden ratio: its multiples are spread evenly and share no period with the records."""
 

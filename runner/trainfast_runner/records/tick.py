@@ -65,7 +65,7 @@ class DeviceReading(msgspec.Struct, frozen=True, kw_only=True):
     power_average_w: float | None = None
     """Over the last second; Ampere and later, without GA100 (A100)."""
     power_instant_w: float | None = None
-    """At this moment; A100 and H100 look at a quarter of the time only (arXiv 2312.02741): average over seconds."""
+    """Power now; A100 and H100 look at a quarter of the time only (arXiv 2312.02741): average over seconds."""
     power_limit_w: float | None = None
     """The enforced limit: the lowest of all that apply."""
     energy_mj: int | None = None

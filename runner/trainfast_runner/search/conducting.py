@@ -43,7 +43,7 @@ class EndLine(Protocol):
 
     @property
     def state(self) -> str:
-        """Its outcome."""
+        """Outcome of the search."""
 
 
 LineT = TypeVar("LineT")

@@ -38,7 +38,7 @@ class SearchSnapshot:
     asked: Asked | None
     prediction: Predicted | None
     probes: tuple[Probe, ...]
-    """In the order they were made, void ones included."""
+    """Probes in the order they were made, void ones included."""
     confirmations: tuple[ConfirmationRun, ...]
     next: Next | None
     """The current step and its reason; the last step once the search has ended."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 TRACEBACK_CHARACTERS = 4000
 SETTLE_S = 10.0
-"""As long as the supervisor tries to write the result."""
+"""Seconds for retries, as long as the supervisor tries to write the result."""
 
 
 class WorkerLog:

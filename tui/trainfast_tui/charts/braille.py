@@ -1,4 +1,4 @@
-"""From samples to dots: time columns that keep their extremes, a y range that does not flicker, rows of dots.
+"""Turn samples into dots: time columns that keep their extremes, a y range that does not flicker, rows of dots.
 
 Nothing here knows Textual. Times are nanoseconds; a *dot column* is the narrowest slice of time drawn.
 """

@@ -31,7 +31,7 @@ class Span:
     start_ns: int
     end_ns: int
     kind: str
-    """For example `thermal` (T) or `power` (P)."""
+    """Cause of the throttling, such as `thermal` (T) or `power` (P)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class ChartData:
     gap_ns: int
     """Samples further apart than this are not joined."""
     scale_of: str = ""
-    """Whose y axis it is, such as a run and its unit: the y range starts anew for another one."""
+    """Owner of the y axis, such as a run and its unit: the y range starts anew for another one."""
     unit: Formatter = number
     spans: tuple[Span, ...] = ()
     limits: tuple[Limit, ...] = ()

@@ -3,4 +3,4 @@
 INTERRUPTED = 130
 """Ctrl-C: 128 + SIGINT, as shells have it."""
 SEARCH_EXIT_CODES = {"answered": 0, "nothing_fits": 3, "failed": 4, "cancelled": INTERRUPTED}
-"""By the state of a search that has ended."""
+"""Exit code by the state of a search that has ended."""

@@ -1,4 +1,4 @@
-"""From the words typed to the command that runs; for a misspelt word the nearest one is named."""
+"""Find the command for the words typed; for a misspelt word the nearest one is named."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ SIGNS = {
 }
 OUTCOMES = {"fits": ("●", "success", "fits"), "oom": ("✗", "error", "out of memory"), "void": ("~", "warning", "void")}
 REFUTED = ("✗", "warning", "fitted, refuted by the confirmation run")
-"""For a size that fitted in the warm process and ran out of memory in a fresh one."""
+"""Sign of a size that fitted in the warm process and ran out of memory in a fresh one."""
 PHASE_COLUMNS = (("forward_backward", "fwd+bwd"), ("optimizer", "optimizer"))
 WIDE, NARROW = 100, 76
 """Cells are wide from the first number of columns on, and some are left out below the second."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 MOST_REASON_LINES = 4
 KEYS = ("", "1 sets it", "1 or 2 sets it", "1, 2 or 3 sets it")
-"""By the number of changes."""
+"""Keys by the number of changes."""
 
 
 class EndingPanel(GrowingPanel):

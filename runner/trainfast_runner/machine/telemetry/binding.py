@@ -25,7 +25,7 @@ NEEDED: Final = (
     *("NVMLError", "nvmlInit", "nvmlShutdown", "nvmlSystemGetDriverVersion", "nvmlDeviceGetCount"),
     *("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetName", "nvmlDeviceGetUUID"),
 )
-"""Without these there is no GPU to see; all else may be missing, reading by reading."""
+"""Names without which no GPU is seen; any other may be missing, reading by reading."""
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ MEANINGS: Final = {
     119: "the GPU's system processor (GSP) does not answer",
     120: "error of the GPU's system processor (GSP)",
 }
-"""Those a training meets, after NVIDIA's catalogue (docs.nvidia.com/deploy/xid-errors)."""
+"""Xid errors that a training meets, after NVIDIA's catalogue (docs.nvidia.com/deploy/xid-errors)."""
 
 
 def words(code: int) -> str:

@@ -51,7 +51,7 @@ class DeviceConditions(msgspec.Struct, frozen=True, kw_only=True):
     energy_joules: float | None = None
     energy_source: str | None = None
     temperature_c: float | None = None
-    """At the start."""
+    """Temperature at the start of the window."""
 
 
 class _Rate:

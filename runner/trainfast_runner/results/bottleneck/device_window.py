@@ -29,7 +29,7 @@ class Window:
 
     @property
     def ms(self) -> float:
-        """Its length in milliseconds."""
+        """Length of the window in milliseconds."""
         return (self.end_ns - self.begin_ns) / 1e6
 
 

@@ -24,7 +24,7 @@ FAR_UNDER_C = 10.0
 """Ours: a chip that slows down for its own heat is within a few degrees of its limit, and is read in whole ones."""
 BACKWARD_OVER_FORWARD = 2.0
 BACKWARD_OVER_FORWARD_RECOMPUTED = 3.0
-"""With full checkpointing the backward computes the forward once more."""
+"""Time of a backward in forwards; full checkpointing computes the forward once more."""
 
 
 def figure_text(value: float) -> str:

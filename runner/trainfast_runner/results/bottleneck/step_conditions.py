@@ -52,7 +52,7 @@ class StepJoin:
         distrusted: dict[str, frozenset[str]] | None = None,
     ) -> None:
         self.tracks = {uuid: DeviceTrack(uuid, keep, (distrusted or {}).get(uuid, frozenset())) for uuid in uuids}
-        """By UUID."""
+        """The track of each device, by UUID."""
         self._samples_factor = samples_factor
         self._waiting: deque[Step] = deque(maxlen=keep_steps)
         self._seen_ns: int | None = None

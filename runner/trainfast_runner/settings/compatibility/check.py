@@ -42,7 +42,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 DEVICE_RULES: tuple[Rule, ...] = (devices_exist, strategy_has_gpus)
-"""Those of RULES that look at devices only."""
+"""Rules that look at devices only."""
 
 KNOB_RULES: tuple[Rule, ...] = (
     set_knobs_matter,
@@ -53,7 +53,7 @@ KNOB_RULES: tuple[Rule, ...] = (
     engine_runs_the_strategy,
     compile_fits,
 )
-"""Those of RULES that look at knobs and the number of devices: no other model, GPU or package would help."""
+"""Rules that look at knobs and the number of devices: no other model, GPU or package would help."""
 
 
 def check(facts: Facts) -> None:

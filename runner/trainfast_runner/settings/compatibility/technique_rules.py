@@ -9,7 +9,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.settings.compatibility.facts import Facts, Rule
 
 COMPILERS = {"cpu": ("CXX", ("g++",), "g++"), "cuda": ("CC", ("gcc", "cc", "clang"), "gcc")}
-"""By device: the variable that names the compiler, its usual names, and its Debian package."""
+"""The variable that names the compiler, its usual names, and its Debian package, by device."""
 
 
 def _compile_has_a_compiler(facts: Facts) -> None:
