@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 
-from trainfast_runner.records.home import Home
 from trainfast_runner.results.explained_run import explained_now
 from trainfast_runner.running.final_result import result_or_none_while_live
 from trainfast_runner.running.follower import Follower
@@ -13,19 +12,19 @@ from trainfast_tui.cli.exit_codes import INTERRUPTED
 from trainfast_tui.cli.follow_run import HUNG_UP, caught, follow
 from trainfast_tui.cli.output import print_json
 from trainfast_tui.cli.progress import so_far
+from trainfast_tui.cli.reference import add_run, directory_of
 from trainfast_tui.cli.run import report
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("reference", metavar="RUN", help="an id, a unique prefix of one, or last")
+    add_run(parser)
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object, the last line")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Follow the run and return its exit code; 130 if it was left running."""
-    home = Home()
-    directory = home.directory(home.find(arguments.reference))
+    directory = directory_of(arguments)
     result = result_or_none_while_live(directory)
     if result is not None:
         return report(explained_now(directory, result), arguments.json)

@@ -25,11 +25,11 @@ from trainfast_runner.search.bench.variants import (
 from trainfast_runner.search.bench.warm_rows import WarmRows, warm_groups, warm_rows
 from trainfast_runner.search.processes import Interrupted
 from trainfast_runner.settings.vary import read_vary
-from trainfast_tui.cli.bench_file import check_output, write_output
+from trainfast_tui.cli.bench_file import WRITERS
 from trainfast_tui.cli.cooling import report_cooling
 from trainfast_tui.cli.exit_codes import INTERRUPTED
 from trainfast_tui.cli.follow_run import HUNG_UP, Signals, caught, follow
-from trainfast_tui.cli.output import print_json, print_line, print_lines, print_table
+from trainfast_tui.cli.output import print_json, print_line, print_lines, print_table, writable, write_output
 from trainfast_tui.cli.progress import Progress
 from trainfast_tui.cli.run import add_settings, predict_memory, wait_for_device
 from trainfast_tui.text.format import plain
@@ -73,8 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not 0 < arguments.scale_batch < float("inf"):
         raise UserError("--scale-batch must be above 0", key="--scale-batch", allowed=["such as 0.25 or 2"])
     bench = _prepared(arguments)
-    if arguments.output:
-        check_output(arguments.output)
+    output = writable(arguments.output, tuple(WRITERS)) if arguments.output else None
     outcomes: dict[str, list[Outcome]] = {entry.id: [] for entry in bench.entries}
     with caught() as signals:
         went_on = _run_all(bench, outcomes, Home().ready(), signals, arguments)
@@ -87,8 +86,8 @@ def run(arguments: argparse.Namespace) -> int:
         _show(table)
     else:
         print_line(markdown(bench, table, _command(arguments)).rstrip())
-    if arguments.output:
-        write_output(arguments.output, bench, table, _command(arguments))
+    if output is not None:
+        write_output(output, WRITERS[output.suffix.lower()](bench, table, _command(arguments)))
     return EXIT_CODES.get(table.baseline_state, 4) if went_on else INTERRUPTED
 
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import msgspec
 
-from trainfast_runner.errors import UserError
 from trainfast_runner.search.bench.report import cells, markdown, notes, process_word
 from trainfast_runner.search.bench.variants import Bench, Row, Table
 from trainfast_runner.settings.knobs import BY_NAME
-from trainfast_tui.cli.output import writable
 from trainfast_tui.report.as_html import as_html
 from trainfast_tui.report.document import Document, Prose, grid
 from trainfast_tui.text.format import plain
@@ -22,20 +19,6 @@ FIGURES = (
     *("samples_per_s", "vs_baseline_percent", "ci_low_percent", "ci_high_percent", "step_ms", "peak_bytes"),
     *("published_samples_per_s", "ratio"),
 )
-
-
-def check_output(name: str) -> None:
-    """Raise UserError if the table cannot be written to this file."""
-    writable(name, tuple(WRITERS))
-
-
-def write_output(name: str, bench: Bench, table: Table, command: str) -> None:
-    """Write the table to a file that `check_output` has passed. Raises UserError when the disk refuses it."""
-    text = WRITERS[Path(name).suffix.lower()](bench, table, command)
-    try:
-        Path(name).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot write {name}: {error.strerror}", key="-o") from None
 
 
 def _csv(bench: Bench, table: Table, command: str) -> str:

@@ -44,8 +44,3 @@ GROUPS = {
     "runs": "history and live runs",
     "presets": "recipes: shipped ones and your own",
 }
-
-
-def named(words: tuple[str, ...]) -> Command | None:
-    """Return the command of exactly these words, None if there is none."""
-    return next((command for command in COMMANDS if command.words == words), None)

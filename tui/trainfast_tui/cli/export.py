@@ -7,13 +7,14 @@ import sys
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.formats import export
-from trainfast_runner.records.home import Home, read_run_file
+from trainfast_runner.records.home import read_run_file
 from trainfast_tui.cli.output import print_json, print_line
+from trainfast_tui.cli.reference import add_run, directory_of
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("reference", metavar="RUN", help="an id, a unique prefix of one, or last")
+    add_run(parser)
     parser.add_argument(
         "--to",
         required=True,
@@ -25,8 +26,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the export, and on stderr the settings that cannot be expressed in this format."""
-    home = Home()
-    directory = home.directory(home.find(arguments.reference))
+    directory = directory_of(arguments)
     recorded = read_run_file(directory)
     if recorded is None:
         raise UserError(f"{directory.name} has no readable run.json", key=arguments.reference)

@@ -8,16 +8,17 @@ import time
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.home import Home, is_unfinished
+from trainfast_runner.records.home import is_unfinished
 from trainfast_runner.records.output_log import OUTPUT_FILE, read_log
 from trainfast_tui.cli.exit_codes import INTERRUPTED
 from trainfast_tui.cli.output import print_json, print_line, print_lines
+from trainfast_tui.cli.reference import add_run, directory_of
 from trainfast_tui.text.format import plain
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("reference", metavar="RUN", help="an id, a unique prefix of one, or last")
+    add_run(parser)
     parser.add_argument("-f", "--follow", action="store_true", help="go on until the run ends")
     parser.add_argument("-n", type=int, metavar="N", help="only the last N lines")
     parser.add_argument("--json", action="store_true", help="print {run_id, lines[...]}")
@@ -29,14 +30,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(f"-n {arguments.n}: at least 0", key="-n")
     if arguments.follow and arguments.json:
         raise UserError("logs --json prints one object and -f never ends: take one of them", key="-f")
-    home = Home()
-    run_id = home.find(arguments.reference)
-    path = home.directory(run_id) / OUTPUT_FILE
+    directory = directory_of(arguments)
     if arguments.follow:
-        return _follow(home.directory(run_id), arguments.n)
-    lines = [plain(line) for line in read_log(path, arguments.n)]
+        return _follow(directory, arguments.n)
+    lines = [plain(line) for line in read_log(directory / OUTPUT_FILE, arguments.n)]
     if arguments.json:
-        print_json({"run_id": run_id, "lines": lines})
+        print_json({"run_id": directory.name, "lines": lines})
     else:
         print_lines(lines)
     return 0

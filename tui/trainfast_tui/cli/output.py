@@ -36,6 +36,16 @@ def writable(name: str, endings: Sequence[str]) -> Path:
     return path
 
 
+def write_output(path: Path, text: str) -> int:
+    """Write the file of `-o` and return its bytes. Raises UserError when the disk refuses it."""
+    content = text.encode()
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}", key="-o") from None
+    return len(content)
+
+
 def print_json(value: Any) -> None:
     """Print one line of JSON; takes dicts, lists, Structs and dataclasses."""
     print_line(msgspec.json.encode(value).decode())

@@ -13,7 +13,7 @@ from trainfast_runner.running.final_result import final_result
 from trainfast_runner.search.best.best_follower import BestSoFar
 from trainfast_runner.search.best.journal import read_best_journal
 from trainfast_tui.cli import summary
-from trainfast_tui.cli.output import print_json, print_line, writable
+from trainfast_tui.cli.output import print_json, print_line, writable, write_output
 from trainfast_tui.report.as_html import as_html
 from trainfast_tui.report.as_markdown import as_markdown
 from trainfast_tui.report.batch_blocks import batch_search_report, confirmed_by
@@ -42,21 +42,13 @@ def run(arguments: argparse.Namespace) -> int:
     path = writable(arguments.output, FORMS)
     document, run_ids = _document(Home(), arguments.references)
     text = as_html(document) if path.suffix.lower() == ".html" else as_markdown(document)
-    content = text.encode("utf-8")
-    _write(path, content)
+    written = write_output(path, text)
     if arguments.json:
-        print_json({"file": str(path), "runs": run_ids, "bytes": len(content)})
+        print_json({"file": str(path), "runs": run_ids, "bytes": written})
         return 0
     runs = "1 run" if len(run_ids) == 1 else count(len(run_ids), "runs")
-    print_line(plain(f"{path}: {runs}, {size(len(content))}"))
+    print_line(plain(f"{path}: {runs}, {size(written)}"))
     return 0
-
-
-def _write(path: Path, content: bytes) -> None:
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}", key="-o") from None
 
 
 def _document(home: Home, references: list[str]) -> tuple[Document, list[str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from trainfast_runner.records.home import Home, read_result, read_run_file
+from trainfast_runner.records.home import read_result, read_run_file
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_file import WARM_ROLES, RunFile
 from trainfast_runner.results.bottleneck.joined_steps import as_record, joined_steps
@@ -16,6 +16,7 @@ from trainfast_tui.cli import summary
 from trainfast_tui.cli.diagnosis import explained_bottlenecks
 from trainfast_tui.cli.output import print_json, print_line, print_lines
 from trainfast_tui.cli.progress import so_far, status_line
+from trainfast_tui.cli.reference import add_run, directory_of
 from trainfast_tui.cli.step_table import print_steps
 from trainfast_tui.text.diagnosis_figures import nothing_found
 from trainfast_tui.text.format import count, plain
@@ -24,7 +25,7 @@ from trainfast_tui.text.overrides import settings
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("reference", metavar="RUN", help="an id, a unique prefix of one, or last")
+    add_run(parser)
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--steps", action="store_true", help="each step, with the readings of the watched GPUs")
     what.add_argument("--why", action="store_true", help="the bottlenecks, with figures and thresholds")
@@ -33,8 +34,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the run; return 0 however it ended."""
-    home = Home()
-    directory = home.directory(home.find(arguments.reference))
+    directory = directory_of(arguments)
     if arguments.steps:
         _print_steps(directory, arguments.json)
         return 0

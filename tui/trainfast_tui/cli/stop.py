@@ -6,7 +6,6 @@ import argparse
 import sys
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.home import Home
 from trainfast_runner.running.final_result import result_or_none_while_live
 from trainfast_runner.running.follower import Follower
 from trainfast_tui.cli import summary
@@ -14,19 +13,19 @@ from trainfast_tui.cli.exit_codes import INTERRUPTED
 from trainfast_tui.cli.follow_run import caught, stop
 from trainfast_tui.cli.output import print_json, print_line
 from trainfast_tui.cli.progress import so_far
+from trainfast_tui.cli.reference import add_run, directory_of
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("reference", metavar="RUN", help="an id, a unique prefix of one, or last")
+    add_run(parser)
     parser.add_argument("--now", action="store_true", help="send SIGKILL at once")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Stop the run and wait; return 0 once nothing of it is left."""
-    home = Home()
-    directory = home.directory(home.find(arguments.reference))
+    directory = directory_of(arguments)
     result = result_or_none_while_live(directory)
     if result is not None:
         raise UserError(f"{directory.name} is not running: it is {result.state}", key=directory.name)
