@@ -23,7 +23,7 @@ from textual.widget import Widget
 from textual.widgets import Sparkline
 
 from trainfast_tui.charts.braille import YRange
-from trainfast_tui.charts.model import SERIES_TONES, ChartData, Limit, Series, Span
+from trainfast_tui.charts.model import ChartData, Limit, Series, Span
 from trainfast_tui.charts.paint import paint
 from trainfast_tui.charts.strip_chart import StripChart
 from trainfast_tui.text.format import watts

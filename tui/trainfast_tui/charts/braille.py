@@ -239,8 +239,3 @@ def runs(text: list[str], keys: bytearray, styles: Sequence[Style | None]) -> li
         start, key = cell, next_key
     segments.append(Segment("".join(text[start:]), styles[key]))
     return segments
-
-
-def ink(style: Style) -> Style:
-    """Return the style without background, underline and reverse."""
-    return Style(color=style.color, bold=style.bold, dim=style.dim, italic=style.italic)

@@ -1,8 +1,8 @@
-"""Styles of parts of widgets, computed once for all widgets that share them."""
+"""The styles of tones, computed once for all widgets that share them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -12,24 +12,36 @@ from textual.widget import Widget
 
 from trainfast_tui.terminal.textual_app import part_style
 
-Found = dict[tuple[object, ...], dict[str, Style]]
-_FOUND: WeakKeyDictionary[App[Any], Found] = WeakKeyDictionary()
+TEXT_TONES = ("text", "title", "muted", "primary", "secondary", "accent", "success", "warning", "error", "key")
+FILLED = ("cursor", "badge", "alarm")
+"""Tones with a background of their own."""
+Palette = Mapping[str, Style]
+"""The style of every tone, by name."""
+_FOUND: WeakKeyDictionary[App[Any], dict[tuple[object, ...], Palette]] = WeakKeyDictionary()
 
 
-def inks(widget: Widget, prefix: str, names: Iterable[str]) -> dict[str, Style]:
-    """Return the whole style of each part of `widget` with the class `PREFIX--NAME`, in its present theme.
+def tone_styles(widget: Widget) -> Palette:
+    """Return the styles of the classes `tone--NAME` on `widget`, in its present theme.
 
-    With COMPONENT_CLASSES Textual would apply the style sheet to every such part of every widget: to 850 parts
-    before the first frame.
+    With COMPONENT_CLASSES Textual would apply the style sheet to every tone of every widget: to 850 parts before the
+    first frame.
     """
     app = widget.app
     found = _FOUND.setdefault(app, {})
-    key = prefix, app.theme, app.native_ansi_color, widget.rich_style
+    key = app.theme, app.native_ansi_color, widget.rich_style
     if key not in found:
-        found[key] = {name: part_style(widget, f"{prefix}--{name}") for name in names}
+        # Whole styles: a partial one leaves a muted colour unblended, which is white on a light theme.
+        whole = {tone: part_style(widget, f"tone--{tone}") for tone in (*TEXT_TONES, *FILLED)}
+        filled = {tone: Style(bgcolor=whole[tone].bgcolor, reverse=whole[tone].reverse) for tone in FILLED}
+        found[key] = {tone: _ink(style) + filled.get(tone, Style.null()) for tone, style in whole.items()}
     return found[key]
 
 
 def forget_inks(widget: Widget) -> None:
     """Forget the styles: the theme has changed."""
     _FOUND.pop(widget.app, None)
+
+
+def _ink(style: Style) -> Style:
+    """Return the style without background, underline and reverse."""
+    return Style(color=style.color, bold=style.bold, dim=style.dim, italic=style.italic)

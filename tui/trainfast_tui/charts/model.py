@@ -1,14 +1,12 @@
 """The data of a chart: series over time, throttled time and limits."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rich.style import Style
-
 from trainfast_tui.text.format import Formatter, number
 
-Tone = Literal["primary", "secondary", "accent", "success", "warning", "error"]
+Tone = Literal["primary", "secondary", "accent", "success"]
 """The theme colour of a series."""
 
 
@@ -69,9 +67,3 @@ class ChartData:
     """The label at the right end of the time axis."""
     cursor_ns: int | None = None
     """A moment to mark with a vertical line."""
-
-
-SERIES_TONES: tuple[Tone, ...] = ("primary", "secondary", "accent", "success", "warning", "error")
-PARTS = ("title", "axis", "limit", "empty", "mark")
-Palette = Mapping[str, Style]
-"""The style of every tone, part and shade, by name."""

@@ -24,7 +24,8 @@ from trainfast_tui.charts.braille import (
     runs,
     time_columns,
 )
-from trainfast_tui.charts.model import ChartData, Limit, Palette, Series
+from trainfast_tui.charts.inks import Palette
+from trainfast_tui.charts.model import ChartData, Limit, Series
 from trainfast_tui.charts.time_cells import TimeCells, time_cells
 from trainfast_tui.text.format import duration, plain, to_width, truncate
 from trainfast_tui.text.shades import Shade, rank, shade_of

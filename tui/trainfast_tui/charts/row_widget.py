@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from rich.segment import Segment
 from rich.style import Style
@@ -11,7 +11,7 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from trainfast_tui.charts.inks import forget_inks
+from trainfast_tui.charts.inks import Palette, forget_inks, tone_styles
 
 Rows = list[list[Segment]]
 
@@ -20,6 +20,23 @@ class RowWidget(Widget):
     """A widget without border, padding, tint or opacity of its own: put a border on its container."""
 
     ALLOW_SELECT = False
+    DEFAULT_CSS = """
+    RowWidget {
+        /* Never dim: while themes change Textual blends it with a background that is not there yet, and breaks. */
+        .tone--title { text-style: bold; }
+        .tone--muted { color: $text-muted; }
+        .tone--primary { color: $text-primary; }
+        .tone--secondary { color: $text-secondary; }
+        .tone--accent { color: $text-accent; }
+        .tone--success { color: $text-success; }
+        .tone--warning { color: $text-warning; text-style: bold; }
+        .tone--error { color: $text-error; text-style: bold; }
+        .tone--key { color: $text-accent; text-style: bold; }
+        .tone--cursor { color: $block-cursor-foreground; background: $block-cursor-background; text-style: bold; }
+        .tone--badge { color: $block-cursor-foreground; background: $primary; text-style: bold; }
+        .tone--alarm { color: $block-cursor-foreground; background: $error; text-style: bold; }
+    }
+    """
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
@@ -29,15 +46,15 @@ class RowWidget(Widget):
         self._rows: Rows | None = None
         self._rows_for = (0, 0, False)
         """The width and height of the rows, and whether the theme is the terminal's own."""
-        self._palette: Mapping[str, Style] | None = None
+        self._palette: Palette | None = None
 
-    def rows(self, width: int, height: int, palette: Mapping[str, Style]) -> Rows:
+    def rows(self, width: int, height: int, palette: Palette) -> Rows:
         """Return the rows to show, each `width` cells wide; missing ones are blank."""
         raise NotImplementedError
 
-    def find_palette(self) -> Mapping[str, Style]:
-        """Return the style of each part by its name, in the present theme."""
-        raise NotImplementedError
+    def find_palette(self) -> Palette:
+        """Return the style of each tone by its name, in the present theme."""
+        return tone_styles(self)
 
     def repaint(self) -> None:
         """Draw again and send the changed cells."""

@@ -1,17 +1,25 @@
 """The widget of one strip chart."""
 
-from collections.abc import Mapping
-
 from rich.style import Style
 
-from trainfast_tui.charts.braille import YRange, ink
-from trainfast_tui.charts.inks import inks
-from trainfast_tui.charts.model import PARTS, SERIES_TONES, ChartData
+from trainfast_tui.charts.braille import YRange
+from trainfast_tui.charts.inks import Palette
+from trainfast_tui.charts.model import ChartData
 from trainfast_tui.charts.paint import paint
 from trainfast_tui.charts.row_widget import Rows, RowWidget
-from trainfast_tui.text.shades import NAMES, OTHER
 
-SHADED = (*NAMES, OTHER)
+PART_TONES = {
+    "axis": "muted",
+    "empty": "muted",
+    "limit": "error",
+    "thermal": "error",
+    "brake": "error",
+    "hardware": "error",
+    "power": "warning",
+    "other": "warning",
+    "sync_boost": "secondary",
+}
+"""The tone of each part and shade of a chart; all are drawn thin."""
 
 
 class StripChart(RowWidget):
@@ -20,25 +28,7 @@ class StripChart(RowWidget):
     Give its container the border: a border on the chart would be sent again with it.
     """
 
-    DEFAULT_CSS = """
-    StripChart {
-        height: 1fr; width: 1fr;
-        .strip-chart--primary { color: $text-primary; }
-        .strip-chart--secondary { color: $text-secondary; }
-        .strip-chart--accent { color: $text-accent; }
-        .strip-chart--success { color: $text-success; }
-        .strip-chart--warning { color: $text-warning; }
-        .strip-chart--error { color: $text-error; }
-        .strip-chart--title { text-style: bold; }
-        .strip-chart--axis { color: $text-muted; }
-        .strip-chart--empty { color: $text-muted; }
-        .strip-chart--limit { color: $text-error; }
-        .strip-chart--mark { color: $text-warning; text-style: bold; }
-        .strip-chart--thermal, .strip-chart--brake, .strip-chart--hardware { color: $text-error; }
-        .strip-chart--power, .strip-chart--other { color: $text-warning; }
-        .strip-chart--sync_boost { color: $text-secondary; }
-    }
-    """
+    DEFAULT_CSS = "StripChart { height: 1fr; width: 1fr; }"
 
     def __init__(
         self,
@@ -61,16 +51,16 @@ class StripChart(RowWidget):
         self._data = data
         self.repaint()
 
-    def rows(self, width: int, height: int, palette: Mapping[str, Style]) -> Rows:
+    def rows(self, width: int, height: int, palette: Palette) -> Rows:
         data, y_range = self._data, self._y_range
         if data is None:
             return []
         return paint(data, width, height, y_range, palette, time_labels=self._time_labels, gutter=self._gutter)
 
-    def find_palette(self) -> Mapping[str, Style]:
-        # A partial style leaves a muted colour unblended, which is white on a light theme.
-        whole = inks(self, "strip-chart", (*SERIES_TONES, *PARTS, *SHADED))
-        return {name: ink(style) for name, style in whole.items()}
+    def find_palette(self) -> Palette:
+        tones = super().find_palette()
+        thin = {part: Style(color=tones[tone].color, dim=tones[tone].dim) for part, tone in PART_TONES.items()}
+        return {**tones, **thin, "mark": tones["warning"]}
 
 
 def _axis_of(data: ChartData) -> tuple[object, ...]:
