@@ -5,18 +5,15 @@ from __future__ import annotations
 import re
 from io import StringIO
 from itertools import pairwise
-from typing import cast
 
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from rich.segment import Segment
 from rich.style import Style
-from textual.driver import Driver
 from textual.strip import Strip
 
 from trainfast_tui.terminal.cells import CLEAR, LEAST_GAP, SentCells, cells_of, changed
-from trainfast_tui.terminal.frame_output import in_one_piece
 
 WIDTH = 40
 CONSOLE = Console(file=StringIO(), force_terminal=True, color_system="truecolor")
@@ -147,16 +144,3 @@ def test_of_wide_characters_the_whole_is_sent_each_time() -> None:
     assert sent.draw([(4, 2, wide)], CONSOLE) == first
     narrow = sent.draw([(4, 2, Strip([Segment("plain  ")]))], CONSOLE)
     assert narrow == "\x1b[3;5Hplain  ", "nothing of what was wide is left"
-
-
-def test_a_frame_is_written_at_once() -> None:
-    written: list[str] = []
-
-    class Paper:
-        def write(self, data: str) -> None:
-            written.append(data)
-
-    driver = in_one_piece(cast("type[Driver]", Paper))()  # type: ignore[call-arg]
-    for text in ("\x1b[?25l", "\x1b[?2026h", "cells", "\x1b[?2026l", "alone"):
-        driver.write(text)
-    assert written == ["\x1b[?25l", "\x1b[?2026hcells\x1b[?2026l", "alone"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from textual import _ansi_sequences, _compositor, _xterm_parser, app, dom, keys, message_pump, screen, widget
+from textual import _compositor, _xterm_parser, app, dom, keys, message_pump, screen, widget
 from textual.app import App, ComposeResult
 from textual.dom import DOMNode
 from textual.drivers import _writer_thread, linux_driver
@@ -37,8 +37,6 @@ def test_every_private_part_is_there() -> None:
     source = inspect.getsource(_compositor.Compositor)
     assert "ChopsUpdate(" in source, "the compositor looks the class up when it makes an update"
     assert "LayoutUpdate(" in source
-    assert _ansi_sequences.SYNC_START.startswith("\x1b")
-    assert _ansi_sequences.SYNC_END.startswith("\x1b")
     assert "XTermParser(" in inspect.getsource(linux_driver), "the driver looks its parser up when it makes one"
     assert hasattr(_xterm_parser.XTermParser(), "_timeout_time")
     assert keys._character_to_key("?") == "question_mark"

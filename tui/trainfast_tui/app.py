@@ -142,7 +142,7 @@ class TrainfastApp(TerminalApp):
     def _show_snapshot(self, message: SnapshotTaken) -> None:
         snapshot, late_s = message.snapshot, (time.monotonic_ns() - message.posted_ns) / 1e9
         trains_on_cpu = snapshot.run is not None and snapshot.run.trains_on_cpu
-        self.session.reader.period_s = self._pacer.note(late_s, self.unwritten_frames(), trains_on_cpu=trains_on_cpu)
+        self.session.reader.period_s = self._pacer.note(late_s, self.unwritten_texts(), trains_on_cpu=trains_on_cpu)
         # On leaving, and just after it was opened, a screen has no widgets.
         if self.in_sight.children and self.main.is_ready:
             self.in_sight.show_pace(self._pacer.words)

@@ -1,16 +1,13 @@
-"""Send the terminal only the cells that changed, and each frame in one piece."""
+"""Send the terminal only the cells that changed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 from weakref import WeakKeyDictionary
 
 from rich.console import Console
 from textual import _compositor
-from textual._ansi_sequences import SYNC_END, SYNC_START
 from textual._compositor import ChopsUpdate, LayoutUpdate
-from textual.driver import Driver
 from textual.strip import Strip
 
 from trainfast_tui.terminal.cells import SentCells
@@ -55,27 +52,3 @@ def install(*, plain: bool = False) -> None:
     """Make every screen send its updates this way, or with `plain` as Textual does; it has no setting for them."""
     _compositor.ChopsUpdate = ChopsUpdate if plain else TightUpdate  # type: ignore[misc]
     _compositor.LayoutUpdate = LayoutUpdate if plain else WholeUpdate  # type: ignore[misc]
-
-
-def in_one_piece(driver: type[Driver]) -> type[Driver]:
-    """Return the driver with each frame, marks included, written as one text.
-
-    Every text wakes the thread that writes, and a terminal may show a frame that arrives in two pieces.
-    """
-
-    class WholeFrames(driver):  # type: ignore[valid-type,misc]
-        def __init__(self, *arguments: Any, **named: Any) -> None:
-            self._frame: list[str] | None = None
-            super().__init__(*arguments, **named)
-
-        def write(self, data: str) -> None:
-            if data == SYNC_START:
-                self._frame = []
-            if self._frame is not None:
-                self._frame.append(data)
-                if data != SYNC_END:
-                    return
-                data, self._frame = "".join(self._frame), None
-            super().write(data)
-
-    return WholeFrames

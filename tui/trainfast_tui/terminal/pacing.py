@@ -8,8 +8,8 @@ BESIDE_A_TRAINING_S = 1.0
 SLOWEST_S = 4.0
 LATE_S = 0.4
 """A snapshot that waited longer than this for the event loop was delayed by output or by a busy CPU."""
-BACKLOG = 2
-"""More unwritten frames than this mean a slow terminal."""
+BACKLOG = 3
+"""More unwritten texts than this mean a slow terminal: a frame is one, or three on a terminal that is told its ends."""
 CALM_TO_SPEED_UP = 6
 
 
@@ -21,7 +21,7 @@ class Pacer:
         self._calm = 0
 
     def note(self, late_s: float, backlog: int = 0, *, trains_on_cpu: bool = False) -> float:
-        """Count one snapshot's delay and the frames still unwritten; return the period from now on."""
+        """Count one snapshot's delay and the texts still unwritten; return the period from now on."""
         if late_s > LATE_S or backlog > BACKLOG:
             self.period_s = min(SLOWEST_S, self.period_s * 2)
             self._calm = 0

@@ -22,8 +22,6 @@ AFTER_ESCAPE_S = 0.05
 PLAIN_STYLES = {
     "title": "bold",
     "muted": "dim",
-    "axis": "dim",
-    "empty": "dim",
     "key": "bold",
     "warning": "bold",
     "error": "bold",
@@ -47,10 +45,10 @@ class TerminalApp(App[int]):
         frame_output.install(plain=plain_output)
 
     def get_driver_class(self) -> type[Driver]:
-        """Return Textual's driver with our key parser and whole frames."""
+        """Return Textual's driver with our key parser."""
         driver = super().get_driver_class()
         escape_key.install(driver, plain=self.plain_output)
-        return driver if self.plain_output else frame_output.in_one_piece(driver)
+        return driver
 
     def get_line_filters(self) -> Sequence[LineFilter]:
         """Return Textual's filters, and with `ascii` ours as the last."""
@@ -70,8 +68,8 @@ class TerminalApp(App[int]):
         """Handle an event as Textual does; an app overrides this instead of `on_event`."""
         await super().on_event(event)
 
-    def unwritten_frames(self) -> int:
-        """Return the number of frames the terminal has not taken yet, 0 when unknown."""
+    def unwritten_texts(self) -> int:
+        """Return the number of texts the terminal has not taken yet, up to three a frame; 0 when unknown."""
         if self.plain_output:
             return 0
         queue = getattr(getattr(self._driver, "_writer_thread", None), "_queue", None)
