@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -85,6 +86,14 @@ class AppScreen(Screen[None]):
     def refuse(self, error: UserError) -> None:
         """Show why something cannot be done."""
         self.notify(error.line(), severity="error")
+
+    def confirm(self, question: str, yes: str, then: Callable[[], object]) -> Screen[object]:
+        """Ask a question, do `then` if the answer is yes, and return the dialog."""
+        from trainfast_tui.widgets.dialogs import Confirm
+
+        dialog = Confirm(question, yes)
+        self.app.push_screen(dialog, lambda answer: then() if answer else None)
+        return dialog
 
     async def action_widget(self, name: str, action: str) -> None:
         """Run the action of a widget that owns a key, wherever the focus is."""

@@ -197,7 +197,7 @@ class MainScreen(AppScreen):
                 start = partial(self._start, next_run, stop=run.directory)
                 self._ask_about(run, question, "stop it, then run", start)
             elif risk:
-                self._confirm(f"{risk} Start {name} all the same?", "start it", partial(self._start, next_run))
+                self.confirm(f"{risk} Start {name} all the same?", "start it", partial(self._start, next_run))
             else:
                 self._start(next_run)
 
@@ -275,21 +275,9 @@ class MainScreen(AppScreen):
         self.notify("Stopping the run's processes; SIGKILL after 30 s…")
         self.session.runs.stop(directory)
 
-    def _confirm(self, question: str, yes: str, then: Callable[[], object]) -> Screen[object]:
-        """Ask a question, and do `then` if the answer is yes."""
-        from trainfast_tui.widgets.dialogs import Confirm
-
-        def on_answer(answer: object) -> None:
-            if answer:
-                then()
-
-        dialog = Confirm(question, yes)
-        self.app.push_screen(dialog, on_answer)
-        return dialog
-
     def _ask_about(self, run: RunSnapshot, question: str, yes: str, then: Callable[[], object]) -> None:
         """Ask a question that makes sense only while this run is live."""
-        self._question = self._confirm(question, yes, then), run.run_id
+        self._question = self.confirm(question, yes, then), run.run_id
 
     def _close_outdated_question(self, run: RunSnapshot | None) -> None:
         """Close the question about a run that has ended by itself, with a notice."""

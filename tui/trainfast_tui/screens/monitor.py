@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
 from textual.app import ComposeResult
 from textual.geometry import Size
@@ -20,7 +19,6 @@ from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.screens.base import AppScreen
 from trainfast_tui.session import Session
 from trainfast_tui.text import format as fmt
-from trainfast_tui.widgets.dialogs import Confirm
 from trainfast_tui.widgets.monitor_devices import MonitorDevices, MonitorHead
 from trainfast_tui.widgets.process_table import ProcessTable
 from trainfast_tui.widgets.strips import StatusLine
@@ -124,7 +122,6 @@ class MonitorScreen(AppScreen):
             words = f"Process {row.pid} is not visible from here, so it cannot be identified."
             self.notify(words, severity="warning")
             return
-
         try:
             refuse(row.identity)
         except UserError as error:
@@ -138,7 +135,7 @@ class MonitorScreen(AppScreen):
         if kill:
             question += "\nSIGTERM was sent to it and it still runs. SIGKILL gives it no chance to save anything."
         yes = "send SIGKILL" if kill else "send SIGTERM: it may save what it has, and end"
-        self.app.push_screen(Confirm(question, yes), partial(self._end, row.identity, kill))
+        self.confirm(question, yes, partial(self._end, row.identity, kill))
 
     def _offer_stop(self, row: ProcessRow, member: Membership) -> None:
         """Offer to stop the run of a process: ending the process alone would make the run a failed one."""
@@ -148,16 +145,9 @@ class MonitorScreen(AppScreen):
             return
         question = f"Stop the run {run_id}?\nProcess {row.pid} is {member.place}.\n{_described(row)}"
         yes = "stop the run: it is asked to end, and killed after a countdown"
-        self.app.push_screen(Confirm(question, yes), partial(self._stop, member.directory))
+        self.confirm(question, yes, partial(self.session.runs.stop, member.directory))
 
-    def _stop(self, directory: Path, yes: object) -> None:
-        if yes:
-            self.session.runs.stop(directory)
-
-    def _end(self, identity: Identity, kill: bool, yes: object) -> None:
-        if not yes:
-            return
-
+    def _end(self, identity: Identity, kill: bool) -> None:
         try:
             words = end(identity, kill=kill)
         except UserError as error:

@@ -11,13 +11,13 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home, is_alive
 from trainfast_runner.records.run_file import WARM_ROLES
 from trainfast_runner.records.state_words import state_words
-from trainfast_runner.running.history import RunRow, iter_rows, row_of
+from trainfast_runner.running.history import RunRow, row_of
 from trainfast_tui.control.background import in_background
 from trainfast_tui.control.messages import Notified, warning
 from trainfast_tui.screens.base import AppScreen, SessionMessage
 from trainfast_tui.session import Session
 from trainfast_tui.text.keys import actions_of
-from trainfast_tui.widgets.dialogs import Ask, Confirm
+from trainfast_tui.widgets.dialogs import Ask
 from trainfast_tui.widgets.run_detail import RunDetail
 from trainfast_tui.widgets.runs_table import RunsTable, matches
 from trainfast_tui.widgets.strips import Footer, StatusLine
@@ -25,18 +25,17 @@ from trainfast_tui.widgets.strips import Footer, StatusLine
 REFRESH_S = 2.0
 
 
-def listed_again(home: Home, known: list[RunRow]) -> list[RunRow]:
-    """Return the home's runs, newest first, reading only those that are new or had not ended when `known` was read."""
-    settled = {row.run_id: row for row in known if row.supervised is None and row.seconds is not None}
-    ids = reversed(home.run_ids())
-    return [settled.get(run_id) or row_of(home, run_id) for run_id in ids]
-
-
 @dataclass(frozen=True, slots=True)
 class RunsListed:
-    """The home's runs, newest first, with the probes of searches."""
+    """The home's runs, newest first, with the warm processes of searches."""
 
     rows: list[RunRow]
+
+
+def list_runs(home: Home, known: list[RunRow]) -> RunsListed:
+    """List the home's runs; those in `known` that had ended are not read again."""
+    ended = {row.run_id: row for row in known if row.supervised is None and row.seconds is not None}
+    return RunsListed([ended.get(run_id) or row_of(home, run_id) for run_id in reversed(home.run_ids())])
 
 
 class RunsScreen(AppScreen):
@@ -47,14 +46,14 @@ class RunsScreen(AppScreen):
     def __init__(self, session: Session) -> None:
         super().__init__(session)
         self._home = session.home
-        self._known: list[RunRow] = []
+        self._known: list[RunRow] | None = None
+        """All runs of the newest listing; None before the first."""
         self._rows: list[RunRow] = []
-        """The listed runs, without probes, which their search shows."""
+        """The runs without the warm processes of searches, which their search shows."""
         self._matching: list[RunRow] = []
-        """The listed runs that the filter lets through."""
+        """The runs that the filter lets through."""
         self._filter = ""
         self._is_listing = False
-        self._is_listed = False
 
     def compose(self) -> ComposeResult:
         yield StatusLine(id="head")
@@ -76,28 +75,29 @@ class RunsScreen(AppScreen):
     def on_session_message(self, message: SessionMessage) -> None:
         if not isinstance(message.content, RunsListed):
             return
-        rows = message.content.rows
-        self._is_listing, self._is_listed = False, True
-        if rows != self._known or not self._known:
-            self._known = rows
-            self._rows = [row for row in rows if row.role not in WARM_ROLES]
-            self._show()
+        self._is_listing = False
+        if message.content.rows != self._known:
+            self._show(message.content.rows)
+
+    def action_reload(self) -> None:
+        self._list([])
 
     def _look_again(self) -> None:
         """List runs that have started, ended or gone meanwhile, unless an earlier look is still under way."""
-        if self._is_listing or not self._is_listed:
-            return
+        if not self._is_listing:
+            self._list(self._known or [])
+
+    def _list(self, known: list[RunRow]) -> None:
         self._is_listing = True
-        known = self._known
-        in_background("runs", lambda: RunsListed(listed_again(self._home, known)), self.post, self._not_listed)
+        in_background("runs", partial(list_runs, self._home, known), self.post, self._not_listed)
 
     def _not_listed(self, error: UserError) -> Notified:
         self._is_listing = False
         return warning(error)
 
-    def _show(self) -> None:
-        if not self._is_listed:
-            return
+    def _show(self, known: list[RunRow]) -> None:
+        self._known = known
+        self._rows = [row for row in known if row.role not in WARM_ROLES]
         self._matching = [row for row in self._rows if matches(row, self._filter)] if self._filter else self._rows
         self.table.show(self._matching)
 
@@ -107,25 +107,21 @@ class RunsScreen(AppScreen):
 
     def on_sorted_table_moved(self) -> None:
         self.query_one(RunDetail).show(self.table.current)
-        if self._is_listed:
+        if self._known is not None:
             order, count = self.table.order, f"{len(self._matching):,}"
             head = f"runs   {count} of {len(self._rows):,}" if self._filter else f"runs   {count}"
             head += f"   by {order.name}, {order.words[self.table.reverse]}"
             head += f"   with “{self._filter}”" if self._filter else ""
             self.query_one("#head", StatusLine).show(head, "title")
 
-    def action_reload(self) -> None:
-        in_background("runs", lambda: RunsListed(list(iter_rows(self._home, probes=True))), self.post)
-
     def action_filter(self) -> None:
-
         hint = "Words that must all occur: oom, tiny-llama, batch_size=64. Empty shows every run."
-        self.app.push_screen(Ask("Show runs with", hint, self._filter, None), self._filtered)
+        self.app.push_screen(Ask("Show runs with", hint, self._filter, self._show_those_with))
 
-    def _filtered(self, words: object) -> None:
-        if isinstance(words, str):
-            self._filter = words.strip()
-            self._show()
+    def _show_those_with(self, words: str) -> None:
+        self._filter = words.strip()
+        if self._known is not None:
+            self._show(self._known)
 
     def action_compare(self) -> None:
         table = self.table
@@ -152,13 +148,10 @@ class RunsScreen(AppScreen):
             words = f"{row.run_id} is still running: Enter opens it, s stops it; then it can be deleted."
             self.notify(words, severity="warning")
             return
-
         question = f"Delete {row.run_id} ({row.name}, {state_words(row.state)}) and all its records?"
-        self.app.push_screen(Confirm(question, "delete it"), partial(self._delete, row.run_id))
+        self.confirm(question, "delete it", partial(self._delete, row.run_id))
 
-    def _delete(self, run_id: str, yes: object) -> None:
-        if not yes:
-            return
+    def _delete(self, run_id: str) -> None:
         try:
             self._home.remove(run_id)
         except UserError as error:
@@ -167,8 +160,6 @@ class RunsScreen(AppScreen):
         except OSError as error:
             self.notify(f"not deleted: {error}", severity="error")
             return
-        self._rows = [row for row in self._rows if row.run_id != run_id]
-        self._known = [row for row in self._known if row.run_id != run_id]
         self.table.marked = [marked for marked in self.table.marked if marked != run_id]
         self.notify(f"deleted {run_id}")
-        self._show()
+        self._show([row for row in self._known or () if row.run_id != run_id])

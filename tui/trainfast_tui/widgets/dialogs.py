@@ -135,7 +135,7 @@ class Field(Input):
 class Ask(Dialog):
     """One line of text; stays open until `check` accepts it. Dismissed with the text."""
 
-    def __init__(self, title: str, hint: str, value: str, check: Callable[[str], object] | None) -> None:
+    def __init__(self, title: str, hint: str, value: str, check: Callable[[str], object]) -> None:
         super().__init__(title)
         self._hint = hint
         self._value = value
@@ -150,8 +150,7 @@ class Ask(Dialog):
     def on_input_submitted(self, event: Input.Submitted) -> None:
         event.stop()
         try:
-            if self._check is not None:
-                self._check(event.value)
+            self._check(event.value)
         except UserError as error:
             self.query_one(".wrong", Static).update(Text(plain(error.line())))
             self.replay(event.input)
