@@ -34,7 +34,7 @@ from trainfast_tui.control.messages import (
     SnapshotTaken,
     ThreadFailed,
 )
-from trainfast_tui.control.next_run import NextRun, is_about, measured_memory, of_preset, of_run
+from trainfast_tui.control.next_run import NextRun, is_about, measured_memory, repeat_of, run_of_preset
 from trainfast_tui.control.oom_explainer import OomExplainer
 from trainfast_tui.control.predictor import Predictor, knows_free_memory, request_for
 from trainfast_tui.control.run_control import RunControl
@@ -61,10 +61,8 @@ ENDED_WITH_ANSWER = ("answered", "nothing_fits")
 class Session:
     """State that screens read and change in the event loop; `listener` gets what threads post, from any thread."""
 
-    def __init__(
-        self, home: Home, *, preset: str | None = None, python: str | None = None, directory: Path | None = None
-    ) -> None:
-        """`preset` is what to train first, `python` trains, and `directory` is the run to show first."""
+    def __init__(self, home: Home, *, preset: str | None = None, python: str | None = None) -> None:
+        """`preset` is what to train first, and `python` trains."""
         self.home = home
         self.listener: Post | None = None
         self.machine: Machine | None = None
@@ -79,7 +77,6 @@ class Session:
             home,
             lambda snapshot: self.post(SnapshotTaken(snapshot)),
             lambda error: self.post(ThreadFailed(error)),
-            directory=directory,
         )
         self.predictor = Predictor(self.post, python, self.warm_tracer)
         self.oom = OomExplainer(self.post, python, self.warm_tracer)
@@ -96,7 +93,7 @@ class Session:
         self.refusal: UserError | None = None
         """The reason why the first preset could not be loaded."""
         try:
-            self.next_run = of_preset(preset or (GPU_PRESET if os.path.exists("/dev/nvidia0") else CPU_PRESET))
+            self.next_run = run_of_preset(preset or (GPU_PRESET if os.path.exists("/dev/nvidia0") else CPU_PRESET))
         except UserError as error:
             self.refusal = error
 
@@ -187,14 +184,14 @@ class Session:
         if self._is_chosen and self.next_run is not None:
             self.next_run = replace(self.next_run, shown_run_knobs=run.knobs)
         else:
-            self.next_run = of_run(run, self.home)
+            self.next_run = repeat_of(run, self.home)
         self.post(NextRunChanged())
 
     def _on_machine(self, machine: Machine) -> None:
         self.machine = machine
         if not self._is_chosen and self._adopted is None:
             try:
-                self.next_run = of_preset(GPU_PRESET if machine.device == "cuda" else CPU_PRESET)
+                self.next_run = run_of_preset(GPU_PRESET if machine.device == "cuda" else CPU_PRESET)
             except UserError as error:
                 self.post(KnobRefused(error))
         self.gather_advice()
@@ -233,17 +230,14 @@ class Session:
     def choose_preset(self, name: str) -> NextRun:
         """Train this preset or variant next. Raises UserError."""
         chosen = replace(
-            of_preset(name), shown_run_knobs=self.next_run.shown_run_knobs if self.next_run is not None else None
+            run_of_preset(name), shown_run_knobs=self.next_run.shown_run_knobs if self.next_run is not None else None
         )
         self.change(chosen)
         return chosen
 
     def start_run(self, next_run: NextRun, stop: Path | None = None) -> None:
         """Start this run, after the run in `stop` has ended."""
-        if stop is None:
-            self.runs.start(next_run.spec)
-        else:
-            self.runs.stop_then_start(stop, next_run.spec)
+        self.runs.start(next_run.spec, stop)
         self.predict()
 
     def start_search(self, stop: Path | None = None) -> None:

@@ -29,7 +29,7 @@ ROWS_FOR_EVENTS = (9, 20)
 
 
 class Charts(Vertical):
-    """Charts on one time axis; `noun` is the unit of throughput, `first` the first device reading."""
+    """Charts on one time axis."""
 
     DEFAULT_CSS = """
     Charts { height: 1fr; width: 1fr; }
@@ -44,8 +44,8 @@ class Charts(Vertical):
         self._snapshot: Snapshot | None = None
         self._window = DEFAULT_WINDOW
         self._drawn_axis: TimeAxis | None = None
-        self._noun = "samples"
-        self._first = 0
+        self._rate_noun = "samples"
+        self._first_reading = 0
         self._machine = MachineMoments()
         self._run_ticks, self._device_ticks = TickValuesCache(), TickValuesCache()
 
@@ -96,12 +96,12 @@ class Charts(Vertical):
         if fitting == 0 and height >= 8:
             fitting = 1
         cursor_ns = self.query_one(EventLine).chosen_ns
-        devices = device_charts(snapshot, axis, self._first, fitting, self._device_ticks)
+        devices = device_charts(snapshot, axis, self._first_reading, fitting, self._device_ticks)
         top = self.query_one("#throughput", StripChart)
         top.set_class(self._of_machine, "-away")
         if not self._of_machine:
             uuids = sorted(used_uuids(snapshot.run))
-            steps = throughput_chart(snapshot, axis, self._noun, uuids, self._run_ticks)
+            steps = throughput_chart(snapshot, axis, self._rate_noun, uuids, self._run_ticks)
             top.show(replace(steps, cursor_ns=cursor_ns))
         for place in range(MOST_DEVICE_CHARTS):
             chart = self.query_one(f"#device{place}", StripChart)
@@ -162,7 +162,7 @@ class Charts(Vertical):
 
     def action_rate(self) -> None:
         """Switch between samples and tokens per second."""
-        self._noun = "tokens" if self._noun == "samples" else "samples"
+        self._rate_noun = "tokens" if self._rate_noun == "samples" else "samples"
         self.repaint()
 
     def action_reading(self) -> None:
@@ -172,6 +172,6 @@ class Charts(Vertical):
             self.screen.notify("Nothing has been read yet.")
             return
         readings = reading_names(snapshot)
-        self._first = (self._first + 1) % len(readings)
+        self._first_reading = (self._first_reading + 1) % len(readings)
         self.repaint()
-        self.screen.notify(f"first reading: {readings[self._first]}")
+        self.screen.notify(f"first reading: {readings[self._first_reading]}")

@@ -20,8 +20,8 @@ class EventLine(Painted):
 
     DEFAULT_CSS = "EventLine { height: 2; }"
 
-    def __init__(self, *, gutter: int, id: str | None = None) -> None:
-        super().__init__(id=id)
+    def __init__(self, *, gutter: int) -> None:
+        super().__init__()
         self._gutter = gutter
         self._moments: Sequence[Moment] = ()
         self._axis: TimeAxis | None = None

@@ -210,7 +210,7 @@ def _figures(snapshot: RunSnapshot) -> list[str]:
     figures = recent_figures(snapshot)
     found = []
     if figures.warming_up:
-        found.append(figures.of)
+        found.append(figures.basis)
     elif figures.samples_per_s is not None:
         found += [per_second(figures.samples_per_s, "samples"), milliseconds(figures.step_ms)]
     loss = next((step.loss for step in reversed(snapshot.steps) if step.loss is not None), None)

@@ -139,13 +139,13 @@ def preset_choices() -> list[tuple[str, str]]:
     return found
 
 
-def of_preset(reference: str) -> NextRun:
+def run_of_preset(reference: str) -> NextRun:
     """A preset or variant as written. Raises UserError."""
     spec = resolve(reference)
     return NextRun(spec, dict(spec.knobs))
 
 
-def of_run(run: RunFile, home: Home) -> NextRun:
+def repeat_of(run: RunFile, home: Home) -> NextRun:
     """The run again: its model, data and knobs, whatever has become of the preset.
 
     For a search's confirmation run, whose steps and batch the search chose, it is the settings that were searched.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,32 +67,26 @@ class RunControl:
         """Another run was chosen to be shown: do not wait for the started one."""
         self._unseen = None
 
-    def start(self, spec: RunSpec) -> None:
-        """Check and start a run: posts RunStarted or RunRefused."""
+    def start(self, spec: RunSpec, after: Path | None = None) -> None:
+        """Check and start a run, once the run in `after` is stopped and gone: posts RunStarted or RunRefused."""
         self._is_starting = True
-        in_background("start", lambda: self._start(spec), self._post, RunRefused)
+        in_background("start", partial(self._start, spec, after), self._post, RunRefused)
 
     def stop(self, directory: Path) -> None:
         """Ask the run to end; its supervisor kills it after the countdown."""
-        in_background("stop", lambda: self._stop(directory), self._post)
+        in_background("stop", partial(self._stop, directory), self._post)
 
     def kill(self, directory: Path) -> None:
         """Send SIGKILL to all of the run's processes."""
-        in_background("kill", lambda: self._kill(directory), self._post)
+        in_background("kill", partial(self._kill, directory), self._post)
 
-    def stop_then_start(self, directory: Path, spec: RunSpec) -> None:
-        """End one run and start the next as soon as all processes of the first are gone."""
-        self._is_starting = True
-        in_background("stop then start", lambda: self._stop_then_start(directory, spec), self._post, RunRefused)
+    def _start(self, spec: RunSpec, after: Path | None) -> RunStarted | Notified:
+        from trainfast_runner.running import launch, planning
 
-    def _start(self, spec: RunSpec) -> RunStarted | Notified:
-        from trainfast_runner.running import planning
-
-        return self._launch(planning.plan_run(spec, self._python))
-
-    def _launch(self, plan: RunPlan) -> RunStarted | Notified:
-        from trainfast_runner.running import launch
-
+        # A refusal comes before anything is stopped for this run.
+        plan = planning.plan_run(spec, self._python)
+        if after is not None:
+            self.end(after)
         given_up = self._cool(plan)
         if given_up is not None:
             self.note_refused()
@@ -134,14 +129,6 @@ class RunControl:
         if not kill_now(directory):
             stop_unsupervised(directory, 0.0, lambda left: None)
         return Notified("The run was killed.")
-
-    def _stop_then_start(self, directory: Path, spec: RunSpec) -> RunStarted | Notified:
-        from trainfast_runner.running import planning
-
-        # A refusal comes before anything is stopped for the next run.
-        plan = planning.plan_run(spec, self._python)
-        self.end(directory)
-        return self._launch(plan)
 
     def end(self, directory: Path) -> None:
         """Stop a run and wait until all its processes are gone; not on the event loop. Raises UserError."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
@@ -98,30 +99,24 @@ class SearchConductors(Generic[SeenT]):
 
     def pause(self, directory: Path) -> None:
         """Pause the search after the current probe."""
-        in_background("pause", lambda: self._pause(directory), self._post)
+        from trainfast_runner.search.control import pause
+
+        in_background("pause", partial(pause, directory), self._post)
 
     def resume(self, directory: Path) -> None:
         """Resume the search."""
-        in_background("resume", lambda: self._resume(directory), self._post)
+        from trainfast_runner.search.control import resume
+
+        in_background("resume", partial(resume, directory), self._post)
 
     def cancel(self, directory: Path) -> None:
         """Stop the running probe and end the search; its journal stays."""
-        in_background("cancel", lambda: self._cancel(directory), self._post)
-
-    def _pause(self, directory: Path) -> None:
-        from trainfast_runner.search.control import pause
-
-        pause(directory)
-
-    def _resume(self, directory: Path) -> None:
-        from trainfast_runner.search.control import resume
-
-        resume(directory)
-
-    def _cancel(self, directory: Path) -> Notified | None:
         from trainfast_runner.search.control import cancel
 
-        return None if cancel(directory) else Notified("The search has already ended.", "warning")
+        def ask() -> Notified | None:
+            return None if cancel(directory) else Notified("The search has already ended.", "warning")
+
+        in_background("cancel", ask, self._post)
 
 
 class SearchControl(SearchConductors["SearchSnapshot"]):
@@ -146,13 +141,11 @@ class SearchControl(SearchConductors["SearchSnapshot"]):
         With `cool_to_c` each of its processes waits until its GPUs are below that temperature in degrees Celsius.
         """
         self.note_starting()
-        in_background("search", lambda: self._start(spec, fresh, cool_to_c, first), self._post, SearchRefused)
-
-    def _start(
-        self, spec: RunSpec, fresh: bool, cool_to_c: float | None, first: Callable[[], None] | None
-    ) -> SearchStarted:
         from trainfast_runner.search.control import start_search
 
-        if first is not None:
-            first()
-        return SearchStarted(start_search(spec, self._home, self._python, fresh=fresh, cool_to_c=cool_to_c))
+        def start() -> SearchStarted:
+            if first is not None:
+                first()
+            return SearchStarted(start_search(spec, self._home, self._python, fresh=fresh, cool_to_c=cool_to_c))
+
+        in_background("search", start, self._post, SearchRefused)

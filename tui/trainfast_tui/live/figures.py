@@ -28,36 +28,36 @@ class Figures:
     step_ms: float | None
     phases: dict[str, float | None]
     """Milliseconds of a step by phase."""
-    of: str
+    basis: str
     """The steps behind the medians, in words."""
     warming_up: bool = False
     """True if these are figures of the timing warm-up, for want of measured steps."""
 
 
-def _of_result(result: Result) -> Figures:
+def _figures_of_result(result: Result) -> Figures:
     times = result.step_ms
     return Figures(
         result.throughput.samples_per_s.median,
         result.throughput.tokens_per_s.median,
         times.p50,
         {name: getattr(times, name) for name in STEP_PHASES},
-        _of_words(result.steps.measured, ""),
+        _basis_words(result.steps.measured, ""),
     )
 
 
 def recent_figures(run: RunSnapshot) -> Figures:
     """The figures of the run's result, or the medians of its latest steps."""
     result = run.result
-    return _of_result(result) if result is not None and result.steps.measured else _of_steps(run)
+    return _figures_of_result(result) if result is not None and result.steps.measured else _figures_of_steps(run)
 
 
-def _of_steps(run: RunSnapshot) -> Figures:
-    last = counted(run.steps)
+def _figures_of_steps(run: RunSnapshot) -> Figures:
+    last = latest_measured(run.steps)
     warming_up = bool(last) and last[-1].warmup
     numbers = {step.step for step in last}
     # A step has no rate before all ranks have written it.
     rates = [place for place in range(len(run.rates.steps))[-2 * RECENT :] if run.rates.steps[place] in numbers]
-    words = "warming up" if warming_up else _of_words(len(last), "the last ")
+    words = "warming up" if warming_up else _basis_words(len(last), "the last ")
     return Figures(
         _median([run.rates.samples_per_s[place] for place in rates]),
         _median([run.rates.tokens_per_s[place] for place in rates]),
@@ -68,14 +68,14 @@ def _of_steps(run: RunSnapshot) -> Figures:
     )
 
 
-def _of_words(steps: int, which: str) -> str:
+def _basis_words(steps: int, which: str) -> str:
     """Return the number of steps behind the medians, in words, with a note when there are few."""
     if steps == 1:
         return "few steps: only 1 measured"
     return ("few steps: " if steps < FEW_STEPS else "") + f"medians of {which}{steps} steps"
 
 
-def counted(steps: Sequence[Step]) -> Sequence[Step]:
+def latest_measured(steps: Sequence[Step]) -> Sequence[Step]:
     """The latest measured steps; those of the timing warm-up while there are no others."""
     last = steps[-RECENT:]
     return [step for step in last if not step.warmup] or last
@@ -94,7 +94,7 @@ def planned_steps(run: RunSnapshot) -> int | None:
 
 def seconds_left(run: RunSnapshot) -> float | None:
     """Seconds until the last step at the pace of the latest steps; None if the run has ended or made no step."""
-    planned, steps = planned_steps(run), counted(run.steps)
+    planned, steps = planned_steps(run), latest_measured(run.steps)
     if not run.is_live or planned is None or not steps:
         return None
     step_ms = _median([step.step_ms for step in steps])

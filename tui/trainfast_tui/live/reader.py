@@ -146,10 +146,8 @@ class Reader(threading.Thread):
         home: Home,
         post: Callable[[Snapshot], object],
         failed: Callable[[BaseException], object] | None = None,
-        *,
-        directory: Path | None = None,
     ) -> None:
-        """`failed` gets the error that ends the thread; `directory` is the run to begin with."""
+        """`failed` gets the error that ends the thread."""
         super().__init__(name="trainfast-reader", daemon=True)
         self.period_s = PERIOD_S
         """Seconds between two snapshots; may be changed at any time."""
@@ -157,8 +155,6 @@ class Reader(threading.Thread):
         self._post = post
         self._failed = failed
         self._run_choice = _Choice(self._newest_run)
-        if directory is not None:
-            self._run_choice.make(directory)
         self._follower: Follower | None = None
         self._search = FollowedSearch(self._newest_search, _search_follower)
         self._best = FollowedSearch(self._newest_best, _best_follower)

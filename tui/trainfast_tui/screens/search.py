@@ -39,7 +39,7 @@ class SearchScreen(AppScreen):
 
     def on_mount(self) -> None:
         snapshot = self.session.snapshot
-        self.view.note(limit_notice(self.spec, self.session.machine))
+        self.view.show_limit(limit_notice(self.spec, self.session.machine))
         self._show(self.session.search.current, snapshot.taken_ns if snapshot is not None else 0)
 
     def show_snapshot(self, snapshot: Snapshot) -> None:

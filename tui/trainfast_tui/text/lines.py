@@ -13,9 +13,9 @@ Piece = tuple[str, str]
 Line = list[Piece]
 
 
-def rule(title: str, width: int, tone: str = "muted") -> Line:
+def rule(title: str, width: int) -> Line:
     """Return a section title with a line to the right edge."""
-    return [(f"{title} ", "title"), ("─" * max(0, width - cell_len(title) - 1), tone)]
+    return [(f"{title} ", "title"), ("─" * max(0, width - cell_len(title) - 1), "muted")]
 
 
 def wrap(text: str, width: int) -> list[str]:

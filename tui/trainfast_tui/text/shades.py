@@ -63,11 +63,6 @@ def causes() -> dict[str, str]:
 
 def causes_of(reasons: Sequence[str] | None) -> frozenset[str]:
     """Return the causes behind a device's throttle reasons, `UMBRELLA` only if nothing more specific is set."""
-    return _causes_of(tuple(reasons or ()))
-
-
-@lru_cache(maxsize=256)
-def _causes_of(reasons: tuple[str, ...]) -> frozenset[str]:
     cause_of = causes()
-    kinds = frozenset(cause_of[reason] for reason in reasons if reason in cause_of)
+    kinds = frozenset(cause_of[reason] for reason in reasons or () if reason in cause_of)
     return kinds - {UMBRELLA} if kinds & {"thermal", "brake"} else kinds

@@ -46,7 +46,7 @@ class BatchSearchView(Painted):
         self._now_ns = 0
         self._asked_ns: int | None = None
         self._notice: tuple[str, str] = ("", "muted")
-        self._before_start = ""
+        self._limit_notice = ""
         self._at = 0
 
     def show(self, search: SearchSnapshot | None, now_ns: int, asked_ns: int | None = None) -> None:
@@ -54,9 +54,9 @@ class BatchSearchView(Painted):
         self._search, self._now_ns, self._asked_ns = search, now_ns, asked_ns
         self.repaint()
 
-    def note(self, notice: str) -> None:
-        """Show a notice while the search has not started."""
-        self._before_start = notice
+    def show_limit(self, notice: str) -> None:
+        """Show the notice of the limit while the search has not started."""
+        self._limit_notice = notice
         self.repaint()
 
     def show_notice(self, text: str, tone: str = "text") -> None:
@@ -82,7 +82,7 @@ class BatchSearchView(Painted):
             words = self._notice[0] or f"The knobs are being checked… {waited}"
             waiting = paragraph(words, width, self._notice[1])
             if not self._notice[0]:
-                waiting += paragraph(self._before_start, width, "warning")
+                waiting += paragraph(self._limit_notice, width, "warning")
             return [rule(f"largest batch: {self._preset}", width), *waiting]
         head = _head(search, self._preset, self._now_ns, width)
         table = _table(search, width)

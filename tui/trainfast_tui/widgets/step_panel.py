@@ -83,7 +83,7 @@ def _speed(figures: Figures, width: int) -> Line:
         (f"{fmt.milliseconds(figures.step_ms)}{' a step' if wide else ''}", "text"),
     ]
     if wide:
-        line.append((f"   {figures.of}", "muted"))
+        line.append((f"   {figures.basis}", "muted"))
     return line
 
 
