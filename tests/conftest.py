@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from cli.command import Cli
+
 # How long an example takes, or its making, says more about the machine than about the code. The same examples every
 # time: who looks for new ones says so, and a change is not refused for what was wrong before it.
 profile = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
@@ -32,3 +34,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An XDG cache for all processes of a test run: text is tokenized, and the training Python asked, once."""
     base = tmp_path_factory.getbasetemp()
     return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cache"
+
+
+@pytest.fixture
+def cli(tmp_path: Path, cache: Path) -> Cli:
+    """The command line with nothing in its history."""
+    return Cli(tmp_path / "home", tmp_path / "config", cache)

@@ -1,4 +1,4 @@
-"""A command line with a home of its own for every test, and one finished run that many tests look at."""
+"""One finished run that many tests look at, and the stand-in NVML library."""
 
 from __future__ import annotations
 
@@ -11,12 +11,6 @@ from cli.command import Cli, Done
 
 # The stand-in NVML library is built by what stands beside its own tests.
 sys.path.append(str(Path(__file__).parents[1] / "nvml"))
-
-
-@pytest.fixture
-def cli(tmp_path: Path, cache: Path) -> Cli:
-    """The command line with nothing in its history."""
-    return Cli(tmp_path / "home", tmp_path / "config", cache)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""What several files of tests here begin with."""
+"""A tracer that takes the place of the training Python's."""
 
 from pathlib import Path
 

@@ -13,9 +13,6 @@ from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.settings.spec import RunSpec
 
 BLOCK, ROOT = 1000, 500
-
-
-BLOCK, ROOT = 1000, 500
 """Elements of a block's parameters, and of those outside."""
 KEPT_BY_BLOCK, PASSING = 70, 30
 """Activation bytes a sample that a block leaves behind, and what it holds besides while it computes."""

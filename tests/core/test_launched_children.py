@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from cli.command import until
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import worker_scripts
 from trainfast_runner.machine.processes.identity import boot_id, identify
@@ -19,13 +19,6 @@ from trainfast_runner.records.run_file import ClockAnchor, Event, RunFile
 from trainfast_runner.running.launch import _spawn_supervisor
 from trainfast_runner.search.control import start_search
 from trainfast_runner.settings.spec import resolve
-
-
-def until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline, f"waited for: {what}"
-        time.sleep(0.01)
 
 
 def children() -> set[int]:

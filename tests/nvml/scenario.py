@@ -1,4 +1,4 @@
-"""The scenario file of the stand-in GPUs, read in Python: what is true at each moment, for tests to compare with.
+"""The scenario file of the stand-in GPUs, read in Python: the truth at each moment, for tests to compare with.
 
 `scenario.h` describes the file. The compiled library and the Python stand-in follow the same one, with the same times.
 """
@@ -15,7 +15,7 @@ IDLE_POWER_W = 80.0
 
 @dataclass(frozen=True)
 class Moment:
-    """A line of a ramp, and what holds from it on."""
+    """A line of a ramp: the readings from a second on."""
 
     at_s: float
     temperature_c: float
@@ -39,7 +39,7 @@ class Scenario:
         return (time.monotonic_ns() - self.origin_ns) / 1e9
 
     def at(self, gpu: int, seconds: float) -> Moment:
-        """What the GPU shows at that second: the temperature in between two lines, the rest of the earlier one."""
+        """The GPU's readings at that second: the temperature in between two lines, the rest of the earlier one."""
         seconds = self._in_ramp(seconds)
         now = Moment(0, 40 + gpu)
         for line, after in zip(self._ramp(gpu), [*self._ramp(gpu)[1:], None], strict=True):
@@ -51,7 +51,7 @@ class Scenario:
         return now
 
     def held_s(self, gpu: int, bits: int, seconds: float) -> float:
-        """How many of the first `seconds` had any of the throttle `bits` set."""
+        """Seconds of the first `seconds` in which any of the throttle `bits` was set."""
         seconds = max(0.0, seconds)
         laps = round((seconds - self._in_ramp(seconds)) / self.period_s) if self.period_s else 0
         whole = laps * self._held_s(gpu, bits, self.period_s) if laps else 0.0

@@ -1,8 +1,9 @@
-"""What the stand-in for libnvidia-ml answers: Python functions with the signatures of nvml.h."""
+"""The functions of the stand-in for libnvidia-ml: Python functions with the signatures of nvml.h."""
 
 import ctypes
 import queue
 import time
+from collections.abc import Callable
 from typing import Any
 
 from stand_in_machine import (
@@ -83,11 +84,6 @@ def _put_instance(device: Any, index: int, place: int) -> int:
     return SUCCESS
 
 
-@gpu_call("nvmlDeviceGetMaxMigDeviceCount")
-def _most_instances(gpu: Gpu, _seconds: float, count: Any) -> int:
-    return put(count, MOST_INSTANCES if gpu.mig else 0)
-
-
 @machine_call("nvmlDeviceGetMigDeviceHandleByIndex")
 def _instance_handle(machine: Machine, parent: Any, place: Any, device: Any) -> int:
     index = (ctypes.cast(parent, ctypes.c_void_p).value or 0) - FIRST_HANDLE
@@ -113,7 +109,7 @@ def _compute_instance(gpu: Gpu, _seconds: float, number: Any) -> int:
 
 
 @gpu_call("nvmlDeviceGetName")
-def _name(gpu: Gpu, _seconds: float, buffer: Any, _size: Any) -> int:
+def _gpu_name(gpu: Gpu, _seconds: float, buffer: Any, _size: Any) -> int:
     buffer.value = gpu.name.encode()
     return SUCCESS
 
@@ -127,6 +123,40 @@ def _uuid(gpu: Gpu, _seconds: float, buffer: Any, _size: Any) -> int:
 @gpu_call("nvmlDeviceGetCudaComputeCapability")
 def _compute_capability(gpu: Gpu, _seconds: float, major: Any, minor: Any) -> int:
     return put(major, gpu.compute_capability[0]) or put(minor, gpu.compute_capability[1])
+
+
+def _energy_mj(gpu: Gpu, seconds: float) -> int:
+    return gpu.energy_mj + int(gpu.energy_share * gpu.power_mw * seconds)
+
+
+def _throttle_reasons(gpu: Gpu, seconds: float) -> int:
+    return gpu.reasons | (SW_THERMAL if temperature_of(gpu, seconds) >= gpu.thermal_above else 0)
+
+
+FIGURES: dict[str, Callable[[Gpu, float], int]] = {
+    "nvmlDeviceGetMaxMigDeviceCount": lambda gpu, _: MOST_INSTANCES if gpu.mig else 0,
+    "nvmlDeviceGetFanSpeed": lambda gpu, _: gpu.fan,
+    "nvmlDeviceGetPowerUsage": lambda gpu, _: gpu.power_mw,
+    "nvmlDeviceGetEnforcedPowerLimit": lambda gpu, _: gpu.limit_mw,
+    "nvmlDeviceGetTotalEnergyConsumption": _energy_mj,
+    "nvmlDeviceGetCurrentClocksEventReasons": _throttle_reasons,
+    "nvmlDeviceGetCurrentClocksThrottleReasons": _throttle_reasons,
+    "nvmlDeviceGetSupportedClocksEventReasons": lambda gpu, _: gpu.supported_reasons,
+    "nvmlDeviceGetSupportedClocksThrottleReasons": lambda gpu, _: gpu.supported_reasons,
+    "nvmlDeviceGetCurrPcieLinkGeneration": lambda gpu, _: gpu.pcie[0],
+    "nvmlDeviceGetMaxPcieLinkGeneration": lambda gpu, _: gpu.pcie_max[0],
+    "nvmlDeviceGetCurrPcieLinkWidth": lambda gpu, _: gpu.pcie[1],
+    "nvmlDeviceGetMaxPcieLinkWidth": lambda gpu, _: gpu.pcie_max[1],
+}
+"""Functions that write one figure of a GPU, which may change with the machine's time, through their only pointer."""
+
+
+def _give(name: str, figure: Callable[[Gpu, float], int]) -> None:
+    gpu_call(name)(lambda gpu, seconds, pointer: put(pointer, figure(gpu, seconds)))
+
+
+for _name, _figure in FIGURES.items():
+    _give(_name, _figure)
 
 
 @gpu_call("nvmlDeviceGetMemoryInfo")
@@ -180,26 +210,6 @@ def _margin(gpu: Gpu, seconds: float, reading: Any) -> int:
     return SUCCESS
 
 
-@gpu_call("nvmlDeviceGetFanSpeed")
-def _fan(gpu: Gpu, _seconds: float, speed: Any) -> int:
-    return put(speed, gpu.fan)
-
-
-@gpu_call("nvmlDeviceGetPowerUsage")
-def _power(gpu: Gpu, _seconds: float, milliwatts: Any) -> int:
-    return put(milliwatts, gpu.power_mw)
-
-
-@gpu_call("nvmlDeviceGetEnforcedPowerLimit")
-def _limit(gpu: Gpu, _seconds: float, milliwatts: Any) -> int:
-    return put(milliwatts, gpu.limit_mw)
-
-
-@gpu_call("nvmlDeviceGetTotalEnergyConsumption")
-def _energy(gpu: Gpu, seconds: float, millijoules: Any) -> int:
-    return put(millijoules, gpu.energy_mj + int(gpu.energy_share * gpu.power_mw * seconds))
-
-
 @gpu_call("nvmlDeviceGetClockInfo")
 def _clock(gpu: Gpu, _seconds: float, which: Any, clock: Any) -> int:
     return put(clock, gpu.clocks[which.value])
@@ -208,19 +218,6 @@ def _clock(gpu: Gpu, _seconds: float, which: Any, clock: Any) -> int:
 @gpu_call("nvmlDeviceGetMaxClockInfo")
 def _max_clock(gpu: Gpu, _seconds: float, which: Any, clock: Any) -> int:
     return put(clock, gpu.max_clocks[which.value])
-
-
-@gpu_call("nvmlDeviceGetCurrentClocksEventReasons")
-@gpu_call("nvmlDeviceGetCurrentClocksThrottleReasons")
-def _reasons(gpu: Gpu, seconds: float, bits: Any) -> int:
-    hot = SW_THERMAL if temperature_of(gpu, seconds) >= gpu.thermal_above else 0
-    return put(bits, gpu.reasons | hot)
-
-
-@gpu_call("nvmlDeviceGetSupportedClocksEventReasons")
-@gpu_call("nvmlDeviceGetSupportedClocksThrottleReasons")
-def _supported_reasons(gpu: Gpu, _seconds: float, bits: Any) -> int:
-    return put(bits, gpu.supported_reasons)
 
 
 @gpu_call("nvmlDeviceGetMigMode")
@@ -258,31 +255,11 @@ def _field(gpu: Gpu, seconds: float, number: int) -> tuple[int, int] | None:
         3: (ULLONG, gpu.ecc[0]),
         4: (ULLONG, gpu.ecc[1]),
         82: (UINT, gpu.memory_temperature),
-        83: (ULLONG, gpu.energy_mj + int(gpu.energy_share * gpu.power_mw * seconds)),
+        83: (ULLONG, _energy_mj(gpu, seconds)),
         **{142 + place: (UINT, count) for place, count in enumerate(gpu.remapped)},
         185: (UINT, gpu.power_mw),
         186: (UINT, gpu.power_mw + 5_000),
     }.get(number)
-
-
-@gpu_call("nvmlDeviceGetCurrPcieLinkGeneration")
-def _generation(gpu: Gpu, _seconds: float, generation: Any) -> int:
-    return put(generation, gpu.pcie[0])
-
-
-@gpu_call("nvmlDeviceGetMaxPcieLinkGeneration")
-def _generation_max(gpu: Gpu, _seconds: float, generation: Any) -> int:
-    return put(generation, gpu.pcie_max[0])
-
-
-@gpu_call("nvmlDeviceGetCurrPcieLinkWidth")
-def _width(gpu: Gpu, _seconds: float, width: Any) -> int:
-    return put(width, gpu.pcie[1])
-
-
-@gpu_call("nvmlDeviceGetMaxPcieLinkWidth")
-def _width_max(gpu: Gpu, _seconds: float, width: Any) -> int:
-    return put(width, gpu.pcie_max[1])
 
 
 @gpu_call("nvmlDeviceGetComputeRunningProcesses_v2")

@@ -38,7 +38,7 @@ class Gpu:
     limit_mw: int = 400_000
     energy_mj: int = 5_000_000
     energy_share: float = 1.0
-    """How much of the true energy the counter counts."""
+    """The share of the true energy that the counter counts."""
     clocks: dict[int, int] = field(default_factory=lambda: {1: 1410, 2: 1593})
     max_clocks: dict[int, int] = field(default_factory=lambda: {1: 1980, 2: 1593})
     reasons: int = 0
@@ -46,7 +46,7 @@ class Gpu:
     violation_ns: Callable[[int, float], int] = lambda _field, seconds: 0
     """The duration counters by field id; those of single causes are asked for as 269 to 271 wherever they stand."""
     cause_numbers: int | None = 269
-    """Where the counters of single causes stand: from 269 on, from 251 on, or nowhere."""
+    """The first field id of the counters of single causes: 269, 251, or None without any."""
     pcie_bytes: Callable[[float], int] = lambda seconds: 0
     """Sent and received by that second; the counter has 32 bits."""
     nvlink_kib: Callable[[float], int] = lambda seconds: 0
@@ -64,20 +64,20 @@ class Gpu:
     node: int = 0
     """Its NUMA node, of 32 CPUs each; between nodes the common ancestor is the system, within one the host bridge."""
     links: tuple[int | str | None, ...] = ()
-    """Where each NVLink leads: a bus number, "switch", or None where it is down."""
+    """The end of each NVLink: a bus number, "switch", or None for a link that is down."""
     peer_access: int = 0
-    """What it answers for every other GPU, as `nvmlGpuP2PStatus_t`."""
+    """Its answer for every other GPU, as `nvmlGpuP2PStatus_t`."""
     processes: dict[int, int] = field(default_factory=dict)
     claimed_processes: int = 0
-    """How many it says that it has, where that is more."""
+    """The number of processes it claims, if that is more."""
     lost: tuple[float, float] | None = None
-    """From and to which second of the machine's time the GPU does not answer."""
+    """The seconds of the machine's time from and to which the GPU does not answer."""
     unsupported: frozenset[str] = frozenset()
     """C functions, and field ids as "field 82", that answer NotSupported."""
     slow_s: float = 0.0
-    """How long each look at the temperature takes."""
+    """Duration of each look at the temperature."""
     hangs: threading.Event | None = None
-    """What a look at the temperature waits for."""
+    """The event that a look at the temperature waits for."""
 
 
 def gpus(count: int, **settings: Any) -> list[Gpu]:
@@ -95,7 +95,7 @@ class Machine:
     """C functions that this driver does not export."""
     init_code: int = SUCCESS
     init_hangs: threading.Event | None = None
-    """What nvmlInit waits for."""
+    """The event that nvmlInit waits for."""
     forgets: bool = False
     """Every call answers Uninitialized until nvmlInit is called again."""
     calls: dict[str, int] = field(default_factory=dict)
@@ -147,7 +147,7 @@ OF_AN_INSTANCE = (
     *("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"),
     *("nvmlDeviceGetComputeRunningProcesses_v2", "nvmlDeviceGetComputeRunningProcesses_v3"),
 )
-"""What the driver answers for the handle of a MIG instance."""
+"""The functions that the driver answers for the handle of a MIG instance."""
 
 
 def gpu_of(machine: Machine, handle: Any) -> Gpu:

@@ -1,4 +1,4 @@
-"""What the stand-in for libnvidia-ml says about buses, NUMA nodes and NVLinks."""
+"""The functions of the stand-in for libnvidia-ml for buses, NUMA nodes and NVLinks."""
 
 from typing import Any
 

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from cli.command import until
 from trainfast_runner.machine.processes.identity import boot_id
 from trainfast_runner.records.home import RESULT_FILE, is_alive, read_result, shared_lock
 from trainfast_runner.records.json_lines import read_all
@@ -24,15 +25,6 @@ from trainfast_runner.running.recovery import ranks_of, state_of
 
 PRELUDE = (Path(__file__).parent / "stand_in_training.py").read_text()
 PATIENCE_S = 120.0
-
-
-def until(holds: Callable[[], Any], what: str, seconds: float = PATIENCE_S) -> Any:
-    """Poll until something is true and return it; the test fails, saying what never came, after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while not (found := holds()):
-        assert time.monotonic() < deadline, f"waited {seconds:g} s for: {what}"
-        time.sleep(0.01)
-    return found
 
 
 class Run:
@@ -78,7 +70,7 @@ class Run:
             until(lambda: events.exists() and (events.is_symlink() or events.stat().st_size), "the first event")
 
     def start(self, body: str, *args: str, **fields: Any) -> None:
-        """Both of the above."""
+        """Write the script and `run.json`, and start the supervisor."""
         self.prepare(body, **fields)
         self.supervise(*args)
 
@@ -139,7 +131,7 @@ class Run:
 
 
 def process_exists(pid: int) -> bool:
-    """Whether anything has that pid, a zombie included."""
+    """True if any process has that pid, a zombie included."""
     return Path(f"/proc/{pid}").exists()
 
 
@@ -154,7 +146,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 @pytest.fixture
 def ended_clean() -> Callable[[Run], None]:
-    """Checks what must hold after every end: result there, lock free, no process left."""
+    """Check after every end: result there, lock free, no process left."""
 
     def check(run: Run) -> None:
         assert (run.directory / RESULT_FILE).exists()

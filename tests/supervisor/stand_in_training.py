@@ -27,7 +27,7 @@ def say(kind, **fields):
 
 
 def begin(rank=0, world_size=1):
-    """What a rank does first: hold the lock, say who it is."""
+    """Begin as a rank does: hold the lock, and record its identity."""
     global RANK, LOCK
     RANK = rank
     LOCK = os.open(f"{RUN_DIR}/alive.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -54,7 +54,7 @@ def step(number, **fields):
 
 
 def fail(type, message, phase="train", step=None, **fields):
-    """What a rank writes when an exception ends it."""
+    """Record the exception that ends a rank."""
     chain = [{"type": type, "message": message}]
     say("exception", rank=RANK, phase=phase, step=step, type=type, message=message, chain=chain, **fields)
 
@@ -76,7 +76,7 @@ def wait_for_ever():
 
 
 def wait_for(path):
-    """Until a test has made the file."""
+    """Wait until a test has made the file."""
     while not os.path.exists(os.path.join(RUN_DIR, path)):
         time.sleep(0.005)
 

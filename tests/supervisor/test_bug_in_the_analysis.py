@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from cli.command import until
 from trainfast_runner.records.home import Home, is_alive, is_unfinished, read_result, read_written_result
 from trainfast_runner.results import summary
 from trainfast_runner.running.follower import Follower
 from trainfast_runner.running.history import iter_rows
 from trainfast_runner.running.recovery import settle, state_of
 
-from .conftest import Run, until
+from .conftest import Run
 
 TRAINING = "begin(); train(5); say('finished')"
 FAILURE = "the figures of this run could not be computed: ZeroDivisionError: of a test (sitecustomize.py, line 6)"

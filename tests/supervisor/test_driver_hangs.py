@@ -9,9 +9,10 @@ import pytest
 import shared_object
 from scenario import Scenario
 
+from cli.command import until
 from trainfast_runner.records.telemetry_lines import read_ticks
 
-from .conftest import Run, until
+from .conftest import Run
 
 pytestmark = pytest.mark.long
 NEVER_S = 600

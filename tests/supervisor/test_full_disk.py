@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 import trainfast_runner
+from cli.command import until
 from trainfast_runner.records.home import read_result
 
-from .conftest import Run, until
+from .conftest import Run
 from .test_real_worker import real
 
 TRAINING = "begin(); train(5); wait_for('go'); say('finished')"

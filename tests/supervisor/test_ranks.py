@@ -6,7 +6,9 @@ import os
 import signal
 from collections.abc import Callable
 
-from .conftest import Run, until
+from cli.command import until
+
+from .conftest import Run
 
 LAUNCHER = """
 def end(*_):

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from cli.command import until
 from trainfast_runner import worker
 from trainfast_runner.running.stopping import request_stop
 
-from .conftest import Run, until
+from .conftest import Run
 
 BOOTSTRAP = str(Path(worker.__file__).parent / "bootstrap.py")
 MODEL = {

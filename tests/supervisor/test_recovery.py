@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from cli.command import until
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes.identity import identify
 from trainfast_runner.records.home import is_alive, read_result
 from trainfast_runner.running.recovery import RunState, settle, state_of
 from trainfast_runner.running.stopping import request_stop, stop_unsupervised
 
-from .conftest import Run, until
+from .conftest import Run
 
 
 def kill_supervisor(run: Run) -> None:

@@ -10,13 +10,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from cli.command import until
 from trainfast_runner.machine.processes.identity import UnkillableProcess
 from trainfast_runner.records.home import is_unfinished
 from trainfast_runner.records.run_file import ClockAnchor, RunFile, WorkerLine
 from trainfast_runner.records.run_records import DeviceSample, RunRecords
 from trainfast_runner.running.ending import did_not_end
 
-from .conftest import Run, until
+from .conftest import Run
 
 PTRACE_SEIZE, PR_SET_PTRACER, WALL = 0x4206, 0x59616D61, 0x40000000
 MAY_BE_TRACED = f"import ctypes; ctypes.CDLL(None).prctl({PR_SET_PTRACER}, ctypes.c_ulong(-1), 0, 0, 0)\n"

@@ -167,7 +167,7 @@ SMALL_BATCH = Diagnosis(
 
 
 def write_lines(path: Path, records: list[Any]) -> None:
-    """One JSON object a line."""
+    """Write one JSON object a line."""
     path.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in records))
 
 
@@ -262,7 +262,7 @@ def a_run(
 def a_result(
     run: RunFile, steps: list[Step], state: str, reason: str | None, synthetic: bool, error: RunError | None
 ) -> Result:
-    """What the supervisor would sum up."""
+    """The result as the supervisor would sum it up."""
     counted = [step for step in steps if not step.warmup]
     middle = counted[len(counted) // 2] if counted else None
     rate = middle.samples / middle.step_ms * 1e3 if middle else None

@@ -142,7 +142,7 @@ def going_on() -> list[Any]:
 
 
 def answered(**changes: Any) -> list[Any]:
-    """The whole of it: four probes, of which one ran out of memory, and the confirmation."""
+    """An answered search: four probes, of which one ran out of memory, and the confirmation run."""
     last = Next(t_ns=START_NS + 40 * S, action="end", why="42 is confirmed", fits=[a_fit()], tightest_rank=0)
     return [
         *going_on(),
@@ -177,7 +177,7 @@ def nothing_fits() -> list[Any]:
 
 
 def a_search(home: Home, lines: list[Any], search_id: str = SEARCH_ID) -> Path:
-    """Its directory; whoever holds `search.lock` there conducts it."""
+    """Write a search's journal and return its directory; a process that holds `search.lock` there conducts it."""
     directory = home.path / "searches" / search_id
     directory.mkdir(parents=True)
     write_lines(directory / "journal.jsonl", lines)
@@ -186,12 +186,12 @@ def a_search(home: Home, lines: list[Any], search_id: str = SEARCH_ID) -> Path:
 
 
 def seen(directory: Path) -> SearchSnapshot:
-    """It as the reader sees it."""
+    """The search as the reader sees it."""
     return SearchFollower(directory).poll()
 
 
 async def show(pilot: Pilot[Any], search: Path | None, run: Path | None = None) -> None:
-    """The reader's next snapshot."""
+    """Post the reader's next snapshot, with this search and this run."""
     snapshot = a_snapshot(run, second=NOW_S)
     found = None if search is None else seen(search)
     pilot.app.post(SnapshotTaken(replace(snapshot, search=found)))
@@ -199,7 +199,7 @@ async def show(pilot: Pilot[Any], search: Path | None, run: Path | None = None) 
 
 
 async def opened(pilot: Pilot[Any], search: Path) -> str:
-    """The ladder of this search, with the knobs it is about."""
+    """Open the screen of this search, with the knobs that it is about, and return the screen's text."""
     app = pilot.app
     assert isinstance(app, StillApp)
     await show(pilot, search)

@@ -1,4 +1,4 @@
-"""When the app has nothing left to do: known, where Textual's pilot guesses from how busy the processor is."""
+"""Wait until the app has nothing left to do, where Textual's pilot guesses from how busy the processor is."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ ROUNDS = 500
 
 
 async def settled(min_sleep: float = 0.0, max_sleep: float = 0.0) -> None:
-    """Until every message has been handled and the screen is painted, whatever else the machine does meanwhile.
+    """Wait until every message has been handled and the screen is painted, whatever else the machine does meanwhile.
 
-    In the place of `textual._wait.wait_for_idle`, which takes a process that got no processor for an idle one. What
-    another thread does, and what a timer does later, is waited for by whoever wants it.
+    Takes the place of `textual._wait.wait_for_idle`, which takes a process that got no processor for an idle one. A
+    test waits by itself for other threads and for timers.
     """
     for _ in range(ROUNDS):
         await _nothing_ready()
@@ -24,7 +24,7 @@ async def settled(min_sleep: float = 0.0, max_sleep: float = 0.0) -> None:
 
 
 async def _nothing_ready() -> None:
-    """Until all tasks wait: for a message, a thread or a time."""
+    """Wait until all tasks wait: for a message, a thread or a time."""
     ready = asyncio.get_running_loop()._ready  # type: ignore[attr-defined]
     idle_rounds = 0
     while idle_rounds < 2:

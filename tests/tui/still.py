@@ -63,7 +63,7 @@ class StillApp(TrainfastApp):
 
 
 def a_snapshot(directory: Path | None, *, second: int = 30, ticks: tuple[Tick, ...] = ()) -> Snapshot:
-    """What the reader would post `second` seconds after the recorded start."""
+    """The snapshot that the reader would post `second` seconds after the recorded start."""
     run = None
     if directory is not None:
         follower = Follower(directory)
@@ -106,7 +106,7 @@ PREDICTED = MemoryView(FIT, batch_size=8)
 
 
 def given(snapshot: Snapshot, *keys: str, memory: MemoryView | None = PREDICTED) -> Callable[[Pilot[Any]], Any]:
-    """For `run_before`: the app gets this snapshot and this prediction, then these keys."""
+    """Return a function for `run_before` that gives the app this snapshot and this prediction, then these keys."""
 
     async def run(pilot: Pilot[Any]) -> None:
         pilot.app.post(SnapshotTaken(snapshot))
@@ -150,13 +150,13 @@ def a_live_run(home: Home, hold: Callable[[Path], None], *events: Event, **optio
 
 
 async def until(pilot: Pilot[Any], words: str, seconds: float = 60.0) -> str:
-    """The screen's text as soon as `words` stand on it."""
+    """Wait until `words` stand on the screen, and return the screen's text."""
     await until_true(pilot, lambda: words in screen_text(pilot.app), words, seconds)  # type: ignore[arg-type]
     return screen_text(pilot.app)  # type: ignore[arg-type]
 
 
 async def until_true(pilot: Pilot[Any], holds: Callable[[], Any], what: str, seconds: float = 60.0) -> None:
-    """Let the app go on until it holds; the screen is painted then."""
+    """Let the app go on until `holds` returns true; the screen is painted then. `what` names the condition."""
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, f"{what!r} never came:\n{screen_text(pilot.app)}"  # type: ignore[arg-type]

@@ -64,7 +64,7 @@ class Tracer:
         self.imported = threading.Event()
 
     def stand_in(self, monkeypatch: pytest.MonkeyPatch) -> Tracer:
-        """From now on, until the test ends."""
+        """Take the place of the traces until the test ends."""
         monkeypatch.setattr(tracing, "cached_model", self.cached)
         monkeypatch.setattr(tracing, "cached_models", self.all_cached)
         monkeypatch.setattr(tracing, "trace_model", self.trace)
@@ -77,7 +77,7 @@ class Tracer:
     def all_cached(
         self, device: str, python: str | None, gpu: str | None = None
     ) -> Callable[[RunSpec], TenMiBASample | None]:
-        """Those of one moment."""
+        """Return the models known now, as a function of the spec."""
         return self.cached
 
     def trace_all(
@@ -89,7 +89,7 @@ class Tracer:
         gpus: Sequence[str] = (),
         **_: object,
     ) -> Iterator[tuple[int, TenMiBASample]]:
-        """One after the other."""
+        """Trace one spec after the other."""
         for place, spec in enumerate(specs):
             yield place, self.trace(spec, device, python, cancelled)
 

@@ -104,7 +104,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def cache_dir(cache: Path) -> Path:
-    """Where a worker looks for what was tokenized before."""
+    """The folder in which a worker looks for tokenized data."""
     return cache / "trainfast-tui"
 
 
@@ -142,7 +142,7 @@ def start(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Callable
 
 @pytest.fixture(scope="session")
 def environment() -> dict[str, str]:
-    """What the launcher sets for a CPU run."""
+    """The environment that the launcher sets for a CPU run."""
     versions = {name: importlib.metadata.version(name) for name in ("torch", "deepspeed") if find_spec(name)}
     deepspeed = {
         "DS_ACCELERATOR": "cpu",
