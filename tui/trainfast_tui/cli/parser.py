@@ -42,14 +42,17 @@ class Parser(argparse.ArgumentParser):
         argument = message.removeprefix("argument ").partition(":")[0] if message.startswith("argument ") else None
         raise UserError(f"{message}; see {self.prog} --help", key=argument)
 
+    def option_names(self) -> list[str]:
+        """Return all options, long ones first."""
+        return sorted(self._option_string_actions, key=lambda name: not name.startswith("--"))
+
     def unknown(self, word: str) -> UserError:
         """Return the error for a word or an option that this command does not take."""
         name = self.prog.removeprefix(f"{PROGRAM} ")
         if not word.startswith("-"):
             return UserError(f"{name} does not take {word!r}", key=word)
         option = word.partition("=")[0]
-        # Long ones first.
-        names = sorted(self._option_string_actions, key=lambda name: not name.startswith("--"))
+        names = self.option_names()
         close = nearest(option, [name for name in names if name.startswith("--")])
         return UserError(f"{name} has no option {option}", key=option, allowed=None if close else names, nearest=close)
 
@@ -68,7 +71,7 @@ def parse(arguments: list[str]) -> tuple[Run, argparse.Namespace]:
     """Return the function to run and its arguments; raises UserError, exits after `--help` and `--version`."""
     parser = _build()
     for word in itertools.takewhile(lambda word: word.startswith("-"), arguments):
-        if word.partition("=")[0] not in parser._option_string_actions:
+        if word.partition("=")[0] not in parser.option_names():
             raise parser.unknown(word)  # before the word after it is taken for a command
     parsed, extra = parser.parse_known_args(arguments)
     if extra:
