@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,14 @@ class StillApp(TrainfastApp):
 
     def begin(self) -> None:
         self.session.start()
+
+
+@asynccontextmanager
+async def running(home: Home, *, size: tuple[int, int], **options: Any) -> AsyncIterator[tuple[StillApp, Pilot[int]]]:
+    """Run the app on a screen of this size, in columns and rows."""
+    app = StillApp(home, **options)
+    async with app.run_test(size=size) as pilot:
+        yield app, pilot
 
 
 def a_snapshot(directory: Path | None, *, second: int = 30, ticks: tuple[Tick, ...] = ()) -> Snapshot:
@@ -130,8 +139,7 @@ async def shown(
     home: Home, snapshot: Snapshot, *keys: str, size: tuple[int, int] = FULL, **options: Any
 ) -> tuple[str, StillApp]:
     """The screen's text with this snapshot and after these keys."""
-    app = StillApp(home, **options)
-    async with app.run_test(size=size) as pilot:
+    async with running(home, size=size, **options) as (app, pilot):
         app.post(SnapshotTaken(snapshot))
         await pilot.pause()
         for key in keys:

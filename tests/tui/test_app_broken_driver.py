@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from recorded import a_run, a_tick
-from still import StillApp, a_snapshot, screen_text
+from still import a_snapshot, running, screen_text
 
 from trainfast_runner.machine.telemetry.binding import IN_SHORT
 from trainfast_runner.machine.telemetry.failures import initialization
@@ -17,8 +17,7 @@ from trainfast_tui.control.messages import SnapshotTaken
 
 async def seen(home: Home, run: Path, missing: dict[str, str], *keys: str, gpus: int = 0) -> str:
     tick = msgspec.structs.replace(a_tick(20, gpus=gpus, live=False), missing=missing)
-    app = StillApp(home)
-    async with app.run_test(size=(160, 48)) as pilot:
+    async with running(home, size=(160, 48)) as (app, pilot):
         snapshot = a_snapshot(run, ticks=(tick,))
         app.post(SnapshotTaken(snapshot))
         await pilot.pause()

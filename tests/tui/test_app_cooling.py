@@ -12,7 +12,7 @@ import pytest
 import stand_in
 from recorded import a_run
 from stand_in import Gpu, Machine
-from still import StillApp, a_snapshot, screen_text, until
+from still import StillApp, a_snapshot, running, screen_text, until
 from textual.pilot import Pilot
 
 from trainfast_runner.machine import cooling
@@ -88,8 +88,7 @@ async def test_s_gives_the_wait_up_and_nothing_is_started(home: Home, warm: Warm
 
 
 async def test_what_is_no_temperature_is_refused_where_it_is_typed(home: Home) -> None:
-    app = StillApp(home)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with running(home, size=(120, 40)) as (app, pilot):
         await asked(pilot, "500")
         assert "500 is no temperature to wait for" in screen_text(app)
         assert app.session.runs.cool_to_c is None

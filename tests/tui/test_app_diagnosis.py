@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from recorded import HEAT, RAMP, SMALL_BATCH, START_NS, S, a_gpu, a_ramp_tick, a_run, a_thermal_ramp, write_lines
-from still import StillApp, a_snapshot, own_supervisor, screen_text
+from still import a_snapshot, own_supervisor, running, screen_text
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import Event
@@ -22,8 +22,7 @@ from trainfast_tui.text.diagnosis_figures import cost_words, figure_text, named,
 
 
 async def test_a_line_says_it_and_a_key_opens_it_to_its_figures(home: Home) -> None:
-    app = StillApp(home)
-    async with app.run_test(size=(160, 48)) as pilot:
+    async with running(home, size=(160, 48)) as (app, pilot):
         app.post(SnapshotTaken(a_snapshot(a_thermal_ramp(home), second=38)))
         await pilot.pause()
         (line,) = [row for row in screen_text(app).splitlines() if "d GPU 0 is throttled" in row]
@@ -60,8 +59,7 @@ def test_shares_that_overlap_are_said_to() -> None:
 
 
 async def test_nothing_found_is_said_and_before_the_first_step_nothing(home: Home) -> None:
-    app = StillApp(home)
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(home, size=(80, 24)) as (app, pilot):
         await pilot.press("d")
         assert "No step was measured yet" in screen_text(app)
         app.post(SnapshotTaken(a_snapshot(a_run(home))))

@@ -7,7 +7,7 @@ import pkgutil
 
 import msgspec
 from recorded import a_run, a_step, a_tick, write_lines
-from still import FULL, SMALL, StillApp, a_snapshot, screen_text, shown
+from still import FULL, SMALL, a_snapshot, running, screen_text, shown
 from textual.widget import Widget
 
 from trainfast_runner.records.home import Home
@@ -15,8 +15,7 @@ from trainfast_tui.control.messages import SnapshotTaken
 
 
 async def test_every_theme_can_be_turned_to_and_back(home: Home) -> None:
-    app = StillApp(home)
-    async with app.run_test(size=FULL) as pilot:
+    async with running(home, size=FULL) as (app, pilot):
         app.post(SnapshotTaken(a_snapshot(a_run(home))))
         await pilot.pause()
         for name in ("terminal-light", "textual-dark", "textual-light", "terminal-dark"):
@@ -104,8 +103,7 @@ def widget_classes() -> dict[str, type[Widget]]:
 
 
 async def test_the_palette_knows_the_commands_of_the_screen(home: Home) -> None:
-    app = StillApp(home)
-    async with app.run_test(size=FULL) as pilot:
+    async with running(home, size=FULL) as (app, pilot):
         await pilot.pause()
         titles = {command.title for command in app.get_system_commands(app.screen)}
         assert {"run (r)", "stop (s)", "preset (p)", "help (?)", "quit (q)"} <= titles

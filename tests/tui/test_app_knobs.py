@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from recorded import GIB, a_run
 from searched import SEARCH_ID, a_search, asked
-from still import FIT, FULL, SMALL, StillApp, a_snapshot, given, screen_text, shown
+from still import FIT, FULL, SMALL, StillApp, a_snapshot, given, running, screen_text, shown
 from textual.events import Key
 from textual.pilot import Pilot
 
@@ -62,8 +62,7 @@ async def test_a_turned_knob_is_marked_and_counts_in_the_global_batch(home: Home
 
 
 async def test_strategy_ddp_counts_every_rank(home: Home) -> None:
-    app = StillApp(home)
-    async with app.run_test(size=FULL) as pilot:
+    async with running(home, size=FULL) as (app, pilot):
         app.post(SnapshotTaken(a_snapshot(None)))
         await pilot.pause()
         app.main.query_one(KnobPanel).move_to("strategy")
@@ -79,8 +78,7 @@ async def test_strategy_ddp_counts_every_rank(home: Home) -> None:
 
 
 async def test_only_knobs_that_matter_to_the_strategy_are_listed(home: Home) -> None:
-    app = StillApp(home)
-    async with app.run_test(size=FULL) as pilot:
+    async with running(home, size=FULL) as (app, pilot):
         app.post(SnapshotTaken(a_snapshot(None)))
         await pilot.pause()
         assert "pp_schedule" not in screen_text(app)
@@ -101,8 +99,7 @@ async def test_only_knobs_that_matter_to_the_strategy_are_listed(home: Home) -> 
 
 
 async def test_images_have_no_length_in_tokens_to_turn(home: Home) -> None:
-    app = StillApp(home, preset="vit-large")
-    async with app.run_test(size=FULL) as pilot:
+    async with running(home, preset="vit-large", size=FULL) as (app, pilot):
         app.post(SnapshotTaken(a_snapshot(None)))
         await pilot.pause()
         text = screen_text(app)
@@ -111,8 +108,7 @@ async def test_images_have_no_length_in_tokens_to_turn(home: Home) -> None:
 
 
 async def test_a_refusal_about_an_unlisted_knob_still_reaches_the_screen(home: Home) -> None:
-    app = StillApp(home)
-    async with app.run_test(size=FULL) as pilot:
+    async with running(home, size=FULL) as (app, pilot):
         app.post(SnapshotTaken(a_snapshot(None)))
         await pilot.pause()
         app.post(KnobRefused(UserError("pp_degree=9: there are 4 layers", key="pp_degree", advice="pp_degree=4")))
@@ -125,8 +121,7 @@ async def test_a_refusal_about_an_unlisted_knob_still_reaches_the_screen(home: H
 
 
 async def test_advice_stands_beside_its_knob(home: Home) -> None:
-    app = StillApp(home)
-    async with app.run_test(size=FULL) as pilot:
+    async with running(home, size=FULL) as (app, pilot):
         app.post(SnapshotTaken(a_snapshot(a_run(home))))
         await pilot.pause()
         assert "advice" not in screen_text(app), "nothing to say about a batch of 8 on a CPU"
@@ -144,8 +139,7 @@ async def test_advice_stands_beside_its_knob(home: Home) -> None:
 
 
 async def test_a_typed_value_is_checked_before_it_is_taken(home: Home) -> None:
-    app = StillApp(home)
-    async with app.run_test(size=SMALL) as pilot:
+    async with running(home, size=SMALL) as (app, pilot):
         app.post(SnapshotTaken(a_snapshot(a_run(home))))
         await pilot.pause()
         app.main.query_one(KnobPanel).move_to("attention")
@@ -163,8 +157,7 @@ async def test_a_typed_value_is_checked_before_it_is_taken(home: Home) -> None:
 
 
 async def test_what_auto_comes_to_stands_beside_the_knob(home: Home) -> None:
-    app = StillApp(home)
-    async with app.run_test(size=FULL) as pilot:
+    async with running(home, size=FULL) as (app, pilot):
         choice = "eager, because gemma2 has no sdpa"
         view = MemoryView(replace(FIT, predicted=msgspec.structs.replace(FIT.predicted, attention=choice)))
         await given(a_snapshot(a_run(home)), memory=view)(pilot)
@@ -192,8 +185,7 @@ async def burst(pilot: Pilot[Any], knob: str, value: object, *keys: str) -> None
 
 
 async def test_what_is_typed_ahead_of_a_dialog_lands_in_it(home: Home) -> None:
-    app = StillApp(home)
-    async with app.run_test(size=SMALL) as pilot:
+    async with running(home, size=SMALL) as (app, pilot):
         app.post(SnapshotTaken(a_snapshot(a_run(home))))
         await pilot.pause()
         # What comes after Enter is for the screen below; a refused text is mended by what follows it.
@@ -208,8 +200,7 @@ async def test_what_is_typed_ahead_of_a_dialog_lands_in_it(home: Home) -> None:
 
 
 async def test_the_preset_picker_takes_a_variant(home: Home) -> None:
-    app = StillApp(home)
-    async with app.run_test(size=SMALL) as pilot:
+    async with running(home, size=SMALL) as (app, pilot):
         app.post(SnapshotTaken(a_snapshot(None)))
         await pilot.pause()
         await pilot.press("p")
@@ -222,8 +213,7 @@ async def test_the_preset_picker_takes_a_variant(home: Home) -> None:
 
 
 async def test_saving_writes_a_preset_and_refuses_a_bad_name(home: Home, tmp_path: Path) -> None:
-    app = StillApp(home)
-    async with app.run_test(size=FULL) as pilot:
+    async with running(home, size=FULL) as (app, pilot):
         app.post(SnapshotTaken(a_snapshot(None)))
         await pilot.pause()
         await pilot.press("right", "w")
@@ -245,8 +235,7 @@ async def test_the_default_preset_follows_the_machine(home: Home) -> None:
     from trainfast_tui.control.messages import MachineSeen
 
     gpu = a_gpu(0)
-    app = StillApp(home)
-    async with app.run_test(size=FULL) as pilot:
+    async with running(home, size=FULL) as (app, pilot):
         app.post(SnapshotTaken(a_snapshot(None)))
         await pilot.pause()
         app.post(MachineSeen(Machine(device="cuda", gpus=(gpu,), nvml_gpus=(gpu,), cores=8)))
@@ -275,8 +264,7 @@ async def test_a_model_that_was_changed_is_said_above_the_knobs_of_the_next_run(
 
 
 async def test_the_smallest_screen_cuts_a_refusal_but_not_its_cure(home: Home) -> None:
-    app = StillApp(home)
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(home, size=(80, 24)) as (app, pilot):
         app.post(SnapshotTaken(a_snapshot(None)))
         await pilot.pause()
         app.post(KnobRefused(UserError("because " * 40, key="strategy", advice="strategy=ddp")))

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from recorded import OOM_WORDS, START_NS, S, a_gpu, a_run, a_tick, an_oom_run, write_lines
-from still import FULL, SMALL, StillApp, a_live_run, a_snapshot, screen_text, shown
+from still import FULL, SMALL, a_live_run, a_snapshot, running, screen_text, shown
 
 from trainfast_runner.machine.telemetry.failures import UNIFIED_MEMORY
 from trainfast_runner.records.home import Home
@@ -224,8 +224,7 @@ async def test_the_cpu_keeps_its_last_figure_until_the_next(home: Home) -> None:
 
     tick = a_tick(20, live=False)
     blank = msgspec.structs.replace(tick, host=msgspec.structs.replace(tick.host, cpu_percent=None))
-    app = StillApp(home)
-    async with app.run_test(size=FULL) as pilot:
+    async with running(home, size=FULL) as (app, pilot):
         for ticks in ((tick,), (tick, blank)):
             app.post(SnapshotTaken(a_snapshot(None, ticks=ticks)))
             await pilot.pause()

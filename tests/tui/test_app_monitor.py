@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 from recorded import GIB, MIB, RAMP, START_NS, S, a_gpu, a_ramp_tick, a_run, a_tick, write_lines
-from still import StillApp, a_snapshot, own_supervisor, screen_text
+from still import StillApp, a_snapshot, own_supervisor, running, screen_text
 from textual.filter import Monochrome
 from textual.pilot import Pilot
 
@@ -134,8 +134,7 @@ def test_the_smallest_screen(home: Home, snap_compare: SnapCompare) -> None:
 
 
 async def test_every_reading_has_its_unit_and_what_needs_a_person_is_said(home: Home) -> None:
-    app = StillApp(home)
-    async with app.run_test(size=(160, 90)) as pilot:
+    async with running(home, size=(160, 90)) as (_, pilot):
         text = await opened(pilot, the_machine())
         assert "T GPU 3 throttled by heat" in text.splitlines()[0]
         assert "P GPU 1 at the power limit" in text.splitlines()[0]
@@ -161,8 +160,7 @@ async def test_every_reading_has_its_unit_and_what_needs_a_person_is_said(home: 
 
 
 async def test_without_a_gpu_the_cpu_is_the_device_and_the_reason_is_said(home: Home) -> None:
-    app = StillApp(home, ascii=True)
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(home, ascii=True, size=(80, 24)) as (app, pilot):
         text = await opened(pilot, the_machine(0))
         assert "no GPU: no NVIDIA driver. Training runs on the CPU." in text
         assert "Runs and searches work without one; trainfast-tui doctor says more." in text
@@ -183,8 +181,7 @@ async def test_a_lost_gpu_says_since_when_and_the_others_go_on(home: Home) -> No
     for second in range(60, 80):
         gone = a_gpu(1, error="GPU is lost", throttle_reasons=None)
         ticks[second] = msgspec.structs.replace(ticks[second], devices=[ticks[second].devices[0], gone])
-    app = StillApp(home)
-    async with app.run_test(size=(140, 40)) as pilot:
+    async with running(home, size=(140, 40)) as (app, pilot):
         text = await opened(pilot, replace(the_machine(2), ticks=tuple(ticks)))
         assert "lost for 20 s: GPU is lost" in text
         assert "GPU 1 does not answer" in text
@@ -199,8 +196,7 @@ async def test_why_a_gpu_does_not_answer_is_said_whole_with_its_cure(home: Home)
     why = failures.device(failures.GPU_IS_LOST, "")
     ticks = [a_full_tick(second, 8) for second in range(80)]
     ticks[79].devices[0] = a_gpu(0, error=why, throttle_reasons=None)
-    app = StillApp(home)
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(home, size=(80, 24)) as (_, pilot):
         rows = (await opened(pilot, replace(the_machine(8), ticks=tuple(ticks)))).splitlines()
         assert rows[1].rstrip().endswith("lost for 1 s: GPU is lost: it no longer answers on its bus"), "no word is cut"
         assert " ".join(" ".join(rows[2:5]).split()).startswith(why), "below it all, as the chosen one says all"
@@ -210,8 +206,7 @@ async def test_events_are_told_where_there_is_no_room_for_charts(home: Home) -> 
     ticks = [a_full_tick(second, 8) for second in range(80)]
     gone = a_gpu(5, error="GPU is lost: it no longer answers", throttle_reasons=None)
     ticks[79].devices[5] = gone
-    app = StillApp(home)
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(home, size=(80, 24)) as (app, pilot):
         assert "✗  1 s ago  GPU 5 was lost: GPU is lost" in await opened(
             pilot, replace(the_machine(8), ticks=tuple(ticks))
         )
@@ -226,8 +221,7 @@ async def test_charts_are_drawn_anew_when_they_move_by_a_cell(home: Home) -> Non
     hotter = msgspec.structs.replace(
         seen.ticks[-1], t_ns=seen.taken_ns, devices=[a_gpu(0, gpu_utilization_percent=17, t_ns=seen.taken_ns)]
     )
-    app = StillApp(home)
-    async with app.run_test(size=(140, 40)) as pilot:
+    async with running(home, size=(140, 40)) as (app, pilot):
         await opened(pilot, seen)
         for later_s, in_chart in ((0.2, False), (2.3, True)):
             now = replace(seen, taken_ns=seen.taken_ns + int(later_s * S), ticks=(*seen.ticks, hotter))
@@ -242,8 +236,7 @@ async def test_charts_are_drawn_anew_when_they_move_by_a_cell(home: Home) -> Non
 
 async def test_an_xid_error_stands_on_the_time_line(home: Home) -> None:
     xid = Event(t_ns=START_NS + 75 * S, kind="xid", device=1, detail="79: the GPU has fallen off the bus")
-    app = StillApp(home)
-    async with app.run_test(size=(140, 60)) as pilot:
+    async with running(home, size=(140, 60)) as (_, pilot):
         text = await opened(pilot, replace(the_machine(2), xids=(xid,)))
         assert "X  5 s ago  GPU 1: Xid error 79: the GPU has fallen off the bus" in text
 
@@ -253,8 +246,7 @@ async def test_while_a_run_is_live_its_samples_are_shown(home: Home, hold: Calla
     hold(directory)
     write_lines(directory / "telemetry.jsonl", [a_ramp_tick(second) for second in range(RAMP.stop)])
     write_lines(directory / "events.jsonl", [own_supervisor(), Event(t_ns=START_NS, kind="state", state="running")])
-    app = StillApp(home)
-    async with app.run_test(size=(140, 40)) as pilot:
+    async with running(home, size=(140, 40)) as (_, pilot):
         text = await opened(pilot, a_snapshot(directory, second=RAMP.stop))
         assert "T GPU 0 throttled by heat" in text
         assert "looking at the processes" in text
@@ -275,8 +267,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 async def test_ending_a_process_asks_first_then_offers_sigkill(home: Home, sleeper: subprocess.Popen[bytes]) -> None:
     row = ProcessRow(sleeper.pid, identify(sleeper.pid), "anna", True, "sleeper --long", 0.0, MIB, 5.0)
     snapshot = the_machine(0, rows=(row,))
-    app = StillApp(home)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with running(home, size=(120, 40)) as (app, pilot):
         await opened(pilot, snapshot)
         await pilot.press("x")
         await pilot.pause()
@@ -315,8 +306,7 @@ async def test_a_process_of_a_run_is_ended_by_stopping_the_run(
     row = ProcessRow(
         sleeper.pid, supervisor, "anna", True, "python -m trainfast_runner.running.supervisor", 0.0, MIB, 5.0
     )
-    app = StillApp(home)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with running(home, size=(120, 40)) as (app, pilot):
         await opened(pilot, the_machine(0, rows=(row,)))
         await pilot.press("x")
         await pilot.pause()
@@ -335,8 +325,7 @@ async def test_a_process_of_a_run_is_ended_by_stopping_the_run(
 async def test_what_is_not_ones_own_or_not_visible_is_refused_without_a_question(home: Home) -> None:
     own = ProcessRow(os.getpid(), identify(os.getpid()), "me", True, "trainfast-tui")
     for row, words in ((own, "q leaves"), (ProcessRow(7, devices=((0, None),)), "not visible from here, so")):
-        app = StillApp(home)
-        async with app.run_test(size=(120, 40)) as pilot:
+        async with running(home, size=(120, 40)) as (app, pilot):
             await opened(pilot, the_machine(0, rows=(row,)))
             await pilot.press("x")
             await pilot.pause()
@@ -346,8 +335,7 @@ async def test_what_is_not_ones_own_or_not_visible_is_refused_without_a_question
 
 async def test_a_terminal_without_colours_shows_every_screen(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
-    app = StillApp(home)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with running(home, size=(120, 40)) as (app, pilot):
         assert "throttled by heat" in await opened(pilot, the_machine())
         for screen in ("m", "h", "escape", "o", "escape", "question_mark"):
             await pilot.press(screen)
@@ -382,8 +370,7 @@ def test_the_reader_looks_at_processes_only_while_it_is_asked_to(home: Home) -> 
 
 async def test_what_a_process_calls_itself_is_text_and_nothing_else(home: Home) -> None:
     nasty = ProcessRow(4000, Identity(4000, 5), "ev\x1b[31mil", False, "\x1b]0;owned\x07[bold]x[/] \x1b[2Jpython", 1.0)
-    app = StillApp(home)
-    async with app.run_test(size=(160, 48)) as pilot:
+    async with running(home, size=(160, 48)) as (_, pilot):
         text = await opened(pilot, the_machine(1, rows=(nasty,)))
     assert "\x1b" not in text
     assert "evil" in text

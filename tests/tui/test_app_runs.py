@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from recorded import a_run, an_oom_run
-from still import StillApp, a_snapshot, screen_text, until
+from still import a_snapshot, running, screen_text, until
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.running.history import RunRow
@@ -33,8 +33,7 @@ async def test_the_runs_are_listed_newest_first_with_what_was_turned(home: Home)
     two_runs(home)
     an_oom_run(home)
     a_run(home, "20261121-070000-bert-large-aaaa", preset="bert-large", synthetic=True)
-    app = StillApp(home)
-    async with app.run_test(size=(160, 48)) as pilot:
+    async with running(home, size=(160, 48)) as (app, pilot):
         await pilot.press("h")
         text = await until(pilot, "runs   4")
         rows = text.splitlines()[2:6]
@@ -55,8 +54,7 @@ async def test_the_runs_are_listed_newest_first_with_what_was_turned(home: Home)
 
 async def test_two_marked_runs_are_compared_in_figures_and_percent(home: Home) -> None:
     two_runs(home)
-    app = StillApp(home)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with running(home, size=(120, 40)) as (app, pilot):
         await pilot.press("h")
         await until(pilot, "runs   2")
         await pilot.press("space", "down", "space", "c")
@@ -82,8 +80,7 @@ async def test_two_marked_runs_are_compared_in_figures_and_percent(home: Home) -
 
 async def test_c_on_the_main_screen_compares_with_the_run_before(home: Home) -> None:
     directories = two_runs(home)
-    app = StillApp(home)
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(home, size=(80, 24)) as (app, pilot):
         app.post(SnapshotTaken(a_snapshot(directories[1])))
         await pilot.pause()
         await pilot.press("c")
@@ -104,8 +101,7 @@ async def test_c_on_the_main_screen_compares_with_the_run_before(home: Home) -> 
 async def test_synthetic_data_is_said_in_a_comparison(home: Home) -> None:
     a_run(home, FIRST)
     second = a_run(home, SECOND, synthetic=True)
-    app = StillApp(home)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with running(home, size=(120, 40)) as (app, pilot):
         app.post(SnapshotTaken(a_snapshot(second)))
         await pilot.pause()
         await pilot.press("c")
@@ -118,8 +114,7 @@ async def test_a_live_run_cannot_be_deleted_and_an_ended_one_can(home: Home, hol
     two_runs(home)
     live = a_run(home, "20261121-080000-tiny-llama-bbbb", with_result=False)
     hold(live)
-    app = StillApp(home)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with running(home, size=(120, 40)) as (_, pilot):
         await pilot.press("h")
         await until(pilot, "runs   3")
         await pilot.press("d")
@@ -136,8 +131,7 @@ async def test_a_live_run_cannot_be_deleted_and_an_ended_one_can(home: Home, hol
 
 async def test_enter_opens_a_run_on_the_main_screen(home: Home) -> None:
     two_runs(home)
-    app = StillApp(home)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with running(home, size=(120, 40)) as (app, pilot):
         await pilot.press("h")
         await until(pilot, "runs   2")
         await pilot.press("down", "enter")
@@ -149,8 +143,7 @@ async def test_enter_opens_a_run_on_the_main_screen(home: Home) -> None:
 async def test_the_list_follows_the_home_by_itself(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainfast_tui.screens.runs.REFRESH_S", 0.05)
     two_runs(home)
-    app = StillApp(home)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with running(home, size=(120, 40)) as (_, pilot):
         await pilot.press("h")
         await until(pilot, "runs   2")
         await pilot.press("down", "space")
@@ -168,8 +161,7 @@ async def test_the_probes_of_a_search_are_not_listed_however_often_it_is_looked_
     monkeypatch.setattr("trainfast_tui.screens.runs.REFRESH_S", 0.05)
     two_runs(home)
     a_run(home, "20261121-060000-tiny-llama-0001", role="probe", steps=0)
-    app = StillApp(home)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with running(home, size=(120, 40)) as (_, pilot):
         await pilot.press("h")
         await until(pilot, "runs   2")
         a_run(home, "20261121-060100-tiny-llama-0002", role="probe", steps=0, state="oom")
@@ -188,8 +180,7 @@ def test_a_run_is_compared_with_the_run_before_it_not_with_a_probe(home: Home) -
 
 async def test_on_a_narrow_list_the_order_is_one_that_can_be_seen(home: Home) -> None:
     two_runs(home)
-    app = StillApp(home)
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(home, size=(80, 24)) as (app, pilot):
         await pilot.press("h")
         text = await until(pilot, "runs   2   by started, newest first")
         assert "d delete" in text.splitlines()[-1]
@@ -209,8 +200,7 @@ async def test_on_a_narrow_list_the_order_is_one_that_can_be_seen(home: Home) ->
 async def test_runs_without_a_step_are_told_in_a_line(home: Home) -> None:
     a_run(home, FIRST)
     second = an_oom_run(home)
-    app = StillApp(home)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with running(home, size=(120, 40)) as (app, pilot):
         app.post(SnapshotTaken(a_snapshot(second)))
         await pilot.pause()
         await pilot.press("c")
@@ -224,8 +214,7 @@ async def test_ten_thousand_runs_do_not_hold_up_the_screen(home: Home, monkeypat
         RunRow(f"20260101-{number:06d}-tiny-llama-aaaa", "tiny-llama", None, "finished", samples_per_s=float(number))
         for number in range(10_000)
     ]
-    app = StillApp(home)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with running(home, size=(120, 40)) as (app, pilot):
         await pilot.press("h")
         screen = app.screen
         assert isinstance(screen, RunsScreen)
@@ -291,8 +280,7 @@ def test_a_row_says_what_was_changed_of_the_preset_not_what_the_preset_sets() ->
 
 
 async def test_the_presets_can_be_narrowed_by_typing(home: Home) -> None:
-    app = StillApp(home)
-    async with app.run_test(size=(100, 40)) as pilot:
+    async with running(home, size=(100, 40)) as (app, pilot):
         app.post(SnapshotTaken(a_snapshot(None)))
         await pilot.pause()
         await pilot.press("p", *"zz")
@@ -307,8 +295,7 @@ async def test_the_presets_can_be_narrowed_by_typing(home: Home) -> None:
 
 async def test_what_a_narrow_row_cuts_stands_below_the_list(home: Home) -> None:
     a_run(home, FIRST, state="failed", reason="rank 1 ended: a word that no narrow row has room for at all")
-    app = StillApp(home)
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(home, size=(80, 24)) as (_, pilot):
         await pilot.press("h")
         text = await until(pilot, "no narrow row has room for")
         assert FIRST in text

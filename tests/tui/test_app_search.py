@@ -31,7 +31,7 @@ from searched import (
     seen,
     show,
 )
-from still import StillApp, a_snapshot, own_supervisor, screen_text, until, until_true
+from still import StillApp, a_snapshot, own_supervisor, running, screen_text, until, until_true
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes.identity import boot_id
@@ -86,8 +86,7 @@ def knob(app: StillApp, name: str) -> object:
 
 
 async def test_the_answer_has_its_reasons_and_enter_applies_the_recommended_one(home: Home) -> None:
-    app = StillApp(home)
-    async with app.run_test(size=FULL) as pilot:
+    async with running(home, size=FULL) as (app, pilot):
         text = await opened(pilot, a_search(home, answered()))
         assert "✓ batch_size 42 is the largest that fits, confirmed in a fresh process  took 41 s" in text
         assert "✗ out of memory in backward" in text
@@ -116,8 +115,7 @@ async def test_a_size_that_its_proof_refuted_is_marked(home: Home) -> None:
 
 
 async def test_enter_applies_the_answer_under_the_cursor(home: Home) -> None:
-    app = StillApp(home)
-    async with app.run_test(size=SMALL) as pilot:
+    async with running(home, size=SMALL) as (app, pilot):
         await opened(pilot, a_search(home, answered()))
         await pilot.press("down", "down")
         assert "▸ largest     batch_size=42" in screen_text(app)
@@ -128,8 +126,7 @@ async def test_enter_applies_the_answer_under_the_cursor(home: Home) -> None:
 
 async def test_the_answer_for_the_same_knobs_is_shown_again_without_another_search(home: Home, starts: Starts) -> None:
     search = a_search(home, answered())
-    app = StillApp(home)
-    async with app.run_test(size=FULL) as pilot:
+    async with running(home, size=FULL) as (app, pilot):
         await opened(pilot, search)
         await pilot.press("enter")
         await pilot.press("b")
@@ -144,8 +141,7 @@ async def test_the_answer_for_the_same_knobs_is_shown_again_without_another_sear
 
 
 async def test_where_batch_1_does_not_fit_enter_applies_all_of_a_change(home: Home) -> None:
-    app = StillApp(home)
-    async with app.run_test(size=FULL) as pilot:
+    async with running(home, size=FULL) as (app, pilot):
         text = await opened(pilot, a_search(home, nothing_fits()))
         assert "✗ batch_size 1 does not fit: 75.0 MiB too much" in text
         assert "▸ change 1    optimizer=adafactor  frees 120 MiB; speed: slower to converge" in text
@@ -160,8 +156,7 @@ async def test_escape_cancels_what_goes_on_and_leaves_what_has_ended(
 ) -> None:
     cancelled: list[Path] = []
     monkeypatch.setattr(control, "cancel", lambda directory: cancelled.append(directory) or True)
-    app = StillApp(home)
-    async with app.run_test(size=FULL) as pilot:
+    async with running(home, size=FULL) as (app, pilot):
         await opened(pilot, live_search)
         await pilot.press("escape")
         await until(pilot, "Cancelling: the probe is stopped, the journal is kept")
@@ -181,8 +176,7 @@ async def test_escape_cancels_what_goes_on_and_leaves_what_has_ended(
 
 
 async def test_space_pauses_after_the_probe_and_again_goes_on(home: Home, live_search: Path) -> None:
-    app = StillApp(home)
-    async with app.run_test(size=FULL) as pilot:
+    async with running(home, size=FULL) as (app, pilot):
         await opened(pilot, live_search)
         await pilot.press("space")
         await until_true(pilot, (live_search / PAUSE_FILE).exists, "the pause")
@@ -204,8 +198,7 @@ async def test_space_pauses_after_the_probe_and_again_goes_on(home: Home, live_s
 
 
 async def test_leaving_lets_it_go_on_and_its_end_is_said_on_the_main_screen(home: Home, live_search: Path) -> None:
-    app = StillApp(home)
-    async with app.run_test(size=FULL) as pilot:
+    async with running(home, size=FULL) as (app, pilot):
         await opened(pilot, live_search)
         await pilot.press("b")
         await pilot.pause()
@@ -227,8 +220,7 @@ async def test_b_starts_a_search_of_the_knobs_and_escape_while_it_starts_cancels
     search = starts.directory = a_search(home, [asked(), CONDUCTED])
     conduct(search)
     starts.go.clear()
-    app = StillApp(home)
-    async with app.run_test(size=FULL) as pilot:
+    async with running(home, size=FULL) as (app, pilot):
         await show(pilot, None)
         await pilot.press("right", "b")
         await until(pilot, "The knobs are being checked")
@@ -244,8 +236,7 @@ async def test_b_starts_a_search_of_the_knobs_and_escape_while_it_starts_cancels
 
 async def test_a_search_that_is_refused_says_why(home: Home, starts: Starts) -> None:
     starts.refusal = UserError("memory_limit is below what the parameters need", key="memory_limit")
-    app = StillApp(home)
-    async with app.run_test(size=FULL) as pilot:
+    async with running(home, size=FULL) as (app, pilot):
         await show(pilot, None)
         await pilot.press("b")
         await until(pilot, "Refused: memory_limit is below what the parameters need")
@@ -257,8 +248,7 @@ async def test_a_search_that_is_refused_says_why(home: Home, starts: Starts) -> 
 
 async def test_a_refusal_is_not_shown_over_the_search_before(home: Home, starts: Starts) -> None:
     starts.refusal = UserError("search max-batch does not change the batch of strategy=pp", key="strategy")
-    app = StillApp(home)
-    async with app.run_test(size=FULL) as pilot:
+    async with running(home, size=FULL) as (_, pilot):
         await show(pilot, a_search(home, answered()))
         await pilot.press("right", "b")
         text = await until(pilot, "Refused: search max-batch does not change the batch of strategy=pp")
@@ -271,8 +261,7 @@ async def test_a_live_run_is_named_first_and_stopped_only_when_that_is_wanted(
     run = a_run(home, with_result=False)
     hold(run)
     write_lines(run / "events.jsonl", [own_supervisor(), Event(t_ns=START_NS + S, kind="state", state="running")])
-    app = StillApp(home)
-    async with app.run_test(size=FULL) as pilot:
+    async with running(home, size=FULL) as (_, pilot):
         await show(pilot, None, run)
         await pilot.press("b")
         text = await until(pilot, "y  stop it, then search")
@@ -286,8 +275,7 @@ async def test_a_search_whose_conductor_is_gone_says_so_and_f5_takes_it_up_again
     search = starts.directory = a_search(home, going_on())
     conductor = os.open(search / LOCK_FILE, os.O_RDWR)
     fcntl.flock(conductor, fcntl.LOCK_EX)
-    app = StillApp(home)
-    async with app.run_test(size=FULL) as pilot:
+    async with running(home, size=FULL) as (app, pilot):
         await opened(pilot, search)
         os.close(conductor)
         await show(pilot, search)
@@ -309,8 +297,7 @@ async def test_a_search_waits_for_its_gpus_to_cool_and_shows_the_degrees(
     ]
     starts.directory = a_search(home, [*going_on(), *waits])
     conduct(starts.directory)
-    app = StillApp(home)
-    async with app.run_test(size=SMALL) as pilot:
+    async with running(home, size=SMALL) as (app, pilot):
         await show(pilot, None)
         app.session.runs.cool_to_c = 55
         await pilot.press("b")
@@ -348,8 +335,7 @@ async def test_b_pressed_before_anything_is_known_waits_for_the_search_that_goes
 ) -> None:
     search = a_search(home, going_on())
     conduct(search)
-    app = StillApp(home)
-    async with app.run_test(size=SMALL) as pilot:
+    async with running(home, size=SMALL) as (app, pilot):
         await pilot.press("b")
         assert app.screen is app.main
         await show(pilot, search)
@@ -358,8 +344,7 @@ async def test_b_pressed_before_anything_is_known_waits_for_the_search_that_goes
 
 
 async def test_what_was_searched_with_other_knobs_is_applied_with_a_warning(home: Home) -> None:
-    app = StillApp(home)
-    async with app.run_test(size=FULL) as pilot:
+    async with running(home, size=FULL) as (app, pilot):
         await opened(pilot, a_search(home, answered()))
         assert app.session.next_run is not None
         app.session.next_run = app.session.next_run.with_value("seq_len", "256")
@@ -371,8 +356,7 @@ async def test_what_was_searched_with_other_knobs_is_applied_with_a_warning(home
 
 async def test_without_a_limit_on_a_cpu_it_says_up_to_what_it_searches(home: Home, starts: Starts) -> None:
     starts.go.clear()
-    app = StillApp(home)
-    async with app.run_test(size=SMALL) as pilot:
+    async with running(home, size=SMALL) as (_, pilot):
         await show(pilot, None)
         await pilot.press("b")
         text = " ".join((await until(pilot, "No memory_limit")).split())
@@ -384,8 +368,7 @@ async def test_without_a_limit_on_a_cpu_it_says_up_to_what_it_searches(home: Hom
 
 async def test_what_broke_a_search_off_is_said(home: Home, live_search: Path) -> None:
     reason = "cpu in use by 20261121-054455-tiny-llama-7f3a"
-    app = StillApp(home)
-    async with app.run_test(size=SMALL) as pilot:
+    async with running(home, size=SMALL) as (app, pilot):
         await opened(pilot, live_search)
         broken = Ended(t_ns=START_NS + NOW_S * S, state="cancelled", reason=reason)
         write_lines(live_search / "journal.jsonl", [*going_on(), broken])

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from recorded import START_NS, S, a_result, a_run, a_step, write_lines
-from still import StillApp, a_snapshot, own_supervisor, screen_text, until, until_true
+from still import StillApp, a_snapshot, own_supervisor, running, screen_text, until, until_true
 from textual.pilot import Pilot
 
 from trainfast_runner.errors import UserError
@@ -96,8 +96,7 @@ async def test_r_pressed_twice_starts_one_run(home: Home, launches: Launches, ho
 async def test_after_a_refusal_r_starts_again(home: Home, launches: Launches) -> None:
     launches.refusal = UserError("no room for it", key="batch_size")
     launches.go.set()
-    app = StillApp(home)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with running(home, size=(120, 40)) as (_, pilot):
         await show(pilot, a_run(home))
         await pilot.press("r")
         await until(pilot, "Refused: no room for it")
@@ -132,8 +131,7 @@ async def test_a_started_run_is_followed_beside_a_newer_live_one(home: Home, hol
 
 async def test_below_a_question_the_run_goes_on_being_painted(home: Home, hold: Callable[[Path], None]) -> None:
     directory = live(home, hold, steps=10)
-    app = StillApp(home)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with running(home, size=(120, 40)) as (app, pilot):
         await show(pilot, directory)
         await pilot.press("r")
         await until(pilot, "y  stop it, then run")
@@ -149,8 +147,7 @@ async def test_a_request_for_a_run_that_ends_meanwhile_closes_and_says_so(
     home: Home, hold: Callable[[Path], None]
 ) -> None:
     directory = live(home, hold)
-    app = StillApp(home)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with running(home, size=(120, 40)) as (app, pilot):
         await show(pilot, directory)
         await pilot.press("r")
         await until(pilot, "y  stop it, then run")

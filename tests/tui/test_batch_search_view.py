@@ -16,7 +16,7 @@ from searched import (
     asked,
     opened,
 )
-from still import StillApp
+from still import running
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.search.journal import Next, Predicted
@@ -25,8 +25,7 @@ from trainfast_runner.search.journal import Next, Predicted
 async def test_the_ladder_has_a_row_for_each_probe_the_fit_and_what_is_tried_and_why(
     home: Home, live_search: Path
 ) -> None:
-    app = StillApp(home)
-    async with app.run_test(size=FULL) as pilot:
+    async with running(home, size=FULL) as (_, pilot):
         text = await opened(pilot, live_search)
     lines = text.splitlines()
     assert lines[0].startswith("largest batch: tiny-llama ─")
@@ -57,8 +56,7 @@ async def test_the_tightest_of_two_ranks_is_named_and_a_void_probe_says_why(
     ]
     search = a_search(home, lines)
     conduct(search)
-    app = StillApp(home)
-    async with app.run_test(size=FULL) as pilot:
+    async with running(home, size=FULL) as (_, pilot):
         text = await opened(pilot, search)
     assert "limit 2.00 GiB + 1.50 GiB a rank, the tightest is rank 1 (memory_limit)" in text
     assert "~ void on rank 0" in text
@@ -67,8 +65,7 @@ async def test_the_tightest_of_two_ranks_is_named_and_a_void_probe_says_why(
 
 
 async def test_on_the_smallest_screen_in_ascii_what_is_tried_still_stands(home: Home, live_search: Path) -> None:
-    app = StillApp(home, ascii=True)
-    async with app.run_test(size=SMALL) as pilot:
+    async with running(home, ascii=True, size=SMALL) as (_, pilot):
         text = await opened(pilot, live_search)
     assert text.isascii()
     assert "@ fits" in text
@@ -78,8 +75,7 @@ async def test_on_the_smallest_screen_in_ascii_what_is_tried_still_stands(home: 
 
 
 async def test_on_a_narrow_screen_how_a_size_came_out_still_stands(home: Home, live_search: Path) -> None:
-    app = StillApp(home)
-    async with app.run_test(size=(60, 15)) as pilot:
+    async with running(home, size=(60, 15)) as (_, pilot):
         text = await opened(pilot, live_search)
     assert "outcome" in text
     assert "● fits" in text
@@ -89,8 +85,7 @@ async def test_what_is_not_predicted_is_said_for_the_whole_search(home: Home, co
     reason = "no prediction, the sizes are found by trying: the tracer cannot follow this model: aten.nonzero"
     search = a_search(home, [asked(), CONDUCTED, Predicted(t_ns=START_NS + S, reason=reason), a_probe(1), a_probe(2)])
     conduct(search)
-    app = StillApp(home)
-    async with app.run_test(size=SMALL) as pilot:
+    async with running(home, size=SMALL) as (_, pilot):
         text = await opened(pilot, search)
     assert reason in " ".join(text.split())
     assert text.count("● fits") == 2

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from recorded import GIB, MIB, START_NS, S, a_run, write_lines
-from still import StillApp, a_fit, a_snapshot, own_supervisor, screen_text
+from still import a_fit, a_snapshot, own_supervisor, running, screen_text
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory.available import RankLimit
@@ -159,8 +159,7 @@ def test_a_context_counts_where_the_room_is_the_device_s() -> None:
 
 
 async def test_the_panel_gives_it_the_room_it_needs_and_takes_it_back(home: Home) -> None:
-    app = StillApp(home, ascii=True)
-    async with app.run_test(size=FULL) as pilot:
+    async with running(home, ascii=True, size=FULL) as (app, pilot):
         await pilot.pause()
         bar = app.main.query_one(MemoryBar)
         for view in (MemoryView(FITS), MemoryView(words="tracing the model…"), None):
@@ -182,8 +181,7 @@ async def test_a_run_s_prediction_stands_beside_its_measurement_live_and_ended(
         hold(directory)
         running = Event(t_ns=START_NS + S, kind="state", state="running")
         write_lines(directory / "events.jsonl", [own_supervisor(), running])
-    app = StillApp(home)
-    async with app.run_test(size=FULL) as pilot:
+    async with running(home, size=FULL) as (app, pilot):
         app.post(SnapshotTaken(a_snapshot(directory, second=23)))
         await pilot.pause()
         text = screen_text(app)

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from recorded import GIB, MIB, a_run, an_oom_run
-from still import StillApp, a_snapshot, screen_text
+from still import a_snapshot, running, screen_text
 from traced import Tracer
 
 from trainfast_runner.records.home import Home, read_result
@@ -51,8 +51,7 @@ def explained_run(home: Home) -> Path:
 async def test_the_ending_says_what_had_grown_what_was_missing_and_who_else_was_there(
     home: Home, size: tuple[int, int]
 ) -> None:
-    app = StillApp(home)
-    async with app.run_test(size=size) as pilot:
+    async with running(home, size=size) as (app, pilot):
         app.post(SnapshotTaken(a_snapshot(explained_run(home))))
         await pilot.pause()
         text = screen_text(app)
@@ -70,8 +69,7 @@ async def test_the_ending_says_what_had_grown_what_was_missing_and_who_else_was_
 
 
 async def test_another_change_is_instead_of_the_one_before_it(home: Home) -> None:
-    app = StillApp(home)
-    async with app.run_test(size=(160, 48)) as pilot:
+    async with running(home, size=(160, 48)) as (app, pilot):
         app.post(SnapshotTaken(a_snapshot(explained_run(home))))
         await pilot.pause()
         assert app.session.next_run is not None
@@ -87,8 +85,7 @@ async def test_another_change_is_instead_of_the_one_before_it(home: Home) -> Non
 
 async def test_what_is_traced_meanwhile_goes_before_the_result_and_says_how_much_is_left(home: Home) -> None:
     directory = an_oom_run(home)
-    app = StillApp(home)
-    async with app.run_test(size=(160, 48)) as pilot:
+    async with running(home, size=(160, 48)) as (app, pilot):
         app.post(SnapshotTaken(a_snapshot(directory)))
         await pilot.pause()
         assert "by estimate" in screen_text(app)

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from benchmarks.sampler_cost import throttled_on_and_off
 from recorded import a_run, an_oom_run
-from still import StillApp, a_snapshot, screen_text
+from still import a_snapshot, running, screen_text
 from textual.pilot import Pilot
 
 from trainfast_runner.records.home import Home
@@ -124,8 +124,7 @@ async def test_picture_of_eight_gpus_held_back_by_heat(tmp_path: Path) -> None:
 
 
 async def test_pictures_can_be_made_of_recorded_runs(home: Home, tmp_path: Path) -> None:
-    app = StillApp(home)
-    async with app.run_test(size=(140, 42)) as pilot:
+    async with running(home, size=(140, 42)) as (app, pilot):
         for name, snapshot in (
             ("first-start", a_snapshot(None)),
             ("live", a_snapshot(a_run(home))),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 from recorded import RAMP, START_NS, S, a_gpu, a_ramp_tick, a_run, a_step, a_thermal_ramp, a_tick, write_lines
-from still import StillApp, a_snapshot, screen_text
+from still import a_snapshot, running, screen_text
 from textual.app import App, ComposeResult
 
 from trainfast_runner.machine.telemetry import failures
@@ -92,8 +92,7 @@ def texts_of(chart: StripChart) -> list[str]:
 
 
 async def test_the_newest_is_told_and_an_earlier_one_can_be_chosen(home: Home) -> None:
-    app = StillApp(home)
-    async with app.run_test(size=(140, 48)) as pilot:
+    async with running(home, size=(140, 48)) as (app, pilot):
         app.post(SnapshotTaken(a_snapshot(a_thermal_ramp(home), second=38)))
         await pilot.pause()
         assert "P  1 s before the end  GPU 0: at the power limit  4 of 4, e earlier" in screen_text(app)
