@@ -116,7 +116,7 @@ def test_damage_and_holes_are_survived(home: Home) -> None:
     (directory / "telemetry.jsonl").write_bytes(b"\0" * 5000 + b"\n{}\n" + msgspec.json.encode(a_tick(1)) + b"\n")
     (directory / "output.log").write_bytes(b"head\n" + b"\0" * 10_000 + b"tail \xff\xfe\r\n")
     snapshot = Follower(directory).poll()
-    assert snapshot.run is None
+    assert snapshot.run_file is None
     assert snapshot.state == "finished"
     assert len(snapshot.ticks) == 1
     assert snapshot.log == ("head", "tail ��")
