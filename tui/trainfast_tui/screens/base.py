@@ -91,8 +91,12 @@ class AppScreen(Screen[None]):
         """Ask a question, do `then` if the answer is yes, and return the dialog."""
         from trainfast_tui.widgets.dialogs import Confirm
 
+        def on_answer(answer: object) -> None:
+            if answer:
+                then()
+
         dialog = Confirm(question, yes)
-        self.app.push_screen(dialog, lambda answer: then() if answer else None)
+        self.app.push_screen(dialog, on_answer)
         return dialog
 
     async def action_widget(self, name: str, action: str) -> None:
