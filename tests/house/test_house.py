@@ -161,7 +161,7 @@ def test_a_strategy_is_one_entry_and_one_file(house: House) -> None:
         path="mirror:Mirrored",
         wrapper="Mirror",
         what="one device, the model behind a mirror",
-        instead="single",
+        fallback="single",
         memory_rule="Sharing",
         one_process=True,
         accelerate="NO",
@@ -212,14 +212,14 @@ class Mirrored(Single):
 @pytest.mark.long
 @pytest.mark.parametrize("own", [True, False], ids=["in a file", "of torch.optim"])
 def test_an_optimizer_is_one_entry_and_one_file_or_none(house: House, own: bool) -> None:
-    name, live, path = ("signs", "Signs", ".signs:Signs") if own else ("radam", "RAdam", "torch.optim:RAdam")
+    name, class_name, path = ("signs", "Signs", ".signs:Signs") if own else ("radam", "RAdam", "torch.optim:RAdam")
     house.add_entry(
         CATALOG,
         "_OPTIMIZERS = (",
         f"""    OptimizerEntry(
         name="{name}",
         path="{path}",
-        live="{live}",
+        class_name="{class_name}",
         what="one more way of descending",
         refuses=((SLICES, "counts signs"),),
     ),
@@ -245,7 +245,7 @@ class Signs(torch.optim.Optimizer):
 '''
         )
     result = house.trained(f"optimizer={name}")
-    assert result["actual"]["optimizer"] == live
+    assert result["actual"]["optimizer"] == class_name
     help, command, arguments = house.told("optimizer", "command", "training-args")
     assert f"{name}: one more way of descending." in help
     assert f"--set optimizer={name}" in command

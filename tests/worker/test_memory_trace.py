@@ -119,7 +119,7 @@ def test_the_step_of_every_optimizer_finds_the_states_that_its_entry_says(name: 
     request = {"model": model, "objective": "causal-lm", "device": "cpu", "knobs": knobs, "unused": []}
     standing = trace_optimizer(request, 0)["segment"].start
     if not entry.eight_bit:  # its small states are not quantized
-        assert standing[OPTIMIZER] // standing[GRADS] == entry.moments
+        assert standing[OPTIMIZER] // standing[GRADS] == entry.state_tensors
 
 
 def test_a_parameter_of_the_repeated_block_stands_for_one_in_each() -> None:

@@ -23,7 +23,7 @@ from trainfast_runner.settings.knob_type import Knobs
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.spec import RunSpec, from_preset, spec_of_record
 from trainfast_runner.settings.world import strategy_of
-from trainfast_runner.worker.catalog import StrategyEntry
+from trainfast_runner.worker.catalog_entries import StrategyEntry
 
 PLAIN_PRESET = "tiny-llama"
 RECORDED_DEEPSPEED = "deepspeed.json"

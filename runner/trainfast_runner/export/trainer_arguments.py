@@ -7,7 +7,8 @@ from trainfast_runner.settings.knob_type import Knobs
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import BY_NAME, KNOBS, defaults
 from trainfast_runner.settings.world import strategy_of
-from trainfast_runner.worker.catalog import OPTIMIZERS, OptimizerEntry
+from trainfast_runner.worker.catalog import OPTIMIZERS
+from trainfast_runner.worker.catalog_entries import OptimizerEntry
 
 
 def trainer_arguments(run: RunFile, knobs: Knobs) -> tuple[dict[str, object], list[str]]:

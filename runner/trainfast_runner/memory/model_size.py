@@ -61,7 +61,7 @@ def bytes_per_parameter(precision: str, optimizer: str) -> int:
     """
     width = HALF_BYTES if precision == "bf16-pure" else FULL_BYTES
     entry = OPTIMIZERS[optimizer]
-    states = entry.moments * (1 if entry.eight_bit else width)
+    states = entry.state_tensors * (1 if entry.eight_bit else width)
     return 2 * width + states + (HALF_BYTES if precision in MIXED else 0)
 
 

@@ -60,7 +60,7 @@ def _fixes(knobs: Mapping[str, Any], device: str, *, in_batch: bool, most: float
         yield Fix("attention", "auto", saves, "faster")
     if device == "cpu" and knobs["engine"] == "trainer":
         yield Fix("engine", "native", "frees what the Trainer keeps besides, some 26 MiB", "about none")
-    if optimizer.live == "AdamW" and optimizer.implementation not in ("loop", "fused") and not in_batch:
+    if optimizer.class_name == "AdamW" and optimizer.implementation not in ("loop", "fused") and not in_batch:
         yield Fix("optimizer", "adamw-fused", "frees 4 bytes a parameter at the optimizer's peak", "faster")
     if device == "cpu" and knobs["compile"] != "off":
         saves = "frees what the compiler keeps in the process, 60 MiB and more"
@@ -72,7 +72,7 @@ def _fixes(knobs: Mapping[str, Any], device: str, *, in_batch: bool, most: float
         yield Fix("batch_size", str(smaller), f"activations to {100 * smaller / batch:.2g} %", costs, smaller / batch)
     if precision in ("fp32", "tf32"):
         yield Fix("precision", "bf16", "frees about half of the activations", bf16_speed, 0.6)
-    if optimizer.live == "AdamW":
+    if optimizer.class_name == "AdamW":
         yield Fix("optimizer", "adamw-8bit", "frees 6 bytes a parameter", "about none")
         yield Fix("optimizer", "adafactor", "frees nearly 8 bytes a parameter", "slower to converge")
     if precision != "bf16-pure":

@@ -10,7 +10,8 @@ import msgspec
 
 from trainfast_runner.records.run_file import TRIAL, RunFile, WorkerLine
 from trainfast_runner.settings.world import mesh_asked, model_degree
-from trainfast_runner.worker.catalog import OPTIMIZERS, SCHEDULES, STRATEGIES, OptimizerEntry, StrategyEntry
+from trainfast_runner.worker.catalog import OPTIMIZERS, SCHEDULES, STRATEGIES
+from trainfast_runner.worker.catalog_entries import OptimizerEntry, StrategyEntry
 
 PARAM_DTYPE = {"fp32": "float32", "tf32": "float32", "fp16": "float32", "bf16": "float32", "bf16-pure": "bfloat16"}
 COMPUTE_DTYPE = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16", "bf16-pure": "bfloat16"}
@@ -100,12 +101,12 @@ def _strategy_pairs(strategy: StrategyEntry, run: RunFile, ran: WorkerLine) -> l
 def _optimizer_pairs(
     optimizer: OptimizerEntry, strategy: StrategyEntry | None, ran: WorkerLine
 ) -> list[tuple[str, Any, Any]]:
-    live = optimizer.live
+    asked = optimizer.class_name
     # DeepSpeed has an AdamW of its own for offloaded states.
-    if live == "AdamW" and strategy is not None and strategy.offloads and ran.optimizer == "DeepSpeedCPUAdam":
-        live = ran.optimizer
+    if asked == "AdamW" and strategy is not None and strategy.offloads and ran.optimizer == "DeepSpeedCPUAdam":
+        asked = ran.optimizer
     return [
-        ("optimizer", live, ran.optimizer),
+        ("optimizer", asked, ran.optimizer),
         (f"optimizer={optimizer.name} (implementation)", optimizer.implementation, ran.optimizer_implementation),
     ]
 

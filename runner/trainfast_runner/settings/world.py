@@ -12,7 +12,8 @@ from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import Knobs, whole_number
 from trainfast_runner.settings.knob_values import MOST_CPU_PROCESSES, KnobValue
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_runner.worker.catalog import STRATEGIES, StrategyEntry
+from trainfast_runner.worker.catalog import STRATEGIES
+from trainfast_runner.worker.catalog_entries import StrategyEntry
 
 
 def world_size(spec: RunSpec, machine: Machine) -> int:

@@ -1,175 +1,25 @@
 """Every strategy, optimizer and engine, one entry each, for both halves; a new one is an entry here and its file.
 
-Standard library only and no import of a sibling: the parent reads this file as `trainfast_runner.worker.catalog`, the
-worker as `trainfast_worker.catalog`. So entries are known by their names, and classes by their paths.
+Standard library only: the parent reads this file as `trainfast_runner.worker.catalog`, the worker as
+`trainfast_worker.catalog`. So entries are known by their names, and classes by their paths.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-WHOLE, SLICES, FLAT, SWAPPED, HOST = "whole", "slices", "flat", "swapped", "host"
-"""Ways in which an optimizer is given parameters; see `GIVEN`."""
-GIVEN = {
-    WHOLE: "it is given whole parameters",
-    SLICES: "a rank has slices (DTensors)",
-    FLAT: "it is given flat slices",
-    SWAPPED: "it is given flat slices, others at every step",
-    HOST: "it is given flat slices on the CPU",
-}
-"""The same in the words of a refusal."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StrategyEntry:
-    """How a model and its batches spread over devices. `what`, `speed` and `memory` are the help a person reads."""
-
-    name: str
-    path: str
-    """`module:Class` below worker/strategies."""
-    wrapper: str | None
-    """Classes of the live wrappers, joined by + in alphabetical order; None where `pp_schedule` decides."""
-    what: str
-    speed: str = ""
-    memory: str = ""
-    axes: tuple[str, ...] = ()
-    """Axes of the device mesh: tp and pp, of `tp_degree` and `pp_degree` devices, dp (the rest), and mp, of all devices
-    of one process."""
-    shards: tuple[str, ...] = ()
-    """What the dp axis cuts: of weights, gradients, states."""
-    parameters: str = WHOLE
-    """How the optimizer is given the parameters."""
-    memory_rule: str | None = None
-    """A class of memory/sharding.py, or Staged for memory/pipeline.py; None where memory is not predicted."""
-    knobs: tuple[str, ...] = ()
-    """Knobs that mean something only with strategies that name them."""
-    package: str | None = None
-    """The package that has to be installed."""
-    instead: str
-    """The nearest strategy that asks for less."""
-    one_process: bool = False
-    """True if all its devices belong to one process."""
-    gpus_only: str | None = None
-    """What it does with its GPUs, for a strategy that cannot run on the CPU."""
-    without_nccl: str | None = None
-    """The reason why NCCL is never called."""
-    zero_stage: int | None = None
-    offloads: bool = False
-    """True if optimizer states leave the device."""
-    compiles: bool = False
-    """True if torch.compile works with it."""
-    searched: bool = False
-    """True if a batch search can give its ranks another batch size while they run."""
-    turned_warm: bool = False
-    """True if one process can train one setting after another with it."""
-    trainer: bool = False
-    """True if transformers' Trainer can be told to do the same."""
-    accelerate: str | None = None
-    """Accelerate's distributed_type; None where it has none."""
-
-    @property
-    def one_device(self) -> bool:
-        """True if it uses one device only."""
-        return self.one_process and not self.axes
-
-    @property
-    def model_axis(self) -> str | None:
-        """The axis that cuts the model, tp or pp; None for a strategy without."""
-        return next((axis for axis in self.axes if axis in ("tp", "pp")), None)
-
-    @property
-    def tensor(self) -> bool:
-        """True if it cuts each matrix."""
-        return "tp" in self.axes
-
-    @property
-    def pipeline(self) -> bool:
-        """True if each rank has a stage of a pipeline."""
-        return "pp" in self.axes
-
-    @property
-    def zero(self) -> bool:
-        """True if it is one of DeepSpeed's."""
-        return self.zero_stage is not None
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizerEntry:
-    """What updates the weights. `what`, `speed` and `memory` are the help a person reads."""
-
-    name: str
-    path: str
-    """`module:Class`, a leading dot for a file of the worker; called with parameter groups, `lr` and `arguments`.
-
-    The groups set `weight_decay`, which the knob means as decoupled: a class that adds it to the gradient by default
-    gets the argument that changes that.
-    """
-    arguments: tuple[tuple[str, bool], ...] = ()
-    live: str
-    """Name of the live object's class: what ran is compared with it."""
-    implementation: str | None = None
-    """Which of torch's loops runs: loop, foreach, fused; None where the entry does not decide it."""
-    what: str
-    speed: str = ""
-    memory: str = ""
-    moments: int = 2
-    """Tensors of state of a parameter's own size; numbers such as a step count are not counted."""
-    eight_bit: bool = False
-    """True if the moments take a byte each."""
-    refuses: tuple[tuple[str, str], ...] = ()
-    """Ways of being given parameters that it cannot work with, and why."""
-    package: str | None = None
-    """The package that has to be installed."""
-    gpus_only: str | None = None
-    """The reason why it is no use on the CPU."""
-    instead: str = "adamw-fused"
-    """The optimizer to take where it cannot run."""
-    trainer: str | None = None
-    """Its name in transformers' OptimizerNames; None where it has none."""
-
-    def refusal(self, strategy: StrategyEntry) -> str | None:
-        """The reason why it cannot work with a strategy; None when it can."""
-        why = dict(self.refuses).get(strategy.parameters)
-        return None if why is None else f"{why}, and with strategy={strategy.name} {GIVEN[strategy.parameters]}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineEntry:
-    """What runs the loop. `what` and `speed` are the help a person reads."""
-
-    name: str
-    path: str
-    """`module:Class` below worker/engines."""
-    what: str
-    speed: str = ""
-    strategies: tuple[str, ...] = ()
-    """Strategies it can run; empty for all."""
-    compiles: bool = True
-    """True if it obeys the `compile` knob."""
-    turned_warm: bool = False
-    """True if one process can train one setting after another with it."""
-    fp16_on_cpu: bool = True
-    """False if it silently trains in fp32 where fp16 is asked for on a CPU."""
-    package: str | None = None
-    """The package that has to be installed."""
-    instead: str = "native"
-
-    def runs(self, strategy: str) -> bool:
-        """True if it can run a strategy of this name."""
-        return not self.strategies or strategy in self.strategies
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScheduleEntry:
-    """The order in which a pipeline's stages do their forwards and backwards."""
-
-    name: str
-    wrapper: str
-    """Name of torch's class."""
-    stages_per_rank: int = 1
-
+from .catalog_entries import (
+    FLAT,
+    HOST,
+    SLICES,
+    SWAPPED,
+    EngineEntry,
+    OptimizerEntry,
+    ScheduleEntry,
+    StrategyEntry,
+)
 
 EVERYTHING = ("weights", "gradients", "states")
 TENSOR_KNOBS = ("tp_degree",)
@@ -186,7 +36,7 @@ _ZERO1 = StrategyEntry(
     shards=("states",),
     parameters=FLAT,
     package="deepspeed",
-    instead="fsdp",
+    fallback="fsdp",
     memory_rule="ZeroPartitioned",
     zero_stage=1,
     searched=True,
@@ -210,7 +60,7 @@ _ZERO3 = replace(
     memory="1/N of the model plus two gathered blocks",
     shards=EVERYTHING,
     parameters=SWAPPED,
-    instead="zero2",
+    fallback="zero2",
     memory_rule="ZeroParameters",
     zero_stage=3,
 )
@@ -223,17 +73,17 @@ _PIPELINE = StrategyEntry(
     memory="1/N of the layers",
     axes=("pp",),
     knobs=("pp_degree", "pp_schedule", "micro_batches"),
-    instead="fsdp",
+    fallback="fsdp",
     memory_rule="Staged",
 )
-_OFFLOADED: dict[str, Any] = {"speed": "", "memory": "", "parameters": HOST, "instead": "zero2", "offloads": True}
+_OFFLOADED: dict[str, Any] = {"speed": "", "memory": "", "parameters": HOST, "fallback": "zero2", "offloads": True}
 _STRATEGIES = (
     StrategyEntry(
         name="single",
         path="single:Single",
         wrapper="none",
         what="one device",
-        instead="ddp",
+        fallback="ddp",
         memory_rule="Sharing",
         one_process=True,
         without_nccl="one GPU has nobody to talk to",
@@ -250,7 +100,7 @@ _STRATEGIES = (
         what="one process, a thread a GPU, the model copied every step",
         speed="slower than ddp, its first GPU does more",
         axes=("dp",),
-        instead="ddp",
+        fallback="ddp",
         memory_rule="Copied",
         one_process=True,
         gpus_only="copies the model to each of two or more GPUs from one process",
@@ -264,7 +114,7 @@ _STRATEGIES = (
         speed="nearly N times one device when the link keeps up",
         memory="the whole model plus reduction buckets the size of the gradients",
         axes=("dp",),
-        instead="single",
+        fallback="single",
         memory_rule="Replicated",
         compiles=True,
         searched=True,
@@ -283,7 +133,7 @@ _STRATEGIES = (
         shards=EVERYTHING,
         parameters=SLICES,
         knobs=("reshard",),
-        instead="ddp",
+        fallback="ddp",
         memory_rule="FullySharded",
         searched=True,
         accelerate="FSDP",
@@ -316,7 +166,7 @@ _STRATEGIES = (
         axes=("tp",),
         parameters=SLICES,
         knobs=TENSOR_KNOBS,
-        instead="fsdp",
+        fallback="fsdp",
         memory_rule="Sharing",
     ),
     _PIPELINE,
@@ -328,7 +178,7 @@ _STRATEGIES = (
         speed="one GPU works at a time",
         memory="1/N of the layers",
         axes=("mp",),
-        instead="pp",
+        fallback="pp",
         memory_rule="Staged",
         one_process=True,
         gpus_only="puts layers on each of two or more GPUs from one process",
@@ -342,7 +192,7 @@ _STRATEGIES = (
         axes=("dp", "tp"),
         parameters=SLICES,
         knobs=TENSOR_KNOBS,
-        instead="ddp",
+        fallback="ddp",
         memory_rule="Replicated",
     ),
     StrategyEntry(
@@ -354,18 +204,18 @@ _STRATEGIES = (
         shards=EVERYTHING,
         parameters=SLICES,
         knobs=(*TENSOR_KNOBS, "reshard"),
-        instead="fsdp",
+        fallback="fsdp",
         memory_rule="FullySharded",
     ),
     replace(
-        _PIPELINE, name="ddp+pp", what="pipelines side by side", speed="", memory="", axes=("dp", "pp"), instead="ddp"
+        _PIPELINE, name="ddp+pp", what="pipelines side by side", speed="", memory="", axes=("dp", "pp"), fallback="ddp"
     ),
 )
 
 _ADAMW = OptimizerEntry(
     name="adamw",
     path="torch.optim:AdamW",
-    live="AdamW",
+    class_name="AdamW",
     what="torch's own choice among the next three",
     speed="foreach on a GPU, also on the slices of fsdp and tp, and loop on a CPU",
     memory="8 bytes of states a parameter",
@@ -374,7 +224,7 @@ _ADAMW = OptimizerEntry(
 _EIGHT_BIT = OptimizerEntry(
     name="adamw-8bit",
     path="bitsandbytes.optim:AdamW8bit",
-    live="AdamW8bit",
+    class_name="AdamW8bit",
     what="AdamW with quantized states",
     speed="as fast as AdamW",
     memory="2 bytes of states a parameter",
@@ -425,11 +275,11 @@ _OPTIMIZERS = (
         _EIGHT_BIT,
         name="paged-adamw-8bit",
         path="bitsandbytes.optim:PagedAdamW8bit",
-        live="PagedAdamW8bit",
+        class_name="PagedAdamW8bit",
         what="adamw-8bit with states that are paged out to the host when a GPU is full",
         speed="",
         gpus_only="pages its states between a GPU and the host",
-        instead="adamw-8bit",
+        fallback="adamw-8bit",
         trainer="paged_adamw_8bit",
     ),
     OptimizerEntry(
@@ -437,21 +287,21 @@ _OPTIMIZERS = (
         path="transformers.optimization:Adafactor",
         # As the Trainer builds it: the given rate is used as it is.
         arguments=(("scale_parameter", False), ("relative_step", False)),
-        live="Adafactor",
+        class_name="Adafactor",
         what="factored states; converges slower",
         speed="the slowest",
         memory="about no states",
-        moments=0,
+        state_tensors=0,
         refuses=((SLICES, "reads whole matrices"), (FLAT, _FACTORS), (SWAPPED, _FACTORS), (HOST, _FACTORS)),
         trainer="adafactor",
     ),
     OptimizerEntry(
         name="sgd",
         path="torch.optim:SGD",
-        live="SGD",
+        class_name="SGD",
         what="no momentum",
         memory="no states",
-        moments=0,
+        state_tensors=0,
         trainer="sgd",
     ),
 )
@@ -503,7 +353,7 @@ def packages() -> tuple[str, ...]:
 def nearest_strategy(entry: StrategyEntry, works: Callable[[StrategyEntry], bool]) -> str:
     """Name of the nearest strategy that asks for less and `works`; single if there is none."""
     for _ in STRATEGIES:
-        entry = STRATEGIES[entry.instead]
+        entry = STRATEGIES[entry.fallback]
         if works(entry):
             return entry.name
     return "single"
@@ -512,7 +362,7 @@ def nearest_strategy(entry: StrategyEntry, works: Callable[[StrategyEntry], bool
 def nearest_optimizer(entry: OptimizerEntry, strategy: StrategyEntry) -> str:
     """Name of the nearest optimizer that works with a strategy."""
     while entry.refusal(strategy):
-        entry = OPTIMIZERS[entry.instead]
+        entry = OPTIMIZERS[entry.fallback]
     return entry.name
 
 

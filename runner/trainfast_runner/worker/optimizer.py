@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from .catalog import OPTIMIZERS, OptimizerEntry
+from .catalog import OPTIMIZERS
+from .catalog_entries import OptimizerEntry
 from .invalid import InvalidInput
 from .spec import Knobs
 
@@ -48,14 +49,14 @@ def build_optimizer(model: nn.Module, knobs: Knobs) -> Optimizer:
             f" {entry.package}",
             "optimizer",
             [name for name, other in OPTIMIZERS.items() if other.package != entry.package],
-            entry.instead,
+            entry.fallback,
         ) from error
     if entry.gpus_only and groups[0]["params"][0].device.type == "cpu":
         raise InvalidInput(
             f"optimizer={entry.name} {entry.gpus_only}, and this run is on the CPU",
             "optimizer",
-            [entry.instead],
-            entry.instead,
+            [entry.fallback],
+            entry.fallback,
         )
     made: Optimizer = make(groups, lr=knobs.lr, **dict(entry.arguments))
     return made

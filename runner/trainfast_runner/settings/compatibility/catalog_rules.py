@@ -23,13 +23,13 @@ def strategy_has_gpus(facts: Facts) -> None:
         raise UserError(
             f"{asked}, and devices={devices} asks for the CPU",
             key="strategy",
-            advice=f"strategy={entry.instead} with devices={on_cpu}",
+            advice=f"strategy={entry.fallback} with devices={on_cpu}",
         )
     if facts.machine.device != "cuda":
         raise UserError(
             f"{asked}, and a run here has none ({facts.machine.why_no_gpu})",
             key="strategy",
-            advice=f"strategy={entry.instead}",
+            advice=f"strategy={entry.fallback}",
         )
     if facts.devices < 2:
         raise UserError(
@@ -78,7 +78,7 @@ def optimizer_takes_the_parameters(facts: Facts) -> None:
         raise UserError(
             f"optimizer={entry.name} {entry.gpus_only}, and this run is on the CPU",
             key="optimizer",
-            advice=f"optimizer={entry.instead}",
+            advice=f"optimizer={entry.fallback}",
         )
 
 
@@ -91,7 +91,7 @@ def engine_runs_the_strategy(facts: Facts) -> None:
     raise UserError(
         f"engine={entry.name} runs {runs} here, not strategy={strategy.name}",
         key="engine",
-        advice=f"engine={entry.instead} with strategy={strategy.name}, or strategy={entry.strategies[-1]}",
+        advice=f"engine={entry.fallback} with strategy={strategy.name}, or strategy={entry.strategies[-1]}",
     )
 
 
@@ -112,7 +112,7 @@ def compile_fits(facts: Facts) -> None:
         raise UserError(
             f"compile={asked} is not handed to engine={engine.name}",
             key="compile",
-            advice=f"compile=off, or compile={asked} with engine={engine.instead}",
+            advice=f"compile=off, or compile={asked} with engine={engine.fallback}",
         )
 
 
@@ -122,21 +122,21 @@ def _engine_casts(facts: Facts) -> None:
         raise UserError(
             f"engine={engine.name} with precision=fp16 on a CPU trains in fp32 without saying so",
             key="precision",
-            advice=f"precision=bf16, or engine={engine.instead}",
+            advice=f"precision=bf16, or engine={engine.fallback}",
         )
 
 
 def _packages_are_installed(facts: Facts) -> None:
     strategy, optimizer, engine = facts.strategy, facts.optimizer, facts.engine
     for knob, name, package, instead in (
-        ("optimizer", optimizer.name, optimizer.package, optimizer.instead),
+        ("optimizer", optimizer.name, optimizer.package, optimizer.fallback),
         (
             "strategy",
             strategy.name,
             strategy.package,
             nearest_strategy(strategy, lambda other: other.package != strategy.package),
         ),
-        ("engine", engine.name, engine.package, engine.instead),
+        ("engine", engine.name, engine.package, engine.fallback),
     ):
         if package is not None and not facts.versions.get(package):
             raise UserError(
@@ -162,7 +162,7 @@ def _link_is_between_gpus(facts: Facts) -> None:
         raise UserError(
             f"p2p=off does nothing with strategy={entry.name}: it closes links to NCCL, and {entry.without_nccl}",
             key="p2p",
-            advice=f"p2p=on, or strategy={entry.instead} with p2p=off",
+            advice=f"p2p=on, or strategy={entry.fallback} with p2p=off",
         )
 
 

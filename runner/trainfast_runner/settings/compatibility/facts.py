@@ -10,14 +10,8 @@ from trainfast_runner.machine.devices import Machine
 from trainfast_runner.settings.knob_type import Knobs
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.settings.world import device_count, world_size
-from trainfast_runner.worker.catalog import (
-    ENGINES,
-    OPTIMIZERS,
-    STRATEGIES,
-    EngineEntry,
-    OptimizerEntry,
-    StrategyEntry,
-)
+from trainfast_runner.worker.catalog import ENGINES, OPTIMIZERS, STRATEGIES
+from trainfast_runner.worker.catalog_entries import EngineEntry, OptimizerEntry, StrategyEntry
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ def _family_has_a_plan(facts: Facts) -> None:
             f"strategy={strategy.name} has no plan for {family}: transformers ships none (it does for llama, mistral,"
             f" mixtral, qwen3, gemma3_text, gpt_neox), and ours are for {' and '.join(OUR_PLANS)}",
             key="strategy",
-            advice=f"strategy={strategy.instead}",
+            advice=f"strategy={strategy.fallback}",
         )
     unknown = sorted(set(plan.values()) - STYLES)
     if unknown:
@@ -42,7 +42,7 @@ def _family_has_a_plan(facts: Facts) -> None:
             f"strategy={strategy.name}: the plan of {family} cuts layers as {', '.join(unknown)},"
             " which is not done here",
             key="strategy",
-            advice=f"strategy={strategy.instead}",
+            advice=f"strategy={strategy.fallback}",
         )
 
 
@@ -58,7 +58,7 @@ def _degree_divides_the_model(facts: Facts) -> None:
             raise UserError(
                 f"tp_degree={degree} does not divide the model's {size} {what} (model.{field})",
                 key="tp_degree",
-                advice=f"tp_degree={working[-1]}" if working else f"strategy={facts.strategy.instead}",
+                advice=f"tp_degree={working[-1]}" if working else f"strategy={facts.strategy.fallback}",
             )
 
 

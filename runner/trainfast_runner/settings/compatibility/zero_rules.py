@@ -75,14 +75,14 @@ def _offload_path_takes_files(facts: Facts) -> None:
 def refuse_small_disk(knobs: Knobs, parameters: int | None) -> None:
     """Raise UserError for an `offload_path` without space for weights and states; return when the size is unknown.
 
-    The weights in the states' precision and the optimizer's moments: with AdamW in fp32 12 bytes a parameter. A real
+    The weights in the states' precision and the optimizer's states: with AdamW in fp32 12 bytes a parameter. A real
     run of 3,344,064 parameters wrote 14.
     """
     path = knobs["offload_path"]
     if path is None or parameters is None:
         return
     width = 2 if knobs["precision"] == "bf16-pure" else 4
-    needed = parameters * width * (1 + OPTIMIZERS[str(knobs["optimizer"])].moments)
+    needed = parameters * width * (1 + OPTIMIZERS[str(knobs["optimizer"])].state_tensors)
     free = free_bytes(Path(str(path)).expanduser())
     if free < needed:
         raise UserError(

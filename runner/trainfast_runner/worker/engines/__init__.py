@@ -47,18 +47,18 @@ def make_engine(knobs: Knobs, strategy: Strategy, objective: Objective) -> Engin
     if not entry.runs(knobs.strategy):
         raise InvalidInput(
             f"{asked} runs {' and '.join(f'strategy={name}' for name in entry.strategies)},"
-            f" not strategy={knobs.strategy}; engine={entry.instead} runs it",
+            f" not strategy={knobs.strategy}; engine={entry.fallback} runs it",
             "engine",
             [name for name, other in ENGINES.items() if other.runs(knobs.strategy)],
-            entry.instead,
+            entry.fallback,
         )
     if knobs.compile != "off" and not entry.compiles:
         raise InvalidInput(
-            f"{asked} does not run with compile={knobs.compile}; engine={entry.instead} does", "compile", ["off"]
+            f"{asked} does not run with compile={knobs.compile}; engine={entry.fallback} does", "compile", ["off"]
         )
     if knobs.precision == "fp16" and strategy.device.type == "cpu" and not entry.fp16_on_cpu:
         raise InvalidInput(
-            f"{asked} trains in fp32 when asked for precision=fp16 on a CPU; engine={entry.instead} scales and casts"
+            f"{asked} trains in fp32 when asked for precision=fp16 on a CPU; engine={entry.fallback} scales and casts"
             " there",
             "precision",
             ["fp32", "bf16", "bf16-pure"],
@@ -73,6 +73,6 @@ def make_engine(knobs: Knobs, strategy: Strategy, objective: Objective) -> Engin
         raise InvalidInput(
             f"{asked} needs the package {entry.package}: {sys.executable} -m pip install {entry.package}",
             "engine",
-            [entry.instead],
+            [entry.fallback],
         ) from error
     return made
