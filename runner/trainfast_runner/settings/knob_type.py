@@ -37,8 +37,8 @@ class Knob:
     default: KnobValue
     group: str
     what: str
-    speed: str
-    memory: str
+    speed: str = "none"
+    memory: str = "none"
     same_as: Equivalent = field(default_factory=Equivalent)
     only_with: tuple[str, ...] = ()
     """The strategies that obey it; empty for all."""

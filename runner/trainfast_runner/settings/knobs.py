@@ -279,7 +279,6 @@ KNOBS: tuple[Knob, ...] = (
         "parallel",
         "off sets NCCL_P2P_DISABLE=1: devices talk through host memory, as on a machine without NVLink.",
         "off shows what the link is worth",
-        "none",
         same_as=Equivalent("NCCL_P2P_DISABLE", "NCCL_P2P_DISABLE", "NCCL_P2P_DISABLE", "NCCL_P2P_DISABLE"),
         trains_same=True,
     ),
@@ -302,7 +301,6 @@ KNOBS: tuple[Knob, ...] = (
         "compute",
         _joined("What runs the loop.", ENGINES, "what"),
         _joined("", ENGINES, "speed"),
-        "none",
         trains_same=True,
     ),
     Knob(
@@ -311,8 +309,6 @@ KNOBS: tuple[Knob, ...] = (
         3e-4,
         "optimization",
         "Learning rate. With a global batch k times as large, the linear rule makes it k times as large.",
-        "none",
-        "none",
         same_as=Equivalent("learning_rate", "optimizer(lr)", "optimizer.params.lr"),
     ),
     Knob(
@@ -321,8 +317,6 @@ KNOBS: tuple[Knob, ...] = (
         "constant",
         "optimization",
         "linear lets the rate fall to zero over the steps of the run.",
-        "none",
-        "none",
         same_as=Equivalent("lr_scheduler_type", "get_scheduler", "scheduler.type"),
     ),
     Knob(
@@ -331,8 +325,6 @@ KNOBS: tuple[Knob, ...] = (
         0.0,
         "optimization",
         "Decoupled decay of weight matrices; biases and norms are left out.",
-        "none",
-        "none",
         same_as=Equivalent("weight_decay", "optimizer(weight_decay)", "optimizer.params.weight_decay"),
     ),
     Knob(
@@ -342,7 +334,6 @@ KNOBS: tuple[Knob, ...] = (
         "optimization",
         "Largest gradient norm; 0 is off.",
         "one pass over the gradients",
-        "none",
         same_as=Equivalent("max_grad_norm", "clip_grad_norm_", "gradient_clipping"),
     ),
     Knob(
@@ -351,8 +342,6 @@ KNOBS: tuple[Knob, ...] = (
         42,
         "optimization",
         "Seed of the weights, the order of samples and the masks.",
-        "none",
-        "none",
         same_as=Equivalent("seed", "set_seed", ""),
     ),
     Knob(
@@ -361,8 +350,6 @@ KNOBS: tuple[Knob, ...] = (
         50,
         "run",
         "Optimizer steps in total, the timing warm-up among them.",
-        "none",
-        "none",
         same_as=Equivalent("max_steps", "", ""),
     ),
     Knob(
@@ -371,8 +358,6 @@ KNOBS: tuple[Knob, ...] = (
         3,
         "run",
         "First steps that are recorded but enter no figure: kernels are chosen and caches filled in them.",
-        "none",
-        "none",
         trains_same=True,
     ),
     Knob(
@@ -381,8 +366,6 @@ KNOBS: tuple[Knob, ...] = (
         None,
         "run",
         "NVML devices whose readings are joined to the run; auto: those its ranks use, none for a CPU run.",
-        "none",
-        "none",
         trains_same=True,
     ),
 )

@@ -35,6 +35,7 @@ COMMANDS = (
     Command(("presets", "list"), "presets_list", "all presets"),
     Command(("presets", "show"), "presets_show", "a preset's model, data, settings and variants"),
     Command(("presets", "new"), "presets_new", "make a preset of your own from another"),
+    Command(("knobs",), "knobs", "every setting of --set: what it does to speed and memory, and its values"),
     Command(("monitor",), "monitor", "this machine's GPUs and host, live"),
     Command(("topo",), "topo", "how the GPUs are connected, and what it means for the strategies"),
     Command(("doctor",), "doctor", "problems of this machine, each with its cure"),
