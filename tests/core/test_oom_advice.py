@@ -1,6 +1,6 @@
 """What a person is told to turn when memory ended."""
 
-from trainfast_runner.memory.oom_advice import fixes, useful_first
+from trainfast_runner.memory.oom_advice import fixes, one_of_each, useful_first
 from trainfast_runner.settings.spec import resolve
 
 
@@ -25,6 +25,15 @@ def test_in_the_optimizer_step_the_states_come_first_and_before_it_the_activatio
     before = [fix.frees_states for fix in useful_first(fixes(knobs, "cuda", "forward"), "forward")]
     assert before == sorted(before)
     assert "adamw-fused" not in [fix.value for fix in fixes(knobs, "cuda", "forward")]
+
+
+def test_without_a_model_the_advice_names_every_knob_that_frees_memory_once() -> None:
+    knobs = resolve("bert-large", ["batch_size=8"]).knobs
+    before = [(fix.knob, fix.value) for fix in one_of_each(fixes(knobs, "cuda", "forward"), "forward")]
+    assert [knob for knob, _ in before] == ["batch_size", "precision", "checkpointing", "optimizer", "seq_len"]
+    assert dict(before)["optimizer"] == "adamw-8bit"
+    after = [fix.knob for fix in one_of_each(fixes(knobs, "cuda", "optimizer"), "optimizer")]
+    assert after[:2] == ["optimizer", "precision"]
 
 
 def test_nothing_is_advised_that_is_already_set() -> None:

@@ -48,6 +48,14 @@ def useful_first(cheapest: list[Fix], phase: str | None) -> list[Fix]:
     return sorted(cheapest, key=lambda fix: fix.frees_states != (phase == OPTIMIZER_PHASE))
 
 
+def one_of_each(cheapest: list[Fix], phase: str | None) -> list[Fix]:
+    """Return the most useful change of each knob, a shorter sequence last: it is another task."""
+    found: dict[str, Fix] = {}
+    for fix in useful_first(cheapest, phase):
+        found.setdefault(fix.knob, fix)
+    return sorted(found.values(), key=lambda fix: fix.knob == "seq_len")
+
+
 def _fixes(knobs: Mapping[str, Any], device: str, *, in_batch: bool, most: float) -> Iterator[Fix]:
     """Yield them in the order of the knobs' own texts. Compiler and Trainer are memory of the host.
 

@@ -12,7 +12,15 @@ from itertools import combinations
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory.headroom import margin_bytes
 from trainfast_runner.memory.model import MemoryModel, largest_fitting
-from trainfast_runner.memory.oom_advice import BATCH_PHASES, LEAST_SEQ_LEN, OPTIMIZER_PHASE, Fix, fixes, useful_first
+from trainfast_runner.memory.oom_advice import (
+    BATCH_PHASES,
+    LEAST_SEQ_LEN,
+    OPTIMIZER_PHASE,
+    Fix,
+    fixes,
+    one_of_each,
+    useful_first,
+)
 from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.records.result import OomChange
 from trainfast_runner.settings.knob_type import whole_number
@@ -135,8 +143,8 @@ def prediction(model_of: ModelOf, spec: RunSpec, ranks: int) -> tuple[MemoryMode
 def changes(goal: Goal) -> list[OomChange]:
     """Return up to MOST_CHANGES that fit, of one knob or several, the cheapest first.
 
-    Changes that are enough by the model come before untraced ones. If there are neither, the closest are returned, each
-    with its missing bytes.
+    Changes that are enough by the model come before untraced ones, which are one of each knob. If there are neither,
+    the closest are returned, each with its missing bytes.
     """
     tried: list[OomChange] = []
     short: list[Fix] = []
@@ -161,9 +169,9 @@ def changes(goal: Goal) -> list[OomChange]:
                 together += _first_enough(goal, fix, _values(fix)[1:], strongest(cheapest)[0])
         tried += together
     # Untraced changes may be enough as well: they follow the ones known to be.
-    untraced = [unpredicted(fix, goal) for fix in useful_first(unknown, goal.phase)]
-    found = [*_enough(tried), *untraced][:MOST_CHANGES]
-    return found or sorted(tried, key=lambda change: change.predicted_bytes or 0)[:MOST_CHANGES]
+    enough, untraced = _enough(tried), [unpredicted(fix, goal) for fix in one_of_each(unknown, goal.phase)]
+    found = [*enough, *untraced] or sorted(tried, key=lambda change: change.predicted_bytes or 0)
+    return found[:MOST_CHANGES]
 
 
 def _telling(goal: Goal) -> list[Fix]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from trainfast_runner.memory.oom_advice import MODEL_PHASE, OPTIMIZER_PHASE, fixes, useful_first
+from trainfast_runner.memory.oom_advice import MODEL_PHASE, OPTIMIZER_PHASE, fixes, one_of_each
 from trainfast_runner.memory.oom_changes import (
     MOST_CHANGES,
     Goal,
@@ -59,7 +59,7 @@ def explain(
     asked = _bytes_after("allocate", message)
     untouched = _untouched(run, limit, held_bytes, asked)
     if limit is None:
-        found = [unpredicted(fix) for fix in useful_first(fixes(spec.knobs, run.device, phase), phase)[:MOST_CHANGES]]
+        found = [unpredicted(fix) for fix in one_of_each(fixes(spec.knobs, run.device, phase), phase)[:MOST_CHANGES]]
     else:
         beyond = beyond_bytes(limit, predicted, phase, in_first_step)
         found = changes(Goal(spec, run.device, run.world_size, limit, phase, model_of, untouched or 0, beyond, asked))
