@@ -18,7 +18,7 @@ from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.settings.compatibility.check import check
 from trainfast_runner.settings.compatibility.facts import Facts
 from trainfast_runner.settings.spec import resolve
-from trainfast_runner.worker.spec import CHOICES
+from trainfast_runner.worker.catalog import STRATEGIES
 from trainfast_tui.cli import parser
 
 ROOT = Path(__file__).parents[2]
@@ -109,4 +109,4 @@ def test_the_matrix_of_nvidia_smi_is_read_without_its_other_columns() -> None:
 
 def test_every_strategy_of_several_gpus_has_a_check_of_its_losses() -> None:
     checked = {words[5] for words in commands("several") if words[3:5] == ["benchmarks.several_gpus", "losses"]}
-    assert checked == set(CHOICES["strategy"]) - {"single"}
+    assert checked == set(STRATEGIES) - {"single"}

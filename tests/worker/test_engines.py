@@ -38,24 +38,6 @@ def test_two_ranks_that_count_different_targets_learn_the_same(train: Train, eng
         assert [step["samples"] for step in other.steps(rank)] == [4] * 6
 
 
-@pytest.mark.parametrize(
-    ("knobs", "key"),
-    [
-        ({"strategy": "fsdp", "ranks": 2}, "engine"),
-        ({"precision": "fp16"}, "precision"),
-        ({"compile": "default"}, "compile"),
-    ],
-)
-def test_a_knob_that_an_engine_would_ignore_is_refused(knobs: dict[str, Any], key: str, train: Train) -> None:
-    run = train(engine="trainer", **knobs)
-    assert run.code != 0
-    # The first rank to refuse has torchrun end the others, which may not come to say so.
-    refusal = next(line for rank in range(knobs.get("ranks", 1)) for line in run.records("invalid", rank))
-    assert refusal["key"] == key
-    assert "engine=trainer" in refusal["message"]
-    assert not run.steps()
-
-
 @pytest.mark.parametrize("engine", ["accelerate", "trainer"])
 def test_a_phase_the_engine_does_not_split_is_null(train: Train, engine: str) -> None:
     steps = train(steps=10, weight_decay=0.1, engine=engine).steps()

@@ -92,10 +92,3 @@ def test_the_three_loops_of_adamw_take_the_same_steps(train: Train) -> None:
         other = train(steps=10, weight_decay=0.1, optimizer=f"adamw-{loop}")
         assert other.losses() == pytest.approx(plain.losses(), rel=1e-4)
         assert other.record("actual")["optimizer_implementation"] == loop
-
-
-def test_pages_are_refused_on_a_cpu(train: Train) -> None:
-    run = train(optimizer="paged-adamw-8bit")
-    assert run.code == 2
-    refused = run.record("invalid")
-    assert (refused["key"], refused["nearest"]) == ("optimizer", "adamw-8bit")

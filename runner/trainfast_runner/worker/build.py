@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import inspect
-import sys
 from contextlib import suppress
 from typing import Any
 
@@ -68,7 +66,6 @@ def build_model(config: Any, objective: str, knobs: Knobs, device: torch.device)
 
     Raises InvalidInput if the architecture has no such head or no such attention.
     """
-    check_attention(knobs, device)
     _check_head(config, objective)
     if objective == "sequence-classification" and config.pad_token_id is None:
         # A decoder's head reads the last token before the padding; packed samples have no padding.
@@ -127,24 +124,6 @@ def attention_reason(model: nn.Module, knobs: Knobs) -> str | None:
         return None
     model_type: str = model.config.model_type  # type: ignore[union-attr, assignment]
     return f"{model_type} has sdpa" if attention_of(model) == "sdpa" else f"{model_type} has no sdpa"
-
-
-def check_attention(knobs: Knobs, device: torch.device) -> None:
-    """Raise InvalidInput if `attention=flash` cannot run: it needs a GPU, its package and half precision."""
-    if knobs.attention != "flash":
-        return
-    if device.type == "cpu":
-        raise InvalidInput("attention=flash is a GPU kernel", "attention", ["eager", "sdpa"], "sdpa")
-    if importlib.util.find_spec("flash_attn") is None:
-        raise InvalidInput(
-            f"attention=flash needs the package flash-attn: {sys.executable} -m pip install flash-attn "
-            "--no-build-isolation",
-            "attention",
-            ["eager", "sdpa"],
-            "sdpa",
-        )
-    if knobs.precision in ("fp32", "tf32"):
-        raise InvalidInput(f"attention=flash has no {knobs.precision} kernel", "attention", ["eager", "sdpa"], "sdpa")
 
 
 def _dtype_argument() -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 import sysconfig
 from pathlib import Path
@@ -15,18 +13,15 @@ from torch import nn
 from .invalid import InvalidInput
 from .spec import Knobs
 
-COMPILERS = {"cpu": ("CXX", ("g++",), "g++"), "cuda": ("CC", ("gcc", "cc", "clang"), "gcc")}
-"""For each device: the variable that names the compiler, its usual names, and its Debian package."""
 
-
-def compiled(module: nn.Module, knobs: Knobs, device: torch.device) -> nn.Module:
+def compiled(module: nn.Module, knobs: Knobs) -> nn.Module:
     """Compile `module` if the knob asks for it, with its wrapper.
 
     torch splits the graph at DDP's buckets, so that they still overlap with the backward.
     """
     if knobs.compile == "off":
         return module
-    check_compiler(knobs, device)
+    check_header(knobs)
     mode = mode_of(knobs)
     made: Any = torch.compile(module, mode=mode)
     if mode == "max-autotune":
@@ -52,18 +47,8 @@ def unwrap(module: nn.Module) -> nn.Module:
     return inner
 
 
-def check_compiler(knobs: Knobs, device: torch.device) -> None:
-    """Raise InvalidInput, naming the package to install, if there is no compiler for kernels."""
-    variable, names, package = COMPILERS[device.type]
-    wanted = os.environ.get(variable)
-    if not any(shutil.which(name) for name in ((wanted,) if wanted else names)):
-        raise InvalidInput(
-            f"compile={knobs.compile} needs a compiler on PATH ({wanted or ', '.join(names)}); install with: "
-            f"apt install {package}",
-            "compile",
-            ["off"],
-            "off",
-        )
+def check_header(knobs: Knobs) -> None:
+    """Raise InvalidInput, naming the package to install, if this Python has no header to compile kernels against."""
     header = Path(sysconfig.get_path("include")) / "Python.h"
     if not header.exists():
         version = f"{sys.version_info.major}.{sys.version_info.minor}"

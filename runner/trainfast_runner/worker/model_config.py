@@ -21,14 +21,8 @@ def resolve_config(model: dict[str, Any]) -> Any:
 
     Raises InvalidInput for a family, a directory, a Hub id or a field that does not exist.
     """
-    given = [key for key in SOURCES if key in model]
-    if len(given) != 1:
-        raise InvalidInput(
-            f"[model] needs exactly one of {', '.join(SOURCES)}, and has {', '.join(given) or 'none'}",
-            "model",
-            SOURCES,
-        )
-    source, where = given[0], str(model[given[0]])
+    source = next(key for key in SOURCES if key in model)
+    where = str(model[source])
     base = _from_family(where) if source == "family" else _from_files(source, where)
     overrides = {key: value for key, value in model.items() if key not in SOURCES}
     allowed = field_names(base)

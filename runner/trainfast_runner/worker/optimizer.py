@@ -33,10 +33,7 @@ def optimizer_class(entry: OptimizerEntry) -> Any:
 
 
 def build_optimizer(model: nn.Module, knobs: Knobs) -> Optimizer:
-    """The optimizer over `model`'s trainable parameters.
-
-    Raises InvalidInput when its package is missing, and for one that is no use on this device.
-    """
+    """The optimizer over `model`'s trainable parameters. Raises InvalidInput when its package is missing."""
     entry = OPTIMIZERS[knobs.optimizer]
     groups = parameter_groups(model, knobs.weight_decay)
     try:
@@ -51,13 +48,6 @@ def build_optimizer(model: nn.Module, knobs: Knobs) -> Optimizer:
             [name for name, other in OPTIMIZERS.items() if other.package != entry.package],
             entry.fallback,
         ) from error
-    if entry.gpus_only and groups[0]["params"][0].device.type == "cpu":
-        raise InvalidInput(
-            f"optimizer={entry.name} {entry.gpus_only}, and this run is on the CPU",
-            "optimizer",
-            [entry.fallback],
-            entry.fallback,
-        )
     made: Optimizer = make(groups, lr=knobs.lr, **dict(entry.arguments))
     return made
 

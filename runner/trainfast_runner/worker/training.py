@@ -11,7 +11,7 @@ import torch
 
 from .allocator import KEPT, Allocator, begin_loader
 from .available_memory import available_memory
-from .build import check_attention, import_model_code
+from .build import import_model_code
 from .clock import make_clock
 from .data.batches import open_samples
 from .invalid import InvalidInput
@@ -49,7 +49,6 @@ class Training:
         log.enter("data", f"opening {spec.data.kind} data")
         self.config = resolve_config(spec.model)
         check_seq_len(self.config, spec.data.objective, spec.knobs.seq_len)
-        check_attention(spec.knobs, self.device)
         import_model_code(self.config, spec.data.objective)
         self.state = TrainState(spec, self.config, self.device)
         self.strategy = self.state.strategy

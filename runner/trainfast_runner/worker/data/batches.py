@@ -114,13 +114,9 @@ def _tokens(spec: RankSpec, config: Any, log: WorkerLog) -> tuple[TokenSamples |
 
 
 def _whole_texts(corpus: Corpus, spec: RankSpec, config: Any) -> WholeTexts:
-    """The texts of a corpus as they are. Raises InvalidInput if none has two tokens, or if padding cannot be masked."""
+    """The texts of a corpus as they are. Raises InvalidInput if none has two tokens."""
     data, knobs = spec.data, spec.knobs
-    if data.objective == "seq2seq":
-        raise InvalidInput("data.objective=seq2seq reads packed samples", "data.samples", ["packed"], "packed")
     staged = STRATEGIES[knobs.strategy].pipeline
-    if staged and data.objective != "causal-lm":
-        raise InvalidInput("pipeline stages pass no padding mask on", "data.samples", ["packed"], "packed")
     pieces = pieces_of(np.fromfile(corpus.folder / "lengths.bin", dtype="<u4").astype(np.int64), knobs.seq_len)
     if not len(pieces.starts):
         raise InvalidInput(f"{corpus.source}: no text of two tokens in it", "data.paths")

@@ -207,15 +207,8 @@ def live_stage(optimizer: Any) -> int | None:
 
 
 def _import_deepspeed() -> Any:
-    try:
-        import deepspeed
-    except ImportError as error:
-        raise InvalidInput(
-            f"the zero strategies need the package deepspeed: {sys.executable} -m pip install deepspeed",
-            "strategy",
-            ["ddp", "fsdp"],
-            "fsdp",
-        ) from error
+    import deepspeed
+
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     for name in IMPORTED_LATER:
         # A version without such a module does not import it later either.

@@ -26,7 +26,7 @@ class ThreadedDataParallel(Single):
 
     def __init__(self, knobs: Knobs, device: torch.device) -> None:
         super().__init__(knobs, device)
-        self.devices = visible_gpus(knobs)
+        self.devices = visible_gpus()
         self.slices = len(self.devices)
 
     def wrap(self, model: nn.Module) -> nn.Module:
@@ -65,7 +65,7 @@ class SpreadLayers(Single):
 
     def __init__(self, knobs: Knobs, device: torch.device) -> None:
         super().__init__(knobs, device)
-        self.devices = visible_gpus(knobs)
+        self.devices = visible_gpus()
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """Initialize each part on the first GPU and move it to its own before the next."""
@@ -78,17 +78,9 @@ class SpreadLayers(Single):
         return {**super().facts(module), "mesh": {"mp": len(places)}}
 
 
-def visible_gpus(knobs: Knobs) -> list[torch.device]:
-    """The GPUs of this process. Raises InvalidInput if there are fewer than two."""
-    count = torch.cuda.device_count()
-    if count < 2:
-        raise InvalidInput(
-            f"strategy={knobs.strategy} uses several GPUs from one process, and this one sees {count}",
-            "strategy",
-            ["single", "ddp"],
-            "ddp" if count == 0 else "single",
-        )
-    return [torch.device("cuda", index) for index in range(count)]
+def visible_gpus() -> list[torch.device]:
+    """The GPUs of this process."""
+    return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
 
 
 def spread(model: nn.Module, parts: Iterable[Part], devices: list[torch.device]) -> None:

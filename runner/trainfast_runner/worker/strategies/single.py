@@ -57,7 +57,7 @@ class Single:
     def prepare(self, model: nn.Module) -> None:
         """Wrap, build the optimizer over the parameters that wrapping left, and compile if asked."""
         module = self.wrap(model)
-        self.module = compiled(module, self.knobs, self.device)
+        self.module = compiled(module, self.knobs)
         self.optimizer = build_optimizer(module, self.knobs)
 
     def sync_context(self, last: bool) -> AbstractContextManager[Any]:
