@@ -66,7 +66,7 @@ def a_day(monkeypatch: pytest.MonkeyPatch, ppm: float, host_ms: int, gpu_ms: int
         times = ticking.end_step()
         ended_ns = max(gpu.busy_until_ns, queued_ns)
         if before is not None:
-            found.append((before[0], before[1], *before[2].read()))
+            found.append((before[0], before[1], *before[2]()))
         before = (queued_ns, ended_ns, times)
     return found
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import itertools
 import time
-from typing import Any, Protocol
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -22,21 +24,9 @@ UNSPLIT = "forward_backward"
 """Phase of a forward and backward that cannot be told apart."""
 
 
-class StepTimes(Protocol):
-    """The marks of one step, read as times once the device has passed them."""
-
-    def read(self) -> tuple[int, dict[str, float | None]]:
-        """Return the step's end (CLOCK_MONOTONIC nanoseconds), and `step_ms` with every phase's `..._ms`."""
-
-
-class StepClock(Protocol):
-    """Marks the phases of steps."""
-
-    def enter(self, phase: str) -> None:
-        """Begin a phase."""
-
-    def end_step(self) -> StepTimes:
-        """End the step, and begin the next one in `other`."""
+StepTimes = Callable[[], tuple[int, dict[str, float | None]]]
+"""Returns a step's end (CLOCK_MONOTONIC nanoseconds), and `step_ms` with every phase's `..._ms`, as soon as the device
+has passed the step's marks."""
 
 
 def make_clock(device: torch.device) -> StepClock:
@@ -69,18 +59,9 @@ class HostClock:
         """End the step; its times are known at once."""
         self.enter("other")
         spent = {name: ns / 1e6 for name, ns in self._spent_ns.items()}
-        times = _HostTimes(self._since, _fields((self._since - self._step_start) / 1e6, spent))
-        self._step_start, self._spent_ns = self._since, {}
-        return times
-
-
-class _HostTimes:
-    def __init__(self, end_ns: int, fields: dict[str, float | None]) -> None:
-        self._end_ns = end_ns
-        self._fields = fields
-
-    def read(self) -> tuple[int, dict[str, float | None]]:
-        return self._end_ns, self._fields
+        end_ns, fields = self._since, _fields((self._since - self._step_start) / 1e6, spent)
+        self._step_start, self._spent_ns = end_ns, {}
+        return lambda: (end_ns, fields)
 
 
 class CudaClock:
@@ -106,7 +87,7 @@ class CudaClock:
         queued_ns = time.monotonic_ns()
         self.enter("other")
         marks, self._marks = self._marks, [self._marks[-1]]
-        return _CudaTimes(self, marks, queued_ns)
+        return partial(self.settle, marks, queued_ns)
 
     def settle(self, marks: list[tuple[str, Any]], queued_ns: int) -> tuple[int, dict[str, float | None]]:
         """Turn one step's marks into times; wait for its last mark only, which was queued at `queued_ns`."""
@@ -129,11 +110,5 @@ class CudaClock:
         return event
 
 
-class _CudaTimes:
-    def __init__(self, clock: CudaClock, marks: list[tuple[str, Any]], queued_ns: int) -> None:
-        self._clock = clock
-        self._marks = marks
-        self._queued_ns = queued_ns
-
-    def read(self) -> tuple[int, dict[str, float | None]]:
-        return self._clock.settle(self._marks, self._queued_ns)
+StepClock = HostClock | CudaClock
+"""Marks the phases of steps: `enter` begins a phase, `end_step` ends the step and begins the next one in `other`."""

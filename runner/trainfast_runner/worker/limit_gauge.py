@@ -3,24 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
 from .available_memory import available_memory
-
-
-class LimitGauge(Protocol):
-    """Reads the memory that the limit itself counts, where the memory meter counts other bytes."""
-
-    def peak_bytes(self) -> int | None:
-        """Peak of this process; None when unknown."""
-
-    def available_bytes(self) -> int | None:
-        """Most that this rank may use; None when unknown."""
-
-    def is_low(self) -> bool:
-        """True if a library may just have asked for more memory than the device has left."""
 
 
 class HostLimitGauge:
@@ -36,7 +22,7 @@ class HostLimitGauge:
         self._first = _status()
 
     def peak_bytes(self) -> int | None:
-        """Growth since the limit was set."""
+        """Growth since the limit was set; None when unknown."""
         now, first = _status(), self._first
         if now["VmPeak"] <= first["VmPeak"]:
             return None
@@ -80,9 +66,13 @@ class CudaLimitGauge:
         return available if self._limit_bytes is None else min(available, self._limit_bytes)
 
     def is_low(self) -> bool:
-        """Return False when the device does not answer."""
+        """True if a library may just have asked for more memory than the device has left; False without an answer."""
         available = available_memory([self._device], self._limit_bytes)
         return available is not None and available.is_low
+
+
+LimitGauge = HostLimitGauge | CudaLimitGauge
+"""Reads the memory that the limit itself counts, where the memory meter counts other bytes."""
 
 
 def make_limit_gauge(device: torch.device, limit_bytes: int | None) -> LimitGauge:

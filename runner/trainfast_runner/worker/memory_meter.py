@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-from typing import Protocol
 
 import torch
 
@@ -12,31 +11,6 @@ from .allocator import Allocator
 
 PHASES = ("forward_backward", "optimizer")
 RESERVE_BYTES = 16 << 20
-
-
-class MemoryMeter(Protocol):
-    """Measures the peak of each phase of a step."""
-
-    def start(self, strict_steps: int | None) -> None:
-        """Take the baseline and set the limit. Called when everything but the training is in memory.
-
-        A process that trains several settings calls it before each. `strict_steps` is as for `HostMemoryMeter`.
-        """
-
-    def give_back(self) -> None:
-        """Give freed memory back, so that an earlier setting's is not in the next figures."""
-
-    def boundary(self, phase: str) -> None:
-        """End `phase`: note its peak and start the next one's."""
-
-    def read(self) -> dict[str, object]:
-        """Return the step's memory fields, from the phases ended since the last read."""
-
-    def held(self) -> int | None:
-        """Peak since the last boundary; None when it is not measured, or the device no longer answers."""
-
-    def release(self) -> None:
-        """Free memory for the last records. Called when the training is over, also after an error."""
 
 
 def make_memory_meter(devices: list[torch.device], limit_bytes: int | None, allocator: Allocator) -> MemoryMeter:
@@ -207,3 +181,12 @@ class CudaMemoryMeter:
 
     def release(self) -> None:
         """Nothing to free: records are written from host memory."""
+
+
+MemoryMeter = HostMemoryMeter | CudaMemoryMeter
+"""Measures the peak of each phase of a step.
+
+`start` takes the baseline and sets the limit, when everything but the training is in memory, and before each setting of
+a process that trains several. `read` returns the memory fields of the phases that `boundary` ended since the last read.
+`release` frees memory for the last records, also after an error.
+"""

@@ -66,7 +66,7 @@ class KeptSteps:
             "peak_allocated_bytes": max(peaks.values()),
             "peak_reserved_bytes": max(one["peak_reserved_bytes"] for one in steps),
             "alloc_retries": steps[-1]["alloc_retries"],
-            "step_ms": [times.read()[1]["step_ms"] for times, _ in self._steps],
+            "step_ms": [times()[1]["step_ms"] for times, _ in self._steps],
         }
 
 

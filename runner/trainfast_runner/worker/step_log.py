@@ -111,7 +111,7 @@ class StepLog:
     def _write(self, pending: _Pending) -> None:
         if pending.ready is not None:
             pending.ready.wait()
-        t_ns, times = pending.times.read()
+        t_ns, times = pending.times()
         loss, *scale = (figure.item() for figure in pending.figures)
         record = {"t_ns": t_ns, **pending.record, "loss": loss, **times}
         if not math.isfinite(loss):
