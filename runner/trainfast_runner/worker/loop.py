@@ -16,7 +16,7 @@ from .objective import Objective
 from .optimizer import rate_at
 from .recorder import StepRecorder
 from .spec import Knobs
-from .strategies import Strategy
+from .strategies.base import Strategy
 
 
 def train(

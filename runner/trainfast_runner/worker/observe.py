@@ -15,7 +15,7 @@ from .compilation import unwrap
 from .flops import SampleFlops
 from .model_config import text_part
 from .optimizer import class_name, implementation
-from .strategies import Strategy
+from .strategies.base import Strategy
 
 
 class ComputeDtype:

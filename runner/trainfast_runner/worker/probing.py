@@ -23,7 +23,7 @@ from .memory_meter import PHASES, MemoryMeter
 from .orders import Orders
 from .recorder import StepRecorder
 from .spec import Knobs
-from .strategies import Strategy
+from .strategies.base import Strategy
 from .worker_log import WorkerLog, chain_is_oom, exception_chain
 
 MOST_SKIPPED = 20

@@ -18,7 +18,7 @@ from ..data.samples import Batch
 from ..objective import Objective
 from ..recorder import StepRecorder
 from ..spec import Knobs
-from ..strategies import Strategy
+from ..strategies.base import Strategy
 
 
 class Engine(Protocol):

@@ -17,7 +17,7 @@ from ..objective import Objective
 from ..optimizer import build_optimizer, rate_at
 from ..recorder import StepRecorder
 from ..spec import Knobs
-from ..strategies import Strategy
+from ..strategies.base import Strategy
 from ..weights import init_weights
 
 

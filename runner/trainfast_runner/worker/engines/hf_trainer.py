@@ -19,7 +19,7 @@ from ..objective import Objective, logits_of
 from ..optimizer import optimizer_class
 from ..recorder import StepRecorder
 from ..spec import Knobs
-from ..strategies import Strategy
+from ..strategies.base import Strategy
 from ..weights import init_weights
 
 

@@ -28,7 +28,8 @@ from ..model_config import (
 from ..objective import Objective
 from ..optimizer import build_optimizer
 from ..spec import Knobs
-from ..strategies import Strategy, make_strategy
+from ..strategies import make_strategy
+from ..strategies.base import Strategy
 from .live_bytes import GRADS, OPTIMIZER, PARAMS, LiveBytes, TracedSegment
 from .repeated_blocks import KEPT, TracedStack, shorten
 from .step_watch import StepWatch

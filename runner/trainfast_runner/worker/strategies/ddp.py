@@ -14,10 +14,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..compilation import unwrap
 from ..spec import Knobs
-from .single import Single
+from .base import Strategy
 
 
-class DataParallel(Single):
+class DataParallel(Strategy):
     """torch's DistributedDataParallel over NCCL, or over gloo on CPU."""
 
     def __init__(self, knobs: Knobs, device: torch.device) -> None:

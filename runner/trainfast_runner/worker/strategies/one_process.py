@@ -16,12 +16,12 @@ from ..invalid import InvalidInput
 from ..precision import AUTOCAST_DTYPE
 from ..spec import Knobs
 from ..weights import Part, init_in_turn
+from .base import Strategy
 from .blocks import transformer_blocks
 from .pipeline_stages import balance
-from .single import Single
 
 
-class ThreadedDataParallel(Single):
+class ThreadedDataParallel(Strategy):
     """`dp`: torch's nn.DataParallel, which copies the model and scatters the batch from the first GPU every step."""
 
     def __init__(self, knobs: Knobs, device: torch.device) -> None:
@@ -60,7 +60,7 @@ class Autocast(nn.Module):
             return self.model(*args, **kwargs)
 
 
-class SpreadLayers(Single):
+class SpreadLayers(Strategy):
     """`naive-mp`: about as many parameters on each GPU; activations move, and one GPU works at a time."""
 
     def __init__(self, knobs: Knobs, device: torch.device) -> None:

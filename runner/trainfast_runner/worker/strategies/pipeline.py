@@ -22,12 +22,12 @@ from ..objective import Objective
 from ..optimizer import build_optimizer
 from ..spec import Knobs
 from ..weights import init_weights
+from .base import Strategy
 from .ddp import join_group
 from .pipeline_stages import cut
-from .single import Single
 
 
-class PipelineParallel(Single):
+class PipelineParallel(Strategy):
     """This rank's stages and the schedule that runs them."""
 
     def __init__(self, knobs: Knobs, device: torch.device) -> None:

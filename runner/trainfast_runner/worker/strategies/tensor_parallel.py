@@ -20,14 +20,14 @@ from torch.nn.parallel import DistributedDataParallel
 from ..optimizer import build_optimizer
 from ..spec import Knobs
 from ..weights import Part, init_in_turn
+from .base import Strategy
 from .ddp import join_group
 from .fsdp import clip_slices, mesh_of, shard_in_turn, sharded_facts
-from .single import Single
 from .tensor_plan import plan_for
 from .tensor_slices import cut_in_turn
 
 
-class TensorParallel(Single):
+class TensorParallel(Strategy):
     """`tp`: one model over all ranks."""
 
     mesh: DeviceMesh
@@ -130,7 +130,7 @@ class DataTensorParallel(TensorParallel):
 
     def facts(self, module: nn.Module) -> dict[str, Any]:
         """Read DDP from the module, and the rest from the DTensors over its storage."""
-        found = Single.facts(self, module)
+        found = Strategy.facts(self, module)
         inner = tensor_facts(whole for _, whole in self.held)
         dtype = next(module.parameters()).dtype
         return {

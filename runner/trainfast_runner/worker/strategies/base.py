@@ -1,0 +1,118 @@
+"""The class that every strategy inherits from: one process, one device, no wrapper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import Optimizer
+
+from ..compilation import compiled
+from ..data.samples import Batch
+from ..objective import Objective
+from ..optimizer import build_optimizer
+from ..precision import Precision
+from ..spec import Knobs
+from ..weights import init_weights
+
+WRAPPERS = (DistributedDataParallel, DataParallel)
+ForwardBackward = Callable[[list[Batch], Tensor, Objective, Callable[[str], None]], Tensor]
+"""Takes the micro-batches, the count of targets in the global batch, the objective, and the function that marks phases;
+returns this rank's share of the global mean loss."""
+
+
+class Strategy:
+    """Everything that the loop and the start of a training know about a strategy, here without communication."""
+
+    rank = 0
+    """This process's data-parallel rank: its slice of the global batch."""
+    ranks = 1
+    """The data-parallel degree: into how many slices the global batch is cut."""
+    slices = 1
+    """Slices of the global batch that this process takes: one, but for `dp`, which feeds a GPU with each."""
+    gradient_factor = 1.0
+    """Factor on the loss that makes the gradients a sum over ranks; DDP and FSDP average them."""
+    module: nn.Module
+    """The wrapped model, whose forward the loop calls; there after `prepare`, as the optimizer is."""
+    optimizer: Optimizer
+    forward_backward: ForwardBackward | None = None
+    """Replaces the loop's own forward and backward of the micro-batches; None in all strategies but pipelines."""
+
+    def __init__(self, knobs: Knobs, device: torch.device) -> None:
+        """`device` is that of batches and losses; `devices` are all that this process trains on."""
+        self.knobs = knobs
+        self.device = device
+        self.devices = [device]
+        self.precision = Precision(knobs.precision, device)
+
+    @property
+    def dropout_rank(self) -> int:
+        """Added to the seed of dropout: ranks with other samples or other layers drop other activations."""
+        return self.rank
+
+    def start(self) -> None:
+        """Join the process group. Called before any memory is counted."""
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """Give `model` its weights and its wrapper."""
+        init_weights(model, self.knobs.seed, self.device)
+        return model
+
+    def prepare(self, model: nn.Module) -> None:
+        """Wrap the model, compile it if asked, and build the optimizer over the parameters of the wrapped model."""
+        module = self.wrap(model)
+        self.module = compiled(module, self.knobs)
+        self.optimizer = build_optimizer(module, self.knobs)
+
+    def sync_context(self, last: bool) -> AbstractContextManager[Any]:
+        """Context of one micro-batch's forward and backward; gradients are reduced in the `last` one only."""
+        return nullcontext()
+
+    def backward(self, loss: Tensor) -> None:
+        """Accumulate the gradients of one micro-batch, summed over ranks.
+
+        `loss` is already divided by the targets of the whole global batch.
+        """
+        self.precision.backward(loss * self.gradient_factor)
+
+    def optimizer_step(self) -> None:
+        """Clip the gradients if asked, update the weights, and free the gradients."""
+        if self.knobs.grad_clip > 0:
+            self.precision.unscale(self.optimizer)
+            self.clip_gradients(self.knobs.grad_clip)
+        self.precision.step(self.optimizer)
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def clip_gradients(self, max_norm: float) -> None:
+        """Scale the gradients down to a global norm of at most `max_norm`."""
+        torch.nn.utils.clip_grad_norm_(self.module.parameters(), max_norm)
+
+    def all_reduce(self, value: Tensor) -> Tensor:
+        """Sum `value` over the data-parallel ranks, in place, without waiting for a device."""
+        return value
+
+    def all_reduce_async(self, value: Tensor) -> Any:
+        """As `all_reduce`, but return a handle whose `wait()` returns when `value` is ready; None if it already is."""
+        return None
+
+    def facts(self, module: nn.Module) -> dict[str, Any]:
+        """Return `wrapper, reduce_dtype, zero_stage, mesh, pipeline_stages`, read from the live objects."""
+        wrapper = next((kind.__name__ for kind in WRAPPERS if isinstance(module, kind)), "none")
+        return {
+            "wrapper": wrapper,
+            "reduce_dtype": None,
+            "zero_stage": None,
+            "mesh": None,
+            "pipeline_stages": None,
+        }
+
+    def documents(self) -> dict[str, Any]:
+        """JSON documents for the run directory, by file name. Called once, after `prepare`."""
+        return {}
+
+    def stop(self) -> None:
+        """Leave the group after the last step. Never called after an error."""
