@@ -18,7 +18,6 @@ from trainfast_runner.worker.probing import (
     PHASES,
     KeptSteps,
     Prober,
-    SizeOrder,
 )
 from trainfast_runner.worker.recorder import StepRecorder
 from trainfast_runner.worker.spec import Knobs
@@ -128,7 +127,7 @@ def probe_in_fp16(gradient: float) -> tuple[Single, KeptSteps]:
     steps = KeptSteps()
     memory, log = SimpleNamespace(read=dict), SimpleNamespace(step=0)
     parts = {"strategy": strategy, "train": train, "memory": memory, "log": log, "write_actual": lambda: None}
-    prober(**parts).take_steps(SizeOrder(8, 2), steps, is_first=True)
+    prober(**parts).take_steps(8, 2, steps, is_first=True)
     return strategy, steps
 
 

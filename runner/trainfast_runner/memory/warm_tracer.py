@@ -112,7 +112,6 @@ class _Server:
         self._begun, self._unsent = b"", b""
         self._done = 0
         """The newest batch that is over."""
-        self._lines: list[dict[str, Any]] = []
         self._complaints = TemporaryFile()  # noqa: SIM115 - open as long as the process
         try:
             command = [executable, str(WORKER / "serve_traces.py")]

@@ -308,10 +308,8 @@ class _SummedRates:
     """Adds up the ranks' rates of each step as soon as all of them have written it."""
 
     def __init__(self) -> None:
-        self._steps: deque[int] = deque(maxlen=STEPS_KEPT)
-        self._times_ns: deque[int] = deque(maxlen=STEPS_KEPT)
-        self._samples: deque[float] = deque(maxlen=STEPS_KEPT)
-        self._tokens: deque[float | None] = deque(maxlen=STEPS_KEPT)
+        self._summed: deque[tuple[int, int, float, float | None]] = deque(maxlen=STEPS_KEPT)
+        """Number and end of a step, its samples and tokens a second."""
         self._waiting: dict[int, list[Step]] = {}
 
     def add(self, rank: int, steps: list[Step], ranks: int) -> None:
@@ -324,10 +322,9 @@ class _SummedRates:
             parts.append(step)
             if len(parts) < ranks:
                 continue
-            self._steps.append(step.step)
-            self._times_ns.append(max(part.t_ns for part in parts))
-            self._samples.append(sum(1e3 * (part.samples or 0) / part.step_ms for part in parts))
-            self._tokens.append(summed_tokens_per_s(parts))
+            samples_per_s = sum(1e3 * (part.samples or 0) / part.step_ms for part in parts)
+            ended_ns = max(part.t_ns for part in parts)
+            self._summed.append((step.step, ended_ns, samples_per_s, summed_tokens_per_s(parts)))
             del self._waiting[step.step]
         if len(self._waiting) > STEPS_KEPT:
             # A rank has stopped writing: the steps of the others alone are no throughput of the run.
@@ -335,7 +332,7 @@ class _SummedRates:
                 del self._waiting[number]
 
     def snapshot(self) -> Rates:
-        return Rates(tuple(self._steps), tuple(self._times_ns), tuple(self._samples), tuple(self._tokens))
+        return Rates(*zip(*self._summed, strict=True))
 
 
 def _new(tail: Tail[T]) -> list[T]:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.records.home import RESULT_FILE, Home, read_run_file
-from trainfast_runner.records.result import speed_doubt
+from trainfast_runner.records.result import Throughput, speed_doubt
 from trainfast_runner.records.run_file import WARM_ROLES, name_of
 from trainfast_runner.running.recovery import settle, state_of
 
@@ -49,16 +49,6 @@ class RunRow(msgspec.Struct, frozen=True):
         return name_of(self.preset, self.variant)
 
 
-class _Median(msgspec.Struct, frozen=True):
-    median: float | None = None
-
-
-class _Throughput(msgspec.Struct, frozen=True):
-    samples_per_s: _Median = _Median()
-    tokens_per_s: _Median = _Median()
-    measured_under: str | None = None
-
-
 class _StepTime(msgspec.Struct, frozen=True):
     p50: float | None = None
 
@@ -93,7 +83,7 @@ class ResultHead(msgspec.Struct, frozen=True):
     seconds: float | None = None
     knobs: dict[str, Any] = {}
     overrides: dict[str, Any] = msgspec.field(default_factory=dict, name="changed")
-    throughput: _Throughput = _Throughput()
+    throughput: Throughput = Throughput()
     step_ms: _StepTime = _StepTime()
     memory: _Memory = _Memory()
     conditions: _Conditions = _Conditions()
@@ -103,6 +93,7 @@ class ResultHead(msgspec.Struct, frozen=True):
 
 
 _decoder = msgspec.json.Decoder(ResultHead)
+_ALIKE = tuple(name for name in RunRow.__struct_fields__ if name in ResultHead.__struct_fields__)
 
 
 def iter_rows(home: Home, probes: bool = False) -> Iterator[RunRow]:
@@ -112,13 +103,10 @@ def iter_rows(home: Home, probes: bool = False) -> Iterator[RunRow]:
     """
     for run_id in reversed(home.run_ids()):
         row = _ended(f"{home.runs}/{run_id}/{RESULT_FILE}")
-        if row is not None:
-            if probes or row.role not in WARM_ROLES:
-                yield row
-        elif home.directory(run_id).is_dir():
+        if row is None and home.directory(run_id).is_dir():
             row = row_of(home, run_id)
-            if probes or row.role not in WARM_ROLES:
-                yield row
+        if row is not None and (probes or row.role not in WARM_ROLES):
+            yield row
 
 
 def row_of(home: Home, run_id: str) -> RunRow:
@@ -150,36 +138,26 @@ def row_of(home: Home, run_id: str) -> RunRow:
 def _ended(path: str) -> RunRow | None:
     """The row of a `result.json`; None when there is none, it is provisional, or it is damaged."""
     try:
+        # `open` would take three times as long.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
     try:
-        content = os.read(fd, os.fstat(fd).st_size + 1)
-        head = _decoder.decode(content)
-        return None if head.provisional else _row(head)
+        head = _decoder.decode(os.read(fd, os.fstat(fd).st_size + 1))
     except (OSError, msgspec.DecodeError):
         return None
     finally:
         os.close(fd)
+    return None if head.provisional else _row(head)
 
 
 def _row(head: ResultHead) -> RunRow:
     return RunRow(
-        run_id=head.run_id,
-        preset=head.preset,
-        variant=head.variant,
-        state=head.state,
-        reason=head.reason,
-        started_wall_ns=head.started_wall_ns,
-        seconds=head.seconds,
-        knobs=head.knobs,
-        overrides=head.overrides,
+        **{name: getattr(head, name) for name in _ALIKE},
         samples_per_s=head.throughput.samples_per_s.median,
         tokens_per_s=head.throughput.tokens_per_s.median,
         step_ms_p50=head.step_ms.p50,
         peak_allocated_bytes=head.memory.peak_allocated_bytes,
-        synthetic_data=head.synthetic_data,
         clean=head.conditions.clean,
-        role=head.role,
         measured_under=speed_doubt(head.throughput.measured_under, head.actual.device, head.cpu is not None),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainfast_runner.records.json_lines import Tail
@@ -34,22 +34,22 @@ class SearchSnapshot:
     """
 
     directory: Path
-    state: str
-    asked: Asked | None
-    prediction: Predicted | None
-    probes: tuple[Probe, ...]
+    state: str = "starting"
+    asked: Asked | None = None
+    prediction: Predicted | None = None
+    probes: tuple[Probe, ...] = ()
     """Probes in the order they were made, void ones included."""
-    confirmations: tuple[ConfirmationRun, ...]
-    next: Next | None
+    confirmations: tuple[ConfirmationRun, ...] = ()
+    next: Next | None = None
     """The current step and its reason; the last step once the search has ended."""
-    run_id: str | None
+    run_id: str | None = None
     """The search's current run; None between runs."""
-    since_ns: int | None
+    since_ns: int | None = None
     """CLOCK_MONOTONIC when the current step began; before the first step, when the conductor did."""
-    proof_steps: int | None
+    proof_steps: int | None = None
     """Optimizer steps of a confirmation run."""
-    ended: Ended | None
-    unreadable_lines: int
+    ended: Ended | None = None
+    unreadable_lines: int = 0
     is_decided: bool = True
     """False when `next` is done and the step after it is not decided yet."""
     cooling: tuple[CoolingDown, ...] = ()
@@ -73,18 +73,8 @@ class SearchFollower:
         self.directory = directory
         # msgspec decodes a union by its tag; Tail is typed for one struct.
         self._tail: Tail[AnyLine] = Tail(directory / JOURNAL_FILE, AnyLine)  # type: ignore[arg-type]
-        self._asked: Asked | None = None
-        self._prediction: Predicted | None = None
-        self._probes: list[Probe] = []
-        self._confirmations: list[ConfirmationRun] = []
-        self._next: Next | None = None
-        self._is_decided = True
-        self._run_id: str | None = None
-        self._ended: Ended | None = None
+        self._known = SearchSnapshot(directory)
         self._paused = False
-        self._cooling: tuple[CoolingDown, ...] = ()
-        self._since_ns: int | None = None
-        self._proof_steps: int | None = None
 
     def poll(self) -> SearchSnapshot:
         """Read the new lines and return a snapshot."""
@@ -95,58 +85,41 @@ class SearchFollower:
                 self._take(line)
         except OSError:
             pass  # unreadable for the moment
-        return SearchSnapshot(
-            directory=self.directory,
-            state=self._state(conducted),
-            asked=self._asked,
-            prediction=self._prediction,
-            probes=tuple(self._probes),
-            confirmations=tuple(self._confirmations),
-            next=self._next,
-            run_id=self._run_id,
-            since_ns=self._since_ns,
-            proof_steps=self._proof_steps,
-            ended=self._ended,
-            unreadable_lines=self._tail.unreadable,
-            is_decided=self._is_decided,
-            cooling=self._cooling,
-        )
+        return replace(self._known, state=self._state(conducted), unreadable_lines=self._tail.unreadable)
 
     def _state(self, conducted: bool) -> str:
-        if self._ended is not None:
-            return self._ended.state
+        if self._known.ended is not None:
+            return self._known.ended.state
         if not conducted:
-            return "interrupted" if self._asked is not None else "starting"
+            return "interrupted" if self._known.asked is not None else "starting"
         if self._paused:
             return "paused"
         if (self.directory / PAUSE_FILE).exists():
             return "pausing"
-        return "running" if self._next is not None else "starting"
+        return "running" if self._known.next is not None else "starting"
 
     def _take(self, line: AnyLine) -> None:
-        self._cooling = (*self._cooling[:1], line) if isinstance(line, CoolingDown) else ()
+        known = self._known
+        known = replace(known, cooling=(*known.cooling[:1], line) if isinstance(line, CoolingDown) else ())
         match line:
             case Asked():
-                self._asked = line
+                known = replace(known, asked=line)
             case Conducted():
                 # Continued: an earlier end (cancelled) no longer counts.
-                self._ended, self._paused, self._run_id = None, False, None
-                self._since_ns, self._proof_steps = line.t_ns, line.proof_steps
-            case Predicted():
-                self._prediction = line
-            case Next():
-                self._next, self._since_ns, self._is_decided = line, line.t_ns, True
-            case Launched():
-                self._run_id = line.run_id
-            case Probe():
-                self._probes.append(line)
-                self._is_decided = False
-            case ConfirmationRun():
-                self._confirmations.append(line)
-                self._is_decided = False
-            case Paused():
-                self._paused = True
-            case Resumed():
                 self._paused = False
+                known = replace(known, ended=None, run_id=None, since_ns=line.t_ns, proof_steps=line.proof_steps)
+            case Predicted():
+                known = replace(known, prediction=line)
+            case Next():
+                known = replace(known, next=line, since_ns=line.t_ns, is_decided=True)
+            case Launched():
+                known = replace(known, run_id=line.run_id)
+            case Probe():
+                known = replace(known, probes=(*known.probes, line), is_decided=False)
+            case ConfirmationRun():
+                known = replace(known, confirmations=(*known.confirmations, line), is_decided=False)
+            case Paused() | Resumed():
+                self._paused = isinstance(line, Paused)
             case Ended():
-                self._ended, self._run_id = line, None
+                known = replace(known, ended=line, run_id=None)
+        self._known = known

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar
 
 from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.machine.cpu.device_names import CPU
@@ -29,19 +29,6 @@ MOST_BYTES = 2**62
 MOST_TEXT = 200
 MOST_CPU_PROCESSES = 8
 """Ranks of a run on the CPU."""
-
-
-class Values(Protocol):
-    """The set of values of one knob."""
-
-    def read(self, raw: object) -> KnobValue:
-        """A typed value from TOML or from the command line's text; raises UserError without a key."""
-
-    def ladder(self, current: KnobValue) -> Sequence[KnobValue]:
-        """The values the arrows step through, in order; contains `current`."""
-
-    def describe(self) -> str:
-        """The allowed values, in a few words."""
 
 
 @dataclass(frozen=True)
@@ -74,47 +61,35 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Whole:
-    """A whole number from `low` to `high`; `stops` are those of the arrows."""
-
-    low: int
-    high: int
-    stops: tuple[int, ...]
-
-    def read(self, raw: object) -> int:
-        number = _number(raw, int)
-        if not self.low <= number <= self.high:
-            raise UserError(f"{int(number)} is out of range", allowed=[self.describe()])
-        return int(number)
-
-    def ladder(self, current: KnobValue) -> Sequence[KnobValue]:
-        extra = [current] if isinstance(current, int) else []
-        return sorted({*self.stops, *extra})
-
-    def describe(self) -> str:
-        return f"a whole number from {self.low} to {self.high}"
-
-
-@dataclass(frozen=True)
 class Real:
-    """A number from `low` to `high` without unit."""
+    """A number from `low` to `high` without unit; `stops` are those of the arrows."""
 
     low: float
     high: float
     stops: tuple[float, ...]
+    kind: ClassVar[type[float]] = float
+    form: ClassVar[str] = "g"
 
     def read(self, raw: object) -> float:
-        number = float(_number(raw, float))
+        number = _number(raw, self.kind)
         if not self.low <= number <= self.high:
-            raise UserError(f"{number:g} is out of range", allowed=[self.describe()])
+            raise UserError(f"{number:{self.form}} is out of range", allowed=[self.describe()])
         return number
 
     def ladder(self, current: KnobValue) -> Sequence[KnobValue]:
-        extra = [float(current)] if isinstance(current, int | float) else []
+        extra = [self.kind(current)] if isinstance(current, int | float) else []
         return sorted({*self.stops, *extra})
 
     def describe(self) -> str:
-        return f"a number from {self.low:g} to {self.high:g}"
+        return f"{TYPE_NAMES[self.kind]} from {self.low:{self.form}} to {self.high:{self.form}}"
+
+
+@dataclass(frozen=True)
+class Whole(Real):
+    """A whole number from `low` to `high`."""
+
+    kind = int
+    form = "d"
 
 
 @dataclass(frozen=True)
@@ -197,6 +172,14 @@ class FreeText:
         return "a path; none"
 
 
+Values = Choice | Real | BytesPerRank | DeviceList | FreeText
+"""The values of one knob.
+
+`read` makes a typed value of TOML or of the command line's text, or raises UserError without a key; `ladder` has the
+values that the arrows step through, the current one among them; `describe` is the allowed values in a few words.
+"""
+
+
 def _cpu(text: str) -> str:
     """`cpu`, or `cpu:N` for N processes. Raises UserError with the nearest of them."""
     allowed = [CPU, f"{CPU}:1 to {CPU}:{MOST_CPU_PROCESSES}"]
@@ -236,16 +219,15 @@ def parse_bytes_per_rank(text: str) -> list[int]:
     return [parse_bytes(part) for part in text.split("+")]
 
 
-def _number(raw: object, kind: type[int] | type[float]) -> int | float:
+def _number(raw: object, kind: type[float]) -> float:
     """An int or float from TOML or text; underscores as in TOML; raises UserError."""
     refusal = UserError(f"must be {TYPE_NAMES[kind]}, not {raw!r}")
     if isinstance(raw, bool) or not isinstance(raw, int | float | str):
         raise refusal
-    if isinstance(raw, str):
-        try:
-            raw = kind(raw.strip())
-        except ValueError:
-            raise refusal from None
-    if kind is int and not isinstance(raw, int):
+    try:
+        number = kind(raw.strip()) if isinstance(raw, str) else raw
+    except ValueError:
+        raise refusal from None
+    if kind is int and not isinstance(number, int):
         raise refusal
-    return raw
+    return kind(number)

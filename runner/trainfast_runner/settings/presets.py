@@ -182,7 +182,7 @@ def _parent(reference: str, source: _Source, above: tuple[Path, ...]) -> Preset:
         else:
             path = _file_of(reference)
     except UserError as error:
-        raise source.error_at(("extends",), error.message, allowed=error.allowed, nearest=error.nearest) from None
+        raise source.placed(error, "extends") from None
     if path.resolve() in [file.resolve() for file in chain]:
         circle = " extends ".join([*(file.stem for file in chain), path.stem])
         raise source.error_at(("extends",), f"a preset cannot extend itself: {circle}")
@@ -232,9 +232,7 @@ def _data(raw: Mapping[str, Any], source: _Source, at: tuple[str | int, ...]) ->
         try:
             data[key] = read_data_field(key, value)
         except UserError as error:
-            raise source.error_at(
-                (*at, "data", key), error.message, allowed=error.allowed, nearest=error.nearest
-            ) from None
+            raise source.placed(error, *at, "data", key) from None
     if "paths" in data:
         data["paths"] = [str(source.path.parent / Path(path).expanduser()) for path in data["paths"]]
     return data
@@ -300,21 +298,15 @@ class _Source:
     content: str
 
     def error_at(
-        self,
-        key_path: tuple[str | int, ...],
-        message: str,
-        allowed: Any = None,
-        nearest: str | None = None,
+        self, key_path: tuple[str | int, ...], message: str, allowed: Any = None, nearest: str | None = None
     ) -> UserError:
         line = line_of(self.content, key_path)
-        key = ".".join(str(part) for part in key_path)
-        return UserError(
-            message,
-            key=key,
-            allowed=allowed,
-            nearest=nearest,
-            where=f"{self.path}:{line}" if line else str(self.path),
-        )
+        where = f"{self.path}:{line}" if line else str(self.path)
+        return UserError(message, key=".".join(map(str, key_path)), allowed=allowed, nearest=nearest, where=where)
+
+    def placed(self, error: UserError, *key_path: str | int) -> UserError:
+        """The error about a value, with its place in this file."""
+        return self.error_at(key_path, error.message, error.allowed, error.nearest)
 
     def known_keys(self, table: Mapping[str, Any], allowed: tuple[str, ...], at: tuple[str | int, ...]) -> None:
         for key in table:
@@ -339,5 +331,5 @@ class _Source:
             try:
                 found[name] = knob(name).read(value)
             except UserError as error:
-                raise self.error_at((*at, name), error.message, allowed=error.allowed, nearest=error.nearest) from None
+                raise self.placed(error, *at, name) from None
         return found

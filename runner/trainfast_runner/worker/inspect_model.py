@@ -82,20 +82,14 @@ def _count(config: Any, objective: str) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _devices() -> dict[str, Any]:
-    """The GPUs that this Python's torch sees: `{available, count, bf16, names[], uuids[], total_bytes[]}`."""
+def _devices() -> dict[str, list[str]]:
+    """The GPUs that this Python's torch sees, in CUDA's order: `{names[], uuids[]}`."""
     import torch
 
-    if not torch.cuda.is_available():
-        return {"available": False, "count": 0, "bf16": None, "names": [], "uuids": [], "total_bytes": []}
     found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     return {
-        "available": True,
-        "count": len(found),
-        "bf16": all(properties.major >= 8 for properties in found),
         "names": [properties.name for properties in found],
         "uuids": [f"GPU-{getattr(properties, 'uuid', '')}" for properties in found],
-        "total_bytes": [properties.total_memory for properties in found],
     }
 
 

@@ -30,14 +30,6 @@ MOST_SKIPPED = 20
 """Most steps that a probe adds where fp16 skips updates: the scale falls from 65536 to 1 in 16."""
 
 
-@dataclass(frozen=True)
-class SizeOrder:
-    """One probe: `steps` optimizer steps at `batch_size`."""
-
-    batch_size: int
-    steps: int
-
-
 class KeptSteps:
     """In place of the step log: the steps of one probe, kept until its end."""
 
@@ -88,19 +80,14 @@ class Prober:
         """Try sizes until there is no further order. Raises what a step raises, after recording how far it came."""
         number, retries = 0, 0
         while (line := orders.next()) is not None:
-            order = SizeOrder(line["batch_size"], line["steps"])
-            number += 1
+            batch_size, number = line["batch_size"], number + 1
             self.forget_last_probe()
-            known = {
-                "number": number,
-                "batch_size": order.batch_size,
-                "room_bytes": self.gauge.available_bytes(),
-            }
+            known = {"number": number, "batch_size": batch_size, "room_bytes": self.gauge.available_bytes()}
             peak_before = self.gauge.peak_bytes() or 0
             began = time.monotonic()
             steps = KeptSteps()
             try:
-                self.take_steps(order, steps, is_first=number == 1)
+                self.take_steps(batch_size, line["steps"], steps, is_first=number == 1)
                 fields = steps.fields()
             except Exception as error:
                 self.record_oom(error, {**known, "seconds": time.monotonic() - began}, steps.reached)
@@ -113,13 +100,13 @@ class Prober:
                 seconds=time.monotonic() - began,
                 limit_peak_bytes=peak if peak > peak_before else None,
                 room_after_bytes=self.gauge.available_bytes(),
-                samples=order.batch_size * self.knobs.grad_accum,
+                samples=batch_size * self.knobs.grad_accum,
                 **{**fields, "alloc_retries": fields["alloc_retries"] - retries},
             )
             retries = fields["alloc_retries"]
 
-    def take_steps(self, order: SizeOrder, steps: KeptSteps, *, is_first: bool) -> None:
-        """Train until as many steps as ordered have updated the weights, at most `MOST_SKIPPED` steps longer.
+    def take_steps(self, batch_size: int, asked: int, steps: KeptSteps, *, is_first: bool) -> None:
+        """Train until as many steps as `asked` have updated the weights, at most `MOST_SKIPPED` steps longer.
 
         Where a gradient overflows, fp16 skips the update and halves the loss scale, and before the first update there
         are no optimizer states to measure. The ranks skip the same steps, because every strategy agrees on an overflow.
@@ -127,24 +114,23 @@ class Prober:
         """
         precision = self.strategy.precision
         before, taken, updates = precision.skipped_steps(), 0, 0
-        most = order.steps + MOST_SKIPPED
-        while updates < order.steps and taken < most:
-            more = replace(order, steps=min(order.steps - updates, most - taken))
-            knobs = replace(self.knobs, batch_size=more.batch_size, steps=more.steps)
+        most = asked + MOST_SKIPPED
+        while updates < asked and taken < most:
+            knobs = replace(self.knobs, batch_size=batch_size, steps=min(asked - updates, most - taken))
             # Which objects really ran is recorded after the first step of the first size.
             write_actual = self.write_actual if is_first and taken == 0 else None
             clock = make_clock(self.strategy.device)
-            self.train(knobs, self._longest(more), StepRecorder(clock, self.memory, steps, self.log, write_actual))
-            taken += more.steps
+            self.train(knobs, self._longest(knobs), StepRecorder(clock, self.memory, steps, self.log, write_actual))
+            taken += knobs.steps
             updates = taken - (precision.skipped_steps() - before)
         if updates <= 0:
-            raise RuntimeError(f"batch_size={order.batch_size}: fp16 overflowed in all {taken} steps: no weight update")
+            raise RuntimeError(f"batch_size={batch_size}: fp16 overflowed in all {taken} steps: no weight update")
 
-    def _longest(self, order: SizeOrder) -> Iterator[Batch]:
+    def _longest(self, knobs: Knobs) -> Iterator[Batch]:
         """Repeat the micro-batches of a run's first step: the longest samples come first in a run."""
-        knobs = replace(self.knobs, batch_size=order.batch_size, steps=1, workers=0)
-        for _ in range(order.steps):
-            yield from batches_of(self.samples, knobs, self.strategy.rank, self.strategy.ranks)
+        first = replace(knobs, steps=1, workers=0)
+        for _ in range(knobs.steps):
+            yield from batches_of(self.samples, first, self.strategy.rank, self.strategy.ranks)
 
     def forget_last_probe(self) -> None:
         """Empty the caches that the last size left, and begin new peaks."""

@@ -37,19 +37,6 @@ MOST_STEPS = 1_000_000
 PARENT_EVERY_S = 1.0
 
 
-@dataclass(frozen=True)
-class SettingOrder:
-    """One trial: `untimed` steps whose memory is measured, then `steps` whose time is.
-
-    With `more` the last trial's setting takes further timed steps, and `knobs` and `untimed` are ignored.
-    """
-
-    knobs: dict[str, Any]
-    untimed: int
-    steps: int
-    more: bool = False
-
-
 class HeldLoader:
     """Holds a trial's loader processes back until its steps begin.
 
@@ -95,22 +82,23 @@ class Trials:
             number += 1
             began = time.monotonic()
             try:
-                fields = self._take(SettingOrder(line["knobs"], line["untimed"], line["steps"], line["more"]))
+                fields = self._take(line)
             except Exception as error:
                 self._record_failure(error, number, time.monotonic() - began)
                 raise
             self.log.write("trial", number=number, rank=self.log.rank, seconds=time.monotonic() - began, **fields)
 
-    def _take(self, order: SettingOrder) -> dict[str, Any]:
-        """Take the steps of one order and return the fields of its record."""
-        began = time.monotonic()
-        state, untimed = (self._continued(), 0) if order.more else (self._turned(order), order.untimed)
+    def _take(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Take the steps of one `TrialOrder` and return the fields of its record."""
+        began, more = time.monotonic(), order["more"]
+        untimed = 0 if more else order["untimed"]
+        state = self._continued() if more else self._turned(order["knobs"], untimed)
         records: list[dict[str, Any]] = []
         step_log = state.step_log(records.append, self.log, untimed)
-        write_actual = None if order.more else partial(state.write_actual, self.log)
+        write_actual = None if more else partial(state.write_actual, self.log)
         recorder = StepRecorder(make_clock(self.device), self.memory, step_log, self.log, write_actual)
         switch_s = time.monotonic() - began
-        state.engine.train(replace(state.knobs, steps=untimed + order.steps), state.batches, recorder)
+        state.engine.train(replace(state.knobs, steps=untimed + order["steps"]), state.batches, recorder)
         step_log.flush()
         return {"switch_s": switch_s, **fields_of(records)}
 
@@ -122,16 +110,16 @@ class Trials:
         self._state.strategy.all_reduce(torch.zeros((), device=self.device))
         return self._state
 
-    def _turned(self, order: SettingOrder) -> TrainState:
+    def _turned(self, turned: dict[str, Any], untimed: int) -> TrainState:
         """Let go of the last setting and build the next one. Raises InvalidInput for one that needs a new process."""
-        knobs = replace(self.spec.knobs, **order.knobs)
+        knobs = replace(self.spec.knobs, **turned)
         if self._state is not None and not turned_warm(knobs.strategy, knobs.engine, knobs.compile):
             raise InvalidInput(
                 f"strategy={knobs.strategy}, engine={knobs.engine}, compile={knobs.compile}: a process tries one"
                 " setting of these",
                 "strategy",
             )
-        self.log.enter("model", " ".join(f"{name}={value}" for name, value in order.knobs.items()))
+        self.log.enter("model", " ".join(f"{name}={value}" for name, value in turned.items()))
         self._state = None
         gc.collect()
         self.memory.give_back()
@@ -139,7 +127,7 @@ class Trials:
         loader = HeldLoader(self.device)
         state.load(self.samples, MOST_STEPS, loader.begin)
         state.strategy.start()
-        self.memory.start(order.untimed)
+        self.memory.start(untimed)
         state.build(self.samples)
         loader.release()
         self.log.enter("train")
