@@ -15,9 +15,14 @@ USES_LIBAIO = b"#include <libaio.h>\nint main() { return io_submit(0, 0, 0); }\n
 
 
 def extensions_directory(python: str, versions: Mapping[str, str | None]) -> Path:
-    """One directory for each training Python and its versions: elsewhere torch would build the same name anew."""
+    """One directory for each training Python and its versions: elsewhere torch would build the same name anew.
+
+    It lies below TORCH_EXTENSIONS_DIR if that is set, but is never that itself, where a user's own script may build.
+    """
     names = [f"{name}{versions.get(name)}" for name in ("torch", "deepspeed")]
-    return cache_directory() / "extensions" / "-".join([*names, hashlib.sha256(python.encode()).hexdigest()[:8]])
+    given = os.environ.get("TORCH_EXTENSIONS_DIR")
+    base = Path(given) / "trainfast" if given else cache_directory() / "extensions"
+    return base / "-".join([*names, hashlib.sha256(python.encode()).hexdigest()[:8]])
 
 
 def search_path(python: str) -> str:

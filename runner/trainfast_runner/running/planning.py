@@ -161,12 +161,11 @@ def _environment(
     env |= shared_cores(machine.device, str(spec.knobs["strategy"]), machine.cores, ranks, os.environ)
     if strategy_of(spec.knobs).zero:
         env["DS_ACCELERATOR"] = machine.device
-        extensions = str(extensions_directory(seen.executable, seen.versions))
         if machine.device == "cuda":
             # DeepSpeed otherwise asks nvcc at every import, and before 0.19 fails without a CUDA toolkit
             # (op_builder: installed_cuda_version).
             env["DS_IGNORE_CUDA_DETECTION"] = "1"
-        env["TORCH_EXTENSIONS_DIR"] = os.environ.get("TORCH_EXTENSIONS_DIR", extensions)
+        env["TORCH_EXTENSIONS_DIR"] = str(extensions_directory(seen.executable, seen.versions))
     if spec.knobs["p2p"] == "off":
         env["NCCL_P2P_DISABLE"] = "1"
     return env

@@ -218,10 +218,7 @@ def _import_deepspeed() -> Any:
 
 
 def why_not_built(builder: str) -> str | None:
-    """Build one of DeepSpeed's extensions, or load one built before; return the reason if it fails, else None.
-
-    Raises InvalidInput for a lock that another build may hold.
-    """
+    """Build one of DeepSpeed's extensions, or load one built before; return the reason if it fails, else None."""
     from deepspeed.ops import op_builder
 
     if not shutil.which(os.environ.get("CXX", "c++").split()[0]) or not shutil.which("ninja"):
@@ -233,8 +230,6 @@ def why_not_built(builder: str) -> str | None:
         extension = getattr(op_builder, builder)()
         with only_builder(extension.name):
             extension.load(verbose=False)
-    except InvalidInput:
-        raise
     except Exception as error:
         print(f"deepspeed: {builder}: {error}", file=sys.stderr)
         first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
