@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
@@ -64,34 +64,34 @@ class RunSnapshot:
     """The state and records of a run at one moment. `log` is untrusted text of the training."""
 
     directory: Path
-    run_file: RunFile | None
-    state: str
-    supervised: bool
+    run_file: RunFile | None = None
+    state: str = "starting"
+    supervised: bool = True
     """False while the run is live without its supervisor."""
-    reason: str
-    stop_deadline_ns: int | None
+    reason: str = ""
+    stop_deadline_ns: int | None = None
     """Time of SIGKILL after a requested stop; CLOCK_MONOTONIC."""
-    result: Result | None
-    steps: tuple[Step, ...]
+    result: Result | None = None
+    steps: tuple[Step, ...] = ()
     """Rank 0's steps, newest last, at most `STEPS_KEPT`."""
-    first_loss: float | None
+    first_loss: float | None = None
     """Mean of the first five recorded losses."""
-    peak_allocated_bytes: int | None
+    peak_allocated_bytes: int | None = None
     """The worst rank's."""
-    rates: Rates
-    ticks: tuple[Tick, ...]
+    rates: Rates = field(default_factory=Rates)
+    ticks: tuple[Tick, ...] = ()
     """Newest last, at most `TICKS_KEPT`."""
-    events: tuple[Event, ...]
+    events: tuple[Event, ...] = ()
     """Newest last, at most `EVENTS_KEPT`."""
-    phase: str
-    detail: str
-    synthetic: bool | None
-    actual: WorkerLine | None
+    phase: str = ""
+    detail: str = ""
+    synthetic: bool | None = None
+    actual: WorkerLine | None = None
     """The settings that really ran, as rank 0 read them from the live objects."""
-    error: WorkerLine | None
+    error: WorkerLine | None = None
     """The first exception a rank wrote."""
-    log: tuple[str, ...]
-    unreadable_lines: int
+    log: tuple[str, ...] = ()
+    unreadable_lines: int = 0
     conditions: tuple[StepConditions, ...] = ()
     """The watched devices' conditions in the newest steps, oldest first, at most `CONDITIONS_KEPT`. A step is joined
     once a sample after its end has come, so the last second of steps is missing."""
@@ -123,7 +123,8 @@ class Follower:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._run: RunFile | None = None
+        self._known = RunSnapshot(directory)
+        """What the ranks' lines and the run file say; the rest is filled in at each poll."""
         self._steps: deque[Step] = deque(maxlen=STEPS_KEPT)
         self._ticks: deque[Tick] = deque(maxlen=TICKS_KEPT)
         self._rates = _SummedRates()
@@ -140,67 +141,48 @@ class Follower:
         self._live = LiveDiagnosis()
         self._conditions: deque[StepConditions] = deque(maxlen=CONDITIONS_KEPT)
         self._log = LogTail(directory / OUTPUT_FILE)
-        self._first_loss: float | None = None
-        self._peak_bytes: int | None = None
-        self._phase = self._detail = ""
-        self._synthetic: bool | None = None
-        self._actual: WorkerLine | None = None
-        self._error: WorkerLine | None = None
-        self._final: RunSnapshot | None = None
+        self._over = False
 
     def poll(self) -> RunSnapshot:
         """Read new records and return everything known. Once a run has ended its last snapshot is kept."""
-        if self._final is not None:
-            return self._final
-        if self._run is None:
-            self._run = read_run_file(self.directory)
+        if self._over:
+            return self._known
+        if self._known.run_file is None:
+            self._known = replace(self._known, run_file=read_run_file(self.directory))
         # First the lock, then the state: the files read afterwards are at least as new as both.
         alive = is_alive(self.directory)
-        state = state_of(self.directory, self._run, self._state_events)
+        state = state_of(self.directory, self._known.run_file, self._state_events)
         result = read_result(self.directory)
         grew = self._read()
         # The supervisor records the end before it writes the result: until it is gone, the result may still come.
-        over = (is_whole(result) or (state.ended and not alive)) and not grew
+        self._over = (is_whole(result) or (state.ended and not alive)) and not grew
         if self._join is not None:
-            self._conditions.extend(self._join.joined(final=over))
-        snapshot = RunSnapshot(
-            directory=self.directory,
-            run_file=self._run,
+            self._conditions.extend(self._join.joined(final=self._over))
+        known = self._known
+        self._known = replace(
+            known,
             state=result.state if result else state.state,
             supervised=state.supervised or state.ended or state.state == "starting",
             reason=(result.reason if result else state.reason) or "",
             stop_deadline_ns=state.stop_deadline_ns,
             result=result,
             steps=tuple(self._steps),
-            first_loss=self._first_loss,
-            peak_allocated_bytes=self._peak_bytes,
             rates=self._rates.snapshot(),
             ticks=tuple(self._ticks),
             events=tuple(self._events),
-            phase=self._phase,
-            detail=self._detail,
-            synthetic=self._synthetic if result is None else result.synthetic_data,
-            actual=self._actual,
-            error=self._error,
+            synthetic=known.synthetic if result is None else result.synthetic_data,
             log=self._log.lines,
             unreadable_lines=self._unreadable_lines(),
             conditions=tuple(self._conditions),
             diagnosis=tuple(result.diagnosis) if result else self._live.diagnosis,
             steady=result.conditions if result else self._live.steady,
-            tried=tuple(settings_tried(self.directory / CONTROL_FILE, self._run.role if self._run else None)),
+            tried=tuple(settings_tried(self.directory / CONTROL_FILE, known.run_file.role if known.run_file else None)),
         )
-        if over:
-            self._final = snapshot
-        return snapshot
+        return self._known
 
     def _unreadable_lines(self) -> int:
-        tails: list[Tail[Any]] = [
-            self._telemetry,
-            self._event_tail,
-            *self._step_tails.values(),
-            *self._worker_tails.values(),
-        ]
-        return sum(tail.unreadable for tail in tails)
+        ranks: chain[Tail[Any]] = chain(self._step_tails.values(), self._worker_tails.values())
+        return self._telemetry.unreadable + self._event_tail.unreadable + sum(tail.unreadable for tail in ranks)
 
     def _read(self) -> bool:
         """Read all files; True if any gave something new."""
@@ -226,15 +208,15 @@ class Follower:
         if join is not None:
             for tick in ticks:
                 join.add_tick(tick.t_ns, tick.devices)
-            if self._run is not None and ticks:
-                self._live.renew(self._run, self._steps, self._ticks, self._events, join)
+            if self._known.run_file is not None and ticks:
+                self._live.renew(self._known.run_file, self._steps, self._ticks, self._events, join)
         return self._log.read() or grew or bool(ticks) or bool(events)
 
     def _joining(self) -> StepJoin | None:
         """The join of this run's steps; None before `run.json` is there."""
-        if self._join is None and self._run is not None:
+        if self._join is None and self._known.run_file is not None:
             self._join = StepJoin(
-                self._run.watch_uuids,
+                self._known.run_file.watch_uuids,
                 samples_factor=self._summed_ranks(),
                 keep=TICKS_KEPT,
                 keep_steps=CONDITIONS_KEPT,
@@ -252,35 +234,37 @@ class Follower:
 
     def _take_steps(self, rank: int, steps: list[Step]) -> None:
         if rank == 0:
-            if steps and (self._first_loss is None or len(self._steps) < LOSSES_AT_START):
-                self._first_loss = _first_loss(self._step_tails[0].path)
+            if steps and (self._known.first_loss is None or len(self._steps) < LOSSES_AT_START):
+                self._known = replace(self._known, first_loss=_first_loss(self._step_tails[0].path))
             self._steps.extend(steps)
             if (join := self._joining()) is not None:
                 for step in steps:
                     join.add(step)
         self._live.add(rank, steps)
-        for step in steps:
-            if step.peak_allocated_bytes is not None:
-                self._peak_bytes = max(self._peak_bytes or 0, step.peak_allocated_bytes)
+        peaks = [step.peak_allocated_bytes for step in steps if step.peak_allocated_bytes is not None]
+        if peaks:
+            self._known = replace(self._known, peak_allocated_bytes=max(self._known.peak_allocated_bytes or 0, *peaks))
         self._rates.add(rank, steps, self._summed_ranks())
 
     def _summed_ranks(self) -> int:
         """Number of ranks with samples of their own; the others share rank 0's."""
-        run = self._run
+        run = self._known.run_file
         return 1 if run is None else ranks_with_samples(run)
 
     def _take_line(self, rank: int, line: WorkerLine) -> None:
+        known = self._known
         if line.kind in ("exception", "invalid"):
-            if self._error is None:
-                self._error = msgspec.structs.replace(line, rank=rank if line.rank is None else line.rank)
+            if known.error is None:
+                error = msgspec.structs.replace(line, rank=rank if line.rank is None else line.rank)
+                self._known = replace(known, error=error)
         elif rank != 0:
             return
         elif line.kind == "phase":
-            self._phase, self._detail = line.phase or "", line.detail or ""
+            self._known = replace(known, phase=line.phase or "", detail=line.detail or "")
         elif line.kind == "data":
-            self._synthetic = line.synthetic
+            self._known = replace(known, synthetic=line.synthetic)
         elif line.kind == "actual":
-            self._actual = line
+            self._known = replace(known, actual=line)
 
 
 def newest(home: Home) -> Path | None:
