@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
+
 from cli.command import Cli
 from trainfast_runner.machine.doctor.examine import ends_at_logout, memory_limit
 
@@ -142,22 +144,26 @@ def test_a_foreign_binding_is_one_sentence_everywhere_and_nothing_else_suffers(c
     assert cli("runs", "list", **machine).code == 0
 
 
-def test_the_last_drop_in_decides_what_logind_does(tmp_path: Path) -> None:
-    etc = tmp_path / "etc/systemd"
-    drop_ins = etc / "logind.conf.d"
-    drop_ins.mkdir(parents=True)
-    (etc / "logind.conf").write_text("[Login]\n#KillUserProcesses=no\n")
-    roots = (tmp_path / "etc",)
-    assert not ends_at_logout("ann", roots)
-    # What stands in the shipped file as a comment is what that distribution compiled in.
-    (etc / "logind.conf").write_text("[Login]\n#KillUserProcesses=yes\n")
-    assert ends_at_logout("ann", roots)
-    assert not ends_at_logout("root", roots)
-    (drop_ins / "10-kill.conf").write_text("[Login]\nKillUserProcesses=yes\nKillExcludeUsers=root ann\n")
-    assert not ends_at_logout("ann", roots)
-    assert ends_at_logout("bob", roots)
-    (drop_ins / "20-keep.conf").write_text("[Login]\nKillUserProcesses = no\n")
-    assert not ends_at_logout("bob", roots)
+def test_logind_says_whose_runs_end_at_logout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert not ends_at_logout("ann"), "there is no busctl"
+
+    def answers(*lines: str) -> None:
+        bus = tmp_path / "busctl"
+        bus.write_text("#!/bin/sh\ncat <<END\n" + "\n".join(lines) + "\nEND\n")
+        bus.chmod(0o700)
+
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    answers("b false", "as 0", 'as 1 "root"')
+    assert not ends_at_logout("ann")
+    answers("b true", "as 0", 'as 1 "root"')
+    assert ends_at_logout("ann")
+    assert not ends_at_logout("root")
+    answers("b true", 'as 2 "bob" "cy"', 'as 1 "root"')
+    assert ends_at_logout("bob")
+    assert not ends_at_logout("ann")
+    answers("Failed to get property")
+    assert not ends_at_logout("bob")
 
 
 def test_the_tightest_memory_limit_above_us_counts(tmp_path: Path) -> None:

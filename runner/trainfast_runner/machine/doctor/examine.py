@@ -8,7 +8,9 @@ from __future__ import annotations
 import locale
 import os
 import pwd
+import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -29,6 +31,7 @@ from trainfast_runner.units import gibibytes
 USEFUL = ("accelerate", "bitsandbytes", "deepspeed", "datasets", "numpy")
 ENERGY_SETTLE_S = 0.6
 """Long enough to see an energy counter move."""
+BUS_WITHIN_S = 5.0
 ENOUGH_HOME_BYTES = 1 << 30
 ENOUGH_SHM_BYTES = 1 << 30
 ENOUGH_MEMORY_BYTES = 4 << 30
@@ -216,34 +219,18 @@ def _logout() -> Iterator[Check]:
     )
 
 
-def ends_at_logout(user: str, roots: tuple[Path, ...] = (Path("/usr/lib"), Path("/run"), Path("/etc"))) -> bool:
-    """True if logind.conf(5) makes logind kill this user's processes at logout: drop-ins are read last, by name.
-
-    The default is compiled in and differs between distributions; the file they ship shows it as a comment.
-    """
-    files: dict[str, Path] = {}
-    for root in roots:
-        files.update({path.name: path for path in sorted((root / "systemd/logind.conf.d").glob("*.conf"))})
-    main = [path for root in reversed(roots) if (path := root / "systemd/logind.conf").is_file()][:1]
-    settings = {"#KillUserProcesses": "no", "KillExcludeUsers": "root", "KillOnlyUsers": ""}
-    for path in [*main, *(files[name] for name in sorted(files))]:
-        try:
-            lines = path.read_text(errors="replace").splitlines()
-        except OSError:
-            continue
-        settings.update(
-            (key.strip(), value.strip()) for key, found, value in (line.partition("=") for line in lines) if found
-        )
-    kills = settings.get("KillUserProcesses", settings["#KillUserProcesses"]).lower() in (
-        "1",
-        "yes",
-        "true",
-        "on",
-        "y",
-        "t",
-    )
-    only = settings["KillOnlyUsers"].split()
-    return kills and user not in settings["KillExcludeUsers"].split() and (not only or user in only)
+def ends_at_logout(user: str) -> bool:
+    """True if logind kills this user's processes at logout (logind.conf(5)); False also if it does not answer."""
+    service = ("org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager")
+    settings = ("KillUserProcesses", "KillOnlyUsers", "KillExcludeUsers")
+    try:
+        asked = ["busctl", "get-property", *service, *settings]
+        answer = subprocess.run(asked, capture_output=True, text=True, timeout=BUS_WITHIN_S, check=True).stdout
+        # A line each, with the type and for a list the count before the values.
+        (_, kills), (_, _, *only), (_, _, *excluded) = map(shlex.split, answer.splitlines())
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return False
+    return kills == "true" and user not in excluded and (not only or user in only)
 
 
 def _terminal(environment: Mapping[str, str]) -> Iterator[Check]:
