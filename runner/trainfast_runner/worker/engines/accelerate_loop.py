@@ -13,32 +13,25 @@ from torch.optim import Optimizer
 
 from ..data.samples import Batch
 from ..loop import to_device
-from ..objective import Objective
 from ..optimizer import build_optimizer, rate_at
 from ..recorder import StepRecorder
 from ..spec import Knobs
-from ..strategies.base import Strategy
 from ..weights import init_weights
+from .native import Native
 
 
-class AccelerateLoop:
+class AccelerateLoop(Native):
     """Accelerate wraps, casts, scales and reduces; samples, loss and optimizer are those of the native loop."""
 
     name = "accelerate"
 
-    def __init__(self, knobs: Knobs, strategy: Strategy, objective: Objective) -> None:
-        self.knobs = knobs
-        self.strategy = strategy
-        self.objective = objective
-        self.device = strategy.device
-
     def prepare(self, model: nn.Module) -> None:
         """Let `accelerator.prepare` wrap the model and the optimizer that the knob names."""
-        init_weights(model, self.knobs.seed, self.device)
+        init_weights(model, self.knobs.seed, self.strategy.device)
         self.accelerator: Any = Accelerator(
             gradient_accumulation_steps=self.knobs.grad_accum,
             mixed_precision=self.knobs.precision if self.knobs.precision in ("fp16", "bf16") else "no",
-            cpu=self.device.type == "cpu",
+            cpu=self.strategy.device.type == "cpu",
         )
         self.module, self.optimizer = self.accelerator.prepare(model, build_optimizer(model, self.knobs))
         # Accelerate's scaler is the one at work: the records show its scale.
@@ -64,12 +57,12 @@ class AccelerateLoop:
         """Take one optimizer step, and return this rank's share of the global mean loss."""
         accelerator = self.accelerator
         enter("data")
-        batches = [to_device(batch, self.device) for batch in micro_batches]
+        batches = [to_device(batch, self.strategy.device) for batch in micro_batches]
         enter("other")
         targets = accelerator.reduce(self.objective.count(batches), "sum").clamp(min=1)
         # `backward` divides by the micro-batches and DDP by the ranks; `targets` has both in it already.
         factor = len(batches) * accelerator.num_processes
-        total = torch.zeros((), device=self.device)
+        total = torch.zeros((), device=self.strategy.device)
         for batch in batches:
             with accelerator.accumulate(self.module):
                 enter("forward")

@@ -21,6 +21,7 @@ from ..recorder import StepRecorder
 from ..spec import Knobs
 from ..strategies.base import Strategy
 from ..weights import init_weights
+from .native import Native
 
 
 def training_arguments(knobs: Knobs, device: torch.device) -> TrainingArguments:
@@ -62,15 +63,10 @@ def training_arguments(knobs: Knobs, device: torch.device) -> TrainingArguments:
     )
 
 
-class HfTrainer:
+class HfTrainer(Native):
     """Takes the steps with a Trainer that is given this run's samples and loss."""
 
     name = "trainer"
-
-    def __init__(self, knobs: Knobs, strategy: Strategy, objective: Objective) -> None:
-        self.knobs = knobs
-        self.strategy = strategy
-        self.objective = objective
 
     def prepare(self, model: nn.Module) -> None:
         """Make the Trainer with its optimizer; it wraps the model when it begins to train."""

@@ -16,22 +16,23 @@ from ..strategies.base import Strategy
 
 
 class Native:
-    """Takes the steps with `loop.train`."""
+    """Takes the steps with `loop.train`. The other engines replace every method of it."""
 
     name = "native"
 
-    def __init__(self, _knobs: Knobs, strategy: Strategy, objective: Objective) -> None:
+    def __init__(self, knobs: Knobs, strategy: Strategy, objective: Objective) -> None:
+        self.knobs = knobs
         self.strategy = strategy
         self.objective = objective
 
     def prepare(self, model: nn.Module) -> None:
-        """Let the strategy wrap the model and build the optimizer."""
+        """Initialize the weights, and wrap the model and optimizer unless the engine wraps them when it trains."""
         self.strategy.prepare(model)
 
     def live(self) -> tuple[nn.Module, Optimizer]:
-        """Return the strategy's module and optimizer."""
+        """Return the module and the optimizer as they are now."""
         return self.strategy.module, self.strategy.optimizer
 
     def train(self, knobs: Knobs, batches: Iterator[Batch], recorder: StepRecorder) -> None:
-        """Run the loop."""
+        """Take `knobs.steps` optimizer steps. The last step's record is still pending at the end."""
         loop.train(knobs, self.strategy, self.objective, batches, recorder)
