@@ -1,8 +1,9 @@
-"""Files of the control groups that this process is in, of version 2 and of version 1's memory controller."""
+"""The control groups that this process is in, of version 2 and of version 1's memory controller."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,17 @@ def memory_files(v2: str, v1: str, proc: Path = PROC) -> Iterator[Path]:
             for mount, root in _mounts(proc, is_v2=controllers == ""):
                 below = Path(os.path.normpath(os.path.relpath(group, root)))
                 yield from (mount / part / (v1 if controllers else v2) for part in (below, *below.parents))
+
+
+def oom_kills() -> int | None:
+    """The kernel's kills for want of memory so far: in this group (`memory.events`), else on the whole machine.
+
+    None when Linux counts none. Take differences.
+    """
+    for path in (*memory_files("memory.events", "memory.oom_control"), Path("/proc/vmstat")):
+        if found := re.search(r"^oom_kill (\d+)$", "\n".join(_lines(path)), re.MULTILINE):
+            return int(found[1])
+    return None
 
 
 def _mounts(proc: Path, *, is_v2: bool) -> Iterator[tuple[Path, str]]:

@@ -262,7 +262,7 @@ class Conditions(SteadyState, frozen=True, kw_only=True):
     started_clean: bool | None = None
     """True if the devices were as free as before at the launch; None in older versions' results."""
     absences: list[dict[str, Any]] = []
-    """Times without a reading of a watched GPU, as listed by `absences.absences`."""
+    """Times without a reading of a watched GPU, as listed by `device_window.absences`."""
     xid_errors: list[dict[str, Any]] = []
     """Xid errors while the run went on, each with `device` (NVML index, None when it is not known) and `detail`."""
     driver: str | None = None

@@ -30,8 +30,7 @@ from trainfast_runner.records.run_file import STEP_PHASES, WARM_ROLES, Actual, R
 from trainfast_runner.records.run_records import RunRecords
 from trainfast_runner.records.warm_process import batch_sizes
 from trainfast_runner.results.asked_and_ran import as_fields, what_ran
-from trainfast_runner.results.bottleneck.absences import absences
-from trainfast_runner.results.bottleneck.device_window import energy, hottest_c, throttle, window_of
+from trainfast_runner.results.bottleneck.device_window import absences, energy, hottest_c, throttle, window_of
 from trainfast_runner.results.bottleneck.diagnose import can_tell, diagnose
 from trainfast_runner.results.bottleneck.figures import others_cpu_percent
 from trainfast_runner.results.bottleneck.measured_window import MeasuredWindow, measured_window_of

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from trainfast_runner.machine.cgroup import oom_kills
 from trainfast_runner.machine.processes.identity import (
     Identity,
     UnkillableProcess,
@@ -44,7 +45,6 @@ from trainfast_runner.results.ended_result import (
 )
 from trainfast_runner.results.verdict import Evidence, Verdict, judge
 from trainfast_runner.running.ending import Signals, StopLadder, collect_orphans, did_not_end
-from trainfast_runner.running.kernel_oom import oom_kills
 from trainfast_runner.running.offload import full_disk, offload_path, remove_offloaded
 from trainfast_runner.running.ranks import LostRank, Ranks
 from trainfast_runner.running.recovery import lost_verdict

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from .available_memory import available_memory
+from .memory_meter import sizes_of
 
 
 class HostLimitGauge:
@@ -39,13 +40,7 @@ class HostLimitGauge:
 
 
 def _status() -> dict[str, int]:
-    """The Vm figures of `/proc/self/status` in bytes."""
-    found = {}
-    for line in Path("/proc/self/status").read_bytes().split(b"\n"):
-        name, _, value = line.partition(b":")
-        if name in (b"VmPeak", b"VmSize", b"VmData"):
-            found[name.decode()] = int(value.split()[0]) * 1024
-    return found
+    return sizes_of(Path("/proc/self/status").read_bytes())
 
 
 class CudaLimitGauge:

@@ -117,12 +117,13 @@ class HostMemoryMeter:
         self._reserve = None
 
     def _read_status(self) -> dict[str, int]:
-        found = {}
-        for line in os.pread(self._status_fd, 4096, 0).split(b"\n"):
-            name, _, value = line.partition(b":")
-            if name in (b"VmHWM", b"VmRSS", b"VmData", b"RssFile"):
-                found[name.decode()] = int(value.split()[0]) * 1024
-        return found
+        return sizes_of(os.pread(self._status_fd, 4096, 0))
+
+
+def sizes_of(status: bytes) -> dict[str, int]:
+    """The figures of `/proc/self/status` that have a unit, in bytes."""
+    rows = (line.split() for line in status.splitlines() if line.endswith(b" kB"))
+    return {name[:-1].decode(): int(size) * 1024 for name, size, _ in rows}
 
 
 def _limit_data(cap_bytes: int) -> None:

@@ -82,25 +82,31 @@ def stdlib_files() -> list[Path]:
 
 def open_corpus(request: Request, cache_dir: Path, build: Callable[[Request, Path], None]) -> Corpus:
     """Return the cache's entry for `request`; `build(request, folder)` makes a missing one."""
-    key = _key(request)
-    folder = cache_dir / "tokens" / key
-    if not (folder / "meta.json").is_file():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with open(folder.with_suffix(".lock"), "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not (folder / "meta.json").is_file():
-                for left_behind in folder.parent.glob(f"{folder.name}.*.tmp"):
-                    shutil.rmtree(left_behind, ignore_errors=True)
-                half_made = folder.with_suffix(f".{os.getpid()}.tmp")
-                half_made.mkdir(mode=0o700)
-                try:
-                    build(request, half_made)
-                    shutil.rmtree(folder, ignore_errors=True)
-                    half_made.rename(folder)
-                finally:
-                    shutil.rmtree(half_made, ignore_errors=True)
+    folder = cache_dir / "tokens" / _key(request)
+    make_once(folder, "meta.json", lambda half_made: build(request, half_made))
     meta = json.loads((folder / "meta.json").read_text())
     return Corpus(folder=folder, **{**meta, "sections": [tuple(section) for section in meta["sections"]]})
+
+
+def make_once(folder: Path, last: str, make: Callable[[Path], None]) -> None:
+    """Have `make` fill the folder unless its file `last` is there. Other processes wait, and see none half made."""
+    if (folder / last).is_file():
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with open(folder.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (folder / last).is_file():
+            return
+        for left_behind in folder.parent.glob(f"{folder.name}.*.tmp"):
+            shutil.rmtree(left_behind, ignore_errors=True)
+        half_made = folder.with_suffix(f".{os.getpid()}.tmp")
+        half_made.mkdir(mode=0o700)
+        try:
+            make(half_made)
+            shutil.rmtree(folder, ignore_errors=True)
+            half_made.rename(folder)
+        finally:
+            shutil.rmtree(half_made, ignore_errors=True)
 
 
 def describe(request: Request) -> str:

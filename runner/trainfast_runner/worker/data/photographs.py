@@ -7,9 +7,6 @@ size that take as long to decode. Shape and colour depend on the class, so that 
 from __future__ import annotations
 
 import colorsys
-import fcntl
-import os
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +14,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from .corpus import make_once
 
 FORMAT = 1
 COUNT = 512
@@ -47,15 +46,16 @@ def users_photographs(paths: list[str]) -> Photographs:
 def drawn_photographs(cache_dir: Path, on_make: Callable[[str], None]) -> Photographs:
     """The pictures in the cache; missing ones are drawn under a lock, after a call of `on_make` with a description."""
     folder = cache_dir / "images" / f"drawn-{FORMAT}-{COUNT}-{SIZE[0]}x{SIZE[1]}"
-    if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with open(folder.with_suffix(".lock"), "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not folder.is_dir():
-                on_make(f"drawing {COUNT} JPEG files of {SIZE[0]}x{SIZE[1]}, once")
-                _make(folder)
-    paths = [folder / f"{index:04}.jpg" for index in range(COUNT)]
-    source = f"{COUNT} JPEG files of {SIZE[0]}x{SIZE[1]} drawn from a seed"
+    names = [f"{index:04}.jpg" for index in range(COUNT)]
+    files = f"{COUNT} JPEG files of {SIZE[0]}x{SIZE[1]}"
+
+    def make(half_made: Path) -> None:
+        on_make(f"drawing {files}, once")
+        for index, name in enumerate(names):
+            draw(index).save(half_made / name, quality=QUALITY)
+
+    make_once(folder, names[-1], make)
+    paths, source = [folder / name for name in names], f"{files} drawn from a seed"
     return Photographs(paths, np.arange(COUNT, dtype=np.int64) % CLASSES, source, synthetic=True)
 
 
@@ -87,15 +87,3 @@ def draw(index: int) -> Any:
         else:
             pen.ellipse((x - reach, y - reach, x + reach, y + reach), fill=colour)
     return image
-
-
-def _make(folder: Path) -> None:
-    half_made = folder.with_suffix(f".{os.getpid()}.tmp")
-    shutil.rmtree(half_made, ignore_errors=True)
-    half_made.mkdir()
-    try:
-        for index in range(COUNT):
-            draw(index).save(half_made / f"{index:04}.jpg", quality=QUALITY)
-        half_made.rename(folder)
-    finally:
-        shutil.rmtree(half_made, ignore_errors=True)
