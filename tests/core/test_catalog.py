@@ -13,7 +13,7 @@ from trainfast_runner.memory.sharding import RULES
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.worker import catalog
 from trainfast_runner.worker.catalog import ENGINES, OPTIMIZERS, STRATEGIES, nearest_optimizer, nearest_strategy
-from trainfast_runner.worker.catalog_entries import GIVEN
+from trainfast_runner.worker.catalog_entries import PARAMETER_FORMS
 
 WORKER = Path(catalog.__file__).parent
 
@@ -32,11 +32,11 @@ def test_entries_name_what_exists() -> None:
         assert strategy.memory_rule in {*RULES, "Staged", None}
         assert set(strategy.axes) <= {"dp", "tp", "pp", "mp"}
         assert set(strategy.shards) <= {"weights", "gradients", "states"}
-        assert strategy.parameters in GIVEN
+        assert strategy.parameter_form in PARAMETER_FORMS
         assert set(strategy.knobs) <= set(BY_NAME)
     for optimizer in OPTIMIZERS.values():
         assert optimizer.fallback in OPTIMIZERS
-        assert {given for given, _ in optimizer.refuses} <= set(GIVEN)
+        assert {given for given, _ in optimizer.refuses} <= set(PARAMETER_FORMS)
     for engine in ENGINES.values():
         assert engine.fallback in ENGINES
         assert set(engine.strategies) <= set(STRATEGIES)

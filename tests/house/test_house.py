@@ -164,7 +164,7 @@ def test_a_strategy_is_one_entry_and_one_file(house: House) -> None:
         fallback="single",
         memory_rule="Sharing",
         one_process=True,
-        accelerate="NO",
+        accelerate_type="NO",
     ),
 """,
     )

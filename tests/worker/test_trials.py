@@ -27,7 +27,7 @@ from trainfast_runner.running.planning import plan_run
 from trainfast_runner.search.processes import WarmProcess, end_run, wait_for_result
 from trainfast_runner.search.searches import new_search
 from trainfast_runner.settings.spec import resolve
-from trainfast_runner.worker.catalog import turned_warm
+from trainfast_runner.worker.catalog import allows_warm_trials
 from trainfast_runner.worker.trials import HeldLoader, fields_of
 
 SMALL = (
@@ -214,7 +214,7 @@ def test_under_malloc_settings_of_the_users_own_no_memory_is_measured(
 
 @pytest.mark.long
 def test_a_strategy_that_is_not_turned_warm_tries_one_setting_a_process(start: Start) -> None:
-    assert not turned_warm("zero2", "native", "off")
+    assert not allows_warm_trials("zero2", "native", "off")
     process = start("strategy=zero2", "devices=cpu:2")
     assert {line.outcome for line in turn(process).values()} == {"measured"}
     refused = next(iter(turn(process, batch_size=4).values()))

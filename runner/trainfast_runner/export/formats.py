@@ -84,7 +84,7 @@ def _process_comments(run: RunFile, strategy: StrategyEntry) -> list[str]:
 def _accelerate(run: RunFile, knobs: Knobs, _directory: Path) -> tuple[str, list[str]]:
     """A file for `accelerate launch --config_file`."""
     strategy, precision = strategy_of(knobs), str(knobs["precision"])
-    kind = strategy.accelerate or ("NO" if strategy.one_process else "MULTI_GPU")
+    kind = strategy.accelerate_type or ("NO" if strategy.one_process else "MULTI_GPU")
     on_cpu = run.device == "cpu" and kind in ("NO", "MULTI_GPU")
     if on_cpu and kind == "MULTI_GPU":
         kind = "MULTI_CPU"
@@ -111,7 +111,7 @@ def _accelerate(run: RunFile, knobs: Knobs, _directory: Path) -> tuple[str, list
         config["dynamo_config"] = {"dynamo_backend": "INDUCTOR", "dynamo_mode": knobs["compile"]}
     covered = ("precision", "strategy", "devices", "compile", *(("reshard", "checkpointing") if kind == "FSDP" else ()))
     left_out = [name for name in overrides(knobs) if name not in covered]
-    left_out += [] if strategy.accelerate else ["strategy"]
+    left_out += [] if strategy.accelerate_type else ["strategy"]
     left_out += ["precision"] if precision in ("tf32", "bf16-pure") else []
     return "\n".join([*_heading(run, left_out), *_launch_comments(run, kind), *_yaml(config)]), left_out
 

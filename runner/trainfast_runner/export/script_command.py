@@ -30,7 +30,7 @@ def script_command(run: RunFile, knobs: Knobs) -> tuple[str, list[str]]:
     if changing:
         names = " and ".join(f"{name}={knobs[name]}" for name in changing)
         strategy = strategy_of(knobs)
-        accelerate = "--to accelerate, or " if changing == ["strategy"] and strategy.accelerate else ""
+        accelerate = "--to accelerate, or " if changing == ["strategy"] and strategy.accelerate_type else ""
         raise UserError(
             f"the Trainer has no flag for {names}: a script started like this would be another run",
             key=changing[0],

@@ -20,8 +20,8 @@ def trainer_arguments(run: RunFile, knobs: Knobs) -> tuple[dict[str, object], li
     if run.device == "cpu":
         fields["use_cpu"] = True
     left_out = _without(knobs, "training_args")
-    left_out += [] if strategy.trainer else ["strategy"]
-    left_out += [] if optimizer.trainer else ["optimizer"]
+    left_out += [] if strategy.runs_in_trainer else ["strategy"]
+    left_out += [] if optimizer.trainer_name else ["optimizer"]
     # The Trainer has no precision without fp32 weights.
     left_out += ["precision"] if knobs["precision"] == "bf16-pure" else []
     return fields, left_out
@@ -65,8 +65,8 @@ def _compile_mode(knobs: Knobs) -> str:
 
 def _trainer_optimizer(field: str, optimizer: OptimizerEntry) -> dict[str, object]:
     """The Trainer's name of an optimizer, else of another loop of the same class, else nothing."""
-    same = (entry.trainer for entry in OPTIMIZERS.values() if entry.path == optimizer.path and entry.trainer)
-    name = optimizer.trainer or next(same, None)
+    same = (entry.trainer_name for entry in OPTIMIZERS.values() if entry.path == optimizer.path and entry.trainer_name)
+    name = optimizer.trainer_name or next(same, None)
     return {} if name is None else {field: name}
 
 

@@ -40,12 +40,12 @@ def check_plan(plan: RunPlan, options: BatchSearchOptions) -> None:
     """Raise UserError for a plan that cannot be searched."""
     knobs = plan.spec.knobs
     strategy = strategy_of(knobs)
-    if not strategy.searched:
+    if not strategy.batch_searchable:
         raise UserError(
             f"search max-batch does not change the batch of strategy={strategy.name} while it runs",
             key="strategy",
-            allowed=[name for name, entry in STRATEGIES.items() if entry.searched],
-            nearest=nearest_strategy(strategy, lambda entry: entry.searched),
+            allowed=[name for name, entry in STRATEGIES.items() if entry.batch_searchable],
+            nearest=nearest_strategy(strategy, lambda entry: entry.batch_searchable),
         )
     if knobs["engine"] != "native":
         raise UserError(

@@ -34,14 +34,14 @@ _ZERO1 = StrategyEntry(
     memory="1/N of the optimizer states",
     axes=("dp",),
     shards=("states",),
-    parameters=FLAT,
+    parameter_form=FLAT,
     package="deepspeed",
     fallback="fsdp",
     memory_rule="ZeroPartitioned",
     zero_stage=1,
-    searched=True,
-    trainer=True,
-    accelerate="DEEPSPEED",
+    batch_searchable=True,
+    runs_in_trainer=True,
+    accelerate_type="DEEPSPEED",
 )
 _ZERO2 = replace(
     _ZERO1,
@@ -59,7 +59,7 @@ _ZERO3 = replace(
     speed="sends half as much again as ddp",
     memory="1/N of the model plus two gathered blocks",
     shards=EVERYTHING,
-    parameters=SWAPPED,
+    parameter_form=SWAPPED,
     fallback="zero2",
     memory_rule="ZeroParameters",
     zero_stage=3,
@@ -76,7 +76,7 @@ _PIPELINE = StrategyEntry(
     fallback="fsdp",
     memory_rule="Staged",
 )
-_OFFLOADED: dict[str, Any] = {"speed": "", "memory": "", "parameters": HOST, "fallback": "zero2", "offloads": True}
+_OFFLOADED: dict[str, Any] = {"speed": "", "memory": "", "parameter_form": HOST, "fallback": "zero2", "offloads": True}
 _STRATEGIES = (
     StrategyEntry(
         name="single",
@@ -86,12 +86,12 @@ _STRATEGIES = (
         fallback="ddp",
         memory_rule="Sharing",
         one_process=True,
-        without_nccl="one GPU has nobody to talk to",
+        no_nccl_because="one GPU has nobody to talk to",
         compiles=True,
-        searched=True,
-        turned_warm=True,
-        trainer=True,
-        accelerate="NO",
+        batch_searchable=True,
+        allows_warm_trials=True,
+        runs_in_trainer=True,
+        accelerate_type="NO",
     ),
     StrategyEntry(
         name="dp",
@@ -103,8 +103,8 @@ _STRATEGIES = (
         fallback="ddp",
         memory_rule="Copied",
         one_process=True,
-        gpus_only="copies the model to each of two or more GPUs from one process",
-        trainer=True,
+        needs_gpus_because="copies the model to each of two or more GPUs from one process",
+        runs_in_trainer=True,
     ),
     StrategyEntry(
         name="ddp",
@@ -117,10 +117,10 @@ _STRATEGIES = (
         fallback="single",
         memory_rule="Replicated",
         compiles=True,
-        searched=True,
-        turned_warm=True,
-        trainer=True,
-        accelerate="MULTI_GPU",
+        batch_searchable=True,
+        allows_warm_trials=True,
+        runs_in_trainer=True,
+        accelerate_type="MULTI_GPU",
     ),
     StrategyEntry(
         name="fsdp",
@@ -131,12 +131,12 @@ _STRATEGIES = (
         memory="1/N of the model plus one gathered block",
         axes=("dp",),
         shards=EVERYTHING,
-        parameters=SLICES,
+        parameter_form=SLICES,
         knobs=("reshard",),
         fallback="ddp",
         memory_rule="FullySharded",
-        searched=True,
-        accelerate="FSDP",
+        batch_searchable=True,
+        accelerate_type="FSDP",
     ),
     _ZERO1,
     _ZERO2,
@@ -164,7 +164,7 @@ _STRATEGIES = (
         speed="waits for four all-reduces a layer",
         memory="1/N of the matrices",
         axes=("tp",),
-        parameters=SLICES,
+        parameter_form=SLICES,
         knobs=TENSOR_KNOBS,
         fallback="fsdp",
         memory_rule="Sharing",
@@ -181,8 +181,8 @@ _STRATEGIES = (
         fallback="pp",
         memory_rule="Staged",
         one_process=True,
-        gpus_only="puts layers on each of two or more GPUs from one process",
-        without_nccl="one process copies its activations between GPUs itself",
+        needs_gpus_because="puts layers on each of two or more GPUs from one process",
+        no_nccl_because="one process copies its activations between GPUs itself",
     ),
     StrategyEntry(
         name="ddp+tp",
@@ -190,7 +190,7 @@ _STRATEGIES = (
         wrapper="DTensor+DistributedDataParallel",
         what="groups of tp inside ddp",
         axes=("dp", "tp"),
-        parameters=SLICES,
+        parameter_form=SLICES,
         knobs=TENSOR_KNOBS,
         fallback="ddp",
         memory_rule="Replicated",
@@ -202,7 +202,7 @@ _STRATEGIES = (
         what="groups of tp inside fsdp",
         axes=("dp", "tp"),
         shards=EVERYTHING,
-        parameters=SLICES,
+        parameter_form=SLICES,
         knobs=(*TENSOR_KNOBS, "reshard"),
         fallback="fsdp",
         memory_rule="FullySharded",
@@ -219,7 +219,7 @@ _ADAMW = OptimizerEntry(
     what="torch's own choice among the next three",
     speed="foreach on a GPU, also on the slices of fsdp and tp, and loop on a CPU",
     memory="8 bytes of states a parameter",
-    trainer="adamw_torch",
+    trainer_name="adamw_torch",
 )
 _EIGHT_BIT = OptimizerEntry(
     name="adamw-8bit",
@@ -235,7 +235,7 @@ _EIGHT_BIT = OptimizerEntry(
         (HOST, "quantizes states on the GPU"),
     ),
     package="bitsandbytes",
-    trainer="adamw_bnb_8bit",
+    trainer_name="adamw_bnb_8bit",
 )
 _FACTORS = "factors whole matrices"
 _OPTIMIZERS = (
@@ -248,7 +248,7 @@ _OPTIMIZERS = (
         what="AdamW, one parameter after the other",
         speed="slower than foreach",
         memory="",
-        trainer=None,
+        trainer_name=None,
     ),
     replace(
         _ADAMW,
@@ -258,7 +258,7 @@ _OPTIMIZERS = (
         what="AdamW, all parameters at a time",
         speed="slower than fused",
         memory="4 bytes a parameter more at its peak",
-        trainer=None,
+        trainer_name=None,
     ),
     replace(
         _ADAMW,
@@ -268,7 +268,7 @@ _OPTIMIZERS = (
         what="AdamW in one kernel",
         speed="the fastest AdamW",
         memory="nothing beyond the states",
-        trainer="adamw_torch_fused",
+        trainer_name="adamw_torch_fused",
     ),
     _EIGHT_BIT,
     replace(
@@ -278,9 +278,9 @@ _OPTIMIZERS = (
         class_name="PagedAdamW8bit",
         what="adamw-8bit with states that are paged out to the host when a GPU is full",
         speed="",
-        gpus_only="pages its states between a GPU and the host",
+        needs_gpus_because="pages its states between a GPU and the host",
         fallback="adamw-8bit",
-        trainer="paged_adamw_8bit",
+        trainer_name="paged_adamw_8bit",
     ),
     OptimizerEntry(
         name="adafactor",
@@ -293,7 +293,7 @@ _OPTIMIZERS = (
         memory="about no states",
         state_tensors=0,
         refuses=((SLICES, "reads whole matrices"), (FLAT, _FACTORS), (SWAPPED, _FACTORS), (HOST, _FACTORS)),
-        trainer="adafactor",
+        trainer_name="adafactor",
     ),
     OptimizerEntry(
         name="sgd",
@@ -302,7 +302,7 @@ _OPTIMIZERS = (
         what="no momentum",
         memory="no states",
         state_tensors=0,
-        trainer="sgd",
+        trainer_name="sgd",
     ),
 )
 
@@ -317,7 +317,7 @@ _ACCELERATE = EngineEntry(
     package="accelerate",
 )
 _ENGINES = (
-    EngineEntry(name="native", path="native:Native", what="the loop here", turned_warm=True),
+    EngineEntry(name="native", path="native:Native", what="the loop here", allows_warm_trials=True),
     _ACCELERATE,
     replace(
         _ACCELERATE,
@@ -371,9 +371,9 @@ def strategies_obeying(knob: str) -> tuple[str, ...]:
     return tuple(name for name, entry in STRATEGIES.items() if knob in entry.knobs)
 
 
-def turned_warm(strategy: str, engine: str, compile: str) -> bool:
+def allows_warm_trials(strategy: str, engine: str, compile: str) -> bool:
     """True if one process can train one setting after another with these.
 
     Every compiled setting is another program, which warms nothing for the next.
     """
-    return STRATEGIES[strategy].turned_warm and ENGINES[engine].turned_warm and compile == "off"
+    return STRATEGIES[strategy].allows_warm_trials and ENGINES[engine].allows_warm_trials and compile == "off"

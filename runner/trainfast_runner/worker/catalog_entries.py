@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 WHOLE, SLICES, FLAT, SWAPPED, HOST = "whole", "slices", "flat", "swapped", "host"
-"""Ways in which an optimizer is given parameters; see `GIVEN`."""
-GIVEN = {
+"""Ways in which an optimizer is given parameters; see `PARAMETER_FORMS`."""
+PARAMETER_FORMS = {
     WHOLE: "it is given whole parameters",
     SLICES: "a rank has slices (DTensors)",
     FLAT: "it is given flat slices",
@@ -18,7 +18,7 @@ GIVEN = {
 
 @dataclass(frozen=True, kw_only=True)
 class StrategyEntry:
-    """How a model and its batches spread over devices. `what`, `speed` and `memory` are the help a person reads."""
+    """A way to spread a model and its batches over devices; `what`, `speed` and `memory` are its help."""
 
     name: str
     path: str
@@ -32,9 +32,9 @@ class StrategyEntry:
     """Axes of the device mesh: tp and pp, of `tp_degree` and `pp_degree` devices, dp (the rest), and mp, of all devices
     of one process."""
     shards: tuple[str, ...] = ()
-    """What the dp axis cuts: of weights, gradients, states."""
-    parameters: str = WHOLE
-    """How the optimizer is given the parameters."""
+    """Parts of the state that the dp axis shards: weights, gradients, states."""
+    parameter_form: str = WHOLE
+    """Form of the parameters that the optimizer gets."""
     memory_rule: str | None = None
     """A class of memory/sharding.py, or Staged for memory/pipeline.py; None where memory is not predicted."""
     knobs: tuple[str, ...] = ()
@@ -45,22 +45,22 @@ class StrategyEntry:
     """The nearest strategy that asks for less."""
     one_process: bool = False
     """True if all its devices belong to one process."""
-    gpus_only: str | None = None
-    """What it does with its GPUs, for a strategy that cannot run on the CPU."""
-    without_nccl: str | None = None
+    needs_gpus_because: str | None = None
+    """Use of the GPUs, for a strategy that cannot run on the CPU."""
+    no_nccl_because: str | None = None
     """The reason why NCCL is never called."""
     zero_stage: int | None = None
     offloads: bool = False
     """True if optimizer states leave the device."""
     compiles: bool = False
     """True if torch.compile works with it."""
-    searched: bool = False
+    batch_searchable: bool = False
     """True if a batch search can give its ranks another batch size while they run."""
-    turned_warm: bool = False
+    allows_warm_trials: bool = False
     """True if one process can train one setting after another with it."""
-    trainer: bool = False
+    runs_in_trainer: bool = False
     """True if transformers' Trainer can be told to do the same."""
-    accelerate: str | None = None
+    accelerate_type: str | None = None
     """Accelerate's distributed_type; None where it has none."""
 
     @property
@@ -91,7 +91,7 @@ class StrategyEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerEntry:
-    """What updates the weights. `what`, `speed` and `memory` are the help a person reads."""
+    """An optimizer, which updates the weights. `what`, `speed` and `memory` are its help."""
 
     name: str
     path: str
@@ -104,7 +104,7 @@ class OptimizerEntry:
     class_name: str
     """Name of the class of the object that runs, to compare what ran with what was asked."""
     implementation: str | None = None
-    """Which of torch's loops runs: loop, foreach, fused; None where the entry does not decide it."""
+    """Name of the loop of torch that runs: loop, foreach, fused; None where the entry does not decide it."""
     what: str
     speed: str = ""
     memory: str = ""
@@ -116,22 +116,24 @@ class OptimizerEntry:
     """Ways of being given parameters that it cannot work with, and why."""
     package: str | None = None
     """The package that has to be installed."""
-    gpus_only: str | None = None
+    needs_gpus_because: str | None = None
     """The reason why it is no use on the CPU."""
     fallback: str = "adamw-fused"
     """The optimizer to take where it cannot run."""
-    trainer: str | None = None
+    trainer_name: str | None = None
     """Its name in transformers' OptimizerNames; None where it has none."""
 
     def refusal(self, strategy: StrategyEntry) -> str | None:
         """The reason why it cannot work with a strategy; None when it can."""
-        why = dict(self.refuses).get(strategy.parameters)
-        return None if why is None else f"{why}, and with strategy={strategy.name} {GIVEN[strategy.parameters]}"
+        why = dict(self.refuses).get(strategy.parameter_form)
+        if why is None:
+            return None
+        return f"{why}, and with strategy={strategy.name} {PARAMETER_FORMS[strategy.parameter_form]}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineEntry:
-    """What runs the loop. `what` and `speed` are the help a person reads."""
+    """An engine, which runs the loop. `what` and `speed` are the help a person reads."""
 
     name: str
     path: str
@@ -142,7 +144,7 @@ class EngineEntry:
     """Strategies it can run; empty for all."""
     compiles: bool = True
     """True if it obeys the `compile` knob."""
-    turned_warm: bool = False
+    allows_warm_trials: bool = False
     """True if one process can train one setting after another with it."""
     fp16_on_cpu: bool = True
     """False if it silently trains in fp32 where fp16 is asked for on a CPU."""

@@ -21,7 +21,7 @@ import torch
 
 from .allocator import begin_loader
 from .available_memory import available_memory
-from .catalog import turned_warm
+from .catalog import allows_warm_trials
 from .clock import make_clock
 from .data.batches import Samples
 from .invalid import InvalidInput
@@ -113,7 +113,7 @@ class Trials:
     def _turned(self, turned: dict[str, Any], untimed: int) -> TrainState:
         """Let go of the last setting and build the next one. Raises InvalidInput for one that needs a new process."""
         knobs = replace(self.spec.knobs, **turned)
-        if self._state is not None and not turned_warm(knobs.strategy, knobs.engine, knobs.compile):
+        if self._state is not None and not allows_warm_trials(knobs.strategy, knobs.engine, knobs.compile):
             raise InvalidInput(
                 f"strategy={knobs.strategy}, engine={knobs.engine}, compile={knobs.compile}: a process tries one"
                 " setting of these",

@@ -23,7 +23,7 @@ from trainfast_runner.search.searches import new_search
 from trainfast_runner.settings.knob_type import whole_number
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_runner.worker.catalog import turned_warm
+from trainfast_runner.worker.catalog import allows_warm_trials
 
 WARM_KNOBS = tuple(name for name, entry in BY_NAME.items() if entry.is_warm)
 
@@ -38,7 +38,7 @@ def warm_groups(bench: Bench) -> dict[str, str]:
 def _shared(spec: RunSpec) -> str | None:
     """Everything about a row that only a new process can change; None if the row needs a process of its own."""
     knobs = spec.knobs
-    can_turn = turned_warm(str(knobs["strategy"]), str(knobs["engine"]), str(knobs["compile"]))
+    can_turn = allows_warm_trials(str(knobs["strategy"]), str(knobs["engine"]), str(knobs["compile"]))
     # Under a limit memory is measured in every step, and the speed is marked.
     if not can_turn or knobs["memory_limit"] is not None:
         return None

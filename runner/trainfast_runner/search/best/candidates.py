@@ -19,7 +19,7 @@ from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.settings.world import data_parallel_degree, device_count, strategy_of, world_size
 from trainfast_runner.units import mebibytes
-from trainfast_runner.worker.catalog import turned_warm
+from trainfast_runner.worker.catalog import allows_warm_trials
 
 MOST = 5000
 """A search has at most this many candidates."""
@@ -215,7 +215,7 @@ def _candidate(slices: _Slices, knobs: KnobValues, refuse: Callable[[RunSpec], U
 
 def process_knobs(whole: Knobs, shown: KnobValues) -> KnobValues:
     """Those of the `shown` knobs that need a new process, in a run with the `whole` knobs."""
-    if not turned_warm(*(str(whole[name]) for name in ("strategy", "engine", "compile"))):
+    if not allows_warm_trials(*(str(whole[name]) for name in ("strategy", "engine", "compile"))):
         return dict(shown)
     return {name: value for name, value in shown.items() if BY_NAME[name].needs_process(value)}
 

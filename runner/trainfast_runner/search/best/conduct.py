@@ -44,7 +44,7 @@ from trainfast_runner.search.best.trial import take_trial
 from trainfast_runner.search.conducting import ConductOptions, Conductor, sole_conductor, worked_seconds
 from trainfast_runner.search.journal import Conducted
 from trainfast_runner.search.processes import LOOK_EVERY_S, Interrupted, WarmProcess, wait_for_result
-from trainfast_runner.worker.catalog import turned_warm
+from trainfast_runner.worker.catalog import allows_warm_trials
 
 TRACE_WITHIN_S = 30.0
 """The first trial waits at most this long for predictions once its process is ready: nothing is traced while timing."""
@@ -226,7 +226,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
     def _is_turned_warm(self, number: int) -> bool:
         """True if a process of this candidate takes a second trial, even of the same setting."""
         knobs = spec_of(self._spec, self._space.candidates[number].knobs).knobs
-        return turned_warm(str(knobs["strategy"]), str(knobs["engine"]), str(knobs["compile"]))
+        return allows_warm_trials(str(knobs["strategy"]), str(knobs["engine"]), str(knobs["compile"]))
 
     def _bound(self, process: WarmProcess) -> None:
         """Add the bounds by FLOPs to the candidates, once a process has counted its model's."""

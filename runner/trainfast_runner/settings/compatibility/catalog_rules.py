@@ -15,9 +15,9 @@ SIDE_BY_SIDE = {"tp": "groups", "pp": "pipelines"}
 def strategy_has_gpus(facts: Facts) -> None:
     """One process over several devices needs two GPUs."""
     entry, devices = facts.strategy, facts.knobs["devices"]
-    if entry.gpus_only is None:
+    if entry.needs_gpus_because is None:
         return
-    asked = f"strategy={entry.name} {entry.gpus_only}"
+    asked = f"strategy={entry.name} {entry.needs_gpus_because}"
     if asks_for_cpu(devices):
         on_cpu = devices if (cpu_processes(devices) or 0) > 1 else f"{CPU}:2"
         raise UserError(
@@ -74,9 +74,9 @@ def optimizer_takes_the_parameters(facts: Facts) -> None:
             advice=f"optimizer={nearest_optimizer(entry, facts.strategy)},"
             f" or strategy={takes} with optimizer={entry.name}",
         )
-    if entry.gpus_only and facts.machine.device == "cpu":
+    if entry.needs_gpus_because and facts.machine.device == "cpu":
         raise UserError(
-            f"optimizer={entry.name} {entry.gpus_only}, and this run is on the CPU",
+            f"optimizer={entry.name} {entry.needs_gpus_because}, and this run is on the CPU",
             key="optimizer",
             advice=f"optimizer={entry.fallback}",
         )
@@ -158,9 +158,9 @@ def _link_is_between_gpus(facts: Facts) -> None:
             key="p2p",
             advice="p2p=on",
         )
-    if entry.without_nccl:
+    if entry.no_nccl_because:
         raise UserError(
-            f"p2p=off does nothing with strategy={entry.name}: it closes links to NCCL, and {entry.without_nccl}",
+            f"p2p=off does nothing with strategy={entry.name}: it closes links to NCCL, and {entry.no_nccl_because}",
             key="p2p",
             advice=f"p2p=on, or strategy={entry.fallback} with p2p=off",
         )

@@ -42,7 +42,7 @@ def training_arguments(knobs: Knobs, device: torch.device) -> TrainingArguments:
         warmup_steps=0,
         weight_decay=knobs.weight_decay,
         max_grad_norm=knobs.grad_clip,
-        optim=OPTIMIZERS[knobs.optimizer].trainer or "adamw_torch",
+        optim=OPTIMIZERS[knobs.optimizer].trainer_name or "adamw_torch",
         seed=knobs.seed,
         bf16=knobs.precision == "bf16",
         fp16=knobs.precision == "fp16",
@@ -74,7 +74,9 @@ class HfTrainer(Native):
         init_weights(model, self.knobs.seed, device)
         entry = OPTIMIZERS[self.knobs.optimizer]
         # One that the Trainer has no name for is given as a class with its arguments.
-        chosen = None if entry.trainer else (optimizer_class(entry), {"lr": self.knobs.lr, **dict(entry.arguments)})
+        chosen = (
+            None if entry.trainer_name else (optimizer_class(entry), {"lr": self.knobs.lr, **dict(entry.arguments)})
+        )
         self.trainer = RecordedTrainer(
             self.strategy,
             self.objective,
