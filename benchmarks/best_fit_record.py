@@ -223,7 +223,7 @@ def _trial(
     process: WarmProcess, spec: RunSpec, number: int, steps: int, repeats: bool = False, more: bool = False
 ) -> dict[str, Any]:
     """The steps of one setting, by the slowest rank."""
-    knobs = {name: value for name, value in spec.knobs.items() if BY_NAME[name].is_warm}
+    knobs = {name: value for name, value in spec.knobs.items() if BY_NAME[name].changes_in_warm_process}
     answers = process.trial(knobs, 0 if more else UNTIMED, steps, more)
     if answers is None:
         raise UserError(f"the process of setting {number} ended: {process.result and process.result.reason}")

@@ -137,9 +137,9 @@ def test_a_knob_tells_which_values_train_the_same() -> None:
 
 def test_values_that_a_search_tries_are_values_of_their_knob_and_train_the_same() -> None:
     for entry in KNOBS:
-        for value in entry.tried:
+        for value in entry.search_values:
             assert entry.read(value) == value
-            assert entry.keeps_training(entry.tried[0], value), entry.name
+            assert entry.keeps_training(entry.search_values[0], value), entry.name
 
 
 def test_a_warm_process_turns_a_batch_size_and_no_strategy() -> None:

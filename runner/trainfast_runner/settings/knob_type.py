@@ -44,10 +44,10 @@ class Knob:
     """The strategies that obey it; empty for all."""
     trains_same: bool | tuple[KnobValue, ...] = False
     """True if every value trains the same at one global batch; a tuple lists the values that train alike."""
-    is_warm: bool = False
-    """True if a warm process can turn it, except to or from one of `cold_values`."""
-    cold_values: tuple[KnobValue, ...] = ()
-    tried: tuple[KnobValue, ...] = ()
+    changes_in_warm_process: bool = False
+    """True if a warm process can turn it, except to or from one of `needs_new_process_for`."""
+    needs_new_process_for: tuple[KnobValue, ...] = ()
+    search_values: tuple[KnobValue, ...] = ()
     """Values that a best-fit search varies unless told otherwise; empty if it does not vary the knob."""
 
     @property
@@ -67,7 +67,7 @@ class Knob:
 
     def needs_process(self, value: KnobValue) -> bool:
         """True if only a new process can take this value."""
-        return not self.is_warm or value in self.cold_values
+        return not self.changes_in_warm_process or value in self.needs_new_process_for
 
     def applies(self, knobs: Mapping[str, KnobValue]) -> bool:
         """True if another value can change anything in a run with these knobs."""

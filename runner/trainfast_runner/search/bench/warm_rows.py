@@ -25,7 +25,7 @@ from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.worker.catalog import allows_warm_trials
 
-WARM_KNOBS = tuple(name for name, entry in BY_NAME.items() if entry.is_warm)
+WARM_KNOBS = tuple(name for name, entry in BY_NAME.items() if entry.changes_in_warm_process)
 
 
 def warm_groups(bench: Bench) -> dict[str, str]:

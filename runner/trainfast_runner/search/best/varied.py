@@ -46,9 +46,9 @@ def vary_of(
         now = spec.knobs[entry.name]
         if not entry.trains_same:
             left_alone[entry.name] = entry.training
-        elif entry.tried and not all(entry.keeps_training(now, value) for value in entry.tried):
+        elif entry.search_values and not all(entry.keeps_training(now, value) for value in entry.search_values):
             left_alone[entry.name] = f"{entry.show(now)} trains differently from its other values"
-        elif entry.tried:
+        elif entry.search_values:
             vary[entry.name] = _values(entry, now, global_batch)
     if machine.used_by(spec.knobs["devices"]).device == "cpu":
         vary.pop("pin_memory", None)
@@ -76,7 +76,7 @@ def _asked_values(name: str, values: Iterable[object]) -> list[KnobValue]:
 
 def _values(entry: Knob, now: KnobValue, global_batch: int) -> list[KnobValue]:
     """The tried values and the present one, the present one first; batch sizes only up to the global batch."""
-    values = list(dict.fromkeys((now, *entry.tried)))
+    values = list(dict.fromkeys((now, *entry.search_values)))
     if entry.name == "batch_size":
         sizes = {int(str(value)) for value in (*values, global_batch)}
         return [size for size in sorted(sizes) if size <= global_batch and global_batch % size == 0]
