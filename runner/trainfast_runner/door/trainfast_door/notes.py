@@ -31,7 +31,11 @@ class LineFile:
 
     def write(self, line: dict[str, Any]) -> None:
         """Append one line."""
-        os.write(self._fd, _encode(line).encode() + b"\n")
+        self.write_text(_encode(line))
+
+    def write_text(self, line: str) -> None:
+        """Append a line that is JSON already."""
+        os.write(self._fd, line.encode() + b"\n")
 
 
 def append_line(directory: str, name: str, line: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import weakref
 from collections.abc import Callable
@@ -65,7 +66,7 @@ class OptimizerHook:
             # A GPU works behind the host's clock.
             steps.optimizer_ns = (steps.optimizer_ns or 0) + time.monotonic_ns() - self._begun_ns
         rate = optimizer.param_groups[0].get("lr")
-        steps.lr = rate if isinstance(rate, float) else None
+        steps.lr = rate if isinstance(rate, float) and math.isfinite(rate) else None
         if steps.source != OPTIMIZER:
             return
         if steps.taken == 0:

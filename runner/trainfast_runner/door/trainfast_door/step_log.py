@@ -6,7 +6,7 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
-from .memory_peaks import MemoryPeaks
+from .memory_peaks import EVERY, FIRST, MemoryPeaks
 from .notes import LineFile
 from .rank_files import RankFiles
 
@@ -14,6 +14,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 TIMING_WARMUP = 3
+NULL = "null"
+LINE = (
+    '{"t_ns":%(t_ns)d,"step":%(step)d,"warmup":%(warmup)s,"samples":%(samples)s,"tokens":null,"loss":%(loss)s,'
+    '"step_ms":%(step_ms).4f,"data_ms":%(data_ms)s,"forward_ms":%(forward_ms)s,"backward_ms":null,'
+    '"optimizer_ms":%(optimizer_ms)s,"other_ms":%(other_ms)s,"lr":%(lr)s%(more)s}'
+)
+"""A step record as JSON. Python's encoder takes 8 us more, half of what a step's hooks may take."""
 FACTS_AFTER = 2
 """The step after which the hooks know the model, its input and the optimizer."""
 OPTIMIZER = "torch.optim"
@@ -138,12 +145,12 @@ class StepLog:
         if math.isfinite(loss):
             self._pending["loss"] = loss
         else:
-            self._pending["loss_not_finite"] = True
+            self._pending["more"] += ',"loss_not_finite":true'
 
     def flush(self) -> None:
         """Append the waiting record."""
         if self._pending is not None and self._file is not None:
-            self._file.write(self._pending)
+            self._file.write_text(LINE % self._pending)
             self._pending = None
 
     def _begin(self, now_ns: int) -> None:
@@ -152,25 +159,24 @@ class StepLog:
         self.loader_samples = self.forward_samples = 0
 
     def _record(self, now_ns: int, samples: int | None) -> dict[str, Any]:
+        """The values of `LINE`, most of them as text."""
         duration_ns = now_ns - self.begun_ns
-        seen = [phase_ns for phase_ns in (self.data_ns, self.forward_ns, self.optimizer_ns) if phase_ns is not None]
-        record: dict[str, Any] = {
+        seen_ns = (self.data_ns or 0) + (self.forward_ns or 0) + (self.optimizer_ns or 0)
+        peaks = self.peaks.read() if self.taken <= FIRST or self.taken % EVERY == 0 else {}
+        return {
             "t_ns": now_ns,
             "step": self.taken,
-            "warmup": self.taken <= self._warmup,
-            "samples": samples,
-            "tokens": None,
-            "loss": None,
+            "warmup": "true" if self.taken <= self._warmup else "false",
+            "samples": NULL if samples is None else samples,
+            "loss": NULL,
             "step_ms": duration_ns / 1e6,
             "data_ms": _ms(self.data_ns),
             "forward_ms": _ms(self.forward_ns),
-            "backward_ms": None,
             "optimizer_ms": _ms(self.optimizer_ns),
-            "other_ms": max(0.0, (duration_ns - sum(seen)) / 1e6) if seen else None,
-            "lr": self.lr,
+            "other_ms": _ms(max(0, duration_ns - seen_ns) if seen_ns else None),
+            "lr": NULL if self.lr is None else self.lr,
+            "more": "".join(f',"{name}":{size}' for name, size in peaks.items()),
         }
-        self.peaks.read_into(record)
-        return record
 
     def _samples(self, given: int | None) -> int | None:
         """Samples of this step and rank by the first source that knows them."""
@@ -189,5 +195,5 @@ class StepLog:
         return samples
 
 
-def _ms(duration_ns: int | None) -> float | None:
-    return None if duration_ns is None else duration_ns / 1e6
+def _ms(duration_ns: int | None) -> str:
+    return NULL if duration_ns is None else f"{duration_ns / 1e6:.4f}"
