@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,7 +40,7 @@ async def test_live_script_shows_its_steps_and_no_rate_of_samples(home: Home, ho
         text, app = await shown(home, a_snapshot(directory, second=23), size=size)
         assert "● running" in text
         assert "step 30" in text
-        assert "480 ms" in text
+        assert re.search(r"\b4[5-9]\d ms", text), "the median of its steps"
         assert "0 samples/s" not in text
         assert app.session.next_run is not None
         assert app.session.next_run.spec.preset != "train.py", "r starts a preset"
