@@ -16,6 +16,8 @@ BLOCK, ROOT = 1000, 500
 """Elements of a block's parameters, and of those outside."""
 KEPT_BY_BLOCK, PASSING = 70, 30
 """Activation bytes a sample that a block leaves behind, and what it holds besides while it computes."""
+WORK = ((10.0, 0.0, 4.0 * BLOCK), (0.0, 6e6, 1e5))
+"""Calls, FLOPs and moved bytes of a block's forward: fixed, and of a sample."""
 HEAD = 400
 """Activation bytes a sample of the head."""
 
@@ -30,7 +32,7 @@ def model_of(layers: int) -> MemoryModel:
 
     def forward(micro: int, place: str) -> Segment:
         line = (vector(), vector(activations=KEPT_BY_BLOCK + PASSING))
-        return Segment("forward", micro, place, [line], (vector(), vector(activations=KEPT_BY_BLOCK)))
+        return Segment("forward", micro, place, [line], (vector(), vector(activations=KEPT_BY_BLOCK)), WORK)
 
     def backward(micro: int, place: str) -> Segment:
         grads = 4 * BLOCK if micro == 1 else 0

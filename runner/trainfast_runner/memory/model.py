@@ -13,6 +13,7 @@ from trainfast_runner.memory.prediction import CATEGORIES, MEMORY_PHASES, Predic
 from trainfast_runner.memory.sharding import PIPELINES, STAGED, WholeModel, sharing_of
 from trainfast_runner.memory.timeline import (
     ACTIVATIONS,
+    NO_WORK,
     OPTIMIZER,
     PARAMS,
     TEMPORARY,
@@ -20,6 +21,7 @@ from trainfast_runner.memory.timeline import (
     BlockStack,
     Moment,
     Segment,
+    Vector,
     moments,
 )
 from trainfast_runner.settings.knob_type import whole_number
@@ -55,6 +57,8 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
     """The attention kernel that the trace ran, and why `attention=auto` took it."""
     trace: str = ""
     """The name of the trace, by which corrections are kept."""
+    optimizer_work: Vector = NO_WORK
+    """The work of the optimizer's step on the whole model."""
     corrections: DeviceCorrections = DeviceCorrections()
     """This machine's corrections, added when the model is read."""
 

@@ -15,7 +15,7 @@ import msgspec
 
 from trainfast_runner.machine import training_python
 from trainfast_runner.memory.pipeline import PipelineCut, stage_count
-from trainfast_runner.memory.timeline import BlockStack, Segment
+from trainfast_runner.memory.timeline import NO_WORK, BlockStack, Segment, Vector
 from trainfast_runner.records.home import cache_directory
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.settings.world import strategy_of
@@ -23,7 +23,7 @@ from trainfast_runner.settings.world import strategy_of
 STEP_KNOBS = ("precision", "seq_len", "checkpointing", "attention")
 """The knobs that decide the live bytes of forward and backward. The optimizer decides those of its own step; all other
 knobs only say how often, how many and on which rank."""
-FORMAT = "5"
+FORMAT = "6"
 """Format of the cached traces; a trace of another format is made again."""
 
 
@@ -49,6 +49,8 @@ class OptimizerTrace(msgspec.Struct, frozen=True, kw_only=True):
 
     before_optimizer: list[float]
     optimizer_peak: list[float]
+    work: Vector = NO_WORK
+    """Of the optimizer's step."""
 
 
 Trace = StepTrace | OptimizerTrace

@@ -14,6 +14,8 @@ TRACED = ("params", "grads", "optimizer", "activations", "temporary")
 """The categories of a trace, which is of one process that shares nothing."""
 PARAMS, GRADS, OPTIMIZER, ACTIVATIONS, TEMPORARY = range(len(TRACED))
 NOTHING: Vector = (0.0,) * len(TRACED)
+NO_WORK: Vector = (0.0, 0.0, 0.0)
+"""Calls of operations, FLOPs, bytes moved."""
 TRACED_MICROS = 2
 """Micro-batches of a trace (`MICRO_BATCHES` of the worker's tracer)."""
 MIDDLE = 1
@@ -36,7 +38,7 @@ class Segment(msgspec.Struct, frozen=True):
     """A part of the step between two marks.
 
     `place` is the traced block as "STACK:INDEX", empty outside of all. Each of `lines` is live bytes above the
-    segment's start, fixed and per sample; `delta` is the same at its end.
+    segment's start, fixed and per sample; `delta` is the same at its end, `work` the segment's own.
     """
 
     phase: str
@@ -44,6 +46,7 @@ class Segment(msgspec.Struct, frozen=True):
     place: str
     lines: list[tuple[Vector, Vector]]
     delta: tuple[Vector, Vector]
+    work: tuple[Vector, Vector] = (NO_WORK, NO_WORK)
 
 
 class Place(NamedTuple):
@@ -85,7 +88,7 @@ def moments(
         if segment.micro > micro_batches:
             break
         share = micro_batches / traced_micros if segment.phase == "data" else 1.0
-        stack, copies, first = _where(segment, stacks)
+        stack, copies, first = where(segment, stacks)
         backward = segment.phase == "backward"
         delta = _at(segment.delta, batch, share)
         cast = segment.delta[0][ACTIVATIONS] * share
@@ -102,7 +105,7 @@ def moments(
     yield Moment(level, None, micro_batches, True, unscaled, is_last=True)
 
 
-def _where(segment: Segment, stacks: list[BlockStack]) -> tuple[int | None, int, int]:
+def where(segment: Segment, stacks: list[BlockStack]) -> tuple[int | None, int, int]:
     """The segment's stack (None outside of all), the number of model blocks it stands for, and the first of them."""
     if not segment.place:
         return None, 1, 0

@@ -180,6 +180,7 @@ def _model(traces: TraceRequests, found: Mapping[Path, Found], device: str) -> M
         before_optimizer=optimizer.before_optimizer,
         optimizer_peak=optimizer.optimizer_peak,
         library_bytes=step.library_bytes,
+        optimizer_work=optimizer.work,
         basis=_basis(step),
         attention=step.attention,
         trace=traces.name,

@@ -159,7 +159,7 @@ def _take(request: dict[str, Any], size: int) -> dict[str, Any]:
 
 def _joined(few: dict[str, Any], many: dict[str, Any]) -> dict[str, Any]:
     """Join the traces at both sizes into one answer; the first failure if one failed."""
-    from .memory_trace.envelope import affine, deeper
+    from .memory_trace.envelope import affine, deeper, deeper_work
     from .memory_trace.step_timeline import BATCHES
 
     for one in (few, many):
@@ -168,8 +168,9 @@ def _joined(few: dict[str, Any], many: dict[str, Any]) -> dict[str, Any]:
     try:
         if "segments" in few:
             return {**few, "segments": affine(few["segments"], many["segments"], *BATCHES)}
-        start, peak = deeper(few["segment"], many.get("segment", few["segment"]), few["more"])
-        return {"before_optimizer": start, "optimizer_peak": peak}
+        first, second, more = few["segment"], many.get("segment", few["segment"]), few["more"]
+        start, peak = deeper(first, second, more)
+        return {"before_optimizer": start, "optimizer_peak": peak, "work": deeper_work(first, second, more)}
     except Exception as error:
         return _untraceable(error)
 

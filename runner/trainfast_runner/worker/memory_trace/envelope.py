@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from .live_bytes import Bytes, TracedSegment
+from .step_work import Work
 
 Line = tuple[tuple[float, ...], tuple[float, ...]]
-"""Bytes by category: fixed, and for each sample of the batch."""
+"""Bytes by category, or work by kind: fixed, and for each sample of the batch."""
 
 
 class TimelinesDiffer(Exception):
@@ -17,7 +18,8 @@ class TimelinesDiffer(Exception):
 def affine(first: list[TracedSegment], second: list[TracedSegment], few: int, many: int) -> list[dict[str, Any]]:
     """Each segment's `lines` above its start, those that are the peak at some batch size, and its `delta` to its end.
 
-    `first` is the timeline with `few` samples, `second` that with `many`. Raises TimelinesDiffer.
+    `work` is the segment's, fixed and for each sample. `first` is the timeline with `few` samples, `second` that with
+    `many`. Raises TimelinesDiffer.
     """
     if [_name(one) for one in first] != [_name(one) for one in second]:
         raise TimelinesDiffer("the step has other operations at another batch size")
@@ -29,7 +31,14 @@ def affine(first: list[TracedSegment], second: list[TracedSegment], few: int, ma
         lines = [_line(_above(a, one.start), _above(b, other.start), few, many) for a, b in pairs]
         delta = _line(_above(one.end, one.start), _above(other.end, other.start), few, many)
         found.append(
-            {"phase": one.phase, "micro": one.micro, "place": one.place, "lines": envelope(lines), "delta": delta}
+            {
+                "phase": one.phase,
+                "micro": one.micro,
+                "place": one.place,
+                "lines": envelope(lines),
+                "delta": delta,
+                "work": _line(one.work, other.work, few, many),
+            }
         )
     return found
 
@@ -44,6 +53,12 @@ def deeper(first: TracedSegment, second: TracedSegment, more: int) -> tuple[list
         pairs = [(max(one.points, key=sum), max(other.points, key=sum)) for one, other in [(first, second)]]
     found = [_extended(few, many, more) for few, many in [(first.start, second.start), *pairs]]
     return found[0], max(found, key=sum)
+
+
+def deeper_work(first: TracedSegment, second: TracedSegment, more: int) -> Work:
+    """The work with `more` blocks than `first`; `second` has one block more than it."""
+    calls, flops, moved = (a + more * (b - a) for a, b in zip(first.work, second.work, strict=True))
+    return calls, flops, moved
 
 
 def _extended(few: Bytes, many: Bytes, more: int) -> list[int]:
@@ -77,7 +92,7 @@ def _at(line: Line, batch: float) -> float:
     return sum(line[0]) + batch * sum(line[1])
 
 
-def _line(low: Bytes, high: Bytes, few: int, many: int) -> Line:
+def _line(low: tuple[float, ...], high: tuple[float, ...], few: int, many: int) -> Line:
     each = tuple((b - a) / (many - few) for a, b in zip(low, high, strict=True))
     return tuple(a - few * slope for a, slope in zip(low, each, strict=True)), each
 

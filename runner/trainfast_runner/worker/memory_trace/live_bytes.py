@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .step_work import NO_WORK, Work, work_of
+
 CATEGORIES = ("params", "grads", "optimizer", "activations", "temporary")
 PARAMS, GRADS, OPTIMIZER, ACTIVATIONS, TEMPORARY = range(len(CATEGORIES))
 CUDA_ROUNDING_BYTES = 512
@@ -36,6 +38,7 @@ class TracedSegment:
     """A part of the step's timeline: `place` is a block as "STACK:INDEX", or empty outside of all blocks.
 
     `points` are the live bytes after each operation that allocated, `start` and `end` those at the segment's ends.
+    `work` is that of all its operations.
     """
 
     phase: str
@@ -44,6 +47,7 @@ class TracedSegment:
     start: Bytes
     end: Bytes = ()
     points: list[Bytes] = field(default_factory=list)
+    work: Work = NO_WORK
 
 
 _GROUPED = getattr(torch.ops.aten._grouped_mm, "default", None) if hasattr(torch.ops.aten, "_grouped_mm") else None
@@ -99,11 +103,17 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             result = _grouped(args, kwargs or {})
         else:
             result = func(*args, **(kwargs or {}))
+        self._add_work(work_of(func, args, kwargs or {}, result))
         made = [result] if isinstance(result, Tensor) else result if isinstance(result, tuple | list) else ()
         # Not any(), which would stop at the first.
         if sum([self.count(one, self.category) for one in made if isinstance(one, Tensor)]):
             self.segments[-1].points.append(tuple(self.live))
         return result
+
+    def _add_work(self, work: Work) -> None:
+        segment = self.segments[-1]
+        calls, flops, moved = segment.work
+        segment.work = calls + work[0], flops + work[1], moved + work[2]
 
     def begin(self, phase: str, micro: int, place: str) -> None:
         """Begin a segment."""

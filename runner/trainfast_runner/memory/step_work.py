@@ -1,0 +1,37 @@
+"""The work of an optimizer step, put together from the traced segments for any batch and accumulation."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from trainfast_runner.memory.model import MemoryModel
+from trainfast_runner.memory.timeline import TRACED_MICROS, where
+
+
+class StepWork(NamedTuple):
+    """Work of one rank: calls of operations, FLOPs of products, bytes read and written."""
+
+    calls: float
+    flops: float
+    moved_bytes: float
+
+
+def step_work(model: MemoryModel, batch_size: int, grad_accum: int) -> StepWork:
+    """Return the work of an optimizer step with `grad_accum` micro-batches of `batch_size` samples.
+
+    As one rank does it alone: without communication, and without the work that sharding saves or adds.
+    """
+    total = list(model.optimizer_work)
+    for segment in model.segments:
+        _, copies, _ = where(segment, model.stacks)
+        times = copies * _times(segment.micro, segment.phase, grad_accum)
+        for place, (fixed, each) in enumerate(zip(*segment.work, strict=True)):
+            total[place] += times * (fixed + batch_size * each)
+    return StepWork(*total)
+
+
+def _times(micro: int, phase: str, grad_accum: int) -> float:
+    """How often a traced segment occurs: the last traced micro-batch stands for all that follow it."""
+    if phase == "data":
+        return grad_accum / TRACED_MICROS
+    return max(0, grad_accum - TRACED_MICROS + 1) if micro == TRACED_MICROS else 1
