@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ UNDISTURBED = 0.9
 class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
     """Measured ceilings of one device: TFLOP/s by precision, GB/s read and written by a copy.
 
+    `operation_us` is the time of one small operation of a training step, None in calibrations before it was measured.
     `cpu_share` is the share of the time in which the threads held the CPU; None on a GPU.
     """
 
@@ -33,6 +35,7 @@ class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
     torch: str = ""
     tflops: dict[str, float] = {}
     copy_gb_per_s: float | None = None
+    operation_us: float | None = None
     cpu_share: float | None = None
     wall_ns: int = 0
 
@@ -42,11 +45,14 @@ class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
         return self.cpu_share is not None and self.cpu_share < UNDISTURBED
 
 
-def calibrate(home: Home, python: str | None = None) -> Ceiling:
-    """Measure the device a run would use, in the training Python; a few seconds. Raises UserError."""
+def calibrate(home: Home, python: str | None = None, cancelled: threading.Event | None = None) -> Ceiling:
+    """Measure the device a run would use, in the training Python; a few seconds.
+
+    Raises UserError, and worker_scripts.TraceCancelled once `cancelled` is set, which ends the measurement.
+    """
     executable = find(python)
     home.ready()
-    found = _measure(executable, *_device(executable))
+    found = _measure(executable, *_device(executable), cancelled)
     ceilings = {**read(home), found.name: found}
     write_atomically(home.path / CALIBRATION_FILE, msgspec.json.encode(ceilings))
     return found
@@ -64,6 +70,12 @@ def ceiling_of(home: Home, device: str, gpu_name: str | None) -> dict[str, Any] 
         return None
     found = ceilings.get(gpu_name or "" if device == "cuda" else cpu_name())
     return None if found is None else msgspec.to_builtins(found)
+
+
+def is_calibrated(home: Home, name: str) -> bool:
+    """True if the device of this name was measured undisturbed, in each way that this version measures."""
+    found = read(home).get(name)
+    return found is not None and not found.disturbed and found.operation_us is not None
 
 
 def cpu_name() -> str:
@@ -88,9 +100,10 @@ def _device(executable: str) -> tuple[str, dict[str, str]]:
     return machine.device, visible_to(gpu.uuid or str(gpu.index) for gpu in gpus)
 
 
-def _measure(executable: str, device: str, visible: dict[str, str]) -> Ceiling:
+def _measure(executable: str, device: str, visible: dict[str, str], cancelled: threading.Event | None) -> Ceiling:
+    environment = own_environment() | visible
     try:
-        answer = ask(executable, "calibrate.py", [device], own_environment() | visible, task="calibrate")
+        answer = ask(executable, "calibrate.py", [device], environment, task="calibrate", cancelled=cancelled)
     except UserError as error:
         raise UserError(error.message, key="--calibrate", exit_code=4) from None
     name = answer["name"] or cpu_name()

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -57,7 +58,7 @@ def working_directory() -> str:
 
 
 class TraceCancelled(Exception):
-    """Raised by a trace whose answer is no longer wanted."""
+    """Raised by a trace or a calibration whose answer is no longer wanted."""
 
 
 def ask(
@@ -67,12 +68,13 @@ def ask(
     environment: Mapping[str, str] | None = None,
     *,
     task: str = "describe the model",
+    cancelled: threading.Event | None = None,
 ) -> dict[str, Any]:
     """The last JSON object that a script prints on a line; `environment` replaces ours.
 
-    Raises UserError, which says that the Python cannot do the `task`.
+    Raises UserError, which says that the Python cannot do the `task`, and TraceCancelled once `cancelled` is set.
     """
-    stdout, stderr = _printed(executable, [executable, str(WORKER / script), *arguments], environment)
+    stdout, stderr = _printed(executable, [executable, str(WORKER / script), *arguments], environment, cancelled)
     if answers := list(json_objects(stdout.splitlines())):
         return answers[-1]
     if arguments and arguments[0] in stderr and "Traceback" not in stderr:
@@ -116,7 +118,9 @@ def start_script(
         raise UserError(f"{executable} does not start: {error.strerror}", key="python") from None
 
 
-def _printed(executable: str, command: list[str], environment: Mapping[str, str] | None) -> tuple[str, str]:
+def _printed(
+    executable: str, command: list[str], environment: Mapping[str, str] | None, cancelled: threading.Event | None
+) -> tuple[str, str]:
     """The command's stdout and stderr, once it has ended."""
     deadline = time.monotonic() + PATIENCE_S
     # Files, not pipes: a fork that outlives the script keeps a pipe open.
@@ -127,6 +131,8 @@ def _printed(executable: str, command: list[str], environment: Mapping[str, str]
             while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 if time.monotonic() >= deadline:
                     raise late(executable)
+                if cancelled is not None and cancelled.is_set():
+                    raise TraceCancelled
                 time.sleep(ENDED_EVERY_S)
         finally:
             # The whole group: forks outlive a script, and a Ctrl-C does not reach its session.

@@ -1,8 +1,9 @@
-"""Measure the speed of matrix products in each number format, and of copying, on this device.
+"""Measure the speed of matrix products in each number format, of copying, and of small operations, on this device.
 
 `PY calibrate.py [DEVICE]` prints one JSON line: `{device, name, threads, torch, tflops{precision: TFLOP/s},
-copy_gb_per_s, cpu_share}`. Copying counts the bytes read and the bytes written. `name` is null for a CPU; `cpu_share`
-is the share of their runnable time in which its threads ran: other processes had the rest.
+copy_gb_per_s, operation_us, cpu_share}`. Copying counts the bytes read and the bytes written; `operation_us` is the
+time of an operation too small to compute anything. `name` is null for a CPU; `cpu_share` is the share of their runnable
+time in which its threads ran: other processes had the rest.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ TEST_S = 0.4
 """Approximate length of each test."""
 CPU_SIDE, GPU_SIDE = 1024, 8192
 COPY_BYTES = {"cpu": 1 << 27, "cuda": 1 << 30}
+SMALL_BLOCKS, SMALL_WIDTH = 16, 8
+"""Blocks of the model whose step is nothing but calls, and their width."""
 
 
 def main(kind: str) -> dict[str, Any]:
@@ -57,8 +60,36 @@ def main(kind: str) -> dict[str, Any]:
         "torch": torch.__version__,
         "tflops": reached,
         "copy_gb_per_s": copied,
+        "operation_us": 1e6 * _operation_seconds(device),
         "cpu_share": cpu_share() if kind == "cpu" else None,
     }
+
+
+def _operation_seconds(device: Any) -> float:
+    """Seconds of one operation in the forward and backward of a tiny model: Python, autograd and its launch."""
+    import torch
+    from torch import nn
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        count: int = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.count += 1
+            return func(*args, **(kwargs or {}))
+
+    width = SMALL_WIDTH
+    blocks = [nn.Sequential(nn.Linear(width, width), nn.LayerNorm(width), nn.GELU()) for _ in range(SMALL_BLOCKS)]
+    model, inputs = nn.Sequential(*blocks).to(device), torch.ones(1, width, device=device)
+
+    def step() -> None:
+        model.zero_grad()
+        model(inputs).sum().backward()
+
+    with Calls() as calls:  # type: ignore[no-untyped-call]
+        step()
+    seconds: float = _best_seconds(step, device) / calls.count
+    return seconds
 
 
 def cpu_share() -> float | None:
