@@ -13,7 +13,9 @@ import msgspec
 import pytest
 from tests.core.test_memory_model import model_of
 
+from trainfast_runner.machine.calibration import CALIBRATION_FILE, Ceiling, cpu_name
 from trainfast_runner.memory.warm_tracer import WarmTracer
+from trainfast_runner.records.home import Home
 from trainfast_tui.cli import main, progress
 
 PRESET = """
@@ -146,6 +148,33 @@ def test_a_limit_below_the_weights_ends_with_3_and_says_what_they_need(
     assert said.err == (
         "trainfast-tui: memory_limit=48KiB is below what the 12,500 parameters alone need: 50,000 bytes (0 MiB)\n"
     )
+
+
+def test_speed_stands_beside_memory_once_the_device_is_calibrated(
+    preset: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(WarmTracer, "ask_each", Tracer())
+    single = Path(preset).with_name("single.toml")
+    single.write_text(PRESET.partition("[[variants]]")[0])
+    predict = ["predict", str(single), "--set", "devices=cpu"]
+
+    def said(*settings: str) -> dict[str, Any]:
+        assert main([*predict, *settings, "--json"]) == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+        return found
+
+    before = said()
+    assert before["samples_per_s"] is None
+    assert "doctor --calibrate" in before["why"]
+    ceiling = Ceiling(device="cpu", name="", tflops={"fp32": 0.1}, copy_gb_per_s=10.0, operation_us=10.0, cpu_share=1.0)
+    home = Home().ready()
+    (home.path / CALIBRATION_FILE).write_bytes(msgspec.json.encode({cpu_name(): ceiling}))
+    speed = said()["samples_per_s"]
+    assert speed.keys() == {"median", "low", "high", "from"}
+    assert 0 < speed["low"] < speed["median"] < speed["high"] < 3 * speed["low"]
+    assert said("--set", "precision=bf16")["why"] == "precision=bf16 is not calibrated on this device"
+    assert main(predict) == 0
+    assert "90 % interval" in capsys.readouterr().out
 
 
 def test_what_does_not_fit_says_so_and_by_how_much(

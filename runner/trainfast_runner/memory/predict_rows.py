@@ -33,10 +33,15 @@ class RunToPredict:
 
 @dataclass(frozen=True)
 class PredictedRow:
-    """A run's prediction, or its UserError as `error`. `hopeless` says that the limit is below the weights alone."""
+    """A run's prediction, or its UserError as `error`. `hopeless` says that the limit is below the weights alone.
+
+    `model` predicted it, for a run on `machine`.
+    """
 
     asked: RunToPredict
     fit: PredictedFit | None = None
+    model: MemoryModel | None = None
+    machine: Machine | None = None
     hopeless: UserError | None = None
     error: UserError | None = None
 
@@ -101,7 +106,7 @@ def _row(asked: RunToPredict, model: MemoryModel | UserError, machine: Machine, 
         hopeless = hopeless_limit(asked.spec, parameters, world.device_count(asked.spec, machine))
     except UserError as error:
         return PredictedRow(asked, error=error)
-    return PredictedRow(asked, fit, hopeless)
+    return PredictedRow(asked, fit, model, machine, hopeless)
 
 
 def published_bytes(published: Mapping[str, Any]) -> int | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from trainfast_runner.records.run_file import SCHEMA, Actual, name_of
+from trainfast_runner.records.run_file import SCHEMA, Actual, PredictedSpeed, name_of
 from trainfast_runner.records.script_run import ScriptFigures
 
 
@@ -38,13 +38,15 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 class Throughput(msgspec.Struct, frozen=True, kw_only=True):
     """Rates a second, summed over data-parallel ranks; steps are those of rank 0.
 
-    `measured_under` is the condition that makes this speed useless for ranking; None without one.
+    `measured_under` is the condition that makes this speed useless for ranking; None without one. `predicted` is the
+    prediction of `samples_per_s` before the launch; None when there was none.
     """
 
     samples_per_s: Spread = Spread()
     tokens_per_s: Spread = Spread()
     steps_per_s: Spread = Spread()
     measured_under: str | None = None
+    predicted: PredictedSpeed | None = None
 
 
 class StepTime(msgspec.Struct, frozen=True, kw_only=True):

@@ -89,6 +89,16 @@ class RecordedSpec(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
+class PredictedSpeed(msgspec.Struct, frozen=True, kw_only=True):
+    """Median samples/s of a run, and the 90 % interval in which it is expected to be measured."""
+
+    median: float
+    low: float
+    high: float
+    basis: str = msgspec.field(name="from", default="")
+    """The source of the figures in a few words."""
+
+
 class RunFile(RecordedSpec, frozen=True, kw_only=True):
     """`run.json`: all that was asked, written once before anything starts.
 
@@ -128,6 +138,8 @@ class RunFile(RecordedSpec, frozen=True, kw_only=True):
     """The ceiling that `doctor --calibrate` measured on this device; None when not measured."""
     predicted: dict[str, Any] | None = None
     """The memory that was predicted for the fullest rank, a `memory_model.Prediction`; None when nothing was."""
+    predicted_speed: PredictedSpeed | None = None
+    """The speed that was predicted before the launch; None when none was."""
     script: ScriptAsked | None = None
     """The user's own script that the run is about; None for a preset's."""
     threads: dict[str, Any] | None = None

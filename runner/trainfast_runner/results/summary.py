@@ -162,6 +162,7 @@ def _throughput(records: RunRecords, ran: WorkerLine | None) -> tuple[Throughput
         tokens_per_s=spread(rates(lambda step: step.tokens)),
         steps_per_s=spread(1000 / ranks[0][number].step_ms for number in common),
         measured_under=STRICT_SPEED if line is not None and line.thresholds == STRICT else None,
+        predicted=records.run.predicted_speed if records.run is not None else None,
     ), samples
 
 

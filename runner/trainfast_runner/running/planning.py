@@ -13,6 +13,7 @@ from trainfast_runner.machine.devices import Machine, detect_machine
 from trainfast_runner.machine.extensions import extensions_directory, search_path
 from trainfast_runner.machine.gpus.linked import GpuChoice
 from trainfast_runner.memory.available import hopeless_limit
+from trainfast_runner.records.run_file import PredictedSpeed
 from trainfast_runner.records.script_run import ScriptAsked
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.settings import world
@@ -41,6 +42,8 @@ class RunPlan:
     """The wait policy of a CPU run's threads; chosen at the start."""
     devices_reason: str | None = None
     """The reason for these GPUs, if not their free memory."""
+    predicted_speed: PredictedSpeed | None = None
+    """The speed that is predicted for the run; None when none is."""
     role: str | None = None
     """`probe`, `trial` or `proof` in a search, whose id is `search_id`."""
     search_id: str | None = None

@@ -1,4 +1,4 @@
-"""`predict`: the memory of a run by category, without running it."""
+"""`predict`: the memory of a run by category and its speed, without running it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import sys
 import time
 from collections.abc import Mapping
 from typing import Any
+
+import msgspec
 
 from trainfast_runner.memory import corrections
 from trainfast_runner.memory.headroom import PredictedFit
@@ -18,13 +20,17 @@ from trainfast_runner.memory.predict_rows import (
     runs_to_predict,
 )
 from trainfast_runner.memory.tracing import Tracing
-from trainfast_runner.records.run_file import SCHEMA
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_file import SCHEMA, PredictedSpeed
+from trainfast_runner.search.speed.predicted_speed import Unknown
+from trainfast_runner.search.speed.speeds import predict_speed
 from trainfast_tui.cli.output import GrowingTable, print_json, print_line, print_lines
 from trainfast_tui.cli.progress import progress_when_slow
 from trainfast_tui.cli.run import add_settings
 from trainfast_tui.control.memory_view import importing
 from trainfast_tui.text.format import ABSENT, count, delta, percent, plain, size
 from trainfast_tui.text.memory import CATEGORIES, PHASES, short
+from trainfast_tui.text.speed import speed_words
 from trainfast_tui.text.tables import pairs
 
 TRACING = "tracing a step without memory"
@@ -41,7 +47,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_settings(parser)
     parser.add_argument("--python", metavar="PATH", help="the Python that would train, whatever torch it has")
     parser.add_argument(
-        "--json", action="store_true", help="print {predicted, phase, fits, max_batch, seconds} or {rows}"
+        "--json",
+        action="store_true",
+        help="print {predicted, phase, fits, max_batch, samples_per_s, seconds} or {rows}",
     )
 
 
@@ -77,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise found[0].error
     answered = [found[place] for place in range(len(asked))]
     if arguments.json:
-        rows = [_fields(one) for one in answered]
+        rows = [_fields(one, _speed(one, arguments.python)) for one in answered]
         whole = (
             {"preset": arguments.preset, "rows": rows} if len(asked) > 1 else {"preset": arguments.preset, **rows[0]}
         )
@@ -85,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
     elif table is not None:
         _print_notes(answered)
     else:
-        _print_one(answered[0])
+        _print_one(answered[0], _speed(answered[0], arguments.python))
     hopeless = answered[0].hopeless if len(answered) == 1 else None
     if hopeless is None:
         return 0
@@ -93,7 +101,14 @@ def run(arguments: argparse.Namespace) -> int:
     return hopeless.exit_code
 
 
-def _fields(answer: PredictedRow) -> dict[str, Any]:
+def _speed(answer: PredictedRow, python: str | None) -> PredictedSpeed | Unknown:
+    """Return the run's predicted speed, or why there is none."""
+    if answer.model is None or answer.machine is None:
+        return Unknown("its memory is not predicted")
+    return predict_speed(Home(), answer.asked.spec, answer.machine, answer.model, python)
+
+
+def _fields(answer: PredictedRow, speed: PredictedSpeed | Unknown) -> dict[str, Any]:
     fit = answer.fit
     if fit is None:
         assert answer.error is not None
@@ -114,12 +129,14 @@ def _fields(answer: PredictedRow) -> dict[str, Any]:
         "fullest": predicted.fullest or None,
         "basis": predicted.basis,
         "attention": predicted.attention or None,
+        "samples_per_s": None if isinstance(speed, Unknown) else msgspec.to_builtins(speed),
+        **({"why": speed.why} if isinstance(speed, Unknown) else {}),
         "published": dict(answer.asked.published) or None,
         "unpublished": answer.asked.unpublished or None,
     }
 
 
-def _print_one(answer: PredictedRow) -> None:
+def _print_one(answer: PredictedRow, speed: PredictedSpeed | Unknown) -> None:
     fit = answer.fit
     assert fit is not None
     predicted = fit.predicted
@@ -141,6 +158,10 @@ def _print_one(answer: PredictedRow) -> None:
         if fit.margin_bytes:
             rows.append(("margin", f"{size(fit.margin_bytes)} beside the peak, which the limit counts as well"))
         rows.append(("fits", _fit_words(fit)))
+    if isinstance(speed, Unknown):
+        rows.append(("speed", f"not predicted: {plain(speed.why)}"))
+    else:
+        rows.append(("speed", f"{speed_words(speed)}, 90 % interval, by {plain(speed.basis)}"))
     if predicted.attention:
         rows.append(("attention", predicted.attention))
     rows.append(("basis", predicted.basis))

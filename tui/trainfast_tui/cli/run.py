@@ -88,6 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
 
             report_cooling(plan, arguments.cool_to)
         predict_memory(plan, home)
+        plan = with_predicted_speed(plan, home)
         with caught() as signals:
             try:
                 directory = launch.start(plan, home)
@@ -156,6 +157,13 @@ def predict_memory(plan: RunPlan, home: Home) -> None:
             trace_model(plan.spec, plan.device, plan.python, gpus=plan.device_uuids)
     except UserError as error:
         Progress().print_line(plain(f"memory is not predicted: {error.line()}"))
+
+
+def with_predicted_speed(plan: RunPlan, home: Home) -> RunPlan:
+    """Return the plan with its predicted speed, if one can be shown."""
+    from trainfast_runner.search.speed import speeds
+
+    return speeds.with_predicted_speed(plan, home)
 
 
 def explained(directory: Path, result: Result, python: str | None) -> Result:

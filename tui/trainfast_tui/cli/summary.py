@@ -27,6 +27,7 @@ from trainfast_tui.text.format import (
     plain,
     size,
 )
+from trainfast_tui.text.speed import against_predicted_speed
 from trainfast_tui.text.tables import pairs
 
 
@@ -89,6 +90,8 @@ def figures(result: Result) -> Iterator[tuple[str, str]]:
             if spread.median is not None:
                 mad = "few steps" if few else f"MAD {number(spread.mad)}"
                 yield label, f"{per_second(spread.median, noun)} ({'; '.join(['median', mad, *marks(result)])})"
+        if result.throughput.predicted is not None:
+            yield "", against_predicted_speed(result.throughput.samples_per_s.median, result.throughput.predicted)
         if result.measured_under is not None:
             yield "", f"measured under {result.measured_under}: it ranks against no other run"
         if result.throughput.samples_per_s.median is None and result.throughput.steps_per_s.median is not None:

@@ -82,6 +82,7 @@ class RunControl:
 
     def _start(self, spec: RunSpec, after: Path | None) -> RunStarted | Notified:
         from trainfast_runner.running import launch, planning
+        from trainfast_runner.search.speed.speeds import with_predicted_speed
 
         # A refusal comes before anything is stopped for this run.
         plan = planning.plan_run(spec, self._python)
@@ -93,7 +94,7 @@ class RunControl:
             return given_up
         if plan.devices_reason is not None:
             self._post(Notified(plan.devices_reason))
-        return RunStarted(launch.start(plan, self._home))
+        return RunStarted(launch.start(with_predicted_speed(plan, self._home), self._home))
 
     def _cool(self, plan: RunPlan) -> Notified | None:
         """Wait until the GPUs of this run are cool, counting the degrees down; a notice if the wait is given up."""

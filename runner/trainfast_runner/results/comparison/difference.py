@@ -130,6 +130,9 @@ def _rows(a: Result, b: Result) -> Iterator[ComparisonRow]:
         row = _row(label, unit, one, other, _ratio_counts(one, other, noise), more_is_better=unit != "ms")
         interval = None if unranked else _interval(one, other, noise)
         yield _of_step(replace(row, interval_percent=interval), verdict)
+        if unit == "samples/s" and (rates_a.predicted or rates_b.predicted):
+            one, other = (rates.predicted.median if rates.predicted else None for rates in (rates_a, rates_b))
+            yield _row("throughput predicted", unit, one, other, _ratio_counts(one, other, 0.0), None)
     step_noise = None if noise is None or step_a is None or step_b is None else noise * max(step_a, step_b)
     for name in STEP_PHASES:
         one, other = getattr(a.step_ms, name), getattr(b.step_ms, name)

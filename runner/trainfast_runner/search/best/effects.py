@@ -9,7 +9,7 @@ algorithm 2.1), and each observation extends it by one component.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import mul
 
@@ -51,15 +51,19 @@ class Observation:
 
 
 class Levels:
-    """The candidates as settings: the modelled knobs, their levels, and the correlation of each two levels."""
+    """The candidates as settings: the modelled knobs, their levels, and the correlation of each two levels.
 
-    def __init__(self, candidates: Sequence[KnobValues]) -> None:
+    `weights` multiply the prior variance of a knob's effect, 1 for a knob without one.
+    """
+
+    def __init__(self, candidates: Sequence[KnobValues], weights: Mapping[str, float] | None = None) -> None:
         self.names = _modelled(candidates)
         self.values = {name: list(dict.fromkeys(one[name] for one in candidates)) for name in self.names}
         places = [{_key(value): place for place, value in enumerate(self.values[name])} for name in self.names]
         self._places = dict(zip(self.names, places, strict=True))
         self.settings: list[Setting] = [self.setting(one) for one in candidates]
-        self.correlations = [_correlations(name, self.values[name]) for name in self.names]
+        weight = (weights or {}).get
+        self.correlations = [_correlations(name, self.values[name], weight(name, 1.0)) for name in self.names]
         self.columns = [[setting[knob] for setting in self.settings] for knob in range(len(self.names))]
         self.numbers = {setting: number for number, setting in enumerate(self.settings)}
 
@@ -238,13 +242,14 @@ def _modelled(candidates: Sequence[KnobValues]) -> list[str]:
     return names
 
 
-def _correlations(name: str, values: Sequence[object]) -> list[list[float]]:
-    """The correlation of the effects of each two values: smooth in log2 for numbers, none for different names."""
+def _correlations(name: str, values: Sequence[object], weight: float) -> list[list[float]]:
+    """The correlation of the effects of each two values, times the knob's weight: smooth in log2 for numbers, none for
+    different names."""
     if name not in SMOOTH or not all(isinstance(value, int | float) for value in values):
-        return [[1.0 if one == other else 0.0 for other in range(len(values))] for one in range(len(values))]
+        return [[weight if one == other else 0.0 for other in range(len(values))] for one in range(len(values))]
     # Zero, as of loader processes, is as far from one as one is from two.
     places = [math.log2(max(float(str(value)), 0.5)) for value in values]
-    return [[math.exp(-0.5 * ((one - other) / LENGTH) ** 2) for other in places] for one in places]
+    return [[weight * math.exp(-0.5 * ((one - other) / LENGTH) ** 2) for other in places] for one in places]
 
 
 def _key(value: object) -> tuple[str, object]:

@@ -1,0 +1,167 @@
+"""The samples/s of a run before it, with a 90 % interval: the calibrated time of its step, corrected by earlier runs.
+
+ln(measured rate x calibrated step time) is modelled as the parts of the step that take longer than calibrated, each by
+its share of the step, plus the effects of knobs as in a best-fit search, relative to `REFERENCE`, plus a process's own
+effect and noise. The posterior is exact (Rasmussen and Williams, "Gaussian Processes for Machine Learning", 2.2).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import mul
+from typing import Any
+
+from trainfast_runner.records.run_file import PredictedSpeed
+from trainfast_runner.search.best.effects import Factor, Kernel, Levels, Observation, Scales, shared
+from trainfast_runner.search.speed.measured import MeasuredSpeed, about
+from trainfast_runner.search.speed.step_time import StepTime
+from trainfast_runner.settings.knobs import defaults
+from trainfast_runner.settings.spec import RunSpec
+
+SURE = 1.645
+"""Standard deviations of a normal distribution on each side of its 90 % interval."""
+WIDEST = 3.0
+"""An interval whose upper end is this many times its lower end says nothing, and is not shown."""
+PARTS = (0.35, 0.25, 0.4)
+"""Prior deviations, in ln seconds, of how much longer calls, FLOPs and moved bytes take than calibrated."""
+UNCALIBRATED = (1.5, 1.5, 1.5)
+"""The same where nothing was calibrated and nominal speeds stand in."""
+WIDTHS = {
+    "precision": 0.15,
+    "batch_size": 0.08,
+    "grad_accum": 0.03,
+    "seq_len": 0.1,
+    "checkpointing": 0.05,
+    "optimizer": 0.05,
+    "attention": 0.1,
+    "compile": 0.2,
+    "engine": 0.1,
+    "workers": 0.05,
+    "pin_memory": 0.02,
+    "prefetch": 0.02,
+    "strategy": 0.17,
+    "devices": 0.1,
+    "tp_degree": 0.2,
+    "pp_degree": 0.2,
+    "pp_schedule": 0.1,
+    "micro_batches": 0.1,
+    "sequence_parallel": 0.1,
+    "reshard": 0.1,
+    "p2p": 0.2,
+    "grad_clip": 0.02,
+    "model": 0.12,
+}
+"""Prior deviations, in ln rate, of what a knob does beside the work it changes. Other knobs do not change the speed."""
+SCALES = Scales(main=0.1, pair=0.03, visit=0.04)
+WEIGHTS = {name: (width / SCALES.main) ** 2 for name, width in WIDTHS.items()}
+REFERENCE = {
+    **{name: value for name, value in defaults().items() if name in WIDTHS},
+    "batch_size": 8,
+    "devices": 1,
+    "model": "",
+}
+"""Settings whose time is no more than their work: what any other value of a knob adds is its effect."""
+NEAREST = 16
+"""How many measured settings a prediction rests on: those that differ least."""
+NOISE = 1e-4
+"""Variance of the ln rate that a run measures, before any run tells."""
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """The reason, in a few words, why no speed is predicted."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A setting with its time by the calibration. `observation` is relative to REFERENCE."""
+
+    observation: Observation
+    shares: tuple[float, ...]
+
+
+class SpeedModel:
+    """Predicts speeds of one training on one device from earlier ones there, each with its calibrated step time."""
+
+    def __init__(self, spec: RunSpec, measured: Sequence[tuple[MeasuredSpeed, StepTime]], *, calibrated: bool) -> None:
+        self._about = about(spec)
+        self._measured = measured
+        self._parts = PARTS if calibrated else UNCALIBRATED
+        self._settings = [self._setting(one.spec, one.devices) for one, _ in measured]
+        self.own = sum(about(one.spec) == self._about for one, _ in measured)
+        # The next run is as noisy as those before.
+        self._noise = statistics.median(one.variance for one, _ in measured) if measured else NOISE
+        self._calibrated = calibrated
+
+    def predict(self, spec: RunSpec, devices: int, time: StepTime) -> PredictedSpeed | Unknown:
+        """Predict the speed of a run of the same training; a few milliseconds."""
+        wanted = self._setting(spec, devices)
+        near = sorted(range(len(self._settings)), key=lambda number: _apart(wanted, self._settings[number]))[:NEAREST]
+        levels = Levels([wanted, REFERENCE, *(self._settings[number] for number in near)], WEIGHTS)
+        reference = levels.setting(REFERENCE)
+
+        def known(setting: dict[str, Any], time: StepTime, rate: float, variance: float, visit: str) -> _Known:
+            terms = ((1.0, levels.setting(setting)), (-1.0, reference))
+            return _Known(Observation(terms, rate - _log_rate(time), variance, visit), time.shares)
+
+        kernel, factor = Kernel(levels, SCALES), Factor()
+        before: list[_Known] = []
+        for number in near:
+            one, of = self._measured[number]
+            seen = known(self._settings[number], of, one.log_rate, one.variance, one.visit)
+            factor.add(
+                self._covariances(kernel, levels, seen, before), self._own(kernel, levels, seen), seen.observation.value
+            )
+            before.append(seen)
+        next_one = known(wanted, time, 0.0, self._noise, "")
+        row, deviation, _ = factor.add(
+            self._covariances(kernel, levels, next_one, before), self._own(kernel, levels, next_one), 0.0
+        )
+        return self._answer(_log_rate(time) + sum(map(mul, row, factor.whitened)), deviation)
+
+    def _answer(self, log_rate: float, deviation: float) -> PredictedSpeed | Unknown:
+        factor = math.exp(SURE * deviation)
+        if factor * factor >= WIDEST:
+            if not self._calibrated:
+                return Unknown("this device is not calibrated; doctor --calibrate does it")
+            return Unknown(f"known only within a factor of {factor * factor:.1f}; a run tells more")
+        median = math.exp(log_rate)
+        return PredictedSpeed(median=median, low=median / factor, high=median * factor, basis=self._basis())
+
+    def _basis(self) -> str:
+        peaks = "the calibrated speeds of this device" if self._calibrated else "the work of a step"
+        if not self._measured:
+            return peaks
+        others = len(self._measured) - self.own
+        runs = [f"{self.own} of this model"] * bool(self.own) + [f"{others} of others"] * bool(others)
+        return f"{peaks} and measured runs: {', '.join(runs)}"
+
+    def _setting(self, spec: RunSpec, devices: int) -> dict[str, Any]:
+        """The knobs that speed depends on, the number of devices, and which model is trained."""
+        knobs = {name: value for name, value in spec.knobs.items() if name in WIDTHS}
+        return {**knobs, "devices": devices, "model": "" if about(spec) == self._about else repr(about(spec))}
+
+    def _covariances(self, kernel: Kernel, levels: Levels, one: _Known, before: Sequence[_Known]) -> list[float]:
+        return [self._covariance(kernel, levels, one, other) for other in before]
+
+    def _own(self, kernel: Kernel, levels: Levels, one: _Known) -> float:
+        return self._covariance(kernel, levels, one, one) + one.observation.variance
+
+    def _covariance(self, kernel: Kernel, levels: Levels, one: _Known, other: _Known) -> float:
+        parts = (a * b * spread**2 for a, b, spread in zip(one.shares, other.shares, self._parts, strict=True))
+        return kernel.of(shared(levels, one.observation, other.observation)) + sum(parts)
+
+
+def _apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
+    """How much two settings differ: the prior variance of the knobs that they do not share."""
+    return sum(WEIGHTS[name] for name, value in one.items() if other[name] != value)
+
+
+def _log_rate(time: StepTime) -> float:
+    """The ln samples/s of a step that takes as long as calibrated."""
+    return math.log(time.samples / time.seconds)

@@ -1,0 +1,71 @@
+"""The time of a step before any was run: its work by the calibrated speeds of the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainfast_runner.machine.calibration import Ceiling
+from trainfast_runner.memory.model import MemoryModel
+from trainfast_runner.memory.step_work import step_work
+from trainfast_runner.settings.knob_type import whole_number
+from trainfast_runner.settings.spec import RunSpec
+from trainfast_runner.settings.world import data_parallel_degree, strategy_of
+
+LONGER = {"cpu": (0.8, 1.2, 0.5), "cuda": (1.0, 1.2, 1.0)}
+"""Factors by which calls, FLOPs and moved bytes of a training step take longer than in the calibration.
+
+Products are smaller than the calibrated one. Tensors of a CPU's step are partly in its cache, where the calibrated copy
+is not. Of a CPU from tiny-llama's steps with one thread and with two; of a GPU assumed.
+"""
+OVERLAP = {"cpu": 1.0, "cuda": 4.0}
+"""Exponent by which the host's calls and the device's work add up: 1 one after the other, a large one side by side."""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Expected seconds of an optimizer step, and the shares of it that grow with each part of the work.
+
+    `shares` are those of calls, FLOPs and moved bytes, 1 together. `samples` are of the step, over all ranks.
+    """
+
+    seconds: float
+    shares: tuple[float, ...]
+    samples: int
+
+
+def step_time(spec: RunSpec, model: MemoryModel, devices: int, cores: int, ceiling: Ceiling) -> StepTime | None:
+    """Return the time of the spec's step on a calibrated device; None when its precision was not calibrated.
+
+    Each rank on a CPU is a device, and shares its cores and its memory. Communication between ranks is left out.
+    """
+    tflops = _tflops(ceiling, str(spec.knobs["precision"]))
+    if not tflops or not ceiling.copy_gb_per_s or not ceiling.operation_us:
+        return None
+    batch, accum = (whole_number(spec.knobs, name) for name in ("batch_size", "grad_accum"))
+    work = step_work(model, batch, accum)
+    if not work.calls or not work.flops:
+        return None  # a trace of an empty model
+    each = [
+        work.calls * ceiling.operation_us / 1e6,
+        work.flops / tflops / 1e12,
+        work.moved_bytes / ceiling.copy_gb_per_s / 1e9,
+    ]
+    calls_s, flops_s, moved_s = (longer * seconds for longer, seconds in zip(LONGER[model.device], each, strict=True))
+    if model.device == "cpu":
+        calls_s *= max(1.0, devices / cores)
+        flops_s, moved_s = devices * flops_s, devices * moved_s
+    if strategy_of(spec.knobs).pipeline:
+        stages = whole_number(spec.knobs, "pp_degree")
+        calls_s, flops_s, moved_s = calls_s / stages, flops_s / stages, moved_s / stages
+    power = OVERLAP[model.device]
+    device_s = flops_s + moved_s
+    seconds = (calls_s**power + device_s**power) ** (1 / power)
+    by_calls = (calls_s / seconds) ** power
+    shares = (by_calls, (1 - by_calls) * flops_s / device_s, (1 - by_calls) * moved_s / device_s)
+    return StepTime(seconds, shares, batch * accum * data_parallel_degree(spec.knobs, devices))
+
+
+def _tflops(ceiling: Ceiling, precision: str) -> float | None:
+    found = ceiling.tflops.get(precision.removesuffix("-pure"))
+    # A device without TF32 computes it as fp32.
+    return ceiling.tflops.get("fp32") if found is None and precision == "tf32" else found

@@ -1,0 +1,172 @@
+"""A run's speed before it: from its work alone, corrected by runs, and not shown where nobody can know it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from trainfast_runner.machine.calibration import Ceiling
+from trainfast_runner.memory.model import MemoryModel
+from trainfast_runner.memory.timeline import Segment
+from trainfast_runner.records.home import RESULT_FILE, RUN_FILE, Home
+from trainfast_runner.records.result import Conditions, Result, Spread, StepCount, Throttle, Throughput
+from trainfast_runner.records.run_file import ClockAnchor, PredictedSpeed, RunFile
+from trainfast_runner.search.speed.measured import Device, MeasuredSpeed, measured_speeds
+from trainfast_runner.search.speed.predicted_speed import WIDEST, SpeedModel, Unknown
+from trainfast_runner.search.speed.step_time import StepTime, step_time
+from trainfast_runner.settings.spec import RunSpec, resolve
+
+CPU = Device("cpu")
+CEILING = Ceiling(device="cpu", name="", tflops={"fp32": 0.1, "bf16": 0.8}, copy_gb_per_s=10.0, operation_us=10.0)
+NO_BYTES = (0.0,) * 5
+SAMPLE = (1000.0, 2e9, 1e8)
+"""Calls, FLOPs and bytes of a sample's forward."""
+
+
+def traced(spec: RunSpec) -> MemoryModel:
+    """A model whose forward does SAMPLE's work, and whose optimizer moves 100 MB in 500 calls."""
+    lines = [(NO_BYTES, NO_BYTES)]
+    work = ((SAMPLE[0], 0.0, 0.0), (0.0, *SAMPLE[1:]))
+    segments = [Segment("forward", micro, "", lines, (NO_BYTES, NO_BYTES), work) for micro in (1, 2)]
+    return MemoryModel(
+        device="cpu",
+        parameter_sizes=[1],
+        stacks=[],
+        segments=segments,
+        before_optimizer=[],
+        optimizer_peak=[],
+        optimizer_work=(500.0, 0.0, 1e8),
+    )
+
+
+def timed(*settings: str, devices: int = 1) -> StepTime:
+    spec = resolve("tiny-llama", settings)
+    time = step_time(spec, traced(spec), devices, 2, CEILING)
+    assert time is not None
+    return time
+
+
+def predicted(runs: Sequence[tuple[str, float]], *settings: str, calibrated: bool = True) -> PredictedSpeed | Unknown:
+    """The prediction of these settings after runs, each `knob=value ...` with the factor that it was slower by."""
+    measured = []
+    for number, (words, slower) in enumerate(runs):
+        time = timed(*words.split())
+        rate = math.log(time.samples / time.seconds / slower)
+        measured.append((MeasuredSpeed(resolve("tiny-llama", words.split()), 1, rate, 1e-4, f"run {number}"), time))
+    model = SpeedModel(resolve("tiny-llama"), measured, calibrated=calibrated)
+    return model.predict(resolve("tiny-llama", settings), 1, timed(*settings))
+
+
+def shown(runs: Sequence[tuple[str, float]], *settings: str) -> PredictedSpeed:
+    found = predicted(runs, *settings)
+    assert isinstance(found, PredictedSpeed), found
+    return found
+
+
+def test_the_time_of_a_step_is_its_work_by_the_calibrated_speeds() -> None:
+    # 1500 calls of 10 us, 16 GFLOP at 0.1 TFLOP/s, 0.9 GB at 10 GB/s, each by its factor of LONGER.
+    time = timed("batch_size=8")
+    assert time.seconds == pytest.approx(0.8 * 0.015 + 1.2 * 0.16 + 0.5 * 0.09)
+    assert time.shares == pytest.approx((0.012 / 0.249, 0.192 / 0.249, 0.045 / 0.249))
+    assert time.samples == 8
+    assert timed("batch_size=8", "grad_accum=3").seconds == pytest.approx(0.8 * 0.035 + 1.2 * 0.48 + 0.5 * 0.25)
+    assert timed("batch_size=8", "precision=bf16").seconds == pytest.approx(0.8 * 0.015 + 1.2 * 0.02 + 0.5 * 0.09)
+
+
+def test_ranks_on_a_cpu_share_it() -> None:
+    two = timed("batch_size=8", "strategy=ddp", "devices=2", devices=2)
+    assert two.seconds == pytest.approx(0.8 * 0.015 + 1.2 * 0.32 + 0.5 * 0.18)
+    assert two.samples == 16
+
+
+def test_a_precision_without_a_calibrated_peak_has_no_time() -> None:
+    spec = resolve("tiny-llama", ["precision=fp16"])
+    assert step_time(spec, traced(spec), 1, 2, CEILING) is None
+
+
+def test_before_any_run_the_work_alone_is_shown_with_a_wide_interval() -> None:
+    found, time = shown([], "batch_size=8"), timed("batch_size=8")
+    assert found.median == pytest.approx(time.samples / time.seconds)
+    assert 1.5 < found.high / found.low < WIDEST
+    assert "calibrated" in found.basis
+
+
+def test_without_a_calibration_nothing_is_shown_until_runs_tell() -> None:
+    found = predicted([], calibrated=False)
+    assert isinstance(found, Unknown)
+    assert "doctor --calibrate" in found.why
+    after = predicted([("", 3.0)], calibrated=False)
+    assert isinstance(after, PredictedSpeed)
+    assert after.median == pytest.approx(shown([]).median / 3, rel=0.02)
+
+
+def test_a_run_corrects_the_prediction_of_its_own_settings_most() -> None:
+    before, slower = shown([], "batch_size=8"), [("batch_size=8", 1.4)]
+    again, larger = shown(slower, "batch_size=8"), shown(slower, "batch_size=32")
+    assert again.median == pytest.approx(before.median / 1.4, rel=0.02)
+    assert again.high / again.low < larger.high / larger.low < before.high / before.low
+    assert "1 of this model" in again.basis
+
+
+def test_runs_tell_what_a_knob_does_beside_its_work() -> None:
+    without = shown([("", 1.2)], "compile=default", "batch_size=16")
+    with_it = shown([("", 1.2), ("compile=default", 0.9)], "compile=default", "batch_size=16")
+    assert with_it.median > 1.2 * without.median
+    assert with_it.high / with_it.low < without.high / without.low
+
+
+def test_an_interval_of_a_factor_of_three_is_not_shown() -> None:
+    found = predicted([], "strategy=ddp", "devices=2", "compile=default", "engine=trainer")
+    assert isinstance(found, Unknown)
+    assert "within a factor of" in found.why
+
+
+def recorded(home: Home, number: int, rate: float = 10.0, run: dict[str, Any] | None = None, **changes: Any) -> None:
+    """A finished run of tiny-llama in the home."""
+    run_id = f"20261122-1200{number:02}-tiny-llama-0000"
+    directory = home.directory(run_id)
+    directory.mkdir(parents=True)
+    spec = resolve("tiny-llama")
+    file = RunFile(
+        run_id=run_id, **{**spec.record_fields(), **(run or {})}, clock=ClockAnchor(monotonic_ns=0, wall_ns=0)
+    )
+    speed = Throughput(samples_per_s=Spread(median=rate, mad=0.1), measured_under=changes.pop("under", None))
+    result = Result(
+        run_id=run_id, state="finished", throughput=speed, steps=StepCount(measured=20), cpu=None, **changes
+    )
+    (directory / RUN_FILE).write_bytes(msgspec.json.encode(file))
+    (directory / RESULT_FILE).write_bytes(msgspec.json.encode(result))
+
+
+def rates(home: Home, device: Device = CPU) -> list[float]:
+    return [round(math.exp(one.log_rate), 6) for one in measured_speeds(home, resolve("tiny-llama"), device)]
+
+
+def test_finished_runs_on_the_same_device_count_the_newest_first(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    recorded(home, 1, 11.0)
+    recorded(home, 2, 12.0)
+    recorded(home, 3, 13.0, run={"model": {"family": "gpt2"}})
+    assert rates(home) == [12.0, 11.0, 13.0]
+    assert rates(home, Device("cuda", "NVIDIA H100")) == []
+
+
+def test_a_run_whose_speed_is_not_that_of_its_settings_does_not_count(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    recorded(home, 1, under="strict malloc thresholds")
+    recorded(home, 2, throttle=Throttle(thermal_fraction=0.5))
+    recorded(home, 3, role="trial")
+    assert rates(home) == []
+
+
+def test_a_run_beside_others_counts_less(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    recorded(home, 1, conditions=Conditions(others_cpu_percent=40.0))
+    recorded(home, 2)
+    alone, beside = measured_speeds(home, resolve("tiny-llama"), CPU)
+    assert beside.variance > 0.1 > alone.variance
