@@ -23,6 +23,9 @@ class TenMiBASample:
 
     device = "cpu"
     corrections = DeviceCorrections()
+    segments = ()
+    stacks = ()
+    optimizer_work = (1000.0, 1e9, 1e9)
 
     def on(self, gpu: str | None) -> TenMiBASample:
         """Nothing is known of any GPU."""

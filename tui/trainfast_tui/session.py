@@ -16,8 +16,10 @@ from trainfast_runner.records.home import Home
 from trainfast_tui.control.background import in_background
 from trainfast_tui.control.best_control import BestControl
 from trainfast_tui.control.compared_runs import compared_runs, compared_with_previous
+from trainfast_tui.control.idle_calibrator import IdleCalibrator
 from trainfast_tui.control.memory_view import MemoryView
 from trainfast_tui.control.messages import (
+    DeviceCalibrated,
     KnobRefused,
     MachineSeen,
     MemoryPredicted,
@@ -39,6 +41,7 @@ from trainfast_tui.control.oom_explainer import OomExplainer
 from trainfast_tui.control.predictor import Predictor, knows_free_memory, request_for
 from trainfast_tui.control.run_control import RunControl
 from trainfast_tui.control.search_control import SearchControl
+from trainfast_tui.control.speed_view import SpeedView, measured_speed
 from trainfast_tui.live.reader import Reader
 from trainfast_tui.text.search_kind import SearchKind
 
@@ -70,6 +73,8 @@ class Session:
         self.snapshot: Snapshot | None = None
         self.memory: MemoryView | None = None
         """The newest prediction for the next run."""
+        self.speed: SpeedView | None = None
+        """Its predicted speed."""
         self.runs = RunControl(home, self.post, python)
         self.search = SearchControl(home, self.post, python)
         self.best = BestControl(home, self.post, python)
@@ -78,7 +83,8 @@ class Session:
             lambda snapshot: self.post(SnapshotTaken(snapshot)),
             lambda error: self.post(ThreadFailed(error)),
         )
-        self.predictor = Predictor(self.post, python, self.warm_tracer)
+        self.predictor = Predictor(self.post, python, self.warm_tracer, home)
+        self.calibrator = IdleCalibrator(home, self.post, python)
         self.oom = OomExplainer(self.post, python, self.warm_tracer)
         self._python = python
         self._tracer: WarmTracer | None = None
@@ -86,7 +92,9 @@ class Session:
         self._situation: Situation | None = None
         self._is_chosen = preset is not None
         """True if the knobs were chosen: a run on the screen and the machine do not replace them then."""
-        self._predicted_for: tuple[RunSpec, Machine, bool, str, bool] | None = None
+        self.calibrations = 0
+        """How often the device was calibrated by this app."""
+        self._predicted_for: tuple[NextRun, Machine, bool, str, bool] | None = None
         self._gathered_for: tuple[str, str, str] | None = None
         self._adopted: str | None = None
         self._notified_elsewhere: str | None = None
@@ -111,6 +119,7 @@ class Session:
         """End the threads, and traces, which are processes that would outlive the app."""
         self.predictor.stop(END_TRACES_S)
         self.oom.stop(END_TRACES_S)
+        self.calibrator.stop(END_TRACES_S)
         if self._tracer is not None:
             self._tracer.close()
         self.reader.stop()
@@ -139,8 +148,11 @@ class Session:
             case SituationGathered(situation):
                 self._situation = situation
                 self.post(NextRunChanged())
-            case MemoryPredicted(view):
-                self.memory = view
+            case DeviceCalibrated():
+                self.calibrations += 1
+                self.predict()
+            case MemoryPredicted(view, speed):
+                self.memory, self.speed = view, speed
             case OomExplained():
                 self.oom.note(message)
             case RunStarted(directory):
@@ -167,6 +179,7 @@ class Session:
             self.post(SearchEnded(ended, SearchKind.BEST))
         self.gather_advice()
         self.predict()
+        self._calibrate_when_idle(snapshot)
         self.runs.note_shown(snapshot.run.directory if snapshot.run is not None else None)
         elsewhere = snapshot.started_elsewhere
         # A run that this app just started comes onto the screen by itself.
@@ -237,12 +250,14 @@ class Session:
 
     def start_run(self, next_run: NextRun, stop: Path | None = None) -> None:
         """Start this run, after the run in `stop` has ended."""
+        self.calibrator.stop()
         self.runs.start(next_run.spec, stop)
         self.predict()
 
     def start_search(self, stop: Path | None = None) -> None:
         """Search the largest batch of the next run, after the run in `stop` has ended."""
         if self.next_run is not None:
+            self.calibrator.stop()
             first = None if stop is None else partial(self.runs.end, stop)
             self.search.start(self.next_run.spec, cool_to_c=self.runs.cool_to_c, first=first)
             self.predict()
@@ -270,6 +285,13 @@ class Session:
         """The next run's predicted memory, and the measured memory of the run on the screen."""
         measured = measured_memory(self.shown_run, self.next_run)
         return self.memory if measured is None else replace(self.memory or MemoryView(), measured=measured)
+
+    def speed_view(self) -> SpeedView | None:
+        """Predicted speed of the next run, and the measured one of the run on the screen; None without a prediction."""
+        measured = measured_speed(self.shown_run)
+        if measured is None or (self.speed is None and measured.predicted is None):
+            return self.speed
+        return replace(self.speed or SpeedView(), measured=measured)
 
     def predicted_fit(self) -> PredictedFit | None:
         """Return the next run's prediction; None while the newest one is about another batch."""
@@ -313,11 +335,23 @@ class Session:
         on_gpu = self.machine.used_by(self.next_run.spec.knobs["devices"]).device == "cuda"
         is_busy = searches or measured or (on_gpu and (live or self.runs.is_starting))
         # Free memory changes with every tick: only the first reading of it starts another prediction.
-        run_id = run.run_id if run is not None else ""
-        key = (self.next_run.spec, self.machine, is_busy, run_id, knows_free_memory(self.snapshot))
+        history = self._history(run)
+        key = (self.next_run, self.machine, is_busy, history, knows_free_memory(self.snapshot))
         if key != self._predicted_for:
             self._predicted_for = key
-            self.predictor.request(request_for(self.next_run, self.machine, self.snapshot, may_trace=not is_busy))
+            self.predictor.request(
+                request_for(self.next_run, self.machine, self.snapshot, may_trace=not is_busy, history=history)
+            )
+
+    def _calibrate_when_idle(self, snapshot: Snapshot) -> None:
+        run = snapshot.run
+        is_busy = self.running_search is not None or self.runs.is_starting or (run is not None and run.is_live)
+        self.calibrator.look(snapshot, self.machine, is_busy=is_busy)
+
+    def _history(self, run: RunSnapshot | None) -> str:
+        """A text that changes with what speeds are predicted from: ended runs and searches, and the calibration."""
+        ended = run is not None and run.result is not None
+        return repr((run.run_id if run is not None else "", ended, self.running_search, self.calibrations))
 
     def _gather(self, spec: RunSpec, machine: Machine) -> SituationGathered:
         from trainfast_runner.search.advice.situation import gather

@@ -57,3 +57,5 @@ class MemoryView:
     since_ns: int | None = None
     """CLOCK_MONOTONIC at which the trace under way began."""
     measured: Measured | None = None
+    before_bytes: int | None = None
+    """The peak predicted for the knobs before they were turned; None if none was turned."""

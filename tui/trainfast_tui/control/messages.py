@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from trainfast_runner.search.best.asked import BestAsked
     from trainfast_runner.settings.knob_values import KnobValue
     from trainfast_tui.control.memory_view import MemoryView
+    from trainfast_tui.control.speed_view import SpeedView
     from trainfast_tui.live.snapshot import Snapshot
 
 Post = Callable[[object], object]
@@ -50,9 +51,15 @@ class SituationGathered:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPredicted:
-    """The next run's memory was predicted, or the reason why not is known."""
+    """The next run's memory and speed were predicted, or the reasons why not are known."""
 
     view: MemoryView
+    speed: SpeedView | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCalibrated:
+    """The device's speeds were measured while the machine was idle."""
 
 
 @dataclass(frozen=True, slots=True)

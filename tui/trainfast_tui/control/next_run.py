@@ -44,6 +44,12 @@ class NextRun:
         reference = self.preset_knobs if self.shown_run_knobs is None else self.shown_run_knobs
         return not asks_for_same(name, reference.get(name), self.spec.knobs[name])
 
+    def turned_from(self) -> RunSpec | None:
+        """The same model with the knobs of the run on the screen, or of the preset; None if they are the same."""
+        reference = self.preset_knobs if self.shown_run_knobs is None else self.shown_run_knobs
+        changed = {name: reference[name] for name in self.spec.knobs if name in reference and self.is_changed(name)}
+        return replace(self.spec, knobs={**self.spec.knobs, **changed}) if changed else None
+
     def fields(self) -> list[str]:
         """Overrides of the preset's model and data fields, as they are typed."""
         sections = {"model": self.spec.model, "data": self.spec.data}

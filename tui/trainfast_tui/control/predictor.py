@@ -1,4 +1,4 @@
-"""Predict the next run's memory in threads: at once from an earlier trace, or after tracing the model."""
+"""Predict the next run's memory and speed in threads: at once from an earlier trace, or after tracing the model."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.settings.knob_type import whole_number
 from trainfast_tui.control.memory_view import MemoryView, importing
 from trainfast_tui.control.messages import MemoryPredicted, Post, ThreadFailed
+from trainfast_tui.control.speed_predictor import SpeedPredictor, Traced
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
@@ -21,10 +22,12 @@ if TYPE_CHECKING:
     from trainfast_runner.memory.model import MemoryModel
     from trainfast_runner.memory.tracing import Tracing
     from trainfast_runner.memory.warm_tracer import WarmTracer
+    from trainfast_runner.records.home import Home
     from trainfast_runner.records.tick import Tick
     from trainfast_runner.running.follower import RunSnapshot
     from trainfast_runner.settings.spec import RunSpec
     from trainfast_tui.control.next_run import NextRun
+    from trainfast_tui.control.speed_view import SpeedView
     from trainfast_tui.live.snapshot import Snapshot
 
 NOT_NOW = "no prediction: a trace would slow the run"
@@ -32,13 +35,18 @@ NOT_NOW = "no prediction: a trace would slow the run"
 
 @dataclass(frozen=True, slots=True)
 class PredictionRequest:
-    """The settings to predict for. `may_trace` is False while a run is measured: a trace would take its CPU."""
+    """The settings to predict for. `may_trace` is False while a run is measured: a trace would take its CPU.
+
+    `before` are the settings before knobs were turned, None if none was; with another `history` there are new runs.
+    """
 
     spec: RunSpec
     machine: Machine
     free_bytes: int | None
     """Free memory of the host now."""
     may_trace: bool
+    before: RunSpec | None = None
+    history: str = ""
 
 
 def knows_free_memory(snapshot: Snapshot | None) -> bool:
@@ -48,17 +56,19 @@ def knows_free_memory(snapshot: Snapshot | None) -> bool:
 
 
 def request_for(
-    next_run: NextRun, machine: Machine, snapshot: Snapshot | None, *, may_trace: bool
+    next_run: NextRun, machine: Machine, snapshot: Snapshot | None, *, may_trace: bool, history: str = ""
 ) -> PredictionRequest:
     """Return the request for the next run, with the memory that is free by the newest sample."""
     tick = snapshot.tick if snapshot is not None else None
+    before = next_run.turned_from()
     machine = machine.used_by(next_run.spec.knobs["devices"])
     spec = _with_devices(next_run.spec, machine)
     if tick is None:
-        return PredictionRequest(spec, machine, None, may_trace)
+        return PredictionRequest(spec, machine, None, may_trace, before, history)
     run = snapshot.run if snapshot is not None else None
     live = run if run is not None and run.is_live else None
-    return PredictionRequest(spec, _with_free(machine, tick, live), _host_free(tick, live), may_trace)
+    free_bytes = _host_free(tick, live)
+    return PredictionRequest(spec, _with_free(machine, tick, live), free_bytes, may_trace, before, history)
 
 
 def _with_devices(spec: RunSpec, machine: Machine) -> RunSpec:
@@ -113,8 +123,11 @@ class Predictor:
         post: Post,
         python: str | None = None,
         tracer: Callable[[], WarmTracer | None] = lambda: None,
+        home: Home | None = None,
     ) -> None:
+        """Without a `home`, no speed is predicted."""
         self._post = post
+        self._speeds = None if home is None else SpeedPredictor(home, python)
         self._tracer = tracer
         self._importing = ""
         """The Python that is importing the training stack for the trace under way."""
@@ -168,21 +181,40 @@ class Predictor:
                 self._answered = True
             if request is None:
                 continue
-            view = self._answer(request)
+            view, speed = self._answer(request)
             with self._wake:
                 outdated = not self._answered
             if not outdated:
-                self._post(MemoryPredicted(view))
+                self._post(MemoryPredicted(view, speed))
 
-    def _answer(self, request: PredictionRequest) -> MemoryView:
-        from trainfast_runner.memory.tracing import cached_model
+    def _answer(self, request: PredictionRequest) -> tuple[MemoryView, SpeedView | None]:
+        from trainfast_runner.memory.tracing import cached_models
 
         try:
-            model = cached_model(request.spec, request.machine.device, self._python)
-            if model is not None:
-                return MemoryView(predicted_fit(model, request), whole_number(request.spec.knobs, "batch_size"))
+            model_of = cached_models(request.machine.device, self._python)
+            if (model := model_of(request.spec)) is not None:
+                return self._predicted(request, model, None if request.before is None else model_of(request.before))
         except UserError as error:
-            return MemoryView(words=f"no prediction: {error.message}", failed=True)
+            return MemoryView(words=f"no prediction: {error.message}", failed=True), None
+        return self._unpredicted(request), None
+
+    def _predicted(
+        self, request: PredictionRequest, model: MemoryModel, before: MemoryModel | None
+    ) -> tuple[MemoryView, SpeedView | None]:
+        """The memory and speed by the model of a trace, each with that before knobs were turned."""
+        spec, machine = request.spec, request.machine
+        earlier = None if request.before is None or before is None else Traced(request.before, before)
+        view = MemoryView(
+            predicted_fit(model, request),
+            whole_number(spec.knobs, "batch_size"),
+            before_bytes=None if earlier is None else _peak_bytes(earlier, machine),
+        )
+        if self._speeds is None:
+            return view, None
+        return view, self._speeds.predict(Traced(spec, model), earlier, machine, request.history)
+
+    def _unpredicted(self, request: PredictionRequest) -> MemoryView:
+        """The reason for no prediction, or the trace that will give one."""
         reason = self._failed.get(_key(request))
         if reason is not None:
             return MemoryView(words=f"no prediction: {reason}", failed=True)
@@ -257,6 +289,18 @@ def predicted_fit(model: MemoryModel, request: PredictionRequest) -> PredictedFi
     spec, machine = request.spec, request.machine
     free = None if request.free_bytes is None else within_container(request.free_bytes)
     return predict_headroom(model, spec, machine, world_size(spec, machine), free)
+
+
+def _peak_bytes(traced: Traced, machine: Machine) -> int | None:
+    """Predict the peak of other settings; None if they cannot run on this machine."""
+    from trainfast_runner.memory.available import gpu_of
+    from trainfast_runner.settings.world import world_size
+
+    try:
+        ranks = world_size(traced.spec, machine)
+        return traced.model.on(gpu_of(traced.spec, machine)).predict(traced.spec, ranks).total_bytes
+    except UserError:
+        return None
 
 
 def _key(request: PredictionRequest) -> str:

@@ -28,6 +28,7 @@ from trainfast_tui.widgets.ending_panel import EndingPanel
 from trainfast_tui.widgets.knob_panel import KnobPanel
 from trainfast_tui.widgets.log_pane import LogPane
 from trainfast_tui.widgets.memory_bar import MemoryBar
+from trainfast_tui.widgets.speed_bar import SpeedBar
 from trainfast_tui.widgets.step_panel import StepPanel
 from trainfast_tui.widgets.strips import Header, StatusLine
 from trainfast_tui.widgets.welcome import TooSmall, Welcome
@@ -97,6 +98,7 @@ class MainScreen(AppScreen):
             with Vertical(id="side"):
                 yield KnobPanel(self.session)
                 yield MemoryBar()
+                yield SpeedBar()
         yield LogPane()
         yield StatusLine(id="status")
         yield self.footer()
@@ -153,11 +155,12 @@ class MainScreen(AppScreen):
         self.show_memory()
 
     def show_memory(self) -> None:
-        """Paint the next run's memory, and below it the measured memory of the run on the screen."""
+        """Paint the next run's memory and speed, each over that of the run on the screen."""
         if not self.is_ready:
             return
         view = self.session.memory_view()
         self.query_one(MemoryBar).show(view)
+        self.query_one(SpeedBar).show(self.session.speed_view())
         fit = view.fit if view is not None else None
         self.query_one(KnobPanel).show_chosen({} if fit is None else {"attention": fit.predicted.attention})
 

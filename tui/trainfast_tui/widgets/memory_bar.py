@@ -74,9 +74,9 @@ def _predicted(view: MemoryView, width: int, roomy: bool) -> list[Line]:
         return [rule("memory", width), *_words(view, width, 4 if roomy else 2)]
     bar = _bar(fit, view.measured, width)
     if not roomy:
-        return [_total(fit, width), bar, *_verdict(fit, width, 2)]
+        return [_total(fit, view.before_bytes, width), bar, *_verdict(fit, width, 2)]
     title = rule(f"memory at its peak: {PHASES.get(fit.predicted.phase, fit.predicted.phase)}", width)
-    return [title, bar, *_legend(fit, width), _total(fit, width), *_verdict(fit, width, 4)]
+    return [title, bar, *_legend(fit, width), _total(fit, view.before_bytes, width), *_verdict(fit, width, 4)]
 
 
 def _verdict(fit: PredictedFit, width: int, most: int) -> list[Line]:
@@ -93,7 +93,19 @@ def _words(view: MemoryView, width: int, most: int) -> list[Line]:
     return paragraph(words, width, "warning" if view.failed else "muted", most)
 
 
-def _total(fit: PredictedFit, width: int) -> Line:
+def _total(fit: PredictedFit, before_bytes: int | None, width: int) -> Line:
+    """Return the peak and its limit, with the change by the turned knobs where there is room."""
+    line = _peak_of_limit(fit, width)
+    if not before_bytes:
+        return line
+    change = 100 * (fit.predicted.total_bytes / before_bytes - 1)
+    words = f" {fmt.signed_percent(change)}"
+    shown: Line = [*line[:2], (words, "warning" if change > 0 else "success"), *line[2:]]
+    # Whose limit it is was said before the knobs were turned.
+    return next((one for one in (shown, shown[:-1]) if line_length(one) <= width), line)
+
+
+def _peak_of_limit(fit: PredictedFit, width: int) -> Line:
     room, line = fit.available, [("predicted ", "muted"), (fmt.size(fit.predicted.total_bytes), "title")]
     if room is None:
         return line

@@ -1,0 +1,89 @@
+"""The device is calibrated once while the machine is idle, and never beside a training."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from recorded import START_NS, S, a_tick
+from still import CPU, a_snapshot
+
+from trainfast_runner.machine import calibration
+from trainfast_runner.machine.calibration import Ceiling
+from trainfast_runner.machine.worker_scripts import TraceCancelled
+from trainfast_runner.records.home import Home
+from trainfast_tui.control.idle_calibrator import IDLE_S, IdleCalibrator
+from trainfast_tui.control.messages import DeviceCalibrated
+from trainfast_tui.live.snapshot import Snapshot
+
+QUIET = Ceiling(device="cpu", name="", tflops={"fp32": 0.1}, copy_gb_per_s=1.0, operation_us=1.0)
+
+
+class Calibrations:
+    """Stands in for the measurement, which takes seconds of every core: lasts until `go` or until it is given up."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, home: Home) -> None:
+        self.begun, self.ended, self.go = threading.Event(), threading.Event(), threading.Event()
+        self.posted: queue.Queue[object] = queue.Queue()
+        self.calibrator = IdleCalibrator(home, self.posted.put, None)
+        monkeypatch.setattr(calibration, "calibrate", self._calibrate)
+
+    def _calibrate(self, home: Home, python: str | None, cancelled: threading.Event) -> Ceiling:
+        self.begun.set()
+        while not self.go.wait(0.005):
+            if cancelled.is_set():
+                self.ended.set()
+                raise TraceCancelled
+        return QUIET
+
+    def look(self, second: float, *, is_busy: bool = False, cpu_percent: float = 1.0) -> None:
+        self.calibrator.look(seen(second, cpu_percent), CPU, is_busy=is_busy)
+
+
+def seen(second: float, cpu_percent: float) -> Snapshot:
+    """The machine at this second."""
+    tick = a_tick(int(second), live=False)
+    assert tick.host is not None
+    tick = msgspec.structs.replace(tick, devices=[], host=msgspec.structs.replace(tick.host, cpu_percent=cpu_percent))
+    return replace(a_snapshot(None, ticks=(tick,)), taken_ns=START_NS + int(second * S))
+
+
+@pytest.fixture
+def calibrations(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calibrations:
+    return Calibrations(monkeypatch, Home(tmp_path))
+
+
+def test_an_idle_machine_is_calibrated_once(calibrations: Calibrations) -> None:
+    calibrations.look(0)
+    calibrations.look(IDLE_S - 1)
+    assert not calibrations.begun.is_set()
+    calibrations.look(IDLE_S)
+    assert calibrations.begun.wait(60)
+    calibrations.go.set()
+    assert isinstance(calibrations.posted.get(timeout=60), DeviceCalibrated)
+    calibrations.begun.clear()
+    for second in (100, 200, 300):
+        calibrations.look(second)
+    assert not calibrations.begun.is_set()
+
+
+def test_a_busy_machine_is_left_alone(calibrations: Calibrations) -> None:
+    for second in range(0, 200, 10):
+        calibrations.look(second, cpu_percent=1.0 if second % 20 else 60.0)
+    calibrations.look(300, is_busy=True)
+    assert not calibrations.begun.is_set()
+
+
+def test_a_training_that_begins_ends_the_measurement(calibrations: Calibrations) -> None:
+    calibrations.look(0)
+    calibrations.look(IDLE_S)
+    assert calibrations.begun.wait(60)
+    # Its own work is no other's.
+    calibrations.look(IDLE_S + 1, cpu_percent=100.0)
+    assert not calibrations.ended.is_set()
+    calibrations.look(IDLE_S + 2, is_busy=True)
+    assert calibrations.ended.wait(60)

@@ -1,0 +1,94 @@
+"""The speed bar: what it says of a prediction, of turned knobs, of a measurement, and while there is none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from recorded import MIB
+from still import StillApp, a_fit, a_snapshot, screen_text
+
+from trainfast_runner.memory.available import RankLimit
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_file import PredictedSpeed
+from trainfast_tui.control.memory_view import MemoryView
+from trainfast_tui.control.messages import MemoryPredicted, SnapshotTaken
+from trainfast_tui.control.next_run import of_preset
+from trainfast_tui.control.speed_view import MeasuredSpeed, SpeedView
+from trainfast_tui.widgets.memory_bar import memory_lines
+from trainfast_tui.widgets.speed_bar import speed_lines
+
+FULL, SMALL = (160, 48), (80, 24)
+PANEL = {FULL: 46, SMALL: 30}
+SPEED = PredictedSpeed(median=14.2, low=12.9, high=15.6, basis="3 runs")
+PREDICTED = SpeedView(SPEED)
+
+
+def shown(view: SpeedView, size: tuple[int, int] = FULL) -> list[str]:
+    """The bar's lines as wide as the panel is on a screen of that size."""
+    texts = ["".join(text for text, _ in line).rstrip() for line in speed_lines(view, PANEL[size], size[1])]
+    assert all(len(text) <= PANEL[size] for text in texts), texts
+    return texts
+
+
+def test_a_prediction_is_said_with_its_interval_under_its_bar() -> None:
+    title, bar, words = shown(PREDICTED)
+    assert title.startswith("speed ")
+    assert (bar.count("█"), bar.count("▒")) == (38, 8), "the interval's lower end, and the rest of the interval"
+    assert words == "predicted 14.2 samples/s (12.9 to 15.6)"
+
+
+def test_the_smallest_screen_says_it_in_two_lines() -> None:
+    bar, words = shown(PREDICTED, SMALL)
+    assert bar.startswith("█")
+    assert words == "14.2 samples/s (12.9 to 15.6)"
+
+
+def test_turned_knobs_show_the_change_in_both_bars() -> None:
+    faster = replace(PREDICTED, before=10.0)
+    _, bar, words = shown(faster)
+    assert words == "14.2 samples/s (12.9 to 15.6) +42.0 %", "as much as there is room for"
+    assert bar[29] == "┃", "where it was"
+    fit = a_fit(500, RankLimit(1024 * MIB, "memory_limit"), activations=500)
+    lines = memory_lines(MemoryView(fit, before_bytes=400 * MIB), 46, 48)
+    assert any("predicted 500 MiB +25.0 % of 1.00 GiB" in "".join(text for text, _ in line) for line in lines)
+
+
+def test_an_ended_run_stands_below_with_the_difference_to_its_own_prediction() -> None:
+    measured = MeasuredSpeed(15.0, replace_median(SPEED, 12.0))
+    assert shown(replace(PREDICTED, measured=measured))[-1] == "measured 15.0 samples/s, +25.0 % of its 12.0"
+    assert shown(replace(PREDICTED, measured=measured), SMALL)[-1] == "measured 15.0/s, +25.0 %"
+    alone = SpeedView(measured=MeasuredSpeed(15.0, None))
+    assert shown(alone)[-1] == "measured 15.0 samples/s"
+
+
+def replace_median(speed: PredictedSpeed, median: float) -> PredictedSpeed:
+    return PredictedSpeed(median=median, low=speed.low, high=speed.high, basis=speed.basis)
+
+
+def test_without_a_prediction_it_says_why() -> None:
+    why = "known only within a factor of 3.4; a run tells more"
+    assert " ".join(shown(SpeedView(why=why))[1:]) == f"no speed predicted: {why}"
+
+
+@pytest.mark.parametrize("size", [FULL, SMALL])
+async def test_the_main_screen_shows_speed_below_memory(home: Home, size: tuple[int, int]) -> None:
+    app = StillApp(home)
+    async with app.run_test(size=size) as pilot:
+        app.post(SnapshotTaken(a_snapshot(None)))
+        app.post(MemoryPredicted(MemoryView(words="tracing the model…"), PREDICTED))
+        await pilot.pause()
+        text = screen_text(app)
+        assert text.index("tracing the model") < text.index("14.2 samples/s (12.9 to 15.6)")
+
+
+def test_the_knobs_before_a_turn_are_those_of_the_preset_or_of_the_run() -> None:
+    next_run = of_preset("tiny-llama")
+    assert next_run.turned_from() is None
+    turned = next_run.with_value("batch_size", "32").with_value("precision", "bf16")
+    before = turned.turned_from()
+    assert before is not None
+    assert (before.knobs["batch_size"], before.knobs["precision"]) == (8, "fp32")
+    ran = replace(turned, shown_run_knobs={**turned.spec.knobs, "batch_size": 16}).turned_from()
+    assert ran is not None
+    assert (ran.knobs["batch_size"], ran.knobs["precision"]) == (16, "bf16")

@@ -1,0 +1,65 @@
+"""Predict the next run's speed from its memory model, beside its memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trainfast_runner.errors import UserError
+from trainfast_tui.control.speed_view import SpeedView
+
+if TYPE_CHECKING:
+    from trainfast_runner.machine.devices import Machine
+    from trainfast_runner.memory.model import MemoryModel
+    from trainfast_runner.records.home import Home
+    from trainfast_runner.records.run_file import PredictedSpeed
+    from trainfast_runner.search.speed.speeds import Speeds
+    from trainfast_runner.settings.spec import RunSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """Settings with the memory model of their trace."""
+
+    spec: RunSpec
+    model: MemoryModel
+
+
+class SpeedPredictor:
+    """Keeps what is known of speeds on a device until the history changes. For one thread."""
+
+    def __init__(self, home: Home, python: str | None) -> None:
+        self._home, self._python = home, python
+        self._known: tuple[str, Speeds] | None = None
+
+    def predict(self, wanted: Traced, before: Traced | None, machine: Machine, history: str) -> SpeedView:
+        """Predict the wanted settings, and those before they were turned; earlier runs are read once a `history`."""
+        try:
+            found = self._predicted(wanted, machine, history)
+            earlier = None if before is None else self._predicted(before, machine, history)
+        except UserError as error:
+            return SpeedView(why=error.message)
+        if isinstance(found, str):
+            return SpeedView(why=found)
+        return SpeedView(found, before=None if earlier is None or isinstance(earlier, str) else earlier.median)
+
+    def _predicted(self, traced: Traced, machine: Machine, history: str) -> PredictedSpeed | str:
+        """The predicted speed, or why there is none. Raises UserError for devices that do not exist."""
+        from trainfast_runner.search.speed.predicted_speed import Unknown
+        from trainfast_runner.settings.world import device_count
+
+        spec = traced.spec
+        speeds = self._speeds(spec, machine, history)
+        found = speeds.predict(spec, device_count(spec, machine), traced.model)
+        return found.why if isinstance(found, Unknown) else found
+
+    def _speeds(self, spec: RunSpec, machine: Machine, history: str) -> Speeds:
+        from trainfast_runner.memory.available import gpu_of
+        from trainfast_runner.search.speed.measured import Device, about
+        from trainfast_runner.search.speed.speeds import speeds_on
+
+        device = Device(machine.used_by(spec.knobs["devices"]).device, gpu_of(spec, machine) or "")
+        key = repr((about(spec), device, history))
+        if self._known is None or self._known[0] != key:
+            self._known = key, speeds_on(self._home, spec, device, self._python)
+        return self._known[1]
