@@ -180,6 +180,15 @@ class Synthetic:
         total: float = work + optimizer + hidden
         return total
 
+    def parts_s(self, knobs: Mapping[str, Any]) -> tuple[float, float, float]:
+        """Seconds of a step's calls, products and moved bytes, as its work alone explains them."""
+        samples = self._global_batch
+        work = self._compute
+        for name in ("precision", "attention", "checkpointing"):
+            work *= self._factors.get(knobs.get(name), 1.0)
+        update = self._optimizer[knobs["optimizer"]] * self._compute * 8
+        return samples * work * self._launch / knobs["batch_size"], samples * work, update + 0.1 * samples * work
+
     def _small_terms(self, knobs: Mapping[str, Any], draw: random.Random) -> float:
         total: float = draw.gauss(0, 0.005)
         for pair in itertools.combinations(sorted(set(knobs) - {"grad_accum"}), 2):

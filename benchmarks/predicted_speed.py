@@ -1,0 +1,261 @@
+"""How well a run's speed is predicted: `python benchmarks/predicted_speed.py`, or `--live` to train for real.
+
+Over each grid in `benchmarks/grids`, once a seed: three settings are measured (the baseline and two others), and the
+speed of 20 others is predicted, by the traces of their model and a calibration of this machine. Without a grid the
+settings are those of synthetic spaces, labelled so: they judge the code, not a machine. `--live` calibrates, trains
+three settings of tiny-llama, then others, each predicted before it starts. Exits 1 when a budget is not held.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    # As a script, Python looks for modules beside this file only.
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.as_installed import app
+from benchmarks.best_fit_spaces import GRIDS, Recorded, Synthetic
+from benchmarks.budget import Row, print_table
+
+from trainfast_runner.machine.calibration import Ceiling, calibrate
+from trainfast_runner.machine.devices import Machine
+from trainfast_runner.memory.tracing import trace_models
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_file import PredictedSpeed
+from trainfast_runner.search.best.candidates import spec_of
+from trainfast_runner.search.speed.measured import MeasuredSpeed
+from trainfast_runner.search.speed.predicted_speed import SpeedModel
+from trainfast_runner.search.speed.step_time import StepTime, step_time
+from trainfast_runner.settings.spec import RunSpec, resolve
+from trainfast_runner.settings.world import device_count
+
+SEEDS, UNSEEN = 20, 20
+LEAST_PREDICTED, LEAST_INSIDE = 15, 16
+"""Of the unseen settings after three runs."""
+MOST_ERROR, WITHIN = 0.12, 2.0
+"""The median error after three runs, and the factor that a prediction before any run is within."""
+LEAST_WITHIN = 0.95
+"""Of the settings shown before any run: the widest 90 % interval that is shown leaves 4 % outside of a factor of 2."""
+STEP_NOISE = 1e-4
+"""Variance of the ln rate of some steps of one visit."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting with the calibrated time of its step. `rates` are its ln samples/s, one a visit."""
+
+    spec: RunSpec
+    devices: int
+    time: StepTime
+    rates: tuple[float, ...]
+
+    def measured(self, seed: random.Random) -> MeasuredSpeed:
+        """The speed in one of its visits, as a run would have measured it."""
+        return MeasuredSpeed(self.spec, self.devices, seed.choice(self.rates), STEP_NOISE, f"{seed.random()}")
+
+
+@dataclass
+class Score:
+    """Predictions beside what was measured. `errors` are of ln rate, `shown` is the number of predictions."""
+
+    shown: int = 0
+    asked: int = 0
+    errors: list[float] = field(default_factory=list)
+    inside: int = 0
+
+    def add(self, predicted: object, log_rate: float) -> None:
+        """Compare one prediction, or the lack of one."""
+        self.asked += 1
+        if isinstance(predicted, PredictedSpeed):
+            self.shown += 1
+            self.errors.append(abs(log_rate - math.log(predicted.median)))
+            self.inside += predicted.low <= math.exp(log_rate) <= predicted.high
+
+
+@dataclass
+class Scores:
+    """The scores of a terrain, one a seed: before any run, and after three."""
+
+    name: str
+    before: list[Score] = field(default_factory=list)
+    after: list[Score] = field(default_factory=list)
+
+    def rows(self) -> Iterator[Row]:
+        """The budgets, each by the median of the seeds."""
+        predicted = statistics.median(one.shown for one in self.after)
+        yield self._row(
+            "predicted after three runs",
+            f"{predicted:g} of {UNSEEN}",
+            f">= {LEAST_PREDICTED}",
+            predicted >= LEAST_PREDICTED,
+        )
+        error = statistics.median(math.expm1(_median(one.errors)) for one in self.after)
+        yield self._row("median error", f"{100 * error:.1f} %", f"<= {100 * MOST_ERROR:g} %", error <= MOST_ERROR)
+        share = sum(one.inside for one in self.after) / max(1, sum(one.shown for one in self.after))
+        measured = f"{100 * share:.0f} % of those shown"
+        yield self._row(
+            "inside the 90 % interval",
+            measured,
+            f">= {LEAST_INSIDE} of {UNSEEN}",
+            share >= LEAST_INSIDE / UNSEEN,
+        )
+        shown = sum(one.shown for one in self.before)
+        close = sum(error <= math.log(WITHIN) for one in self.before for error in one.errors)
+        asked = sum(one.asked for one in self.before)
+        yield self._row(
+            "before any run, within a factor of 2",
+            f"{close} of {shown} shown, of {asked}",
+            f">= {100 * LEAST_WITHIN:g} %",
+            0 < LEAST_WITHIN * shown <= close,
+        )
+
+    def _row(self, what: str, measured: str, budget: str, held: bool) -> Row:
+        return f"{self.name}: {what}", measured, budget, held
+
+
+def main() -> int:
+    """Print the table; the exit status is 1 when a budget is not held."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--grids", type=Path, default=GRIDS, metavar="FOLDER", help="the folder of recorded grids")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="how often three settings are drawn")
+    parser.add_argument("--live", action="store_true", help="train tiny-llama on this machine")
+    asked = parser.parse_args()
+    if asked.live:
+        return print_table(list(live().rows()))
+    scores = [score(path.stem, of_grid(path), asked.seeds) for path in sorted(asked.grids.glob("*.json"))]
+    if not scores:
+        print("no recorded grid: synthetic spaces, which judge the code and not a machine", file=sys.stderr)
+        scores = [of_synthetic_spaces(asked.seeds)]
+    return print_table([row for one in scores for row in one.rows()])
+
+
+def score(name: str, settings: Sequence[Setting], seeds: int) -> Scores:
+    """Predict unseen settings from none and from three measured ones, once a seed; the first is the baseline."""
+    found = Scores(name)
+    for number in range(seeds):
+        seed = random.Random(number)
+        others = seed.sample(settings[1:], min(UNSEEN + 2, len(settings) - 1))
+        known = [(one.measured(seed), one.time) for one in (settings[0], *others[:2])]
+        found.before.append(_scored(SpeedModel(settings[0].spec, [], calibrated=True), others[2:], seed))
+        found.after.append(_scored(SpeedModel(settings[0].spec, known, calibrated=True), others[2:], seed))
+    return found
+
+
+def _scored(model: SpeedModel, settings: Sequence[Setting], seed: random.Random) -> Score:
+    """Predict each setting, and compare with what one of its visits measured."""
+    found = Score()
+    for one in settings:
+        found.add(model.predict(one.spec, one.devices, one.time), seed.choice(one.rates))
+    return found
+
+
+def of_grid(path: Path) -> list[Setting]:
+    """The settings of a recorded grid, the baseline first, each with its time by a trace and this machine's speeds."""
+    stored, terrain = json.loads(path.read_text()), Recorded(path)
+    spec, machine = resolve(stored["preset"], stored["settings"]), Machine("cpu", (), (), os.cpu_count() or 1)
+    numbers = [terrain.space.baseline, *(one for one in terrain.rates if one != terrain.space.baseline)]
+    specs = [spec_of(spec, terrain.space.candidates[number].knobs) for number in numbers]
+    ceiling = ceiling_of_one_thread()
+    found: dict[int, Setting] = {}
+    for place, model in trace_models(specs, "cpu"):
+        if isinstance(model, Exception):
+            raise model
+        devices = device_count(specs[place], machine)
+        time = step_time(specs[place], model, devices, machine.cores, ceiling)
+        assert time is not None
+        found[place] = Setting(specs[place], devices, time, tuple(terrain.rates[numbers[place]]))
+    return [found[place] for place in sorted(found)]
+
+
+def ceiling_of_one_thread() -> Ceiling:
+    """Calibrate this machine with one thread, as grids are recorded."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    with tempfile.TemporaryDirectory() as folder:
+        found = calibrate(Home(Path(folder)))
+    if found.disturbed:
+        print("other processes took the CPU while it was calibrated: its speeds are too low", file=sys.stderr)
+    return found
+
+
+def of_synthetic_spaces(seeds: int) -> Scores:
+    """Predict in synthetic spaces, whose parts a calibration knows with an error."""
+    found = Scores("synthetic")
+    for number in range(seeds):
+        one = score("", synthetic_settings(Synthetic(number), random.Random(f"calibration {number}")), 1)
+        found.before += one.before
+        found.after += one.after
+    return found
+
+
+def synthetic_settings(space: Synthetic, draw: random.Random) -> list[Setting]:
+    """The settings of a synthetic space, the baseline first. The calibration is off by a factor for each part."""
+    off = [math.exp(draw.gauss(0, spread)) for spread in (0.3, 0.2, 0.3)]
+    baseline, candidates = space.space.baseline, space.space.candidates
+    numbers = [baseline, *(number for number in space.truth if number != baseline)]
+    base = resolve("tiny-llama")
+    found = []
+    for number in numbers:
+        one = candidates[number]
+        parts = [part * slower for part, slower in zip(space.parts_s(one.knobs), off, strict=True)]
+        shares = tuple(part / sum(parts) for part in parts)
+        time = StepTime(sum(parts), shares, one.samples_per_step)
+        found.append(Setting(spec_of(base, one.knobs), 1, time, (space.truth[number],)))
+    return found
+
+
+def live() -> Scores:
+    """Calibrate, train three settings of tiny-llama, then unseen ones, each predicted before it starts."""
+    draw, found = random.Random(0), Scores("live")
+    grid = [
+        {"batch_size": batch, "precision": precision, "optimizer": optimizer, "checkpointing": checkpointing}
+        for batch, precision, optimizer, checkpointing in itertools.product(
+            (2, 4, 8, 16, 32), ("fp32", "bf16"), ("adamw", "adamw-fused"), ("off", "full")
+        )
+    ]
+    draw.shuffle(grid)
+    with tempfile.TemporaryDirectory() as folder:
+        home = {**os.environ, "TRAINFAST_HOME": folder}
+        _asked(home, "doctor", "--calibrate")
+        found.before.append(Score())
+        found.after.append(Score())
+        for place, knobs in enumerate([{}, *grid[: 2 + UNSEEN]]):
+            settings = [word for name, value in knobs.items() for word in ("--set", f"{name}={value}")]
+            throughput = _asked(home, "run", "tiny-llama", "--set", "steps=20", *settings)["throughput"]
+            predicted, rate = throughput["predicted"], throughput["samples_per_s"]["median"]
+            print(f"{knobs or 'the preset'}: {rate:.1f} samples/s, predicted {predicted}", file=sys.stderr)
+            into = found.before[-1] if place == 0 else found.after[-1] if place > 2 else Score()
+            into.add(None if predicted is None else _speed(predicted), math.log(rate))
+    return found
+
+
+def _speed(fields: Mapping[str, Any]) -> PredictedSpeed:
+    return PredictedSpeed(median=fields["median"], low=fields["low"], high=fields["high"], basis=fields["from"])
+
+
+def _asked(environment: Mapping[str, str], *words: str) -> dict[str, Any]:
+    """The JSON object that a command prints. Raises CalledProcessError."""
+    done = subprocess.run([*app(), *words, "--json"], env=environment, check=True, capture_output=True, text=True)
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def _median(values: Sequence[float]) -> float:
+    return statistics.median(values) if values else math.inf
+
+
+if __name__ == "__main__":
+    sys.exit(main())
