@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,3 +41,11 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cli(tmp_path: Path, cache: Path) -> Cli:
     """The command line with nothing in its history."""
     return Cli(tmp_path / "home", tmp_path / "config", cache)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What processes leave behind, such as torchrun its log folders, goes when pytest deletes the test run's folder."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("TMPDIR", str(tmp_path_factory.mktemp("tmp")))
+        yield
