@@ -17,13 +17,16 @@ from trainfast_runner.records.json_lines import read_all
 from trainfast_runner.records.run_file import Event
 
 pytestmark = needs_tmux
+# The model of `SMALL`: what one test has asked of the training Python, the others find in the cache.
 QUICK = """schema = 1
 extends = "tiny-llama"
 [model]
-hidden_size = 64
-num_hidden_layers = 2
+hidden_size = 32
+num_hidden_layers = 1
+[data]
+kind = "random"
 [knobs]
-seq_len = 32
+seq_len = 16
 steps = {steps}
 """
 

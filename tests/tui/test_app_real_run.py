@@ -23,8 +23,9 @@ PATIENCE_S = 180.0
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[Home]:
-    """A home of which nothing is alive when the test ends."""
+def home(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
+    """A home of which nothing is alive when the test ends, beside the cache of all tests."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     home = Home(tmp_path / "home").ready()
     yield home
     for run_id in home.run_ids():

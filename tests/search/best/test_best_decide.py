@@ -30,6 +30,10 @@ from trainfast_runner.search.best.known import BestKnown, known
 SEEDS = 20
 
 
+# One process of the test run replays the searches for the tests that look at them.
+replays = pytest.mark.xdist_group("replayed-searches")
+
+
 @pytest.fixture(scope="module")
 def replayed() -> list[tuple[Synthetic, Replayed]]:
     """One search of each of so many synthetic spaces."""
@@ -66,6 +70,7 @@ def known_of(terrain: Synthetic, *lines: BestLine, warm: str | None = None, spen
     return known([asking(terrain), terrain.space, *lines], spent_s, warm)
 
 
+@replays
 def test_the_answer_is_within_two_percent_of_the_best(replayed: list[tuple[Synthetic, Replayed]]) -> None:
     answers = [told.answer for _, told in replayed]
     assert None not in answers
@@ -73,6 +78,7 @@ def test_the_answer_is_within_two_percent_of_the_best(replayed: list[tuple[Synth
     assert sum(close) >= 18, [regret(space, told.answer or 0) for space, told in replayed]
 
 
+@replays
 def test_few_runs_in_fresh_processes_confirm_it(replayed: list[tuple[Synthetic, Replayed]]) -> None:
     for _, told in replayed:
         assert sum(told.cold.values()) <= 12
@@ -81,6 +87,7 @@ def test_few_runs_in_fresh_processes_confirm_it(replayed: list[tuple[Synthetic, 
         assert len(told.found.baseline_run_ids) >= 2
 
 
+@replays
 def test_every_candidate_ends_with_a_verdict_and_most_are_never_run(
     replayed: list[tuple[Synthetic, Replayed]],
 ) -> None:
@@ -94,6 +101,7 @@ def test_every_candidate_ends_with_a_verdict_and_most_are_never_run(
         assert all((one.rate is not None) == (one.verdict == "measured") for one in told.found.verdicts)
 
 
+@replays
 def test_every_value_of_every_knob_was_run(replayed: list[tuple[Synthetic, Replayed]]) -> None:
     for space, told in replayed:
         ran = {line.candidate for line in told.lines if isinstance(line, Trial)}
