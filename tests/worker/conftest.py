@@ -7,14 +7,17 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed import TCPStore
 
+from forking import Forks
 from trainfast_runner.machine.extensions import extensions_directory, search_path
 
 WORKER = Path(__file__).parents[2] / "runner" / "trainfast_runner" / "worker"
@@ -153,20 +156,53 @@ def environment() -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def train(start: Callable[..., tuple[Path, list[str]]], environment: dict[str, str]) -> Callable[..., Run]:
-    """Train to the end; equal requests share one run."""
+def train(start: Callable[..., tuple[Path, list[str]]], environment: dict[str, str]) -> Iterator[Callable[..., Run]]:
+    """Train to the end; equal requests share one run.
+
+    A run that is `cold`, has a memory limit or is compiled starts as the product starts it: a process of its own, or
+    torchrun. All others are forked from a process with the imports done, whose heap is no measure of memory.
+    """
+    warm = Forks(Path(__file__).with_name("warm_rank.py"), environment)
     done: dict[str, Run] = {}
 
-    def run(**request: Any) -> Run:
-        key = json.dumps(request, sort_keys=True, default=str)
+    def run(cold: bool = False, **request: Any) -> Run:
+        key = json.dumps([cold, request], sort_keys=True, default=str)
         if key not in done:
             folder, command = start(**request)
+            compiled = request.get("compile", "off") != "off"
             # Compiling takes half a minute of a free core, and several times that of a busy one.
-            patience_s = 900 if request.get("compile", "off") != "off" else 400
-            ended = subprocess.run(
-                command, env=environment, cwd=folder, capture_output=True, text=True, timeout=patience_s, check=False
-            )
-            done[key] = Run(folder, ended.returncode, ended.stderr)
+            patience_s = 900 if compiled else 400
+            if cold or compiled or "memory_limit_bytes" in request:
+                ended = subprocess.run(
+                    command, env=environment, cwd=folder, capture_output=True, text=True, timeout=patience_s
+                )
+                done[key] = Run(folder, ended.returncode, ended.stderr)
+            else:
+                with ranks_of(environment, request.get("ranks", 1)) as ranks:
+                    forked = warm.run([str(folder)], ranks, folder, patience_s)
+                done[key] = Run(folder, forked.code, forked.err)
         return done[key]
 
-    return run
+    yield run
+    warm.close()
+
+
+@contextmanager
+def ranks_of(environment: dict[str, str], world_size: int) -> Iterator[list[dict[str, str]]]:
+    """The environment of each rank, and for as long as the context lasts the store at which they meet.
+
+    As torchrun's agent does: a port that a rank chose could be taken before the rank listens.
+    """
+    if world_size == 1:
+        yield [environment]
+        return
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    place = {
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+    }
+    yield [{**environment, **place, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world_size)]

@@ -9,6 +9,7 @@ import pytest
 from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
 
+from trainfast_runner.worker.data import photographs
 from trainfast_runner.worker.data.images import image_samples
 from trainfast_runner.worker.invalid import InvalidInput
 from trainfast_runner.worker.memory_trace.step_timeline import trace_step
@@ -66,7 +67,10 @@ def test_an_image_family_is_predicted(family: str) -> None:
     assert traced(small(family))["segments"]
 
 
-def test_a_family_without_a_size_is_predicted_at_the_size_of_its_data(tmp_path: Path) -> None:
+def test_a_family_without_a_size_is_predicted_at_the_size_of_its_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(photographs, "COUNT", 12)
     config = resolve_config({"family": "resnet"})
     loaded = image_samples([], config, 0, tmp_path, lambda what: None)
     assert loaded[0]["pixel_values"].shape == (3, FREE_IMAGE_SIZE, FREE_IMAGE_SIZE)

@@ -184,7 +184,7 @@ def test_recomputed_activations_are_activations(train: Train) -> None:
     assert with_checkpointing.temporary_bytes < 0.5 * one_block
 
     knobs = {name: spec.knobs[name] for name in ("seq_len", "batch_size", "checkpointing")}
-    run = train(model=spec.model, data=spec.data, steps=3, **knobs)
+    run = train(cold=True, model=spec.model, data=spec.data, steps=3, **knobs)
     # Memory is measured in the steps that are not timed.
     measured = max(step["peak_allocated_bytes"] for step in run.steps() if step["warmup"])
     assert measured == pytest.approx(with_checkpointing.total_bytes, rel=0.05)

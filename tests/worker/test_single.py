@@ -19,7 +19,7 @@ pytestmark = pytest.mark.xdist_group("one-process")
 
 
 def test_every_step_is_on_record_with_phases_that_add_up(train: Train) -> None:
-    run = train(steps=20)
+    run = train(cold=True, steps=20)
     assert run.code == 0, run.stderr
     steps = run.steps()
     assert [step["step"] for step in steps] == list(range(1, 21))
@@ -39,7 +39,7 @@ def test_every_step_is_on_record_with_phases_that_add_up(train: Train) -> None:
 
 
 def test_it_learns_real_text(train: Train) -> None:
-    run = train(steps=20)
+    run = train(cold=True, steps=20)
     losses = run.losses()
     assert losses[0] == pytest.approx(6.93, abs=0.15)  # log of the vocabulary
     assert losses[-1] < losses[0] - 1.0
@@ -49,7 +49,7 @@ def test_it_learns_real_text(train: Train) -> None:
 
 
 def test_what_ran_is_read_from_the_live_objects(train: Train) -> None:
-    run = train(steps=20)
+    run = train(cold=True, steps=20)
     assert run.record("started")["world_size"] == 1
     actual = run.record("actual")
     expected = {
@@ -89,7 +89,7 @@ def test_accumulation_equals_a_larger_batch(train: Train, objective: str) -> Non
 def test_checkpointing_changes_memory_not_losses(train: Train) -> None:
     model = {"num_hidden_layers": 6, **{k: v for k, v in LLAMA.items() if k != "num_hidden_layers"}}
     common = {"model": model, "batch_size": 32, "steps": 3}
-    plain, checkpointed = train(**common), train(**common, checkpointing="full")
+    plain, checkpointed = (train(cold=True, **common, checkpointing=how) for how in ("off", "full"))
     assert checkpointed.losses() == pytest.approx(plain.losses(), abs=1e-4)
     assert checkpointed.record("actual")["checkpointing"] == "full"
     peaks = [run.steps()[1]["phase_peaks"]["forward_backward"] for run in (plain, checkpointed)]

@@ -1,0 +1,23 @@
+"""One rank of a training, with torch and transformers imported."""
+
+from __future__ import annotations
+
+import importlib
+import runpy
+import sys
+import types
+
+from trainfast_runner.machine.worker_scripts import WORKER
+
+BOOTSTRAP = str(WORKER / "bootstrap.py")
+
+runpy.run_path(BOOTSTRAP)
+importlib.import_module("trainfast_worker.training")
+
+
+def main(arguments: list[str]) -> None:
+    """Train the run directory; the worker ends the process."""
+    # Processes that the rank spawns begin with this file, as those of a cold one do.
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    sys.modules["__main__"].__file__ = BOOTSTRAP
+    importlib.import_module("trainfast_worker.main").main(*arguments)
