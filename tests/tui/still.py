@@ -42,7 +42,7 @@ class StillSession(Session):
         super().__init__(home, **options)
         self.requests: list[PredictionRequest] = []
         self.predictor.request = self.requests.append  # type: ignore[method-assign]
-        self.oom.look = lambda run, may_trace: None  # type: ignore[method-assign]
+        self.oom.explain_if_oom = lambda run, may_trace: None  # type: ignore[method-assign]
 
     def start(self) -> None:
         self.post(MachineSeen(CPU))
