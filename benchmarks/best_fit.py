@@ -1,4 +1,4 @@
-"""How good the best-fit search is: `python benchmarks/best_fit.py replay`, or `record` to record a grid first.
+"""How good the best-fit search is: `python benchmarks/best_fit.py replay`; `record` records a grid, `live` searches it.
 
 `replay` replays the real decision code under a fake clock, once a seed, over the grids in `benchmarks/grids` and over
 synthetic spaces, which are labelled as such: they judge the code, not a machine. Beside it stand other ways to search,
@@ -26,6 +26,7 @@ if __name__ == "__main__":
     # As a script, Python looks for modules beside this file only.
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.best_fit_live import live
 from benchmarks.best_fit_others import OTHERS, why_no_optuna
 from benchmarks.best_fit_record import RECIPES, record
 from benchmarks.best_fit_replay import Replayed, question, replay
@@ -176,21 +177,22 @@ def replay_all(seeds: int, grids: Sequence[Recorded]) -> int:
 
 def decision_rows() -> list[Row]:
     """The budget of a decision towards the end of `DECISION_TRIALS` trials of a large space."""
-    warm, fresh = decision_s()
+    warm, cpu, fresh = decision_s()
     size = f"{DECISION_CANDIDATES:,} candidates, {DECISION_TRIALS} trials"
-    more = f" ({1000 * fresh:.0f} ms from the journal alone, once after a restart)"
+    more = f" ({1000 * cpu:.0f} ms of CPU; {1000 * fresh:.0f} ms from the journal alone, once after a restart)"
     return [at_most(f"decision for {size}", 1000 * warm, 50, "ms", digits=1, more=more)]
 
 
-def decision_s() -> tuple[float, float]:
-    """Median seconds of the last decisions, and the seconds of the last one from the journal alone."""
+def decision_s() -> tuple[float, float, float]:
+    """Median seconds of the last decisions, by the clock and of CPU, and those of CPU from the journal alone."""
     terrain = large_space(DECISION_CANDIDATES)
     lines: list[BestLine] = [
         question(terrain.name, terrain.space),
         terrain.space,
         Visited(run_id="one", process={}, start_s=5.0),
     ]
-    draw, before, last = random.Random(0), None, deque[float](maxlen=DECISIONS)
+    draw, before = random.Random(0), None
+    last, last_cpu = deque[float](maxlen=DECISIONS), deque[float](maxlen=DECISIONS)
     tried = draw.sample(range(DECISION_CANDIDATES), DECISION_TRIALS - 1)
     for number in (0, *(one for one in tried if one)):
         ms = [100 * math.exp(draw.gauss(-terrain.truth[number], 0.01)) for _ in range(5)]
@@ -206,13 +208,14 @@ def decision_s() -> tuple[float, float]:
                 seconds=1.0,
             )
         )
-        began = time.perf_counter()
+        began, began_cpu = time.perf_counter(), time.process_time()
         before = known(lines, 0.0, "one", before=before)
         decide(before)
         last.append(time.perf_counter() - began)
-    began = time.perf_counter()
+        last_cpu.append(time.process_time() - began_cpu)
+    began_cpu = time.process_time()
     decide(known(lines, 0.0, "one"))
-    return statistics.median(last), time.perf_counter() - began
+    return statistics.median(last), statistics.median(last_cpu), time.process_time() - began_cpu
 
 
 @dataclass
@@ -264,12 +267,20 @@ def main(words: Iterable[str] | None = None) -> int:
     part = parts.add_parser("record", help="record grids of this machine, or go on with them; up to 3 hours each")
     part.add_argument("grids", nargs="*", help=f"which ones (default all): {', '.join(RECIPES)}")
     part.add_argument("--passes", type=int, default=3, help="visits of every process (default 3)")
+    part = parts.add_parser("live", help="search a recorded grid's question for real, beside the grid's best")
+    part.add_argument("grids", nargs="*", help="which ones (default every recorded one)")
+    part.add_argument("--budget", default="10m", help="of each search (default 10m)")
     options = parser.parse_args(None if words is None else list(words))
     if options.what == "record":
         if unknown := [name for name in options.grids if name not in RECIPES]:
             parser.error(f"there is no grid {unknown[0]}; there are {', '.join(RECIPES)}")
         return record(options.grids or list(RECIPES), options.passes)
-    return replay_all(options.seeds, recorded())
+    grids = recorded()
+    if options.what == "live":
+        if unknown := set(options.grids) - {grid.name for grid in grids}:
+            parser.error(f"no grid {min(unknown)} is recorded; `record {min(unknown)}` records it")
+        return live([grid for grid in grids if not options.grids or grid.name in options.grids], options.budget)
+    return replay_all(options.seeds, grids)
 
 
 if __name__ == "__main__":

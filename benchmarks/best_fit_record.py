@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +46,23 @@ MOST_TRIES = 5
 
 @dataclass(frozen=True)
 class Recipe:
-    """One grid: a preset with settings, and the values of each varied knob."""
+    """One grid: a preset with settings, and the values of each varied knob.
+
+    `fewer` narrows the values of other knobs for a strategy: each of its settings takes a process of its own. A
+    setting takes `steps` timed steps a visit.
+    """
 
     name: str
     preset: str
     settings: tuple[str, ...]
     vary: Mapping[str, tuple[Any, ...]]
+    fewer: Mapping[str, Mapping[str, tuple[Any, ...]]] = field(default_factory=dict)
+    steps: int = STEPS
+
+    def records(self, knobs: Mapping[str, Any]) -> bool:
+        """True if the grid has this setting."""
+        fewer = self.fewer.get(str(knobs.get("strategy")), {})
+        return all(knobs[name] in values for name, values in fewer.items())
 
 
 COMMON = {
@@ -73,11 +84,13 @@ RECIPES = {
             "bert",
             "bert-base",
             (
-                *("model.num_hidden_layers=2", "model.hidden_size=192", "model.num_attention_heads=4"),
-                *("model.intermediate_size=768", "model.vocab_size=4096", "data.kind=random", "devices=cpu"),
-                *("workers=0", "pin_memory=off", "batch_size=8", "grad_accum=2"),
+                *("model.num_hidden_layers=2", "model.hidden_size=128", "model.num_attention_heads=4"),
+                *("model.intermediate_size=512", "model.vocab_size=2048", "data.kind=random", "seq_len=64"),
+                *("devices=cpu:2", "strategy=ddp", "workers=0", "pin_memory=off", "batch_size=8", "grad_accum=1"),
             ),
-            {**COMMON, "engine": ("native", "accelerate")},
+            {**COMMON, "batch_size": (1, 2, 4, 8, 16), "strategy": ("single", "ddp", "fsdp")},
+            fewer={"fsdp": {"optimizer": ("adamw",), "checkpointing": ("off",)}},
+            steps=30,
         ),
         Recipe(
             "vit",
@@ -108,11 +121,11 @@ def record(names: Sequence[str], passes: int, folder: Path = GRIDS) -> int:
     return 0
 
 
-def record_grid(recipe: Recipe, passes: int, path: Path, steps: int = STEPS) -> None:
+def record_grid(recipe: Recipe, passes: int, path: Path) -> None:
     """Record one grid into a file. Raises InUse, and UserError for a recipe that cannot run here."""
     spec = resolve(recipe.preset, recipe.settings)
     space = _space(spec, recipe)
-    grid = json.loads(path.read_text()) if path.exists() else _begin(recipe, space, steps)
+    grid = json.loads(path.read_text()) if path.exists() else _begin(recipe, space)
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         home = Home(Path(folder)).ready()
@@ -126,7 +139,7 @@ def record_grid(recipe: Recipe, passes: int, path: Path, steps: int = STEPS) -> 
                     continue
                 order.shuffle(settings)
                 print(f"{recipe.name}, pass {number + 1}, process {place + 1} of {len(visits)}", file=sys.stderr)
-                for visit in _visits(spec, space, settings, home, steps):
+                for visit in _visits(spec, space, settings, home, recipe.steps):
                     grid["visits"].append({"pass": number, "process": dict(process), **visit})
                     _write(path, grid)
 
@@ -144,17 +157,19 @@ def _space(spec: RunSpec, recipe: Recipe) -> Space:
 
     size = default_global_batch(spec, machine)
     vary, _ = vary_of(spec, recipe.vary, machine, size, refuse)
-    return enumerate_space(spec, machine, vary, size, refuse)
+    space = enumerate_space(spec, machine, vary, size, refuse)
+    kept = [one for one in space.candidates if recipe.records(one.knobs)]
+    return Space(candidates=kept, baseline=kept.index(space.candidates[space.baseline]), dropped=space.dropped)
 
 
-def _begin(recipe: Recipe, space: Space, steps: int) -> dict[str, Any]:
+def _begin(recipe: Recipe, space: Space) -> dict[str, Any]:
     """The head of a grid's file."""
     return {
         "schema": 1,
         "preset": recipe.preset,
         "settings": list(recipe.settings),
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, one thread a rank",
-        "steps": steps,
+        "steps": recipe.steps,
         "baseline": space.baseline,
         "candidates": [
             {

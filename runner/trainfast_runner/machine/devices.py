@@ -64,6 +64,14 @@ class Machine:
             return self
         return replace(self, device=CPU, gpus=(), missing=f"devices={devices}", refusal=None)
 
+    def limited_to(self, uuids: Sequence[str]) -> Machine:
+        """The machine with these of its GPUs alone. Raises UserError when one of them is not there any more."""
+        gpus = tuple(gpu for gpu in self.gpus if gpu.uuid in uuids)
+        if len(gpus) < len(set(uuids)):
+            gone = next(uuid for uuid in uuids if uuid not in {gpu.uuid for gpu in gpus})
+            raise UserError(f"GPU {gone} is not available any more", key="devices")
+        return replace(self, gpus=gpus)
+
     @property
     def why_no_gpu(self) -> str:
         """The reason in a few words, for a sentence about something else; `doctor` has the cure."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -84,9 +85,10 @@ class RunPlan:
         ]
 
 
-def plan_run(spec: RunSpec, python: str | None = None) -> RunPlan:
+def plan_run(spec: RunSpec, python: str | None = None, among: Sequence[str] = ()) -> RunPlan:
     """Check a run against this machine and the training Python; about a second the first time.
 
+    `among` are the UUIDs of the GPUs it may choose from: empty for all, without meaning where `devices` names GPUs.
     Raises UserError; with exit code 3 when `memory_limit` is below what the parameters alone need.
     """
     spec = replace(spec, data=expand_paths(spec.data))
@@ -94,6 +96,8 @@ def plan_run(spec: RunSpec, python: str | None = None) -> RunPlan:
     objective = spec.data["objective"]
     seen = training_python.inspect(python, spec.model, objective, count=limit is not None)
     machine = detect_machine(seen.versions, seen.executable).used_by(spec.knobs["devices"])
+    if among and not isinstance(spec.knobs["devices"], str):
+        machine = machine.limited_to(among)
     facts = Facts(spec, machine, seen.config, seen.versions, seen.executable)
     check(facts)
     if spec.knobs["attention"] in ("sdpa", "flash"):

@@ -142,6 +142,7 @@ def test_without_asking_only_knobs_that_train_the_same_are_varied() -> None:
     spec = resolve("tiny-llama")
     varied, left_alone = vary_of(spec, {}, CPU, default_global_batch(spec, CPU), refuse)
     assert varied["batch_size"] == [1, 2, 4, 8]
+    assert sorted(varied["grad_accum"]) == [1, 2, 4, 8], "no value that no candidate has"
     assert varied["precision"] == ["fp32", "bf16"]
     assert set(varied) >= {"checkpointing", "optimizer", "compile"}
     assert "seq_len" not in varied

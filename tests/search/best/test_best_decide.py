@@ -275,6 +275,17 @@ def test_the_budget_ends_the_trials_with_the_price_of_going_on(space: Synthetic)
     assert len(told.found.best_run_ids) >= 2, "the answer is confirmed all the same"
 
 
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8, 0.95])
+def test_a_budget_that_ends_names_a_chance_or_what_was_never_run(share: float) -> None:
+    for seed in range(6):
+        terrain = Synthetic(seed)
+        whole = replay(terrain, seed)
+        told = replay(terrain, seed, asking(terrain, budget_s=whole.leader_s * share))
+        if "the budget" in told.stopped_because:
+            assert "a 0 % chance" not in told.stopped_because
+            assert "chance of 2 %" in told.stopped_because or "never run: " in told.stopped_because
+
+
 def test_compilation_loses_a_short_training_and_wins_a_long_one() -> None:
     space = next(space for space in map(Synthetic, range(40)) if space._factors["default"] < 0.8)
     kinds = {}
@@ -310,6 +321,54 @@ def test_a_loss_that_leaves_the_baselines_fails_the_candidate(space: Synthetic) 
     verdict = known_of(space, *visited(space, base), trial(base), *runs).ruled_out[other]
     assert verdict.verdict == "failed"
     assert "2.5" in verdict.reason
+
+
+def test_a_run_under_the_limit_has_fewer_steps_and_its_loss_is_not_compared(space: Synthetic) -> None:
+    base, other = space.space.baseline, next(number for number in space.truth if number != space.space.baseline)
+    lines: list[BestLine] = [
+        Race(candidate=other, role="limit", run_id="l", outcome="measured", last_loss=8.0, seconds=1.0),
+        Race(
+            candidate=base, role="confirm", run_id="b", outcome="measured", first_loss=8.0, last_loss=2.0, seconds=1.0
+        ),
+        Race(candidate=other, role="race", run_id="o", outcome="measured", first_loss=8.0, last_loss=2.3, seconds=1.0),
+    ]
+    verdicts = known_of(space, *visited(space, base), trial(base), *lines).ruled_out
+    assert other not in verdicts, "0.3 is little of the way from 8 to 2"
+
+
+def confirmed(candidate: int, rates: tuple[float, ...], role: str = "confirm") -> list[BestLine]:
+    """Runs in fresh processes with these samples/s."""
+    runs: list[BestLine] = []
+    for place, rate in enumerate(rates):
+        run_id = f"{role}-{candidate}-{place}"
+        race = Race(candidate=candidate, role=role, run_id=run_id, outcome="measured", samples_per_s=rate, seconds=1.0)
+        runs += [LaunchedBest(run_id=run_id, role=role, candidate=candidate), race]
+    return runs
+
+
+def test_a_baseline_that_wins_on_a_noisy_machine_says_within_how_much(space: Synthetic) -> None:
+    base = space.space.baseline
+    other = next(number for number in sorted(space.truth) if number != base)
+    lines = [*visited(space, base), trial(base, warm=False), trial(other, ms=99.5)]
+    noisy = known_of(space, *lines, *confirmed(other, (80.0, 74.0)), *confirmed(base, (77.0, 84.0)))
+    answer = found(noisy)
+    assert answer is not None
+    assert (answer.best, answer.ties) == (base, [other])
+    assert answer.within_percent is not None
+    assert answer.within_percent > 5
+    quiet = found(known_of(space, *lines, *confirmed(other, (60.0, 60.1)), *confirmed(base, (80.0, 80.1))))
+    assert quiet is not None
+    assert (quiet.best, quiet.within_percent, quiet.ties) == (base, None, []), "clearly slower in fresh processes"
+
+
+def test_a_leader_that_loses_in_fresh_processes_is_not_within_the_noise_of_the_best(space: Synthetic) -> None:
+    base = space.space.baseline
+    other = next(number for number in sorted(space.truth) if number != base)
+    lines = [*visited(space, base), trial(base, warm=False), trial(other, ms=90.0)]
+    answer = found(known_of(space, *lines, *confirmed(other, (50.0, 50.5)), *confirmed(base, (80.0, 80.5))))
+    assert answer is not None
+    assert answer.best == base
+    assert answer.verdicts[other].reason == "-37.4 % beside the best"
 
 
 def test_the_losses_of_trials_compare_step_by_step(space: Synthetic) -> None:

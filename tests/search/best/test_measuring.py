@@ -14,7 +14,7 @@ from trainfast_runner.search.best.asked import read_budget
 from trainfast_runner.search.best.cold_run import outcome_of, start_s
 from trainfast_runner.search.best.company import joules_of, why_throttled
 from trainfast_runner.search.best.decide import StepRule
-from trainfast_runner.search.best.trial import steps_to_add
+from trainfast_runner.search.best.trial import steps_to_add, why_other_than_asked
 
 RULE = StepRule(least=4, most=25, standard_error=0.012)
 FINISHED = Result(
@@ -59,13 +59,23 @@ def test_throttled_time_and_energy_of_a_trial_come_from_its_gpus() -> None:
     assert joules_of([]) is None
 
 
+RECORDED = next((Path(__file__).parents[2] / "recorded_runs").iterdir())
+
+
+def test_a_trial_that_ran_other_settings_than_asked_names_them() -> None:
+    assert why_other_than_asked(RECORDED, {"precision": "fp32", "optimizer": "adamw", "attention": "sdpa"}) is None
+    words = why_other_than_asked(RECORDED, {"precision": "bf16"})
+    assert words == "precision=bf16 (compute_dtype): asked for bfloat16, but rank 0 ran float32"
+    assert "optimizer" in str(why_other_than_asked(RECORDED, {"optimizer": "sgd"}))
+    assert "attention=eager" in str(why_other_than_asked(RECORDED, {"attention": "eager"}))
+
+
 def test_a_start_is_the_time_until_steady_steps_without_the_steps_themselves() -> None:
-    recorded = next((Path(__file__).parents[2] / "recorded_runs").iterdir())
-    records = read_records(recorded)
+    records = read_records(RECORDED)
     assert records.run is not None
     first = records.steps[0][0]
     began_s = (first.t_ns - records.run.clock.monotonic_ns) / 1e9
-    assert 0 < start_s(recorded) <= began_s + 3 * first.step_ms / 1e3
+    assert 0 < start_s(RECORDED) <= began_s + 3 * first.step_ms / 1e3
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90.0), ("90s", 90.0), ("10m", 600.0), ("1.5h", 5400.0)])

@@ -59,7 +59,8 @@ def _answer_rows(found: Fields) -> Iterable[tuple[str, str]]:
         yield "baseline", f"{knob_words(baseline['knobs'])}: {_side_words(baseline, found)}"
         yield "gain", "unknown" if found["gain"] is None else gain_words(found["gain"])
     if found["within_percent"] is not None:
-        yield "but", f"settings within {fmt.percent(found['within_percent'])} of it: the noise of this machine"
+        within = fmt.percent(found["within_percent"])
+        yield "but", f"within {within}, the noise of this machine: smaller differences are not claimed"
     changed = found["changes_training"]
     yield "trains", f"differently, by {', '.join(changed)}" if changed else "the same as the baseline"
     for note in found["notes"]:

@@ -130,6 +130,20 @@ def count_of(spec: RunSpec, machine: Machine, vary: Mapping[str, Sequence[KnobVa
     return rest * kept
 
 
+def occurring(
+    spec: RunSpec, machine: Machine, vary: Mapping[str, Sequence[KnobValue]], global_batch: int
+) -> dict[str, list[KnobValue]]:
+    """`vary` without the values that no combination of that global batch has."""
+    batch = {name: values for name, values in vary.items() if name in (*BATCH, *MESH)}
+    slices = _Slices(spec, machine)
+    combinations = (dict(zip(batch, values, strict=True)) for values in itertools.product(*batch.values()))
+    kept = [one for one in combinations if slices.derive(one, set(vary), global_batch) is not None]
+    return {
+        name: [value for value in values if name not in batch or any(one[name] == value for one in kept)]
+        for name, values in vary.items()
+    }
+
+
 def changes_training(one: Candidate, baseline: Candidate) -> list[str]:
     """The knobs by which a candidate trains differently from the baseline; empty if it trains the same."""
     found = [

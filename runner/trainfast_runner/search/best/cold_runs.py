@@ -121,6 +121,16 @@ class ColdRuns:
         self.raced = Runs(known, "race")
         self.every = Runs(known, "race", "confirm", "turn_back")
 
+    def difference(self, one: int, other: int) -> Difference:
+        """The ln of the objective of `one` over `other`: by fresh processes where both were run, else by the trials."""
+        return self.every.difference(one, other) or self.by_trials(one, other)
+
+    def by_trials(self, one: int, other: int) -> Difference:
+        """The same by the trials and the effects alone."""
+        (mine, slope), (theirs, _) = self.known.value(one), self.known.value(other)
+        _, variance = self.known.posterior.difference(one, other)
+        return Difference(mine - theirs, NORMAL * slope * math.sqrt(variance))
+
     @property
     def begun(self) -> bool:
         """True once a run in a fresh process was started: from then on there are no more trials."""
@@ -198,6 +208,13 @@ class ColdRuns:
         if gain is None or winner == self.baseline:
             return winner
         return winner if gain.mean >= EQUAL or (gain.is_clear and gain.mean > 0) else self.baseline
+
+    @cached_property
+    def rivals(self) -> list[int]:
+        """The contenders that the runs cannot tell from the answer."""
+        answer = self.answer
+        others = [number for number in self.contenders if number != answer]
+        return [number for number in others if not self.difference(number, answer).is_clear]
 
     def _preference(self, number: int) -> tuple[int, int, float]:
         known = self.known

@@ -44,6 +44,7 @@ from trainfast_runner.search.best.trial import take_trial
 from trainfast_runner.search.conducting import ConductOptions, Conductor, sole_conductor, worked_seconds
 from trainfast_runner.search.journal import Conducted
 from trainfast_runner.search.processes import LOOK_EVERY_S, Interrupted, WarmProcess, wait_for_result
+from trainfast_runner.settings.world import device_count
 from trainfast_runner.worker.catalog import allows_warm_trials
 
 TRACE_WITHIN_S = 30.0
@@ -264,7 +265,10 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         """The plan of a candidate's run, its speed not under `memory_limit`. Raises UserError."""
         spec = spec_of(self._spec, self._space.candidates[number].knobs)
         spec = spec.with_overrides(**{"memory_limit": None, **knobs})  # type: ignore[arg-type]
-        return replace(planning.plan_run(spec, self._plan.python), search_id=self._directory.name)
+        # Every process takes the same GPUs, whichever has the most free memory by now.
+        uuids = self._question.device_uuids
+        among = uuids[: device_count(spec, self._survey.machine)] if uuids else ()
+        return replace(planning.plan_run(spec, self._plan.python, among), search_id=self._directory.name)
 
     def _start(self, plan: RunPlan, role: str, launched: LaunchedBest) -> Path:
         directory = self._launch(plan, role)

@@ -118,12 +118,12 @@ class Hopes:
         covariances = posterior.covariances(leader)
         own, own_slope = known.value(leader)
         own_variance = own_slope**2 * posterior.variance[leader]
-        found = {}
+        variances, found = posterior.variance, {}
         for number in self.open:
             mean, slope = known.value(number)
-            variance = slope**2 * posterior.variance[number] + own_variance
+            variance = slope * slope * variances[number] + own_variance
             variance -= 2 * slope * own_slope * covariances[number]
-            found[number] = (mean - own, math.sqrt(max(variance, 1e-12)))
+            found[number] = (mean - own, math.sqrt(variance) if variance > 1e-12 else 1e-6)
         return found
 
     @cached_property
@@ -140,13 +140,20 @@ class Hopes:
 
     def cost_s(self, number: int) -> float:
         """Expected seconds of a trial: the process if none waits for it, untimed and timed steps."""
-        known = self._known
-        step_s = known.step_s(number)
-        cost = (UNTIMED + self.steps) * step_s + known.switch_s
-        if known.is_warm(number):
-            return cost
+        return self._costs_s[number]
+
+    @cached_property
+    def _costs_s(self) -> dict[int, float]:
+        known, steps = self._known, UNTIMED + self.steps
         # The process that waits is closed with a repeat of its first setting.
-        return cost + self._closing_s + known.start_s(number)
+        before_s = {
+            process: 0.0 if process == known.warm_process else self._closing_s + known.starts.seconds(process)
+            for process in set(known.processes)
+        }
+        return {
+            number: steps * known.step_s(number) + known.switch_s + before_s[known.processes[number]]
+            for number in self.open
+        }
 
     @cached_property
     def _closing_s(self) -> float:
@@ -167,9 +174,11 @@ class Hopes:
         # A value that failed or did not fit was run, too.
         ran = {one.candidate for one in known.trials if one.outcome != "void" and one.run_id not in known.measured.void}
         seen = [set(levels) for levels in zip(*(settings[number] for number in ran), strict=True)]
+        columns = known.posterior.levels.columns
+        unfinished = [knob for knob, levels in enumerate(seen) if not levels.issuperset(columns[knob])]
         found = {}
         for number in self.open:
-            new = sum(level not in levels for level, levels in zip(settings[number], seen, strict=True))
+            new = sum(settings[number][knob] not in seen[knob] for knob in unfinished)
             if new:
                 found[number] = new
         return found
@@ -242,12 +251,14 @@ def _loop(known: BestKnown, hopes: Hopes) -> Move | None:
     if _stopped(known, hopes):
         return None
     tries = [number for number, chance in hopes.chances.items() if chance > LIKELY]
-    if tries:
-        number = max(tries, key=hopes.improvement_per_s)
+    number = max(tries or hopes.unseen, key=hopes.improvement_per_s)
+    if not known.is_warm(number):
+        # A value costs a second in the process that waits, and a start once it is gone.
+        number = max(filter(known.is_warm, hopes.unseen), key=hopes.improvement_per_s, default=number)
+    if number in tries:
         gain = hopes.gains[number][0]
         why = f"{100 * hopes.chances[number]:.0f} % chance of 2 % more, expected {100 * math.expm1(gain):+.1f} %"
         return _trial(known, number, why)
-    number = max(hopes.unseen, key=hopes.improvement_per_s)
     new = ", ".join(_new_values(known, number))
     return _trial(known, number, f"{new} was never run")
 
@@ -259,9 +270,17 @@ def _stopped(known: BestKnown, hopes: Hopes) -> str | None:
     least = min((hopes.cost_s(number) for number in hopes.open), default=0.0)
     budget = known.question.budget_s
     if known.spent_s + least > max(budget - ColdRuns(known).reserve_s(), RESERVED * budget):
-        chance, price = hopes.outlook
-        return f"the budget of {budget:g} s: {price:.0f} s more have a {100 * chance:.0f} % chance of 2 % more"
+        return f"the budget of {budget:g} s: {_price_words(known, hopes)}"
     return None
+
+
+def _price_words(known: BestKnown, hopes: Hopes) -> str:
+    """The use of going on beyond the budget and its price, for a search with something left to try."""
+    chance, price = hopes.outlook
+    if round(100 * chance) > 0:
+        return f"{price:.0f} s more have a {100 * chance:.0f} % chance of 2 % more"
+    values = list(dict.fromkeys(value for number in hopes.unseen for value in _new_values(known, number)))
+    return f"never run: {', '.join(values)}"
 
 
 def _without_leader(known: BestKnown) -> Move | None:

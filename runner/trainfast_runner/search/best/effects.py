@@ -66,16 +66,51 @@ class Levels:
         self.correlations = [_correlations(name, self.values[name], weight(name, 1.0)) for name in self.names]
         self.columns = [[setting[knob] for setting in self.settings] for knob in range(len(self.names))]
         self.numbers = {setting: number for number, setting in enumerate(self.settings)}
+        middle = len(self.names) // 2
+        self._halves = [_Half(self, range(middle)), _Half(self, range(middle, len(self.names)))]
+        self._shares: dict[Setting, tuple[list[float], list[float]]] = {}
 
     def setting(self, knobs: KnobValues) -> Setting:
         """The levels of these knobs. Raises KeyError for a value that no candidate has."""
         return tuple(self._places[name][_key(knobs[name])] for name in self.names)
+
+    def shares(self, setting: Setting) -> tuple[list[float], list[float]]:
+        """For every candidate: what it shares with a setting by knobs, and twice what it does by pairs of knobs.
+
+        Kept for each setting that is asked for: new scales need them all again.
+        """
+        if setting not in self._shares:
+            (totals, squares), (others, more) = (half.shares(setting) for half in self._halves)
+            first, second = (half.places for half in self._halves)
+            both = [totals[one] + others[two] for one, two in zip(first, second, strict=True)]
+            pairs = [
+                total * total - squares[one] - more[two] for total, one, two in zip(both, first, second, strict=True)
+            ]
+            self._shares[setting] = both, pairs
+        return self._shares[setting]
 
     def turned(self, number: int, name: str, level: int) -> int | None:
         """The candidate that differs from one only by a knob's level (and what that decides); None without one."""
         setting = list(self.settings[number])
         setting[self.names.index(name)] = level
         return self.numbers.get(tuple(setting))
+
+
+class _Half:
+    """Half of the knobs: its few different settings, and the place of each candidate's among them."""
+
+    def __init__(self, levels: Levels, knobs: range) -> None:
+        self._knobs, self._correlations = knobs, levels.correlations
+        mine = [setting[knobs.start : knobs.stop] for setting in levels.settings]
+        self._settings = list(dict.fromkeys(mine))
+        places = {setting: place for place, setting in enumerate(self._settings)}
+        self.places = [places[setting] for setting in mine]
+
+    def shares(self, setting: Setting) -> tuple[list[float], list[float]]:
+        """Sum and sum of squares, over these knobs, of the correlations of a setting with each different one."""
+        tables = [self._correlations[knob][setting[knob]] for knob in self._knobs]
+        same = [[table[level] for table, level in zip(tables, one, strict=True)] for one in self._settings]
+        return [sum(row) for row in same], [sum(map(mul, row, row)) for row in same]
 
 
 class Kernel:
@@ -101,14 +136,8 @@ class Kernel:
     def column(self, setting: Setting) -> list[float]:
         """The covariance of a setting with every candidate."""
         levels, main, pair = self._levels, self._main, self._pair
-        tables = [table[level] for table, level in zip(levels.correlations, setting, strict=True)]
-        rows = [[table[level] for level in column] for table, column in zip(tables, levels.columns, strict=True)]
-        found = []
-        for same in zip(*rows, strict=True):
-            total = sum(same)
-            found.append(MEAN_VARIANCE + main * total + pair * (total * total - sum(map(mul, same, same))))
-        if not rows:
-            found = [MEAN_VARIANCE] * len(levels.settings)
+        totals, pairs = levels.shares(setting)
+        found = [MEAN_VARIANCE + main * one + pair * two for one, two in zip(totals, pairs, strict=True)]
         if (number := levels.numbers.get(setting)) is not None:
             found[number] += self._residual
         return found
@@ -172,6 +201,8 @@ class Posterior:
         self.mean = [center] * len(levels.settings)
         self.variance = [self._kernel.between(setting, setting) for setting in levels.settings]
         self._vectors: list[list[float]] = [[] for _ in levels.settings]
+        self._followed: int | None = None
+        self._beside_followed: list[float] = []
 
     def add(self, observation: Observation) -> None:
         """Take one more observation into account."""
@@ -183,20 +214,32 @@ class Posterior:
         column = [weight * one for one in self._kernel.column(setting)]
         for weight, setting in others:
             column = [one + weight * other for one, other in zip(column, self._kernel.column(setting), strict=True)]
-        mean, variance = self.mean, self.variance
-        for number, vector in enumerate(self._vectors):
-            component = (column[number] - sum(map(mul, row, vector))) / diagonal
+        components = [
+            (covariance - sum(map(mul, row, vector))) / diagonal
+            for covariance, vector in zip(column, self._vectors, strict=True)
+        ]
+        for vector, component in zip(self._vectors, components, strict=True):
             vector.append(component)
-            mean[number] += component * whitened
-            variance[number] -= component * component
+        self.mean = [mean + component * whitened for mean, component in zip(self.mean, components, strict=True)]
+        self.variance = [one - component * component for one, component in zip(self.variance, components, strict=True)]
+        if self._followed is not None:
+            own = components[self._followed]
+            self._beside_followed = [
+                covariance - own * component
+                for covariance, component in zip(self._beside_followed, components, strict=True)
+            ]
 
     def covariances(self, one: int) -> list[float]:
-        """The posterior covariance of a candidate with every candidate."""
-        vector = self._vectors[one]
-        prior = self._kernel.column(self.levels.settings[one])
-        return [
-            covariance - sum(map(mul, vector, other)) for covariance, other in zip(prior, self._vectors, strict=True)
-        ]
+        """The posterior covariance of a candidate with every candidate; cheap for the one of the last call."""
+        if one != self._followed:
+            vector = self._vectors[one]
+            prior = self._kernel.column(self.levels.settings[one])
+            self._beside_followed = [
+                covariance - sum(map(mul, vector, other))
+                for covariance, other in zip(prior, self._vectors, strict=True)
+            ]
+            self._followed = one
+        return self._beside_followed
 
     def difference(self, one: int, other: int) -> tuple[float, float]:
         """The mean and variance of the ln rate of `one` less that of `other`."""

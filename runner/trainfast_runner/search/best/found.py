@@ -6,13 +6,13 @@ import math
 import statistics
 from collections.abc import Iterator
 
+from trainfast_runner.results.comparison.repeats import NORMAL
 from trainfast_runner.search.best.cold_runs import ColdRuns, Difference
 from trainfast_runner.search.best.decide import LIKELY, Hopes
 from trainfast_runner.search.best.journal import CandidateVerdict, Effect, Found, Interval
 from trainfast_runner.search.best.known import MORE, BestKnown
 from trainfast_runner.search.best.observed import log_rate
 
-NORMAL = 1.96
 GAP = 0.03
 """A difference between warm trials and fresh processes that the answer mentions."""
 
@@ -30,8 +30,7 @@ def found(known: BestKnown) -> Found | None:
     if best == baseline:
         gain = Difference(0.0, 0.0)
     elif baseline_rate is not None:
-        gain = cold.every.difference(best, baseline) or _by_model(known, best, baseline)
-    clear = best == baseline or gain is None or gain.is_clear
+        gain = cold.difference(best, baseline)
     return Found(
         best=best,
         best_rate=best_rate,
@@ -41,8 +40,8 @@ def found(known: BestKnown) -> Found | None:
         gain_percent=None if gain is None else _percent(gain),
         best_run_ids=_run_ids(known, best),
         baseline_run_ids=_run_ids(known, baseline),
-        within_percent=_within_percent(cold, clear),
-        ties=[number for number in cold.ties if number != best],
+        within_percent=_within_percent(known, cold, best, gain),
+        ties=cold.rivals,
         effects=list(_effects(known, cold, best)),
         verdicts=verdicts(known, cold, best),
         pareto=_pareto(known, cold),
@@ -63,7 +62,7 @@ def _verdict(known: BestKnown, cold: ColdRuns, hopes: Hopes, best: int, number: 
     rate = _rate(known, cold, number)
     if rate is not None:
         return CandidateVerdict(
-            candidate=number, verdict="measured", reason=_beside_best(known, cold, best, number), rate=rate
+            candidate=number, verdict="measured", reason=_beside_best(cold, best, number), rate=rate
         )
     if number in known.ordered_out:
         return CandidateVerdict(candidate=number, verdict="not_tried", reason=known.ordered_out[number])
@@ -78,25 +77,17 @@ def _verdict(known: BestKnown, cold: ColdRuns, hopes: Hopes, best: int, number: 
     return CandidateVerdict(candidate=number, verdict="not_tried", reason=f"no time left: {words}")
 
 
-def _beside_best(known: BestKnown, cold: ColdRuns, best: int, number: int) -> str:
+def _beside_best(cold: ColdRuns, best: int, number: int) -> str:
     if number == best:
         return "the best"
-    difference = cold.every.difference(number, best) or _by_model(known, number, best)
-    percent = 100 * math.expm1(difference.mean)
-    if number in cold.ties:
+    percent = 100 * math.expm1(cold.difference(number, best).mean)
+    if number in cold.rivals:
         return f"{percent:+.1f} %, within the noise of the best"
     return f"{percent:+.1f} % beside the best"
 
 
 def _shown_chance(chance: float) -> str:
     return "less than 0.1 %" if chance < 0.001 else f"{100 * chance:.1f} %"
-
-
-def _by_model(known: BestKnown, one: int, other: int) -> Difference:
-    """The difference of the ln of the objective by the trials and the effects."""
-    (mine, slope), (theirs, _) = known.value(one), known.value(other)
-    _, variance = known.posterior.difference(one, other)
-    return Difference(mine - theirs, NORMAL * slope * math.sqrt(variance))
 
 
 def _percent(difference: Difference) -> Interval:
@@ -154,13 +145,19 @@ def _run_ids(known: BestKnown, number: int) -> list[str]:
     ]
 
 
-def _within_percent(cold: ColdRuns, clear: bool) -> float | None:
+def _within_percent(known: BestKnown, cold: ColdRuns, best: int, gain: Difference | None) -> float | None:
     """The least gain that runs as A B B A show here, where it is above 2 % and leaves the winner open; else None."""
     deviation, quantile = cold.every.noise
     half = quantile * deviation
-    if half < MORE or (clear and len(cold.ties) < 2):
-        return None
-    return 100 * math.expm1(half)
+    return 100 * math.expm1(half) if half >= MORE and _is_open(known, cold, best, gain) else None
+
+
+def _is_open(known: BestKnown, cold: ColdRuns, best: int, gain: Difference | None) -> bool:
+    """True if the gain may be none, a rival may be the best, or a measured setting may be better than the baseline."""
+    if best != known.space.baseline:
+        return bool(cold.rivals) or (gain is not None and not gain.is_clear)
+    others = [number for number in known.rated if number != best and number not in known.ruled_out]
+    return bool(cold.rivals) or not all(cold.difference(number, best).is_clear for number in others)
 
 
 def _effects(known: BestKnown, cold: ColdRuns, best: int) -> Iterator[Effect]:
@@ -184,7 +181,7 @@ def _effects(known: BestKnown, cold: ColdRuns, best: int) -> Iterator[Effect]:
                 knob=name,
                 value=value,
                 before=levels.values[name][base],
-                gain_percent=_percent(measured or _by_model(known, one, other)),
+                gain_percent=_percent(measured or cold.by_trials(one, other)),
                 measured=measured is not None,
                 earlier=name in earlier and all(setting[knob] != level for setting in ran),
             )

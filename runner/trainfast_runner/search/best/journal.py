@@ -44,6 +44,7 @@ class BestQuestion(RecordedSpec, frozen=True, kw_only=True, tag_field="kind", ta
     `vary` are the values of each varied knob, `global_batch` the samples of one optimizer step (None if free),
     `objective` is samples_per_s, tokens_per_s, samples_per_joule or time (a cold start and `for_steps` steps).
     `limits_bytes` has one figure a rank, empty without `memory_limit`. `earlier` is empty with --fresh.
+    `device_uuids` are the GPUs of the whole search, of which each process takes the first ones; empty on a CPU.
     """
 
     t_ns: int = msgspec.field(default_factory=time.monotonic_ns)
@@ -59,6 +60,7 @@ class BestQuestion(RecordedSpec, frozen=True, kw_only=True, tag_field="kind", ta
     budget_s: float = 600.0
     device: str = "cpu"
     device_names: list[str] = []
+    device_uuids: list[str] = []
     limits_bytes: list[int] = []
     earlier: list[EarlierEffect] = []
     clock: ClockAnchor

@@ -76,6 +76,11 @@ class BestKnown:
         return [line for line in self.lines if isinstance(line, Race)]
 
     @cached_property
+    def _full_runs(self) -> list[Race]:
+        """The runs in fresh processes without those under memory_limit, which take fewer steps."""
+        return [one for one in self.races if one.role != "limit"]
+
+    @cached_property
     def ran(self) -> list[Trial | Race]:
         """Every trial and every run in a fresh process."""
         return [line for line in self.lines if isinstance(line, Trial | Race)]
@@ -129,10 +134,9 @@ class BestKnown:
     @cached_property
     def alive(self) -> list[int]:
         """The candidates that may still be the answer."""
+        ruled_out, ordered_out = self.ruled_out, self.ordered_out
         return [
-            number
-            for number in range(len(self.candidates))
-            if number not in self.ruled_out and number not in self.ordered_out
+            number for number in range(len(self.candidates)) if number not in ruled_out and number not in ordered_out
         ]
 
     @cached_property
@@ -174,11 +178,18 @@ class BestKnown:
 
     def step_s(self, number: int) -> float:
         """Expected seconds of an optimizer step."""
-        rate = self.posterior.mean[number]
-        if self.question.objective == "samples_per_joule":
-            rates = [value for trials in self.rated.values() for one in trials if (value := log_rate(one)) is not None]
-            rate = max(rates, default=0.0)
-        return self.candidates[number].samples_per_step / math.exp(rate)
+        return self.candidates[number].samples_per_step / math.exp(self._log_rate(number))
+
+    def _log_rate(self, number: int) -> float:
+        """The ln samples/s of a candidate; the fastest's where the model is of joules."""
+        return self.posterior.mean[number] if self._fastest is None else self._fastest
+
+    @cached_property
+    def _fastest(self) -> float | None:
+        if self.question.objective != "samples_per_joule":
+            return None
+        rates = (log_rate(one) for trials in self.rated.values() for one in trials)
+        return max((rate for rate in rates if rate is not None), default=0.0)
 
     @cached_property
     def switch_s(self) -> float:
@@ -247,19 +258,20 @@ class BestKnown:
         """Verdicts of candidates that train the same as the baseline and reach another loss on the same samples."""
         baseline = self.space.baseline
         own = next((one.losses for one in self.trials if one.candidate == baseline and one.losses), [])
-        last = next((one.last_loss for one in self.races if one.candidate == baseline and one.last_loss), None)
+        run = next((one for one in self._full_runs if one.candidate == baseline and one.last_loss is not None), None)
         found = []
-        for one in self.ran:
-            if one.outcome not in ("measured", "slow"):
+        for one in (*self.trials, *self._full_runs):
+            if one.outcome not in ("measured", "slow") or self.changes_training(one.candidate):
                 continue
             if isinstance(one, Trial):
                 steps = min(len(one.losses), len(own))
-                mine, theirs = (one.losses[steps - 1], own[steps - 1]) if steps else (None, None)
+                mine, theirs, first = (one.losses[steps - 1], own[steps - 1], own[0]) if steps else (None, None, None)
             else:
-                mine, theirs = one.last_loss, last
-            if mine is None or theirs is None or self.changes_training(one.candidate):
+                mine, theirs, first = one.last_loss, run and run.last_loss, run and run.first_loss
+            if mine is None or theirs is None:
                 continue
-            if abs(mine - theirs) > LOSS_SHARE * abs(theirs):
+            # A loss that has fallen far is compared by the way it came.
+            if abs(mine - theirs) > LOSS_SHARE * max(abs(theirs), abs(first or 0.0)):
                 reason = f"its loss was {mine:.4g} where the baseline's was {theirs:.4g}"
                 found.append(CandidateVerdict(candidate=one.candidate, verdict="failed", reason=reason))
         return found
@@ -292,7 +304,10 @@ class BestKnown:
 
 
 LOSS_SHARE = 0.05
-"""A loss leaves the baseline's when it is further off than this: fp16 and bf16 stay within a few percent."""
+"""A loss leaves the baseline's when it is further off than this share of the baseline's last or first loss.
+
+fp16 and bf16 stay within a few percent.
+"""
 
 
 def known(

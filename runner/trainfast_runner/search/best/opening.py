@@ -14,7 +14,7 @@ from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best.asked import BATCH_KNOBS, BestAsked, check_asked
-from trainfast_runner.search.best.candidates import default_global_batch, spec_of
+from trainfast_runner.search.best.candidates import MESH, default_global_batch, spec_of
 from trainfast_runner.search.best.journal import BestQuestion, Space, read_best_journal
 from trainfast_runner.search.best.priors import earlier_effects
 from trainfast_runner.search.best.survey import Survey
@@ -23,6 +23,7 @@ from trainfast_runner.search.cool_down import check_coolable
 from trainfast_runner.search.journal import SearchJournal
 from trainfast_runner.search.searches import new_search, unfinished
 from trainfast_runner.settings.spec import RunSpec, expand_paths
+from trainfast_runner.settings.world import device_choice, device_count, devices_asked
 
 FREE_KNOBS = ("steps", "timing_warmup")
 """Knobs a search sets itself; commands that differ only in these continue the same search."""
@@ -80,7 +81,24 @@ def plan_best(spec: RunSpec, asked: BestAsked, options: BestOptions, python: str
         limits_bytes=list(plan.memory_limit_bytes or ()),
         clock=ClockAnchor(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns()),
     )
-    return BestPlan(question, plan, survey, survey.space(question))
+    space = survey.space(question)
+    uuids = _gpus_of(survey, space)
+    if uuids:
+        plan = planning.plan_run(spec_of(spec, {}), python, uuids[: device_count(spec_of(spec, {}), survey.machine)])
+        survey = Survey(spec, plan)
+        question = msgspec.structs.replace(question, device_uuids=uuids, device_names=plan.device_names)
+    return BestPlan(question, plan, survey, space)
+
+
+def _gpus_of(survey: Survey, space: Space) -> list[str]:
+    """UUIDs of the GPUs of the candidate that uses most, for the whole search; empty on a CPU."""
+    if survey.machine.device != "cuda":
+        return []
+    specs = [spec_of(survey.spec, {}), *survey.legal(space).values()]
+    meshes = {tuple(one.knobs[name] for name in MESH): one for one in specs}
+    widest = max(meshes.values(), key=lambda one: device_count(one, survey.machine))
+    gpus = survey.machine.choose(device_choice(devices_asked(widest.knobs)), str(widest.knobs["strategy"]))
+    return [gpu.uuid for gpu in gpus if gpu.uuid]
 
 
 def open_best(best: BestPlan, home: Home, options: BestOptions) -> Path:
@@ -99,9 +117,13 @@ def open_best(best: BestPlan, home: Home, options: BestOptions) -> Path:
 
 
 def best_key(best: BestPlan) -> str:
-    """Return the hash that tells questions apart: of model, data, knobs, what is varied, devices and versions."""
+    """Return the hash that tells questions apart: of model, data, knobs, what is varied, devices and versions.
+
+    Any visible GPU may be the search's: which ones were the freest at its beginning is in its journal.
+    """
     question, plan = best.question, best.plan
+    visible = [gpu.uuid for gpu in best.survey.machine.gpus]
     knobs = {name: value for name, value in question.knobs.items() if name not in FREE_KNOBS}
     varied = question.vary, question.global_batch, question.objective, question.for_steps, question.budget_s
-    asked = (question.model, question.data, knobs, varied, plan.device, plan.device_uuids, plan.python, plan.versions)
+    asked = (question.model, question.data, knobs, varied, plan.device, visible, plan.python, plan.versions)
     return hashlib.sha256(msgspec.json.encode(asked, order="deterministic")).hexdigest()[:16]

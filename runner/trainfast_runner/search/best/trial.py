@@ -6,8 +6,14 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
+import msgspec
+
+from trainfast_runner.records.home import read_run_file
+from trainfast_runner.records.run_records import worker_lines
 from trainfast_runner.records.warm_process import TrialLine
+from trainfast_runner.results.asked_and_ran import first_difference
 from trainfast_runner.search.best.company import CpuCompany, gpu_conditions, joules_of, why_throttled
 from trainfast_runner.search.best.decide import StepRule
 from trainfast_runner.search.best.journal import KnobValues, Trial
@@ -58,7 +64,7 @@ def take_trial(
 
     None when the process ended without an answer. `uuids` are the process's GPUs. With `needs_energy` steps are added
     until their energy counters were read twice. A trial that other processes or heat disturb is void at once, but with
-    `counts` it is measured with that reason.
+    `counts` it is measured with that reason. One that ran other settings than asked has failed.
     """
     company, began, taken, void = CpuCompany(), time.monotonic(), _Taken(), None
     outcome, reason, has_ended, steps = "measured", "", False, rule.least
@@ -84,8 +90,12 @@ def take_trial(
             steps = rule.least
     gpus = gpu_conditions(process.directory, uuids, taken.began_ns, taken.ended_ns)
     void = void or why_throttled(gpus, taken.began_ns, taken.ended_ns)
-    if void is not None and outcome in ("measured", "slow"):
-        outcome, reason = outcome if counts else "void", "; ".join(filter(None, (reason, void)))
+    if outcome in ("measured", "slow"):
+        difference = why_other_than_asked(process.directory, knobs)
+        if difference is not None:
+            outcome, reason = "failed", difference
+        elif void is not None:
+            outcome, reason = outcome if counts else "void", "; ".join(filter(None, (reason, void)))
     trial = Trial(
         candidate=number,
         run_id=process.directory.name,
@@ -96,10 +106,20 @@ def take_trial(
         joules=joules_of(gpus),
         peak_allocated_bytes=taken.peak_bytes,
         last_loss=next((loss for loss in reversed(taken.losses) if loss is not None), None),
+        losses=taken.losses,
         seconds=time.monotonic() - began,
         reason=reason,
     )
     return trial, has_ended
+
+
+def why_other_than_asked(directory: Path, knobs: KnobValues) -> str | None:
+    """Say in words which setting of a warm process's last trial ran other than `knobs` asked; None when none did."""
+    run = read_run_file(directory)
+    if run is None:
+        return None
+    asked = msgspec.structs.replace(run, role=None, knobs={**run.knobs, **knobs})
+    return first_difference(asked, worker_lines(directory))
 
 
 def steps_to_add(step_ms: Sequence[float], rule: StepRule) -> int:

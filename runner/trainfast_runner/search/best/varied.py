@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.cpu.device_names import cpu_processes
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.search.best.candidates import MOST, count_of, ranks_of, spec_of
+from trainfast_runner.search.best.candidates import MOST, count_of, occurring, ranks_of, spec_of
 from trainfast_runner.settings.knob_type import Knob
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import BY_NAME, KNOBS, knob
@@ -55,6 +55,7 @@ def vary_of(
         left_alone["pin_memory"] = "a run on the CPU copies nothing to a GPU"
     _drop_illegal(spec, vary, left_alone, machine, refuse)
     _prefer_bf16(spec, vary, left_alone)
+    vary = occurring(spec, machine, vary, global_batch)
     for name in [name for name, values in vary.items() if len(values) < 2]:
         del vary[name]
     for name in LEAST_WORTH:

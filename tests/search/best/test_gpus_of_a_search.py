@@ -1,0 +1,67 @@
+"""The GPUs of a best-fit search: chosen once, whichever has the most free memory later."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import stand_in
+from stand_in import Gpu, Machine
+from tests.core.test_planned_devices import CUDA_PYTHON
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.running.planning import plan_run
+from trainfast_runner.search.best.asked import BestAsked
+from trainfast_runner.search.best.candidates import spec_of
+from trainfast_runner.search.best.opening import BestOptions, BestPlan, best_key, plan_best
+from trainfast_runner.settings.spec import resolve
+
+ASKED = BestAsked(vary={"strategy": ["single", "ddp"]})
+
+
+@pytest.fixture
+def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A training Python with a CUDA build of torch."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    file = tmp_path / "bin" / "python"
+    file.parent.mkdir()
+    file.write_text(CUDA_PYTHON.format(python=sys.executable))
+    file.chmod(0o755)
+    return str(file)
+
+
+def four(*used_gib: int) -> Machine:
+    return Machine([Gpu(uuid=f"GPU-{index}", bus=index + 1, memory_used=used_gib[index] << 30) for index in range(4)])
+
+
+def planned(python: str, machine: Machine, *settings: str) -> BestPlan:
+    with stand_in.installed(machine):
+        return plan_best(resolve("tiny-llama", ["devices=2", *settings]), ASKED, BestOptions(), python)
+
+
+def test_a_search_keeps_the_gpus_that_were_the_freest_when_it_began(python: str) -> None:
+    best = planned(python, four(9, 1, 8, 2))
+    assert best.question.device_uuids == ["GPU-1", "GPU-3"]
+    assert best.plan.device_uuids == ["GPU-1"], "the baseline is single"
+    with stand_in.installed(four(1, 9, 1, 9)):
+        for strategy, uuids in (("ddp", ["GPU-1", "GPU-3"]), ("single", ["GPU-1"])):
+            spec = spec_of(best.survey.spec, {"strategy": strategy})
+            found = plan_run(spec, python, best.question.device_uuids[: len(uuids)])
+            assert found.device_uuids == uuids
+
+
+def test_the_same_command_continues_a_search_though_other_gpus_are_free_by_now(python: str) -> None:
+    assert best_key(planned(python, four(9, 1, 8, 2))) == best_key(planned(python, four(1, 9, 1, 9)))
+
+
+def test_a_gpu_of_the_search_that_is_gone_is_named(python: str) -> None:
+    best = planned(python, four(9, 1, 8, 2))
+    with stand_in.installed(Machine([Gpu(uuid="GPU-0"), Gpu(uuid="GPU-1")])), pytest.raises(UserError) as refused:
+        plan_run(spec_of(best.survey.spec, {"strategy": "ddp"}), python, best.question.device_uuids)
+    assert "GPU GPU-3 is not available any more" in refused.value.line()
+
+
+def test_gpus_that_the_person_named_stay_the_persons(python: str) -> None:
+    assert planned(python, four(9, 1, 8, 2), "devices=0+2").question.device_uuids == ["GPU-0", "GPU-2"]
