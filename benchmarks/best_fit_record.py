@@ -85,12 +85,12 @@ RECIPES = {
             "bert-base",
             (
                 *("model.num_hidden_layers=2", "model.hidden_size=128", "model.num_attention_heads=4"),
-                *("model.intermediate_size=512", "model.vocab_size=2048", "data.kind=random", "seq_len=64"),
-                *("devices=cpu:2", "strategy=ddp", "workers=0", "pin_memory=off", "batch_size=8", "grad_accum=1"),
+                *("model.intermediate_size=512", "model.vocab_size=2048", "data.kind=random", "seq_len=32"),
+                *("devices=cpu:2", "strategy=ddp", "workers=0", "pin_memory=off", "batch_size=16", "grad_accum=1"),
             ),
             {**COMMON, "batch_size": (1, 2, 4, 8, 16), "strategy": ("single", "ddp", "fsdp")},
             fewer={"fsdp": {"optimizer": ("adamw",), "checkpointing": ("off",)}},
-            steps=30,
+            steps=20,
         ),
         Recipe(
             "vit",
@@ -124,7 +124,7 @@ def record(names: Sequence[str], passes: int, folder: Path = GRIDS) -> int:
 def record_grid(recipe: Recipe, passes: int, path: Path) -> None:
     """Record one grid into a file. Raises InUse, and UserError for a recipe that cannot run here."""
     spec = resolve(recipe.preset, recipe.settings)
-    space = _space(spec, recipe)
+    space = space_of(spec, recipe)
     grid = json.loads(path.read_text()) if path.exists() else _begin(recipe, space)
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -144,7 +144,8 @@ def record_grid(recipe: Recipe, passes: int, path: Path) -> None:
                     _write(path, grid)
 
 
-def _space(spec: RunSpec, recipe: Recipe) -> Space:
+def space_of(spec: RunSpec, recipe: Recipe) -> Space:
+    """The candidates of a grid. Raises UserError for a recipe that cannot run here."""
     plan = plan_run(spec)
     machine = detect_machine(plan.versions, plan.python)
 

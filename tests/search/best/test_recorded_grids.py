@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.best_fit_record import RECIPES, space_of
 from benchmarks.best_fit_replay import replay
-from benchmarks.best_fit_spaces import Recorded, cold_grid_s, regret
+from benchmarks.best_fit_spaces import Recorded, cold_grid_s, groups, regret
+
+from trainfast_runner.settings.spec import resolve
 
 SIZES = (1, 2, 4, 8)
 PRECISIONS = ("fp32", "bf16")
@@ -52,3 +55,12 @@ def test_a_search_finds_the_best_of_a_recorded_grid(tmp_path: Path) -> None:
 
 def test_a_grid_says_how_far_the_winner_of_one_pass_is_off_in_another(tmp_path: Path) -> None:
     assert grid(tmp_path, (1.0, 1.5, 1.0)).worst_winner > 0.1
+
+
+def test_the_quick_grid_has_settings_and_processes_enough(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    recipe = RECIPES["bert"]
+    space = space_of(resolve(recipe.preset, recipe.settings), recipe)
+    assert sum(one.ruled_out is None for one in space.candidates) >= 60
+    assert len(groups(space)) >= 12
+    assert space.candidates[space.baseline].knobs["strategy"] == "ddp"

@@ -125,13 +125,15 @@ class Kernel:
 
     def between(self, one: Setting, other: Setting) -> float:
         """The covariance of two settings."""
-        return self.of(parts(self._levels, one, other))
+        return self.row([(*parts(self._levels, one, other), 0.0)])[0]
 
-    def of(self, parts: Sequence[float]) -> float:
-        """The covariance by its `parts`, and by the part of a common visit if there is one."""
-        mean, total, pairs, equal, *visit = parts
-        found = MEAN_VARIANCE * mean + self._main * total + self._pair * pairs + self._residual * equal
-        return found + self._visit * visit[0] if visit else found
+    def row(self, shares: Sequence[Sequence[float]]) -> list[float]:
+        """The covariances by the five `shared` parts of each two observations."""
+        main, pair, residual, visit = self._main, self._pair, self._residual, self._visit
+        return [
+            MEAN_VARIANCE * mean + main * total + pair * pairs + residual * equal + visit * same
+            for mean, total, pairs, equal, same in shares
+        ]
 
     def column(self, setting: Setting) -> list[float]:
         """The covariance of a setting with every candidate."""
@@ -199,17 +201,19 @@ class Posterior:
         self.observations: list[Observation] = []
         self._kernel, self._factor = Kernel(levels, scales), Factor()
         self.mean = [center] * len(levels.settings)
-        self.variance = [self._kernel.between(setting, setting) for setting in levels.settings]
+        # Every setting is equally near to itself.
+        self.variance = [self._kernel.between(one, one) for one in levels.settings[:1]] * len(levels.settings)
         self._vectors: list[list[float]] = [[] for _ in levels.settings]
         self._followed: int | None = None
         self._beside_followed: list[float] = []
 
     def add(self, observation: Observation) -> None:
         """Take one more observation into account."""
-        covariances = [self._kernel.of(shared(self.levels, observation, other)) for other in self.observations]
-        own = self._kernel.of(shared(self.levels, observation, observation)) + observation.variance
-        row, diagonal, whitened = self._factor.add(covariances, own, _centered(observation, self.center))
         self.observations.append(observation)
+        shares = [shared(self.levels, observation, other) for other in self.observations]
+        *covariances, own = self._kernel.row(shares)
+        value = _centered(observation, self.center)
+        row, diagonal, whitened = self._factor.add(covariances, own + observation.variance, value)
         (weight, setting), *others = observation.terms
         column = [weight * one for one in self._kernel.column(setting)]
         for weight, setting in others:
@@ -223,9 +227,9 @@ class Posterior:
         self.mean = [mean + component * whitened for mean, component in zip(self.mean, components, strict=True)]
         self.variance = [one - component * component for one, component in zip(self.variance, components, strict=True)]
         if self._followed is not None:
-            own = components[self._followed]
+            mine = components[self._followed]
             self._beside_followed = [
-                covariance - own * component
+                covariance - mine * component
                 for covariance, component in zip(self._beside_followed, components, strict=True)
             ]
 
@@ -264,7 +268,7 @@ class Likelihood:
         """The log of the marginal likelihood, up to a constant."""
         kernel, factor = Kernel(self._levels, scales), Factor()
         for row, (value, variance) in zip(self._shared, self._values, strict=True):
-            *covariances, own = map(kernel.of, row)
+            *covariances, own = kernel.row(row)
             factor.add(covariances, own + variance, value)
         return factor.log_likelihood
 
