@@ -277,8 +277,8 @@ def main(words: Iterable[str] | None = None) -> int:
         return record(options.grids or list(RECIPES), options.passes)
     grids = recorded()
     if options.what == "live":
-        if unknown := set(options.grids) - {grid.name for grid in grids}:
-            parser.error(f"no grid {min(unknown)} is recorded; `record {min(unknown)}` records it")
+        if missing := sorted(set(options.grids) - {grid.name for grid in grids}):
+            parser.error(f"no grid {missing[0]} is recorded; `record {missing[0]}` records it")
         return live([grid for grid in grids if not options.grids or grid.name in options.grids], options.budget)
     return replay_all(options.seeds, grids)
 

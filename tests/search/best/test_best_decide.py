@@ -11,6 +11,7 @@ import pytest
 from benchmarks.best_fit_replay import FakeConductor, Replayed, question, replay
 from benchmarks.best_fit_spaces import Synthetic, regret
 
+from trainfast_runner.search.best.cold_runs import COLD_LEAST, ColdRuns
 from trainfast_runner.search.best.decide import LEAST, MOST, StepRule, decide
 from trainfast_runner.search.best.found import found
 from trainfast_runner.search.best.journal import (
@@ -54,7 +55,7 @@ def asking(terrain: Synthetic, *words: object, **fields: object) -> BestQuestion
 def trial(candidate: int, run_id: str = "one", ms: float = 100.0, **fields: object) -> Trial:
     """A trial of ten equal steps."""
     given: dict[str, object] = {"outcome": "measured", "warm": True, "step_ms": [ms * 1.001, ms * 0.999] * 5, **fields}
-    return Trial(candidate=candidate, run_id=run_id, samples_per_step=8, seconds=ms / 100, **given)  # type: ignore[arg-type]
+    return Trial(candidate=candidate, run_id=run_id, samples_per_step=8, **{"seconds": ms / 100, **given})  # type: ignore[arg-type]
 
 
 def visited(terrain: Synthetic, candidate: int, run_id: str = "one") -> list[BestLine]:
@@ -410,3 +411,30 @@ def test_a_trial_takes_more_steps_until_it_is_sure_and_stops_early_when_it_is_sl
     assert rule.judge([90.0, 110.0] * MOST) == "enough"
     assert rule.judge([200.0, 190.0]) == "slow"
     assert replace(rule, give_up_ms=None).judge([200.0, 190.0]) == "more"
+
+
+def test_drift_on_a_machine_that_others_disturb_is_noise_and_voids_nothing(space: Synthetic) -> None:
+    base = space.space.baseline
+    lines = [*visited(space, base), trial(base, warm=False, reason="other processes took 70% of the CPU")]
+    noisy = known_of(space, *lines, trial(base, ms=130.0, repeats=True))
+    assert set(noisy.rated) == {base}
+    assert noisy.posterior.scales.visit > 0.15, "the drift widens every interval"
+
+
+def test_beyond_the_budget_there_is_no_race_and_the_answer_is_confirmed_all_the_same(space: Synthetic) -> None:
+    base = space.space.baseline
+    other = next(number for number in sorted(space.truth) if number != base)
+    lines: list[BestLine] = [*visited(space, base), trial(base, warm=False), trial(other, ms=99.0)]
+    asked = asking(space, budget_s=600.0)
+    late = [decide(known([asked, space.space, *lines], spent_s)) for spent_s in (599.0, 700.0)]
+    assert [(move.action, move.candidate) for move in late] == [("confirm", other), ("confirm", other)]
+
+
+def test_slow_steps_shorten_the_runs_that_confirm_to_half_of_the_budget(space: Synthetic) -> None:
+    base = space.space.baseline
+    samples = space.space.candidates[base].samples_per_step
+    for ms, steps in ((100.0, 60), (4800.0, 14), (60_000.0, COLD_LEAST)):
+        slow = [ms * share * 8 / samples for share in (0.9, 1.1)]
+        noisy = trial(base, warm=False, step_ms=slow * 5, seconds=1.0)
+        lines = [asking(space, budget_s=600.0), space.space, *visited(space, base), noisy]
+        assert ColdRuns(known(lines, 0.0)).steps == steps

@@ -80,6 +80,8 @@ def test_every_candidate_gets_a_verdict_and_winner_and_baseline_two_cold_runs(cl
     assert 1 < len(measured) < 24, "as many settings measured as there are"
     assert {one["knob"] for one in found["effects"]} >= {"batch_size", "precision", "optimizer"}
     assert ("optimizer" in found["changes_training"]) == (found["best"]["knobs"]["optimizer"] == "sgd")
+    lines = read_best_journal(directory_of(cli))
+    assert all(len(one.losses) == len(one.step_ms) > 0 for one in lines if isinstance(one, Trial) and not one.reason)
     assert live_runs(cli) == []
     again = cli("search", "best", "tiny-llama", *SMALL, *GRID, "--budget", "2m", "--dry-run", "--json").json
     assert "took" in again["basis"], "the starts of the search's runs are known now"

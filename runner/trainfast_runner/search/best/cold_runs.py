@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from trainfast_runner.results.comparison.repeats import NORMAL, STUDENT
 from trainfast_runner.search.best.journal import LaunchedBest, Race
 from trainfast_runner.search.best.known import MOST_VOID, BestKnown
+from trainfast_runner.search.best.observed import steps_for
 
 MOST_COLD = 12
 """Runs in fresh processes of one search."""
@@ -32,8 +34,10 @@ PRIOR_RUNS = 4
 """The noise of the trials counts as this many repeated runs."""
 SAME_MEMORY = 0.05
 """Memory that differs by less than this share is the same."""
-RUN_STEPS = 20
-"""Steps of a run in a fresh process, for its expected time."""
+COLD_ERROR, COLD_LEAST, COLD_MOST = 0.007, 8, 60
+"""The standard error of a run in a fresh process, and its timed steps."""
+RESERVED, CONFIRMING = 0.5, 4
+"""The share of the budget that the runs that confirm may take, as trials may, and their number."""
 ROLES = ("race", "confirm", "limit", "turn_back")
 
 
@@ -251,7 +255,22 @@ class ColdRuns:
     def run_s(self, number: int) -> float:
         """Expected seconds of a run in a fresh process."""
         known = self.known
-        return known.start_s(number) + RUN_STEPS * known.step_s(number)
+        return known.start_s(number) + self.steps * known.step_s(number)
+
+    @cached_property
+    def steps(self) -> int:
+        """Timed steps of each run: enough for `COLD_ERROR`, as far as those that confirm take half of the budget."""
+        known = self.known
+        needed = steps_for(known.measured.step_deviation, COLD_ERROR, COLD_LEAST, COLD_MOST)
+        each_s = RESERVED * known.question.budget_s / CONFIRMING
+        sides = {self.baseline, known.leader if known.leader is not None else self.baseline}
+        affordable = min((each_s - known.start_s(number)) / known.step_s(number) for number in sides)
+        return max(COLD_LEAST, min(needed, int(affordable)))
+
+    def are_affordable(self, numbers: Sequence[int]) -> bool:
+        """True if the budget pays for a run of each."""
+        known = self.known
+        return known.spent_s + sum(map(self.run_s, numbers)) <= known.question.budget_s
 
     def reserve_s(self) -> float:
         """Expected seconds of the runs that confirm: leader and baseline, twice each."""
@@ -279,9 +298,11 @@ def _race(cold: ColdRuns) -> ColdRun | None:
         contenders = cold.contenders if turn == 2 else cold.finalists
         if len(contenders) < 2:
             return None
-        for number in order:
-            if number in contenders and cold.runs(number, "race") < turn:
-                return ColdRun("race", number, f"one of {len(cold.finalists)} settings within 3 % of the leader")
+        missing = [number for number in order if number in contenders and cold.runs(number, "race") < turn]
+        if len(missing) == len(contenders) and not cold.are_affordable(missing):
+            return None
+        if missing:
+            return ColdRun("race", missing[0], f"one of {len(cold.finalists)} settings within 3 % of the leader")
     return None
 
 
@@ -324,6 +345,6 @@ def _turn_back(cold: ColdRuns) -> ColdRun | None:
         if other is not None and not cold.runs(other, *ROLES):
             found.append((known.posterior.difference(answer, other)[0], knob, other))
     for _, knob, other in sorted(found, reverse=True):
-        if known.spent_s + cold.run_s(other) <= known.question.budget_s:
+        if cold.are_affordable([other]):
             return ColdRun("turn_back", other, f"the winner with {knob} turned back: the loss is its gain", knob)
     return None

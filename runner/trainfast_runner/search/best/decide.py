@@ -13,9 +13,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from trainfast_runner.search.best.cold_runs import ColdRuns, next_cold_run
+from trainfast_runner.search.best.cold_runs import COLD_ERROR, RESERVED, ColdRuns, next_cold_run
 from trainfast_runner.search.best.known import MORE, MOST_VOID, BestKnown
-from trainfast_runner.search.best.observed import MEDIAN_VARIANCE, relative_error
+from trainfast_runner.search.best.observed import relative_error, steps_for
 from trainfast_runner.settings.knobs import BY_NAME
 
 LIKELY = 0.05
@@ -25,10 +25,6 @@ HOPELESS = 0.7
 UNTIMED = 2
 LEAST, MOST, ERROR = 4, 25, 0.012
 """Timed steps of a trial, and the standard error that is enough."""
-COLD_ERROR, COLD_LEAST, COLD_MOST = 0.007, 8, 60
-"""The standard error of a run in a fresh process, and its timed steps."""
-RESERVED = 0.5
-"""The share of the budget that trials may take when the runs that confirm would need more than the rest."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +160,7 @@ class Hopes:
     @cached_property
     def steps(self) -> int:
         """Timed steps that bring the standard error of a trial below `ERROR`."""
-        return _steps_for(self._known, ERROR, LEAST, MOST)
+        return steps_for(self._known.measured.step_deviation, ERROR, LEAST, MOST)
 
     @cached_property
     def unseen(self) -> dict[int, int]:
@@ -304,7 +300,7 @@ def _finish(known: BestKnown, hopes: Hopes) -> Move:
     if run is None:
         because = _stopped(known, hopes) or "the runs that confirm had begun"
         return replace(_end("answered", because), stopped_because=because)
-    steps = _steps_for(known, COLD_ERROR, COLD_LEAST, COLD_MOST)
+    steps = ColdRuns(known).steps
     rule = StepRule(steps, steps, COLD_ERROR)
     return Move(run.action, run.candidate, run.why, knob=run.knob, cold=True, steps=rule)
 
@@ -366,12 +362,6 @@ def _new_values(known: BestKnown, number: int) -> Iterable[str]:
         level = levels.settings[number][knob]
         if all(setting[knob] != level for setting in ran):
             yield f"{name}={_shown(name, levels.values[name][level])}"
-
-
-def _steps_for(known: BestKnown, error: float, least: int, most: int) -> int:
-    """Steps after which the median's standard error is expected to be this small."""
-    needed = MEDIAN_VARIANCE * (known.measured.step_deviation / error) ** 2
-    return max(least, min(most, math.ceil(needed)))
 
 
 def _batch(known: BestKnown, number: int) -> int:

@@ -76,11 +76,6 @@ class BestKnown:
         return [line for line in self.lines if isinstance(line, Race)]
 
     @cached_property
-    def _full_runs(self) -> list[Race]:
-        """The runs in fresh processes without those under memory_limit, which take fewer steps."""
-        return [one for one in self.races if one.role != "limit"]
-
-    @cached_property
     def ran(self) -> list[Trial | Race]:
         """Every trial and every run in a fresh process."""
         return [line for line in self.lines if isinstance(line, Trial | Race)]
@@ -258,16 +253,19 @@ class BestKnown:
         """Verdicts of candidates that train the same as the baseline and reach another loss on the same samples."""
         baseline = self.space.baseline
         own = next((one.losses for one in self.trials if one.candidate == baseline and one.losses), [])
-        run = next((one for one in self._full_runs if one.candidate == baseline and one.last_loss is not None), None)
+        full = [one for one in self.races if one.role != "limit"]  # under memory_limit it takes fewer steps
+        run = next((one for one in full if one.candidate == baseline and one.last_loss is not None), None)
+        ran: list[Trial | Race] = [*self.trials, *full]
         found = []
-        for one in (*self.trials, *self._full_runs):
+        for one in ran:
             if one.outcome not in ("measured", "slow") or self.changes_training(one.candidate):
                 continue
-            if isinstance(one, Trial):
-                steps = min(len(one.losses), len(own))
-                mine, theirs, first = (one.losses[steps - 1], own[steps - 1], own[0]) if steps else (None, None, None)
-            else:
-                mine, theirs, first = one.last_loss, run and run.last_loss, run and run.first_loss
+            mine = theirs = first = None
+            if isinstance(one, Trial) and own and one.losses:
+                step = min(len(one.losses), len(own)) - 1
+                mine, theirs, first = one.losses[step], own[step], own[0]
+            elif isinstance(one, Race) and run is not None:
+                mine, theirs, first = one.last_loss, run.last_loss, run.first_loss
             if mine is None or theirs is None:
                 continue
             # A loss that has fallen far is compared by the way it came.
@@ -360,12 +358,12 @@ def _scales(
 ) -> Scales:
     """The scales of the greatest likelihood for the observations up to the last milestone."""
     milestone = max((one for one in MILESTONES if one <= count), default=None)
+    least = _drift_deviation(measured)
     if milestone is None:
-        return Scales()
+        return Scales(visit=max(Scales().visit, least))
     seen = observations[: len(observations) - count + milestone]
     if before is not None and list(before.posterior.observations[: len(seen)]) == list(seen):
         return before.posterior.scales
-    least = _drift_deviation(measured)
     visits = [visit for visit in VISITS if visit >= least] or [least]
 
     score = cache(Likelihood(levels, seen, center).log_of)
@@ -378,8 +376,8 @@ def _scales(
 
 
 def _drift_deviation(measured: Measurements) -> float:
-    """The least deviation between visits: that within visits, where too many were voided for it to be an accident."""
-    if len(measured.void) < MOST_VOID_VISITS or not measured.drifts:
+    """The least deviation between visits: that within visits, where drift is the noise of the machine."""
+    if not measured.drifts or not (measured.disturbed or len(measured.void) >= MOST_VOID_VISITS):
         return 0.0
     square = sum(drift * drift for drift in measured.drifts) / len(measured.drifts)
     return math.sqrt(square / 2) if square > DRIFT * DRIFT else 0.0

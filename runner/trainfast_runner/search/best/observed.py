@@ -33,12 +33,14 @@ DEFAULT_NOISE = 0.02
 @dataclass(frozen=True)
 class Measurements:
     """The trials that count. `step_deviation` is the pooled deviation of ln step time; `void` the run ids of voided
-    visits, `drifts` what the first setting of each process was off at its end, in ln rate."""
+    visits, `drifts` what the first setting of each process was off at its end, in ln rate. `disturbed` is True where
+    trials count that other processes disturbed: drift is then the noise of this machine, and voids no visit."""
 
     trials: tuple[Trial, ...]
     step_deviation: float
     void: frozenset[str]
     drifts: tuple[float, ...]
+    disturbed: bool = False
 
     def observations(self, levels: Levels, joules: bool) -> list[Observation]:
         """One observation a trial: ln samples/s, or ln samples a joule."""
@@ -66,6 +68,7 @@ def measurements(lines: Iterable[BestLine]) -> Measurements:
         if isinstance(line, Trial) and line.outcome in ("measured", "slow") and line.step_ms and min(line.step_ms) > 0
     ]
     deviation = _pooled(timed)
+    disturbed = any(trial.outcome == "measured" and trial.reason for trial in timed)
     visits: dict[str, list[Trial]] = defaultdict(list)
     for trial in timed:
         visits[trial.run_id].append(trial)
@@ -77,11 +80,10 @@ def measurements(lines: Iterable[BestLine]) -> Measurements:
             continue
         size, error = drift
         drifts.append(size)
-        if abs(size) > max(DRIFT, 3 * error * deviation) and len(void) < MOST_VOID_VISITS:
+        if abs(size) > max(DRIFT, 3 * error * deviation) and len(void) < MOST_VOID_VISITS and not disturbed:
             void.append(run_id)
-    return Measurements(
-        tuple(trial for trial in timed if trial.run_id not in void), deviation, frozenset(void), tuple(drifts)
-    )
+    kept = tuple(trial for trial in timed if trial.run_id not in void)
+    return Measurements(kept, deviation, frozenset(void), tuple(drifts), disturbed)
 
 
 def log_rate(trial: Trial, joules: bool = False) -> float | None:
@@ -166,6 +168,11 @@ def relative_error(step_ms: Sequence[float]) -> float:
     """The standard error of the median step time by the steps themselves, as a share of it."""
     deviations = _deviations(step_ms)
     return math.sqrt(MEDIAN_VARIANCE * _robust_variance(deviations) / len(step_ms)) if deviations else math.inf
+
+
+def steps_for(deviation: float, error: float, least: int, most: int) -> int:
+    """Steps after which the median's standard error is expected to be this small, by the deviation of ln step time."""
+    return max(least, min(most, math.ceil(MEDIAN_VARIANCE * (deviation / error) ** 2)))
 
 
 def _drift(trials: Sequence[Trial]) -> tuple[float, float] | None:
