@@ -416,9 +416,14 @@ def test_a_trial_takes_more_steps_until_it_is_sure_and_stops_early_when_it_is_sl
 def test_drift_on_a_machine_that_others_disturb_is_noise_and_voids_nothing(space: Synthetic) -> None:
     base = space.space.baseline
     lines = [*visited(space, base), trial(base, warm=False, reason="other processes took 70% of the CPU")]
-    noisy = known_of(space, *lines, trial(base, ms=130.0, repeats=True))
-    assert set(noisy.rated) == {base}
-    assert noisy.posterior.scales.visit > 0.15, "the drift widens every interval"
+    other = next(number for number in sorted(space.truth) if number != base)
+    noisy = known_of(space, *lines, trial(other, ms=95.0), trial(base, ms=130.0, repeats=True))
+    assert set(noisy.rated) == {base, other}
+    answer = found(noisy)
+    assert answer is not None
+    assert answer.within_percent is not None
+    assert answer.within_percent > 30, "the drift widens every interval"
+    assert "within the noise of the best" in answer.verdicts[base].reason
 
 
 def test_beyond_the_budget_there_is_no_race_and_the_answer_is_confirmed_all_the_same(space: Synthetic) -> None:

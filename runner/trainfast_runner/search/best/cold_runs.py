@@ -94,7 +94,7 @@ class Runs:
     @cached_property
     def noise(self) -> tuple[float, float]:
         """The deviation of one run's ln objective, and Student's quantile for intervals made of it."""
-        prior = self._known.posterior.scales.visit**2 + 0.007**2
+        prior = self._known.posterior.scales.visit**2 + COLD_ERROR**2 + self._known.measured.drift_variance
         squares, freedom = PRIOR_RUNS * prior, PRIOR_RUNS
         for values in self.values.values():
             if len(values) > 1:

@@ -50,8 +50,8 @@ from trainfast_runner.worker.catalog import allows_warm_trials
 TRACE_WITHIN_S = 30.0
 """The first trial waits at most this long for predictions once its process is ready: nothing is traced while timing."""
 MOST_VOID, VOID_AMONG = 2, 8
-"""After so many void measurements of a candidate, or among the last ones, the next one counts: the machine is as it is,
-and the noise that its other users make is measured."""
+"""After so many disturbed measurements of a candidate, or among the last ones, the next one counts: the machine is
+like that, and the noise that its other users make is measured."""
 LIMIT_STEPS = 4
 """Steps of a run under the real `memory_limit`: the optimizer's states exist from the second on."""
 
@@ -328,10 +328,10 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         )
 
     def _is_in_company(self, number: int) -> bool:
-        """True if so many of the last measurements, or of this candidate's, were void that the machine is like that."""
+        """True if so many of the last measurements, or of this candidate's, were disturbed that it is the rule."""
         made = [line for line in self._lines if isinstance(line, Trial | Race)]
         own = [line for line in made if line.candidate == number]
-        return any(sum(line.outcome == "void" for line in some) >= MOST_VOID for some in (made[-VOID_AMONG:], own))
+        return any(sum(map(_is_disturbed, some)) >= MOST_VOID for some in (made[-VOID_AMONG:], own))
 
     def _take_orders(self) -> None:
         """Record the orders that a person gave since the last step."""
@@ -343,3 +343,8 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         warm = None if self._process is None else self._process.directory.name
         self._before = known(self._lines, worked_seconds(self._lines), warm, self._before)
         return self._before
+
+
+def _is_disturbed(line: Trial | Race) -> bool:
+    """True for a measurement that is void, or that counts although others disturbed it."""
+    return line.outcome == "void" or (line.outcome == "measured" and bool(line.reason))

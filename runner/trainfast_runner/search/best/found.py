@@ -80,10 +80,11 @@ def _verdict(known: BestKnown, cold: ColdRuns, hopes: Hopes, best: int, number: 
 def _beside_best(cold: ColdRuns, best: int, number: int) -> str:
     if number == best:
         return "the best"
-    percent = 100 * math.expm1(cold.difference(number, best).mean)
-    if number in cold.rivals:
-        return f"{percent:+.1f} %, within the noise of the best"
-    return f"{percent:+.1f} % beside the best"
+    difference = cold.difference(number, best)
+    words = f"{100 * math.expm1(difference.mean):+.1f} %"
+    if not difference.is_clear:
+        return f"{words}, within the noise of the best"
+    return f"{words} by its trial, not confirmed" if difference.mean > 0 else f"{words} beside the best"
 
 
 def _shown_chance(chance: float) -> str:

@@ -358,12 +358,12 @@ def _scales(
 ) -> Scales:
     """The scales of the greatest likelihood for the observations up to the last milestone."""
     milestone = max((one for one in MILESTONES if one <= count), default=None)
-    least = _drift_deviation(measured)
     if milestone is None:
-        return Scales(visit=max(Scales().visit, least))
+        return Scales()
     seen = observations[: len(observations) - count + milestone]
     if before is not None and list(before.posterior.observations[: len(seen)]) == list(seen):
         return before.posterior.scales
+    least = _drift_deviation(measured)
     visits = [visit for visit in VISITS if visit >= least] or [least]
 
     score = cache(Likelihood(levels, seen, center).log_of)
@@ -376,8 +376,8 @@ def _scales(
 
 
 def _drift_deviation(measured: Measurements) -> float:
-    """The least deviation between visits: that within visits, where drift is the noise of the machine."""
-    if not measured.drifts or not (measured.disturbed or len(measured.void) >= MOST_VOID_VISITS):
+    """The least deviation between visits: that within visits, where too many were voided for it to be an accident."""
+    if len(measured.void) < MOST_VOID_VISITS or not measured.drifts:
         return 0.0
     square = sum(drift * drift for drift in measured.drifts) / len(measured.drifts)
     return math.sqrt(square / 2) if square > DRIFT * DRIFT else 0.0

@@ -33,14 +33,14 @@ DEFAULT_NOISE = 0.02
 @dataclass(frozen=True)
 class Measurements:
     """The trials that count. `step_deviation` is the pooled deviation of ln step time; `void` the run ids of voided
-    visits, `drifts` what the first setting of each process was off at its end, in ln rate. `disturbed` is True where
-    trials count that other processes disturbed: drift is then the noise of this machine, and voids no visit."""
+    visits, `drifts` what the first setting of each process was off at its end, in ln rate. Where trials count that
+    other processes disturbed, drift voids no visit: it is noise, of this variance in each trial."""
 
     trials: tuple[Trial, ...]
     step_deviation: float
     void: frozenset[str]
     drifts: tuple[float, ...]
-    disturbed: bool = False
+    drift_variance: float = 0.0
 
     def observations(self, levels: Levels, joules: bool) -> list[Observation]:
         """One observation a trial: ln samples/s, or ln samples a joule."""
@@ -57,7 +57,7 @@ class Measurements:
         count = len(own)
         pooled = POOL_STEPS * self.step_deviation**2
         mixed = (pooled + count * _robust_variance(own)) / (POOL_STEPS + count) if count > 2 else self.step_deviation**2
-        return MEDIAN_VARIANCE * mixed / max(1, len(trial.step_ms)) + LEAST_NOISE**2
+        return MEDIAN_VARIANCE * mixed / max(1, len(trial.step_ms)) + LEAST_NOISE**2 + self.drift_variance
 
 
 def measurements(lines: Iterable[BestLine]) -> Measurements:
@@ -83,7 +83,9 @@ def measurements(lines: Iterable[BestLine]) -> Measurements:
         if abs(size) > max(DRIFT, 3 * error * deviation) and len(void) < MOST_VOID_VISITS and not disturbed:
             void.append(run_id)
     kept = tuple(trial for trial in timed if trial.run_id not in void)
-    return Measurements(kept, deviation, frozenset(void), tuple(drifts), disturbed)
+    # Both ends of a process have an error.
+    noise = statistics.fmean(drift * drift for drift in drifts) / 2 if disturbed and drifts else 0.0
+    return Measurements(kept, deviation, frozenset(void), tuple(drifts), noise)
 
 
 def log_rate(trial: Trial, joules: bool = False) -> float | None:
