@@ -97,8 +97,8 @@ def _gpus_of(survey: Survey, space: Space) -> list[str]:
     specs = [spec_of(survey.spec, {}), *survey.legal(space).values()]
     meshes = {tuple(one.knobs[name] for name in MESH): one for one in specs}
     widest = max(meshes.values(), key=lambda one: device_count(one, survey.machine))
-    gpus = survey.machine.choose(device_choice(devices_asked(widest.knobs)), str(widest.knobs["strategy"]))
-    return [gpu.uuid for gpu in gpus if gpu.uuid]
+    chosen = survey.machine.choose_gpus(device_choice(devices_asked(widest.knobs)), str(widest.knobs["strategy"]))
+    return [gpu.uuid for gpu in chosen.gpus if gpu.uuid]
 
 
 def open_best(best: BestPlan, home: Home, options: BestOptions) -> Path:
