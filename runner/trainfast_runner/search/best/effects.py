@@ -125,7 +125,11 @@ class Kernel:
 
     def between(self, one: Setting, other: Setting) -> float:
         """The covariance of two settings."""
-        return self.row([(*parts(self._levels, one, other), 0.0)])[0]
+        return self.of((*parts(self._levels, one, other), 0.0))
+
+    def of(self, shares: Sequence[float]) -> float:
+        """The covariance by the five `shared` parts of two observations."""
+        return self.row([shares])[0]
 
     def row(self, shares: Sequence[Sequence[float]]) -> list[float]:
         """The covariances by the five `shared` parts of each two observations."""
