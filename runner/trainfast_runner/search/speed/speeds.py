@@ -90,8 +90,10 @@ def predict_speed(
 def with_predicted_speed(plan: RunPlan, home: Home) -> RunPlan:
     """Return the plan with its predicted speed, if one can be shown, from an earlier trace of its model.
 
-    Raises UserError when the home is unreadable.
+    Nothing is predicted for a script of the user's own. Raises UserError when the home is unreadable.
     """
+    if plan.script is not None:
+        return plan
     device = Device(plan.device, next(iter(plan.device_names), ""))
     traced = cached_model(plan.spec, plan.device, plan.python)
     if traced is None:
