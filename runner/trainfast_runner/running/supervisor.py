@@ -13,8 +13,6 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-import msgspec
-
 from trainfast_runner.machine.cgroup import oom_kills
 from trainfast_runner.machine.processes.identity import (
     Identity,
@@ -30,11 +28,10 @@ from trainfast_runner.memory import corrections
 from trainfast_runner.memory.predicted_run import with_prediction
 from trainfast_runner.records.capped_file import CAP_BYTES, CappedFile
 from trainfast_runner.records.home import RESULT_FILE, read_run_file, shared_lock
-from trainfast_runner.records.json_lines import Appender
 from trainfast_runner.records.output_log import OUTPUT_FILE, read_log
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_file import Event, RunFile
-from trainfast_runner.records.run_records import EVENTS_FILE, RunRecords, rank_file
+from trainfast_runner.records.run_file import RunFile
+from trainfast_runner.records.run_records import RunRecords, rank_file
 from trainfast_runner.records.step_lines import capped_step_file
 from trainfast_runner.results.ended_result import (
     add_trouble,
@@ -45,6 +42,7 @@ from trainfast_runner.results.ended_result import (
 )
 from trainfast_runner.results.verdict import Evidence, Verdict, judge
 from trainfast_runner.running.ending import Signals, StopLadder, collect_orphans, did_not_end
+from trainfast_runner.running.event_log import EventLog
 from trainfast_runner.running.offload import full_disk, offload_path, remove_offloaded
 from trainfast_runner.running.ranks import LostRank, Ranks
 from trainfast_runner.running.recovery import lost_verdict
@@ -87,15 +85,15 @@ class Supervisor:
         self.directory = directory
         self.run_file = run
         self._signals = Signals()
-        self._events: Appender | None = None
+        self._events = EventLog(directory)
         self._output = CappedFile(directory / OUTPUT_FILE, cap_bytes)
         self._steps = [
             capped_step_file(rank_file(directory, "steps", n), steps_cap_bytes) for n in range(run.world_size)
         ]
         self._telemetry = TelemetryLog(
-            directory, run.watch_uuids, self._append, self._trouble, on_cpu=run.device == "cpu"
+            directory, run.watch_uuids, self._events.append, self._events.record_trouble, on_cpu=run.device == "cpu"
         )
-        self._ladder = StopLadder(grace_s, self._append)
+        self._ladder = StopLadder(grace_s, self._events.append)
         self._state = ""
         self._child: Identity | None = None
         self._exit_code: int | None = None
@@ -105,7 +103,6 @@ class Supervisor:
         self._unended: list[UnkillableProcess] = []
         self._torn_down: str | None = None
         self._oom_kills_before = oom_kills()
-        self._troubles: set[str] = set()
         self._offload_path = offload_path(run)
         self._script: ScriptWatch | None = None
         if run.script is not None:
@@ -114,7 +111,7 @@ class Supervisor:
     def run(self) -> None:
         """Supervise the run to its end; the lock must be held."""
         own = identify(os.getpid())
-        self._record("supervisor", pid=os.getpid(), start_ticks=own.start_ticks if own else None)
+        self._events.record("supervisor", pid=os.getpid(), start_ticks=own.start_ticks if own else None)
         self._enter("starting")
         become_subreaper()
         self._telemetry.start()
@@ -150,7 +147,7 @@ class Supervisor:
         # Popen must never wait for it: only `_reap_child` does, and so gets the true status.
         process.returncode = 0
         self._child = identify(process.pid) or Identity(process.pid, -1)
-        self._record("launched", pid=self._child.pid, start_ticks=self._child.start_ticks)
+        self._events.record("launched", pid=self._child.pid, start_ticks=self._child.start_ticks)
         self._telemetry.follow(process.pid)
 
     def _watch(self, child: Identity) -> None:
@@ -176,7 +173,7 @@ class Supervisor:
         if pid == 0:
             return False
         self._exit_code = os.waitstatus_to_exitcode(status)
-        self._record("exited", pid=pid, exit_code=self._exit_code)
+        self._events.record("exited", pid=pid, exit_code=self._exit_code)
         return True
 
     def _handle_signals(self, child: Identity) -> None:
@@ -195,7 +192,7 @@ class Supervisor:
                 self._script.count_steps()
             gone = ranks.follow()
         except OSError as error:
-            self._trouble(f"{error.filename or 'the records'} cannot be read: {error.strerror}")
+            self._events.record_trouble(f"{error.filename or 'the records'} cannot be read: {error.strerror}")
             return
         if ranks.in_training and self._state == "starting":
             self._enter("running")
@@ -203,7 +200,7 @@ class Supervisor:
             return
         for lost in gone:
             self._gone.append(lost)
-            self._record("rank_gone", rank=lost.rank, detail="the process exited without reporting an error")
+            self._events.record("rank_gone", rank=lost.rank, detail="the process exited without reporting an error")
 
     def _tear_down_if_broken(self, ranks: Ranks, child: Identity) -> None:
         """End a training that lost a rank, failed or finished, if it has not ended by itself in time."""
@@ -255,7 +252,9 @@ class Supervisor:
             self._signals.wait(0.05)
         if left := descendants(os.getpid()):
             count = "1 process" if len(left) == 1 else f"{len(left)} processes"
-            self._trouble(f"the command ended before {count} that it had started: ended by the supervisor")
+            self._events.record_trouble(
+                f"the command ended before {count} that it had started: ended by the supervisor"
+            )
 
     def _finish(self) -> None:
         """The verdict, the summary, `result.json`."""
@@ -265,7 +264,7 @@ class Supervisor:
             try:
                 file.compact()
             except OSError as error:
-                self._trouble(f"{file.path.name} cannot be compacted: {error.strerror}")
+                self._events.record_trouble(f"{file.path.name} cannot be compacted: {error.strerror}")
         records = read_records_or_note_trouble(self.directory)
         verdict = self._verdict(records)
         self._enter(verdict.state, verdict.reason)
@@ -291,7 +290,7 @@ class Supervisor:
         try:
             write_result(self.directory, result)
         except OSError as error:
-            self._trouble(f"{RESULT_FILE} cannot be written: {error.strerror}")
+            self._events.record_trouble(f"{RESULT_FILE} cannot be written: {error.strerror}")
             return False
         return True
 
@@ -304,7 +303,7 @@ class Supervisor:
         verdict = self._judge(records, 0)
         if verdict.state != "finished":
             return lost_verdict(records, reason)
-        self._trouble(reason)
+        self._events.record_trouble(reason)
         add_trouble(records, reason)
         return verdict
 
@@ -332,7 +331,7 @@ class Supervisor:
     def _remove_offloaded(self) -> None:
         trouble = remove_offloaded(self._offload_path)
         if trouble is not None:
-            self._trouble(trouble)
+            self._events.record_trouble(trouble)
 
     def _trim(self) -> None:
         """Hold the output and the step records under their caps."""
@@ -346,43 +345,24 @@ class Supervisor:
         try:
             dropped = file.trim()
         except OSError as error:
-            self._trouble(f"{file.path.name} cannot be trimmed: {error.strerror}")
+            self._events.record_trouble(f"{file.path.name} cannot be trimmed: {error.strerror}")
             return
         if dropped and file.truncated and not truncated_before:
-            self._record(kind, detail="truncated: this file system cannot punch holes")
+            self._events.record(kind, detail="truncated: this file system cannot punch holes")
         elif dropped and file.dropped_bytes == dropped:
-            self._record(kind, detail=f"over {file.cap_bytes} bytes: the middle is dropped")
+            self._events.record(kind, detail=f"over {file.cap_bytes} bytes: the middle is dropped")
 
     def _enter(self, state: str, reason: str | None = None) -> None:
         """Record a change of state, once."""
         if state != self._state:
             self._state = state
-            self._record("state", state=state, reason=reason)
-
-    def _record(self, kind: str, **fields: object) -> None:
-        self._append(msgspec.convert({"t_ns": time.monotonic_ns(), "kind": kind, **fields}, Event))
+            self._events.record("state", state=state, reason=reason)
 
     def _record_no_step(self, why: str) -> None:
-        self._record("no_step", detail=why)
-
-    def _append(self, event: Event) -> None:
-        """Append an event. A disk that takes none is no reason to stop supervising."""
-        try:
-            if self._events is None:
-                self._events = Appender(self.directory / EVENTS_FILE)
-            self._events.write(event)
-        except OSError as error:
-            _log(f"{EVENTS_FILE}: {error.strerror}")
+        self._events.record("no_step", detail=why)
 
     def _trouble_of_rank(self, rank: int, what: str) -> None:
-        self._trouble(f"rank {rank}: {what}")
-
-    def _trouble(self, what: str) -> None:
-        """Record a failure to write or read a file, once, and go on."""
-        if what not in self._troubles:
-            self._troubles.add(what)
-            self._record("trouble", detail=what)
-            _log(what)
+        self._events.record_trouble(f"rank {rank}: {what}")
 
 
 def main() -> None:
@@ -412,14 +392,6 @@ def main() -> None:
             steps_cap_bytes=asked.steps_cap,
             unkillable_s=asked.unkillable,
         ).run()
-
-
-def _log(what: str) -> None:
-    """Write a line to supervisor.log; on a full disk it is lost."""
-    try:
-        os.write(2, f"{what}\n".encode())
-    except OSError:
-        return
 
 
 if __name__ == "__main__":
