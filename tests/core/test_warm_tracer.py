@@ -17,9 +17,13 @@ import pytest
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.worker_scripts import TraceCancelled
+from trainfast_runner.memory import warm_tracer
 from trainfast_runner.memory.tracing import Tracing, trace_model
 from trainfast_runner.memory.warm_tracer import WarmTracer
 from trainfast_runner.settings.spec import RunSpec, resolve
+
+# One tracer for all of them, and the first test sees it start.
+pytestmark = pytest.mark.xdist_group("warm-tracer")
 
 PATIENCE_S = 120
 SMALL = ("model.hidden_size=32", "model.num_hidden_layers=1", "model.vocab_size=512", "seq_len=16")
@@ -53,7 +57,16 @@ def servers_of(pid: int) -> list[psutil.Process]:
 @pytest.fixture(scope="module")
 def tracer() -> Iterator[WarmTracer]:
     found = WarmTracer()
-    yield found
+    with pytest.MonkeyPatch.context() as patch:
+        # A tracer starts anew in another environment, and these two change with each test.
+        of_tests = ("PYTEST_CURRENT_TEST", "XDG_CACHE_HOME")
+        inherited = warm_tracer.own_environment
+        patch.setattr(
+            warm_tracer,
+            "own_environment",
+            lambda: {name: value for name, value in inherited().items() if name not in of_tests},
+        )
+        yield found
     found.close()
     assert servers_of(os.getpid()) == []
 

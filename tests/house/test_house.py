@@ -152,6 +152,7 @@ def house(tmp_path: Path, cache: Path) -> House:
     return House(tmp_path, cache)
 
 
+@pytest.mark.long
 def test_a_strategy_is_one_entry_and_one_file(house: House) -> None:
     house.add_entry(
         CATALOG,

@@ -33,7 +33,7 @@ class Warm:
         self._home = home
 
     def plan(self, spec: object, python: str | None) -> object:
-        return SimpleNamespace(watched_uuids={"GPU-0"}, devices_reason=None)
+        return SimpleNamespace(watched_uuids={"GPU-0"}, devices_reason=None, script=SimpleNamespace())
 
     def start(self, plan: object, home: Home) -> Path:
         self.started.set()

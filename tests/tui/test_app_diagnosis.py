@@ -15,7 +15,7 @@ from still import a_snapshot, own_supervisor, running, screen_text
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import Event
 from trainfast_runner.running.follower import Follower
-from trainfast_tui.cli.diagnosis import opened
+from trainfast_tui.cli.diagnosis import explained_bottlenecks
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.text.conditions import conditions_line
 from trainfast_tui.text.diagnosis_figures import cost_words, figure_text, named, nothing_found, overlap_words
@@ -53,9 +53,9 @@ def test_shares_that_overlap_are_said_to() -> None:
     assert [cost_words(one) for one in (*two, SMALL_BATCH)] == ["70 % of a step: 350 ms", "16 % of a step", ""]
     assert overlap_words(two) == ""
     assert overlap_words([two[0], two[0]]).startswith("The shares add up to more than a step")
-    *_, last = opened([two[0], two[0]], "nothing")
+    *_, last = explained_bottlenecks([two[0], two[0]], "nothing")
     assert last == overlap_words([two[0], two[0]])
-    assert "  costs 70 % of a step: 350 ms" in opened(two, "nothing")
+    assert "  costs 70 % of a step: 350 ms" in explained_bottlenecks(two, "nothing")
 
 
 async def test_nothing_found_is_said_and_before_the_first_step_nothing(home: Home) -> None:

@@ -34,7 +34,7 @@ class Launches:
 
     def plan(self, spec: object, python: str | None) -> object:
         self.count += 1
-        return SimpleNamespace(devices_reason=None)
+        return SimpleNamespace(devices_reason=None, script=SimpleNamespace())
 
     def start(self, plan: object, home: Home) -> Path:
         self.go.wait(60)

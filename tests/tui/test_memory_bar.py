@@ -179,8 +179,8 @@ async def test_a_run_s_prediction_stands_beside_its_measurement_live_and_ended(
     directory = a_run(home, with_result=not is_live, predicted_bytes=400 * MIB)
     if is_live:
         hold(directory)
-        running = Event(t_ns=START_NS + S, kind="state", state="running")
-        write_lines(directory / "events.jsonl", [own_supervisor(), running])
+        began = Event(t_ns=START_NS + S, kind="state", state="running")
+        write_lines(directory / "events.jsonl", [own_supervisor(), began])
     async with running(home, size=FULL) as (app, pilot):
         app.post(SnapshotTaken(a_snapshot(directory, second=23)))
         await pilot.pause()

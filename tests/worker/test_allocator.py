@@ -38,6 +38,7 @@ print(full - before, resident() - before)
 
 
 # Beside the tests of one process, whose training it looks at.
+@pytest.mark.long
 @pytest.mark.xdist_group("one-process")
 def test_peaks_come_from_the_warm_up_and_are_null_in_timed_steps(train: Callable[..., Any]) -> None:
     run = train(cold=True, steps=20)

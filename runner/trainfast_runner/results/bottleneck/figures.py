@@ -13,7 +13,7 @@ from trainfast_runner.results.bottleneck.device_track import DeviceConditions
 from trainfast_runner.results.bottleneck.device_window import window_of
 from trainfast_runner.results.bottleneck.measured_window import MeasuredWindow
 from trainfast_runner.results.bottleneck.rules import ALL_CORES_BUSY_PERCENT, Figure, Scope
-from trainfast_runner.settings.world import strategy_of
+from trainfast_runner.settings.world import recorded_strategy
 from trainfast_runner.units import highest, lowest
 
 T = TypeVar("T")
@@ -317,7 +317,7 @@ def _tokens(window: MeasuredWindow) -> float | None:
     """Tokens that go through the model at once on one rank, the mean of the steps: samples may vary in length."""
     steps, knobs = window.first_rank, window.run.knobs
     parts = _whole(knobs.get("grad_accum"), 1)
-    if strategy_of(knobs).pipeline:
+    if recorded_strategy(knobs).pipeline:
         parts *= _whole(knobs.get("micro_batches"), 1)
     tokens = _mean(step.tokens for step in steps)
     return tokens / parts if tokens and parts else None
