@@ -21,9 +21,8 @@ print(json.dumps({{"python": "3.12.0", "versions": {{"torch": "2.13.0", "transfo
 """
 
 
-@pytest.fixture
-def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A training Python with a CUDA build of torch."""
+def a_cuda_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Write a training Python with a CUDA build of torch, and see every GPU."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     file = tmp_path / "bin" / "python"
@@ -31,6 +30,11 @@ def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     file.write_text(CUDA_PYTHON.format(python=sys.executable))
     file.chmod(0o755)
     return str(file)
+
+
+@pytest.fixture
+def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    return a_cuda_python(tmp_path, monkeypatch)
 
 
 def planned(python: str, gpus: list[Gpu], *settings: str) -> RunPlan:

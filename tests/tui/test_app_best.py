@@ -414,6 +414,8 @@ async def test_a_notice_stands_below_a_plan_that_is_longer_than_the_screen(
         await until(pilot, "left alone: knob 1")
         await pilot.press("p")
         await until(pilot, "There is no live search.")
+        text = screen_text(pilot.app)  # type: ignore[arg-type]
+        assert text.index("left alone: knob 1") < text.index("There is no live search.")
 
 
 async def test_a_refused_plan_and_start_say_why(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

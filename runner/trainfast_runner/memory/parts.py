@@ -50,7 +50,7 @@ class OptimizerTrace(msgspec.Struct, frozen=True, kw_only=True):
     before_optimizer: list[float]
     optimizer_peak: list[float]
     work: Vector = NO_WORK
-    """Of the optimizer's step."""
+    """Calls, FLOPs and bytes moved by the optimizer's step."""
 
 
 Trace = StepTrace | OptimizerTrace

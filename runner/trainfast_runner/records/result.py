@@ -291,7 +291,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
 
 FEW_STEPS = 5
-"""With fewer measured steps a difference cannot be told from noise, and a percentile means nothing."""
+"""With fewer measured steps noise hides a difference, and percentiles are meaningless."""
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):

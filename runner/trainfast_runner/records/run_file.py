@@ -249,7 +249,7 @@ class WorkerLine(Actual, frozen=True, kw_only=True):
     synthetic: bool | None = None
     source: str | None = None
     scale: float | None = None
-    # Of kind cpu.
+    # Fields of kind `cpu`.
     allocator: str | None = None
     thresholds: str | None = None
     kept_because: str | None = None
@@ -264,7 +264,7 @@ class WorkerLine(Actual, frozen=True, kw_only=True):
     recomputed_flops_per_sample: Bounded | None = None
     notebook_flops_per_sample: Bounded | None = None
     loader_workers_alive: int | None = None
-    # Of kind script.
+    # Fields of kind `script`.
     framework: str | None = None
     hooks: list[str] | None = None
     samples_from: str | None = None
@@ -292,6 +292,6 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     device: int | None = None
     detail: str | None = None
     exit_code: int | None = None
-    """Of kind exited: the direct child's, negative for a signal."""
+    """Exit code of the direct child, in events of kind `exited`; negative for a signal."""
     memory_used_bytes: int | None = None
     """Device memory of a process on a GPU when it was seen."""

@@ -46,7 +46,7 @@ from trainfast_runner.worker.allocator import KEPT, ORDINARY, STRICT
 LOSSES_IN_A_MEAN = 5
 MODEL_PARALLEL_AXES = ("tp", "pp")
 SCRIPTS_ALLOCATOR = "ordinary allocator"
-"""Of a user's own script: its peak is resident memory above what imports left, blocks that malloc keeps included."""
+"""Basis of a script's peak: resident memory above that after imports, with blocks that malloc keeps."""
 
 
 def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: int | None) -> Result:

@@ -124,7 +124,7 @@ class Follower:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._known = RunSnapshot(directory)
-        """What the ranks' lines and the run file say; the rest is filled in at each poll."""
+        """Read the ranks' lines and the run file; each poll fills in the rest."""
         self._steps: deque[Step] = deque(maxlen=STEPS_KEPT)
         self._ticks: deque[Tick] = deque(maxlen=TICKS_KEPT)
         self._rates = _SummedRates()

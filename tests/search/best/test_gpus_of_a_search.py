@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 import stand_in
 from stand_in import Gpu, Machine
-from tests.core.test_planned_devices import CUDA_PYTHON
+from tests.core.test_planned_devices import a_cuda_python
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.running.planning import plan_run
@@ -22,14 +21,7 @@ ASKED = BestAsked(vary={"strategy": ["single", "ddp"]})
 
 @pytest.fixture
 def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A training Python with a CUDA build of torch."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    file = tmp_path / "bin" / "python"
-    file.parent.mkdir()
-    file.write_text(CUDA_PYTHON.format(python=sys.executable))
-    file.chmod(0o755)
-    return str(file)
+    return a_cuda_python(tmp_path, monkeypatch)
 
 
 def four(*used_gib: int) -> Machine:

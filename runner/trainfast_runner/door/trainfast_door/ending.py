@@ -34,7 +34,7 @@ def install(run: ScriptRun) -> None:
 
 @never_raises
 def _record(run: ScriptRun) -> None:
-    # The interpreter leaves it here before it calls `sys.excepthook`, whoever has replaced that.
+    # The interpreter stores the error here before it calls `sys.excepthook`, also one that the script replaced.
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     if run.files.owner is None and error is not None and run.steps.peaks.has_model:
         # It failed before its first step. A launcher, which has no model, reports the failures of others.

@@ -53,5 +53,5 @@ class FrameworkFinder:
             execute(module)
             never_raises(hook)(module, self._run)
 
-        # Of the instance: its type, which other tools look at, stays the same.
+        # Replace the method on the instance, so that other tools still see the loader's own type.
         loader.exec_module = executed

@@ -1,4 +1,4 @@
-"""Where a knob reaches a script that has no flag for it: fields of the Trainer, the frameworks' environment, defaults
+"""Ways to set a knob of a script that has no flag for it: fields of the Trainer, the frameworks' environment, defaults
 of DataLoader. An explicit argument in the script wins over the last two, so what ran is read and compared."""
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ def _gpus(machine: Machine, knobs: Knobs) -> GpuChoice:
 
 
 def _environment(knobs: Knobs, choice: GpuChoice) -> dict[str, str]:
-    """What the launch adds to the script's environment; the variable that names the run is added at the start."""
+    """Environment variables that the launch adds; the one that names the run is added at the start."""
     paths = [path for path in (os.environ.get("PYTHONPATH"), str(DOOR)) if path]
     env = {"PYTHONPATH": os.pathsep.join(paths)}
     if asks_for_cpu(knobs.get("devices")):
