@@ -125,4 +125,4 @@ def _prefer_bf16(spec: RunSpec, vary: Vary, left_alone: dict[str, str]) -> None:
     values = vary.get("precision", [])
     if "bf16" in values and "fp16" in values and spec.knobs["precision"] != "fp16":
         values.remove("fp16")
-        left_alone["precision=fp16"] = "bf16 runs here, as fast and without loss scaling"
+        left_alone["precision=fp16"] = "bf16 runs here and needs no loss scaling"
