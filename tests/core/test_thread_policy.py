@@ -71,12 +71,33 @@ def test_a_child_of_ours_does_not_count() -> None:
     assert others_s <= busy_s - taken_s + TICKS_S
 
 
-def test_a_look_in_which_a_child_ended_tells_nothing() -> None:
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    window = CpuWindow()
-    child.kill()
-    child.wait()
-    assert window.others_cores() is None
+def test_a_child_that_ended_does_not_count() -> None:
+    busy_s, window = _busy_s(), CpuWindow()
+    subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.5: pass"], check=True)
+    others, age_s = window.others_cores(), window.age_s
+    busy_now_s = _busy_s()
+    assert others is not None
+    assert busy_s is not None
+    assert busy_now_s is not None
+    assert others * age_s <= busy_now_s - busy_s - 0.5 + TICKS_S
+
+
+def test_a_look_in_which_a_child_lost_its_parent_tells_nothing() -> None:
+    spin = "import time; print(flush=True)\nwhile time.process_time() < 0.5: pass\nprint(flush=True); time.sleep(600)"
+    shell = subprocess.Popen(
+        ["sh", "-c", f"{sys.executable} -c '{spin}' & echo $!; wait"], stdout=subprocess.PIPE, text=True
+    )
+    assert shell.stdout is not None
+    pid = int(shell.stdout.readline())
+    try:
+        for _ in range(2):
+            shell.stdout.readline()
+        window = CpuWindow()
+        shell.kill()
+        shell.wait()
+        assert window.others_cores() is None
+    finally:
+        os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(("value", "count"), [("4", 4), ("2,4", 2), ("all", None), ("", None), (None, None)])

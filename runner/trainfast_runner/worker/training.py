@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import time
@@ -50,6 +51,9 @@ class Training:
         self.config = resolve_config(spec.model)
         check_seq_len(self.config, spec.data.objective, spec.knobs.seq_len)
         import_model_code(self.config, spec.data.objective)
+        # No collection looks at what the imports made: one that does takes longer than a switch between settings.
+        gc.freeze()
+        gc.enable()
         self.state = TrainState(spec, self.config, self.device)
         self.strategy = self.state.strategy
         self.samples = open_samples(spec, self.config, log)

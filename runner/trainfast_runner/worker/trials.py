@@ -76,8 +76,6 @@ class Trials:
     def run(self, orders: Orders) -> None:
         """Take trials until there is no further order. Raises what a trial raises, after recording it."""
         number = 0
-        # No later collection looks at what the imports made: it would take longer than the rest of a switch.
-        gc.freeze()
         while (line := orders.next()) is not None:
             number += 1
             began = time.monotonic()

@@ -11,8 +11,6 @@ from trainfast_runner.machine.telemetry.host import UNREADABLE, core_seconds
 
 LEAST_S = 0.01
 """The kernel counts processor time in hundredths of a second."""
-CpuSeconds = dict[tuple[int, float], float]
-"""CPU seconds of processes, by pid and start time."""
 
 
 class CpuWindow:
@@ -23,7 +21,7 @@ class CpuWindow:
 
     def __init__(self) -> None:
         self._began_s = time.monotonic()
-        self._own = _own()
+        self._own_s = _own_s()
         self._busy_s = _busy_s()
 
     @property
@@ -34,12 +32,12 @@ class CpuWindow:
     def others_cores(self) -> float | None:
         """Cores that others kept busy on average, such as 0.05.
 
-        None when the kernel gives no figure, or when a process of ours ended meanwhile, whose time is unknown.
+        None when the kernel gives no figure, or when a process of ours lost its parent meanwhile, and with it we its
+        time.
         """
-        busy_s, own = _busy_s(), _own()
-        if busy_s is None or self._busy_s is None or self._own.keys() - own.keys():
+        busy_s, own_s = _busy_s(), _own_s() - self._own_s
+        if busy_s is None or self._busy_s is None or own_s < 0:
             return None
-        own_s = sum(spent - self._own.get(process, 0.0) for process, spent in own.items())
         return max(0.0, (busy_s - self._busy_s - own_s) / max(self.age_s, LEAST_S))
 
 
@@ -65,13 +63,16 @@ def _busy_s() -> float | None:
     return sum(core.busy for core in cores)
 
 
-def _own() -> CpuSeconds:
+def _own_s() -> float:
+    """CPU seconds of this process and its descendants; those of an ended one are in its parent's, which waited."""
     this = psutil.Process()
-    found: CpuSeconds = {}
-    for process in (this, *this.children(recursive=True)):
+    while True:
+        total_s = 0.0
         try:
-            times = process.cpu_times()
-            found[process.pid, process.create_time()] = times.user + times.system
-        except psutil.Error:
+            # Parents first: a child that ends in between is not found, rather than counted twice.
+            for process in (this, *this.children(recursive=True)):
+                times = process.cpu_times()
+                total_s += times.user + times.system + times.children_user + times.children_system
+            return total_s
+        except psutil.NoSuchProcess:
             continue
-    return found
