@@ -6,20 +6,13 @@ import os
 import pty
 import stat
 import subprocess
-import sys
 import venv
 from pathlib import Path
 
 import pytest
+from cuda_python import cuda_python
 
 from cli.command import COMMAND, Cli
-
-STAND_IN_PYTHON = """#!{python}
-# Answers as a Python with a CUDA build of torch does when it is asked what it has.
-import json
-print(json.dumps({{"python": "3.12.0", "versions": {{"torch": "2.9.0+cu130", "transformers": "5.0.0",
-    "tokenizers": "0.22.0", "torch.version.cuda": "13.0"}}, "config": {{}}}}))
-"""
 
 
 @pytest.mark.parametrize(
@@ -87,11 +80,9 @@ def test_a_glob_that_matches_nothing(cli: Cli) -> None:
 
 
 def test_four_devices_where_there_are_two(cli: Cli, nvml_library: Path, tmp_path: Path) -> None:
-    python = tmp_path / "python"
-    python.write_text(STAND_IN_PYTHON.format(python=sys.executable))
-    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    python = cuda_python(tmp_path / "bin")
     machine = {"LD_LIBRARY_PATH": str(nvml_library), "NVML_STAND_IN_GPUS": "2", "CUDA_VISIBLE_DEVICES": "0,1"}
-    settings = ["--set", "strategy=ddp", "--set", "devices=4", "--python", str(python)]
+    settings = ["--set", "strategy=ddp", "--set", "devices=4", "--python", python]
     done = cli("run", "tiny-llama", *settings, "--json", **machine)
     assert "devices=4, but there are 2" in done.refused()
     assert done.json["error"]["nearest"] == "devices=2"

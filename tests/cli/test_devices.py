@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
+from cuda_python import cuda_python
 
 from cli.command import SMALL, Cli
 
-CUDA_PYTHON = """#!{python}
-# Answers as a Python with a CUDA build of torch does when it is asked what it has.
-import json
-print(json.dumps({{"python": "3.12.0", "versions": {{"torch": "2.13.0", "transformers": "5.0.0",
-    "tokenizers": "0.22.0", "torch.version.cuda": "13.0", "torch.version.hip": {hip}}}, "config": {{}}}}))
-"""
 INSTANCES = [f"MIG-00000000-0000-0000-{part:04}-{0:012}" for part in (1, 2)]
 
 
@@ -32,10 +26,7 @@ def gpus(nvml_library: Path, tmp_path: Path) -> dict[str, str]:
 @pytest.fixture
 def python(tmp_path: Path) -> list[str]:
     """`--python` with a CUDA build of torch."""
-    file = tmp_path / "python"
-    file.write_text(CUDA_PYTHON.format(python=sys.executable, hip=None))
-    file.chmod(0o755)
-    return ["--python", str(file)]
+    return ["--python", cuda_python(tmp_path / "bin")]
 
 
 @pytest.mark.parametrize("command", [["run"], ["search", "max-batch"], ["predict"]])
@@ -51,10 +42,8 @@ def test_an_nvml_failure_with_gpus_present_is_refused_before_launch(
 
 
 def test_a_rocm_build_says_what_is_not_supported(cli: Cli, gpus: dict[str, str], tmp_path: Path) -> None:
-    file = tmp_path / "python"
-    file.write_text(CUDA_PYTHON.format(python=sys.executable, hip='"7.0"').replace('"13.0"', "None"))
-    file.chmod(0o755)
-    line = cli("run", "tiny-llama", "--python", str(file), **gpus).refused()
+    python = cuda_python(tmp_path / "bin", {"torch.version.cuda": None, "torch.version.hip": "7.0"})
+    line = cli("run", "tiny-llama", "--python", python, **gpus).refused()
     assert "is a ROCm build (HIP 7.0): AMD GPUs are not supported" in line
 
 

@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 import stand_in
+from cuda_python import cuda_python
 from stand_in import Gpu, Machine
 
 from trainfast_runner.running.planning import RunPlan, plan_run
 from trainfast_runner.settings.spec import resolve
 
 MIG = "MIG-41a36bfc-73e2-5e3d-8b3a-2b7a4b0d0ac0"
-CUDA_PYTHON = """#!{python}
-# Answers as a Python with a CUDA build of torch does when it is asked what it has.
-import json
-print(json.dumps({{"python": "3.12.0", "versions": {{"torch": "2.13.0", "transformers": "5.0.0",
-    "tokenizers": "0.22.0", "torch.version.cuda": "13.0"}}, "config": {{}}}}))
-"""
 
 
 def a_cuda_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Write a training Python with a CUDA build of torch, and see every GPU."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    file = tmp_path / "bin" / "python"
-    file.parent.mkdir()
-    file.write_text(CUDA_PYTHON.format(python=sys.executable))
-    file.chmod(0o755)
-    return str(file)
+    return cuda_python(tmp_path / "bin")
 
 
 @pytest.fixture
