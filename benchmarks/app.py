@@ -62,7 +62,7 @@ def rows() -> list[Row]:
 
 def write_history(home: Home, count: int) -> None:
     """`count` finished runs, as small as a real one's records of its end."""
-    home.ready()
+    home.create()
     for number in range(count):
         run_id = f"20260101-{number:06d}-tiny-llama-{number % 65536:04x}"
         result = Result(

@@ -102,7 +102,7 @@ class Row:
 def measure(model: str, proof_steps: int) -> Row:
     """One model with all three finders."""
     with tempfile.TemporaryDirectory() as folder:
-        home = Home(Path(folder)).ready()
+        home = Home(Path(folder)).create()
         # What is known of the training Python is known to all; the trace is the search's own to pay for.
         os.environ["XDG_CACHE_HOME"] = str(home.path / "cache")
         preset, settings = MODELS[model][0], [*COMMON, *MODELS[model][1:]]

@@ -35,7 +35,7 @@ from benchmarks.budget import Row, at_most, print_table
 
 from trainfast_runner.search.best.decide import decide
 from trainfast_runner.search.best.journal import BestLine, Candidate, Space, Trial, Visited
-from trainfast_runner.search.best.known import known
+from trainfast_runner.search.best.state import state_of_best_journal
 
 SEEDS = 200
 CLOSE = 0.02
@@ -209,12 +209,12 @@ def decision_s() -> tuple[float, float, float]:
             )
         )
         began, began_cpu = time.perf_counter(), time.process_time()
-        before = known(lines, 0.0, "one", before=before)
+        before = state_of_best_journal(lines, 0.0, "one", before=before)
         decide(before)
         last.append(time.perf_counter() - began)
         last_cpu.append(time.process_time() - began_cpu)
     began_cpu = time.process_time()
-    decide(known(lines, 0.0, "one"))
+    decide(state_of_best_journal(lines, 0.0, "one"))
     return statistics.median(last), statistics.median(last_cpu), time.process_time() - began_cpu
 
 

@@ -81,7 +81,7 @@ def _search(grid: Recorded, recipe: Recipe, home: Path, budget: str) -> dict[str
 
 def _beside(recipe: Recipe, answer: Mapping[str, Any], best: Mapping[str, Any], folder: Path) -> tuple[float, float]:
     """The ln rate of the recorded best less the answer's by runs as A B B A, and half of the spread of repeats."""
-    spec, home = resolve(recipe.preset, recipe.settings), Home(folder).ready()
+    spec, home = resolve(recipe.preset, recipe.settings), Home(folder).create()
     rates: dict[bool, list[float]] = {True: [], False: []}
     for is_best in (False, True, True, False):
         one = spec_of(spec, {**(best if is_best else answer), "steps": RUN_STEPS})

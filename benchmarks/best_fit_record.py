@@ -128,7 +128,7 @@ def record_grid(recipe: Recipe, passes: int, path: Path) -> None:
     grid = json.loads(path.read_text()) if path.exists() else _begin(recipe, space)
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        home = Home(Path(folder)).ready()
+        home = Home(Path(folder)).create()
         for number in range(passes):
             order = random.Random(f"{recipe.name} {number}")
             visits = list(groups(space).items())

@@ -24,7 +24,7 @@ from trainfast_runner.search.best.journal import (
     Trial,
     Visited,
 )
-from trainfast_runner.search.best.known import BestKnown, known
+from trainfast_runner.search.best.state import BestState, state_of_best_journal
 
 MOST_MOVES = 1000
 COLD_WARMUP = 3
@@ -60,7 +60,7 @@ class FakeConductor:
         self.spent_s = sum(line.seconds for line in self.lines if isinstance(line, Trial | Race))
         self._process: Process | None = None
         self.run_id: str | None = None
-        self.latest: BestKnown | None = None
+        self.latest: BestState | None = None
 
     def run(self, most_moves: int = MOST_MOVES) -> Replayed:
         """Conduct to the end, or for so many moves, after which everything of this process is forgotten."""
@@ -92,7 +92,7 @@ class FakeConductor:
 
     def next(self) -> Move:
         """Decide the next step."""
-        self.latest = known(self.lines, self.spent_s, self.run_id, before=self.latest)
+        self.latest = state_of_best_journal(self.lines, self.spent_s, self.run_id, before=self.latest)
         return decide(self.latest)
 
     def trial(self, move: Move) -> None:

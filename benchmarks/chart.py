@@ -23,7 +23,7 @@ from textual.widget import Widget
 from textual.widgets import Sparkline
 
 from trainfast_tui.charts.braille import YRange
-from trainfast_tui.charts.inks import TEXT_TONES
+from trainfast_tui.charts.inks import TONES
 from trainfast_tui.charts.model import ChartData, Limit, Series, Span
 from trainfast_tui.charts.paint import paint
 from trainfast_tui.charts.strip_chart import StripChart
@@ -98,7 +98,7 @@ SUBJECTS = {
 
 def drawing_ms() -> float:
     """The median time to draw one frame of ours, without Textual's part, in milliseconds."""
-    palette: dict[str, Style] = {name: Style(color="blue") for name in TEXT_TONES}
+    palette: dict[str, Style] = {name: Style(color="blue") for name in TONES}
     y_range = YRange()
     took = []
     for tick in range(100):

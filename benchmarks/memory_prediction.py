@@ -16,7 +16,8 @@ from typing import Any
 
 from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.tracing import cached_model, trace_anew, trace_model
-from trainfast_runner.records.home import Home, read_result
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.settings import presets
 from trainfast_runner.settings.spec import RunSpec, resolve
 

@@ -230,11 +230,11 @@ class TimedLog(TelemetryLog):
         self.taken: list[Taken] = []
         self.is_warm, self.is_full = threading.Event(), threading.Event()
         self._library, self._wanted = library, wanted
-        self._timed = self._sampler = TimedSampler(self._take, on_xid=self._xid)
+        self._timed = self._sampler = TimedSampler(self._write_tick, on_xid=self._xid)
 
-    def _take(self, tick: Tick) -> None:
+    def _write_tick(self, tick: Tick) -> None:
         began_ns = time.monotonic_ns()
-        super()._take(tick)
+        super()._write_tick(tick)
         record_ns = time.monotonic_ns() - began_ns
         before, now = self._timed.waited_ns, waited_ns()
         waited = None if before is None or now is None else now - before

@@ -97,7 +97,7 @@ def measure(strategy: str, steps: int, settings: Sequence[str]) -> list[Setting]
     asked = [f"strategy={strategy}", f"devices={DEVICES[strategy]}", *settings]
     found = [Setting(turned) for turned in TURNS]
     with tempfile.TemporaryDirectory() as folder:
-        home = Home(Path(folder)).ready()
+        home = Home(Path(folder)).create()
         for setting in found:
             _train_cold(setting, home, asked, steps)
         _try_warm(found, home, asked, steps)

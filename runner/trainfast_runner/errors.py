@@ -37,7 +37,7 @@ class UserError(Exception):
         super().__init__(self.line())
 
     def line(self) -> str:
-        """The whole problem as one line of text."""
+        """The whole error as one line of text."""
         text = f"{self.where}: {self.message}" if self.where else self.message
         if self.nearest:
             text += f"; did you mean {self.nearest}?"
@@ -50,7 +50,7 @@ class UserError(Exception):
         return " ".join(text.split())
 
     def at(self, where: str) -> UserError:
-        """The same problem, with the place it was found in (kept when it already has one)."""
+        """The same error, with the place it was found in (kept when it already has one)."""
         found = copy.copy(self)
         found.where = self.where or where
         found.args = (found.line(),)

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from cli.command import Cli, Done
-from trainfast_runner.records.home import Home, read_run_file
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.spec import RunSpec, resolve
 

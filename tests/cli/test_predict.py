@@ -167,7 +167,7 @@ def test_speed_stands_beside_memory_once_the_device_is_calibrated(
     assert before["samples_per_s"] is None
     assert "doctor --calibrate" in before["why"]
     ceiling = Ceiling(device="cpu", name="", tflops={"fp32": 0.1}, copy_gb_per_s=10.0, operation_us=10.0, cpu_share=1.0)
-    home = Home().ready()
+    home = Home().create()
     (home.path / CALIBRATION_FILE).write_bytes(msgspec.json.encode({cpu_name(): ceiling}))
     speed = said()["samples_per_s"]
     assert speed.keys() == {"median", "low", "high", "from"}

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.home import read_result
 from trainfast_runner.records.json_lines import Tail, read_all
+from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.run_file import Step
 from trainfast_runner.settings.knob_type import Knob
 from trainfast_runner.settings.knobs import BY_NAME, KNOBS

@@ -12,7 +12,8 @@ import pytest
 
 from cli.command import Cli
 from cli.history import result, write, write_lost
-from trainfast_runner.records.home import STAMP, shared_lock
+from trainfast_runner.records.file_locks import shared_lock
+from trainfast_runner.records.home import STAMP
 from trainfast_runner.records.run_file import PROBE, ClockAnchor, RunFile
 
 DAY_S = 86400.0

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from cli.command import COMMAND, SMALL, Cli, Done, until
-from trainfast_runner.records.home import Home, is_alive
+from trainfast_runner.records.file_locks import is_alive
+from trainfast_runner.records.home import Home
 from trainfast_runner.running.recovery import state_of
 
 # One process of the test run shares the finished training among these tests.

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from cli.command import Cli, Started, until
-from trainfast_runner.records.home import Home, is_alive, read_result, read_run_file
+from trainfast_runner.records.file_locks import is_alive
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_directory import read_result, read_run_file
 from trainfast_runner.records.search_directories import JOURNAL_FILE, is_conducted
 from trainfast_runner.search.journal import ConfirmationRun, CoolingDown, Launched, Next, Probe, read_journal
 from trainfast_tui.cli import journal_printer, progress
@@ -214,7 +216,7 @@ def test_a_batch_of_one_that_does_not_fit_says_by_how_much(cli: Cli) -> None:
 
 
 def test_a_proof_says_how_long_it_has_taken_and_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    home, said = Home(tmp_path).ready(), io.StringIO()
+    home, said = Home(tmp_path).create(), io.StringIO()
     recorded = next((Path(__file__).parents[1] / "recorded_runs").iterdir())
     home.directory("a-proof").symlink_to(recorded)
     monkeypatch.setattr(journal_printer, "TICK_S", 0.0)

@@ -31,7 +31,8 @@ WATCHED = replace(CPU, nvml_gpus=(gpu(0), gpu(1)))
 
 
 def facts(where: Machine, *settings: str, preset: str = "tiny-llama", **config: object) -> Facts:
-    return Facts(resolve(preset, settings), where, config, {"bitsandbytes": None}, "/env/bin/python")
+    spec = resolve(preset, settings)
+    return Facts(spec, where.used_by(spec.knobs["devices"]), config, {"bitsandbytes": None}, "/env/bin/python")
 
 
 def test_a_kernel_that_the_model_has_not_is_refused_before_launch() -> None:

@@ -32,7 +32,8 @@ LLAMA = {"model_type": "llama", "vocab_size": 4096, "base_model_tp_plan": {"laye
 
 
 def facts(*settings: str, where: Machine = TWO) -> Facts:
-    return Facts(resolve("tiny-llama", settings), where, LLAMA, {}, "python")
+    spec = resolve("tiny-llama", settings)
+    return Facts(spec, where.used_by(spec.knobs["devices"]), LLAMA, {}, "python")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes.identity import Identity, identify, is_running
 from trainfast_runner.machine.processes.listing import ProcessList, ProcessRow
 from trainfast_runner.machine.processes.signalling import end, refuse
-from trainfast_runner.records.home import Home, shared_lock
+from trainfast_runner.records.file_locks import shared_lock
+from trainfast_runner.records.home import Home
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading
 from trainfast_runner.running.stopping import run_with
 
@@ -149,7 +150,7 @@ def test_a_driver_that_lists_thousands_costs_one_look_and_the_largest_are_shown(
 
 
 def test_what_a_live_run_is_made_of_is_told_from_what_is_not(tmp_path: Path, other: subprocess.Popen[bytes]) -> None:
-    home = Home(tmp_path / "home").ready()
+    home = Home(tmp_path / "home").create()
     _, directory = home.new_run("tiny")
     events: list[tuple[str, Identity]] = []
     own, child, stranger = identify(os.getpid()), identify(other.pid), identify(os.getppid())

@@ -7,7 +7,7 @@ import stand_in
 from stand_in import Gpu, Machine
 
 from trainfast_runner.machine.devices import detect_machine
-from trainfast_runner.machine.gpus.linked import GpuChoice
+from trainfast_runner.machine.gpus.choice import GpuChoice
 
 GIB = 2**30
 PAIRS = ((0, 1), (2, 3))

@@ -8,7 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from trainfast_runner.records.home import Home, shared_lock
+from trainfast_runner.records.file_locks import shared_lock
+from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.running import launch, planning, recovery
 from trainfast_runner.settings.spec import resolve

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trainfast_runner.records.home import Home, read_result
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.run_records import read_records
 from trainfast_runner.records.telemetry_lines import read_ticks
 from trainfast_runner.results.bottleneck.joined_steps import joined_steps
@@ -20,7 +21,7 @@ RECORDED = Path(__file__).parents[1] / "recorded_runs" / "20261121-133323-tiny-l
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     """A copy in a home of its own."""
-    home = Home(tmp_path).ready()
+    home = Home(tmp_path).create()
     found = home.directory(RECORDED.name)
     shutil.copytree(RECORDED, found)
     return found

@@ -17,7 +17,7 @@ from trainfast_runner.records.search_directories import JOURNAL_FILE, exclusive,
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading, HostReading, Tick
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search import conduct
-from trainfast_runner.search.conducting import worked_seconds
+from trainfast_runner.search.conductor import worked_seconds
 from trainfast_runner.search.control import cancel, conductor_of, pause, resume
 from trainfast_runner.search.decide import Decision, SearchState, state_of_journal
 from trainfast_runner.search.fit import MemoryLines, PhaseLine

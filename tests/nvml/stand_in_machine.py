@@ -56,7 +56,7 @@ class Gpu:
     instances: tuple["Gpu", ...] = ()
     """Its MIG instances, with UUIDs that begin with MIG-."""
     numbers: tuple[int, int] | None = None
-    """Of a MIG instance: its GPU instance and its compute instance."""
+    """The GPU instance and the compute instance of a MIG instance."""
     pcie: tuple[int, int] = (4, 16)
     pcie_max: tuple[int, int] = (4, 16)
     bus: int = 0

@@ -20,7 +20,7 @@ SUITES = (
     "test_xid.py",
     "test_nvml_whole_process.py",
 )
-"""What goes through the binding; the rest of this folder does not depend on it."""
+"""The tests that go through the binding; the rest of this folder does not depend on it."""
 RUN = """
 import pathlib, sys, pynvml, pytest
 folder, *suites = sys.argv[1:]
@@ -28,7 +28,7 @@ assert pathlib.Path(pynvml.__file__).samefile(pathlib.Path(folder) / "pynvml.py"
 sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *suites]))
 """
 NUMBERS = {"12.535.161": None, "12.575.51": 251, "13.590.48": 269, NEWEST: 269}
-"""Where each version believes the counter of software thermal slowdown to stand. The driver is of any of these minds
+"""The number that each version has for the counter of software thermal slowdown. The driver is of any of these minds
 under every one of them (`test_single_causes_are_counted_where_the_driver_has_them`), so each mismatch is run."""
 ASK = "import pynvml; print(getattr(pynvml, 'NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN', None))"
 

@@ -1,4 +1,4 @@
-"""What a run's events say of its devices, from one tick to the next."""
+"""Events of a run about its devices, from one tick to the next."""
 
 import os
 import subprocess

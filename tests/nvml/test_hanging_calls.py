@@ -15,7 +15,7 @@ from trainfast_runner.machine.telemetry.patience import Job, Patience
 
 @pytest.fixture
 def gate():
-    """What a hanging call waits for; opened at the end, so that no thread outlives the test."""
+    """The event that a hanging call waits for; set at the end, so that no thread outlives the test."""
     event = threading.Event()
     yield event
     event.set()

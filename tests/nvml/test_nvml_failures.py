@@ -1,4 +1,4 @@
-"""What a person reads when the driver, a GPU or the binding is not there, and what goes on working."""
+"""Messages when the driver, a GPU or the binding is not there, and the readings that go on."""
 
 import os
 import site

@@ -10,7 +10,8 @@ import pytest
 
 from cli.command import Cli, until
 from own_scripts.conftest import PYTHON, no_step, run_script, script
-from trainfast_runner.records.home import Home, is_alive
+from trainfast_runner.records.file_locks import is_alive
+from trainfast_runner.records.home import Home
 
 
 def written(folder: Path, text: str) -> tuple[str, ...]:

@@ -17,11 +17,14 @@ import pytest
 
 from cli.command import until
 from trainfast_runner.machine.processes.identity import boot_id
-from trainfast_runner.records.home import RESULT_FILE, is_alive, read_result, shared_lock
+from trainfast_runner.records.file_locks import is_alive, shared_lock
 from trainfast_runner.records.json_lines import read_all
 from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_directory import RESULT_FILE, read_result
 from trainfast_runner.records.run_file import ClockAnchor, Event, RunFile, WorkerLine
+from trainfast_runner.running import supervisor
 from trainfast_runner.running.recovery import ranks_of, state_of
+from trainfast_runner.running.supervisor import SupervisorBounds
 
 PRELUDE = (Path(__file__).parent / "stand_in_training.py").read_text()
 PATIENCE_S = 120.0
@@ -54,12 +57,12 @@ class Run:
         )
         (self.directory / "run.json").write_bytes(msgspec.json.encode(run))
 
-    def supervise(self, *args: str, **popen: Any) -> None:
-        """Start the supervisor and wait for its first event, as a launch does."""
+    def supervise(self, bounds: SupervisorBounds | None = None, **popen: Any) -> None:
+        """Start the supervisor and wait for its first event, as a launch does, whose bounds it has by default."""
         # Held until the supervisor has its own, or a reader would take the run for one that was left behind.
         with shared_lock(self.directory), (self.directory / "supervisor.log").open("ab") as log:
             self.supervisor = subprocess.Popen(
-                [sys.executable, "-P", "-m", "trainfast_runner.running.supervisor", str(self.directory), *args],
+                self._command(bounds),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -69,10 +72,17 @@ class Run:
             events = self.directory / "events.jsonl"
             until(lambda: events.exists() and (events.is_symlink() or events.stat().st_size), "the first event")
 
-    def start(self, body: str, *args: str, **fields: Any) -> None:
+    def _command(self, bounds: SupervisorBounds | None) -> list[str]:
+        python = [sys.executable, "-P"]
+        if bounds is None:
+            return [*python, "-m", supervisor.__name__, str(self.directory)]
+        call = f"supervise(Path({str(self.directory)!r}), {bounds!r})"
+        return [*python, "-c", f"from pathlib import Path; from {supervisor.__name__} import *; {call}"]
+
+    def start(self, body: str, bounds: SupervisorBounds | None = None, **fields: Any) -> None:
         """Write the script and `run.json`, and start the supervisor."""
         self.prepare(body, **fields)
-        self.supervise(*args)
+        self.supervise(bounds)
 
     def end(self, seconds: float = PATIENCE_S) -> Result:
         """Wait for the supervisor to end; the result it wrote."""
@@ -84,9 +94,9 @@ class Run:
         assert result is not None, f"no result.json; the supervisor said: {said}"
         return result
 
-    def result_of(self, body: str, *args: str, **fields: Any) -> Result:
+    def result_of(self, body: str, bounds: SupervisorBounds | None = None, **fields: Any) -> Result:
         """The result of a run from start to end."""
-        self.start(body, *args, **fields)
+        self.start(body, bounds, **fields)
         return self.end()
 
     def signal(self, signum: int) -> None:

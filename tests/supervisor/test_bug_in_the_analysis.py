@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from cli.command import until
-from trainfast_runner.records.home import Home, is_alive, is_unfinished, read_result, read_written_result
+from trainfast_runner.records.file_locks import is_alive
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_directory import is_unfinished, read_result, read_written_result
 from trainfast_runner.results import summary
 from trainfast_runner.running.follower import Follower
 from trainfast_runner.running.history import iter_rows
@@ -93,7 +95,7 @@ def test_a_supervisor_killed_in_its_analysis_has_given_its_verdict(run: Run, tmp
 
 def test_the_list_completes_a_run_whose_supervisor_was_killed_in_its_analysis(run: Run, tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
-    home.ready()
+    home.create()
     killed_in_its_analysis(run, tmp_path)
     run.directory.rename(home.directory(run.directory.name))
     (row,) = iter_rows(home)

@@ -10,7 +10,7 @@ import msgspec
 
 from cli.history import result
 from supervisor.conftest import Run
-from trainfast_runner.records.home import shared_lock
+from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.running.follower import Follower
 
 

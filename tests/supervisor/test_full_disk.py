@@ -12,7 +12,7 @@ import pytest
 
 import trainfast_runner
 from cli.command import until
-from trainfast_runner.records.home import read_result
+from trainfast_runner.records.run_directory import read_result
 
 from .conftest import Run
 from .test_real_worker import real

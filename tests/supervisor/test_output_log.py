@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from trainfast_runner.records.capped_file import CappedFile
 from trainfast_runner.records.output_log import read_log
+from trainfast_runner.running.supervisor import SupervisorBounds
 
 from .conftest import Run
 
@@ -28,8 +29,7 @@ def test_a_flood_of_output_keeps_its_head_and_tail(run: Run) -> None:
             time.sleep(0.02)
         print("the last line"); say("finished")
         """,
-        "--output-cap",
-        str(4 * MIB),
+        SupervisorBounds(output_bytes=4 * MIB),
     )
     assert result.state == "finished"
     assert [event.detail for event in run.events("output_trimmed")] == [f"over {4 * MIB} bytes: the middle is dropped"]

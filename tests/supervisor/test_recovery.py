@@ -14,7 +14,8 @@ import pytest
 from cli.command import until
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes.identity import identify
-from trainfast_runner.records.home import is_alive, read_result
+from trainfast_runner.records.file_locks import is_alive
+from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.running.recovery import RunState, settle, state_of
 from trainfast_runner.running.stopping import request_stop, stop_unsupervised
 
@@ -184,6 +185,6 @@ def test_a_run_that_was_written_off_is_not_started(run: Run) -> None:
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 2
+    assert done.returncode == 1
     assert "has ended already" in done.stderr
     assert read_result(run.directory) == result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trainfast_runner.records.run_records import read_records
+from trainfast_runner.running.supervisor import SupervisorBounds
 
 from .conftest import Run
 
@@ -24,8 +25,7 @@ def test_a_flood_of_steps_keeps_its_head_and_tail(run: Run) -> None:
         train(50, first=number + 1)
         say("finished", step=number + 50)
         """,
-        "--steps-cap",
-        str(CAP_BYTES),
+        SupervisorBounds(steps_bytes=CAP_BYTES),
     )
     assert result.state == "finished"
     details = [event.detail for event in run.events("steps_trimmed")]

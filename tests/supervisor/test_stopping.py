@@ -12,6 +12,7 @@ import pytest
 from trainfast_runner.errors import UserError
 from trainfast_runner.running.recovery import state_of
 from trainfast_runner.running.stopping import kill_now, request_stop
+from trainfast_runner.running.supervisor import SupervisorBounds
 
 from .conftest import Run, process_exists, until
 
@@ -31,7 +32,7 @@ def test_stop(run: Run, ended_clean: Callable[[Run], None]) -> None:
 
 
 def test_stop_that_needs_sigkill(run: Run, ended_clean: Callable[[Run], None]) -> None:
-    run.start(IGNORES_TERM, "--grace", "1")
+    run.start(IGNORES_TERM, SupervisorBounds(grace_s=1.0))
     run.in_training()
     assert request_stop(run.directory)
     until(lambda: state_of(run.directory).state == "stopping", "the state stopping")
@@ -88,8 +89,7 @@ def test_everything_below_goes_wherever_it_hid(run: Run, ended_clean: Callable[[
         spawn_rank(0, 2, stubborn); spawn_rank(1, 2, wait_for_ever)
         wait_for_ever()
         """,
-        "--grace",
-        "0.5",
+        SupervisorBounds(grace_s=0.5),
         world_size=2,
     )
     until(lambda: len(run.pids()) == 3, "three processes to say they started")

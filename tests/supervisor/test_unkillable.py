@@ -12,10 +12,11 @@ import pytest
 
 from cli.command import until
 from trainfast_runner.machine.processes.identity import UnkillableProcess
-from trainfast_runner.records.home import is_unfinished
+from trainfast_runner.records.run_directory import is_unfinished
 from trainfast_runner.records.run_file import ClockAnchor, RunFile, WorkerLine
 from trainfast_runner.records.run_records import DeviceSample, RunRecords
 from trainfast_runner.running.ending import did_not_end
+from trainfast_runner.running.supervisor import SupervisorBounds
 
 from .conftest import Run
 
@@ -36,7 +37,7 @@ def held_in_the_kernel(pid: int) -> Iterator[None]:
 
 
 def test_a_process_that_outlives_sigkill_ends_the_run_as_lost(run: Run) -> None:
-    run.start(MAY_BE_TRACED + "begin(); train(3); wait_for_ever()", "--grace", "0.1", "--unkillable", "0.5")
+    run.start(MAY_BE_TRACED + "begin(); train(3); wait_for_ever()", SupervisorBounds(grace_s=0.1, unkillable_s=0.5))
     run.in_training()
     pid = run.child_pid()
     with held_in_the_kernel(pid):
@@ -55,8 +56,7 @@ def test_a_rank_that_outlives_its_launcher_and_sigkill_ends_the_run_as_lost(run:
     """The launcher fails at once; its rank is what cannot be ended."""
     run.start(
         MAY_BE_TRACED + "spawn_rank(0, 1, lambda: (train(3), wait_for_ever())); wait_for('go'); sys.exit(1)",
-        "--unkillable",
-        "0.5",
+        SupervisorBounds(unkillable_s=0.5),
     )
     run.in_training()
     (rank,) = run.pids()
@@ -76,8 +76,7 @@ def test_a_run_whose_ranks_finished_stays_finished_when_a_data_process_cannot_be
         + f"if pid == 0:\n    {MAY_BE_TRACED}    wait_for_ever()\n"
         + "say('data', detail=str(pid)); wait_for('go'); say('finished')\n"
         + ("signal.signal(signal.SIGTERM, lambda *_: None)\nos.waitpid(pid, 0)" if waits else ""),
-        "--unkillable",
-        "0.5",
+        SupervisorBounds(unkillable_s=0.5),
     )
     pid = int(until(lambda: run.worker("data"), "the data process")[0].detail or 0)
     with held_in_the_kernel(pid):

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from best_searched import a_best_search, best_going_on
 from searched import a_search, going_on
 from settling import settled
 
@@ -22,7 +23,7 @@ from trainfast_tui.control import background
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
     """A home without runs."""
-    return Home(tmp_path / "home").ready()
+    return Home(tmp_path / "home").create()
 
 
 @pytest.fixture(autouse=True)
@@ -87,5 +88,13 @@ def conduct() -> Iterator[Callable[[Path], None]]:
 def live_search(home: Home, conduct: Callable[[Path], None]) -> Path:
     """A search whose conductor works on it."""
     search = a_search(home, going_on())
+    conduct(search)
+    return search
+
+
+@pytest.fixture
+def live_best(home: Home, conduct: Callable[[Path], None]) -> Path:
+    """A best-fit search whose conductor works on it."""
+    search = a_best_search(home, best_going_on())
     conduct(search)
     return search

@@ -195,7 +195,7 @@ def a_run(
     changed: tuple[str, ...] = (),
 ) -> Path:
     """A run directory in `home`; without a result and with its lock held by the test it is live."""
-    home.ready()
+    home.create()
     directory = home.directory(run_id)
     directory.mkdir(mode=0o700)
     chosen = {**defaults(), "seq_len": 128, "lr": 1e-3, "steps": planned, "devices": 1, **(knobs or {})}

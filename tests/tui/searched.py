@@ -165,8 +165,8 @@ def answered(**changes: Any) -> list[Any]:
 def nothing_fits() -> list[Any]:
     """Batch 1 is too large, and two changes would help."""
     changes = [
-        Change(settings={"optimizer": "adafactor"}, words="frees 120 MiB", costs="slower to converge"),
-        Change(settings={"checkpointing": "full", "precision": "bf16"}, words="frees 150 MiB", costs="20-30 % slower"),
+        Change(settings={"optimizer": "adafactor"}, saves="frees 120 MiB", costs="slower to converge"),
+        Change(settings={"checkpointing": "full", "precision": "bf16"}, saves="frees 150 MiB", costs="20-30 % slower"),
     ]
     return [
         asked(knobs={**asked().knobs, "memory_limit": "64MiB"}, limits_bytes=[64 * MIB]),

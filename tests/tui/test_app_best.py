@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from best_searched import (
-    BEST_ID,
     SPACE,
     a_best_search,
     a_question,
@@ -20,56 +19,13 @@ from best_searched import (
     show_best,
 )
 from msgspec.structs import replace
-from recorded import MIB, START_NS, S, write_lines
-from still import FULL, SMALL, StillApp, screen_text, until, until_true
+from recorded import START_NS, S, write_lines
+from still import FULL, SMALL, StillApp, screen_text, until_true
 
-from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
-from trainfast_runner.search import control
-from trainfast_runner.search.best.asked import BestAsked
-from trainfast_runner.search.best.journal import BestEnded, Ordered, Race, Trial
+from trainfast_runner.search.best.journal import Ordered, Race, Trial
 from trainfast_runner.search.best.orders import read_orders
 from trainfast_runner.search.journal import PAUSE_FILE, Paused
-from trainfast_runner.settings.knob_values import KnobValue
-from trainfast_runner.settings.spec import RunSpec
-from trainfast_tui.charts.scatter import Spot, pareto, scatter
-from trainfast_tui.control.best_control import BestControl
-from trainfast_tui.control.messages import BestPlanned, SearchStarted
-from trainfast_tui.text.search_kind import SearchKind
-
-PLAN = "candidates 12, 11 of them can run here"
-
-
-@pytest.fixture
-def live_best(home: Home, conduct: Callable[[Path], None]) -> Path:
-    """A search whose conductor works on it."""
-    search = a_best_search(home, best_going_on())
-    conduct(search)
-    return search
-
-
-@pytest.fixture
-def planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plan without a look at this machine."""
-    vary: dict[str, list[KnobValue]] = {"batch_size": [4, 8], "precision": ["fp32", "bf16"]}
-
-    def plan(self: BestControl, spec: RunSpec, question: BestAsked | None) -> BestPlanned:
-        return BestPlanned(question, [(PLAN, "text")], question.vary if question and question.vary else vary, 16)
-
-    monkeypatch.setattr(BestControl, "_plan", plan)
-
-
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch, home: Home) -> list[tuple[RunSpec, BestAsked]]:
-    """Stands in for the start of a conductor: the asked searches; the started one is that of `a_best_search`."""
-    found: list[tuple[RunSpec, BestAsked]] = []
-
-    def start(spec: RunSpec, home: Home, python: str | None, *, cool_to_c: float | None, best: BestAsked) -> Path:
-        found.append((spec, best))
-        return home.path / "searches" / BEST_ID
-
-    monkeypatch.setattr(control, "start_search", start)
-    return found
 
 
 def knob(app: StillApp, name: str) -> object:
@@ -260,124 +216,6 @@ async def test_every_figure_is_that_of_the_objective(
         assert "5.00 (" in text, "of the trials' own counters"
 
 
-async def test_s_stops_the_search_and_f5_continues_its_question(
-    home: Home, live_best: Path, monkeypatch: pytest.MonkeyPatch, started: list[tuple[RunSpec, BestAsked]]
-) -> None:
-    cancelled: list[Path] = []
-    monkeypatch.setattr(control, "cancel", lambda directory: cancelled.append(directory) or True)
-    app = StillApp(home)
-    async with app.run_test(size=FULL) as pilot:
-        await best_opened(pilot, live_best)
-        await pilot.press("s")
-        await until_true(pilot, lambda: cancelled == [live_best], "the end")
-        ended = BestEnded(t_ns=START_NS + 36 * S, state="cancelled", reason="cancelled", seconds=36.0)
-        write_lines(live_best / "journal.jsonl", [*best_going_on(), ended])
-        assert "■ stopped; its journal is kept, f5 continues" in await show_best(pilot, live_best)
-        await pilot.press("f5")
-        await until_true(pilot, lambda: started, "the start")
-        spec, asked = started[0]
-        question = a_question()
-        assert spec.knobs == question.knobs
-        assert (asked.vary, asked.global_batch) == (question.vary, 16)
-
-
-async def test_without_a_search_the_screen_tells_the_plan_and_enter_starts(
-    home: Home, planned: None, started: list[tuple[RunSpec, BestAsked]], conduct: Callable[[Path], None]
-) -> None:
-    app = StillApp(home)
-    async with app.run_test(size=SMALL) as pilot:
-        await best_opened(pilot, None)
-        text = await until(pilot, PLAN)
-        assert "Enter starts the search; Esc goes back." in text
-        assert text.splitlines()[-1].startswith("Enter start  Esc back")
-        await pilot.press("enter")
-        await until(pilot, "The knobs are being checked")
-        await until_true(pilot, lambda: started, "the start")
-        assert started[0][1] == BestAsked()
-        search = a_best_search(home, best_going_on())
-        conduct(search)
-        app.post(SearchStarted(search, SearchKind.BEST))
-        assert "best so far" in await show_best(pilot, search)
-
-
-async def test_the_question_is_put_part_by_part_and_then_searched(
-    home: Home, planned: None, started: list[tuple[RunSpec, BestAsked]]
-) -> None:
-    async with StillApp(home).run_test(size=SMALL) as pilot:
-        await best_opened(pilot, None)
-        text = await until(pilot, PLAN)
-        assert "v vary          every knob that keeps the training the same" in text
-        assert "g global batch  16 samples, the preset's own" in text
-        assert "o objective     the most samples a second" in text
-        assert "t time budget   10 min" in text
-        assert text.splitlines()[-1].startswith("Enter start  Esc back  v vary  g batch  o objective  t time")
-        await pilot.press("v")
-        assert "batch_size=4,8 precision=fp32,bf16" in screen_text(pilot.app)  # type: ignore[arg-type]
-        await pilot.press(*"precision=fp32, bf16  workers=0,2", "enter")
-        await until(pilot, "v vary          precision=fp32,bf16 workers=0,2")
-        await pilot.press("g", *"32", "enter")
-        await until(pilot, "g global batch  32 samples")
-        await pilot.press("t", *"90s", "enter")
-        await until(pilot, "t time budget   1 min 30 s")
-        await pilot.press("o", *"time", "enter")
-        await until(pilot, "Optimizer steps")
-        await pilot.press(*"800", "enter")
-        await until(pilot, "o objective     the least time for a start and a number of steps: 800 steps")
-        await pilot.press("enter")
-        await until_true(pilot, lambda: started, "the start")
-    assert started[0][1] == BestAsked(
-        vary={"precision": ["fp32", "bf16"], "workers": [0, 2]},
-        global_batch=32,
-        objective="time",
-        for_steps=800,
-        budget_s=90.0,
-    )
-
-
-@pytest.mark.parametrize(
-    ("key", "typed", "words"),
-    [
-        ("v", "prcision=fp32", "precision"),
-        ("v", "nonsense", "knob=a,b,c"),
-        ("v", "precision=fp33", "fp32"),
-        ("v", "precision=", "no value"),
-        ("g", "-3", "at least 1"),
-        ("g", "ten", "at least 1"),
-        ("t", "soon", "not a time"),
-        ("t", "0", "not a time"),
-    ],
-)
-async def test_nonsense_in_the_question_says_what_is_allowed_and_changes_nothing(
-    home: Home, planned: None, key: str, typed: str, words: str
-) -> None:
-    app = StillApp(home)
-    async with app.run_test(size=SMALL) as pilot:
-        await best_opened(pilot, None)
-        await until(pilot, PLAN)
-        await pilot.press(key, *typed, "enter")
-        await until(pilot, words)
-        await pilot.press("escape")
-        await pilot.pause()
-        assert app.session.best.question is None
-        assert "10 min" in screen_text(app)
-
-
-async def test_after_an_answer_another_question_can_be_put(
-    home: Home, planned: None, started: list[tuple[RunSpec, BestAsked]]
-) -> None:
-    async with StillApp(home).run_test(size=SMALL) as pilot:
-        text = await best_opened(pilot, a_best_search(home, best_answered()))
-        assert "v new question" in text.splitlines()[-1]
-        await pilot.press("v", *"precision=fp32,bf16", "enter")
-        await until(pilot, "v vary          precision=fp32,bf16")
-        await pilot.press("enter")
-        await until_true(pilot, lambda: started, "the start")
-    question = a_question()
-    assert started[0][1] == BestAsked(
-        vary={"precision": ["fp32", "bf16"]}, global_batch=question.global_batch, budget_s=question.budget_s
-    )
-
-
 async def test_a_smaller_terminal_shows_all_that_matters(home: Home, live_best: Path) -> None:
     async with StillApp(home).run_test(size=FULL) as pilot:
         await best_opened(pilot, live_best)
@@ -390,48 +228,6 @@ async def test_a_smaller_terminal_shows_all_that_matters(home: Home, live_best: 
     assert any(line.startswith("▸ batch_size=16") for line in lines)
 
 
-async def test_a_search_of_another_preset_stays_on_the_screen_when_it_ends(
-    home: Home, planned: None, conduct: Callable[[Path], None]
-) -> None:
-    search = a_best_search(home, [a_question(preset="gpt2-small"), *best_going_on()[1:]])
-    conduct(search)
-    async with StillApp(home).run_test(size=FULL) as pilot:
-        assert "● trying" in await best_opened(pilot, search)
-        write_lines(search / "journal.jsonl", [a_question(preset="gpt2-small"), *best_answered()[1:]])
-        assert "✓ batch_size=4 grad_accum=4 precision=bf16: +44.4 %" in await show_best(pilot, search)
-        await pilot.press("escape")
-        await pilot.pause()
-        assert "Enter starts the search" in await best_opened(pilot, search), "the next run is of another preset"
-
-
-async def test_a_notice_stands_below_a_plan_that_is_longer_than_the_screen(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    long = [(f"left alone: knob {number}", "muted") for number in range(40)]
-    monkeypatch.setattr(BestControl, "_plan", lambda self, spec, question: BestPlanned(question, long))
-    async with StillApp(home).run_test(size=SMALL) as pilot:
-        await best_opened(pilot, None)
-        await until(pilot, "left alone: knob 1")
-        await pilot.press("p")
-        await until(pilot, "There is no live search.")
-        text = screen_text(pilot.app)  # type: ignore[arg-type]
-        assert text.index("left alone: knob 1") < text.index("There is no live search.")
-
-
-async def test_a_refused_plan_and_start_say_why(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: Any, **options: Any) -> Path:
-        raise UserError("the device is in use", key="devices")
-
-    monkeypatch.setattr(BestControl, "_plan", refuse)
-    monkeypatch.setattr(control, "start_search", refuse)
-    async with StillApp(home).run_test(size=FULL) as pilot:
-        await best_opened(pilot, None)
-        await until(pilot, "Refused: the device is in use")
-        await pilot.press("enter")
-        await until_true(pilot, lambda: screen_text(pilot.app).count("Refused: ") > 1, "the refusal")  # type: ignore[arg-type]
-        assert screen_text(pilot.app).count("the device is in use") > 1  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("plain_output", [False, True])
 async def test_plain_ascii_and_no_control_sequences(
     home: Home, conduct: Callable[[Path], None], plain_output: bool
@@ -442,19 +238,6 @@ async def test_plain_ascii_and_no_control_sequences(
         text = await best_opened(pilot, search)
     assert text.isascii(), {character for character in text if ord(character) > 127}
     assert "xy" in text
-
-
-def test_the_front_is_the_settings_that_none_beats_in_both() -> None:
-    spots = [Spot(300, 9.0, "•", "text"), Spot(200, 9.0, "•", "text"), Spot(100, 5.0, "•", "text")]
-    assert pareto([*spots, Spot(50, None, "✗", "error"), Spot(150, 4.0, "•", "text")]) == [spots[2], spots[1]]
-
-
-def test_a_limit_far_beyond_the_settings_is_written_not_drawn() -> None:
-    spots = [Spot(100 * MIB, 9.0, "•", "text"), Spot(200 * MIB, 19.0, "•", "text")]
-    text = "\n".join("".join(piece for piece, _ in line) for line in scatter(spots, 80 << 30, 70, 10))
-    assert "┊" not in text
-    assert "the limit 80.0 GiB is far right" in text
-    assert scatter(spots, None, 70, 4) == [], "too small for a chart"
 
 
 def test_a_snapshot_knows_the_state_the_rates_and_the_limit(home: Home) -> None:

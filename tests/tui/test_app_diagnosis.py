@@ -55,7 +55,7 @@ def test_shares_that_overlap_are_said_to() -> None:
     assert overlap_words([two[0], two[0]]).startswith("The shares add up to more than a step")
     *_, last = explained_bottlenecks([two[0], two[0]], "nothing")
     assert last == overlap_words([two[0], two[0]])
-    assert "  costs 70 % of a step: 350 ms" in explained_bottlenecks(two, "nothing")
+    assert "throttled by heat, 70 % of a step: 350 ms" in explained_bottlenecks(two, "nothing")
 
 
 async def test_nothing_found_is_said_and_before_the_first_step_nothing(home: Home) -> None:

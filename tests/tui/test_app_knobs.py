@@ -16,7 +16,8 @@ from textual.pilot import Pilot
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.records.home import Home, read_run_file
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.search.advice.advisor import Measured, Situation
 from trainfast_runner.search.advice.situation import gather

@@ -13,7 +13,8 @@ from still import screen_text
 from textual.pilot import Pilot
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.home import Home, is_alive
+from trainfast_runner.records.file_locks import is_alive
+from trainfast_runner.records.home import Home
 from trainfast_runner.running.follower import Follower
 from trainfast_runner.running.stopping import kill_now
 from trainfast_tui.app import TrainfastApp
@@ -26,7 +27,7 @@ PATIENCE_S = 180.0
 def home(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
     """A home of which nothing is alive when the test ends, beside the cache of all tests."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    home = Home(tmp_path / "home").ready()
+    home = Home(tmp_path / "home").create()
     yield home
     for run_id in home.run_ids():
         directory = home.directory(run_id)

@@ -78,7 +78,7 @@ def test_ascii(home: Home, live: Callable[..., Path], snap_compare: SnapCompare)
 
 
 def test_a_comparison(home: Home, snap_compare: SnapCompare) -> None:
-    from trainfast_runner.records.home import read_result
+    from trainfast_runner.records.run_directory import read_result
     from trainfast_tui.control.messages import RunsCompared
 
     results = [

@@ -15,7 +15,8 @@ from still import StillApp, a_snapshot, own_supervisor, running, screen_text, un
 from textual.pilot import Pilot
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.home import Home, read_run_file
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_file import Event
 from trainfast_runner.running import launch, planning
 from trainfast_tui.control.messages import SnapshotTaken

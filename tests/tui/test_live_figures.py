@@ -30,7 +30,7 @@ def live(home: Home, hold: Callable[[Path], None]) -> Callable[[int, int], RunSn
     """A live run of two ranks that have written so many steps each."""
 
     def write(first_rank: int, second_rank: int) -> RunSnapshot:
-        directory = home.ready().directory("20261121-060102-tiny-llama-00aa")
+        directory = home.create().directory("20261121-060102-tiny-llama-00aa")
         directory.mkdir()
         run = RunFile(
             run_id=directory.name,

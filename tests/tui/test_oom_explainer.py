@@ -12,8 +12,9 @@ from recorded import GIB, MIB, a_run, an_oom_run
 from still import a_snapshot, running, screen_text
 from traced import Tracer
 
-from trainfast_runner.records.home import Home, read_result
+from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import OomChange, OomExplanation
+from trainfast_runner.records.run_directory import read_result
 from trainfast_tui.control.messages import OomExplained, SnapshotTaken
 from trainfast_tui.control.oom_explainer import OomExplainer
 

@@ -19,7 +19,8 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.memory.available import RankLimit
 from trainfast_runner.memory.headroom import UNMEASURED_BYTES
-from trainfast_runner.records.home import Home, read_run_file
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_file import Event
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.settings.spec import resolve

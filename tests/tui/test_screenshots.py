@@ -61,7 +61,7 @@ def picture(app: TrainfastApp, name: str, folder: Path, title: str = "trainfast-
 async def test_pictures_of_a_real_training(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     SCREENS.mkdir(parents=True, exist_ok=True)
-    app = TrainfastApp(Session(Home(tmp_path / "home").ready(), preset="tiny-llama"))
+    app = TrainfastApp(Session(Home(tmp_path / "home").create(), preset="tiny-llama"))
     async with app.run_test(size=(140, 42)) as pilot:
         app.theme = "textual-dark"
         await until(pilot, "No run yet")
@@ -109,7 +109,7 @@ async def test_picture_of_eight_gpus_held_back_by_heat(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "pytest", "-q", __file__, "-k", "eight_gpus"]
         assert subprocess.run(command, env=environment, check=False).returncode == 0
         return
-    app = TrainfastApp(Session(Home(tmp_path / "home").ready(), preset="tiny-llama"))
+    app = TrainfastApp(Session(Home(tmp_path / "home").create(), preset="tiny-llama"))
     async with app.run_test(size=(160, 48)) as pilot:
         app.theme = "textual-dark"
         await until(pilot, "global batch")

@@ -10,7 +10,8 @@ import msgspec
 from recorded import START_NS, S, a_run, a_step, write_lines
 from still import SMALL, a_live_run, a_snapshot, shown
 
-from trainfast_runner.records.home import Home, read_run_file
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_file import Event
 from trainfast_runner.records.script_run import ScriptAsked
 

@@ -1,4 +1,4 @@
-"""What goes to the terminal: drawn by a small terminal, it is what was to be seen, and no more than that was sent."""
+"""Updates sent to the terminal: a small terminal shows the right screen, and no more than that is sent."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Terminal:
 
 
 def styled(sgr: dict[str, str], codes: str) -> dict[str, str]:
-    """What holds after these codes of SGR."""
+    """The style after these codes of SGR."""
     sgr = dict(sgr)
     numbers = codes.split(";")
     while numbers:

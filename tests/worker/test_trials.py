@@ -82,7 +82,7 @@ def start(home: Home) -> Iterator[Start]:
     with ExitStack() as held:
 
         def started(*settings: str) -> WarmProcess:
-            home.ready()
+            home.create()
             search = new_search(home, "trials")
             assert held.enter_context(exclusive(search))
             plan = plan_run(resolve("tiny-llama", [*SMALL, *settings]))

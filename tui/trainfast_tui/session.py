@@ -40,7 +40,7 @@ from trainfast_tui.control.next_run import NextRun, is_about, measured_memory, r
 from trainfast_tui.control.oom_explainer import OomExplainer
 from trainfast_tui.control.predictor import Predictor, knows_free_memory, request_for
 from trainfast_tui.control.run_control import RunControl
-from trainfast_tui.control.search_control import SearchControl
+from trainfast_tui.control.search_control import BatchControl
 from trainfast_tui.control.speed_view import SpeedView, measured_speed
 from trainfast_tui.live.reader import Reader
 from trainfast_tui.text.search_kind import SearchKind
@@ -76,7 +76,7 @@ class Session:
         self.speed: SpeedView | None = None
         """Its predicted speed."""
         self.runs = RunControl(home, self.post, python)
-        self.search = SearchControl(home, self.post, python)
+        self.search = BatchControl(home, self.post, python)
         self.best = BestControl(home, self.post, python)
         self.reader = Reader(
             home,
@@ -267,7 +267,7 @@ class Session:
         """The kind of the search that uses the device; None without one."""
         return next((kind for kind in SearchKind if self._control_of(kind).is_going_on), None)
 
-    def _control_of(self, kind: SearchKind) -> BestControl | SearchControl:
+    def _control_of(self, kind: SearchKind) -> BestControl | BatchControl:
         return self.best if kind is SearchKind.BEST else self.search
 
     def has_answer_for_knobs(self) -> bool:

@@ -19,7 +19,7 @@ from trainfast_runner.export.script_command import EXPORT_DEEPSPEED, PLACEHOLDER
 from trainfast_runner.export.trainer_arguments import overrides, trainer_arguments
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings import presets
-from trainfast_runner.settings.knob_type import Knobs
+from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.spec import RunSpec, from_preset, spec_of_record
 from trainfast_runner.settings.world import strategy_of
@@ -53,7 +53,7 @@ def export(run: RunFile, directory: Path, to: str) -> Exported:
     return Exported(run.run_id, to, text, tuple(left_out))
 
 
-def _training_args(run: RunFile, knobs: Knobs, _directory: Path) -> tuple[str, list[str]]:
+def _training_args(run: RunFile, knobs: KnobValues, _directory: Path) -> tuple[str, list[str]]:
     """A `TrainingArguments(...)` call; the Trainer's other defaults for clipping and rate are overruled."""
     arguments, left_out = trainer_arguments(run, knobs)
     elsewhere = [
@@ -81,7 +81,7 @@ def _process_comments(run: RunFile, strategy: StrategyEntry) -> list[str]:
     return lines + ([f"# deepspeed.json: {EXPORT_DEEPSPEED.format(run.run_id)}"] if strategy.zero else [])
 
 
-def _accelerate(run: RunFile, knobs: Knobs, _directory: Path) -> tuple[str, list[str]]:
+def _accelerate(run: RunFile, knobs: KnobValues, _directory: Path) -> tuple[str, list[str]]:
     """A file for `accelerate launch --config_file`."""
     strategy, precision = strategy_of(knobs), str(knobs["precision"])
     kind = strategy.accelerate_type or ("NO" if strategy.one_process else "MULTI_GPU")
@@ -140,7 +140,7 @@ def _yaml(config: dict[str, Any], indent: str = "") -> list[str]:
     return lines
 
 
-def _deepspeed(run: RunFile, knobs: Knobs, directory: Path) -> tuple[str, list[str]]:
+def _deepspeed(run: RunFile, knobs: KnobValues, directory: Path) -> tuple[str, list[str]]:
     """The JSON that the run itself gave to DeepSpeed. Raises UserError for a run that gave none.
 
     Any other JSON would be another run: DeepSpeed shards what single, ddp and fsdp keep whole or shard otherwise.
@@ -186,12 +186,12 @@ def _has_value(config: object, path: str) -> bool:
     return True
 
 
-def _command(run: RunFile, knobs: Knobs, _directory: Path) -> tuple[str, list[str]]:
+def _command(run: RunFile, knobs: KnobValues, _directory: Path) -> tuple[str, list[str]]:
     """The command that starts the same run again, and as comments those that start a script like it."""
     return "\n".join([_own_command(run, knobs), *script_comments(run, knobs)]), []
 
 
-def _own_command(run: RunFile, knobs: Knobs) -> str:
+def _own_command(run: RunFile, knobs: KnobValues) -> str:
     """The command that starts the same run again; a preset without a name is spelled out field by field."""
     reference, spec = _named_preset(run)
     # Naming the model's source anew drops every field of the preset's model.
@@ -212,7 +212,7 @@ def _own_command(run: RunFile, knobs: Knobs) -> str:
     return shlex.join(words)
 
 
-def _torchrun(run: RunFile, knobs: Knobs, _directory: Path) -> tuple[str, list[str]]:
+def _torchrun(run: RunFile, knobs: KnobValues, _directory: Path) -> tuple[str, list[str]]:
     """The command that starts a script of the Trainer like this run."""
     command, left_out = script_command(run, knobs)
     return "\n".join([*_heading(run, left_out), f"# {PLACEHOLDER}", command]), left_out
@@ -235,7 +235,7 @@ def _toml_text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _preset(run: RunFile, knobs: Knobs, _directory: Path) -> tuple[str, list[str]]:
+def _preset(run: RunFile, knobs: KnobValues, _directory: Path) -> tuple[str, list[str]]:
     """A preset of its own, whole, with the knobs that are not at their defaults."""
     document = tomlkit.document()
     document["schema"] = presets.SCHEMA
@@ -253,7 +253,7 @@ def _heading(run: RunFile, left_out: list[str]) -> list[str]:
     return [*lines, f"# Cannot be expressed in this format: {', '.join(left_out)}."] if left_out else lines
 
 
-FORMS: dict[str, Callable[[RunFile, Knobs, Path], tuple[str, list[str]]]] = {
+FORMS: dict[str, Callable[[RunFile, KnobValues, Path], tuple[str, list[str]]]] = {
     "training-args": _training_args,
     "accelerate": _accelerate,
     "deepspeed": _deepspeed,

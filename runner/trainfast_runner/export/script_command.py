@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.trainer_arguments import overrides, trainer_arguments
 from trainfast_runner.records.run_file import RunFile
-from trainfast_runner.settings.knob_type import Knobs
+from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.world import strategy_of
 
@@ -20,7 +20,7 @@ EXPORT_DEEPSPEED = "trainfast-tui export {} --to deepspeed > deepspeed.json"
 EXPORT_ACCELERATE = "trainfast-tui export {} --to accelerate > accelerate.yaml"
 
 
-def script_command(run: RunFile, knobs: Knobs) -> tuple[str, list[str]]:
+def script_command(run: RunFile, knobs: KnobValues) -> tuple[str, list[str]]:
     """The command for a script of the Trainer, and the overridden knobs without a flag.
 
     Raises UserError where the flags would start another run: another strategy, or another precision.
@@ -42,7 +42,7 @@ def script_command(run: RunFile, knobs: Knobs) -> tuple[str, list[str]]:
     return shlex.join(words), list(dict.fromkeys([*left_out, *without]))
 
 
-def script_comments(run: RunFile, knobs: Knobs) -> list[str]:
+def script_comments(run: RunFile, knobs: KnobValues) -> list[str]:
     """Comment lines: the command that starts a script like this run, or the reason why there is none."""
     try:
         command, left_out = script_command(run, knobs)
@@ -68,7 +68,7 @@ def _launcher(run: RunFile) -> list[str]:
     return ["torchrun", "--standalone", "--nproc-per-node", str(run.world_size)]
 
 
-def _environment(run: RunFile, knobs: Knobs) -> list[str]:
+def _environment(run: RunFile, knobs: KnobValues) -> list[str]:
     """Variables in front of the command: the run's own GPUs, of which the Trainer takes all it sees, and p2p=off."""
     words = [f"CUDA_VISIBLE_DEVICES={','.join(run.device_uuids)}"] if run.device_uuids else []
     words += ["NCCL_P2P_DISABLE=1"] if knobs["p2p"] == "off" else []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainfast_runner.records.run_file import RunFile
-from trainfast_runner.settings.knob_type import Knobs
+from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import BY_NAME, KNOBS, defaults
 from trainfast_runner.settings.world import strategy_of
@@ -11,7 +11,7 @@ from trainfast_runner.worker.catalog import OPTIMIZERS
 from trainfast_runner.worker.catalog_entries import OptimizerEntry
 
 
-def trainer_arguments(run: RunFile, knobs: Knobs) -> tuple[dict[str, object], list[str]]:
+def trainer_arguments(run: RunFile, knobs: KnobValues) -> tuple[dict[str, object], list[str]]:
     """Every field that a knob decides, by name, and the overridden knobs without a field."""
     strategy, optimizer = strategy_of(knobs), OPTIMIZERS[str(knobs["optimizer"])]
     fields = fields_of(knobs)
@@ -27,7 +27,7 @@ def trainer_arguments(run: RunFile, knobs: Knobs) -> tuple[dict[str, object], li
     return fields, left_out
 
 
-def fields_of(knobs: Knobs) -> dict[str, object]:
+def fields_of(knobs: KnobValues) -> dict[str, object]:
     """The fields that these knobs decide, by name."""
     fields: dict[str, object] = {}
     for entry in KNOBS:
@@ -47,7 +47,7 @@ def fields_of(knobs: Knobs) -> dict[str, object]:
     return fields
 
 
-def overrides(knobs: Knobs) -> list[str]:
+def overrides(knobs: KnobValues) -> list[str]:
     """The knobs that are not at their defaults, those about our own run and its timing left out."""
     usual = defaults()
     return [
@@ -57,7 +57,7 @@ def overrides(knobs: Knobs) -> list[str]:
     ]
 
 
-def _compile_mode(knobs: Knobs) -> str:
+def _compile_mode(knobs: KnobValues) -> str:
     """torch.compile's mode: no gradient can be accumulated in the memory of a CUDA graph, which is replayed."""
     replayed = knobs["compile"] == "max-autotune" and knobs.get("grad_accum", 1) != 1
     return "max-autotune-no-cudagraphs" if replayed else str(knobs["compile"])
@@ -78,7 +78,7 @@ def _trainer_precision(precision: str) -> dict[str, object]:
     }
 
 
-def _without(knobs: Knobs, where: str) -> list[str]:
+def _without(knobs: KnobValues, where: str) -> list[str]:
     return [name for name in overrides(knobs) if not getattr(BY_NAME[name].same_as, where)]
 
 

@@ -51,7 +51,7 @@ def calibrate(home: Home, python: str | None = None, cancelled: threading.Event 
     Raises UserError, and worker_scripts.TraceCancelled once `cancelled` is set, which ends the measurement.
     """
     executable = find(python)
-    home.ready()
+    home.create()
     found = _measure(executable, *_device(executable), cancelled)
     ceilings = {**read(home), found.name: found}
     write_atomically(home.path / CALIBRATION_FILE, msgspec.json.encode(ceilings))

@@ -14,7 +14,7 @@ import msgspec
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python, worker_scripts
 from trainfast_runner.machine.cpu.device_names import CPU, asks_for_cpu
-from trainfast_runner.machine.gpus.linked import GpuChoice, choose_count
+from trainfast_runner.machine.gpus.choice import GpuChoice, choose_count
 from trainfast_runner.machine.gpus.presence import sign_of_a_gpu
 from trainfast_runner.machine.gpus.visible import (
     ON_THE_CPU,

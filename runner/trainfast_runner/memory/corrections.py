@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.home import home_directory, locked
+from trainfast_runner.records.file_locks import locked
+from trainfast_runner.records.home import home_directory
 from trainfast_runner.records.json_lines import write_atomically
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_file import WARM_ROLES, RunFile
@@ -121,17 +122,17 @@ def learn(home: Path, records: RunRecords, result: Result) -> None:
     # Two runs may end together.
     with locked(home / f"{CORRECTIONS_FILE}.lock"):
         devices = read_corrections(home)
-        machine = devices.get(name, DeviceCorrections())
-        context = (_context(records, result) if beyond else None) or machine.context_bytes
-        machine = devices[name] = msgspec.structs.replace(machine, device=run.device, context_bytes=context)
+        found = devices.get(name, DeviceCorrections())
+        context = (_context(records, result) if beyond else None) or found.context_bytes
+        found = devices[name] = msgspec.structs.replace(found, device=run.device, context_bytes=context)
         if beyond:
             step_bytes = (run.predicted or {})["traced_bytes"].get("forward_backward")
-            _keep(machine.corrections, where, Correction(run_id=run.run_id, beyond_bytes=beyond, step_bytes=step_bytes))
-        before = machine.failed.get(where)
+            _keep(found.corrections, where, Correction(run_id=run.run_id, beyond_bytes=beyond, step_bytes=step_bytes))
+        before = found.failed.get(where)
         if failed is not None and (before is None or before.beyond_bytes[WHOLE] < failed.beyond_bytes[WHOLE]):
-            _keep(machine.failed, where, failed)
+            _keep(found.failed, where, failed)
         elif beyond and before is not None and _refutes(run, before):
-            del machine.failed[where]
+            del found.failed[where]
         write_atomically(home / CORRECTIONS_FILE, msgspec.json.encode(devices))
 
 

@@ -233,8 +233,8 @@ def _specs(spec: RunSpec, every: list[Settings]) -> list[RunSpec]:
     return found
 
 
-def _different(of: Iterable[Fix]) -> Iterator[tuple[Fix, Fix]]:
-    return ((one, other) for one, other in combinations(of, 2) if one.knob != other.knob)
+def _different(every: Iterable[Fix]) -> Iterator[tuple[Fix, Fix]]:
+    return ((one, other) for one, other in combinations(every, 2) if one.knob != other.knob)
 
 
 def _values(fix: Fix) -> list[str]:

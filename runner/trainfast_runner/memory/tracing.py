@@ -16,7 +16,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python, worker_scripts
 from trainfast_runner.memory.corrections import of_device
 from trainfast_runner.memory.model import MemoryModel
-from trainfast_runner.memory.parts import (
+from trainfast_runner.memory.traces import (
     OptimizerTrace,
     StepTrace,
     Trace,
@@ -25,7 +25,8 @@ from trainfast_runner.memory.parts import (
     traces_of,
 )
 from trainfast_runner.memory.warm_tracer import WarmTracer
-from trainfast_runner.records.home import cache_directory, locked
+from trainfast_runner.records.file_locks import locked
+from trainfast_runner.records.home import cache_directory
 from trainfast_runner.records.json_lines import read_cached, write_cached
 from trainfast_runner.settings.spec import RunSpec
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainfast_runner.records.home import is_held
+from trainfast_runner.records.file_locks import is_held
 
 FILES = ("inspected", "traced")
 """Folders of small files, written and read by one command at a time."""

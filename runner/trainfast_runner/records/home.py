@@ -1,40 +1,27 @@
-"""`$TRAINFAST_HOME`: the directories of runs, their names, and the locks that show whether a run is alive."""
+"""`$TRAINFAST_HOME`: the directories of runs and searches, and their names."""
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import re
 import secrets
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TypeVar
 
-import msgspec
 import platformdirs
 
 from trainfast_runner.errors import UserError, nearest
-from trainfast_runner.records.json_lines import DAMAGE
-from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_file import RunFile
+from trainfast_runner.records.file_locks import locked
+from trainfast_runner.records.run_directory import is_alive_after_grace, is_unfinished
 
-T = TypeVar("T")
-
-RUN_FILE = "run.json"
-RESULT_FILE = "result.json"
-LOCK_FILE = "alive.lock"
 LAUNCH_LOCK_FILE = "launch.lock"
 STAMP, STAMP_EXAMPLE = "%Y%m%d-%H%M%S", "20261121-054455"
 MOST_AHEAD_S = 60
 """A newest run further in the future than this was started by a clock that was wrong."""
-LOCK_TRIES, LOCK_PAUSE_S = 5, 0.02
-"""Tries for a lock that a reader may hold for an instant, and the seconds between."""
-LEAVING_S = 5.0
-"""Time for a supervisor from `result.json` to its own end."""
 
 
 def new_id(stamp: str, name: str, otherwise: str) -> str:
@@ -79,14 +66,14 @@ def cache_directory() -> Path:
 
 
 class Home:
-    """The runs below one home directory."""
+    """The runs and searches below one home directory."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or home_directory()
         self.runs = self.path / "runs"
         self.searches = self.path / "searches"
 
-    def ready(self) -> Home:
+    def create(self) -> Home:
         """Make the directories, mode 0700. Raises UserError when they cannot be used."""
         try:
             for directory in (self.path, self.runs):
@@ -143,7 +130,7 @@ class Home:
 
     def new_run(self, slug: str) -> tuple[str, Path]:
         """A new, empty run directory. Raises UserError when the home cannot be written."""
-        self.ready()
+        self.create()
         stamp = self._next_stamp()
         while True:
             run_id = new_id(stamp, slug, "run")
@@ -189,119 +176,3 @@ def home_error(path: Path, error: OSError) -> UserError:
         errno.EEXIST: "a part of this path is a file",
     }.get(error.errno or 0, os.strerror(error.errno or 0))
     return UserError(f"cannot use {path}: {cure}; or set TRAINFAST_HOME to another directory", key="TRAINFAST_HOME")
-
-
-def shared_lock(directory: Path) -> AbstractContextManager[int]:
-    """Hold the run's lock as one of the processes that keep it alive; gives the descriptor."""
-    return locked(directory / LOCK_FILE, fcntl.LOCK_SH)
-
-
-@contextmanager
-def locked(path: Path, kind: int = fcntl.LOCK_EX) -> Iterator[int]:
-    """Hold the lock of this file, which is made if need be; waits for its holders, gives the descriptor."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, kind)
-        yield fd
-    finally:
-        os.close(fd)
-
-
-def is_alive(directory: Path) -> bool:
-    """True if any process of the run still holds its lock."""
-    try:
-        fd = open_lock(directory)
-    except FileNotFoundError:
-        return False
-    return is_held(fd, fcntl.LOCK_EX)
-
-
-def is_unfinished(directory: Path) -> bool:
-    """True while something of the run is alive and its result, figures included, is not there."""
-    return is_alive(directory) and not _has_whole_result(directory)
-
-
-def is_held(fd: int, against: int) -> bool:
-    """True if another lock forbids this kind (`LOCK_EX`, `LOCK_SH`); the descriptor is closed."""
-    try:
-        fcntl.flock(fd, against | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
-
-
-def try_exclusive_lock(fd: int) -> bool:
-    """Take the exclusive lock of an open file; waits for readers, which hold it for an instant."""
-    for attempt in range(LOCK_TRIES):
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if attempt + 1 < LOCK_TRIES:
-                time.sleep(LOCK_PAUSE_S)
-    return False
-
-
-def open_lock(directory: Path) -> int:
-    """A descriptor of the run's lock, to take it exclusively. Raises FileNotFoundError without one."""
-    try:
-        # NFS gives an exclusive lock only on a writable descriptor.
-        return os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise
-        return os.open(directory / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
-
-
-def is_alive_after_grace(directory: Path) -> bool:
-    """True if the run is alive; a run with a result first gets the time that its supervisor needs to end."""
-    deadline = time.monotonic() + LEAVING_S
-    while is_alive(directory):
-        if time.monotonic() > deadline or not (directory / RESULT_FILE).exists():
-            return True
-        time.sleep(0.02)
-    return False
-
-
-def read_run_file(directory: Path) -> RunFile | None:
-    """`run.json`, or None when it is missing or unreadable."""
-    return _read(directory / RUN_FILE, _run_decoder)
-
-
-def read_result(directory: Path) -> Result | None:
-    """`result.json`, or None when the run has not ended or the file is unreadable.
-
-    None as well while the supervisor computes the figures of a provisional result.
-    """
-    result = read_written_result(directory)
-    return None if result is not None and result.provisional and is_alive(directory) else result
-
-
-def read_written_result(directory: Path) -> Result | None:
-    """`result.json`, a provisional one included, or None when it is missing or unreadable."""
-    return _read(directory / RESULT_FILE, _result_decoder)
-
-
-def _has_whole_result(directory: Path) -> bool:
-    """False for a provisional `result.json`; True for an unreadable one, which a newer version may have written."""
-    path = directory / RESULT_FILE
-    head = _read(path, _flag_decoder)
-    return path.exists() if head is None else not head.provisional
-
-
-class _ProvisionalFlag(msgspec.Struct, frozen=True):
-    provisional: bool = False
-
-
-_flag_decoder = msgspec.json.Decoder(_ProvisionalFlag)
-_run_decoder = msgspec.json.Decoder(RunFile)
-_result_decoder = msgspec.json.Decoder(Result)
-
-
-def _read(path: Path, decoder: msgspec.json.Decoder[T]) -> T | None:
-    try:
-        return decoder.decode(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError, *DAMAGE):
-        return None

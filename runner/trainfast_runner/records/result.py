@@ -208,13 +208,13 @@ class OomChange(msgspec.Struct, frozen=True, kw_only=True):
 class OomExplanation(msgspec.Struct, frozen=True, kw_only=True):
     """The explanation of a lack of memory: sizes in bytes of one rank, None when unknown.
 
-    `grown` is the category (of memory_model.CATEGORIES) that had grown when memory ended, `grown_bytes` its size at the
-    predicted peak. `held_bytes` is measured, the most that was held in that phase, and `asked_bytes` what was asked for
-    on top of it; `untouched_bytes` is what a CPU's limit counted besides: address space reserved and not touched.
-    `needed_bytes` is the memory model's prediction for the run, `missing_bytes` the lacking part of it, or else of the
-    request. `others` names in words the other processes that held memory of the device. `changes` are ranked by cost;
-    those with `predicted_bytes` fit by the memory model,
-    unless they have `missing_bytes`: where no change is enough the closest are given.
+    `grown` is the category (of `memory.prediction.CATEGORIES`) that had grown when memory ended, `grown_bytes` its
+    size at the predicted peak. `held_bytes` is measured, the most that was held in that phase, and `asked_bytes`
+    what was asked for on top of it; `untouched_bytes` is what a CPU's limit counted besides: address space reserved
+    and not touched. `needed_bytes` is the memory model's prediction for the run, `missing_bytes` the lacking part
+    of it, or else of the request. `others` names in words the other processes that held memory of the device.
+    `changes` are ranked by cost; those with `predicted_bytes` fit by the memory model, unless they have
+    `missing_bytes`: where no change is enough the closest are given.
     """
 
     phase: str | None = None

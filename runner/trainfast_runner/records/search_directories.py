@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from trainfast_runner.records.home import Home, home_error, is_held, try_exclusive_lock
+from trainfast_runner.records.file_locks import is_held, try_exclusive_lock
+from trainfast_runner.records.home import Home, home_error
 
 JOURNAL_FILE = "journal.jsonl"
 LOCK_FILE = "search.lock"

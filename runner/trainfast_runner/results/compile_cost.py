@@ -6,8 +6,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from trainfast_runner.records.home import read_result, read_run_file
 from trainfast_runner.records.result import CompileCost
+from trainfast_runner.records.run_directory import read_result, read_run_file
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_records import RunRecords
 

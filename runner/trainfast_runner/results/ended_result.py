@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 
 from trainfast_runner.memory.predicted_run import with_prediction
-from trainfast_runner.records.home import RESULT_FILE, read_run_file
 from trainfast_runner.records.json_lines import write_atomically
 from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_directory import RESULT_FILE, read_run_file
 from trainfast_runner.records.run_file import Event
 from trainfast_runner.records.run_records import RunRecords, read_records, worker_lines
 from trainfast_runner.results.summary import summarise, without_figures

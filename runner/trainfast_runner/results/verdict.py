@@ -215,8 +215,8 @@ def _rank_lost(evidence: Evidence) -> Verdict | None:
     rank, code = _lost_rank(evidence)
     if rank is None or (evidence.exit_code is not None and evidence.exit_code < 0 and not evidence.torn_down):
         return None
-    how = "exited without reporting an error" if code is None else _how(code)
-    reason = f"rank {rank} {how} ({_where(evidence, None, None, of=rank)})"
+    words = "exited without reporting an error" if code is None else _exit_words(code)
+    reason = f"rank {rank} {words} ({_where(evidence, None, None, of=rank)})"
     return Verdict("failed", reason, RunError(rank=rank, phase=_phase(evidence, rank), message=reason))
 
 
@@ -241,7 +241,7 @@ def _ended(evidence: Evidence) -> Verdict:
     if code < 0:
         finished = all(_has(lines, "finished") for lines in _all_ranks(evidence))
         note = "after it had recorded its end" if finished else where
-        reason = f"the training process {_how(code)}, which trainfast-tui did not send ({note})"
+        reason = f"the training process {_exit_words(code)}, which trainfast-tui did not send ({note})"
         return Verdict("killed", reason, RunError(message=reason, phase=_phase(evidence, 0)))
     if code == 0:
         silent = [rank for rank, lines in enumerate(_all_ranks(evidence)) if not _has(lines, "finished")]
@@ -342,7 +342,7 @@ def _where(evidence: Evidence, rank: int | None, line: WorkerLine | None, of: in
     return ", ".join(part for part in parts if part) or "before its first record"
 
 
-def _how(code: int) -> str:
+def _exit_words(code: int) -> str:
     if code >= 0:
         return f"exited with status {code}"
     try:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.home import Home, is_alive
+from trainfast_runner.records.file_locks import is_alive
+from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_file import EXIT_CODES
 from trainfast_runner.running.recovery import settle, state_of

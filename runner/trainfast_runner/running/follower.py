@@ -16,11 +16,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from trainfast_runner.records.home import Home, is_alive, read_result, read_run_file
+from trainfast_runner.records.file_locks import is_alive
+from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import Tail
 from trainfast_runner.records.log_tail import LogTail
 from trainfast_runner.records.output_log import OUTPUT_FILE
 from trainfast_runner.records.result import Diagnosis, Result, SteadyState
+from trainfast_runner.records.run_directory import read_result, read_run_file
 from trainfast_runner.records.run_file import END_STATES, WARM_ROLES, Event, RunFile, Step, WorkerLine
 from trainfast_runner.records.run_records import CONTROL_FILE, EVENTS_FILE, TELEMETRY_FILE, rank_files
 from trainfast_runner.records.step_lines import StepTail
@@ -194,12 +196,12 @@ class Follower:
             if steps:
                 self._last_step_ns[rank] = steps[-1].t_ns
             grew |= bool(steps)
-            self._take_steps(rank, steps)
+            self._add_steps(rank, steps)
         for rank, worker in self._worker_tails.items():
             lines = _new(worker)
             grew |= bool(lines)
             for line in lines:
-                self._take_line(rank, line)
+                self._add_line(rank, line)
         events = _new(self._event_tail)
         self._events.extend(events)
         ticks = _new(self._telemetry)
@@ -232,7 +234,7 @@ class Follower:
             if rank not in self._worker_tails:
                 self._worker_tails[rank] = Tail(path, WorkerLine)
 
-    def _take_steps(self, rank: int, steps: list[Step]) -> None:
+    def _add_steps(self, rank: int, steps: list[Step]) -> None:
         if rank == 0:
             if steps and (self._known.first_loss is None or len(self._steps) < LOSSES_AT_START):
                 self._known = replace(self._known, first_loss=_first_loss(self._step_tails[0].path))
@@ -251,7 +253,7 @@ class Follower:
         run = self._known.run_file
         return 1 if run is None else ranks_with_samples(run)
 
-    def _take_line(self, rank: int, line: WorkerLine) -> None:
+    def _add_line(self, rank: int, line: WorkerLine) -> None:
         known = self._known
         if line.kind in ("exception", "invalid"):
             if known.error is None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 
-from trainfast_runner.records.home import RESULT_FILE, Home, read_run_file
+from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Throughput, speed_doubt
+from trainfast_runner.records.run_directory import RESULT_FILE, read_run_file
 from trainfast_runner.records.run_file import WARM_ROLES, name_of
 from trainfast_runner.running.recovery import settle, state_of
 

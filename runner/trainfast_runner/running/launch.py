@@ -28,16 +28,10 @@ from trainfast_runner.machine.devices import sample_gpus
 from trainfast_runner.machine.interconnect import links_among
 from trainfast_runner.machine.processes.identity import boot_id, reap_when_ended
 from trainfast_runner.memory.predicted_run import predicted
-from trainfast_runner.records.home import (
-    RUN_FILE,
-    Home,
-    cache_directory,
-    home_error,
-    is_unfinished,
-    read_run_file,
-    shared_lock,
-)
+from trainfast_runner.records.file_locks import shared_lock
+from trainfast_runner.records.home import Home, cache_directory, home_error
 from trainfast_runner.records.json_lines import write_atomically
+from trainfast_runner.records.run_directory import RUN_FILE, is_unfinished, read_run_file
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_records import EVENTS_FILE
 from trainfast_runner.records.tick import DeviceReading, is_instance
@@ -56,7 +50,7 @@ def start(plan: RunPlan, home: Home) -> Path:
 
     Raises DevicesBusy when a live run of this home uses one of its devices, UserError when the home cannot be written.
     """
-    home.ready()
+    home.create()
     _refuse_busy(plan, home)
     plan, clean = _wait_for_memory(plan, home)
     plan = _with_thread_policy(plan)

@@ -12,7 +12,7 @@ from trainfast_runner.machine import training_python, worker_scripts
 from trainfast_runner.machine.cpu.thread_policy import ThreadPolicy, shared_cores
 from trainfast_runner.machine.devices import Machine, detect_machine
 from trainfast_runner.machine.extensions import extensions_directory, search_path
-from trainfast_runner.machine.gpus.linked import GpuChoice
+from trainfast_runner.machine.gpus.choice import GpuChoice
 from trainfast_runner.memory.available import hopeless_limit
 from trainfast_runner.records.run_file import PredictedSpeed
 from trainfast_runner.records.script_run import ScriptAsked

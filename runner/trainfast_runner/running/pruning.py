@@ -14,7 +14,9 @@ from pathlib import Path
 from trainfast_runner.errors import UserError
 from trainfast_runner.records import cache_entries
 from trainfast_runner.records.cache_entries import Unneeded, disk_bytes
-from trainfast_runner.records.home import LOCK_FILE, RUN_FILE, STAMP, STAMP_EXAMPLE, Home, is_alive, read_run_file
+from trainfast_runner.records.file_locks import LOCK_FILE, is_alive
+from trainfast_runner.records.home import STAMP, STAMP_EXAMPLE, Home
+from trainfast_runner.records.run_directory import RUN_FILE, read_run_file
 from trainfast_runner.records.run_file import WARM_ROLES
 from trainfast_runner.records.search_directories import exclusive, is_conducted, search_directories
 from trainfast_runner.running.recovery import BEING_MADE_S

@@ -12,22 +12,24 @@ from pathlib import Path
 import msgspec
 
 from trainfast_runner.machine.processes.identity import Identity, boot_id, has_open, is_running, session_members
-from trainfast_runner.records.home import (
+from trainfast_runner.records.file_locks import (
     LOCK_FILE,
     LOCK_PAUSE_S,
     LOCK_TRIES,
-    RESULT_FILE,
-    RUN_FILE,
-    Home,
     is_alive,
     open_lock,
+    try_exclusive_lock,
+)
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.json_lines import Tail, rest_of
+from trainfast_runner.records.result import Result, RunError
+from trainfast_runner.records.run_directory import (
+    RESULT_FILE,
+    RUN_FILE,
     read_result,
     read_run_file,
     read_written_result,
-    try_exclusive_lock,
 )
-from trainfast_runner.records.json_lines import Tail, rest_of
-from trainfast_runner.records.result import Result, RunError
 from trainfast_runner.records.run_file import END_STATES, SCHEMA, Event, RunFile
 from trainfast_runner.records.run_records import EVENTS_FILE, RunRecords, worker_lines
 from trainfast_runner.results.ended_result import read_records_or_note_trouble, result_with_figures, write_result
@@ -101,8 +103,7 @@ def settle(directory: Path) -> Result | None:
     """The result of a run that has ended, written now from its records when its supervisor could not.
 
     None while anything of it is alive, where there is no readable `run.json`, and where a newer version wrote the
-    result in a way that this one cannot read. In a home that cannot be
-    written the result is given all the same.
+    result in a way that this one cannot read. In a home that cannot be written the result is given all the same.
     """
     result = read_result(directory)
     if is_whole(result) or read_run_file(directory) is None:

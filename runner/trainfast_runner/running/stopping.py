@@ -10,7 +10,8 @@ from pathlib import Path
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes.identity import Identity, descendants, is_running, send
-from trainfast_runner.records.home import Home, is_alive
+from trainfast_runner.records.file_locks import is_alive
+from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
 from trainfast_runner.running.recovery import (
     forks_left_by,

@@ -9,8 +9,10 @@ import argparse
 import os
 import signal
 import subprocess
+import sys
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from trainfast_runner.machine.cgroup import oom_kills
@@ -27,9 +29,10 @@ from trainfast_runner.machine.worker_scripts import own_environment
 from trainfast_runner.memory import corrections
 from trainfast_runner.memory.predicted_run import with_prediction
 from trainfast_runner.records.capped_file import CAP_BYTES, CappedFile
-from trainfast_runner.records.home import RESULT_FILE, read_run_file, shared_lock
+from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.output_log import OUTPUT_FILE, read_log
 from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_directory import RESULT_FILE, read_run_file
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_records import RunRecords, rank_file
 from trainfast_runner.records.step_lines import capped_step_file
@@ -69,37 +72,40 @@ TAIL_LINES = 400
 RESULT_RETRIES = 40
 
 
+@dataclass(frozen=True)
+class SupervisorBounds:
+    """How long a process is waited for, in seconds, and how much of a file is kept, in bytes."""
+
+    grace_s: float = STOP_GRACE_S
+    """Between SIGTERM and SIGKILL."""
+    unkillable_s: float = UNKILLABLE_S
+    output_bytes: int = CAP_BYTES
+    steps_bytes: int = CAP_BYTES
+    """Of each `steps*.jsonl`."""
+
+
 class Supervisor:
     """One run from `starting` to `result.json`. `run` does all of it, in this order."""
 
-    def __init__(
-        self,
-        directory: Path,
-        run: RunFile,
-        *,
-        grace_s: float,
-        cap_bytes: int,
-        steps_cap_bytes: int = CAP_BYTES,
-        unkillable_s: float = UNKILLABLE_S,
-    ) -> None:
+    def __init__(self, directory: Path, run: RunFile, bounds: SupervisorBounds) -> None:
         self.directory = directory
         self.run_file = run
         self._signals = Signals()
         self._events = EventLog(directory)
-        self._output = CappedFile(directory / OUTPUT_FILE, cap_bytes)
+        self._output = CappedFile(directory / OUTPUT_FILE, bounds.output_bytes)
         self._steps = [
-            capped_step_file(rank_file(directory, "steps", n), steps_cap_bytes) for n in range(run.world_size)
+            capped_step_file(rank_file(directory, "steps", n), bounds.steps_bytes) for n in range(run.world_size)
         ]
         self._telemetry = TelemetryLog(
             directory, run.watch_uuids, self._events.append, self._events.record_trouble, on_cpu=run.device == "cpu"
         )
-        self._ladder = StopLadder(grace_s, self._events.append)
+        self._ladder = StopLadder(bounds.grace_s, self._events.append)
         self._state = ""
         self._child: Identity | None = None
         self._exit_code: int | None = None
         self._spawn_error: str | None = None
         self._gone: list[LostRank] = []
-        self._unkillable_s = unkillable_s
+        self._unkillable_s = bounds.unkillable_s
         self._unended: list[UnkillableProcess] = []
         self._torn_down: str | None = None
         self._oom_kills_before = oom_kills()
@@ -365,33 +371,23 @@ class Supervisor:
         self._events.record_trouble(f"rank {rank}: {what}")
 
 
+def supervise(directory: Path, bounds: SupervisorBounds) -> None:
+    """Supervise the run in `directory` to its end. Exits with a line on stderr if there is no run to start."""
+    run = read_run_file(directory)
+    if run is None:
+        sys.exit(f"{directory} has no readable run.json")
+    with shared_lock(directory):
+        if (directory / RESULT_FILE).exists():
+            # The launcher died before this process had the lock, and a reader wrote the result of a lost run.
+            sys.exit(f"{directory} has ended already")
+        Supervisor(directory, run, bounds).run()
+
+
 def main() -> None:
     """Supervise the run in the directory named on the command line."""
     parser = argparse.ArgumentParser(prog="trainfast_runner.running.supervisor", description=__doc__)
     parser.add_argument("run_dir", type=Path)
-    parser.add_argument("--grace", type=float, default=STOP_GRACE_S, help="seconds between SIGTERM and SIGKILL")
-    parser.add_argument("--output-cap", type=int, default=CAP_BYTES, help="bytes of output.log that are kept")
-    parser.add_argument("--steps-cap", type=int, default=CAP_BYTES, help="bytes of each steps*.jsonl that are kept")
-    parser.add_argument(
-        "--unkillable", type=float, default=UNKILLABLE_S, help="seconds after SIGKILL before the run is given up"
-    )
-    asked = parser.parse_args()
-    directory = asked.run_dir.resolve()
-    run = read_run_file(directory)
-    if run is None:
-        parser.error(f"{directory} has no readable run.json")
-    with shared_lock(directory):
-        if (directory / RESULT_FILE).exists():
-            # Whoever launched this died before the lock was ours, and a reader has written the run off.
-            parser.error(f"{directory} has ended already")
-        Supervisor(
-            directory,
-            run,
-            grace_s=asked.grace,
-            cap_bytes=asked.output_cap,
-            steps_cap_bytes=asked.steps_cap,
-            unkillable_s=asked.unkillable,
-        ).run()
+    supervise(parser.parse_args().run_dir.resolve(), SupervisorBounds())
 
 
 if __name__ == "__main__":

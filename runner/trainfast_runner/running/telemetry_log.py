@@ -48,7 +48,7 @@ class TelemetryLog:
         self._level: int | None = None
         """Level of `Thinned` that the older ticks in the file have; None while all ticks are there."""
         instances = [uuid for uuid in watch_uuids if is_instance(uuid)]
-        self._sampler = Sampler(self._take, period_s=period_s, on_xid=self._xid, instances=instances)
+        self._sampler = Sampler(self._write_tick, period_s=period_s, on_xid=self._xid, instances=instances)
 
     def start(self) -> None:
         """Begin sampling, a tick a period."""
@@ -68,7 +68,7 @@ class TelemetryLog:
         if self._sampler.failure is not None and not self._failed:
             self._on_failure(f"sampling ended: {self._sampler.failure!r}")
 
-    def _take(self, tick: Tick) -> None:
+    def _write_tick(self, tick: Tick) -> None:
         for event in self._events.between(tick):
             self._on_event(event)
         try:

@@ -12,11 +12,13 @@ from pathlib import Path
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.home import Home, is_alive, read_result
+from trainfast_runner.records.file_locks import is_alive
+from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.running import launch
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.conducting import ConductOptions, Conductor, end_if_live, sole_conductor
+from trainfast_runner.search.conductor import ConductOptions, Conductor, end_if_live, sole_conductor
 from trainfast_runner.search.decide import Decision, SearchState, decide, state_of_journal
 from trainfast_runner.search.found import answer
 from trainfast_runner.search.journal import (
@@ -65,9 +67,9 @@ def conduct(
 
     Raises UserError when another process conducts the search, and when its device is in use.
     """
-    how = ConductOptions(options.wait, options.cool_to_c, on_line, is_cancelled, began_ns)
+    conduct_options = ConductOptions(options.wait, options.cool_to_c, on_line, is_cancelled, began_ns)
     with sole_conductor(directory):
-        conductor = BatchConductor(directory, plan, home, options, how)
+        conductor = BatchConductor(directory, plan, home, options, conduct_options)
         try:
             return conductor.run()
         finally:
@@ -78,11 +80,16 @@ class BatchConductor(Conductor[AnyLine, Ended]):
     """Conducts a batch search: tries sizes in a warm process and confirms the largest in a fresh one."""
 
     def __init__(
-        self, directory: Path, plan: RunPlan, home: Home, options: BatchSearchOptions, how: ConductOptions[AnyLine]
+        self,
+        directory: Path,
+        plan: RunPlan,
+        home: Home,
+        options: BatchSearchOptions,
+        conduct_options: ConductOptions[AnyLine],
     ) -> None:
         lines = read_journal(directory)
         asked = next(line for line in lines if isinstance(line, Asked))
-        super().__init__(directory, limited(plan, tuple(asked.limits_bytes)), home, lines, how)
+        super().__init__(directory, limited(plan, tuple(asked.limits_bytes)), home, lines, conduct_options)
         self._options = options
 
     def first_line(self, conducted: Conducted) -> Conducted:

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from trainfast_runner.records.json_lines import Appender, read_all
+from trainfast_runner.records.result import OomChange
 from trainfast_runner.records.run_file import SCHEMA, ClockAnchor, RecordedSpec
 from trainfast_runner.records.search_directories import JOURNAL_FILE
 from trainfast_runner.search.fit import MemoryLines
@@ -205,17 +206,14 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """The smallest larger size that ran out of memory; None if none did."""
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """A change of knobs that would make a batch of 1 fit in `predicted_bytes`.
+class Change(OomChange, frozen=True, kw_only=True):
+    """A change that would make a batch of 1 fit, or one of the closest ones if none is enough.
 
-    If none is enough these are the closest ones, each with the `missing_bytes` that remain.
+    In the journal `saves` has the name `words`.
     """
 
-    settings: dict[str, str]
-    words: str
+    saves: str = msgspec.field(name="words")
     costs: str = ""
-    predicted_bytes: int | None = None
-    missing_bytes: int | None = None
 
 
 class Ended(Line, frozen=True, kw_only=True, tag="ended"):

@@ -10,8 +10,9 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory.oom_explained import explain
-from trainfast_runner.records.home import Home, read_result, read_run_file
+from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import OomExplanation, RunError
+from trainfast_runner.records.run_directory import read_result, read_run_file
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_records import read_records
 from trainfast_runner.results.explained_run import held_by, models_of, trace_changes
@@ -41,15 +42,7 @@ def nothing_fits(plan: RunPlan, home: Home, state: SearchState, why: str, check:
     explained = explain(one, error, failed.reason, models_of(one, plan.python), held_bytes=held)
     missing = missing_bytes(explained, failed)
     changes = [
-        Change(
-            settings=change.settings,
-            words=change.saves,
-            costs=change.costs,
-            predicted_bytes=change.predicted_bytes,
-            missing_bytes=change.missing_bytes,
-        )
-        for change in explained.changes
-        if "batch_size" not in change.settings
+        Change(**msgspec.structs.asdict(change)) for change in explained.changes if "batch_size" not in change.settings
     ]
     return Ended(state="nothing_fits", reason=why, missing_bytes=missing, changes=changes)
 

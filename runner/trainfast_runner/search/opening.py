@@ -68,7 +68,7 @@ def check_plan(plan: RunPlan, options: BatchSearchOptions) -> None:
 
 def open_search(plan: RunPlan, home: Home, options: BatchSearchOptions) -> Path:
     """Return the directory of the search this plan continues, or of a new one with its first line written."""
-    home.ready()
+    home.create()
     key = key_of(plan)
     found = None if options.fresh else unfinished(home, key)
     if found is not None:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.home import RESULT_FILE, is_alive, read_result
+from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.json_lines import Appender, Tail
 from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_directory import RESULT_FILE, read_result
 from trainfast_runner.records.run_file import PROBE, TRIAL
 from trainfast_runner.records.run_records import CONTROL_FILE, rank_file
 from trainfast_runner.records.warm_process import ProbeLine, ProbeOrder, TrialLine, TrialOrder, WarmLine, WarmLines
@@ -91,7 +92,7 @@ class WarmProcess:
 
     def _wait(self, over: Callable[[], bool]) -> bool:
         """Wait until `over`; False when the run ended before."""
-        looked, end = 0.0, _End(self.directory)
+        looked, end = 0.0, _ResultWatch(self.directory)
         while True:
             # The result is looked at before the lines: all lines of an ended run are then there.
             if (self.directory / RESULT_FILE).exists() or time.monotonic() - looked > STATE_EVERY_S:
@@ -120,14 +121,14 @@ class WarmProcess:
 
 def wait_for_result(directory: Path, check: Callable[[], None]) -> Result:
     """Wait for the result of a run and return it. Raises UserError if the run ends without one."""
-    end = _End(directory)
+    end = _ResultWatch(directory)
     while (result := end.result()) is None:
         check()
         time.sleep(LOOK_EVERY_S)
     return result
 
 
-class _End:
+class _ResultWatch:
     """Watches for the end of a run."""
 
     def __init__(self, directory: Path) -> None:

@@ -16,7 +16,7 @@ from trainfast_runner.search.journal import (
     read_journal,
     refuted_by,
 )
-from trainfast_runner.search.reported import fields_of, heading
+from trainfast_runner.search.report_parts import fields_of, heading
 
 PROBE_FIELDS = (
     "batch_size",

@@ -73,7 +73,7 @@ class SearchFollower:
         self.directory = directory
         # msgspec decodes a union by its tag; Tail is typed for one struct.
         self._tail: Tail[AnyLine] = Tail(directory / JOURNAL_FILE, AnyLine)  # type: ignore[arg-type]
-        self._known = SearchSnapshot(directory)
+        self._snapshot = SearchSnapshot(directory)
         self._paused = False
 
     def poll(self) -> SearchSnapshot:
@@ -82,44 +82,44 @@ class SearchFollower:
         conducted = is_conducted(self.directory)
         try:
             for line in self._tail.new():
-                self._take(line)
+                self._add(line)
         except OSError:
             pass  # unreadable for the moment
-        return replace(self._known, state=self._state(conducted), unreadable_lines=self._tail.unreadable)
+        return replace(self._snapshot, state=self._state(conducted), unreadable_lines=self._tail.unreadable)
 
     def _state(self, conducted: bool) -> str:
-        if self._known.ended is not None:
-            return self._known.ended.state
+        if self._snapshot.ended is not None:
+            return self._snapshot.ended.state
         if not conducted:
-            return "interrupted" if self._known.asked is not None else "starting"
+            return "interrupted" if self._snapshot.asked is not None else "starting"
         if self._paused:
             return "paused"
         if (self.directory / PAUSE_FILE).exists():
             return "pausing"
-        return "running" if self._known.next is not None else "starting"
+        return "running" if self._snapshot.next is not None else "starting"
 
-    def _take(self, line: AnyLine) -> None:
-        known = self._known
-        known = replace(known, cooling=(*known.cooling[:1], line) if isinstance(line, CoolingDown) else ())
+    def _add(self, line: AnyLine) -> None:
+        snapshot = self._snapshot
+        snapshot = replace(snapshot, cooling=(*snapshot.cooling[:1], line) if isinstance(line, CoolingDown) else ())
         match line:
             case Asked():
-                known = replace(known, asked=line)
+                snapshot = replace(snapshot, asked=line)
             case Conducted():
                 # Continued: an earlier end (cancelled) no longer counts.
                 self._paused = False
-                known = replace(known, ended=None, run_id=None, since_ns=line.t_ns, proof_steps=line.proof_steps)
+                snapshot = replace(snapshot, ended=None, run_id=None, since_ns=line.t_ns, proof_steps=line.proof_steps)
             case Predicted():
-                known = replace(known, prediction=line)
+                snapshot = replace(snapshot, prediction=line)
             case Next():
-                known = replace(known, next=line, since_ns=line.t_ns, is_decided=True)
+                snapshot = replace(snapshot, next=line, since_ns=line.t_ns, is_decided=True)
             case Launched():
-                known = replace(known, run_id=line.run_id)
+                snapshot = replace(snapshot, run_id=line.run_id)
             case Probe():
-                known = replace(known, probes=(*known.probes, line), is_decided=False)
+                snapshot = replace(snapshot, probes=(*snapshot.probes, line), is_decided=False)
             case ConfirmationRun():
-                known = replace(known, confirmations=(*known.confirmations, line), is_decided=False)
+                snapshot = replace(snapshot, confirmations=(*snapshot.confirmations, line), is_decided=False)
             case Paused() | Resumed():
                 self._paused = isinstance(line, Paused)
             case Ended():
-                known = replace(known, ended=line, run_id=None)
-        self._known = known
+                snapshot = replace(snapshot, ended=line, run_id=None)
+        self._snapshot = snapshot

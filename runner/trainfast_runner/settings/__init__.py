@@ -1,1 +1,1 @@
-"""knob_type knob_values knobs presets spec saving toml_places export"""
+"""The settings of a run: knobs, presets, and the combinations that cannot work."""

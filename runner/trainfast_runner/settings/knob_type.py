@@ -9,7 +9,7 @@ from typing import Any
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings.knob_values import DeviceList, KnobValue, Values
 
-Knobs = dict[str, KnobValue]
+KnobValues = dict[str, KnobValue]
 """A value for each knob, by its name."""
 
 

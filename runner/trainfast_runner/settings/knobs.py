@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from trainfast_runner.errors import UserError, nearest
-from trainfast_runner.settings.knob_type import Equivalent, Knob, Knobs
+from trainfast_runner.settings.knob_type import Equivalent, Knob, KnobValues
 from trainfast_runner.settings.knob_values import BytesPerRank, Choice, DeviceList, FreeText, Real, Whole
 from trainfast_runner.worker.catalog import ENGINES, OPTIMIZERS, SCHEDULES, STRATEGIES, strategies_obeying
 
@@ -385,6 +385,6 @@ def knob(name: str) -> Knob:
     return BY_NAME[name]
 
 
-def defaults() -> Knobs:
+def defaults() -> KnobValues:
     """Every knob at its default."""
     return {entry.name: entry.default for entry in KNOBS}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainfast_runner.errors import UserError, nearest
-from trainfast_runner.settings.knob_type import Knobs
+from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import knob
 from trainfast_runner.settings.toml_places import line_of
 from trainfast_runner.worker.catalog import DATA_KINDS, DATA_SAMPLES, OBJECTIVES
@@ -31,7 +31,7 @@ class Variant:
     """
 
     id: str
-    knobs: Knobs
+    knobs: KnobValues
     published: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class Preset:
     title: str
     model: dict[str, Any]
     data: dict[str, Any]
-    knobs: Knobs
+    knobs: KnobValues
     baseline: str | None
     variants: tuple[Variant, ...]
     files: tuple[Path, ...]
@@ -325,8 +325,8 @@ class _Source:
             raise self.error_at((*at, key), f"{key} must be text, not {value!r}")
         return value
 
-    def knobs(self, table: Mapping[str, Any], at: tuple[str | int, ...]) -> Knobs:
-        found: Knobs = {}
+    def knobs(self, table: Mapping[str, Any], at: tuple[str | int, ...]) -> KnobValues:
+        found: KnobValues = {}
         for name, value in table.items():
             try:
                 found[name] = knob(name).read(value)

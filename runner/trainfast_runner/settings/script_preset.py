@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from trainfast_runner.errors import UserError, nearest
-from trainfast_runner.settings.knob_type import Knobs
+from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import knob
 from trainfast_runner.settings.toml_places import line_of
@@ -37,9 +37,9 @@ class ScriptPreset:
 
     command: tuple[str, ...] = ()
     places: dict[str, Place] = field(default_factory=dict)
-    knobs: Knobs = field(default_factory=dict)
+    knobs: KnobValues = field(default_factory=dict)
 
-    def applied(self, words: list[str], knobs: Knobs) -> list[str]:
+    def applied(self, words: list[str], knobs: KnobValues) -> list[str]:
         """The command with the flags of these knobs; a flag that it has already gets the value. Raises UserError."""
         for name, value in knobs.items():
             if name in self.places:

@@ -12,7 +12,7 @@ from typing import Any
 from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.records.run_file import RecordedSpec, name_of
 from trainfast_runner.settings import presets
-from trainfast_runner.settings.knob_type import Knobs
+from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import BY_NAME, defaults, knob
 from trainfast_runner.settings.presets import Preset
@@ -30,7 +30,7 @@ class RunSpec:
     title: str
     model: dict[str, Any]
     data: dict[str, Any]
-    knobs: Knobs
+    knobs: KnobValues
     overrides: tuple[str, ...] = ()
 
     @property

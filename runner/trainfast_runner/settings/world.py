@@ -10,7 +10,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.cpu.device_names import CPU, asks_for_cpu, cpu_processes
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.records.run_file import RunFile
-from trainfast_runner.settings.knob_type import Knobs, whole_number
+from trainfast_runner.settings.knob_type import KnobValues, whole_number
 from trainfast_runner.settings.knob_values import MOST_CPU_PROCESSES, KnobValue
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.worker.catalog import STRATEGIES
@@ -39,7 +39,7 @@ def device_count(spec: RunSpec, machine: Machine) -> int:
     return min(MOST_CPU_PROCESSES, max(2, machine.cores))
 
 
-def devices_asked(knobs: Knobs) -> KnobValue:
+def devices_asked(knobs: KnobValues) -> KnobValue:
     """The `devices` knob, or as many as the strategy itself asks for: one pipeline has pp_degree devices."""
     devices, entry = knobs["devices"], recorded_strategy(knobs)
     if devices in (None, CPU) and entry.model_axis is not None and "dp" not in entry.axes:
@@ -67,7 +67,7 @@ def with_devices(spec: RunSpec, machine: Machine) -> RunSpec:
     return replace(spec, knobs={**spec.knobs, "devices": device_count(spec, machine)})
 
 
-def data_parallel_degree(knobs: Knobs, devices: int) -> int:
+def data_parallel_degree(knobs: KnobValues, devices: int) -> int:
     """Number of slices that `devices` devices cut the global batch into."""
     return max(1, devices // model_degree(knobs)) if "dp" in recorded_strategy(knobs).axes else 1
 
@@ -94,7 +94,7 @@ def mesh_asked(knobs: Mapping[str, Any], devices: int) -> dict[str, int] | None:
     return {axis: sizes[axis] for axis in axes} or None
 
 
-def global_batch(knobs: Knobs, devices: int) -> int:
+def global_batch(knobs: KnobValues, devices: int) -> int:
     """Samples of one optimizer step: batch_size x grad_accum x data-parallel degree."""
     return whole_number(knobs, "batch_size") * whole_number(knobs, "grad_accum") * data_parallel_degree(knobs, devices)
 

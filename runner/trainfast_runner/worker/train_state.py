@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from .actual_record import ComputeDtype, actual_fields
 from .build import attention_of, attention_reason, build_model
 from .compilation import CompileWatch, unwrap
 from .data.batches import Samples, batches_of, mean_tokens
@@ -17,7 +18,6 @@ from .data.whole_texts import CountedBatches, WholeTexts
 from .engines import make_engine
 from .flops import flops_per_sample
 from .objective import Objective
-from .observe import ComputeDtype, actual_fields
 from .optimizer import import_optimizer_code
 from .sdpa_backend import SdpaBackend
 from .spec import RankSpec

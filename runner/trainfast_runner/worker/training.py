@@ -23,9 +23,9 @@ from .orders import orders_of
 from .probing import Prober
 from .record_file import RecordFile, rank_suffix
 from .recorder import StepRecorder
+from .sigterm import STEP_LOG_PATIENCE_S, keep_last_step_on_sigterm
 from .spec import RankSpec
 from .step_log import StepLog
-from .stopped import STEP_LOG_PATIENCE_S, keep_last_step_on_sigterm
 from .threads import openmp_libraries, wait_policy
 from .train_state import TrainState
 from .trials import Trials

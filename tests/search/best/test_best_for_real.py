@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from cli.command import Cli, Started, until
-from trainfast_runner.records.home import Home, is_alive, read_result
+from trainfast_runner.records.file_locks import is_alive
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.search_directories import is_conducted
 from trainfast_runner.search.best.journal import LaunchedBest, Race, Trial, read_best_journal
 from trainfast_runner.search.best.orders import give_order

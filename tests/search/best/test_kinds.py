@@ -52,7 +52,7 @@ def batch_search(home: Home) -> Path:
 
 
 def test_a_screen_of_one_kind_does_not_show_a_search_of_the_other(tmp_path: Path) -> None:
-    home = Home(tmp_path).ready()
+    home = Home(tmp_path).create()
     batch, best = batch_search(home), best_search(home)
     assert (kind_of(batch), kind_of(best)) == (BATCH, BEST)
     assert newest_search(home) == batch
@@ -60,14 +60,14 @@ def test_a_screen_of_one_kind_does_not_show_a_search_of_the_other(tmp_path: Path
 
 
 def test_the_same_key_continues_a_search_of_its_own_kind(tmp_path: Path) -> None:
-    home = Home(tmp_path).ready()
+    home = Home(tmp_path).create()
     batch, best = batch_search(home), best_search(home)
     assert unfinished(home, "k") == batch
     assert unfinished(home, "k", read_best_journal) == best
 
 
 def test_a_search_with_an_answer_is_not_continued(tmp_path: Path) -> None:
-    home = Home(tmp_path).ready()
+    home = Home(tmp_path).create()
     best_search(home, BestEnded(state="answered"))
     assert unfinished(home, "k", read_best_journal) is None
 
@@ -89,7 +89,7 @@ def test_orders_reach_the_conductor_in_their_order(tmp_path: Path) -> None:
 
 
 def test_effects_of_an_answered_search_of_the_same_model_are_where_the_next_begins(tmp_path: Path) -> None:
-    home = Home(tmp_path).ready()
+    home = Home(tmp_path).create()
     gain = Interval(median=40.0, low=35.0, high=45.0)
     effect = Effect(knob="precision", value="bf16", before="fp32", gain_percent=gain)
     other = Effect(knob="workers", value=2, before=0, gain_percent=gain)

@@ -13,8 +13,9 @@ import pytest
 from trainfast_runner.machine.calibration import Ceiling
 from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.timeline import Segment
-from trainfast_runner.records.home import RESULT_FILE, RUN_FILE, Home
+from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Conditions, Result, Spread, StepCount, Throttle, Throughput
+from trainfast_runner.records.run_directory import RESULT_FILE, RUN_FILE
 from trainfast_runner.records.run_file import ClockAnchor, PredictedSpeed, RunFile
 from trainfast_runner.search.speed.measured import Device, MeasuredSpeed, measured_speeds
 from trainfast_runner.search.speed.predicted_speed import WIDEST, SpeedModel, Unknown

@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     output = writable(arguments.output, tuple(WRITERS)) if arguments.output else None
     outcomes: dict[str, list[Outcome]] = {entry.id: [] for entry in bench.entries}
     with caught() as signals:
-        went_on = _run_all(bench, outcomes, Home().ready(), signals, arguments)
+        went_on = _run_all(bench, outcomes, Home().create(), signals, arguments)
     if signals.hung_up:
         return HUNG_UP
     table = tabulate(bench, outcomes)

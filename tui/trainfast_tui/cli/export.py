@@ -7,7 +7,7 @@ import sys
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.formats import export
-from trainfast_runner.records.home import read_run_file
+from trainfast_runner.records.run_directory import read_run_file
 from trainfast_tui.cli.output import print_json, print_line
 from trainfast_tui.cli.reference import add_run, directory_of
 

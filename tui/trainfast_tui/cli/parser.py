@@ -136,4 +136,4 @@ def _open_app(parsed: argparse.Namespace) -> int:
     from trainfast_runner.records.home import Home
     from trainfast_tui.app import run_app
 
-    return run_app(Home().ready(), parsed.ascii, parsed.preset, parsed.app_python, parsed.plain_output)
+    return run_app(Home().create(), parsed.ascii, parsed.preset, parsed.app_python, parsed.plain_output)

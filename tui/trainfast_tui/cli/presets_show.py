@@ -13,7 +13,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.search.advice.advisor import Advice, advise, model_advice
 from trainfast_runner.search.advice.situation import gather
 from trainfast_runner.settings import presets
-from trainfast_runner.settings.knob_type import Knobs
+from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.presets import Preset, Variant
 from trainfast_runner.settings.spec import RunSpec, from_preset
@@ -76,7 +76,7 @@ def _advice(spec: RunSpec) -> list[Advice]:
     return [one for one in found if one.knob != "model"] + ([shapes] if shapes else [])
 
 
-def _knob_lines(knobs: Knobs, given: Knobs) -> Iterator[tuple[str, str]]:
+def _knob_lines(knobs: KnobValues, given: KnobValues) -> Iterator[tuple[str, str]]:
     for name, value in knobs.items():
         yield f"  {name}", BY_NAME[name].show(value) + ("" if name in given else "  (default)")
 

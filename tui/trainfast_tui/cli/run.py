@@ -10,8 +10,9 @@ import threading
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.home import Home, read_run_file
+from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_file import EXIT_CODES, RunFile
 from trainfast_runner.running import launch, planning
 from trainfast_runner.running.launch import busy_with, wait_for_devices
@@ -77,7 +78,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Start the run, follow it and return its exit code."""
-    home = Home().ready()
+    home = Home().create()
     with progress_when_slow("checking…"):
         plan = plan_asked(arguments)
     while True:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.home import Home, is_alive_after_grace
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_directory import is_alive_after_grace
 from trainfast_tui.cli.output import print_json, print_line
 
 

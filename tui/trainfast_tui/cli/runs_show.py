@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from trainfast_runner.records.home import read_result, read_run_file
 from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_directory import read_result, read_run_file
 from trainfast_runner.records.run_file import WARM_ROLES, RunFile
 from trainfast_runner.results.bottleneck.joined_steps import as_record, joined_steps
 from trainfast_runner.results.explained_run import explained_now

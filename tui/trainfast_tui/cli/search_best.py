@@ -58,7 +58,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Search and print the answer."""
     began_ns = time.monotonic_ns()
-    home = Home().ready()
+    home = Home().create()
     asked = BestAsked(
         vary=read_vary(arguments.vary),
         global_batch=arguments.global_batch,

@@ -47,7 +47,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Search and print the answer."""
     began_ns = time.monotonic_ns()
-    home = Home().ready()
+    home = Home().create()
     options = BatchSearchOptions(
         no_oom=arguments.no_oom,
         proof_steps=arguments.proof_steps,
@@ -205,5 +205,5 @@ def _without_answer(directory: Path, ended: Ended) -> list[str]:
         settings = " ".join(f"{knob}={value}" for knob, value in change.settings.items())
         doubt = ", not known to be enough" if change.predicted_bytes is None else ""
         costs = f"; speed: {change.costs}" if change.costs else ""
-        lines.append(f"  --set {settings}: {change.words}{doubt}{costs}")
+        lines.append(f"  --set {settings}: {change.saves}{doubt}{costs}")
     return [plain(line) for line in lines]

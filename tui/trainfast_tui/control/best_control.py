@@ -12,7 +12,8 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.background import in_background
 from trainfast_tui.control.messages import BestPlanned, Post, SearchRefused, SearchStarted
-from trainfast_tui.control.search_control import SearchConductors
+from trainfast_tui.control.search_control import SearchControl
+from trainfast_tui.text.lines import Piece
 from trainfast_tui.text.search_kind import SearchKind
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from trainfast_runner.search.best.best_follower import BestSnapshot
 
 
-class BestControl(SearchConductors["BestSnapshot"]):
+class BestControl(SearchControl["BestSnapshot"]):
     """Best-fit searches."""
 
     question: BestAsked | None = None
@@ -69,7 +70,8 @@ class BestControl(SearchConductors["BestSnapshot"]):
         lines = estimate_lines(dataclasses.asdict(found))
         # The smallest screen may have no room for the knobs left alone: they come last.
         left = [line for line in lines if line.startswith("left alone")]
-        texts = [*((line, "text") for line in lines if line not in left), *((line, "muted") for line in left)]
+        texts: list[Piece] = [(line, "text") for line in lines if line not in left]
+        texts += [(line, "muted") for line in left]
         return BestPlanned(question, texts, found.vary, found.global_batch)
 
     def _start(

@@ -11,7 +11,7 @@ from trainfast_runner.machine.cpu.device_names import CPU, asks_for_cpu
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import PROOF, RecordedSpec, RunFile
 from trainfast_runner.settings import presets
-from trainfast_runner.settings.knob_type import Knobs
+from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import BY_NAME, defaults, knob
 from trainfast_runner.settings.spec import RunSpec, resolve, spec_of_record, with_setting
 from trainfast_tui.control.memory_view import Measured
@@ -32,8 +32,8 @@ class NextRun:
     """`spec` would run; `shown_run_knobs` are those of the run on the screen, `preset_knobs` the preset's own."""
 
     spec: RunSpec
-    preset_knobs: Knobs
-    shown_run_knobs: Knobs | None = None
+    preset_knobs: KnobValues
+    shown_run_knobs: KnobValues | None = None
 
     def text_of(self, name: str) -> str:
         """Value of a knob as it is typed."""
@@ -196,7 +196,7 @@ def predicted_of(run: RunSnapshot) -> int | None:
     return run.run_file.predicted_bytes if run.run_file is not None else None
 
 
-def _preset_knobs(run: RunFile) -> Knobs:
+def _preset_knobs(run: RunFile) -> KnobValues:
     try:
         return resolve(run.name).knobs
     except UserError:

@@ -6,35 +6,22 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.background import in_background
 from trainfast_tui.control.messages import Notified, Post, SearchRefused, SearchStarted
+from trainfast_tui.live.snapshot import SeenSearch
 
 if TYPE_CHECKING:
     from trainfast_runner.search.search_follower import SearchSnapshot
 
 
-class SeenSearch(Protocol):
-    """The part of a search's snapshot that both kinds have."""
-
-    @property
-    def directory(self) -> Path:
-        """The search's directory."""
-        ...
-
-    @property
-    def is_live(self) -> bool:
-        """True if a conductor works on the search."""
-        ...
-
-
 SeenT = TypeVar("SeenT", bound=SeenSearch)
 
 
-class SearchConductors(Generic[SeenT]):
+class SearchControl(Generic[SeenT]):
     """Talks to the conductors of one kind of search, which outlive the app. `python` trains, None for this one."""
 
     def __init__(self, home: Home, post: Post, python: str | None = None) -> None:
@@ -119,7 +106,7 @@ class SearchConductors(Generic[SeenT]):
         in_background("cancel", ask, self._post)
 
 
-class SearchControl(SearchConductors["SearchSnapshot"]):
+class BatchControl(SearchControl["SearchSnapshot"]):
     """Batch searches."""
 
     def words(self, search: SearchSnapshot) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainfast_runner.records.home import RESULT_FILE, Home, is_unfinished, read_run_file
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_directory import RESULT_FILE, is_unfinished, read_run_file
 
 
 class NewRuns:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_tui.live.new_runs import NewRuns
-from trainfast_tui.live.snapshot import Snapshot
+from trainfast_tui.live.snapshot import SeenSearch, Snapshot
 from trainfast_tui.text.search_kind import SearchKind
 
 if TYPE_CHECKING:
@@ -80,16 +80,7 @@ class _Choice:
             self.is_made = self._directory != directory
 
 
-class Seen(Protocol):
-    """The snapshot of a search, of either kind."""
-
-    @property
-    def is_live(self) -> bool:
-        """True if a conductor works on the search."""
-        ...
-
-
-SeenT = TypeVar("SeenT", bound=Seen, covariant=True)
+SeenT = TypeVar("SeenT", bound=SeenSearch, covariant=True)
 
 
 class JournalFollower(Protocol[SeenT]):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.processes.listing import ProcessRow
@@ -14,6 +15,20 @@ if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
     from trainfast_runner.search.best.best_follower import BestSnapshot
     from trainfast_runner.search.search_follower import SearchSnapshot
+
+
+class SeenSearch(Protocol):
+    """The part of a search's snapshot that both kinds have."""
+
+    @property
+    def directory(self) -> Path:
+        """The search's directory."""
+        ...
+
+    @property
+    def is_live(self) -> bool:
+        """True if a conductor works on the search."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

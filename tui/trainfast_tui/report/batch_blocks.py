@@ -114,7 +114,7 @@ def _without_answer(ended: Ended) -> Iterator[Block]:
     if ended.missing_bytes is not None:
         yield Prose(f"At least {size(ended.missing_bytes)} are missing.")
     changes = [
-        (" ".join(f"{knob}={value}" for knob, value in change.settings.items()), change.words, change.costs)
+        (" ".join(f"{knob}={value}" for knob, value in change.settings.items()), change.saves, change.costs)
         for change in ended.changes
     ]
     if changes:

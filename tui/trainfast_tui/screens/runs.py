@@ -8,7 +8,8 @@ from functools import partial
 from textual.app import ComposeResult
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.home import Home, is_alive
+from trainfast_runner.records.file_locks import is_alive
+from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import WARM_ROLES
 from trainfast_runner.records.state_words import state_words
 from trainfast_runner.running.history import RunRow, row_of

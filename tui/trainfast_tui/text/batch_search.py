@@ -36,7 +36,7 @@ def choices(search: SearchSnapshot | None) -> tuple[Choice, ...]:
             Choice(
                 f"change {place}",
                 tuple(change.settings.items()),
-                f"{change.words}; speed: {change.costs}" if change.costs else change.words,
+                f"{change.saves}; speed: {change.costs}" if change.costs else change.saves,
             )
             for place, change in enumerate(ended.changes, 1)
         )

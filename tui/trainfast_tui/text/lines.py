@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
 from rich.cells import cell_len
 
 from trainfast_tui.text.format import plain, truncate
 
-Piece = tuple[str, str]
-"""Text and the name of its tone."""
+Tone = Literal[
+    "text",
+    "title",
+    "muted",
+    "primary",
+    "secondary",
+    "accent",
+    "success",
+    "warning",
+    "error",
+    "key",
+    "cursor",
+    "badge",
+    "alarm",
+]
+"""The name of a style; `cursor`, `badge` and `alarm` have a background of their own."""
+Piece = tuple[str, Tone]
 Line = list[Piece]
 
 
@@ -30,7 +46,7 @@ def wrap(text: str, width: int) -> list[str]:
     return [*lines, line] if line else lines
 
 
-def paragraph(text: str, width: int, tone: str, most: int | None = None) -> list[Line]:
+def paragraph(text: str, width: int, tone: Tone, most: int | None = None) -> list[Line]:
     """Return one paragraph in lines of `width` cells; with `most` lines the last has a sign that more would follow."""
     lines = wrap(text, max(1, width))
     if most is not None and len(lines) > most:
@@ -43,7 +59,7 @@ def with_more(line: str, width: int) -> str:
     return f"{line[: width - 2].rstrip()} …"
 
 
-def labelled(label: Piece, text: str, width: int, tone: str = "text") -> list[Line]:
+def labelled(label: Piece, text: str, width: int, tone: Tone = "text") -> list[Line]:
     """Return the text beside its label, in lines of `width` cells; empty without a text."""
     indent = cell_len(label[0])
     first, *rest = wrap(text, max(8, width - indent)) or [""]
@@ -59,6 +75,11 @@ def joined(cells: Iterable[Piece]) -> Line:
         else:
             line.append((text, tone))
     return line
+
+
+def line_text(line: Line) -> str:
+    """Return the line without its tones."""
+    return "".join(text for text, _ in line)
 
 
 def line_length(line: Line) -> int:

@@ -6,25 +6,25 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def settings(changed: Mapping[str, Any]) -> list[str]:
+def settings(overrides: Mapping[str, Any]) -> list[str]:
     """Return each override as `knob=value`, `model.FIELD=value` or `data.FIELD=value`."""
-    return [f"{key}={_shown(key, value)}" for key, value in changed.items()]
+    return [f"{key}={_shown(key, value)}" for key, value in overrides.items()]
 
 
-def fields(changed: Mapping[str, Any]) -> dict[str, Any]:
+def fields(overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return only the model and data overrides."""
-    return {key: value for key, value in changed.items() if "." in key}
+    return {key: value for key, value in overrides.items() if "." in key}
 
 
-def brief(changed: Mapping[str, Any], cells: int) -> str:
+def brief(overrides: Mapping[str, Any], cells: int) -> str:
     """Return as many whole overrides as fit in `cells`, and how many more there are."""
-    words = settings(changed)
+    words = settings(overrides)
     for kept in range(len(words), 0, -1):
         more = f" +{len(words) - kept}" if kept < len(words) else ""
         text = " ".join(words[:kept]) + more
         if len(text) <= cells:
             return text
-    return f"{len(words)} changed" if words else ""
+    return f"{len(words)} overrides" if words else ""
 
 
 def _shown(key: str, value: Any) -> str:

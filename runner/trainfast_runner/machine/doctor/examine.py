@@ -102,7 +102,7 @@ def _gpus(python: str | None, versions: dict[str, str | None]) -> Iterator[Check
 
 def _home(home: Home) -> Iterator[Check]:
     try:
-        home.ready()
+        home.create()
     except UserError as error:
         yield Check("run directory", "fail", error.line(), "set TRAINFAST_HOME to a directory you can write")
         return

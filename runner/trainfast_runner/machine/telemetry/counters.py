@@ -12,15 +12,15 @@ _UNSEEN_SHARE = 0.9
 class DurationCounter:
     """Guards a nanosecond counter whose field number means something else in other drivers.
 
-    A counter is given up if it runs backwards, grows faster than time, stands still while the throttle bits are set, or
-    (if `moved`) runs while they never are.
+    A counter is distrusted if it runs backwards, grows faster than time, stands still while the throttle bits are set,
+    or (if `moved`) runs while they never are.
     """
 
     def __init__(self, *, moved: bool = False) -> None:
         """`moved`: the counter's number is one that other drivers use for other things."""
         self._moved = moved
         self.distrust: str | None = None
-        """Why the counter is no longer believed, or None."""
+        """The reason to distrust the counter, or None."""
         self.suspect = False
         """True if the counter stood still while its throttle bits were set; growth clears it."""
         self._first: tuple[int, int] | None = None

@@ -197,16 +197,16 @@ class Device:
                 counter = self._counters[name] = DurationCounter(moved=name in CAUSE_COUNTERS)
             values[name] = counter.accept(values[name], t_ns, None if shown is None else bool(shown & reasons))
             if counter.distrust:
-                self._give_up(name, counter.distrust, values)
+                self._distrust(name, counter.distrust, values)
         if values.get("energy_mj") is not None:
             values["energy_mj"] = self._energy.accept(values["energy_mj"], values.get("power_w"), t_ns)
             if self._energy.distrust:
-                self._give_up_energy(self._energy.distrust)
+                self._distrust_energy(self._energy.distrust)
         if shown is not None and self.only_reasons:
             self._sampled.see(shown, t_ns)
             values["throttled_sampled_ns"] = self._sampled.held_ns()
 
-    def _give_up(self, name: str, why: str, values: dict[str, Any]) -> None:
+    def _distrust(self, name: str, why: str, values: dict[str, Any]) -> None:
         """Drop a nonsensical counter; of the three that moved together, drop all."""
         self._never = self._uncounted = None
         if name not in CAUSE_COUNTERS:
@@ -217,7 +217,7 @@ class Device:
             values[cause] = None
             self._counters.pop(cause, None)
 
-    def _give_up_energy(self, why: str) -> None:
+    def _distrust_energy(self, why: str) -> None:
         """Drop the energy counter, whichever call gives it."""
         self.batch.give_up("energy_mj", why)
         self.capabilities.pop(ENERGY_BY_FUNCTION, None)

@@ -4,7 +4,7 @@ of DataLoader. An explicit argument in the script wins over the last two, so wha
 from __future__ import annotations
 
 from trainfast_runner.export.trainer_arguments import fields_of
-from trainfast_runner.settings.knob_type import Knobs
+from trainfast_runner.settings.knob_type import KnobValues
 
 FRAMEWORK_KNOBS = (
     *("batch_size", "grad_accum", "precision", "checkpointing", "optimizer", "compile", "workers", "pin_memory"),
@@ -14,7 +14,7 @@ ACCELERATE_PRECISION = {"fp32": "no", "tf32": "no", "fp16": "fp16", "bf16": "bf1
 LIGHTNING_PRECISION = {"fp32": "32-true", "fp16": "16-mixed", "bf16": "bf16-mixed", "bf16-pure": "bf16-true"}
 
 
-def environment(knobs: Knobs) -> dict[str, str]:
+def environment(knobs: KnobValues) -> dict[str, str]:
     """Variables by which accelerate and Lightning (PL_TRAINER_*) take these knobs."""
     env = {}
     precision = str(knobs.get("precision"))
@@ -30,12 +30,12 @@ def environment(knobs: Knobs) -> dict[str, str]:
     return env
 
 
-def trainer_fields(knobs: Knobs) -> dict[str, object]:
+def trainer_fields(knobs: KnobValues) -> dict[str, object]:
     """Fields of TrainingArguments, which the hooks set before its `__post_init__`."""
     return fields_of({name: value for name, value in knobs.items() if name in FRAMEWORK_KNOBS})
 
 
-def loader_defaults(knobs: Knobs) -> dict[str, object]:
+def loader_defaults(knobs: KnobValues) -> dict[str, object]:
     """Defaults of DataLoader's arguments; `prefetch_factor` has none that suits a loader without workers."""
     found: dict[str, object] = {}
     if "workers" in knobs:

@@ -12,7 +12,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
 from trainfast_runner.machine.cpu.device_names import asks_for_cpu
 from trainfast_runner.machine.devices import Machine, detect_machine
-from trainfast_runner.machine.gpus.linked import GpuChoice
+from trainfast_runner.machine.gpus.choice import GpuChoice
 from trainfast_runner.records.script_run import OUR_KNOBS, ScriptAsked
 from trainfast_runner.results.script_figures import closed_by_version
 from trainfast_runner.running.planning import RunPlan
@@ -24,7 +24,7 @@ from trainfast_runner.running.scripts.knob_places import (
     trainer_fields,
 )
 from trainfast_runner.running.scripts.log_steps import compiled
-from trainfast_runner.settings.knob_type import Knobs
+from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import knob
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.spec import RunSpec
@@ -107,9 +107,9 @@ def plan_script(
     )
 
 
-def _knobs(settings: Iterable[str], preset: ScriptPreset) -> Knobs:
+def _knobs(settings: Iterable[str], preset: ScriptPreset) -> KnobValues:
     """The preset's knobs with every `--set`. Raises UserError for a knob that no script takes without a flag."""
-    found: Knobs = dict(preset.knobs)
+    found: KnobValues = dict(preset.knobs)
     for setting in settings:
         name, equals, value = setting.partition("=")
         name = name.strip()
@@ -125,7 +125,7 @@ def _knobs(settings: Iterable[str], preset: ScriptPreset) -> Knobs:
     return found
 
 
-def _gpus(machine: Machine, knobs: Knobs) -> GpuChoice:
+def _gpus(machine: Machine, knobs: KnobValues) -> GpuChoice:
     """The GPUs that the script may use: all that it sees, unless `devices` names some."""
     devices = knobs.get("devices")
     if machine.device != "cuda":
@@ -135,7 +135,7 @@ def _gpus(machine: Machine, knobs: Knobs) -> GpuChoice:
     return machine.choose_gpus(device_choice(devices), "ddp")
 
 
-def _environment(knobs: Knobs, choice: GpuChoice) -> dict[str, str]:
+def _environment(knobs: KnobValues, choice: GpuChoice) -> dict[str, str]:
     """Environment variables that the launch adds; the one that names the run is added at the start."""
     paths = [path for path in (os.environ.get("PYTHONPATH"), str(DOOR)) if path]
     env = {"PYTHONPATH": os.pathsep.join(paths)}

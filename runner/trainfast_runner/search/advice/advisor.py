@@ -21,7 +21,7 @@ from trainfast_runner.memory.model_size import (
     bytes_per_parameter,
     state_bytes,
 )
-from trainfast_runner.settings.knob_type import Knobs, whole_number
+from trainfast_runner.settings.knob_type import KnobValues, whole_number
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.settings.world import device_count, global_batch
 from trainfast_runner.units import gibibytes
@@ -70,7 +70,7 @@ class Advice:
     value: str | None = None
 
 
-def advise(spec: RunSpec, preset_knobs: Knobs, machine: Machine, situation: Situation) -> tuple[Advice, ...]:
+def advise(spec: RunSpec, preset_knobs: KnobValues, machine: Machine, situation: Situation) -> tuple[Advice, ...]:
     """All advice for this run on this machine, at most one for each knob and one for the model's shapes."""
     machine = machine.used_by(spec.knobs["devices"])
     found = (
@@ -176,7 +176,7 @@ def _several_gpus_needed(
     return "pp", f"the model does not fit one GPU ({estimate}) and without NVLink pp beats tp and zero."
 
 
-def lr_advice(spec: RunSpec, preset_knobs: Knobs, machine: Machine) -> Advice | None:
+def lr_advice(spec: RunSpec, preset_knobs: KnobValues, machine: Machine) -> Advice | None:
     """The linear rule (Goyal et al. 2017) whenever the global batch is not the preset's."""
     now, before = _global_batch(spec, spec.knobs, machine), _global_batch(spec, preset_knobs, machine)
     rate = preset_knobs["lr"]
@@ -277,7 +277,7 @@ def _tensor_cores(spec: RunSpec, machine: Machine) -> bool:
     return machine.device == "cuda" or spec.knobs["precision"] in MIXED
 
 
-def _global_batch(spec: RunSpec, knobs: Knobs, machine: Machine) -> int | None:
+def _global_batch(spec: RunSpec, knobs: KnobValues, machine: Machine) -> int | None:
     """Samples a step with these knobs; None when there are not as many devices."""
     try:
         return global_batch(knobs, device_count(replace(spec, knobs=knobs), machine))
@@ -295,7 +295,7 @@ def _same_work(run: Measured, spec: RunSpec, machine: Machine) -> bool:
 
     Its batches were as large on every rank, or in total.
     """
-    knobs = {**spec.knobs, **cast("Knobs", {name: run.knobs[name] for name in run.knobs if name in spec.knobs})}
+    knobs = {**spec.knobs, **cast("KnobValues", {name: run.knobs[name] for name in run.knobs if name in spec.knobs})}
     same_rank = all(knobs[name] == spec.knobs[name] for name in ("batch_size", "grad_accum"))
     same_total = _global_batch(spec, knobs, machine) == _global_batch(spec, spec.knobs, machine)
     return _same(run, spec, SAME_SPEED) and (same_rank or same_total)

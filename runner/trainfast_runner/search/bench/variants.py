@@ -24,7 +24,7 @@ from trainfast_runner.results.comparison.difference import (
 )
 from trainfast_runner.results.comparison.repeats import paired_interval
 from trainfast_runner.settings import presets
-from trainfast_runner.settings.knob_type import Knobs, whole_number
+from trainfast_runner.settings.knob_type import KnobValues, whole_number
 from trainfast_runner.settings.published import published_for
 from trainfast_runner.settings.spec import RunSpec, from_preset
 
@@ -81,7 +81,7 @@ class Row:
     """95 % CI of the difference from the baseline: from pairs of runs if there are enough repetitions, else from the
     steps of the middle runs."""
     published_vs_baseline_percent: float | None = None
-    knobs: Knobs = field(default_factory=dict)
+    knobs: KnobValues = field(default_factory=dict)
     """Every knob as asked for."""
     warm: bool | None = None
     """True if it was trained in a process that trained other rows too; None without a result."""

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from trainfast_runner.records.json_lines import Tail
 from trainfast_runner.records.search_directories import JOURNAL_FILE, is_conducted
+from trainfast_runner.results.comparison.repeats import NORMAL
 from trainfast_runner.search.best.journal import (
     BestEnded,
     BestLine,
@@ -27,10 +28,9 @@ from trainfast_runner.search.best.journal import (
 from trainfast_runner.search.best.objective import objective_interval
 from trainfast_runner.search.best.observed import Starts, log_rate, measurements, process_key
 from trainfast_runner.search.best.orders import KnobOrder, read_orders
-from trainfast_runner.search.conducting import worked_seconds
+from trainfast_runner.search.conductor import worked_seconds
 from trainfast_runner.search.journal import PAUSE_FILE, Conducted, CoolingDown, Paused, Resumed
 
-NORMAL = 1.96
 LineT = TypeVar("LineT")
 
 

@@ -12,8 +12,8 @@ import msgspec
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.cpu.device_names import CPU, asks_for_cpu
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.search.best.journal import Candidate, KnobValues, Space
-from trainfast_runner.settings.knob_type import Knobs
+from trainfast_runner.search.best.journal import Candidate, RecordedKnobs, Space
+from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.spec import RunSpec
@@ -71,7 +71,7 @@ def enumerate_space(
     own = _baseline(slices, global_batch)
     derives = global_batch is not None and any(name in vary for name in (*BATCH, *MESH))
     shown = list(vary) + [name for name in BATCH if name not in vary and (derives or own[name] != spec.knobs[name])]
-    combinations: list[KnobValues] = []
+    combinations: list[RecordedKnobs] = []
     dropped = 0
     for values in itertools.product(*vary.values()):
         found = slices.derive(dict(zip(vary, values, strict=True)), set(vary), global_batch)
@@ -179,7 +179,7 @@ class _Slices:
                 self._degrees[key] = 1
         return self._degrees[key]
 
-    def derive(self, values: KnobValues, varied: set[str], global_batch: int | None) -> KnobValues | None:
+    def derive(self, values: RecordedKnobs, varied: set[str], global_batch: int | None) -> RecordedKnobs | None:
         """The combination with batch and accumulation that give the global batch; None when it has another one."""
         if global_batch is None:
             return values
@@ -198,7 +198,7 @@ class _Slices:
         return {**values, "batch_size": batch, "grad_accum": per_rank // batch}
 
 
-def _baseline(slices: _Slices, global_batch: int | None) -> Knobs:
+def _baseline(slices: _Slices, global_batch: int | None) -> KnobValues:
     """The preset's knobs at that global batch: its batch size, or the next smaller one that divides."""
     knobs = slices.spec.knobs
     if global_batch is None:
@@ -213,7 +213,7 @@ def _baseline(slices: _Slices, global_batch: int | None) -> Knobs:
     return {**knobs, "batch_size": batch, "grad_accum": per_rank // batch}
 
 
-def _candidate(slices: _Slices, knobs: KnobValues, refuse: Callable[[RunSpec], UserError | None]) -> Candidate:
+def _candidate(slices: _Slices, knobs: RecordedKnobs, refuse: Callable[[RunSpec], UserError | None]) -> Candidate:
     one = spec_of(slices.spec, knobs)
     refusal = refuse(one)
     batch, accumulation = (int(str(one.knobs[name])) for name in BATCH)
@@ -227,7 +227,7 @@ def _candidate(slices: _Slices, knobs: KnobValues, refuse: Callable[[RunSpec], U
     )
 
 
-def process_knobs(whole: Knobs, shown: KnobValues) -> KnobValues:
+def process_knobs(whole: KnobValues, shown: RecordedKnobs) -> RecordedKnobs:
     """Those of the `shown` knobs that need a new process, in a run with the `whole` knobs."""
     if not allows_warm_trials(*(str(whole[name]) for name in ("strategy", "engine", "compile"))):
         return dict(shown)

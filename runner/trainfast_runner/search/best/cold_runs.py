@@ -16,8 +16,8 @@ from functools import cached_property
 
 from trainfast_runner.results.comparison.repeats import NORMAL, STUDENT
 from trainfast_runner.search.best.journal import LaunchedBest, Race
-from trainfast_runner.search.best.known import MOST_VOID, BestKnown
 from trainfast_runner.search.best.observed import steps_for
+from trainfast_runner.search.best.state import MOST_VOID, BestState
 
 MOST_COLD = 12
 """Runs in fresh processes of one search."""
@@ -67,14 +67,14 @@ class Difference:
 class Runs:
     """The measured runs in some roles: the ln of the objective of each, their noise, and differences."""
 
-    def __init__(self, known: BestKnown, *roles: str) -> None:
-        self._known, self._roles = known, roles
+    def __init__(self, state: BestState, *roles: str) -> None:
+        self._state, self._roles = state, roles
 
     @cached_property
     def values(self) -> dict[int, list[float]]:
         """The ln of the objective in each run, by candidate."""
         found: dict[int, list[float]] = defaultdict(list)
-        for one in self._known.races:
+        for one in self._state.races:
             if one.role in self._roles and (value := self.value(one)) is not None:
                 found[one.candidate].append(value)
         return dict(found)
@@ -83,18 +83,18 @@ class Runs:
         """The ln of the objective of one run; None if it measured nothing."""
         if run.outcome != "measured" or not run.samples_per_s:
             return None
-        question, one = self._known.question, self._known.candidates[run.candidate]
+        question, one = self._state.question, self._state.candidates[run.candidate]
         if question.objective == "samples_per_joule":
             return math.log(run.samples_per_joule) if run.samples_per_joule else None
         if question.objective == "time":
             return -math.log(run.start_s + (question.for_steps or 1) * one.samples_per_step / run.samples_per_s)
-        tokens = self._known.seq_len(one) if question.objective == "tokens_per_s" else 1
+        tokens = self._state.seq_len(one) if question.objective == "tokens_per_s" else 1
         return math.log(run.samples_per_s * tokens)
 
     @cached_property
     def noise(self) -> tuple[float, float]:
         """The deviation of one run's ln objective, and Student's quantile for intervals made of it."""
-        prior = self._known.posterior.scales.visit**2 + COLD_ERROR**2 + self._known.measured.drift_variance
+        prior = self._state.posterior.scales.visit**2 + COLD_ERROR**2 + self._state.measured.drift_variance
         squares, freedom = PRIOR_RUNS * prior, PRIOR_RUNS
         for values in self.values.values():
             if len(values) > 1:
@@ -119,11 +119,11 @@ class Runs:
 class ColdRuns:
     """The runs in fresh processes: what they tell, and which are still to be made."""
 
-    def __init__(self, known: BestKnown) -> None:
-        self.known = known
-        self.baseline = known.space.baseline
-        self.raced = Runs(known, "race")
-        self.every = Runs(known, "race", "confirm", "turn_back")
+    def __init__(self, state: BestState) -> None:
+        self.state = state
+        self.baseline = state.space.baseline
+        self.raced = Runs(state, "race")
+        self.every = Runs(state, "race", "confirm", "turn_back")
 
     def difference(self, one: int, other: int) -> Difference:
         """The ln of the objective of `one` over `other`: by fresh processes where both were run, else by the trials."""
@@ -131,35 +131,35 @@ class ColdRuns:
 
     def by_trials(self, one: int, other: int) -> Difference:
         """The same by the trials and the effects alone."""
-        (mine, slope), (theirs, _) = self.known.value(one), self.known.value(other)
-        _, variance = self.known.posterior.difference(one, other)
+        (mine, slope), (theirs, _) = self.state.value(one), self.state.value(other)
+        _, variance = self.state.posterior.difference(one, other)
         return Difference(mine - theirs, NORMAL * slope * math.sqrt(variance))
 
     @property
     def begun(self) -> bool:
         """True once a run in a fresh process was started: from then on there are no more trials."""
-        return any(isinstance(one, LaunchedBest) and one.role in ROLES for one in self.known.lines) or bool(
-            self.known.races
+        return any(isinstance(one, LaunchedBest) and one.role in ROLES for one in self.state.lines) or bool(
+            self.state.races
         )
 
     @property
     def count(self) -> int:
         """Number of runs that count."""
-        return sum(one.outcome != "void" for one in self.known.races)
+        return sum(one.outcome != "void" for one in self.state.races)
 
     @cached_property
     def finalists(self) -> list[int]:
         """The leader, and the measured candidates near it that may be as fast, the fastest first."""
-        known, leader = self.known, self.known.leader
+        state, leader = self.state, self.state.leader
         if leader is None:
             return []
-        own, slope = known.value(leader)
+        own, slope = state.value(leader)
         found = [(own, leader)]
-        for number in known.alive:
-            if number == leader or number not in known.rated:
+        for number in state.alive:
+            if number == leader or number not in state.rated:
                 continue
-            value, _ = known.value(number)
-            _, variance = known.posterior.difference(number, leader)
+            value, _ = state.value(number)
+            _, variance = state.posterior.difference(number, leader)
             chance = 0.5 * math.erfc((own - value) / max(slope * math.sqrt(2 * variance), 1e-9))
             if own - value < NEAR and chance > SURELY_SLOWER:
                 found.append((value, number))
@@ -167,7 +167,7 @@ class ColdRuns:
 
     def runs(self, number: int, *roles: str) -> int:
         """Number of runs of a candidate in these roles that count."""
-        return sum(one.candidate == number and one.role in roles and one.outcome != "void" for one in self.known.races)
+        return sum(one.candidate == number and one.role in roles and one.outcome != "void" for one in self.state.races)
 
     @cached_property
     def contenders(self) -> list[int]:
@@ -221,67 +221,67 @@ class ColdRuns:
         return [number for number in others if not self.difference(number, answer).is_clear]
 
     def _preference(self, number: int) -> tuple[int, int, float]:
-        known = self.known
+        state = self.state
         needed = self.memory_bytes(number)
         memory = 0 if needed is None else round(math.log(max(needed, 1)) / SAME_MEMORY)
-        return memory, len(self.changed(number)), known.start_s(number)
+        return memory, len(self.changed(number)), state.start_s(number)
 
     def memory_bytes(self, number: int) -> int | None:
         """The measured peak of a candidate, or the predicted one."""
-        known = self.known
-        runs = (*known.races, *known.rated.get(number, ()))
+        state = self.state
+        runs = (*state.races, *state.rated.get(number, ()))
         peaks = [one.peak_allocated_bytes for one in runs if one.candidate == number and one.peak_allocated_bytes]
-        return max(peaks, default=known.candidates[number].predicted_bytes)
+        return max(peaks, default=state.candidates[number].predicted_bytes)
 
     def changed(self, number: int) -> list[str]:
         """The knobs that differ from the baseline's, without accumulation where the batch decides it."""
-        levels = self.known.posterior.levels
+        levels = self.state.posterior.levels
         mine, base = levels.settings[number], levels.settings[self.baseline]
         return [name for name, one, other in zip(levels.names, mine, base, strict=True) if one != other]
 
     def turned_back(self, number: int, knob: str) -> int | None:
         """The candidate with one knob at the baseline's value; None where there is none that can run."""
-        levels = self.known.posterior.levels
+        levels = self.state.posterior.levels
         base = levels.settings[self.baseline][levels.names.index(knob)]
         found = levels.turned(number, knob, base)
-        return None if found is None or found in self.known.ruled_out else found
+        return None if found is None or found in self.state.ruled_out else found
 
     def is_near_limit(self, number: int) -> bool:
         """True if a candidate needs nearly all of memory_limit, or an unknown part of it."""
-        limits = self.known.question.limits_bytes
+        limits = self.state.question.limits_bytes
         needed = self.memory_bytes(number)
         return bool(limits) and (needed is None or needed > NEAR_LIMIT * min(limits))
 
     def run_s(self, number: int) -> float:
         """Expected seconds of a run in a fresh process."""
-        known = self.known
-        return known.start_s(number) + self.steps * known.step_s(number)
+        state = self.state
+        return state.start_s(number) + self.steps * state.step_s(number)
 
     @cached_property
     def steps(self) -> int:
         """Timed steps of each run: enough for `COLD_ERROR`, as far as those that confirm take half of the budget."""
-        known = self.known
-        needed = steps_for(known.measured.step_deviation, COLD_ERROR, COLD_LEAST, COLD_MOST)
-        each_s = RESERVED * known.question.budget_s / CONFIRMING
-        sides = {self.baseline, known.leader if known.leader is not None else self.baseline}
-        affordable = min((each_s - known.start_s(number)) / known.step_s(number) for number in sides)
+        state = self.state
+        needed = steps_for(state.measured.step_deviation, COLD_ERROR, COLD_LEAST, COLD_MOST)
+        each_s = RESERVED * state.question.budget_s / CONFIRMING
+        sides = {self.baseline, state.leader if state.leader is not None else self.baseline}
+        affordable = min((each_s - state.start_s(number)) / state.step_s(number) for number in sides)
         return max(COLD_LEAST, min(needed, int(affordable)))
 
     def are_affordable(self, numbers: Sequence[int]) -> bool:
         """True if the budget pays for a run of each."""
-        known = self.known
-        return known.spent_s + sum(map(self.run_s, numbers)) <= known.question.budget_s
+        state = self.state
+        return state.spent_s + sum(map(self.run_s, numbers)) <= state.question.budget_s
 
     def reserve_s(self) -> float:
         """Expected seconds of the runs that confirm: leader and baseline, twice each."""
-        leader = self.known.leader
+        leader = self.state.leader
         return 2 * sum(self.run_s(number) for number in (leader, self.baseline) if number is not None)
 
 
-def next_cold_run(known: BestKnown) -> ColdRun | None:
+def next_cold_run(state: BestState) -> ColdRun | None:
     """Return the next run in a fresh process; None when the answer is confirmed."""
-    cold = ColdRuns(known)
-    if sum(one.outcome == "void" for one in known.races) >= 2 * MOST_VOID:
+    cold = ColdRuns(state)
+    if sum(one.outcome == "void" for one in state.races) >= 2 * MOST_VOID:
         return None
     return _race(cold) or _confirm(cold) or _turn_back(cold)
 
@@ -307,15 +307,15 @@ def _race(cold: ColdRuns) -> ColdRun | None:
 
 
 def _confirming(cold: ColdRuns) -> bool:
-    return any(one.role == "confirm" for one in cold.known.races)
+    return any(one.role == "confirm" for one in cold.state.races)
 
 
 def _confirm(cold: ColdRuns) -> ColdRun | None:
     """The next run of winner, baseline, baseline, winner; None when both have two runs."""
     winner, baseline = cold.winner, cold.baseline
-    if cold.known.question.limits_bytes and not cold.runs(winner, "limit"):
+    if cold.state.question.limits_bytes and not cold.runs(winner, "limit"):
         return ColdRun("limit", winner, "the winner, under memory_limit")
-    if baseline in cold.known.ruled_out:
+    if baseline in cold.state.ruled_out:
         order = [winner, winner]
     elif winner == baseline:
         order = [baseline, baseline]
@@ -335,7 +335,7 @@ def _confirm(cold: ColdRuns) -> ColdRun | None:
 
 def _turn_back(cold: ColdRuns) -> ColdRun | None:
     """The run of the answer with one knob turned back that gave most, as long as runs and budget allow."""
-    known, answer = cold.known, cold.answer
+    state, answer = cold.state, cold.answer
     changed = cold.changed(answer)
     if len(changed) < 2 or cold.count >= MOST_COLD:
         return None
@@ -343,7 +343,7 @@ def _turn_back(cold: ColdRuns) -> ColdRun | None:
     for knob in changed:
         other = cold.turned_back(answer, knob)
         if other is not None and not cold.runs(other, *ROLES):
-            found.append((known.posterior.difference(answer, other)[0], knob, other))
+            found.append((state.posterior.difference(answer, other)[0], knob, other))
     for _, knob, other in sorted(found, reverse=True):
         if cold.are_affordable([other]):
             return ColdRun("turn_back", other, f"the winner with {knob} turned back: the loss is its gain", knob)

@@ -12,14 +12,14 @@ from pathlib import Path
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.home import Home, read_run_file
+from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_file import COLD, TRIAL
 from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best.bounds import ceiling_here, flops_of, with_bounds
 from trainfast_runner.search.best.candidates import spec_of
-from trainfast_runner.search.best.cold_run import TIMING_WARMUP, race_of
 from trainfast_runner.search.best.decide import Move, decide
 from trainfast_runner.search.best.found import found
 from trainfast_runner.search.best.journal import (
@@ -27,21 +27,22 @@ from trainfast_runner.search.best.journal import (
     BestLine,
     BestQuestion,
     Chosen,
-    KnobValues,
     LaunchedBest,
     Ordered,
     Race,
+    RecordedKnobs,
     Space,
     Trial,
     Visited,
     read_best_journal,
 )
-from trainfast_runner.search.best.known import BestKnown, known
 from trainfast_runner.search.best.left_runs import LeftRuns
 from trainfast_runner.search.best.opening import BestOptions, BestPlan
 from trainfast_runner.search.best.orders import read_orders
+from trainfast_runner.search.best.race_record import TIMING_WARMUP, race_of
+from trainfast_runner.search.best.state import BestState, state_of_best_journal
 from trainfast_runner.search.best.trial import take_trial
-from trainfast_runner.search.conducting import ConductOptions, Conductor, sole_conductor, worked_seconds
+from trainfast_runner.search.conductor import ConductOptions, Conductor, sole_conductor, worked_seconds
 from trainfast_runner.search.journal import Conducted
 from trainfast_runner.search.processes import LOOK_EVERY_S, Interrupted, WarmProcess, wait_for_result
 from trainfast_runner.settings.world import device_count
@@ -73,9 +74,9 @@ def conduct_best(
     Raises UserError when another process conducts the search, when its device is in use, and when the budget does not
     pay for the baseline.
     """
-    how = ConductOptions(options.wait, options.cool_to_c, on_line, is_cancelled, began_ns)
+    conduct_options = ConductOptions(options.wait, options.cool_to_c, on_line, is_cancelled, began_ns)
     with sole_conductor(directory):
-        conductor = BestConductor(directory, best, home, how)
+        conductor = BestConductor(directory, best, home, conduct_options)
         try:
             return conductor.run()
         finally:
@@ -85,16 +86,16 @@ def conduct_best(
 class BestConductor(Conductor[BestLine, BestEnded]):
     """Conducts a best-fit search: trials in warm processes, races and confirmations in fresh ones."""
 
-    def __init__(self, directory: Path, best: BestPlan, home: Home, how: ConductOptions[BestLine]) -> None:
-        super().__init__(directory, best.plan, home, read_best_journal(directory), how)
+    def __init__(self, directory: Path, best: BestPlan, home: Home, conduct_options: ConductOptions[BestLine]) -> None:
+        super().__init__(directory, best.plan, home, read_best_journal(directory), conduct_options)
         self._question = next(line for line in self._lines if isinstance(line, BestQuestion))
         self._spec, self._survey = best.survey.spec, best.survey
         self._space = best.space
         self._ceiling = ceiling_here(home, best.plan)
         self._left = LeftRuns(home, directory.name, self._lines)
-        self._process_knobs: KnobValues = {}
+        self._process_knobs: RecordedKnobs = {}
         self._process_uuids: list[str] = []
-        self._before: BestKnown | None = None
+        self._before: BestState | None = None
 
     def first_line(self, conducted: Conducted) -> Conducted:
         """Return the line as it is: a best-fit search has no options of its own here."""
@@ -104,7 +105,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         """Return an end with the best found so far, if anything was measured."""
         so_far = None
         if state == "cancelled" and any(isinstance(line, Trial) and line.outcome == "measured" for line in self._lines):
-            so_far = found(self._known())
+            so_far = found(self._state())
         return BestEnded(state=state, reason=reason, found=so_far)
 
     def open(self) -> None:
@@ -122,7 +123,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         """Decide and take one step."""
         self._check_budget()
         self._take_orders()
-        move = decide(self._known())
+        move = decide(self._state())
         self._write(
             Chosen(
                 action=move.action,
@@ -166,7 +167,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
             state=move.state,
             reason=move.why,
             stopped_because=move.stopped_because,
-            found=found(self._known()) if move.state == "answered" else None,
+            found=found(self._state()) if move.state == "answered" else None,
             missing_bytes=min(excess, default=None) if move.state == "nothing_fits" else None,
         )
 
@@ -209,7 +210,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
             candidate.samples_per_step,
             move.steps,
             needs_energy=self._question.objective == "samples_per_joule",
-            counts=self._is_in_company(number),
+            counts=self._is_usually_disturbed(number),
         )
         if taken is None:
             self._record_end(number, self._ended_process(process), time.monotonic() - began)
@@ -305,7 +306,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         self._live = None
         if result.state in ("stopped", "killed"):
             raise Interrupted
-        self._write(race_of(launched, directory, result, counts=self._is_in_company(launched.candidate)))
+        self._write(race_of(launched, directory, result, counts=self._is_usually_disturbed(launched.candidate)))
 
     def _record_end(self, number: int, result: Result, seconds: float) -> None:
         """Record a trial whose process ended without an answer."""
@@ -327,7 +328,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
             )
         )
 
-    def _is_in_company(self, number: int) -> bool:
+    def _is_usually_disturbed(self, number: int) -> bool:
         """True if so many of the last measurements, or of this candidate's, were disturbed that it is the rule."""
         made = [line for line in self._lines if isinstance(line, Trial | Race)]
         own = [line for line in made if line.candidate == number]
@@ -339,9 +340,9 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         for order in read_orders(self._directory)[taken:]:
             self._write(Ordered(do=order.do, knob=order.knob, value=order.value, candidate=order.candidate))
 
-    def _known(self) -> BestKnown:
+    def _state(self) -> BestState:
         warm = None if self._process is None else self._process.directory.name
-        self._before = known(self._lines, worked_seconds(self._lines), warm, self._before)
+        self._before = state_of_best_journal(self._lines, worked_seconds(self._lines), warm, self._before)
         return self._before
 
 

@@ -13,9 +13,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from trainfast_runner.results.comparison.repeats import NORMAL
 from trainfast_runner.search.best.cold_runs import COLD_ERROR, RESERVED, ColdRuns, next_cold_run
-from trainfast_runner.search.best.known import MORE, MOST_VOID, BestKnown
 from trainfast_runner.search.best.observed import relative_error, steps_for
+from trainfast_runner.search.best.state import MORE, MOST_VOID, BestState
 from trainfast_runner.settings.knobs import BY_NAME
 
 LIKELY = 0.05
@@ -73,50 +74,50 @@ class Move:
     price_s: float | None = None
 
 
-def decide(known: BestKnown) -> Move:
+def decide(state: BestState) -> Move:
     """Return the next step."""
-    hopes = Hopes(known)
-    move = _next_trial(known, hopes) or _finish(known, hopes)
-    return _with_figures(_closing_visit(known, move), known, hopes)
+    hopes = Hopes(state)
+    move = _next_trial(state, hopes) or _finish(state, hopes)
+    return _with_figures(_closing_visit(state, move), state, hopes)
 
 
-def _next_trial(known: BestKnown, hopes: Hopes) -> Move | None:
+def _next_trial(state: BestState, hopes: Hopes) -> Move | None:
     """The next trial, or the end of a search that measures nothing; None once the trials are over."""
-    if ColdRuns(known).begun and known.leader is not None:
+    if ColdRuns(state).begun and state.leader is not None:
         return None
-    return _baseline(known) or _without_leader(known) or _opening(known) or _loop(known, hopes)
+    return _baseline(state) or _without_leader(state) or _opening(state) or _loop(state, hopes)
 
 
 class Hopes:
     """For each candidate that is left: its expected improvement on the leader, chance and cost."""
 
-    def __init__(self, known: BestKnown) -> None:
-        self._known = known
-        self.leader = known.leader
+    def __init__(self, state: BestState) -> None:
+        self._state = state
+        self.leader = state.leader
 
     @cached_property
     def open(self) -> list[int]:
         """Candidates that a trial could make the leader. None is tried twice: the race tells equals apart."""
-        known, leader = self._known, self.leader
+        state, leader = self._state, self.leader
         return [
             number
-            for number in known.alive
-            if number not in known.rated and (leader is None or not known.is_bound(number, leader))
+            for number in state.alive
+            if number not in state.rated and (leader is None or not state.is_bound(number, leader))
         ]
 
     @cached_property
     def gains(self) -> dict[int, tuple[float, float]]:
         """The mean and deviation of the ln of each open candidate's objective over the leader's."""
-        known, leader = self._known, self.leader
+        state, leader = self._state, self.leader
         if leader is None:
             return {}
-        posterior = known.posterior
+        posterior = state.posterior
         covariances = posterior.covariances(leader)
-        own, own_slope = known.value(leader)
+        own, own_slope = state.value(leader)
         own_variance = own_slope**2 * posterior.variance[leader]
         variances, found = posterior.variance, {}
         for number in self.open:
-            mean, slope = known.value(number)
+            mean, slope = state.value(number)
             variance = slope * slope * variances[number] + own_variance
             variance -= 2 * slope * own_slope * covariances[number]
             found[number] = (mean - own, math.sqrt(variance) if variance > 1e-12 else 1e-6)
@@ -140,37 +141,37 @@ class Hopes:
 
     @cached_property
     def _costs_s(self) -> dict[int, float]:
-        known, steps = self._known, UNTIMED + self.steps
+        state, steps = self._state, UNTIMED + self.steps
         # The process that waits is closed with a repeat of its first setting.
         before_s = {
-            process: 0.0 if process == known.warm_process else self._closing_s + known.starts.seconds(process)
-            for process in set(known.processes)
+            process: 0.0 if process == state.warm_process else self._closing_s + state.starts.seconds(process)
+            for process in set(state.processes)
         }
         return {
-            number: steps * known.step_s(number) + known.switch_s + before_s[known.processes[number]]
+            number: steps * state.step_s(number) + state.switch_s + before_s[state.processes[number]]
             for number in self.open
         }
 
     @cached_property
     def _closing_s(self) -> float:
         """Expected seconds of that repeat."""
-        visit = self._known.visit
-        return (UNTIMED + self.steps) * self._known.step_s(visit[0].candidate) if visit else 0.0
+        visit = self._state.visit
+        return (UNTIMED + self.steps) * self._state.step_s(visit[0].candidate) if visit else 0.0
 
     @cached_property
     def steps(self) -> int:
         """Timed steps that bring the standard error of a trial below `ERROR`."""
-        return steps_for(self._known.measured.step_deviation, ERROR, LEAST, MOST)
+        return steps_for(self._state.measured.step_deviation, ERROR, LEAST, MOST)
 
     @cached_property
     def unseen(self) -> dict[int, int]:
         """Open candidates with values of knobs that were never run, each with the number of such values."""
-        known = self._known
-        settings = known.posterior.levels.settings
+        state = self._state
+        settings = state.posterior.levels.settings
         # A value that failed or did not fit was run, too.
-        ran = {one.candidate for one in known.trials if one.outcome != "void" and one.run_id not in known.measured.void}
+        ran = {one.candidate for one in state.trials if one.outcome != "void" and one.run_id not in state.measured.void}
         seen = [set(levels) for levels in zip(*(settings[number] for number in ran), strict=True)]
-        columns = known.posterior.levels.columns
+        columns = state.posterior.levels.columns
         unfinished = [knob for knob, levels in enumerate(seen) if not levels.issuperset(columns[knob])]
         found = {}
         for number in self.open:
@@ -187,51 +188,51 @@ class Hopes:
         """
         best: dict[object, int] = {}
         for number, chance in self.chances.items():
-            group = self._known.processes[number]
+            group = self._state.processes[number]
             if chance > 0.01 and chance > self.chances.get(best.get(group, -1), 0.0):
                 best[group] = number
         none = math.prod(1 - self.chances[number] for number in best.values())
         return 1 - none, sum(self.cost_s(number) for number in best.values())
 
 
-def _baseline(known: BestKnown) -> Move | None:
+def _baseline(state: BestState) -> Move | None:
     """The first trial of all, until it was measured or does not fit."""
-    number = known.space.baseline
-    if number in known.rated:
+    number = state.space.baseline
+    if number in state.rated:
         return None
-    ran = [one for one in known.trials if one.candidate == number]
+    ran = [one for one in state.trials if one.candidate == number]
     if any(one.outcome == "failed" for one in ran):
         return _end("failed", f"the baseline failed: {ran[-1].reason}")
     if sum(one.outcome == "void" for one in ran) >= MOST_VOID:
         return _end("failed", f"other processes took the machine in {MOST_VOID} trials of the baseline")
-    return None if number in known.ruled_out else _trial(known, number, "the baseline, to compare with")
+    return None if number in state.ruled_out else _trial(state, number, "the baseline, to compare with")
 
 
-def _opening(known: BestKnown) -> Move | None:
+def _opening(state: BestState) -> Move | None:
     """In the baseline's process: the largest batch that fits, then each warm knob's other values there."""
-    process = known.candidates[known.space.baseline].process
-    if any(known.candidates[one.candidate].process != process for one in known.trials):
+    process = state.candidates[state.space.baseline].process
+    if any(state.candidates[one.candidate].process != process for one in state.trials):
         return None
-    if known.spent_s > RESERVED * known.question.budget_s:
+    if state.spent_s > RESERVED * state.question.budget_s:
         return None
-    ran = {one.candidate for one in known.trials if one.run_id not in known.measured.void}
-    for number, why in _openers(known):
+    ran = {one.candidate for one in state.trials if one.run_id not in state.measured.void}
+    for number, why in _openers(state):
         if number not in ran:
-            return _trial(known, number, why)
+            return _trial(state, number, why)
     return None
 
 
-def _openers(known: BestKnown) -> list[tuple[int, str]]:
+def _openers(state: BestState) -> list[tuple[int, str]]:
     """The trials of the opening, each with its reason."""
-    levels, first = known.posterior.levels, known.space.baseline
-    process = known.candidates[first].process
-    group = {number for number in known.alive if known.candidates[number].process == process}
+    levels, first = state.posterior.levels, state.space.baseline
+    process = state.candidates[first].process
+    group = {number for number in state.alive if state.candidates[number].process == process}
     found: list[tuple[int, str]] = []
     place = first
     if "batch_size" in levels.names:
         sizes = [levels.turned(first, "batch_size", level) for level in range(len(levels.values["batch_size"]))]
         fitting = [number for number in sizes if number is not None and number in group]
-        place = max(fitting, key=lambda number: _batch(known, number), default=first)
+        place = max(fitting, key=lambda number: _batch(state, number), default=first)
         if place != first:
             found.append((place, "the largest batch that fits"))
     for name in levels.names:
@@ -242,130 +243,130 @@ def _openers(known: BestKnown) -> list[tuple[int, str]]:
     return found
 
 
-def _loop(known: BestKnown, hopes: Hopes) -> Move | None:
+def _loop(state: BestState, hopes: Hopes) -> Move | None:
     """The trial of the greatest expected improvement a second; None when the trials end."""
-    if _stopped(known, hopes):
+    if _stopped(state, hopes):
         return None
     tries = [number for number, chance in hopes.chances.items() if chance > LIKELY]
     number = max(tries or hopes.unseen, key=hopes.improvement_per_s)
-    if not known.is_warm(number):
+    if not state.is_warm(number):
         # A value costs a second in the process that waits, and a start once it is gone.
-        number = max(filter(known.is_warm, hopes.unseen), key=hopes.improvement_per_s, default=number)
+        number = max(filter(state.is_warm, hopes.unseen), key=hopes.improvement_per_s, default=number)
     if number in tries:
         gain = hopes.gains[number][0]
         why = f"{100 * hopes.chances[number]:.0f} % chance of 2 % more, expected {100 * math.expm1(gain):+.1f} %"
-        return _trial(known, number, why)
-    new = ", ".join(_new_values(known, number))
-    return _trial(known, number, f"{new} was never run")
+        return _trial(state, number, why)
+    new = ", ".join(_new_values(state, number))
+    return _trial(state, number, f"{new} was never run")
 
 
-def _stopped(known: BestKnown, hopes: Hopes) -> str | None:
+def _stopped(state: BestState, hopes: Hopes) -> str | None:
     """The reason why the trials end; None while they go on."""
     if max(hopes.chances.values(), default=0.0) <= LIKELY and not hopes.unseen:
         return "no setting left has a chance above 5 % to be 2 % better, and every value was run"
     least = min((hopes.cost_s(number) for number in hopes.open), default=0.0)
-    budget = known.question.budget_s
-    if known.spent_s + least > max(budget - ColdRuns(known).reserve_s(), RESERVED * budget):
-        return f"the budget of {budget:g} s: {_price_words(known, hopes)}"
+    budget = state.question.budget_s
+    if state.spent_s + least > max(budget - ColdRuns(state).reserve_s(), RESERVED * budget):
+        return f"the budget of {budget:g} s: {_price_words(state, hopes)}"
     return None
 
 
-def _price_words(known: BestKnown, hopes: Hopes) -> str:
+def _price_words(state: BestState, hopes: Hopes) -> str:
     """The use of going on beyond the budget and its price, for a search with something left to try."""
     chance, price = hopes.outlook
     if round(100 * chance) > 0:
         return f"{price:.0f} s more have a {100 * chance:.0f} % chance of 2 % more"
-    values = list(dict.fromkeys(value for number in hopes.unseen for value in _new_values(known, number)))
+    values = list(dict.fromkeys(value for number in hopes.unseen for value in _new_values(state, number)))
     return f"never run: {', '.join(values)}"
 
 
-def _without_leader(known: BestKnown) -> Move | None:
+def _without_leader(state: BestState) -> Move | None:
     """The smallest candidate, where the baseline was tried and nothing was measured; None once something was."""
-    if known.leader is not None:
+    if state.leader is not None:
         return None
-    left = [number for number in known.alive if number not in known.rated]
+    left = [number for number in state.alive if number not in state.rated]
     if not left:
-        verdicts = {verdict.verdict for verdict in known.ruled_out.values()}
+        verdicts = {verdict.verdict for verdict in state.ruled_out.values()}
         if verdicts <= {"too_large", "incompatible"}:
             return _end("nothing_fits", "no setting fits")
         return _end("failed", "no setting could be measured")
-    sizes = {one: (known.candidates[one].predicted_bytes or 0, _batch(known, one)) for one in left}
+    sizes = {one: (state.candidates[one].predicted_bytes or 0, _batch(state, one)) for one in left}
     number = min(left, key=lambda one: sizes[one])
-    return _trial(known, number, "the baseline does not fit: the smallest setting first")
+    return _trial(state, number, "the baseline does not fit: the smallest setting first")
 
 
-def _finish(known: BestKnown, hopes: Hopes) -> Move:
+def _finish(state: BestState, hopes: Hopes) -> Move:
     """Runs in fresh processes, then the end."""
-    run = next_cold_run(known)
+    run = next_cold_run(state)
     if run is None:
-        because = _stopped(known, hopes) or "the runs that confirm had begun"
+        because = _stopped(state, hopes) or "the runs that confirm had begun"
         return replace(_end("answered", because), stopped_because=because)
-    steps = ColdRuns(known).steps
+    steps = ColdRuns(state).steps
     rule = StepRule(steps, steps, COLD_ERROR)
     return Move(run.action, run.candidate, run.why, knob=run.knob, cold=True, steps=rule)
 
 
-def _closing_visit(known: BestKnown, move: Move) -> Move:
+def _closing_visit(state: BestState, move: Move) -> Move:
     """The move, or before it leaves a process the repeat of that process's first setting, which shows drift."""
     stays = move.action == "end" or (move.action == "trial" and not move.cold)
-    visit = [one for one in known.visit if one.outcome in ("measured", "slow")]
+    visit = [one for one in state.visit if one.outcome in ("measured", "slow")]
     if stays or len({one.candidate for one in visit}) < 2 or any(one.repeats for one in visit):
         return move
-    repeated = [one for one in known.visit if one.repeats]
-    if len(repeated) >= MOST_VOID or any(one.outcome in ("oom", "failed") for one in known.visit[-1:]):
+    repeated = [one for one in state.visit if one.repeats]
+    if len(repeated) >= MOST_VOID or any(one.outcome in ("oom", "failed") for one in state.visit[-1:]):
         return move
     first = visit[0].candidate
     why = "the first setting of this process again: a change would be drift"
     return Move("trial", first, why, repeats=True, steps=StepRule(least=max(LEAST, len(visit[0].step_ms))))
 
 
-def _trial(known: BestKnown, number: int, why: str) -> Move:
+def _trial(state: BestState, number: int, why: str) -> Move:
     give_up = None
-    leader = known.leader
-    if leader is not None and known.question.objective != "samples_per_joule":
-        pace = math.exp(known.posterior.mean[leader])
-        give_up = 1000 * known.candidates[number].samples_per_step / (HOPELESS * pace)
-        if known.question.objective in ("time", "tokens_per_s"):
-            give_up = _give_up_by_value(known, number, leader)
-    return Move("trial", number, why, cold=not known.is_warm(number), steps=StepRule(give_up_ms=give_up))
+    leader = state.leader
+    if leader is not None and state.question.objective != "samples_per_joule":
+        pace = math.exp(state.posterior.mean[leader])
+        give_up = 1000 * state.candidates[number].samples_per_step / (HOPELESS * pace)
+        if state.question.objective in ("time", "tokens_per_s"):
+            give_up = _give_up_by_value(state, number, leader)
+    return Move("trial", number, why, cold=not state.is_warm(number), steps=StepRule(give_up_ms=give_up))
 
 
-def _give_up_by_value(known: BestKnown, number: int, leader: int) -> float | None:
+def _give_up_by_value(state: BestState, number: int, leader: int) -> float | None:
     """The step in ms that makes the objective `HOPELESS` of the leader's; None where the start alone is longer."""
-    one, goal = known.candidates[number], known.value(leader)[0] + math.log(HOPELESS)
-    if known.question.objective == "tokens_per_s":
-        return 1000 * one.samples_per_step * known.seq_len(one) / math.exp(goal)
-    left = math.exp(-goal) - known.start_s(number)
-    return 1000 * left / (known.question.for_steps or 1) if left > 0 else None
+    one, goal = state.candidates[number], state.value(leader)[0] + math.log(HOPELESS)
+    if state.question.objective == "tokens_per_s":
+        return 1000 * one.samples_per_step * state.seq_len(one) / math.exp(goal)
+    left = math.exp(-goal) - state.start_s(number)
+    return 1000 * left / (state.question.for_steps or 1) if left > 0 else None
 
 
 def _end(state: str, why: str) -> Move:
     return Move("end", None, why, state=state, stopped_because=why)
 
 
-def _with_figures(move: Move, known: BestKnown, hopes: Hopes) -> Move:
+def _with_figures(move: Move, state: BestState, hopes: Hopes) -> Move:
     """The move with the leader's figures and the price of going on."""
     leader = hopes.leader
     if leader is None:
         return move
-    mean = known.posterior.mean[leader]
-    half = 1.96 * math.sqrt(max(known.posterior.variance[leader], 0.0))
+    mean = state.posterior.mean[leader]
+    half = NORMAL * math.sqrt(max(state.posterior.variance[leader], 0.0))
     chance, price = hopes.outlook
     low, rate, high = (math.exp(mean + shift) for shift in (-half, 0.0, half))
     return replace(move, leader=leader, rate=rate, low=low, high=high, chance=chance, price_s=price)
 
 
-def _new_values(known: BestKnown, number: int) -> Iterable[str]:
-    levels = known.posterior.levels
-    ran = [levels.settings[one.candidate] for one in known.trials]
+def _new_values(state: BestState, number: int) -> Iterable[str]:
+    levels = state.posterior.levels
+    ran = [levels.settings[one.candidate] for one in state.trials]
     for knob, name in enumerate(levels.names):
         level = levels.settings[number][knob]
         if all(setting[knob] != level for setting in ran):
             yield f"{name}={_shown(name, levels.values[name][level])}"
 
 
-def _batch(known: BestKnown, number: int) -> int:
-    return int(known.candidates[number].knobs.get("batch_size", 1))
+def _batch(state: BestState, number: int) -> int:
+    return int(state.candidates[number].knobs.get("batch_size", 1))
 
 
 def _shown(name: str, value: object) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from operator import mul
 
 from trainfast_runner.search.best.candidates import BATCH, MESH
-from trainfast_runner.search.best.journal import KnobValues
+from trainfast_runner.search.best.journal import RecordedKnobs
 
 Setting = tuple[int, ...]
 """A setting as the level of each modelled knob."""
@@ -56,7 +56,7 @@ class Levels:
     `weights` multiply the prior variance of a knob's effect, 1 for a knob without one.
     """
 
-    def __init__(self, candidates: Sequence[KnobValues], weights: Mapping[str, float] | None = None) -> None:
+    def __init__(self, candidates: Sequence[RecordedKnobs], weights: Mapping[str, float] | None = None) -> None:
         self.names = _modelled(candidates)
         self.values = {name: list(dict.fromkeys(one[name] for one in candidates)) for name in self.names}
         places = [{_key(value): place for place, value in enumerate(self.values[name])} for name in self.names]
@@ -70,7 +70,7 @@ class Levels:
         self._halves = [_Half(self, range(middle)), _Half(self, range(middle, len(self.names)))]
         self._shares: dict[Setting, tuple[list[float], list[float]]] = {}
 
-    def setting(self, knobs: KnobValues) -> Setting:
+    def setting(self, knobs: RecordedKnobs) -> Setting:
         """The levels of these knobs. Raises KeyError for a value that no candidate has."""
         return tuple(self._places[name][_key(knobs[name])] for name in self.names)
 
@@ -281,7 +281,7 @@ def _centered(observation: Observation, center: float) -> float:
     return observation.value - center * sum(weight for weight, _ in observation.terms)
 
 
-def _modelled(candidates: Sequence[KnobValues]) -> list[str]:
+def _modelled(candidates: Sequence[RecordedKnobs]) -> list[str]:
     """The knobs that have several values, without accumulation or batch where the other one and strategy decide it."""
     names = [name for name in candidates[0] if len({_key(one[name]) for one in candidates}) > 1]
     for derived in reversed(BATCH):

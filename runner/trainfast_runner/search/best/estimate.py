@@ -6,10 +6,11 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
-from trainfast_runner.records.home import Home, read_run_file
-from trainfast_runner.search.best.cold_run import start_s
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.search.best.observed import Starts, process_key
 from trainfast_runner.search.best.opening import BestPlan
+from trainfast_runner.search.best.race_record import start_s
 
 LOOKED_AT, ENOUGH = 50, 3
 """How many of the newest runs are looked at for starts of the same model, and how many are enough."""

@@ -1,4 +1,4 @@
-"""Make a best-fit search's answer from its knowledge: the winner, its gain, every knob's effect, and every verdict."""
+"""Make a best-fit search's answer from its state: the winner, its gain, every knob's effect, and every verdict."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from trainfast_runner.results.comparison.repeats import NORMAL
 from trainfast_runner.search.best.cold_runs import ColdRuns, Difference
 from trainfast_runner.search.best.decide import LIKELY, Hopes
 from trainfast_runner.search.best.journal import CandidateVerdict, Effect, Found, Interval
-from trainfast_runner.search.best.known import MORE, BestKnown
 from trainfast_runner.search.best.observed import log_rate
+from trainfast_runner.search.best.state import MORE, BestState
 
 GAP = 0.03
 """A difference between warm trials and fresh processes that the answer mentions."""
 
 
-def found(known: BestKnown) -> Found | None:
+def found(state: BestState) -> Found | None:
     """Return the answer, or the best so far of a search that goes on; None before anything was measured."""
-    cold = ColdRuns(known)
-    if known.leader is None:
+    cold = ColdRuns(state)
+    if state.leader is None:
         return None
     best, baseline = cold.answer, cold.baseline
-    best_rate, baseline_rate = _rate(known, cold, best), _rate(known, cold, baseline)
+    best_rate, baseline_rate = _rate(state, cold, best), _rate(state, cold, baseline)
     if best_rate is None:
         return None
     gain = None
@@ -35,39 +35,39 @@ def found(known: BestKnown) -> Found | None:
         best=best,
         best_rate=best_rate,
         baseline_rate=baseline_rate,
-        best_value=_value(known, cold, best),
-        baseline_value=_value(known, cold, baseline),
+        best_value=_value(state, cold, best),
+        baseline_value=_value(state, cold, baseline),
         gain_percent=None if gain is None else _percent(gain),
-        best_run_ids=_run_ids(known, best),
-        baseline_run_ids=_run_ids(known, baseline),
-        within_percent=_within_percent(known, cold, best, gain),
+        best_run_ids=_run_ids(state, best),
+        baseline_run_ids=_run_ids(state, baseline),
+        within_percent=_within_percent(state, cold, best, gain),
         ties=cold.rivals,
-        effects=list(_effects(known, cold, best)),
-        verdicts=verdicts(known, cold, best),
-        pareto=_pareto(known, cold),
-        changes_training=known.changes_training(best),
-        notes=list(_notes(known, cold, best)),
+        effects=list(_effects(state, cold, best)),
+        verdicts=verdicts(state, cold, best),
+        pareto=_pareto(state, cold),
+        changes_training=state.changes_training(best),
+        notes=list(_notes(state, cold, best)),
     )
 
 
-def verdicts(known: BestKnown, cold: ColdRuns, best: int) -> list[CandidateVerdict]:
+def verdicts(state: BestState, cold: ColdRuns, best: int) -> list[CandidateVerdict]:
     """One verdict for every candidate, in their order."""
-    hopes = Hopes(known)
-    return [_verdict(known, cold, hopes, best, number) for number in range(len(known.candidates))]
+    hopes = Hopes(state)
+    return [_verdict(state, cold, hopes, best, number) for number in range(len(state.candidates))]
 
 
-def _verdict(known: BestKnown, cold: ColdRuns, hopes: Hopes, best: int, number: int) -> CandidateVerdict:
-    if number in known.ruled_out:
-        return known.ruled_out[number]
-    rate = _rate(known, cold, number)
+def _verdict(state: BestState, cold: ColdRuns, hopes: Hopes, best: int, number: int) -> CandidateVerdict:
+    if number in state.ruled_out:
+        return state.ruled_out[number]
+    rate = _rate(state, cold, number)
     if rate is not None:
         return CandidateVerdict(
             candidate=number, verdict="measured", reason=_beside_best(cold, best, number), rate=rate
         )
-    if number in known.ordered_out:
-        return CandidateVerdict(candidate=number, verdict="not_tried", reason=known.ordered_out[number])
-    least = known.candidates[number].least_s_per_sample
-    if least and hopes.leader is not None and known.is_bound(number, hopes.leader):
+    if number in state.ordered_out:
+        return CandidateVerdict(candidate=number, verdict="not_tried", reason=state.ordered_out[number])
+    least = state.candidates[number].least_s_per_sample
+    if least and hopes.leader is not None and state.is_bound(number, hopes.leader):
         reason = f"at most {1 / least:.4g} samples/s by its FLOPs and the device's peak"
         return CandidateVerdict(candidate=number, verdict="bound", reason=reason)
     chance = hopes.chances.get(number, 0.0)
@@ -96,26 +96,26 @@ def _percent(difference: Difference) -> Interval:
     return Interval(median=median, low=low, high=high)
 
 
-def _log_rate(known: BestKnown, cold: ColdRuns, number: int) -> tuple[float, float] | None:
+def _log_rate(state: BestState, cold: ColdRuns, number: int) -> tuple[float, float] | None:
     """The ln samples/s of a candidate and half of its interval: by fresh processes, else by trials; else None."""
-    runs = [one.samples_per_s for one in known.races if one.candidate == number and one.outcome == "measured"]
+    runs = [one.samples_per_s for one in state.races if one.candidate == number and one.outcome == "measured"]
     rates = [math.log(rate) for rate in runs if rate]
     if rates:
         deviation, quantile = cold.every.noise
         return statistics.fmean(rates), quantile * deviation / math.sqrt(len(rates))
-    trials = known.rated.get(number)
+    trials = state.rated.get(number)
     if not trials:
         return None
-    if known.question.objective == "samples_per_joule":
+    if state.question.objective == "samples_per_joule":
         logs = [value for one in trials if (value := log_rate(one)) is not None]
-        variance = statistics.fmean(known.measured.variance(one) for one in trials) / len(trials)
-        return statistics.fmean(logs), NORMAL * math.sqrt(variance + known.posterior.scales.visit**2)
-    return known.posterior.mean[number], NORMAL * math.sqrt(max(known.posterior.variance[number], 0.0))
+        variance = statistics.fmean(state.measured.variance(one) for one in trials) / len(trials)
+        return statistics.fmean(logs), NORMAL * math.sqrt(variance + state.posterior.scales.visit**2)
+    return state.posterior.mean[number], NORMAL * math.sqrt(max(state.posterior.variance[number], 0.0))
 
 
-def _rate(known: BestKnown, cold: ColdRuns, number: int) -> Interval | None:
+def _rate(state: BestState, cold: ColdRuns, number: int) -> Interval | None:
     """Samples/s of a candidate; None if it was not measured."""
-    known_rate = _log_rate(known, cold, number)
+    known_rate = _log_rate(state, cold, number)
     return None if known_rate is None else _interval(*known_rate)
 
 
@@ -123,49 +123,49 @@ def _interval(middle: float, half: float) -> Interval:
     return Interval(median=math.exp(middle), low=math.exp(middle - half), high=math.exp(middle + half))
 
 
-def _value(known: BestKnown, cold: ColdRuns, number: int) -> Interval | None:
+def _value(state: BestState, cold: ColdRuns, number: int) -> Interval | None:
     """The objective of a candidate in its unit: seconds for `time`; None if it was not measured."""
     values = cold.every.values.get(number)
     if values:
         deviation, quantile = cold.every.noise
         middle, half = statistics.fmean(values), quantile * deviation / math.sqrt(len(values))
-    elif number in known.rated:
-        middle, slope = known.value(number)
-        half = NORMAL * slope * math.sqrt(max(known.posterior.variance[number], 0.0))
+    elif number in state.rated:
+        middle, slope = state.value(number)
+        half = NORMAL * slope * math.sqrt(max(state.posterior.variance[number], 0.0))
     else:
         return None
-    return _interval(-middle if known.question.objective == "time" else middle, half)
+    return _interval(-middle if state.question.objective == "time" else middle, half)
 
 
-def _run_ids(known: BestKnown, number: int) -> list[str]:
+def _run_ids(state: BestState, number: int) -> list[str]:
     """The runs in fresh processes that measured a candidate."""
     return [
         one.run_id
-        for one in known.races
+        for one in state.races
         if one.candidate == number and one.outcome == "measured" and one.role != "limit"
     ]
 
 
-def _within_percent(known: BestKnown, cold: ColdRuns, best: int, gain: Difference | None) -> float | None:
+def _within_percent(state: BestState, cold: ColdRuns, best: int, gain: Difference | None) -> float | None:
     """The least gain that runs as A B B A show here, where it is above 2 % and leaves the winner open; else None."""
     deviation, quantile = cold.every.noise
     half = quantile * deviation
-    return 100 * math.expm1(half) if half >= MORE and _is_open(known, cold, best, gain) else None
+    return 100 * math.expm1(half) if half >= MORE and _is_open(state, cold, best, gain) else None
 
 
-def _is_open(known: BestKnown, cold: ColdRuns, best: int, gain: Difference | None) -> bool:
+def _is_open(state: BestState, cold: ColdRuns, best: int, gain: Difference | None) -> bool:
     """True if the gain may be none, a rival may be the best, or a measured setting may be better than the baseline."""
-    if best != known.space.baseline:
+    if best != state.space.baseline:
         return bool(cold.rivals) or (gain is not None and not gain.is_clear)
-    others = [number for number in known.rated if number != best and number not in known.ruled_out]
+    others = [number for number in state.rated if number != best and number not in state.ruled_out]
     return bool(cold.rivals) or not all(cold.difference(number, best).is_clear for number in others)
 
 
-def _effects(known: BestKnown, cold: ColdRuns, best: int) -> Iterator[Effect]:
+def _effects(state: BestState, cold: ColdRuns, best: int) -> Iterator[Effect]:
     """The gain of each value of each knob over the baseline's value, the other knobs as in the answer."""
-    levels, baseline = known.posterior.levels, known.space.baseline
-    ran = [levels.settings[number] for number in known.rated]
-    earlier = {one.knob for one in known.question.earlier}
+    levels, baseline = state.posterior.levels, state.space.baseline
+    ran = [levels.settings[number] for number in state.rated]
+    earlier = {one.knob for one in state.question.earlier}
     for knob, name in enumerate(levels.names):
         base = levels.settings[baseline][knob]
         for level, value in enumerate(levels.values[name]):
@@ -188,12 +188,12 @@ def _effects(known: BestKnown, cold: ColdRuns, best: int) -> Iterator[Effect]:
             )
 
 
-def _pareto(known: BestKnown, cold: ColdRuns) -> list[int]:
+def _pareto(state: BestState, cold: ColdRuns) -> list[int]:
     """The measured candidates that no other one beats in both rate and memory, the fastest first."""
     rated = []
-    for number in range(len(known.candidates)):
-        rate, needed = _log_rate(known, cold, number), cold.memory_bytes(number)
-        if rate is not None and needed is not None and number not in known.ruled_out:
+    for number in range(len(state.candidates)):
+        rate, needed = _log_rate(state, cold, number), cold.memory_bytes(number)
+        if rate is not None and needed is not None and number not in state.ruled_out:
             rated.append((-rate[0], needed, number))
     front, least = [], math.inf
     for _, needed, number in sorted(rated):
@@ -203,19 +203,19 @@ def _pareto(known: BestKnown, cold: ColdRuns) -> list[int]:
     return front
 
 
-def _notes(known: BestKnown, cold: ColdRuns, best: int) -> Iterator[str]:
+def _notes(state: BestState, cold: ColdRuns, best: int) -> Iterator[str]:
     """Sentences on what limits the claim."""
-    baseline = known.space.baseline
-    if baseline in known.ruled_out:
-        yield f"the baseline has no figure: {known.ruled_out[baseline].reason}"
-    if known.question.objective != "samples_per_joule":
+    baseline = state.space.baseline
+    if baseline in state.ruled_out:
+        yield f"the baseline has no figure: {state.ruled_out[baseline].reason}"
+    if state.question.objective != "samples_per_joule":
         for name, number in (("best", best), ("baseline", baseline)):
             values = cold.every.values.get(number)
-            if values and number in known.rated:
-                gap = statistics.fmean(values) - known.value(number)[0]
+            if values and number in state.rated:
+                gap = statistics.fmean(values) - state.value(number)[0]
                 if abs(gap) > GAP and (name == "best" or best != baseline):
                     yield f"the {name} is {100 * math.expm1(gap):+.1f} % in fresh processes beside its warm trial"
-    if known.measured.void:
-        yield f"{len(known.measured.void)} processes drifted by more than 2 % and were repeated"
-    if known.question.earlier:
+    if state.measured.void:
+        yield f"{len(state.measured.void)} processes drifted by more than 2 % and were repeated"
+    if state.question.earlier:
         yield "effects of earlier searches, with widened spread, chose the order of the trials"

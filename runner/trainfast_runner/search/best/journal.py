@@ -17,7 +17,8 @@ from trainfast_runner.records.run_file import SCHEMA, ClockAnchor, RecordedSpec
 from trainfast_runner.records.search_directories import JOURNAL_FILE
 from trainfast_runner.search.journal import Conducted, CoolingDown, Line, Paused, Resumed
 
-KnobValues = dict[str, Any]
+RecordedKnobs = dict[str, Any]
+"""Values of knobs, by name, as a line of the journal has them."""
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,8 +74,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     `least_s_per_sample` is the bound by FLOPs and the calibrated peak. `samples_per_step` is the global batch.
     """
 
-    knobs: KnobValues
-    process: KnobValues = {}
+    knobs: RecordedKnobs
+    process: RecordedKnobs = {}
     predicted_bytes: int | None = None
     excess_bytes: int | None = None
     least_s_per_sample: float | None = None
@@ -99,7 +100,7 @@ class Visited(Line, frozen=True, kw_only=True, tag="visited"):
     """A warm process was started for candidates of one `process`; `start_s` until it was ready for its first trial."""
 
     run_id: str
-    process: KnobValues
+    process: RecordedKnobs
     start_s: float
 
 

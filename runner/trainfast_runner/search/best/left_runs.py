@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from trainfast_runner.records.home import Home, is_alive, read_result, read_run_file
+from trainfast_runner.records.file_locks import is_alive
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_directory import read_result, read_run_file
 from trainfast_runner.records.run_file import COLD, TRIAL, RunFile
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best.journal import BestLine, LaunchedBest, Race, Trial
-from trainfast_runner.search.conducting import end_if_live
+from trainfast_runner.search.conductor import end_if_live
 
 STAMP_CHARACTERS = len("20261121-054455")
 

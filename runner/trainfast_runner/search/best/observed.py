@@ -8,8 +8,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from trainfast_runner.results.comparison.repeats import NORMAL
 from trainfast_runner.search.best.effects import Levels, Observation
-from trainfast_runner.search.best.journal import BestLine, EarlierEffect, KnobValues, Trial, Visited
+from trainfast_runner.search.best.journal import BestLine, EarlierEffect, RecordedKnobs, Trial, Visited
 
 MAD_TO_DEVIATION = 1.4826
 """The standard deviation of a normal distribution by its median absolute deviation."""
@@ -95,7 +96,9 @@ def log_rate(trial: Trial, joules: bool = False) -> float | None:
     return math.log(1000 * trial.samples_per_step / statistics.median(trial.step_ms))
 
 
-def earlier_observations(levels: Levels, effects: Iterable[EarlierEffect], baseline: KnobValues) -> list[Observation]:
+def earlier_observations(
+    levels: Levels, effects: Iterable[EarlierEffect], baseline: RecordedKnobs
+) -> list[Observation]:
     """Effects of earlier searches as observed differences with a widened spread; those of unknown values left out."""
     found = []
     for effect in effects:
@@ -106,7 +109,7 @@ def earlier_observations(levels: Levels, effects: Iterable[EarlierEffect], basel
         gain = effect.gain_percent
         if effect.knob not in levels.names or min(gain.low, gain.median) <= -100:
             continue
-        deviation = (math.log1p(gain.high / 100) - math.log1p(gain.low / 100)) / (2 * 1.96)
+        deviation = (math.log1p(gain.high / 100) - math.log1p(gain.low / 100)) / (2 * NORMAL)
         variance = (EARLIER_SPREAD * deviation) ** 2 + EARLIER_LEAST**2
         found.append(Observation(((1.0, ends[0]), (-1.0, ends[1])), math.log1p(gain.median / 100), variance))
     return found

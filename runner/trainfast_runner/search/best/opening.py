@@ -103,7 +103,7 @@ def _gpus_of(survey: Survey, space: Space) -> list[str]:
 
 def open_best(best: BestPlan, home: Home, options: BestOptions) -> Path:
     """Return the directory of the search this question continues, or of a new one with its first line written."""
-    home.ready()
+    home.create()
     key = best_key(best)
     found = None if options.fresh else unfinished(home, key, read_best_journal)
     if found is not None:

@@ -21,7 +21,7 @@ from trainfast_runner.search.best.journal import (
     Trial,
     read_best_journal,
 )
-from trainfast_runner.search.reported import fields_of, heading
+from trainfast_runner.search.report_parts import fields_of, heading
 
 
 def best_report(directory: Path) -> dict[str, Any]:

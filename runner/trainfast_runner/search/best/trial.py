@@ -10,13 +10,13 @@ from pathlib import Path
 
 import msgspec
 
-from trainfast_runner.records.home import read_run_file
+from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_records import worker_lines
 from trainfast_runner.records.warm_process import TrialLine
 from trainfast_runner.results.asked_and_ran import first_difference
-from trainfast_runner.search.best.company import CpuCompany, gpu_conditions, joules_of, why_throttled
 from trainfast_runner.search.best.decide import StepRule
-from trainfast_runner.search.best.journal import KnobValues, Trial
+from trainfast_runner.search.best.disturbances import CpuDisturbance, gpu_conditions, joules_of, why_throttled
+from trainfast_runner.search.best.journal import RecordedKnobs, Trial
 from trainfast_runner.search.best.observed import relative_error
 from trainfast_runner.search.processes import WarmProcess
 
@@ -53,7 +53,7 @@ def take_trial(
     process: WarmProcess,
     uuids: Sequence[str],
     number: int,
-    knobs: KnobValues,
+    knobs: RecordedKnobs,
     samples_per_step: int,
     rule: StepRule,
     *,
@@ -66,7 +66,7 @@ def take_trial(
     until their energy counters were read twice. A trial that other processes or heat disturb is void at once, but with
     `counts` it is measured with that reason. One that ran other settings than asked has failed.
     """
-    company, began, taken, void = CpuCompany(), time.monotonic(), _Taken(), None
+    disturbance, began, taken, void = CpuDisturbance(), time.monotonic(), _Taken(), None
     outcome, reason, has_ended, steps = "measured", "", False, rule.least
     while steps:
         answers = process.trial(knobs, UNTIMED, steps, more=bool(taken.step_ms))
@@ -77,7 +77,7 @@ def take_trial(
             outcome, reason, has_ended = str(bad.outcome), bad.message or "", bad.ended_process
             break
         taken.add(answers)
-        void = company.why_void()
+        void = disturbance.why_void()
         if void is not None and not counts:
             break
         judged = rule.judge(taken.step_ms)
@@ -113,7 +113,7 @@ def take_trial(
     return trial, has_ended
 
 
-def why_other_than_asked(directory: Path, knobs: KnobValues) -> str | None:
+def why_other_than_asked(directory: Path, knobs: RecordedKnobs) -> str | None:
     """Say in words which setting of a warm process's last trial ran other than `knobs` asked; None when none did."""
     run = read_run_file(directory)
     if run is None:

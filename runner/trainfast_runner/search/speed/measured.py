@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.home import Home, read_run_file, read_written_result
+from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_directory import read_run_file, read_written_result
 from trainfast_runner.records.run_file import WARM_ROLES, RecordedSpec, RunFile
 from trainfast_runner.records.search_directories import search_directories
 from trainfast_runner.search.best.candidates import spec_of as spec_of_candidate

@@ -79,7 +79,7 @@ def cannot_run_anywhere(spec: RunSpec, machine: Machine) -> UserError | None:
 
 
 def _first(rules: tuple[Rule, ...], spec: RunSpec, machine: Machine) -> UserError | None:
-    facts = Facts(spec, machine, config={}, versions={}, python="")
+    facts = Facts(spec, machine.used_by(spec.knobs["devices"]), config={}, versions={}, python="")
     try:
         for rule in rules:
             rule(facts)

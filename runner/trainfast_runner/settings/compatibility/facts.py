@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.settings.knob_type import Knobs
+from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.settings.world import device_count, world_size
 from trainfast_runner.worker.catalog import ENGINES, OPTIMIZERS, STRATEGIES
@@ -18,7 +18,7 @@ from trainfast_runner.worker.catalog_entries import EngineEntry, OptimizerEntry,
 class Facts:
     """The settings asked for, the machine, the model's configuration and the installed packages.
 
-    The machine is the one that the run's `devices` leave: without its GPUs for a run that asks for the CPU.
+    `machine` is the one that the run uses (`Machine.used_by`).
     """
 
     spec: RunSpec
@@ -29,11 +29,8 @@ class Facts:
     attentions: tuple[str, ...] | None = None
     """Values of `attention` that the model has; None when unknown."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "machine", self.machine.used_by(self.knobs["devices"]))
-
     @property
-    def knobs(self) -> Knobs:
+    def knobs(self) -> KnobValues:
         """The knobs asked for."""
         return self.spec.knobs
 

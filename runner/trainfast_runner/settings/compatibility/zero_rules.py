@@ -11,7 +11,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import cpu_has_fp16
 from trainfast_runner.machine.extensions import has_libaio, missing_tool
 from trainfast_runner.settings.compatibility.facts import Facts, Rule
-from trainfast_runner.settings.knob_type import Knobs
+from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.units import mebibytes
 from trainfast_runner.worker.catalog import OPTIMIZERS, strategies_obeying
 from trainfast_runner.worker.strategies.offload_scratch import FULL_BYTES, free_bytes
@@ -72,7 +72,7 @@ def _offload_path_takes_files(facts: Facts) -> None:
         )
 
 
-def refuse_small_disk(knobs: Knobs, parameters: int | None) -> None:
+def refuse_small_disk(knobs: KnobValues, parameters: int | None) -> None:
     """Raise UserError for an `offload_path` without space for weights and states; return when the size is unknown.
 
     The weights in the states' precision and the optimizer's states: with AdamW in fp32 12 bytes a parameter. A real

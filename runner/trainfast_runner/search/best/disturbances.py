@@ -22,7 +22,7 @@ MOST_THROTTLED = 0.02
 VOIDING = ("thermal", "brake")
 
 
-class CpuCompany:
+class CpuDisturbance:
     """The CPU time of processes other than the search's own, from its making on."""
 
     def __init__(self) -> None:

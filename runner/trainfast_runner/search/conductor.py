@@ -18,8 +18,10 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes.identity import boot_id, identify
-from trainfast_runner.records.home import Home, home_error, is_alive, read_result
+from trainfast_runner.records.file_locks import is_alive
+from trainfast_runner.records.home import Home, home_error
 from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.search_directories import exclusive
 from trainfast_runner.running import launch
 from trainfast_runner.running.planning import RunPlan
@@ -84,7 +86,7 @@ class Conductor(ABC, Generic[LineT, EndT]):
     def __init__(
         self, directory: Path, plan: RunPlan, home: Home, lines: list[LineT], options: ConductOptions[LineT]
     ) -> None:
-        self._directory, self._home, self._how = directory, home, options
+        self._directory, self._home, self._conduct_options = directory, home, options
         self._plan = replace(plan, search_id=directory.name)
         self._lines = lines
         self._journal = SearchJournal(directory)
@@ -111,7 +113,7 @@ class Conductor(ABC, Generic[LineT, EndT]):
         """Continue the search from where its journal ends."""
         own = identify(os.getpid())
         conducted = Conducted(
-            t_ns=self._how.began_ns or time.monotonic_ns(),
+            t_ns=self._conduct_options.began_ns or time.monotonic_ns(),
             pid=os.getpid(),
             start_ticks=own.start_ticks if own else -1,
             boot_id=boot_id(),
@@ -144,7 +146,7 @@ class Conductor(ABC, Generic[LineT, EndT]):
 
     def _launch(self, plan: RunPlan, role: str, left: Callable[[RunPlan], Path | None] = lambda plan: None) -> Path:
         """Start a run of the search and return its directory, or the same run `left` by a killed conductor."""
-        cool_down(plan, self._how.cool_to_c, self._write, self._check)
+        cool_down(plan, self._conduct_options.cool_to_c, self._write, self._check)
         while True:
             try:
                 directory = launch.start(replace(plan, role=role), self._home)
@@ -154,7 +156,7 @@ class Conductor(ABC, Generic[LineT, EndT]):
                     directory = found
                     break
                 # Another run came between two of ours.
-                if not self._how.wait:
+                if not self._conduct_options.wait:
                     raise
                 launch.wait_for_devices(plan, self._home, lambda run, seconds: self._check())
         self._live = directory
@@ -186,7 +188,7 @@ class Conductor(ABC, Generic[LineT, EndT]):
         self._write(Resumed())
 
     def _check(self) -> None:
-        if self._how.is_cancelled():
+        if self._conduct_options.is_cancelled():
             raise Interrupted
 
     def _end(self, ended: EndT) -> EndT:
@@ -206,7 +208,7 @@ class Conductor(ABC, Generic[LineT, EndT]):
             raise home_error(self._directory, error) from None
         ours = cast(LineT, line)
         self._lines.append(ours)
-        self._how.on_line(ours)
+        self._conduct_options.on_line(ours)
 
 
 def end_if_live(directory: Path) -> None:

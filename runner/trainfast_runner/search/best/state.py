@@ -1,4 +1,4 @@
-"""Collect what the journal of a best-fit search tells: the candidates that are left, their rates, costs and chances."""
+"""The state of a best-fit search, from its journal: the candidates that are left, their rates, costs and chances."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ MAINS, PAIRS, VISITS = (0.15, 0.3, 0.6), (0.04, 0.08, 0.16), (0.003, 0.01, 0.03,
 
 
 @dataclass(frozen=True)
-class BestKnown:
-    """The knowledge of a search after `spent_s` seconds; `warm_run_id` is the process that waits for its next trial."""
+class BestState:
+    """The state of a search after `spent_s` seconds; `warm_run_id` is the process that waits for its next trial."""
 
     question: BestQuestion
     space: Space
@@ -308,10 +308,10 @@ fp16 and bf16 stay within a few percent.
 """
 
 
-def known(
-    lines: Sequence[BestLine], spent_s: float, warm_run_id: str | None = None, before: BestKnown | None = None
-) -> BestKnown:
-    """Collect what a journal's lines tell. `before` was known at an earlier line: its posterior is extended."""
+def state_of_best_journal(
+    lines: Sequence[BestLine], spent_s: float, warm_run_id: str | None = None, before: BestState | None = None
+) -> BestState:
+    """Return the state after these lines. `before` is the state at an earlier line, whose posterior is extended."""
     question = next(line for line in lines if isinstance(line, BestQuestion))
     space = next(line for line in reversed(lines) if isinstance(line, Space))
     measured = measurements(lines)
@@ -321,7 +321,7 @@ def known(
     earlier = earlier_observations(levels, question.earlier, baseline)
     posterior = _posterior(levels, [*earlier, *observations], len(earlier), measured, before)
     processes = before.processes if before is not None else [process_key(one.process) for one in space.candidates]
-    return BestKnown(question, space, tuple(lines), measured, posterior, spent_s, warm_run_id, Starts(lines), processes)
+    return BestState(question, space, tuple(lines), measured, posterior, spent_s, warm_run_id, Starts(lines), processes)
 
 
 def _posterior(
@@ -329,7 +329,7 @@ def _posterior(
     observations: Sequence[Observation],
     earlier: int,
     measured: Measurements,
-    before: BestKnown | None,
+    before: BestState | None,
 ) -> Posterior:
     """The posterior after these observations, from the one of `before` where that only lacks the last of them."""
     own = observations[earlier:]
@@ -354,7 +354,7 @@ def _scales(
     observations: Sequence[Observation],
     count: int,
     measured: Measurements,
-    before: BestKnown | None,
+    before: BestState | None,
 ) -> Scales:
     """The scales of the greatest likelihood for the observations up to the last milestone."""
     milestone = max((one for one in MILESTONES if one <= count), default=None)

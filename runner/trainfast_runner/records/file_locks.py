@@ -1,0 +1,74 @@
+"""Locks on files; a run is alive while any process holds the lock of its directory."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+LOCK_FILE = "alive.lock"
+LOCK_TRIES, LOCK_PAUSE_S = 5, 0.02
+"""Tries for a lock that a reader may hold for an instant, and the seconds between."""
+
+
+@contextmanager
+def locked(path: Path, kind: int = fcntl.LOCK_EX) -> Iterator[int]:
+    """Hold the lock of this file, which is made if need be; waits for its holders, gives the descriptor."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, kind)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def is_held(fd: int, against: int) -> bool:
+    """True if another lock forbids this kind (`LOCK_EX`, `LOCK_SH`); the descriptor is closed."""
+    try:
+        fcntl.flock(fd, against | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def try_exclusive_lock(fd: int) -> bool:
+    """Take the exclusive lock of an open file; waits for readers, which hold it for an instant."""
+    for attempt in range(LOCK_TRIES):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if attempt + 1 < LOCK_TRIES:
+                time.sleep(LOCK_PAUSE_S)
+    return False
+
+
+def shared_lock(directory: Path) -> AbstractContextManager[int]:
+    """Hold the run's lock as one of the processes that keep it alive; gives the descriptor."""
+    return locked(directory / LOCK_FILE, fcntl.LOCK_SH)
+
+
+def is_alive(directory: Path) -> bool:
+    """True if any process of the run still holds its lock."""
+    try:
+        fd = open_lock(directory)
+    except FileNotFoundError:
+        return False
+    return is_held(fd, fcntl.LOCK_EX)
+
+
+def open_lock(directory: Path) -> int:
+    """Open the run's lock, to take it exclusively; gives the descriptor. Raises FileNotFoundError without one."""
+    try:
+        # NFS gives an exclusive lock only on a writable descriptor.
+        return os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        return os.open(directory / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)

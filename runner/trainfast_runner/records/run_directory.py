@@ -1,0 +1,78 @@
+"""One run's directory: its `run.json` and `result.json`, and whether the run has ended."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from trainfast_runner.records.file_locks import is_alive
+from trainfast_runner.records.json_lines import DAMAGE
+from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_file import RunFile
+
+T = TypeVar("T")
+
+RUN_FILE = "run.json"
+RESULT_FILE = "result.json"
+LEAVING_S = 5.0
+"""Time for a supervisor from `result.json` to its own end."""
+
+
+class _ProvisionalFlag(msgspec.Struct, frozen=True):
+    provisional: bool = False
+
+
+_flag_decoder = msgspec.json.Decoder(_ProvisionalFlag)
+_run_decoder = msgspec.json.Decoder(RunFile)
+_result_decoder = msgspec.json.Decoder(Result)
+
+
+def read_run_file(directory: Path) -> RunFile | None:
+    """`run.json`, or None when it is missing or unreadable."""
+    return _read(directory / RUN_FILE, _run_decoder)
+
+
+def read_result(directory: Path) -> Result | None:
+    """`result.json`, or None when the run has not ended or the file is unreadable.
+
+    None as well while the supervisor computes the figures of a provisional result.
+    """
+    result = read_written_result(directory)
+    return None if result is not None and result.provisional and is_alive(directory) else result
+
+
+def read_written_result(directory: Path) -> Result | None:
+    """`result.json`, a provisional one included, or None when it is missing or unreadable."""
+    return _read(directory / RESULT_FILE, _result_decoder)
+
+
+def is_unfinished(directory: Path) -> bool:
+    """True while something of the run is alive and its result, figures included, is not there."""
+    return is_alive(directory) and not _has_whole_result(directory)
+
+
+def is_alive_after_grace(directory: Path) -> bool:
+    """True if the run is alive; a run with a result first gets the time that its supervisor needs to end."""
+    deadline = time.monotonic() + LEAVING_S
+    while is_alive(directory):
+        if time.monotonic() > deadline or not (directory / RESULT_FILE).exists():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def _has_whole_result(directory: Path) -> bool:
+    """False for a provisional `result.json`; True for an unreadable one, which a newer version may have written."""
+    path = directory / RESULT_FILE
+    head = _read(path, _flag_decoder)
+    return path.exists() if head is None else not head.provisional
+
+
+def _read(path: Path, decoder: msgspec.json.Decoder[T]) -> T | None:
+    try:
+        return decoder.decode(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError, *DAMAGE):
+        return None

@@ -1,0 +1,43 @@
+"""Lines of a best-fit search over a synthetic space, written by hand."""
+
+from __future__ import annotations
+
+from benchmarks.best_fit_replay import question
+from benchmarks.best_fit_spaces import Synthetic
+
+from trainfast_runner.search.best.journal import BestLine, BestQuestion, LaunchedBest, Race, Trial, Visited
+from trainfast_runner.search.best.state import BestState, state_of_best_journal
+
+
+def asking(terrain: Synthetic, *words: object, **fields: object) -> BestQuestion:
+    """The question that a synthetic space is searched for."""
+    return question(terrain.name, terrain.space, *words, **fields)  # type: ignore[arg-type]
+
+
+def trial(candidate: int, run_id: str = "one", ms: float = 100.0, **fields: object) -> Trial:
+    """A trial of ten equal steps."""
+    given: dict[str, object] = {"outcome": "measured", "warm": True, "step_ms": [ms * 1.001, ms * 0.999] * 5, **fields}
+    return Trial(candidate=candidate, run_id=run_id, samples_per_step=8, **{"seconds": ms / 100, **given})  # type: ignore[arg-type]
+
+
+def visited(terrain: Synthetic, candidate: int, run_id: str = "one") -> list[BestLine]:
+    """The lines of a process that was started for a candidate."""
+    process = terrain.space.candidates[candidate].process
+    return [
+        LaunchedBest(run_id=run_id, role="trial", candidate=candidate),
+        Visited(run_id=run_id, process=process, start_s=5.0),
+    ]
+
+
+def state_of(terrain: Synthetic, *lines: BestLine, warm: str | None = None, spent_s: float = 0.0) -> BestState:
+    return state_of_best_journal([asking(terrain), terrain.space, *lines], spent_s, warm)
+
+
+def confirmed(candidate: int, rates: tuple[float, ...], role: str = "confirm") -> list[BestLine]:
+    """Runs in fresh processes with these samples/s."""
+    runs: list[BestLine] = []
+    for place, rate in enumerate(rates):
+        run_id = f"{role}-{candidate}-{place}"
+        race = Race(candidate=candidate, role=role, run_id=run_id, outcome="measured", samples_per_s=rate, seconds=1.0)
+        runs += [LaunchedBest(run_id=run_id, role=role, candidate=candidate), race]
+    return runs

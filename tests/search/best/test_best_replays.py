@@ -1,0 +1,121 @@
+"""Whole best-fit searches of synthetic spaces, replayed under a fake clock."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from benchmarks.best_fit_replay import FakeConductor, Replayed, replay
+from benchmarks.best_fit_spaces import Synthetic, regret
+
+from trainfast_runner.search.best.decide import decide
+from trainfast_runner.search.best.journal import BestLine, Trial
+from trainfast_runner.search.best.state import state_of_best_journal
+
+from .synthetic import asking
+
+SEEDS = 20
+
+
+# One process of the test run replays the searches for the tests that look at them.
+replays = pytest.mark.xdist_group("replayed-searches")
+
+
+@pytest.fixture(scope="module")
+def replayed() -> list[tuple[Synthetic, Replayed]]:
+    """One search of each of so many synthetic spaces."""
+    spaces = [Synthetic(number) for number in range(SEEDS)]
+    return [(space, replay(space, number)) for number, space in enumerate(spaces)]
+
+
+@replays
+def test_the_answer_is_within_two_percent_of_the_best(replayed: list[tuple[Synthetic, Replayed]]) -> None:
+    answers = [told.answer for _, told in replayed]
+    assert None not in answers
+    close = [regret(space, told.answer) <= 0.02 for space, told in replayed if told.answer is not None]
+    assert sum(close) >= 18, [regret(space, told.answer or 0) for space, told in replayed]
+
+
+@replays
+def test_few_runs_in_fresh_processes_confirm_it(replayed: list[tuple[Synthetic, Replayed]]) -> None:
+    for _, told in replayed:
+        assert sum(told.cold.values()) <= 12
+        assert told.found is not None
+        assert len(told.found.best_run_ids) >= 2
+        assert len(told.found.baseline_run_ids) >= 2
+
+
+@replays
+def test_every_candidate_ends_with_a_verdict_and_most_are_never_run(
+    replayed: list[tuple[Synthetic, Replayed]],
+) -> None:
+    for space, told in replayed:
+        assert told.found is not None
+        assert [one.candidate for one in told.found.verdicts] == list(range(len(space.space.candidates)))
+        kinds = Counter(one.verdict for one in told.found.verdicts)
+        assert kinds["measured"] < len(space.truth) / 3
+        assert kinds["beaten"] > kinds["measured"]
+        assert all(one.reason for one in told.found.verdicts if one.verdict != "too_large")
+        assert all((one.rate is not None) == (one.verdict == "measured") for one in told.found.verdicts)
+
+
+@replays
+def test_every_value_of_every_knob_was_run(replayed: list[tuple[Synthetic, Replayed]]) -> None:
+    for space, told in replayed:
+        ran = {line.candidate for line in told.lines if isinstance(line, Trial)}
+        for name in space.space.candidates[0].knobs:
+            possible = {space.space.candidates[number].knobs[name] for number in space.truth}
+            assert {space.space.candidates[number].knobs[name] for number in ran} == possible, name
+
+
+def test_nothing_is_measured_twice_after_a_kill(space: Synthetic) -> None:
+    told = FakeConductor(space, asking(space), 1).run()
+    lines: list[BestLine] = [asking(space), space.space]
+    for moves in (1, 2, 3, 5, 7, 11, 1000):
+        # Each conductor forgets all but the journal, and its warm process is gone.
+        again = FakeConductor(space, asking(space), moves, lines).run(moves)
+    void = state_of_best_journal(lines, 0.0).measured.void
+    trials = [line for line in lines if isinstance(line, Trial) and not line.repeats and line.run_id not in void]
+    assert set(Counter(line.candidate for line in trials).values()) == {1}
+    assert regret(space, again.answer or 0) == pytest.approx(regret(space, told.answer or 0), abs=0.02)
+
+
+def test_the_same_journal_gives_the_same_decision_with_and_without_a_memory(space: Synthetic) -> None:
+    conductor = FakeConductor(space, asking(space), 1)
+    conductor.run(20)
+    assert conductor.latest is not None
+    fresh = state_of_best_journal(conductor.lines, conductor.spent_s, conductor.run_id)
+    followed = state_of_best_journal(conductor.lines, conductor.spent_s, conductor.run_id, before=conductor.latest)
+    assert decide(fresh).candidate == decide(followed).candidate
+    assert fresh.posterior.mean == pytest.approx(followed.posterior.mean)
+
+
+def test_the_budget_ends_the_trials_with_the_price_of_going_on(space: Synthetic) -> None:
+    whole = replay(space, 1)
+    told = replay(space, 1, asking(space, budget_s=whole.leader_s / 2))
+    assert told.leader_s < whole.leader_s
+    assert "the budget" in told.stopped_because
+    assert "chance of 2 %" in told.stopped_because
+    assert told.found is not None
+    assert len(told.found.best_run_ids) >= 2, "the answer is confirmed all the same"
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8, 0.95])
+def test_a_budget_that_ends_names_a_chance_or_what_was_never_run(share: float) -> None:
+    for seed in range(6):
+        terrain = Synthetic(seed)
+        whole = replay(terrain, seed)
+        told = replay(terrain, seed, asking(terrain, budget_s=whole.leader_s * share))
+        if "the budget" in told.stopped_because:
+            assert "a 0 % chance" not in told.stopped_because
+            assert "chance of 2 %" in told.stopped_because or "never run: " in told.stopped_because
+
+
+def test_compilation_loses_a_short_training_and_wins_a_long_one() -> None:
+    space = next(space for space in map(Synthetic, range(40)) if space._factors["default"] < 0.8)
+    kinds = {}
+    for steps in (20, 200_000):
+        told = replay(space, 1, asking(space, "time", steps))
+        assert told.answer is not None
+        kinds[steps] = space.space.candidates[told.answer].knobs["compile"]
+    assert kinds == {20: "off", 200_000: "default"}

@@ -1,0 +1,108 @@
+"""The verdict on each candidate of a best-fit search, and the answer from lines written by hand."""
+
+from __future__ import annotations
+
+import msgspec
+from benchmarks.best_fit_replay import FakeConductor
+from benchmarks.best_fit_spaces import Synthetic
+
+from trainfast_runner.search.best.found import found
+from trainfast_runner.search.best.journal import BestLine, Race
+
+from .synthetic import asking, confirmed, state_of, trial, visited
+
+
+def test_a_value_that_always_fails_is_given_up(space: Synthetic) -> None:
+    base = space.space.baseline
+    compiled = [n for n in sorted(space.truth) if space.space.candidates[n].knobs["compile"] == "default"][:2]
+    lines = [*visited(space, base), trial(base, warm=False)]
+    lines += [trial(one, outcome="failed", step_ms=[], reason="no compiler") for one in compiled]
+    verdicts = state_of(space, *lines).ruled_out
+    last = [n for n in sorted(space.truth) if space.space.candidates[n].knobs["compile"] == "default"][-1]
+    assert verdicts[last].verdict == "failed"
+    assert "compile=default failed in 2 settings: no compiler" in verdicts[last].reason
+
+
+def test_a_bound_by_flops_labels_candidates_that_are_never_run(space: Synthetic) -> None:
+    base = space.space.baseline
+    bounded = sorted(space.truth)[-1]
+    candidates = list(space.space.candidates)
+    candidates[bounded] = msgspec.structs.replace(candidates[bounded], least_s_per_sample=1.0)
+    space.space = msgspec.structs.replace(space.space, candidates=candidates)
+    told = FakeConductor(space, asking(space), 1).run()
+    assert told.found is not None
+    assert bounded != base
+    verdict = told.found.verdicts[bounded]
+    assert verdict.verdict == "bound"
+    assert "at most 1 samples/s" in verdict.reason
+
+
+def test_a_loss_that_leaves_the_baselines_fails_the_candidate(space: Synthetic) -> None:
+    base, other = space.space.baseline, next(number for number in space.truth if number != space.space.baseline)
+    runs = [
+        Race(candidate=number, role="confirm", run_id=str(number), outcome="measured", last_loss=loss, seconds=1.0)
+        for number, loss in ((base, 2.0), (other, 2.5))
+    ]
+    verdict = state_of(space, *visited(space, base), trial(base), *runs).ruled_out[other]
+    assert verdict.verdict == "failed"
+    assert "2.5" in verdict.reason
+
+
+def test_a_run_under_the_limit_has_fewer_steps_and_its_loss_is_not_compared(space: Synthetic) -> None:
+    base, other = space.space.baseline, next(number for number in space.truth if number != space.space.baseline)
+    lines: list[BestLine] = [
+        Race(candidate=other, role="limit", run_id="l", outcome="measured", last_loss=8.0, seconds=1.0),
+        Race(
+            candidate=base, role="confirm", run_id="b", outcome="measured", first_loss=8.0, last_loss=2.0, seconds=1.0
+        ),
+        Race(candidate=other, role="race", run_id="o", outcome="measured", first_loss=8.0, last_loss=2.3, seconds=1.0),
+    ]
+    verdicts = state_of(space, *visited(space, base), trial(base), *lines).ruled_out
+    assert other not in verdicts, "0.3 is little of the way from 8 to 2"
+
+
+def test_a_baseline_that_wins_on_a_noisy_machine_says_within_how_much(space: Synthetic) -> None:
+    base = space.space.baseline
+    other = next(number for number in sorted(space.truth) if number != base)
+    lines = [*visited(space, base), trial(base, warm=False), trial(other, ms=99.5)]
+    noisy = state_of(space, *lines, *confirmed(other, (80.0, 74.0)), *confirmed(base, (77.0, 84.0)))
+    answer = found(noisy)
+    assert answer is not None
+    assert (answer.best, answer.ties) == (base, [other])
+    assert answer.within_percent is not None
+    assert answer.within_percent > 5
+    quiet = found(state_of(space, *lines, *confirmed(other, (60.0, 60.1)), *confirmed(base, (80.0, 80.1))))
+    assert quiet is not None
+    assert (quiet.best, quiet.within_percent, quiet.ties) == (base, None, []), "clearly slower in fresh processes"
+
+
+def test_a_leader_that_loses_in_fresh_processes_is_not_within_the_noise_of_the_best(space: Synthetic) -> None:
+    base = space.space.baseline
+    other = next(number for number in sorted(space.truth) if number != base)
+    lines = [*visited(space, base), trial(base, warm=False), trial(other, ms=90.0)]
+    answer = found(state_of(space, *lines, *confirmed(other, (50.0, 50.5)), *confirmed(base, (80.0, 80.5))))
+    assert answer is not None
+    assert answer.best == base
+    assert answer.verdicts[other].reason == "-37.4 % beside the best"
+
+
+def test_the_losses_of_trials_compare_step_by_step(space: Synthetic) -> None:
+    base, other = space.space.baseline, next(number for number in space.truth if number != space.space.baseline)
+    lines = [*visited(space, base), trial(base, losses=[8.0, 7.0, 6.0])]
+    assert other not in state_of(space, *lines, trial(other, losses=[8.1, 6.9])).ruled_out
+    verdict = state_of(space, *lines, trial(other, losses=[8.0, 7.9])).ruled_out[other]
+    assert verdict.verdict == "failed"
+    assert "its loss was 7.9 where the baseline's was 7" in verdict.reason
+
+
+def test_drift_on_a_machine_that_others_disturb_is_noise_and_voids_nothing(space: Synthetic) -> None:
+    base = space.space.baseline
+    lines = [*visited(space, base), trial(base, warm=False, reason="other processes took 70% of the CPU")]
+    other = next(number for number in sorted(space.truth) if number != base)
+    noisy = state_of(space, *lines, trial(other, ms=95.0), trial(base, ms=130.0, repeats=True))
+    assert set(noisy.rated) == {base, other}
+    answer = found(noisy)
+    assert answer is not None
+    assert answer.within_percent is not None
+    assert answer.within_percent > 30, "the drift widens every interval"
+    assert "within the noise of the best" in answer.verdicts[base].reason
