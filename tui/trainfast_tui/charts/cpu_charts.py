@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from trainfast_tui.charts.model import ChartData, Series, Tone
+from trainfast_tui.charts.model import ChartData, Series
 from trainfast_tui.charts.readings import CPU_READINGS
 from trainfast_tui.charts.time_axis import TICK_GAP_NS, TimeAxis
 from trainfast_tui.text import format as fmt
+from trainfast_tui.text.lines import Tone
 
 if TYPE_CHECKING:
     from trainfast_runner.records.tick import Tick

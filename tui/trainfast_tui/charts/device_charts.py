@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from trainfast_tui.charts.cpu_charts import cpu_charts
-from trainfast_tui.charts.model import ChartData, Limit, Series, Span, Tone
+from trainfast_tui.charts.model import ChartData, Limit, Series, Span
 from trainfast_tui.charts.readings import (
     CPU_READINGS,
     GPU_READINGS,
@@ -18,6 +18,7 @@ from trainfast_tui.charts.readings import (
 from trainfast_tui.charts.tick_values import MOST_LINES, TickValues, TickValuesCache, throttled_spans
 from trainfast_tui.charts.time_axis import TICK_GAP_NS, TimeAxis, ticks_on
 from trainfast_tui.live.snapshot import Snapshot
+from trainfast_tui.text.lines import Tone
 
 if TYPE_CHECKING:
     from trainfast_runner.records.tick import DeviceReading

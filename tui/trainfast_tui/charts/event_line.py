@@ -9,7 +9,7 @@ from trainfast_tui.charts.time_axis import TimeAxis
 from trainfast_tui.charts.time_cells import time_cells
 from trainfast_tui.live.timeline import Moment
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.lines import Line, joined
+from trainfast_tui.text.lines import Line, Piece, joined
 
 WORTH = ("error", "warning", "success", "accent", "primary", "muted")
 """Tones, the most important first: of several events in one cell its sign is shown."""
@@ -64,7 +64,7 @@ class EventLine(Painted):
 
     def _signs(self, axis: TimeAxis, width: int) -> Line:
         cells = time_cells(width, self._gutter, axis.start_ns, axis.end_ns)
-        signs: list[tuple[str, str]] = [("─", "muted")] * cells.count
+        signs: list[Piece] = [("─", "muted")] * cells.count
         for moment in sorted(self._moments, key=lambda moment: -WORTH.index(moment.tone)):
             at = min(cells.at(moment.t_ns), cells.count - 1)
             if at >= 0:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from trainfast_tui.charts.braille import GLYPHS, X_BITS, draw, nice_ceiling
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.lines import Line, joined
+from trainfast_tui.text.lines import Line, Tone, joined
 
 GUTTER = 10
 """Cells left of the axis, for a size with its unit."""
@@ -22,7 +22,7 @@ class Point:
     batch_size: int
     peak_bytes: int
     sign: str
-    tone: str
+    tone: Tone
 
 
 def fit_chart(
@@ -57,7 +57,7 @@ def fit_chart(
         labels[limit_row] = fmt.size(limit_bytes)
     lines: list[Line] = []
     for row in range(plot_height):
-        tone = "error" if row == limit_row else "muted"
+        tone: Tone = "error" if row == limit_row else "muted"
         label = fmt.to_width(labels.get(row, ""), GUTTER, "right")
         lines.append([(label, tone), (" │", "muted"), *joined(zip(signs[row], tones[row], strict=True))])
     lines.append([(" " * GUTTER + " └", "muted"), ("─" * plot_width, "muted")])
@@ -77,7 +77,7 @@ def _row(size_bytes: float, top: float, height: int) -> int:
 
 def _drawn_line(
     line: Callable[[float], float] | None, across: int, top: float, width: int, height: int
-) -> tuple[list[list[str]], list[list[str]]]:
+) -> tuple[list[list[str]], list[list[Tone]]]:
     """Draw the fit in dots, up to the top of the chart."""
     cells = bytearray(width * height)
     if line is not None:
@@ -85,5 +85,5 @@ def _drawn_line(
         peaks = [line(column / max(1, count - 1) * across) for column in range(count)]
         draw(cells, width, height, [(peak, peak) if 0 <= peak <= top else None for peak in peaks], (0.0, top))
     signs = [[GLYPHS[cells[row * width + column]] for column in range(width)] for row in range(height)]
-    tones = [["primary" if sign != " " else "text" for sign in row] for row in signs]
+    tones: list[list[Tone]] = [["primary" if sign != " " else "text" for sign in row] for row in signs]
     return signs, tones

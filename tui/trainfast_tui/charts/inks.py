@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 from weakref import WeakKeyDictionary
 
 from rich.style import Style
@@ -11,9 +11,11 @@ from textual.app import App
 from textual.widget import Widget
 
 from trainfast_tui.terminal.textual_app import part_style
+from trainfast_tui.text.lines import Tone
 
-TEXT_TONES = ("text", "title", "muted", "primary", "secondary", "accent", "success", "warning", "error", "key")
-FILLED = ("cursor", "badge", "alarm")
+TONES: tuple[Tone, ...] = get_args(Tone)
+"""Every tone."""
+FILLED: tuple[Tone, ...] = ("cursor", "badge", "alarm")
 """Tones with a background of their own."""
 Palette = Mapping[str, Style]
 """The style of every tone, by name."""
@@ -31,7 +33,7 @@ def tone_styles(widget: Widget) -> Palette:
     key = app.theme, app.native_ansi_color, widget.rich_style
     if key not in found:
         # Whole styles: a partial one leaves a muted colour unblended, which is white on a light theme.
-        whole = {tone: part_style(widget, f"tone--{tone}") for tone in (*TEXT_TONES, *FILLED)}
+        whole = {tone: part_style(widget, f"tone--{tone}") for tone in TONES}
         filled = {tone: Style(bgcolor=whole[tone].bgcolor, reverse=whole[tone].reverse) for tone in FILLED}
         found[key] = {tone: _ink(style) + filled.get(tone, Style.null()) for tone, style in whole.items()}
     return found[key]

@@ -2,12 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from trainfast_tui.text.format import Formatter, number
-
-Tone = Literal["primary", "secondary", "accent", "success"]
-"""The theme colour of a series."""
+from trainfast_tui.text.lines import Tone
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from trainfast_tui.charts.braille import GLYPHS, X_BITS, Columns, YRange, draw, nice_ceiling
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.lines import Line, joined
+from trainfast_tui.text.lines import Line, Tone, joined
 
 GUTTER = 8
 """Cells left of the axis, for a rate."""
@@ -24,7 +24,7 @@ class Spot:
     memory_bytes: int
     rate: float | None
     sign: str
-    tone: str
+    tone: Tone
 
 
 def pareto(spots: Sequence[Spot]) -> list[Spot]:
@@ -53,7 +53,7 @@ def scatter(spots: Sequence[Spot], limit_bytes: int | None, width: int, height: 
         across = max(limit_bytes, most) * HEADROOM
     cells = _drawn_front(pareto(spots), across, (low, high), plot_width, plot_height)
     signs = [[GLYPHS[cells[row * plot_width + column]] for column in range(plot_width)] for row in range(plot_height)]
-    tones = [["primary" if sign != " " else "text" for sign in row] for row in signs]
+    tones: list[list[Tone]] = [["primary" if sign != " " else "text" for sign in row] for row in signs]
     limit_column = None
     if limit_bytes is not None and not is_far:
         limit_column = _column(limit_bytes, across, plot_width)

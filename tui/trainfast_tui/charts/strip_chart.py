@@ -7,8 +7,9 @@ from trainfast_tui.charts.inks import Palette
 from trainfast_tui.charts.model import ChartData
 from trainfast_tui.charts.paint import paint
 from trainfast_tui.charts.row_widget import Rows, RowWidget
+from trainfast_tui.text.lines import Tone
 
-PART_TONES = {
+PART_TONES: dict[str, Tone] = {
     "axis": "muted",
     "empty": "muted",
     "limit": "error",

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainfast_runner.records.result import Diagnosis
-from trainfast_runner.results.bottleneck.rules import rule_that_spoke
-from trainfast_tui.text.diagnosis_figures import cost_words, figure_text, named, overlap_words, wanted
+from trainfast_tui.cli.output import terminal_width
+from trainfast_tui.text.diagnosis import sections
+from trainfast_tui.text.diagnosis_figures import overlap_words
 from trainfast_tui.text.format import plain
-from trainfast_tui.text.tables import pairs
+from trainfast_tui.text.lines import line_text
+
+UNCUT = 10_000
+"""The width of lines for a pipe, which gets each one whole."""
 
 
 def bottleneck_lines(findings: Sequence[Diagnosis]) -> list[str]:
@@ -24,15 +28,7 @@ def explained_bottlenecks(findings: Sequence[Diagnosis], nothing: str) -> list[s
     if not findings:
         return [nothing]
     found: list[str] = []
-    for finding in findings:
-        rule = rule_that_spoke(finding.rule, finding.evidence)
-        figures = pairs((named(name), plain(figure_text(name, value))) for name, value in finding.evidence.items())
-        cost = cost_words(finding)
-        found += ["", plain(finding.line), *([f"  costs {cost}"] if cost else []), f"  try: {plain(finding.advice)}"]
-        found += [f"  {line}" for line in figures]
-        if rule is not None:
-            held = "; ".join(f"{named(condition.figure)} is {wanted(condition)}" for condition in rule.when)
-            found.append(f"  holds when: {held}")
-            found.append(f"  source: {rule.source}")
+    for title, lines in sections(findings, terminal_width() or UNCUT):
+        found += ["", plain(title), *(plain(line_text(line)) for line in lines)]
     overlap = overlap_words(findings)
     return [*found[1:], *(["", overlap] if overlap else [])]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from trainfast_tui.text.lines import Piece
 from trainfast_tui.text.search_kind import SearchKind
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ class BestPlanned:
     """A best-fit search with this question (None: the default one) would go so, in paragraphs with their tones."""
 
     question: BestAsked | None
-    texts: list[tuple[str, str]]
+    texts: list[Piece]
     vary: Mapping[str, Sequence[KnobValue]] = field(default_factory=dict)
     """The varied values; empty if the question is refused."""
     global_batch: int | None = None

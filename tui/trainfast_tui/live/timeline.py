@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from trainfast_runner.machine.telemetry.failures import takes_long
 from trainfast_runner.records.state_words import state_words
 from trainfast_tui.text import format as fmt
+from trainfast_tui.text.lines import Tone
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.gpus.events import DeviceChanges
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
 
 MOMENTS_KEPT = 500
-Describe = Callable[["Event"], tuple[str, str, str]]
+Describe = Callable[["Event"], tuple[str, Tone, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class Moment:
     t_ns: int
     """CLOCK_MONOTONIC."""
     sign: str
-    tone: str
+    tone: Tone
     words: str
 
 
@@ -127,7 +128,7 @@ def _compilations(steps: Sequence[Step]) -> list[Moment]:
     ]
 
 
-def _silent(event: Event) -> tuple[str, str, str]:
+def _silent(event: Event) -> tuple[str, Tone, str]:
     """Describe a lost GPU, or one that answers too slowly, which is no loss."""
     why = event.detail or "it does not answer"
     return "✗", "error", f"{_device(event)} {'does not answer' if takes_long(why) else 'was lost'}: {why}"
@@ -137,32 +138,33 @@ def _device(event: Event) -> str:
     return "GPU" if event.device is None else f"GPU {event.device}"
 
 
-def _throttle(event: Event, began: bool) -> tuple[str, str, str]:
+def _throttle(event: Event, began: bool) -> tuple[str, Tone, str]:
     from trainfast_runner.machine.telemetry import throttle
     from trainfast_tui.text.shades import causes, shade_of
 
     reason = event.detail or ""
     cause = causes().get(reason)
     letter = shade_of(cause).letter if cause is not None else "C"
-    tone = {"warning": "error"}.get(throttle.severity(reason), "warning")
+    tone: Tone = "error" if throttle.severity(reason) == "warning" else "warning"
     words = f"{_device(event)}: {'' if began else 'no longer: '}{throttle.words(reason)}"
     return (letter, tone, words) if began else (letter.lower(), "muted", words)
 
 
-def _process(event: Event) -> tuple[str, str, str]:
+def _process(event: Event) -> tuple[str, Tone, str]:
     who = event.detail or (f"process {event.pid}" if event.pid is not None else "a process of somebody else")
-    came = "warning" if event.kind == "foreign_process" else "primary"
-    sign, tone = ("-", "muted") if event.state == "left" else ("+", came)
-    return sign, tone, f"{_device(event)}: {who}"
+    came: Tone = "warning" if event.kind == "foreign_process" else "primary"
+    if event.state == "left":
+        return "-", "muted", f"{_device(event)}: {who}"
+    return "+", came, f"{_device(event)}: {who}"
 
 
-def _state(event: Event) -> tuple[str, str, str]:
+def _state(event: Event) -> tuple[str, Tone, str]:
     words = state_words(event.state or "")
     reason = event.reason or words
     return "│", "primary", reason if reason.startswith(words) else f"{words}: {reason}"
 
 
-def _detail(sign: str, tone: str, what: str) -> Describe:
+def _detail(sign: str, tone: Tone, what: str) -> Describe:
     return lambda event: (sign, tone, f"{what}: {event.detail}" if event.detail else what)
 
 

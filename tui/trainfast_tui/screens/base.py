@@ -12,7 +12,7 @@ from textual.screen import Screen
 
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.text.keys import actions_of, bindings
-from trainfast_tui.text.lines import Line
+from trainfast_tui.text.lines import Line, Tone
 from trainfast_tui.widgets.page import Page
 from trainfast_tui.widgets.strips import Footer, StatusLine
 
@@ -66,7 +66,7 @@ class AppScreen(Screen[None]):
         """Show how far the screen is behind."""
         self.query_one(Footer).show_pace(words)
 
-    def show_notice(self, text: str, tone: str = "text") -> None:
+    def show_notice(self, text: str, tone: Tone = "text") -> None:
         """Put a line on the status line, where there is one."""
         for status in self.query("#status").results(StatusLine):
             status.show(text, tone)

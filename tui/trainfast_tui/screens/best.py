@@ -18,6 +18,7 @@ from trainfast_tui.screens.base import AppScreen, SessionMessage
 from trainfast_tui.session import Session
 from trainfast_tui.text.best_state import orders_in_force, setting_words, settings_of
 from trainfast_tui.text.format import duration
+from trainfast_tui.text.lines import Tone
 from trainfast_tui.widgets.best_question import ask_about, asked_of, question_rows
 from trainfast_tui.widgets.best_view import BestView
 from trainfast_tui.widgets.strips import Footer
@@ -117,7 +118,7 @@ class BestScreen(AppScreen):
         next_run, control = self.session.next_run, self.session.best
         if control.is_going_on:
             waited = "" if control.asked_ns is None else duration(max(0, self._now_ns - control.asked_ns) // 10**9)
-            rows = [("", f"The knobs are being checked… {waited}", "text")]
+            rows: list[tuple[str, str, Tone]] = [("", f"The knobs are being checked… {waited}", "text")]
         else:
             asked = control.question or BestAsked()
             question = question_rows(asked, self._planned.global_batch)
@@ -150,7 +151,7 @@ class BestScreen(AppScreen):
         footer.relabel("again", "go on" if is_unfinished else "anew")
         footer.relabel("leave", "leave" if live or starting else "back")
 
-    def show_notice(self, text: str, tone: str = "text") -> None:
+    def show_notice(self, text: str, tone: Tone = "text") -> None:
         """Show a line at the bottom."""
         self.view.show_notice(text, tone)
 
@@ -264,14 +265,14 @@ class BestScreen(AppScreen):
         if search is not None and search.so_far.question is not None:
             asked = asked_of(search.so_far.question)
 
-        def take(question: BestAsked) -> None:
+        def on_question(question: BestAsked) -> None:
             session.best.question, self._is_asking = question, True
             self.notify("")
             self._make_plan()
             self._show()
 
         steps = int(str(session.next_run.spec.knobs["steps"]))
-        ask_about(part, self.app, asked, self._planned.vary, steps, take)
+        ask_about(part, self.app, asked, self._planned.vary, steps, on_question)
 
     def _live(self) -> BestSnapshot | None:
         """The search if it is live; else None, with a notice."""

@@ -9,9 +9,9 @@ from trainfast_tui.screens.base import PageScreen
 from trainfast_tui.session import Session
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.comparison import change, figure, interval, sentence, setting
-from trainfast_tui.text.lines import Line, paragraph, rule
+from trainfast_tui.text.lines import Line, Tone, paragraph, rule
 
-VERDICT_TONES = {"better": "success", "worse": "error"}
+VERDICT_TONES: dict[str, Tone] = {"better": "success", "worse": "error"}
 SIGNS = {"better": "✓ ", "worse": "✗ "}
 
 
@@ -108,7 +108,7 @@ def _figure_lines(found: Comparison, width: int) -> list[Line]:
     head += f"{'95 % CI':>20}" if widest else ""
     lines: list[Line] = [*note, [(head, "muted")]]
     for row in rows:
-        figures = [(fmt.to_width(figure(value, row.unit), column, "right"), "text") for value in (row.a, row.b)]
+        figures: Line = [(fmt.to_width(figure(value, row.unit), column, "right"), "text") for value in (row.a, row.b)]
         if wide:
             figures.append((fmt.to_width(change(row), 18, "right"), "text"))
         percent = "" if row.percent is None else fmt.signed_percent(row.percent)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_tui.screens.base import PageScreen
 from trainfast_tui.text.keys import KEY_WORDS, actions_of
-from trainfast_tui.text.lines import Line, labelled, paragraph, rule
+from trainfast_tui.text.lines import Line, Tone, labelled, paragraph, rule
 from trainfast_tui.text.shades import SHADES
 from trainfast_tui.widgets.knob_panel import knobs_by_group
 
@@ -80,5 +80,5 @@ def help_lines(width: int, scope: str = "main") -> list[Line]:
     return lines
 
 
-def _entry(label: str, text: str, tone: str, width: int) -> list[Line]:
+def _entry(label: str, text: str, tone: Tone, width: int) -> list[Line]:
     return labelled((f"{label:<{LABEL - 1}} ", tone), text, width)

@@ -13,6 +13,7 @@ from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.screens.base import AppScreen
 from trainfast_tui.session import Session
 from trainfast_tui.text.batch_search import limit_notice
+from trainfast_tui.text.lines import Tone
 from trainfast_tui.widgets.batch_search_view import BatchSearchView
 from trainfast_tui.widgets.strips import Footer
 
@@ -69,7 +70,7 @@ class SearchScreen(AppScreen):
         footer.leave_out(frozenset(name for name, is_so in useless.items() if is_so))
         footer.relabel("cancel", "back" if over else "cancel")
 
-    def show_notice(self, text: str, tone: str = "text") -> None:
+    def show_notice(self, text: str, tone: Tone = "text") -> None:
         """Show a line below the probes."""
         self.view.show_notice(text, tone)
 

@@ -132,14 +132,19 @@ def _without_answer(found: Fields) -> list[str]:
 
 
 def question_lines(vary: Mapping[str, list[Any]], left_alone: Mapping[str, str], global_batch: int | None) -> list[str]:
-    """What a search varies and what it leaves alone, with the reasons."""
+    """The knobs that a search varies and those that it leaves alone, with the reasons."""
     varied = "; ".join(f"{name} {', '.join(map(BY_NAME[name].show, values))}" for name, values in vary.items())
     at = f" at a global batch of {global_batch}" if global_batch is not None else ""
     lines = [f"varying {varied or 'nothing'}{at}"]
     by_reason: dict[str, list[str]] = {}
     for name, reason in left_alone.items():
         by_reason.setdefault(reason, []).append(name)
-    return [*lines, *(f"left alone: {', '.join(names)}: {reason}" for reason, names in by_reason.items())]
+    return [*lines, *(_left_alone(", ".join(names), reason) for reason, names in by_reason.items())]
+
+
+def _left_alone(names: str, reason: str) -> str:
+    """A refusal begins with the setting that it is about: no second name goes before it."""
+    return f"left alone: {reason}" if reason.startswith(f"{names} ") else f"left alone: {names}: {reason}"
 
 
 def estimate_lines(found: Fields) -> list[str]:

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.lines import Line, line_length
+from trainfast_tui.text.lines import Line, Piece, Tone, line_length
 from trainfast_tui.text.shades import SHADES, Shade
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def conditions_line(run: RunSnapshot, width: int) -> Line:
     return line
 
 
-def steadiness(run: RunSnapshot) -> tuple[str, str] | None:
+def steadiness(run: RunSnapshot) -> Piece | None:
     """Return words for a drift of temperature and step time, now or at the end; None if the steps are too few."""
     steady = run.steady
     if steady.still_warming is None:
@@ -113,7 +113,7 @@ def _throttled(counted: Sequence[StepConditions], wide: bool, whose: str) -> Lin
         return [*begin, ("not throttled", "success")]
     line: Line = []
     for place, (shade, ms) in enumerate(held):
-        tone = "error" if shade.kind in ("thermal", "brake") else "warning"
+        tone: Tone = "error" if shade.kind in ("thermal", "brake") else "warning"
         line += [(f"{'  ' if place else ''}{shade.letter} ", tone), (fmt.milliseconds(ms), "text")]
         line += [(_worst(counted, shade), "muted")]
     if not wide:

@@ -11,7 +11,7 @@ from trainfast_runner.machine.gpus.health import BUSY_PERCENT
 from trainfast_runner.records.tick import DeviceReading, HostReading, Tick
 from trainfast_runner.results.bottleneck.device_track import DeviceConditions
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.lines import Line
+from trainfast_tui.text.lines import Line, Tone
 from trainfast_tui.text.shades import SHADES
 from trainfast_tui.text.topology import pcie
 
@@ -24,7 +24,7 @@ class Item(NamedTuple):
 
     label: str
     text: str
-    tone: str = "text"
+    tone: Tone = "text"
     widest: str = ""
     """The widest text of the reading: what follows keeps its place while figures change."""
 
@@ -122,7 +122,7 @@ def flow(items: Sequence[Item], width: int, indent: int) -> list[Line]:
     return lines
 
 
-def _of(reading: object, name: str) -> Any:
+def _reading(reading: object, name: str) -> Any:
     return getattr(reading, name, None)
 
 
@@ -138,7 +138,7 @@ def _throttled(lately: DeviceConditions | None) -> list[Item]:
     for shade in SHADES:
         share = (lately.throttled_ms.get(shade.kind) or 0.0) / 60_000
         if share >= LEAST_THROTTLED_SHARE:
-            tone = "error" if shade.kind in ("thermal", "brake") else "warning"
+            tone: Tone = "error" if shade.kind in ("thermal", "brake") else "warning"
             text = f"{fmt.percent(100 * share)} of the last minute"
             found.append(Item(f"{shade.letter} {shade.words}", text, tone, "100 % of the last minute"))
     return found
@@ -205,7 +205,7 @@ def _memory_health(device: DeviceReading) -> list[Item]:
     if corrected is not None or uncorrected is not None:
         text = f"{fmt.count(uncorrected)} uncorrected, {fmt.count(corrected)} corrected"
         found.append(Item("ECC errors", text, "error" if uncorrected else "text"))
-    rows = [_of(device, f"remapped_rows_{kind}") for kind in ("corrected", "uncorrected")]
+    rows = [_reading(device, f"remapped_rows_{kind}") for kind in ("corrected", "uncorrected")]
     if any(row is not None for row in rows):
         text = fmt.count(sum(row or 0 for row in rows))
         found.append(Item("remapped rows", text, "warning" if any(rows) else "text"))
@@ -220,7 +220,7 @@ def _rates(
     label: str, device: DeviceReading, before: DeviceReading | None, seconds: float, out: str, back: str
 ) -> Item | None:
     """The GPU's rates; a counter that was reset or wrapped gives none until the next sample."""
-    if _of(device, out) is None and _of(device, back) is None:
+    if _reading(device, out) is None and _reading(device, back) is None:
         return None
     sent, received = _per_second(device, before, seconds, out), _per_second(device, before, seconds, back)
     text = f"out {fmt.bytes_per_second(sent)}, in {fmt.bytes_per_second(received)}"
@@ -228,14 +228,14 @@ def _rates(
 
 
 def _rate(label: str, now: object, before: object | None, seconds: float, field: str) -> Item | None:
-    if _of(now, field) is None:
+    if _reading(now, field) is None:
         return None
     return Item(label, fmt.bytes_per_second(_per_second(now, before, seconds, field)), "text", WIDEST_RATE)
 
 
 def _per_second(now: object, before: object | None, seconds: float, field: str) -> float | None:
     """A counter's growth per second; None if it was reset."""
-    last, first = _of(now, field), _of(before, field)
+    last, first = _reading(now, field), _reading(before, field)
     if last is None or first is None or seconds <= 0 or last < first:
         return None
     rate: float = (last - first) / seconds

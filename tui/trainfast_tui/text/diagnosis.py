@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.diagnosis_figures import cost_words, figure_text, named, nothing_found, overlap_words, wanted
-from trainfast_tui.text.lines import Line, labelled, paragraph, rule
+from trainfast_tui.text.lines import Line, Tone, labelled, paragraph, rule
 
 if TYPE_CHECKING:
     from trainfast_runner.records.result import Diagnosis
     from trainfast_runner.running.follower import RunSnapshot
 
-SEVERITY_TONES = {"warning": "warning", "info": "secondary"}
+SEVERITY_TONES: dict[str, Tone] = {"warning": "warning", "info": "secondary"}
 
 
 def one_line(run: RunSnapshot) -> Line:
@@ -33,12 +34,15 @@ def explained(run: RunSnapshot, width: int) -> list[Line]:
     """Return every diagnosis with its figures, in lines of `width` cells."""
     if not run.diagnosis:
         return [[(_nothing(run), "text")]]
-    overlap = overlap_words(run.diagnosis)
-    lines = paragraph(overlap, width, "muted")
-    for place, diagnosis in enumerate(run.diagnosis):
-        lines += [[]] if place else []
-        lines += _opened(diagnosis, width)
+    lines = paragraph(overlap_words(run.diagnosis), width, "muted")
+    for place, (title, section) in enumerate(sections(run.diagnosis, width)):
+        lines += [*([[]] if place else []), rule(title, width), *section]
     return lines
+
+
+def sections(findings: Sequence[Diagnosis], width: int) -> list[tuple[str, list[Line]]]:
+    """Return a title with cost and the lines of each diagnosis: its figures beside their thresholds, advice, source."""
+    return [_section(finding, width) for finding in findings]
 
 
 def _nothing(run: RunSnapshot) -> str:
@@ -49,13 +53,13 @@ def _nothing(run: RunSnapshot) -> str:
     return nothing_found(live=run.is_live, measured=measured, diagnosed=True)
 
 
-def _opened(diagnosis: Diagnosis, width: int) -> list[Line]:
+def _section(diagnosis: Diagnosis, width: int) -> tuple[str, list[Line]]:
     from trainfast_runner.results.bottleneck.rules import rule_that_spoke
 
     found = rule_that_spoke(diagnosis.rule, diagnosis.evidence)
-    head = ", ".join(filter(None, (found.title if found is not None else diagnosis.rule, cost_words(diagnosis))))
+    title = ", ".join(filter(None, (found.title if found is not None else diagnosis.rule, cost_words(diagnosis))))
     thresholds = {condition.figure: condition for condition in found.when} if found is not None else {}
-    lines = [rule(head, width), *paragraph(diagnosis.line, width, "title")]
+    lines = paragraph(diagnosis.line, width, "title")
     wide = max((cell_len(named(name)) for name in diagnosis.evidence), default=0)
     for name, value in diagnosis.evidence.items():
         line: Line = [(f"  {fmt.to_width(named(name), wide)}  ", "muted"), (figure_text(name, value), "text")]
@@ -65,4 +69,4 @@ def _opened(diagnosis: Diagnosis, width: int) -> list[Line]:
     source = found.source if found is not None else ""
     for label, text in (("try", diagnosis.advice), ("source", source)):
         lines += labelled((f"  {label:<10}", "key"), text, width)
-    return lines
+    return title, lines

@@ -11,6 +11,7 @@ from trainfast_runner.records.warm_process import batch_sizes
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text import oom
 from trainfast_tui.text.batch_search import warm_words
+from trainfast_tui.text.lines import Tone
 
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
@@ -24,7 +25,7 @@ class Ending:
     """A headline with its tone, the reason, changes to the knobs, the log's last lines, and advice."""
 
     headline: str
-    tone: str
+    tone: Tone
     reason: str
     fixes: tuple[OomChange, ...] = ()
     log: tuple[str, ...] = ()
@@ -87,12 +88,12 @@ def _oom(run: RunSnapshot, traced: OomExplanation | None, to_trace: int) -> Endi
         reason = ""
     elif run.run_file is not None and run.run_file.memory_limit_bytes:
         reason = f"{reason.rstrip('.')}. The limit was {fmt.size(min(run.run_file.memory_limit_bytes))} a rank."
-    changes = () if found is None or _is_warm(run) else tuple(found.changes)
     if _is_warm(run):
-        headline, tone, advice = f"{_warm_words(run)}: out of memory", "warning", _SEARCH
-    else:
-        headline, tone, advice = "out of memory", "error", "" if changes else "r runs again."
-    return Ending(f"{headline}{_where(run)}", tone, reason, changes, advice=advice, facts=tuple(facts))
+        headline = f"{_warm_words(run)}: out of memory{_where(run)}"
+        return Ending(headline, "warning", reason, advice=_SEARCH, facts=tuple(facts))
+    changes = () if found is None else tuple(found.changes)
+    advice = "" if changes else "r runs again."
+    return Ending(f"out of memory{_where(run)}", "error", reason, changes, advice=advice, facts=tuple(facts))
 
 
 def explained(run: RunSnapshot) -> OomExplanation | None:

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from trainfast_tui.text.lines import Line
+from trainfast_tui.text.lines import Line, Tone
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
-def bar(share: float | None, width: int, tone: str = "primary") -> Line:
+def bar(share: float | None, width: int, tone: Tone = "primary") -> Line:
     """Return a bar of `width` cells, filled to a share that is held to 0..1; None fills none."""
     full, rest = divmod(round(min(max(share or 0.0, 0.0), 1.0) * width * 8), 8)
     filled = "█" * full + (_EIGHTHS[rest] if rest else "")

@@ -11,9 +11,9 @@ from trainfast_tui.charts.fit_chart import Point, fit_chart
 from trainfast_tui.charts.painted import Painted
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.batch_search import Choice, choices, expected_s, state_words
-from trainfast_tui.text.lines import Line, labelled, line_length, paragraph, rule, wrap
+from trainfast_tui.text.lines import Line, Piece, Tone, labelled, line_length, paragraph, rule, wrap
 
-SIGNS = {
+SIGNS: dict[str, Piece] = {
     "starting": ("○", "secondary"),
     "running": ("●", "success"),
     "pausing": ("●", "warning"),
@@ -24,8 +24,12 @@ SIGNS = {
     "failed": ("✗", "error"),
     "cancelled": ("■", "warning"),
 }
-OUTCOMES = {"fits": ("●", "success", "fits"), "oom": ("✗", "error", "out of memory"), "void": ("~", "warning", "void")}
-REFUTED = ("✗", "warning", "fitted, refuted by the confirmation run")
+OUTCOMES: dict[str, tuple[str, Tone, str]] = {
+    "fits": ("●", "success", "fits"),
+    "oom": ("✗", "error", "out of memory"),
+    "void": ("~", "warning", "void"),
+}
+REFUTED: tuple[str, Tone, str] = ("✗", "warning", "fitted, refuted by the confirmation run")
 """Sign of a size that fitted in the warm process and ran out of memory in a fresh one."""
 PHASE_COLUMNS = (("forward_backward", "fwd+bwd"), ("optimizer", "optimizer"))
 WIDE, NARROW = 100, 76
@@ -45,7 +49,7 @@ class BatchSearchView(Painted):
         self._search: SearchSnapshot | None = None
         self._now_ns = 0
         self._asked_ns: int | None = None
-        self._notice: tuple[str, str] = ("", "muted")
+        self._notice: Piece = ("", "muted")
         self._limit_notice = ""
         self._at = 0
 
@@ -59,7 +63,7 @@ class BatchSearchView(Painted):
         self._limit_notice = notice
         self.repaint()
 
-    def show_notice(self, text: str, tone: str = "text") -> None:
+    def show_notice(self, text: str, tone: Tone = "text") -> None:
         """Show this line at the bottom until the next one."""
         self._notice = (text, tone)
         self.repaint()
@@ -105,7 +109,8 @@ def _head(search: SearchSnapshot, name: str, now_ns: int, width: int) -> list[Li
         name = asked.name
     sign, tone = SIGNS.get(search.state, ("○", "text"))
     first, *rest = wrap(f"{sign} {state_words(search, now_ns)}", width)
-    lines: list[Line] = [[(first[:2], tone), (first[2:], "title")], *([(f"  {line}", "title")] for line in rest[:2])]
+    lines: list[Line] = [[(first[:2], tone), (first[2:], "title")]]
+    lines += [[(f"  {line}", "title")] for line in rest[:2]]
     time = _time_words(search, now_ns)
     used = line_length(lines[-1])
     lines[-1:] = (
@@ -185,7 +190,7 @@ def _table(search: SearchSnapshot, width: int) -> list[Line]:
     return [_row(title, [("outcome", "muted")], width, "muted"), *rows]
 
 
-def _row(cells: Sequence[str], end: Line, width: int, tone: str = "text") -> Line:
+def _row(cells: Sequence[str], end: Line, width: int, tone: Tone = "text") -> Line:
     widths: tuple[int, ...] = (8, 12, 12, 12, 12, 12) if width >= WIDE else (7, 10, 10, 10, 10, 11)
     padded = [*cells, *([""] * (len(widths) - len(cells)))]
     if width < NARROW:

@@ -71,22 +71,22 @@ def ask_about(
     asked: BestAsked,
     planned: Mapping[str, Sequence[KnobValue]],
     steps: int,
-    take: Callable[[BestAsked], None],
+    on_question: Callable[[BestAsked], None],
 ) -> None:
-    """Ask for vary, batch, objective or budget on a dialog; `take` gets the question with the answer, if one is given.
+    """Ask for vary, batch, objective or budget on a dialog; `on_question` gets the question with the answer.
 
     `planned` are the varied values of the present question, `steps` those of the next run.
     """
 
     def change(fields: Fields) -> None:
-        take(msgspec.structs.replace(asked, **fields))
+        on_question(msgspec.structs.replace(asked, **fields))
 
     def ask(title: str, hint: str, value: str, read: Callable[[str], Fields]) -> None:
         app.push_screen(
             Ask(title, hint, value, read), lambda text: change(read(text)) if isinstance(text, str) else None
         )
 
-    def take_objective(name: object) -> None:
+    def on_objective(name: object) -> None:
         if name == "time":
             hint = "The length of the training that is to end first: compilation pays in a long one."
             ask("Optimizer steps", hint, str(asked.for_steps or steps), _read_steps)
@@ -94,7 +94,7 @@ def ask_about(
             change({"objective": name, "for_steps": None})
 
     if part == "objective":
-        app.push_screen(Pick("Search for", list(OBJECTIVES.items()), asked.objective), take_objective)
+        app.push_screen(Pick("Search for", list(OBJECTIVES.items()), asked.objective), on_objective)
     elif part == "vary":
         now = vary_text(asked.vary or planned)
         hint = f"knob=a,b,c knob=d,e: the values to try. Empty: {ALL}."

@@ -9,14 +9,14 @@ from trainfast_tui.text import format as fmt
 from trainfast_tui.text.best_objective import figure_words, unit_of
 from trainfast_tui.text.best_search import count_words
 from trainfast_tui.text.best_state import percent_words, setting_words
-from trainfast_tui.text.lines import Line, labelled
+from trainfast_tui.text.lines import Line, Tone, labelled
 from trainfast_tui.widgets.bar import bar
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.best_follower import BestSoFar
     from trainfast_runner.search.best.journal import Effect, Found, Race, Trial
 
-OUTCOMES = {
+OUTCOMES: dict[str, tuple[str, Tone, str]] = {
     "measured": ("●", "success", ""),
     "slow": ("•", "secondary", ""),
     "oom": ("✗", "error", "out of memory"),
@@ -70,14 +70,14 @@ def _ran_row(so_far: BestSoFar, place: int, line: Trial | Race, width: int) -> L
 
 def _row(
     sign: str,
-    sign_tone: str,
+    sign_tone: Tone,
     setting: str,
     rate: str,
     steps: str,
     took: str,
     process: str,
     width: int,
-    tone: str = "text",
+    tone: Tone = "text",
 ) -> Line:
     widths = (RATE, STEPS, TOOK, PROCESS) if width >= WIDE else (NARROW_RATE, STEPS, NARROW_TOOK, NARROW_PROCESS)
     room = max(12, width - 2 - sum(widths))
@@ -111,7 +111,7 @@ def effect_rows(found: Found, width: int) -> list[Line]:
     for name, gain, one in sorted(
         zip(names, words, found.effects, strict=True), key=lambda row: -row[2].gain_percent.median
     ):
-        tone = "success" if one.gain_percent.low > 0 else "error" if one.gain_percent.high < 0 else "secondary"
+        tone: Tone = "success" if one.gain_percent.low > 0 else "error" if one.gain_percent.high < 0 else "secondary"
         basis = "  in a run" if one.measured else "  earlier" if one.earlier else ""
         share = abs(one.gain_percent.median) / most
         rows.append(

@@ -18,7 +18,7 @@ from trainfast_tui.text.best_state import (
     setting_words,
     state_of,
 )
-from trainfast_tui.text.lines import Line, labelled, paragraph, rule
+from trainfast_tui.text.lines import Line, Piece, Tone, labelled, paragraph, rule
 from trainfast_tui.widgets.batch_search_view import SIGNS
 from trainfast_tui.widgets.best_rows import effect_rows, rest_rows, trial_rows, waiting_row
 
@@ -42,9 +42,9 @@ class BestView(Painted):
         super().__init__()
         self._search: BestSnapshot | None = None
         self._now_ns = 0
-        self._plan: list[tuple[str, str, str]] = []
+        self._plan: list[tuple[str, str, Tone]] = []
         self._headline = ""
-        self._notice: tuple[str, str] = ("", "muted")
+        self._notice: Piece = ("", "muted")
         self._back = 0
         """Rows of the table between its last one and the last one shown."""
 
@@ -53,12 +53,12 @@ class BestView(Painted):
         self._search, self._now_ns = search, now_ns
         self.repaint()
 
-    def show_plan(self, name: str, rows: list[tuple[str, str, str]]) -> None:
+    def show_plan(self, name: str, rows: list[tuple[str, str, Tone]]) -> None:
         """Show these paragraphs, each with its label and tone, while there is no search; `name` is the preset's."""
         self._search, self._headline, self._plan = None, name, rows
         self.repaint()
 
-    def show_notice(self, text: str, tone: str = "text") -> None:
+    def show_notice(self, text: str, tone: Tone = "text") -> None:
         """Show this line at the bottom until the next one."""
         self._notice = (text, tone)
         self.repaint()
@@ -176,7 +176,7 @@ def _order_rows(search: BestSnapshot, width: int) -> list[Line]:
 def spots_of(so_far: BestSoFar, *, is_live: bool) -> list[Spot]:
     """Return the settings as the chart shows them, the best last; the one under way stands at the bottom."""
     rates: dict[int, float | None] = {}
-    signs: dict[int, tuple[str, str]] = {}
+    signs: dict[int, Piece] = {}
     for place, line in enumerate(so_far.ran):
         if line.outcome == "oom":
             rates[line.candidate], signs[line.candidate] = None, ("✗", "error")

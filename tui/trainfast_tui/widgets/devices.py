@@ -13,7 +13,7 @@ from trainfast_tui.charts.painted import PaintedValue
 from trainfast_tui.charts.readings import used_uuids
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.lines import Line, line_length
+from trainfast_tui.text.lines import Line, Tone, line_length
 from trainfast_tui.widgets.bar import bar
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ SHORT_WORDS = {
     "display_clock": "display clock",
 }
 SEVERITIES = ("warning", "info", "none")
-BADGES = {"warning": "alarm", "info": "badge", "none": "muted"}
+BADGES: dict[str, Tone] = {"warning": "alarm", "info": "badge", "none": "muted"}
 """The tone of each severity."""
 
 
@@ -155,7 +155,7 @@ def _memory(device: DeviceReading, wide: bool, missing: Mapping[str, str]) -> Li
 def _temperature(device: DeviceReading, wide: bool) -> Line:
     text = fmt.celsius(device.temperature_c)
     left = degrees_left(device)
-    tone = "warning" if left is not None and left <= NEAR_SLOWDOWN_C else "text"
+    tone: Tone = "warning" if left is not None and left <= NEAR_SLOWDOWN_C else "text"
     if left is None:
         return [(fmt.to_width(text, 7, "right"), tone), (" " * (19 if wide else 0), "text")]
     if wide:
@@ -192,5 +192,5 @@ def _share(used: float | None, total: float | None) -> float | None:
 
 def _bar(share: float | None, width: int, nearly_full: float = 2.0) -> Line:
     """Return a bar that warns from the share `nearly_full` on; a busy CPU is no reason to warn."""
-    tone = "warning" if share is not None and share >= nearly_full else "primary"
+    tone: Tone = "warning" if share is not None and share >= nearly_full else "primary"
     return bar(share, width, tone)

@@ -25,7 +25,7 @@ class Dialog(ModalScreen[object]):
     """A box in the middle of the screen, left with Esc.
 
     Over a slow link the key that opens a dialog and the keys meant for it arrive in one read, before its widgets
-    exist: `take` keeps them until the dialog is ready.
+    exist: `queue_key` keeps them until the dialog is ready.
     """
 
     BINDINGS = [

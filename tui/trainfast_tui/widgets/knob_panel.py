@@ -199,7 +199,7 @@ class KnobPanel(Painted, can_focus=True):
         return [*head, *shown, *about]
 
     def _head(self, next_run: NextRun, width: int) -> list[Line]:
-        lines = [rule("next run", width), [("preset ", "muted"), (next_run.spec.name, "title")]]
+        lines: list[Line] = [rule("next run", width), [("preset ", "muted"), (next_run.spec.name, "title")]]
         for field in next_run.fields():
             lines.append([("with ", "muted"), (to_width(plain(field), max(8, width - 5)).rstrip(), "warning")])
         if self._global_batch is not None:
@@ -234,7 +234,8 @@ class KnobPanel(Painted, can_focus=True):
             if len(refusal) > room - 1:
                 # The last line names the values that work.
                 refusal = [*refusal[: room - 3], with_more(refusal[room - 3], width), refusal[-1]]
-            return [rule("", width)[1:], *([(line, "error")] for line in refusal)]
+            refused: list[Line] = [[(line, "error")] for line in refusal]
+            return [rule("", width)[1:], *refused]
         entry = BY_NAME[self.current]
         choice = self._choice(self._next, self.current) if self._next is not None else ""
         lines = paragraph(entry.what, width, "text")

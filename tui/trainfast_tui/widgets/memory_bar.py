@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from trainfast_tui.charts.painted import GrowingPanel
 from trainfast_tui.control.memory_view import Measured, MemoryView
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.lines import Line, joined, line_length, paragraph, rule
+from trainfast_tui.text.lines import Line, Piece, joined, line_length, paragraph, rule
 from trainfast_tui.text.memory import CATEGORIES, PHASES, short
 from trainfast_tui.widgets.bar import shares
 
 if TYPE_CHECKING:
     from trainfast_runner.memory.headroom import PredictedFit
 
-SIGNS = {
+SIGNS: dict[str, Piece] = {
     "params": ("█", "primary"),
     "grads": ("▓", "secondary"),
     "optimizer": ("▒", "accent"),
@@ -106,17 +106,18 @@ def _total(fit: PredictedFit, before_bytes: int | None, width: int) -> Line:
 
 
 def _peak_of_limit(fit: PredictedFit, width: int) -> Line:
-    room, line = fit.available, [("predicted ", "muted"), (fmt.size(fit.predicted.total_bytes), "title")]
-    if room is None:
+    available = fit.available
+    line: Line = [("predicted ", "muted"), (fmt.size(fit.predicted.total_bytes), "title")]
+    if available is None:
         return line
-    of = f" of {fmt.size(room.limit_bytes)}"
-    with_context = room.with_context and fit.predicted.context_bytes
+    of = f" of {fmt.size(available.limit_bytes)}"
+    with_context = available.with_context and fit.predicted.context_bytes
     if (with_context or fit.margin_bytes) and width < ROOMY:
         # The allocator's peak and the context do not both fit.
         return [("needs ", "muted"), (fmt.size(fit.needed_bytes), "title"), (of, "text")]
     line.append((" + context" if with_context else " + margin" if fit.margin_bytes else "", "text"))
     line.append((of, "text"))
-    whose = f" ({room.words})"
+    whose = f" ({available.words})"
     return [*line, (whose, "muted")] if line_length(line) + len(whose) <= width else line
 
 
@@ -124,7 +125,7 @@ def _room_left(fit: PredictedFit, width: int) -> Line:
     left = fit.left_bytes
     if left is None:
         return [("no limit is known", "muted")]
-    most, tone = fit.max_batch, "error" if left < 0 else "success"
+    most = fit.max_batch
     if left >= 0:
         heads: tuple[str, ...] = (f"{fmt.size(left)} left",)
     else:
@@ -138,7 +139,7 @@ def _room_left(fit: PredictedFit, width: int) -> Line:
     # The missing bytes and the way out matter more than long words; the last pair always fits.
     pairs = [(head, tail) for tail in tails for head in heads]
     head, tail = next((pair for pair in pairs if len(pair[0]) + len(pair[1]) <= width), (heads[-1], ""))
-    return [(head, tone), (tail, "error" if most == 0 else "text")]
+    return [(head, "error" if left < 0 else "success"), (tail, "error" if most == 0 else "text")]
 
 
 def _bar(fit: PredictedFit, measured: Measured | None, width: int) -> Line:
@@ -148,7 +149,7 @@ def _bar(fit: PredictedFit, measured: Measured | None, width: int) -> Line:
     # On a large device a small model would be one cell: each category keeps its own.
     used = min(width, max(len(parts), round(fit.needed_bytes / scale * width)))
     cells = shares([float(size) for _, size in parts], used)
-    painted: list[tuple[str, str]] = []
+    painted: Line = []
     for (key, _), count in zip(parts, cells, strict=True):
         painted += [SIGNS[key]] * count
     painted += [("·", "muted")] * (width - len(painted))
@@ -160,9 +161,9 @@ def _bar(fit: PredictedFit, measured: Measured | None, width: int) -> Line:
 
 def _scale(fit: PredictedFit | None, measured: Measured | None) -> float:
     """Return the bytes of the whole width: the limit, or a prediction or measurement above it."""
-    room = fit.available.limit_bytes if fit is not None and fit.available is not None else 0
+    available = fit.available.limit_bytes if fit is not None and fit.available is not None else 0
     needed = fit.needed_bytes if fit is not None else 0
-    return float(max(room, needed, measured.peak_bytes if measured is not None else 0, 1))
+    return float(max(available, needed, measured.peak_bytes if measured is not None else 0, 1))
 
 
 def _shown_parts(fit: PredictedFit) -> list[tuple[str, int]]:

@@ -19,7 +19,7 @@ from trainfast_tui.text.device_details import (
     is_alarm,
     missing_item,
 )
-from trainfast_tui.text.lines import Line, labelled, line_length, paragraph
+from trainfast_tui.text.lines import Line, Tone, labelled, line_length, paragraph
 from trainfast_tui.text.shades import causes_of, rank, shade_of
 from trainfast_tui.widgets.devices import gpu_line, host_line
 
@@ -169,7 +169,7 @@ def _throttled(tick: Tick, wide: bool) -> Line:
     line: Line = []
     for shade in sorted(map(shade_of, by_cause), key=rank):
         which = ", ".join(map(str, by_cause[shade.kind]))
-        tone = "warning" if shade.kind in ("power", "sync_boost") else "error"
+        tone: Tone = "warning" if shade.kind in ("power", "sync_boost") else "error"
         line.append((f"  {shade.letter} GPU {which}{f' {shade.words}' if wide else ''}", tone))
     lost = ", ".join(str(device.index) for device in tick.devices if device.error is not None)
     return [*line, (f"  GPU {lost} {'does not answer' if wide else 'lost'}", "error")] if lost else line

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainfast_runner.machine.processes.listing import ProcessRow
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.lines import Line
+from trainfast_tui.text.lines import Line, Tone
 from trainfast_tui.widgets.sorted_table import Columns, Order, SortedTable
 
 NARROW: Columns = (("pid", 9), ("owner", 9), ("GPU memory", 18), ("CPU", 8), ("memory", 10), ("age", 8))
@@ -75,7 +75,7 @@ class ProcessTable(SortedTable[ProcessRow]):
             "memory": fmt.size(row.memory_rss_bytes),
             "age": fmt.duration(row.age_s) if width >= WIDE else " ".join(fmt.duration(row.age_s).split()[:2]),
         }
-        tone = "text" if row.is_own else "muted"
+        tone: Tone = "text" if row.is_own else "muted"
         line: Line = [("  ", "accent")]
         line += [(self.cell(name, cells[name], room), tone) for name, room in self.columns(width)]
         command = row.command if width >= WIDE else _without_folder(row.command)

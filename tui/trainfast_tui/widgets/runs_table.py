@@ -8,7 +8,7 @@ from trainfast_runner.records.state_words import state_words
 from trainfast_runner.running.history import RunRow
 from trainfast_runner.settings.knobs import BY_NAME, defaults
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.lines import Line, line_length
+from trainfast_tui.text.lines import Line, Piece, line_length
 from trainfast_tui.text.overrides import brief, fields, settings
 from trainfast_tui.widgets.sorted_table import Columns, Order, SortedTable
 from trainfast_tui.widgets.strips import STATE_SIGNS
@@ -107,7 +107,7 @@ class RunsTable(SortedTable[RunRow]):
     def row_line(self, row: RunRow, width: int) -> Line:
         sign, tone = STATE_SIGNS.get(row.state, ("○", "text"))
         state = state_words(row.state) + (" (alone)" if row.supervised is False else "")
-        cells = {
+        cells: dict[str, Piece] = {
             "started": (_started(row), "text"),
             "preset": (fmt.plain(row.name), "title"),
             "state": (f"{sign} {state}", tone),

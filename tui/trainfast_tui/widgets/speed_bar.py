@@ -72,7 +72,8 @@ def _bar(view: SpeedView, width: int) -> Line:
     assert speed is not None
     scale = width / _most(view)
     low, high = max(1, round(speed.low * scale)), round(speed.high * scale)
-    painted = [(SURE, "primary")] * low + [(UNSURE, "primary")] * (high - low)
+    painted: Line = [(SURE, "primary") for _ in range(low)]
+    painted += [(UNSURE, "primary") for _ in range(high - low)]
     painted += [("·", "muted")] * (width - len(painted))
     if view.before is not None:
         painted[min(width - 1, round(view.before * scale))] = ("┃", "accent")

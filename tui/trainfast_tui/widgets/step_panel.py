@@ -12,13 +12,13 @@ from trainfast_tui.control.next_run import predicted_of
 from trainfast_tui.live.figures import Figures, planned_steps, recent_figures, seconds_left
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.conditions import conditions_line, has_conditions, steadiness
-from trainfast_tui.text.lines import Line, line_length
+from trainfast_tui.text.lines import Line, Tone, line_length
 from trainfast_tui.widgets.bar import bar, shares
 
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
 
-PHASES = (
+PHASES: tuple[tuple[str, str, Tone], ...] = (
     ("data", "░", "warning"),
     ("forward", "█", "primary"),
     ("backward", "▓", "secondary"),
@@ -137,7 +137,7 @@ def _phases(phases: dict[str, float | None], width: int, height: int) -> list[Li
     return [bar, _legend(known, short=True)]
 
 
-def _legend(known: Sequence[tuple[str, str, str, float | None]], *, short: bool) -> Line:
+def _legend(known: Sequence[tuple[str, str, Tone, float | None]], *, short: bool) -> Line:
     """Return the sign, name and time of each part; `short` puts the unit once at the end."""
     legend: Line = []
     for name, glyph, tone, value in known:

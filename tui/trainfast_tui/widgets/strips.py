@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from trainfast_runner.records.state_words import state_words
 from trainfast_tui.charts.painted import Painted
 from trainfast_tui.text.keys import Action
-from trainfast_tui.text.lines import Line
+from trainfast_tui.text.lines import Line, Piece, Tone
 
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
 
-STATE_SIGNS = {
+STATE_SIGNS: dict[str, Piece] = {
     "starting": ("○", "secondary"),
     "running": ("●", "success"),
     "stopping": ("●", "warning"),
@@ -60,10 +60,10 @@ class StatusLine(Painted):
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._notice: tuple[str, str] = ("", "muted")
+        self._notice: Piece = ("", "muted")
         self._countdown = ""
 
-    def show(self, text: str, tone: str = "text") -> None:
+    def show(self, text: str, tone: Tone = "text") -> None:
         """Show this notice until the next one."""
         self._notice = (text, tone)
         self.repaint()
