@@ -15,7 +15,7 @@ from trainfast_runner.records.home import Home
 RUN = ["run", "tiny-llama", *SMALL, "--set", "steps=6", "--json"]
 
 
-def test_of_launches_at_the_same_time_one_gets_the_device(cli: Cli) -> None:
+def test_of_launches_at_the_same_time_one_gets_the_device_and_ctrl_c_stops_it(cli: Cli) -> None:
     # Whoever has it keeps it, so that the slowest of them comes to it in time.
     started = [cli.start(*RUN, "--set", "steps=1000000") for _ in range(3)]
     going_on = until(lambda: len(left := [one for one in started if one.process.poll() is None]) == 1 and left, "two")
@@ -27,7 +27,11 @@ def test_of_launches_at_the_same_time_one_gets_the_device(cli: Cli) -> None:
     (winner,) = going_on
     winner.until_said("running 1")
     winner.signal(signal.SIGINT)
-    assert winner.end().json["state"] == "stopped"
+    stopped = winner.end()
+    assert stopped.code == 130, stopped.err
+    assert "stopping the run; SIGKILL follows after 30 s, Ctrl-C again sends it now" in stopped.err
+    assert stopped.json["state"] == "stopped"
+    assert stopped.json["steps"]["measured"] > 0
     assert len(cli("runs", "list", "--json").json["runs"]) == 1
 
 

@@ -28,9 +28,13 @@ def mapping(tmp_path: Path) -> Path:
     return path
 
 
-def test_flags_defaults_and_a_rate_that_the_script_overrides(cli: Cli, mapping: Path) -> None:
+def test_flags_defaults_an_overridden_rate_and_the_steps_asked_for(cli: Cli, mapping: Path) -> None:
     asked = ("--preset", str(mapping), "--set", "batch_size=16", "--set", "pin_memory=off", "--set", "lr=0.5")
-    result = run_script(cli, *asked, *script("plain_torch.py", "--steps=8", "--batch-size=2"))
+    endless = script("plain_torch.py", "--steps=100000", "--batch-size=2")
+    result = run_script(cli, "--steps=8", *asked, *endless)
+    assert result["steps"] == {"measured": 5, "warmup": 3}
+    assert result["script"]["exit_code"] == 0
+    assert "took" not in (cli.home / "runs" / result["run_id"] / "output.log").read_text(), "it ended at the step"
     assert result["knobs"]["batch_size"] == 16
     rate, steps = result["throughput"]["samples_per_s"]["median"], result["throughput"]["steps_per_s"]["median"]
     assert rate == pytest.approx(16 * steps, rel=0.1)

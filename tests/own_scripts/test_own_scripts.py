@@ -69,12 +69,6 @@ def test_plain_torch_is_a_run_like_any_other(cli: Cli, tmp_path: Path) -> None:
     assert "ran a script of your own" in cli("export", "last", "--to", "command").refused()
 
 
-def test_steps_ends_a_plain_script_cleanly(cli: Cli) -> None:
-    result = run_script(cli, "--steps=6", *script("plain_torch.py", "--steps=100000"))
-    assert (counted(result), result["script"]["exit_code"]) == (6, 0)
-    assert "took" not in printed(cli, result), "it ended at the step"
-
-
 def test_hard_coded_trainer(cli: Cli) -> None:
     result = run_script(cli, *script("hard_coded_trainer.py"))
     assert (counted(result), result["state"]) == (10, "finished")

@@ -127,7 +127,8 @@ def test_forks_of_a_leader_that_died_by_itself_are_ended_too(run: Run, ended_cle
                     os.setsid()
                 say("started", pid=os.getpid()); wait_for_ever()
         wait_for_ever()
-        """
+        """,
+        SupervisorBounds(grace_s=0.5),
     )
     until(lambda: len(run.pids()) == 3, "two forks")
     run.in_training()

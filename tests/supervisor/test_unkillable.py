@@ -22,6 +22,7 @@ from .conftest import Run
 
 PTRACE_SEIZE, PR_SET_PTRACER, WALL = 0x4206, 0x59616D61, 0x40000000
 MAY_BE_TRACED = f"import ctypes; ctypes.CDLL(None).prctl({PR_SET_PTRACER}, ctypes.c_ulong(-1), 0, 0, 0)\n"
+GIVEN_UP_SOON = SupervisorBounds(grace_s=0.1, unkillable_s=0.5)
 
 
 @contextlib.contextmanager
@@ -37,7 +38,7 @@ def held_in_the_kernel(pid: int) -> Iterator[None]:
 
 
 def test_a_process_that_outlives_sigkill_ends_the_run_as_lost(run: Run) -> None:
-    run.start(MAY_BE_TRACED + "begin(); train(3); wait_for_ever()", SupervisorBounds(grace_s=0.1, unkillable_s=0.5))
+    run.start(MAY_BE_TRACED + "begin(); train(3); wait_for_ever()", GIVEN_UP_SOON)
     run.in_training()
     pid = run.child_pid()
     with held_in_the_kernel(pid):
@@ -56,7 +57,7 @@ def test_a_rank_that_outlives_its_launcher_and_sigkill_ends_the_run_as_lost(run:
     """The launcher fails at once; its rank is what cannot be ended."""
     run.start(
         MAY_BE_TRACED + "spawn_rank(0, 1, lambda: (train(3), wait_for_ever())); wait_for('go'); sys.exit(1)",
-        SupervisorBounds(unkillable_s=0.5),
+        GIVEN_UP_SOON,
     )
     run.in_training()
     (rank,) = run.pids()
@@ -76,7 +77,7 @@ def test_a_run_whose_ranks_finished_stays_finished_when_a_data_process_cannot_be
         + f"if pid == 0:\n    {MAY_BE_TRACED}    wait_for_ever()\n"
         + "say('data', detail=str(pid)); wait_for('go'); say('finished')\n"
         + ("signal.signal(signal.SIGTERM, lambda *_: None)\nos.waitpid(pid, 0)" if waits else ""),
-        SupervisorBounds(unkillable_s=0.5),
+        GIVEN_UP_SOON,
     )
     pid = int(until(lambda: run.worker("data"), "the data process")[0].detail or 0)
     with held_in_the_kernel(pid):

@@ -58,7 +58,7 @@ LOST_RANK_GRACE_S = 5.0
 UNKILLABLE_S = 60.0
 """Time to end after SIGKILL: seconds with a large memory, for ever in uninterruptible sleep."""
 LEFTOVER_GRACE_S = 5.0
-"""Time for processes that the training left behind to end after SIGTERM."""
+"""Time for processes that the training left behind to end after SIGTERM; less if grace_s is less."""
 LAST_MOMENTS_S = 1.0
 """Time for a script's helpers to end by themselves after it."""
 REPORT_S = 4.0
@@ -77,7 +77,7 @@ class SupervisorBounds:
     """How long a process is waited for, in seconds, and how much of a file is kept, in bytes."""
 
     grace_s: float = STOP_GRACE_S
-    """Between SIGTERM and SIGKILL."""
+    """Between SIGTERM and SIGKILL; for processes that the training left behind, `LEFTOVER_GRACE_S` at most."""
     unkillable_s: float = UNKILLABLE_S
     output_bytes: int = CAP_BYTES
     steps_bytes: int = CAP_BYTES
@@ -236,7 +236,7 @@ class Supervisor:
 
     def _sweep(self) -> None:
         """End and collect the processes that the direct child left behind."""
-        deadline = time.monotonic() + (0 if self._ladder.killing else LEFTOVER_GRACE_S)
+        deadline = time.monotonic() + (0 if self._ladder.killing else min(self._ladder.granted_s, LEFTOVER_GRACE_S))
         asked: set[Identity] = set()
         if self._script is not None and not self._ladder.begun:
             self._name_what_is_left()
