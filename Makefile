@@ -3,13 +3,17 @@ PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 
-.PHONY: run test test-long test-longest install check bench clean
+.PHONY: run test test-ci test-long test-longest install check bench clean
 
 run: install
 	@$(VENV)/bin/trainfast-tui
 
 test: install
 	$(VENV)/bin/python -m pytest -n 2 --dist loadgroup -m "not long and not longest"
+
+# Of the long tests, one for each strategy and engine.
+test-ci: install
+	$(VENV)/bin/python -m pytest -n 2 --dist loadgroup -m ci
 
 test-long: install
 	$(VENV)/bin/python -m pytest -n 2 --dist loadgroup -m long $(TESTS)

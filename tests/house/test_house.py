@@ -153,6 +153,7 @@ def house(tmp_path: Path, cache: Path) -> House:
 
 
 @pytest.mark.long
+@pytest.mark.ci
 def test_a_strategy_is_one_entry_and_one_file(house: House) -> None:
     house.add_entry(
         CATALOG,

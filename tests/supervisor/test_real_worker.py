@@ -51,6 +51,7 @@ def real(run: Run, ranks: int, steps: int) -> dict[str, Any]:
 
 
 @pytest.mark.long
+@pytest.mark.ci
 def test_a_rank_of_torchrun_is_killed(run: Run, ended_clean: Callable[[Run], None]) -> None:
     run.start("", **real(run, ranks=2, steps=1_000_000))
     for name in ("steps.jsonl", "steps.rank1.jsonl"):

@@ -21,6 +21,7 @@ SMALLEST: dict[str, Any] = {
 }
 
 
+@pytest.mark.ci
 def test_a_cuda_graph_is_replayed_only_where_no_gradient_has_to_outlive_it() -> None:
     from trainfast_runner.worker.compilation import mode_of
     from trainfast_runner.worker.spec import Knobs

@@ -11,9 +11,14 @@ Train = Callable[..., Any]
 
 DDP = {"ranks": 2, "strategy": "ddp", "batch_size": 2, "grad_accum": 2}
 MASKED = {"model": "bert", "data": {"objective": "masked-lm"}, "lr_schedule": "linear", "grad_clip": 0.5}
+ENGINES = ("accelerate", "trainer")
+each_engine = pytest.mark.parametrize(
+    "engine", [pytest.param(name, marks=[pytest.mark.ci, pytest.mark.xdist_group(name)]) for name in ENGINES]
+)
+"""One process of the test run makes the training of an engine that two tests look at."""
 
 
-@pytest.mark.parametrize("engine", ["accelerate", "trainer"])
+@each_engine
 def test_the_loss_curve_is_the_native_one(train: Train, engine: str) -> None:
     native = train(steps=10, weight_decay=0.1)
     other = train(steps=10, weight_decay=0.1, engine=engine)
@@ -22,7 +27,7 @@ def test_the_loss_curve_is_the_native_one(train: Train, engine: str) -> None:
     assert other.losses() == pytest.approx(native.losses(), rel=1e-4)
 
 
-@pytest.mark.parametrize("engine", ["accelerate", "trainer"])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_two_ranks_that_count_different_targets_learn_the_same(train: Train, engine: str) -> None:
     native = train(**MASKED)
     other = train(**MASKED, **DDP, engine=engine, optimizer="adamw-foreach")
@@ -38,7 +43,7 @@ def test_two_ranks_that_count_different_targets_learn_the_same(train: Train, eng
         assert [step["samples"] for step in other.steps(rank)] == [4] * 6
 
 
-@pytest.mark.parametrize("engine", ["accelerate", "trainer"])
+@each_engine
 def test_a_phase_the_engine_does_not_split_is_null(train: Train, engine: str) -> None:
     steps = train(steps=10, weight_decay=0.1, engine=engine).steps()
     assert [step["step"] for step in steps] == list(range(1, 11))

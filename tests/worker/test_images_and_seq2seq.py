@@ -72,6 +72,7 @@ def test_more_folders_than_classes_are_refused(train: Train, photographs: list[s
     assert refused.record("invalid")["key"] == "model.num_labels"
 
 
+@pytest.mark.ci
 def test_a_crop_depends_on_seed_index_and_epoch_alone(photographs: list[str]) -> None:
     from trainfast_runner.worker.data.images import ImageSamples
     from trainfast_runner.worker.data.photographs import users_photographs
@@ -89,6 +90,7 @@ def test_a_crop_depends_on_seed_index_and_epoch_alone(photographs: list[str]) ->
     assert not torch.equal(ImageSamples(found, 16, 3, seed=4)[2]["pixel_values"], first["pixel_values"][0])
 
 
+@pytest.mark.ci
 def test_pictures_are_drawn_alike_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from trainfast_runner.worker.data import photographs
 
@@ -105,6 +107,7 @@ def test_pictures_are_drawn_alike_and_once(tmp_path: Path, monkeypatch: pytest.M
     assert sum(path.stat().st_size for path in drawn.paths) / 12 > 15_000
 
 
+@pytest.mark.ci
 def test_an_encoder_decoder_learns_the_second_half(train: Train) -> None:
     run = train(model=T5, data={"objective": "seq2seq"}, lr=3e-2, steps=12)
     assert run.code == 0, run.stderr
@@ -113,6 +116,7 @@ def test_an_encoder_decoder_learns_the_second_half(train: Train) -> None:
     assert both.losses() == pytest.approx(run.losses(), rel=1e-4)
 
 
+@pytest.mark.ci
 def test_halves_of_a_row_and_the_shifted_input() -> None:
     from trainfast_runner.worker.data.samples import Halves
 

@@ -30,6 +30,7 @@ def small(family: str) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.ci
 def test_biases_and_norms_do_not_decay_and_every_parameter_is_there_once(family: str) -> None:
     model = small(family)
     groups = parameter_groups(model, 0.1)
@@ -60,6 +61,7 @@ def test_biases_and_norms_do_not_decay_and_every_parameter_is_there_once(family:
         ("sgd", "SGD"),
     ],
 )
+@pytest.mark.ci
 def test_every_optimizer_lowers_a_loss_and_shrinks_what_decays(optimizer: str, name: str) -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.LayerNorm(64), torch.nn.Linear(64, 1))
@@ -86,6 +88,7 @@ def test_every_optimizer_lowers_a_loss_and_shrinks_what_decays(optimizer: str, n
         torch.testing.assert_close(parameter.detach(), old * kept)
 
 
+@pytest.mark.ci
 def test_the_three_loops_of_adamw_take_the_same_steps(train: Train) -> None:
     plain = train(steps=10, weight_decay=0.1)
     for loop in ("foreach", "fused"):

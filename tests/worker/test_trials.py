@@ -144,6 +144,7 @@ def first_losses(answers: dict[int, TrialLine]) -> list[float]:
 
 
 @pytest.mark.long
+@pytest.mark.ci
 def test_each_warm_knob_is_turned_in_one_process_and_trains_as_a_run_does(start: Start, train: Train) -> None:
     process = start("devices=cpu")
     answers = check_every_turn(process, ranks=1)

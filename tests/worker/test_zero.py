@@ -65,6 +65,7 @@ def async_io(environment: dict[str, str]) -> None:
         ("zero3-offload", 3, {"grad_clip": 0.1, "optimizer": "adamw-loop"}, "AdamW"),
     ],
 )
+@pytest.mark.ci
 def test_every_stage_learns_what_one_process_learns(
     train: Train, strategy: str, stage: int, settings: dict[str, Any], optimizer: str
 ) -> None:
@@ -80,6 +81,7 @@ def test_offloaded_states_step_with_deepspeeds_own_adamw(train: Train) -> None:
     assert offload["device"] == "cpu"
 
 
+@pytest.mark.ci
 def test_torchs_adamw_in_place_of_deepspeeds_is_in_the_result(
     start: Callable[..., tuple[Path, list[str]]], environment: dict[str, str]
 ) -> None:
