@@ -270,6 +270,8 @@ class WorkerLine(Actual, frozen=True, kw_only=True):
     samples_from: str | None = None
     unknown: dict[str, str] | None = None
     ran: dict[str, Any] | None = None
+    suppressed: list[str] | None = None
+    limit_peak_bytes: Count | None = None
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-OUR_KNOBS = ("steps", "timing_warmup", "devices", "watch")
+OUR_KNOBS = ("steps", "timing_warmup", "devices", "watch", "memory_limit")
 """The knobs that need no place in a script: the launch, the supervisor and the hooks see to them."""
 
 
@@ -25,12 +25,14 @@ class ScriptAsked(msgspec.Struct, frozen=True, kw_only=True):
     steps_from_log: str | None = None
     """A regular expression that matches a line of output for each step; the hooks then count none."""
     flagged: list[str] = []
-    """Knobs that flags of the script's own take."""
+    """KnobValues that flags of the script's own take."""
     trainer_fields: dict[str, Any] = {}
     """Fields of TrainingArguments that the hooks set."""
     loader_defaults: dict[str, Any] = {}
     """Defaults of DataLoader's arguments that the hooks set."""
     door_closed: str | None = None
+    trial: bool = False
+    """True for a trial of a search: its memory is limited and it leaves nothing behind."""
 
 
 class Overridden(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +49,7 @@ class ScriptFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     `exit_code` is the command's, negative for a signal, None if it never started. `framework` counted the steps and
     `hooks` fired; `samples_from` is where the samples of a step come from, `unknown` why each null field of the step
-    records is null. A plain run suppresses nothing.
+    records is null. `suppressed` lists what a trial kept the script from doing; a plain run suppresses nothing.
     """
 
     command: list[str]

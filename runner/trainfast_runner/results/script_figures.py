@@ -40,6 +40,7 @@ def script_figures(directory: Path, records: RunRecords) -> ScriptFigures | None
         hooks=line.hooks or [],
         samples_from=line.samples_from,
         unknown=line.unknown or {},
+        suppressed=line.suppressed or [],
         overridden=_overridden(run, line),
     )
 

@@ -37,6 +37,7 @@ from trainfast_runner.records.run_records import EVENTS_FILE
 from trainfast_runner.records.tick import DeviceReading, is_instance
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.recovery import live_runs
+from trainfast_runner.running.scripts.sandbox import SANDBOX, sandbox
 
 HANDOVER_S = 30.0
 SCRIPTS_VARIABLE = "TRAINFAST_RUN"
@@ -135,11 +136,11 @@ def _run_file(plan: RunPlan, home: Home, run_id: str, directory: Path, clean: bo
         used_before_bytes={gpu.uuid: gpu.memory_used_bytes for gpu in plan.gpus if gpu.uuid and gpu.memory_used_bytes},
         python=plan.python,
         argv=plan.argv(directory),
-        env=plan.env if plan.script is None else {**plan.env, SCRIPTS_VARIABLE: str(directory)},
+        env=_environment(plan, directory),
         script=plan.script,
         versions=plan.versions,
-        cwd=worker_scripts.working_directory(),
-        git_commit=_git_commit(),
+        cwd=plan.cwd or worker_scripts.working_directory(),
+        git_commit=_git_commit(plan.cwd),
         boot_id=boot_id(),
         clock=ClockAnchor(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns()),
         cache_dir=str(cache_directory()),
@@ -158,6 +159,17 @@ def _run_file(plan: RunPlan, home: Home, run_id: str, directory: Path, clean: bo
         predicted_speed=plan.predicted_speed,
         threads=None if plan.threads is None else msgspec.to_builtins(plan.threads),
     )
+
+
+def _environment(plan: RunPlan, directory: Path) -> dict[str, str]:
+    """The variables that the launch sets; a trial's folder for files of its own is made."""
+    if plan.script is None:
+        return plan.env
+    if not plan.script.trial:
+        return {**plan.env, SCRIPTS_VARIABLE: str(directory)}
+    folder = directory / SANDBOX
+    folder.mkdir(mode=0o700)
+    return {**plan.env, **sandbox(folder), SCRIPTS_VARIABLE: str(directory)}
 
 
 def _spawn_supervisor(directory: Path) -> None:
@@ -230,11 +242,16 @@ def _foreign_processes(gpus: tuple[DeviceReading, ...]) -> list[dict[str, Any]]:
     ]
 
 
-def _git_commit() -> str | None:
-    """The commit of the working directory, or None outside a checkout."""
+def _git_commit(folder: str) -> str | None:
+    """The commit of that folder, empty for the working directory; None outside a checkout."""
     try:
         done = subprocess.run(
-            ["git", "rev-parse", "HEAD"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=2
+            ["git", "rev-parse", "HEAD"],
+            cwd=folder or None,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=2,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

@@ -50,6 +50,8 @@ class RunPlan:
     search_id: str | None = None
     script: ScriptAsked | None = None
     """The user's own script that is run in place of the worker."""
+    cwd: str = ""
+    """The folder in which the training starts; empty for the present one."""
 
     @property
     def device_uuids(self) -> list[str]:

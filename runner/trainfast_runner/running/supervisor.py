@@ -49,6 +49,7 @@ from trainfast_runner.running.event_log import EventLog
 from trainfast_runner.running.offload import full_disk, offload_path, remove_offloaded
 from trainfast_runner.running.ranks import LostRank, Ranks
 from trainfast_runner.running.recovery import lost_verdict
+from trainfast_runner.running.scripts.sandbox import remove_sandbox
 from trainfast_runner.running.scripts.script_watch import ScriptWatch
 from trainfast_runner.running.stopping import STOP_GRACE_S
 from trainfast_runner.running.telemetry_log import TelemetryLog
@@ -290,6 +291,7 @@ class Supervisor:
                 self._signals.wait(TICK_S)
         # After the result: another process may lock the user's directory, and gigabytes take time.
         self._remove_offloaded()
+        remove_sandbox(self.directory)
 
     def _try_write_result(self, result: Result) -> bool:
         """Write `result.json`; False when the disk does not take it."""

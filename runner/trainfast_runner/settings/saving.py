@@ -28,6 +28,17 @@ def save_preset(name: str, spec: RunSpec, overwrite: bool = False, source: str |
     becomes a preset without variants. Raises UserError for a bad name, an existing preset of the user's or a
     shipped one of that name without `overwrite`, and a directory that cannot be written.
     """
+    path = new_preset_path(name, overwrite)
+    preset, _ = presets.load(source or spec.preset)
+    document = _document(preset)
+    _refuse_circle(document, name)
+    _write(document, spec, preset)
+    write_preset(path, tomlkit.dumps(document))
+    return path
+
+
+def new_preset_path(name: str, overwrite: bool) -> Path:
+    """The file of a new preset of the user's. Raises UserError as `save_preset` does for its name."""
     if not NAME.fullmatch(name) or name.endswith(".toml"):
         raise UserError(
             f"{name!r} cannot name a preset",
@@ -41,16 +52,16 @@ def save_preset(name: str, spec: RunSpec, overwrite: bool = False, source: str |
         raise UserError(
             f"{name} would hide the shipped preset of that name", key="name", advice="another name, or --overwrite"
         )
-    preset, _ = presets.load(source or spec.preset)
-    document = _document(preset)
-    _refuse_circle(document, name)
-    _write(document, spec, preset)
+    return path
+
+
+def write_preset(path: Path, text: str) -> None:
+    """Write the file of a preset. Raises UserError for a directory that cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, tomlkit.dumps(document).encode())
+        write_atomically(path, text.encode())
     except OSError as error:
         raise UserError(home_error(path.parent, error).message.partition(";")[0], key="XDG_CONFIG_HOME") from None
-    return path
 
 
 def _document(preset: presets.Preset) -> TOMLDocument:

@@ -1,8 +1,10 @@
 """`[script]` of a preset file: the command of a user's own script, and the flags that take its knobs.
 
 schema = 1
+title = "my training"
 [script]
-command = ["python", "train.py"]        # `run --preset FILE` without a command starts it
+command = ["python", "train.py"]        # `run NAME` starts it
+cwd = "/home/me/project"                # the folder that it starts in
 [script.knobs]
 batch_size = "--per_device_train_batch_size {}"
 precision = { bf16 = "--bf16", fp32 = "" }
@@ -12,6 +14,7 @@ batch_size = 16
 
 from __future__ import annotations
 
+import re
 import shlex
 import tomllib
 from dataclasses import dataclass, field
@@ -19,13 +22,16 @@ from pathlib import Path
 from typing import Any
 
 from trainfast_runner.errors import UserError, nearest
+from trainfast_runner.settings import presets
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import knob
 from trainfast_runner.settings.toml_places import line_of
 
 TOP_KEYS = ("schema", "title", "script", "knobs")
-SCRIPT_KEYS = ("command", "knobs")
+SCRIPT_KEYS = ("command", "cwd", "knobs")
+FLAG = re.compile(r"-{1,2}[A-Za-z]")
+"""The beginning of a flag; `-1` is a number."""
 
 Place = str | dict[str, str]
 """Words of the command with {} for the value, or the words by value."""
@@ -33,21 +39,52 @@ Place = str | dict[str, str]
 
 @dataclass(frozen=True)
 class ScriptPreset:
-    """A script's command as words, the place of each knob in it, and the knobs to set."""
+    """A script's command as words, the place of each knob in it, and the knobs to set.
+
+    `name` is the preset's, empty for a command as typed; `cwd` the folder that the command starts in, empty for the
+    one that it is typed in.
+    """
 
     command: tuple[str, ...] = ()
     places: dict[str, Place] = field(default_factory=dict)
     knobs: KnobValues = field(default_factory=dict)
+    name: str = ""
+    title: str = ""
+    cwd: str = ""
 
     def applied(self, words: list[str], knobs: KnobValues) -> list[str]:
         """The command with the flags of these knobs; a flag that it has already gets the value. Raises UserError."""
         for name, value in knobs.items():
-            if name in self.places:
-                words = _with_flag(words, _words(name, self.places[name], value))
+            if name not in self.places:
+                continue
+            place = self.places[name]
+            flags = _flags(_words(name, place, value))
+            ours = {_name(flag) for flag in flags}
+            texts = place.values() if isinstance(place, dict) else ()
+            # The flags of another value would contradict these.
+            for other in (flag for text in texts for flag in _flags(shlex.split(text)) if _name(flag) not in ours):
+                words = _without_flag(words, other)
+            for flag in flags:
+                words = _with_flag(words, flag)
         return words
 
 
-def load(path: str) -> ScriptPreset:
+def path_of(reference: str) -> Path | None:
+    """The file of a preset that has `[script]`, by its name or path; None for any other, also an unreadable one."""
+    if reference.endswith(".toml"):
+        path: Path | None = Path(reference).expanduser()
+    else:
+        path = presets.preset_files().get(reference)
+    if path is None:
+        return None
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return path if "script" in raw else None
+
+
+def load(path: str | Path) -> ScriptPreset:
     """Read a preset file that has `[script]`. Raises UserError naming file, line and key."""
     file = Path(path).expanduser()
     try:
@@ -70,10 +107,14 @@ def load(path: str) -> ScriptPreset:
         texts = list(place.values()) if isinstance(place, dict) else [place]
         if not all(isinstance(one, str) for one in texts) or (isinstance(place, str) and "{}" not in place):
             raise reader.problem(f"{name} needs words with {{}} for its value, or a table of words by value", at)
+    cwd = reader.words(script, "cwd", ("script",))
     return ScriptPreset(
         tuple(reader.command(script)),
         places,
         {name: reader.value(name, value) for name, value in reader.table(raw, "knobs", ()).items()},
+        name=file.stem,
+        title=reader.words(raw, "title", ()),
+        cwd=str((file.parent / Path(cwd).expanduser()).resolve()) if cwd else "",
     )
 
 
@@ -86,19 +127,48 @@ def _words(name: str, place: Place, value: KnobValue) -> list[str]:
     return shlex.split(place[shown])
 
 
+def _flags(words: list[str]) -> list[list[str]]:
+    """The words cut before each flag."""
+    found: list[list[str]] = []
+    for word in words:
+        if not found or FLAG.match(word):
+            found.append([])
+        found[-1].append(word)
+    return found
+
+
 def _with_flag(words: list[str], flag: list[str]) -> list[str]:
     """`words` with the flag: in place of the same one, else at the end."""
-    if not flag:
-        return words
-    name, equals, value = flag[0].partition("=")
-    for place, word in enumerate(words):
-        if equals and (word == name or word.startswith(f"{name}=")):
-            return [*words[:place], f"{name}={value}", *words[place + (2 if word == name else 1) :]]
-        if not equals and word == name:
-            return [*words[:place], *flag, *words[place + len(flag) :]]
-        if not equals and len(flag) == 2 and word.startswith(f"{name}="):
-            return [*words[:place], f"{name}={flag[1]}", *words[place + 1 :]]
-    return [*words, *flag]
+    name, equals, _ = flag[0].partition("=")
+    place = _place_of(words, name)
+    if place is None:
+        return [*words, *flag]
+    if words[place] != name and not equals and len(flag) == 2:
+        flag = [f"{name}={flag[1]}"]
+    takes = 1 if equals else len(flag) - 1
+    return [*words[:place], *flag, *words[_end_of(words, place, takes) :]]
+
+
+def _without_flag(words: list[str], flag: list[str]) -> list[str]:
+    """`words` without the flag and as many values as it takes."""
+    place = _place_of(words, _name(flag))
+    return words if place is None else [*words[:place], *words[_end_of(words, place, len(flag) - 1) :]]
+
+
+def _name(flag: list[str]) -> str:
+    return flag[0].partition("=")[0]
+
+
+def _place_of(words: list[str], name: str) -> int | None:
+    return next((n for n, word in enumerate(words) if word == name or word.startswith(f"{name}=")), None)
+
+
+def _end_of(words: list[str], place: int, values: int) -> int:
+    """The place behind a flag and at most so many values of its own."""
+    end = place + 1
+    while "=" not in words[place] and end < len(words) and end - place <= values and not FLAG.match(words[end]):
+        end += 1
+    return end
 
 
 @dataclass(frozen=True)
@@ -141,3 +211,9 @@ class _Reader:
         except UserError as problem:
             at = ("knobs", name)
             raise self.problem(problem.message, at, allowed=problem.allowed, nearest=problem.nearest) from None
+
+    def words(self, raw: dict[str, Any], key: str, at: tuple[str, ...]) -> str:
+        value = raw.get(key, "")
+        if not isinstance(value, str):
+            raise self.problem(f"{key} must be text, not {value!r}", (*at, key))
+        return value

@@ -34,7 +34,9 @@ COMMANDS = (
     Command(("report",), "report", "runs or a search in one file, .html or .md, with tables and pictures"),
     Command(("presets", "list"), "presets_list", "all presets"),
     Command(("presets", "show"), "presets_show", "a preset's model, data, settings and variants"),
-    Command(("presets", "new"), "presets_new", "make a preset of your own from another"),
+    Command(
+        ("presets", "new"), "presets_new", "make a preset of your own from another, or from a script's flags", True
+    ),
     Command(("knobs",), "knobs", "every setting of --set: what it does to speed and memory, and its values"),
     Command(("monitor",), "monitor", "this machine's GPUs and host, live"),
     Command(("topo",), "topo", "how the GPUs are connected, and what it means for the strategies"),

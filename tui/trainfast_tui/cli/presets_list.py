@@ -8,7 +8,7 @@ from typing import Any
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.run_file import SCHEMA
-from trainfast_runner.settings import presets
+from trainfast_runner.settings import presets, script_preset
 from trainfast_tui.cli.output import print_json, print_table
 from trainfast_tui.text.format import plain
 
@@ -47,6 +47,8 @@ def _row(name: str, path: Path) -> dict[str, Any]:
         "error": None,
     }
     try:
+        if script_preset.path_of(name) is not None:
+            return {**row, "title": script_preset.load(path).title or name}
         preset, _ = presets.load(name)
     except UserError as error:
         return {**row, "error": error.line()}

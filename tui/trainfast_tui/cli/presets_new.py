@@ -1,32 +1,60 @@
-"""`presets new`: the user's own preset, from another one and some settings; comments are kept."""
+"""`presets new`: the user's own preset, from another one and some settings or from a script's own flags."""
 
 from __future__ import annotations
 
 import argparse
 
+from trainfast_runner.errors import UserError
 from trainfast_runner.settings.saving import save_preset
 from trainfast_runner.settings.spec import resolve
 from trainfast_tui.cli.output import print_json, print_line
 from trainfast_tui.cli.run import add_settings
 
+BASE = "tiny-llama"
+
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("name", metavar="NAME", help="the name of the preset and of its file")
-    parser.add_argument(
-        "--from", default="tiny-llama", metavar="PRESET", dest="source", help="the preset to start from (tiny-llama)"
+    parser.description = (
+        "Make a preset of your own from another one, its comments kept. With a command behind -- of a script of your"
+        " own: the script is run to its argument parser and no further (argparse, HfArgumentParser, click, Hydra), its"
+        " flags are listed, and the preset maps knobs to them."
     )
+    parser.add_argument(
+        "name", metavar="NAME", help="the name of the preset and of its file; behind it -- and a command"
+    )
+    parser.add_argument("--from", metavar="PRESET", dest="source", help=f"the preset to start from ({BASE})")
     add_settings(parser)
+    parser.add_argument(
+        "--map",
+        action="append",
+        default=[],
+        metavar="KNOB=FLAG",
+        dest="mapping",
+        help="the flag of the script that takes a knob, such as 'batch_size=--bs'; empty for none; may be given again",
+    )
+    parser.add_argument("--python", metavar="PATH", help="run the script with this Python")
     parser.add_argument(
         "--overwrite", action="store_true", help="replace a preset of yours of that name, or hide a shipped one"
     )
-    parser.add_argument("--json", action="store_true", help="print {name, path}")
+    parser.add_argument("--json", action="store_true", help="print {name, path}, of a script its flags and mapping too")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the file and print its path."""
-    spec = resolve(arguments.source, arguments.settings)
-    path = save_preset(arguments.name, spec, overwrite=arguments.overwrite, source=arguments.source)
+    if arguments.script is not None:
+        if arguments.source is not None:
+            raise UserError("--from is for a preset without a command behind --", key="--from")
+        from trainfast_tui.cli import presets_discover
+
+        return presets_discover.run(arguments)
+    for option in ("mapping", "python"):
+        if getattr(arguments, option):
+            name = "--map" if option == "mapping" else "--python"
+            raise UserError(f"{name} is for a command behind --", key=name)
+    source = arguments.source or BASE
+    spec = resolve(source, arguments.settings)
+    path = save_preset(arguments.name, spec, overwrite=arguments.overwrite, source=source)
     if arguments.json:
         print_json({"name": arguments.name, "path": str(path)})
     else:

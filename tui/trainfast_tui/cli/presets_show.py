@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from trainfast_runner.machine.devices import detect_machine
@@ -12,7 +14,7 @@ from trainfast_runner.machine.training_python import find, torch_build
 from trainfast_runner.records.home import Home
 from trainfast_runner.search.advice.advisor import Advice, advise, model_advice
 from trainfast_runner.search.advice.situation import gather
-from trainfast_runner.settings import presets
+from trainfast_runner.settings import presets, script_preset
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.presets import Preset, Variant
@@ -30,7 +32,10 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print model, data, knobs and variants."""
+    """Print model, data, knobs and variants; of a script its command and the flags of its knobs."""
+    if (script := script_preset.path_of(arguments.preset)) is not None:
+        _show_script(script, arguments.json)
+        return 0
     preset, variant = presets.load(arguments.preset)
     spec = from_preset(preset, variant)
     advice = _advice(spec)
@@ -64,6 +69,29 @@ def run(arguments: argparse.Namespace) -> int:
     print_line("\nadvice for this machine")
     print_lines(pairs((f"  {one.knob}", plain(one.text)) for one in advice))
     return 0
+
+
+def _show_script(path: Path, as_json: bool) -> None:
+    preset = script_preset.load(path)
+    if as_json:
+        script = {"command": preset.command, "cwd": preset.cwd, "knobs": preset.places}
+        print_json(
+            {"name": preset.name, "title": preset.title, "files": [str(path)], "script": script, "knobs": preset.knobs}
+        )
+        return
+    print_line(f"{preset.name}: {plain(preset.title)}\nfrom {path}")
+    where = f"\nin {plain(preset.cwd)}" if preset.cwd else ""
+    print_line(f"\ncommand\n  {plain(shlex.join(preset.command))}{where}")
+    print_line("\nflags of its knobs")
+    print_lines(pairs((f"  {name}", plain(_place(place))) for name, place in preset.places.items()))
+    print_line("\nknobs")
+    print_lines(pairs((f"  {name}", BY_NAME[name].show(value)) for name, value in preset.knobs.items()))
+
+
+def _place(place: script_preset.Place) -> str:
+    if isinstance(place, str):
+        return place
+    return ", ".join(f"{value}: {words or 'nothing'}" for value, words in place.items())
 
 
 def _advice(spec: RunSpec) -> list[Advice]:

@@ -61,7 +61,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cool-to", type=float, metavar="C", help="wait until the GPUs are below C degrees Celsius")
     parser.add_argument("--python", metavar="PATH", help="train with this Python, whatever torch it has")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object, the last line")
-    parser.epilog = f"Knobs: {', '.join(BY_NAME)}."
+    parser.epilog = f"KnobValues: {', '.join(BY_NAME)}."
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
@@ -111,16 +111,20 @@ def run(arguments: argparse.Namespace) -> int:
 
 def plan_asked(arguments: argparse.Namespace) -> RunPlan:
     """Plan the run of the preset, or of the command behind `--`. Raises UserError unless exactly one is given."""
-    if arguments.script is not None or arguments.script_preset is not None:
-        if arguments.preset is not None:
-            raise UserError(f"run takes a preset or a command behind --, not both: {arguments.preset}", key="--")
+    if arguments.preset is not None and (arguments.script is not None or arguments.script_preset is not None):
+        raise UserError(f"run takes a preset or a command behind --, not both: {arguments.preset}", key="--")
+    from trainfast_runner.settings import script_preset
+
+    file = arguments.script_preset
+    if arguments.preset is not None:
+        file = script_preset.path_of(arguments.preset)
+    if arguments.script is not None or file is not None:
         from trainfast_runner.running.scripts.script_plan import plan_script
-        from trainfast_runner.settings import script_preset
 
         return plan_script(
             arguments.script or (),
             arguments.settings,
-            preset=script_preset.load(arguments.script_preset) if arguments.script_preset else None,
+            preset=script_preset.load(file) if file is not None else None,
             steps=arguments.steps,
             python=arguments.python,
             samples_per_step=arguments.samples_per_step,

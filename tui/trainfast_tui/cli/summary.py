@@ -149,6 +149,8 @@ def _script(script: ScriptFigures) -> Iterator[tuple[str, str]]:
         yield "seen by", plain(f"{script.framework}: {', '.join(script.hooks)}{samples}")
     if script.exit_code:
         yield "exit code", str(script.exit_code)
+    if script.suppressed:
+        yield "suppressed", plain(", ".join(script.suppressed))
     for one in script.overridden:
         ran = "what ran is unknown" if one.ran is None else f"ran {one.ran}"
         yield "overridden", plain(f"{one.knob}: asked for {one.asked}, {ran} ({one.by})")

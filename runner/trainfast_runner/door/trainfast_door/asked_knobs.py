@@ -1,4 +1,4 @@
-"""Knobs put into a script that has no flag for them, where its own arguments do not name them."""
+"""KnobValues put into a script that has no flag for them, where its own arguments do not name them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from .notes import never_raises, note
+from .trial import sandbox_fields
 
 if TYPE_CHECKING:
     from .script_run import ScriptRun
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
 
 def set_trainer_fields(module: Any, run: ScriptRun) -> None:
     """Set the fields asked for before `TrainingArguments.__post_init__` of `transformers.training_args` reads them."""
-    fields = run.asked.get("trainer_fields") or {}
-    if not fields:
+    fields, kept = run.asked.get("trainer_fields") or {}, sandbox_fields(run)
+    if not fields and not kept:
         return
     arguments = module.TrainingArguments
     post_init = arguments.__post_init__
@@ -32,6 +33,13 @@ def set_trainer_fields(module: Any, run: ScriptRun) -> None:
                 setattr(self, name, value)
             else:
                 note(f"TrainingArguments has no field {name} in this version of transformers")
+        for name, value in kept.items():
+            # Versions differ in their fields.
+            before = getattr(self, name, value)
+            if before != value:
+                setattr(self, name, value)
+                if before:
+                    run.suppress(f"{name}={before}")
 
     arguments.__post_init__ = with_fields
 

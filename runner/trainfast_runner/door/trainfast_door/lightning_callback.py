@@ -54,5 +54,7 @@ def _callback_class(base: Any, run: ScriptRun) -> Any:
         @never_raises
         def on_train_end(self, trainer: Any, module: Any) -> None:
             run.end_framework()
+            if run.is_trial:
+                raise SystemExit(0)
 
     return TrainfastCallback

@@ -16,17 +16,18 @@ class MemoryPeaks:
     def __init__(self) -> None:
         self.device: Any = None
         """The device of the optimizer's parameters; None before the first step."""
-        self._baseline_bytes: int | None = None
+        self._baseline: dict[str, int] = {}
+        """What `/proc/self/status` said when the first parameter was made; empty before."""
 
     @property
     def has_model(self) -> bool:
         """True once this process has made a parameter."""
-        return self._baseline_bytes is not None
+        return bool(self._baseline)
 
     def set_baseline(self) -> None:
         """Take the memory resident now, when the first parameter is made, as what imports needed."""
-        if self._baseline_bytes is None:
-            self._baseline_bytes = _status_bytes("VmRSS")
+        if not self._baseline:
+            self._baseline = status_sizes()
 
     def read(self) -> dict[str, int]:
         """The peaks by the names of a step record's fields; empty before there are any."""
@@ -38,17 +39,17 @@ class MemoryPeaks:
                 "peak_reserved_bytes": statistics.get("reserved_bytes.all.peak", 0),
                 "alloc_retries": statistics.get("num_alloc_retries", 0),
             }
-        peak_bytes = _status_bytes("VmHWM") if kind == "cpu" else None
-        if peak_bytes is None or self._baseline_bytes is None:
+        if kind != "cpu" or not self._baseline:
             return {}
-        above_bytes = max(0, peak_bytes - self._baseline_bytes)
+        now = status_sizes()
+        # Libraries' own files, of which a first step reads some 10 MiB, are no memory of the training.
+        files_bytes = max(0, now["RssFile"] - self._baseline["RssFile"])
+        above_bytes = max(0, now["VmHWM"] - self._baseline["VmRSS"] - files_bytes)
         return {"peak_allocated_bytes": above_bytes, "peak_reserved_bytes": above_bytes}
 
 
-def _status_bytes(name: str) -> int | None:
-    """A field of `/proc/self/status`, which is in kB (proc_pid_status(5)); None without one."""
+def status_sizes() -> dict[str, int]:
+    """The sizes of `/proc/self/status`, which are in kB there (proc_pid_status(5)), in bytes."""
     with open("/proc/self/status", "rb") as file:
-        for line in file:
-            if line.startswith(name.encode()):
-                return int(line.split()[1]) * 1024
-    return None
+        rows = [line.split() for line in file if line.endswith(b" kB\n")]
+    return {name[:-1].decode(): int(size) * 1024 for name, size, _ in rows}

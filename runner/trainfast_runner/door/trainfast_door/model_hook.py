@@ -18,6 +18,7 @@ from torch.nn.modules.module import (
 
 from .notes import never_raises
 from .script_run import uses_accelerate
+from .trial import limit_memory
 
 if TYPE_CHECKING:
     from .script_run import ScriptRun
@@ -41,7 +42,9 @@ def install(run: ScriptRun) -> None:
 
     @never_raises
     def has_parameter(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        run.steps.peaks.set_baseline()
+        if not run.steps.peaks.has_model:
+            limit_memory(run)
+            run.steps.peaks.set_baseline()
         _modules.add(module)
         run.steps.prepares()
 

@@ -55,7 +55,7 @@ def never_raises(function: Function) -> Function:
         try:
             return function(*arguments, **keywords)
         except Exception as error:
-            note(f"{function.__name__}: {type(error).__name__}: {error}")
+            note(f"{getattr(function, '__name__', function)}: {type(error).__name__}: {error}")
             return None
 
     return quiet  # type: ignore[return-value]

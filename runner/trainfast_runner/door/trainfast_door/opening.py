@@ -17,9 +17,9 @@ def install_hooks() -> None:
         return
     run.opened = True
     run.record_opening()
-    from . import framework_finder, loader_hook, model_hook, optimizer_hook
+    from . import frameworks, loader_hook, model_hook, optimizer_hook, trial
 
-    for hook in (ending, optimizer_hook, loader_hook, model_hook, framework_finder):
+    for hook in (ending, optimizer_hook, loader_hook, model_hook, frameworks, trial):
         never_raises(hook.install)(run)
 
 

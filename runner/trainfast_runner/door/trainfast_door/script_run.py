@@ -20,7 +20,16 @@ class ScriptRun:
     def __init__(self, directory: str) -> None:
         """Raises OSError or ValueError without a readable `run.json`."""
         with open(os.path.join(directory, "run.json"), encoding="utf-8") as file:
-            self.asked: dict[str, Any] = json.load(file)["script"] or {}
+            recorded: dict[str, Any] = json.load(file)
+        self.asked: dict[str, Any] = recorded["script"] or {}
+        self.is_trial = bool(self.asked.get("trial"))
+        """True in a search's trial, which leaves nothing behind."""
+        self.device = str(recorded.get("device"))
+        self.limits_bytes: list[int] = recorded.get("memory_limit_bytes") or []
+        """The memory that each rank of a trial may use."""
+        self.limit_gauge: Any = None
+        """Reads the peak of what the limit counts, once the limit is set; None on a GPU."""
+        self.suppressed: list[str] = []
         self.opened = False
         """True once the hooks are installed."""
         self.actual: dict[str, Any] = {}
@@ -31,6 +40,11 @@ class ScriptRun:
         """Functions that take hooks off the script's own objects."""
         self.files = RankFiles(directory, counts_in_log=bool(self.asked.get("steps_from_log")))
         self.steps = StepLog(self.files, self.asked, self.write_facts)
+
+    def suppress(self, name: str) -> None:
+        """Note, once, that the trial does not do this."""
+        if name not in self.suppressed:
+            self.suppressed.append(name)
 
     def record_opening(self) -> None:
         """Append to `door.jsonl` that this process has imported torch."""
@@ -51,6 +65,8 @@ class ScriptRun:
             samples_from=steps.samples_from,
             unknown=steps.unknown,
             ran=self.ran,
+            suppressed=self.suppressed,
+            limit_peak_bytes=self.limit_gauge.peak_bytes() if self.limit_gauge is not None else None,
         )
 
     def end_framework(self) -> None:

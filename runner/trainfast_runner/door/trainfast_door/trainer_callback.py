@@ -47,6 +47,8 @@ def install(trainer: Any, run: ScriptRun) -> None:
         @never_raises
         def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
             run.end_framework()
+            if run.is_trial:
+                raise SystemExit(0)
 
     trainer.DEFAULT_CALLBACKS.append(TrainfastCallback)
 

@@ -17,6 +17,7 @@ ACCELERATE_MODULES = ("accelerate.commands.accelerate_cli", "accelerate.commands
 CONTAINERS = ("docker", "podman", "apptainer", "singularity", "srun", "ssh")
 WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")
 """Options of Python that take the next word."""
+COUNTS = ("--nproc-per-node", "--nproc_per_node", "--num_processes", "--num-processes")
 DEEPSPEED_COUNT = ("--num_gpus", "--num_accelerators")
 
 
@@ -33,6 +34,10 @@ class ScriptCommand:
     """Ranks that the launcher is asked for; 1 if it is not said."""
     isolated: bool = False
     """True if the interpreter ignores PYTHONPATH."""
+    script: tuple[str, ...] = ()
+    """The script, or `-m` and its module, and the words behind; empty if it is not seen in the command."""
+    launched: bool = False
+    """True if a launcher starts the script's ranks."""
 
     @property
     def door_closed(self) -> str | None:
@@ -47,47 +52,79 @@ class ScriptCommand:
         return None
 
 
-def read_command(words: Sequence[str], python: str | None = None) -> ScriptCommand:
-    """The command behind `--`; `python` replaces its interpreter. Raises UserError for one that cannot start."""
+def read_command(words: Sequence[str], python: str | None = None, cwd: str = "") -> ScriptCommand:
+    """The command behind `--`; `python` replaces its interpreter, `cwd` is the folder that it starts in.
+
+    Raises UserError for one that cannot start.
+    """
     if not words:
         raise UserError("run -- needs a command behind the dashes", key="--", advice="run -- python train.py")
     first = Path(words[0]).name
     if PYTHON.fullmatch(first):
-        return _python(words, python)
+        return _python(words, python, cwd)
     if first == "deepspeed":
-        return _deepspeed(words, python)
+        return _deepspeed(words, python, cwd)
     module = {"torchrun": TORCHRUN_MODULES[0], "accelerate": ACCELERATE_MODULES[0]}.get(first)
-    if module is not None and python is not None:
-        argv = (python, "-m", module, *words[1:])
-    else:
-        argv = (_found(words[0]), *words[1:])
-    script = next((word for word in words[1:] if word.endswith(".py")), None)
-    if module is not None and script is not None:
-        _existing(script)
-    count = _count(words, script, ("--nproc-per-node", "--nproc_per_node", "--num_processes", "--num-processes"))
+    if module is None:
+        argv = (_found(words[0], cwd), *words[1:])
+        interpreter = _shebang(argv[0])
+        # A console script is a Python file.
+        script = argv if interpreter is not None else ()
+        place = next((n for n, word in enumerate(words) if n and word.endswith(".py")), 0)
+        count = _count(words[:place] if place else words)
+        return ScriptCommand(tuple(words), argv, Path(words[place]).name, python or interpreter, count, script=script)
+    argv = (_found(words[0], cwd), *words[1:]) if python is None else (python, "-m", module, *words[1:])
+    script = _launched(words[1:], cwd)
     interpreter = python or _shebang(argv[0])
-    return ScriptCommand(tuple(words), argv, Path(script or first).name, interpreter, count)
+    return ScriptCommand(
+        tuple(words),
+        argv,
+        _name(script) or first,
+        interpreter,
+        _count(words[: len(words) - len(script)]),
+        script=script,
+        launched=True,
+    )
 
 
-def _python(words: Sequence[str], python: str | None) -> ScriptCommand:
-    interpreter = python or _found(words[0])
+def _python(words: Sequence[str], python: str | None, cwd: str) -> ScriptCommand:
+    interpreter = python or _found(words[0], cwd)
     flags, rest = _split_flags(words[1:])
     isolated = any(flag[1:].isalpha() and set(flag) & {"I", "E"} for flag in flags if flag[1] not in "WX-")
+    count, launched, script = 1, False, tuple(rest)
     if rest[:1] == ["-m"] and len(rest) > 1:
-        name = rest[1]
+        launched = rest[1] in (*TORCHRUN_MODULES, *ACCELERATE_MODULES)
+        if launched:
+            script = _launched(rest[2:], cwd)
+            count = _count(rest[: len(rest) - len(script)])
+        name = _name(script) or rest[1]
     elif rest[:1] == ["-c"]:
-        name = "-c"
+        name, script = "-c", ()
     elif rest:
         name = Path(rest[0]).name
-        _existing(rest[0])
+        _existing(rest[0], cwd)
     else:
         raise UserError(f"{words[0]} has no script to run", key="--", advice=f"run -- {words[0]} train.py")
-    count = 1
-    if name in (*TORCHRUN_MODULES, *ACCELERATE_MODULES):
-        script = next((word for word in rest[2:] if word.endswith(".py")), None)
-        count = _count(rest, script, ("--nproc-per-node", "--nproc_per_node", "--num_processes", "--num-processes"))
-        name = Path(script or name).name
-    return ScriptCommand(tuple(words), (interpreter, *words[1:]), name.replace("/", "-"), interpreter, count, isolated)
+    argv = (interpreter, *words[1:])
+    return ScriptCommand(
+        tuple(words), argv, name.replace("/", "-"), interpreter, count, isolated, script=script, launched=launched
+    )
+
+
+def _launched(words: Sequence[str], cwd: str) -> tuple[str, ...]:
+    """The script behind a launcher's options, or `-m` and its module, with its words; empty if none is seen."""
+    for place, word in enumerate(words):
+        if word.endswith(".py"):
+            _existing(word, cwd)
+            return tuple(words[place:])
+        if word in ("-m", "--module"):
+            return ("-m", *words[place + 1 :])
+    return ()
+
+
+def _name(script: Sequence[str]) -> str:
+    """The name of a script or of a module; empty for neither."""
+    return (script[1] if script[0] == "-m" and len(script) > 1 else Path(script[0]).name) if script else ""
 
 
 def _split_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -102,7 +139,7 @@ def _split_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return flags, rest
 
 
-def _deepspeed(words: Sequence[str], python: str | None) -> ScriptCommand:
+def _deepspeed(words: Sequence[str], python: str | None, cwd: str) -> ScriptCommand:
     """The ranks of a `deepspeed` command, started by torchrun: its launcher needs pdsh or ssh."""
     rest, count = list(words[1:]), 1
     while rest and rest[0].startswith("-"):
@@ -121,19 +158,19 @@ def _deepspeed(words: Sequence[str], python: str | None) -> ScriptCommand:
             raise UserError(f"deepspeed --num_nodes {value}: a run is on one machine", key=option)
     if not rest:
         raise UserError("deepspeed has no script to run", key="--", advice="run -- deepspeed train.py")
-    _existing(rest[0])
-    interpreter = python or _shebang(_found(words[0])) or _found("python")
+    _existing(rest[0], cwd)
+    interpreter = python or _shebang(_found(words[0], cwd)) or _found("python", cwd)
     torchrun = (interpreter, "-m", TORCHRUN_MODULES[0], "--standalone", f"--nproc-per-node={count}")
-    return ScriptCommand(tuple(words), (*torchrun, *rest), Path(rest[0]).name, interpreter, count)
+    argv = (*torchrun, *rest)
+    return ScriptCommand(tuple(words), argv, Path(rest[0]).name, interpreter, count, script=tuple(rest), launched=True)
 
 
-def _count(words: Sequence[str], script: str | None, options: tuple[str, ...]) -> int:
-    """The number of processes that the launcher's own options ask for; 1 for `gpu`, `auto` and none."""
-    own = words[: words.index(script)] if script is not None else words
-    for place, word in enumerate(own):
+def _count(words: Sequence[str]) -> int:
+    """The number of processes that a launcher's options ask for; 1 for `gpu`, `auto` and none."""
+    for place, word in enumerate(words):
         option, equals, value = word.partition("=")
-        if option in options:
-            value = value if equals else own[place + 1] if place + 1 < len(own) else ""
+        if option in COUNTS:
+            value = value if equals else words[place + 1] if place + 1 < len(words) else ""
             return 1 if value in ("gpu", "cpu", "auto", "xpu") else _whole(option, value)
     return 1
 
@@ -144,25 +181,27 @@ def _whole(option: str, value: str) -> int:
     return int(value)
 
 
-def _found(word: str) -> str:
+def _found(word: str, cwd: str) -> str:
     """The command's path. Raises UserError with the nearest name beside it."""
-    path = shutil.which(word)
+    place = os.path.join(cwd, word) if os.sep in word else word
+    path = shutil.which(place)
     if path is not None:
         return os.path.abspath(path) if os.sep in word else path
-    if word.endswith(".py") and os.path.exists(word):
+    if word.endswith(".py") and os.path.exists(place):
         raise UserError(f"{word} cannot be executed", key=word, advice=f"run -- python {word}")
-    raise UserError(f"there is no command {word!r}", key=word, nearest=_beside(word))
+    raise UserError(f"there is no command {word!r}", key=word, nearest=_beside(word, cwd))
 
 
-def _existing(script: str) -> None:
+def _existing(script: str, cwd: str) -> None:
     """Raises UserError if there is no such script."""
-    if script != "-" and not os.path.exists(script):
-        raise UserError(f"there is no script {script}", key=script, nearest=_beside(script))
+    if script != "-" and not os.path.exists(os.path.join(cwd, script)):
+        where = f" in {cwd}" if cwd else ""
+        raise UserError(f"there is no script {script}{where}", key=script, nearest=_beside(script, cwd))
 
 
-def _beside(path: str) -> str | None:
+def _beside(path: str, cwd: str) -> str | None:
     """The file in that folder with the nearest name; None if none is near."""
-    folder = os.path.dirname(path) or "."
+    folder = os.path.join(cwd, os.path.dirname(path)) or "."
     try:
         near = nearest(os.path.basename(path), os.listdir(folder))
     except OSError:

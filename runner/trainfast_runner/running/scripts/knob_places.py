@@ -3,7 +3,10 @@ of DataLoader. An explicit argument in the script wins over the last two, so wha
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from trainfast_runner.export.trainer_arguments import fields_of
+from trainfast_runner.records.discovered import Discovered
 from trainfast_runner.settings.knob_type import KnobValues
 
 FRAMEWORK_KNOBS = (
@@ -43,3 +46,18 @@ def loader_defaults(knobs: KnobValues) -> dict[str, object]:
     if "pin_memory" in knobs:
         found["pin_memory"] = knobs["pin_memory"] == "on"
     return found
+
+
+def ways_without_flag(found: Discovered, mapped: Collection[str]) -> dict[str, list[str]]:
+    """The knobs that reach a script though it has no flag for them, by the way that they take."""
+    ways: dict[str, tuple[str, ...]] = {}
+    if found.fields or "HF Trainer" in found.uses or found.parser == "HfArgumentParser":
+        ways["the fields of TrainingArguments"] = FRAMEWORK_KNOBS
+    elif "accelerate" in found.uses:
+        ways["accelerate's environment"] = ("precision", "grad_accum")
+    elif "Lightning" in found.uses:
+        ways["Lightning's environment"] = ("precision", "grad_accum", "grad_clip")
+    if "the fields of TrainingArguments" not in ways:
+        ways["DataLoader's defaults"] = ("workers", "pin_memory")
+    left = {way: [name for name in names if name not in mapped] for way, names in ways.items()}
+    return {way: names for way, names in left.items() if names}

@@ -25,7 +25,8 @@ from trainfast_runner.running.scripts.knob_places import (
 )
 from trainfast_runner.running.scripts.log_steps import compiled
 from trainfast_runner.settings.knob_type import KnobValues
-from trainfast_runner.settings.knobs import knob
+from trainfast_runner.settings.knob_values import KnobValue, parse_bytes_per_rank
+from trainfast_runner.settings.knobs import knob, setting_of
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.settings.world import device_choice
@@ -43,14 +44,27 @@ def plan_script(
     python: str | None = None,
     samples_per_step: int | None = None,
     steps_from_log: str | None = None,
+    trial: bool = False,
 ) -> RunPlan:
-    """Check a command of the user's own against this machine; `preset` has the flags of its knobs. Raises UserError."""
+    """Check a command of the user's own against this machine; `preset` has the flags of its knobs.
+
+    Without `words` the preset's own command is planned, in its folder. `trial` limits its memory and keeps it from
+    saving anything. Raises UserError.
+    """
     preset = preset or ScriptPreset()
     knobs = _knobs(settings, preset)
+    if "memory_limit" in knobs and not trial:
+        raise UserError(
+            "memory_limit is for the trials of a search: a run of a script changes nothing but what is asked",
+            key="memory_limit",
+            advice="trainfast-tui search max-batch",
+        )
+    is_own = not words
     mapped = {name: value for name, value in knobs.items() if name in preset.places}
     free = {name: value for name, value in knobs.items() if name not in (*preset.places, *OUR_KNOBS)}
     words = preset.applied(list(words or preset.command), mapped)
-    command = read_command(words, None if python is None else training_python.find(python))
+    cwd = preset.cwd if is_own else ""
+    command = read_command(words, None if python is None else training_python.find(python), cwd)
     if steps is not None:
         if knobs.get("steps", steps) != steps:
             raise UserError(f"--steps {steps} and --set steps={knobs['steps']} differ", key="--steps")
@@ -75,7 +89,7 @@ def plan_script(
     overrides = tuple(name for name in knobs if name != "timing_warmup" or warmup != knob(name).default)
     return RunPlan(
         spec=RunSpec(
-            preset=command.name,
+            preset=preset.name if is_own else command.name,
             variant=None,
             title=shlex.join(words),
             model={},
@@ -87,7 +101,7 @@ def plan_script(
         world_size=command.processes,
         gpus=choice.gpus,
         watched=machine.watched(None if watch is None else str(watch), choice.gpus),
-        memory_limit_bytes=None,
+        memory_limit_bytes=_limits(knobs.get("memory_limit"), command.processes),
         python=command.interpreter or "",
         versions={"trainfast-tui": __version__, "driver": machine.driver_version, **versions},
         env={**_environment(knobs, choice), **environment(free)},
@@ -103,19 +117,16 @@ def plan_script(
             trainer_fields=trainer_fields(free),
             loader_defaults=loader_defaults(free),
             door_closed=_door_closed(command, versions),
+            trial=trial,
         ),
+        cwd=cwd,
     )
 
 
 def _knobs(settings: Iterable[str], preset: ScriptPreset) -> KnobValues:
     """The preset's knobs with every `--set`. Raises UserError for a knob that no script takes without a flag."""
     found: KnobValues = dict(preset.knobs)
-    for setting in settings:
-        name, equals, value = setting.partition("=")
-        name = name.strip()
-        if not equals or not name:
-            raise UserError(f"--set takes knob=value, not {setting!r}", key=name or setting)
-        found[name] = knob(name).read(value.strip())
+    found |= dict(setting_of(setting) for setting in settings)
     takes = (*OUR_KNOBS, *FRAMEWORK_KNOBS, *preset.places)
     for name in found:
         if name not in takes:
@@ -123,6 +134,14 @@ def _knobs(settings: Iterable[str], preset: ScriptPreset) -> KnobValues:
                 f"{name} has no place in a script: name its flag in [script.knobs]", key=name, allowed=takes
             )
     return found
+
+
+def _limits(limit: KnobValue, ranks: int) -> tuple[int, ...] | None:
+    """The bytes of each rank; None without a limit."""
+    if not isinstance(limit, str):
+        return None
+    given = parse_bytes_per_rank(limit)
+    return tuple(given * ranks if len(given) == 1 else given)
 
 
 def _gpus(machine: Machine, knobs: KnobValues) -> GpuChoice:

@@ -1,0 +1,184 @@
+"""Discovery: a script runs to its argument parser, its flags are written down, and the process ends there.
+
+It ends at the earliest of the parser's return, TrainingArguments, a Lightning Trainer, the first optimizer and the
+first forward pass. Nothing that the script has prepared is cleaned up: it has done no more than imports.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import sys
+from typing import Any
+
+from . import flags
+from .framework_finder import FrameworkFinder
+from .notes import never_raises
+
+REPORT = "discovered.json"
+USES = (
+    ("transformers.train", "HF Trainer"),
+    ("trl.trainer", "HF Trainer"),
+    ("accelerate", "accelerate"),
+    ("lightning", "Lightning"),
+    ("pytorch_lightning", "Lightning"),
+)
+"""Beginning of the module that a global of the script comes from, and the framework that it shows."""
+
+
+class Discovery:
+    """The hooks of one process; `directory` takes the report."""
+
+    def __init__(self, directory: str) -> None:
+        self._path = os.path.join(directory, REPORT)
+        self._pid = os.getpid()
+        self._parsers: list[argparse.ArgumentParser] = []
+        """The parsers that are parsing, or have: the script's own, then those of its subcommands."""
+        self._flags: list[dict[str, Any]] = []
+
+    def install(self) -> None:
+        """Follow argparse now and the others when they are imported."""
+        self._follow_argparse()
+        hooks = {
+            "click.core": self._follow_click,
+            "hydra._internal.hydra": self._follow_hydra,
+            "transformers.training_args": self._follow_training_arguments,
+            "lightning.pytorch.trainer.trainer": self._follow_lightning,
+            "pytorch_lightning.trainer.trainer": self._follow_lightning,
+            "torch.optim.optimizer": self._follow_optimizers,
+            "torch.nn.modules.module": self._follow_forward,
+        }
+        sys.meta_path.insert(0, FrameworkFinder(hooks))
+
+    @never_raises
+    def report(self, stopped_at: str, **found: Any) -> None:
+        """Write what is known by now; a later report takes its place."""
+        uses = frameworks_of(vars(sys.modules["__main__"])) or []
+        whole = {"stopped_at": stopped_at, "flags": self._flags, "uses": uses, **found}
+        with open(f"{self._path}.new", "w", encoding="utf-8") as file:
+            json.dump(whole, file)
+        os.replace(f"{self._path}.new", self._path)
+
+    def _stop(self, stopped_at: str, **found: Any) -> None:
+        """Report and end the process; a process that the script forked goes on."""
+        if os.getpid() == self._pid:
+            self.report(stopped_at, **found)
+            os._exit(0)
+
+    def _follow_argparse(self) -> None:
+        parse = argparse.ArgumentParser.parse_known_args
+
+        @functools.wraps(parse)
+        def followed(parser: Any, *args: Any, **kwargs: Any) -> Any:
+            # Hydra parses its own options first; the configuration comes later.
+            if _caller().startswith("hydra."):
+                return parse(parser, *args, **kwargs)
+            outermost = not self._parsers
+            self._parsers.append(parser)
+            namespace, rest = parse(parser, *args, **kwargs)
+            if outermost:
+                parsed(parser, namespace, rest)
+                self._parsers.clear()
+            return namespace, rest
+
+        @never_raises
+        def parsed(parser: Any, namespace: Any, rest: list[str]) -> None:
+            new = flags.of_argparse(self._parsers, namespace)
+            names = {name for flag in new for name in flag["names"]}
+            self._flags = new + [flag for flag in self._flags if not names & set(flag["names"])]
+            kind = next(
+                (one.__name__ for one in type(parser).__mro__ if one.__name__ == "HfArgumentParser"), "argparse"
+            )
+            # Words that are left over are refused next, or belong to a second parser; a parser without --help is for
+            # the name of a configuration file.
+            if rest or not parser.add_help:
+                self.report("a first parser", parser=kind)
+            else:
+                self._stop("the parser", parser=kind)
+
+        argparse.ArgumentParser.parse_known_args = followed  # type: ignore[method-assign, assignment]
+
+    def _follow_click(self, click: Any) -> None:
+        invoke = click.Command.invoke
+
+        @functools.wraps(invoke)
+        def followed(command: Any, context: Any) -> Any:
+            if not hasattr(command, "list_commands"):
+                found(command, context)
+            return invoke(command, context)
+
+        @never_raises
+        def found(command: Any, context: Any) -> None:
+            self._flags = flags.of_click(command, context.params)
+            self._stop("the parser", parser="click")
+
+        click.Command.invoke = followed
+
+    def _follow_hydra(self, hydra: Any) -> None:
+        compose = hydra.Hydra.compose_config
+
+        @functools.wraps(compose)
+        def followed(*args: Any, **kwargs: Any) -> Any:
+            config = compose(*args, **kwargs)
+            found(config)
+            return config
+
+        @never_raises
+        def found(config: Any) -> None:
+            values = sys.modules["omegaconf"].OmegaConf.to_container(config, resolve=False)
+            self._flags = flags.of_config({key: value for key, value in values.items() if key != "hydra"})
+            self._stop("the parser", parser="Hydra")
+
+        hydra.Hydra.compose_config = followed
+
+    def _follow_training_arguments(self, module: Any) -> None:
+        post_init = module.TrainingArguments.__post_init__
+
+        @functools.wraps(post_init)
+        def followed(arguments: Any) -> None:
+            found(arguments)
+            post_init(arguments)
+
+        @never_raises
+        def found(arguments: Any) -> None:
+            fields = {name: flags.plain(getattr(arguments, name, None)) for name in arguments.__dataclass_fields__}
+            self._stop("TrainingArguments", fields=fields)
+
+        module.TrainingArguments.__post_init__ = followed
+
+    def _follow_lightning(self, module: Any) -> None:
+        self._stop_before(module.Trainer, "a Lightning Trainer")
+
+    def _follow_optimizers(self, module: Any) -> None:
+        self._stop_before(module.Optimizer, "the first optimizer")
+
+    def _follow_forward(self, module: Any) -> None:
+        module.register_module_forward_pre_hook(lambda *called: self._stop("the first forward pass"))
+
+    def _stop_before(self, kind: Any, name: str) -> None:
+        """Stop where the first object of that class is made."""
+        init = kind.__init__
+
+        @functools.wraps(init)
+        def followed(made: Any, *args: Any, **kwargs: Any) -> None:
+            self._stop(name)
+            init(made, *args, **kwargs)
+
+        kind.__init__ = followed
+
+
+@never_raises
+def frameworks_of(names: dict[str, Any]) -> list[str]:
+    """The frameworks that a script's globals come from."""
+    modules = [str(getattr(one, "__module__", None) or getattr(one, "__name__", "")) for one in list(names.values())]
+    return list(dict.fromkeys(shows for begin, shows in USES if any(module.startswith(begin) for module in modules)))
+
+
+def _caller() -> str:
+    """The module that called argparse."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_globals.get("__name__") in ("argparse", __name__):
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__"))

@@ -1,0 +1,112 @@
+"""The flags of a script's own argument parser, as JSON objects: argparse, click and Hydra."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+MOST_TEXT = 200
+CLICK_TYPES = {"integer": "int", "float": "float", "boolean": "bool"}
+"""Types of click's parameters by the first word of their names; all others are read as text."""
+
+
+def of_argparse(parsers: Iterable[argparse.ArgumentParser], namespace: Any) -> list[dict[str, Any]]:
+    """The options of a parser and of the subcommands' parsers that ran in it, with their values in `namespace`."""
+    return [_of_action(action, namespace) for parser in parsers for action in parser._actions if _is_option(action)]
+
+
+def of_click(command: Any, values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The options of a `click.Command`, with the values of its context."""
+    return [
+        {
+            "names": [*one.opts, *one.secondary_opts],
+            "type": _click_type(one),
+            "default": plain(one.default),
+            "value": plain(values.get(one.name)),
+            "choices": [str(choice) for choice in getattr(one.type, "choices", ())],
+            "off": next((name for name in one.secondary_opts if name.startswith("--")), None),
+            "help": _text(getattr(one, "help", None)),
+        }
+        for one in command.params
+        if one.param_type_name == "option" and one.name != "help"
+    ]
+
+
+def of_config(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The leaves of a Hydra configuration by their dotted names, as the command line overrides them."""
+    return [
+        {"names": [name], "type": _type_of(value), "default": plain(value), "value": plain(value), "assigned": True}
+        for name, value in _leaves(config, "")
+    ]
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON can hold it; its text for anything else, None for what stands for no value."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value[:MOST_TEXT] if isinstance(value, str) else value
+    if isinstance(value, float):
+        return value if value - value == 0 else str(value)
+    if isinstance(value, (list, tuple)):
+        return [plain(one) for one in value[:MOST_TEXT]]
+    if callable(value) or type(value).__name__ == "Sentinel" or value is argparse.SUPPRESS:
+        return None
+    return plain(getattr(value, "value", None)) if hasattr(value, "value") else str(value)[:MOST_TEXT]
+
+
+def _is_option(action: argparse.Action) -> bool:
+    return bool(action.option_strings) and not isinstance(action, (argparse._HelpAction, argparse._VersionAction))
+
+
+def _of_action(action: argparse.Action, namespace: Any) -> dict[str, Any]:
+    default = None if action.default is argparse.SUPPRESS else action.default
+    return {
+        "names": list(action.option_strings),
+        "type": _action_type(action, default),
+        "default": plain(default),
+        "value": plain(getattr(namespace, action.dest, default)),
+        "choices": [str(plain(choice)) for choice in action.choices or ()],
+        # `argparse.BooleanOptionalAction` of Python 3.9 adds it.
+        "off": next((name for name in action.option_strings if name.startswith("--no-") and action.nargs == 0), None),
+        "help": _text(action.help),
+    }
+
+
+def _action_type(action: argparse.Action, default: Any) -> str:
+    if action.nargs == 0:
+        return "off switch" if action.const is False else "switch"
+    if isinstance(action.nargs, int) or action.nargs in ("*", "+"):
+        return "list"
+    if action.type in (int, float):
+        return "int" if action.type is int else "float"
+    # transformers reads a boolean by `string_to_bool`, others by a `str2bool` of their own.
+    if "bool" in getattr(action.type, "__name__", ""):
+        return "bool"
+    return "str" if action.type is str else _type_of(default)
+
+
+def _click_type(option: Any) -> str:
+    if option.is_flag:
+        return "switch"
+    if option.multiple or option.nargs != 1:
+        return "list"
+    return CLICK_TYPES.get(option.type.name.partition(" ")[0], "str")
+
+
+def _type_of(value: Any) -> str:
+    for kind in (bool, int, float, list):
+        if isinstance(value, kind):
+            return kind.__name__
+    return "str"
+
+
+def _leaves(config: Mapping[str, Any], before: str) -> Iterator[tuple[str, Any]]:
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", value
+
+
+def _text(help: Any) -> str:
+    return str(help)[:MOST_TEXT] if isinstance(help, str) and help is not argparse.SUPPRESS else ""

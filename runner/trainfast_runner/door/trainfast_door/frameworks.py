@@ -1,0 +1,32 @@
+"""Hooks into the frameworks that count steps themselves, each installed when its module is imported."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from . import asked_knobs, deepspeed_engine, trainer_callback
+from .framework_finder import FrameworkFinder
+
+if TYPE_CHECKING:
+    from .script_run import ScriptRun
+
+
+def install(run: ScriptRun) -> None:
+    """Wait for the Trainer, its arguments and DeepSpeed's engine."""
+    hooks: dict[str, Callable[[Any, ScriptRun], None]] = {
+        "transformers.trainer": trainer_callback.install,
+        "transformers.training_args": asked_knobs.set_trainer_fields,
+        "deepspeed.runtime.engine": deepspeed_engine.install,
+    }
+    sys.meta_path.insert(0, FrameworkFinder({name: _of_run(hook, run) for name, hook in hooks.items()}))
+
+
+def _of_run(hook: Callable[[Any, ScriptRun], None], run: ScriptRun) -> Callable[[Any], None]:
+    @functools.wraps(hook)
+    def with_run(module: Any) -> None:
+        hook(module, run)
+
+    return with_run

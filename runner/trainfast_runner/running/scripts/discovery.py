@@ -1,0 +1,81 @@
+"""Discovery: run a script to its argument parser in a sandbox and read the flags that it has."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.machine import training_python
+from trainfast_runner.records.discovered import DISCOVERED_FILE, Discovered
+from trainfast_runner.running.launch import SCRIPTS_VARIABLE
+from trainfast_runner.running.scripts.command import ScriptCommand, read_command
+from trainfast_runner.running.scripts.sandbox import sandbox
+from trainfast_runner.running.scripts.script_plan import DOOR
+
+LIMIT_S = 30.0
+"""Time for a script's imports; one that has not reached a parser by then is asked for nothing."""
+FIND_FLAGS = DOOR / "trainfast_door" / "find_flags.py"
+ONLY_RANK = {
+    **{"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"},
+    **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"},
+}
+"""What a launcher would set: the script is started without it, as the only rank."""
+
+
+def discover(words: Sequence[str], python: str | None = None, limit_s: float = LIMIT_S) -> Discovered:
+    """The flags of a command's script. Raises UserError if the script cannot be run, or fails before its parser."""
+    command = read_command(words, None if python is None else training_python.find(python))
+    if command.interpreter is None or not command.script:
+        raise UserError(
+            f"{command.words[0]} does not say which script it starts: discovery runs a Python script itself",
+            key="--",
+            advice="presets new NAME -- python train.py",
+        )
+    with tempfile.TemporaryDirectory(prefix="trainfast-discovery-") as name:
+        folder = Path(name)
+        code = _run(command, command.interpreter, folder, limit_s)
+        try:
+            found = msgspec.json.decode((folder / DISCOVERED_FILE).read_bytes(), type=Discovered)
+        except FileNotFoundError:
+            found = Discovered(stopped_at="")
+        if code:
+            last = (_output(folder).strip().splitlines() or [f"exit status {code}"])[-1]
+            raise UserError(f"{command.name} ended before its arguments were read: {last}", key="--")
+    if found.stopped_at in ("", "a first parser"):
+        return msgspec.structs.replace(found, stopped_at=f"{limit_s:g} s")
+    return found
+
+
+def _run(command: ScriptCommand, interpreter: str, folder: Path, limit_s: float) -> int | None:
+    """Run the script until it stops by itself and return its exit code, None after `limit_s`; nothing of it is left."""
+    environment = {**os.environ, **(ONLY_RANK if command.launched else {}), **sandbox(folder)}
+    environment[SCRIPTS_VARIABLE] = str(folder)
+    with (folder / "output.log").open("wb") as output:
+        process = subprocess.Popen(
+            [interpreter, str(FIND_FLAGS), str(folder), *command.script],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+        try:
+            return process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _output(folder: Path) -> str:
+    return (folder / "output.log").read_text(errors="replace")

@@ -1,0 +1,48 @@
+"""Saves a script's command and the flags of its knobs as a preset of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import tomlkit
+
+from trainfast_runner.settings.knobs import knob
+from trainfast_runner.settings.presets import SCHEMA
+from trainfast_runner.settings.saving import new_preset_path, write_preset
+from trainfast_runner.settings.script_preset import ScriptPreset
+
+
+def save_script_preset(preset: ScriptPreset, reasons: Mapping[str, str], overwrite: bool = False) -> Path:
+    """Write the preset and return its file; `reasons`, by knob, become comments behind the knobs' flags.
+
+    Raises UserError as `save_preset` does.
+    """
+    path = new_preset_path(preset.name, overwrite)
+    write_preset(path, tomlkit.dumps(_document(preset, reasons)))
+    return path
+
+
+def _document(preset: ScriptPreset, reasons: Mapping[str, str]) -> tomlkit.TOMLDocument:
+    document = tomlkit.document()
+    document["schema"] = SCHEMA
+    document["title"] = preset.title
+    script = tomlkit.table()
+    script["command"] = list(preset.command)
+    script["cwd"] = preset.cwd
+    places = tomlkit.table()
+    for name, place in preset.places.items():
+        words = tomlkit.item(place)
+        if isinstance(place, dict):
+            words = tomlkit.inline_table()
+            words.update(place)
+        if name in reasons:
+            words.comment(" ".join(reasons[name].split()))
+        places.append(name, words)
+    script["knobs"] = places
+    document["script"] = script
+    knobs = tomlkit.table()
+    for name, value in preset.knobs.items():
+        knobs[name] = knob(name).show(value) if value is None else value
+    document["knobs"] = knobs
+    return document

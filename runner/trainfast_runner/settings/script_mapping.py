@@ -1,0 +1,230 @@
+"""The mapping of knobs to a script's own flags: proposed from the flags' names, types and defaults, each with a reason.
+
+The names are those of the Hugging Face examples, accelerate, Lightning, DeepSpeed, timm, nanoGPT and fairseq.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainfast_runner.errors import UserError, nearest
+from trainfast_runner.records.discovered import Flag
+from trainfast_runner.settings.knob_type import KnobValues
+from trainfast_runner.settings.knob_values import KnobValue
+from trainfast_runner.settings.knobs import knob
+from trainfast_runner.settings.script_preset import Place
+from trainfast_runner.worker.catalog import OPTIMIZERS
+
+NUMBERS = {
+    "batch_size": (
+        *("per_device_train_batch_size", "per_gpu_train_batch_size", "train_micro_batch_size_per_gpu"),
+        *("micro_batch_size", "device_batch_size", "per_device_batch_size", "train_batch_size", "batch_size"),
+        *("batchsize", "train_bs", "bs", "batch", "mbs", "b"),
+    ),
+    "grad_accum": (
+        *("gradient_accumulation_steps", "accumulate_grad_batches", "grad_accum_steps", "grad_accumulation_steps"),
+        *("accumulation_steps", "gradient_accumulation", "grad_accum", "accum_steps", "accum_iter", "update_freq"),
+        *("accum", "acc_steps"),
+    ),
+    "workers": (
+        *("dataloader_num_workers", "num_workers", "n_workers", "nworkers", "data_workers", "loader_workers"),
+        *("workers", "j"),
+    ),
+    "seq_len": ("max_seq_length", "sequence_length", "seq_length", "seq_len", "block_size", "max_seq_len"),
+    "prefetch": ("dataloader_prefetch_factor", "prefetch_factor"),
+    "lr": ("learning_rate", "lr", "base_lr"),
+    "weight_decay": ("weight_decay", "wd"),
+    "grad_clip": ("max_grad_norm", "grad_clip", "gradient_clip_val", "clip_grad", "clip_grad_norm"),
+    "seed": ("seed", "random_seed"),
+}
+"""Names of the flags that take a knob's number, without dashes, the surest first."""
+SWITCHES = {
+    "checkpointing": (
+        *("gradient_checkpointing", "grad_checkpointing", "activation_checkpointing", "checkpoint_activations"),
+        "use_checkpoint",
+    ),
+    "compile": ("torch_compile", "torchcompile", "compile"),
+    "pin_memory": ("dataloader_pin_memory", "pin_memory", "pin_mem"),
+}
+ON = {"checkpointing": "full", "compile": "default", "pin_memory": "on"}
+PRECISION = ("mixed_precision", "precision", "amp_dtype", "dtype", "torch_dtype")
+PRECISIONS = (
+    {"fp32": "no", "fp16": "fp16", "bf16": "bf16"},
+    {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"},
+    {"fp32": "fp32", "fp16": "fp16", "bf16": "bf16"},
+    {"fp32": "32-true", "fp16": "16-mixed", "bf16": "bf16-mixed"},
+    {"fp32": "32", "fp16": "16", "bf16": "bf16"},
+)
+"""Families of words for a precision: accelerate's, torch's, plain, Lightning's new and old."""
+HALVES = {"bf16": ("bf16", "use_bf16", "bfloat16"), "fp16": ("fp16", "use_fp16", "half")}
+BASE = ("batch_size", "grad_accum", "precision", "workers")
+"""The knobs whose present values a preset of a script keeps: those that a search begins with."""
+OPTIMIZER = ("optim", "optimizer", "opt")
+NOT_TRAINING = {"eval", "val", "valid", "validation", "test", "dev", "predict", "inference"}
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A knob's place among the flags, the value that the script runs with now (None if no knob has it), and why."""
+
+    knob: str
+    place: Place
+    value: KnobValue
+    reason: str
+
+
+def propose(flags: Sequence[Flag]) -> list[Proposal]:
+    """The knobs that these flags seem to take, one place each."""
+    found = [_number(name, names, flags) for name, names in NUMBERS.items()]
+    found += [_switch(name, names, flags) for name, names in SWITCHES.items()]
+    found += [_precision(flags) or _halves(flags), _optimizer(flags)]
+    return [one for one in found if one is not None]
+
+
+def mapping_of(flags: Sequence[Flag], changes: Iterable[str]) -> list[Proposal]:
+    """The proposed mapping with every `KNOB=FLAG` that a person gave; `KNOB=` takes a knob out. Raises UserError."""
+    found = {one.knob: one for one in propose(flags)}
+    for change in changes:
+        name, equals, words = change.partition("=")
+        if equals and not words.strip():
+            found.pop(knob(name.strip()).name, None)
+        else:
+            one = _given(change, flags)
+            found[one.knob] = one
+    return list(found.values())
+
+
+def _given(change: str, flags: Sequence[Flag]) -> Proposal:
+    """The place that `KNOB=FLAG` names. Raises UserError naming the nearest flag that the script has."""
+    name, equals, words = change.partition("=")
+    known = knob(name.strip()).name
+    parts = shlex.split(words)
+    if not equals or not parts:
+        raise UserError(f"--map takes KNOB=FLAG, not {change!r}", key="--map")
+    word = parts[0].partition("=")[0]
+    names = {one: flag for flag in flags for one in flag.names}
+    if word not in names:
+        near = nearest(word, names)
+        raise UserError(
+            f"the script has no flag {word}", key=word, nearest=near, allowed=None if near else sorted(names)
+        )
+    if parts == [word]:
+        words = _place(names[word], word)
+    elif "{}" not in words:
+        raise UserError(f"--map {change} has no {{}} for the value", key="--map", advice=f"--map '{known}={word} {{}}'")
+    return Proposal(known, words.strip(), _value(known, names[word].value), "given by --map")
+
+
+def _number(name: str, names: Sequence[str], flags: Sequence[Flag]) -> Proposal | None:
+    kinds = ("int", "float") if name in ("lr", "weight_decay", "grad_clip") else ("int",)
+    for flag, word in _named(names, flags):
+        if flag.type in kinds:
+            return Proposal(name, _place(flag, word), _value(name, flag.value), _reason(name, flag, word))
+    return None
+
+
+def _switch(name: str, names: Sequence[str], flags: Sequence[Flag]) -> Proposal | None:
+    for flag, word in _named(names, flags):
+        if flag.type in ("switch", "bool"):
+            place = {ON[name]: _set(flag, word, True), "off": _set(flag, word, False)}
+            return Proposal(name, place, ON[name] if flag.value is True else "off", _reason(name, flag, word))
+    return None
+
+
+def _precision(flags: Sequence[Flag]) -> Proposal | None:
+    """A flag that takes the name of a precision."""
+    for flag, word in _named(PRECISION, flags):
+        known = flag.choices or [str(flag.default), str(flag.value)]
+        families = [{k: v for k, v in family.items() if not flag.choices or v in known} for family in PRECISIONS]
+        words = max(families, key=lambda family: len({*family.values()} & {*known}))
+        if flag.type in ("str", "int") and {*words.values()} & {*known}:
+            place = {precision: _place(flag, word).replace("{}", value) for precision, value in words.items()}
+            now = next((precision for precision, value in words.items() if value == str(flag.value)), None)
+            return Proposal("precision", place, now, _reason("precision", flag, word))
+    return None
+
+
+def _halves(flags: Sequence[Flag]) -> Proposal | None:
+    """Flags that turn a precision on."""
+    found = {
+        precision: (flag, word)
+        for precision, names in HALVES.items()
+        for flag, word in _named(names, flags)
+        if flag.type in ("switch", "bool")
+    }
+    if not found:
+        return None
+    off = " ".join(words for one in found.values() if (words := _set(*one, False)))
+    place: Place = {**{precision: _set(*one, True) for precision, one in found.items()}, "fp32": off}
+    now = next((precision for precision, (flag, _) in found.items() if flag.value is True), "fp32")
+    flag, word = found[next(iter(found))]
+    return Proposal("precision", place, now, _reason("precision", flag, word))
+
+
+def _optimizer(flags: Sequence[Flag]) -> Proposal | None:
+    """The Trainer's `--optim`, whose words are known."""
+    words = {name: entry.trainer_name for name, entry in OPTIMIZERS.items() if entry.trainer_name}
+    for flag, word in _named(OPTIMIZER, flags):
+        taken = {name: value for name, value in words.items() if not flag.choices or value in flag.choices}
+        if {*taken.values()} & {str(flag.default), *flag.choices}:
+            place = {name: _place(flag, word).replace("{}", value) for name, value in taken.items()}
+            now = next((name for name, value in taken.items() if value == str(flag.value)), None)
+            return Proposal("optimizer", place, now, _reason("optimizer", flag, word))
+    return None
+
+
+def _named(names: Sequence[str], flags: Sequence[Flag]) -> Iterator[tuple[Flag, str]]:
+    """The flags of these names, each with the name as it is typed; the surest first."""
+    for name in names:
+        found = [(flag, word) for flag in flags for word in flag.names if _bare(word) == name and _trains(word)]
+        # A configuration may have the name twice, for training and for something else.
+        yield from sorted(found, key=lambda one: ("train" not in one[1], not one[1].startswith("--"), len(one[1])))
+
+
+def _bare(word: str) -> str:
+    """A flag's name without dashes and, of a configuration, without the groups around it."""
+    return word.lstrip("-").rpartition(".")[2].replace("-", "_").lower()
+
+
+def _trains(word: str) -> bool:
+    return not NOT_TRAINING & set(word.lstrip("-").lower().replace("-", "_").replace(".", "_").split("_"))
+
+
+def _place(flag: Flag, word: str) -> str:
+    return f"{word}={{}}" if flag.assigned else f"{word} {{}}"
+
+
+def _set(flag: Flag, word: str, on: bool) -> str:
+    """The words that turn a flag on or off; empty where its absence does."""
+    if flag.type == "bool":
+        return _place(flag, word).replace("{}", str(on).lower())
+    return word if on else flag.off or ""
+
+
+def _value(name: str, value: object) -> KnobValue:
+    try:
+        return knob(name).read(value)
+    except UserError:
+        return None
+
+
+def _reason(name: str, flag: Flag, word: str) -> str:
+    """Words for the proposal: "--bs looks like batch_size: its name, default 16"."""
+    known = f"choices {', '.join(flag.choices)}" if flag.choices else f"default {flag.default}"
+    now = f", here {flag.value}" if flag.value != flag.default else ""
+    return f"{word} looks like {name}: its name, {known}{now}"
+
+
+def knobs_of_fields(fields: Mapping[str, Any]) -> KnobValues:
+    """The knobs that a script's own TrainingArguments set, of those that a search begins with."""
+    precision = "bf16" if fields.get("bf16") else "fp16" if fields.get("fp16") else "fp32"
+    found = {
+        "batch_size": _value("batch_size", fields.get("per_device_train_batch_size")),
+        "grad_accum": _value("grad_accum", fields.get("gradient_accumulation_steps")),
+        "precision": precision,
+        "workers": _value("workers", fields.get("dataloader_num_workers")),
+    }
+    return {name: value for name, value in found.items() if fields and value is not None}

@@ -1,0 +1,248 @@
+"""`presets new NAME -- COMMAND`: the flags of real scripts, the mapping that is proposed, and the preset of both."""
+
+from __future__ import annotations
+
+import tomllib
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.command import Cli
+from own_scripts.conftest import PYTHON, SCRIPTS, run_script, script
+
+
+def discovered(cli: Cli, *words: str) -> dict[str, Any]:
+    """What `presets new mine --json` prints with these words."""
+    done = cli("presets", "new", "mine", "--json", *words)
+    assert done.code == 0, done.err
+    found: dict[str, Any] = done.json
+    return found
+
+
+def mapping(found: dict[str, Any]) -> dict[str, Any]:
+    """The flags of the knobs."""
+    return {one["knob"]: one["flag"] for one in found["mapping"]}
+
+
+def written(folder: Path, text: str) -> tuple[str, ...]:
+    """The words behind `presets new` that look into a script of these lines."""
+    path = folder / "train.py"
+    path.write_text(text)
+    return ("--", PYTHON, str(path))
+
+
+ARGPARSE = """
+import argparse, pathlib
+parser = argparse.ArgumentParser()
+parser.add_argument("--bs", type=int, default=16)
+parser.add_argument("--eval-batch-size", type=int, default=64)
+parser.add_argument("--accum", type=int, default=1)
+parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+parser.add_argument("--workers", "-j", type=int, default=2)
+parser.add_argument("--grad-checkpointing", action="store_true")
+parser.add_argument("--optim", default="adamw")
+args = parser.parse_args()
+pathlib.Path("trained").write_text("the training has begun")
+"""
+
+
+def test_argparse_flags_are_listed_and_mapped(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = discovered(cli, *written(tmp_path, ARGPARSE), "--bs=8")
+    assert (found["stopped_at"], found["parser"], len(found["flags"])) == ("the parser", "argparse", 7)
+    assert mapping(found) == {
+        "batch_size": "--bs {}",
+        "grad_accum": "--accum {}",
+        "workers": "--workers {}",
+        "checkpointing": {"full": "--grad-checkpointing", "off": ""},
+        "precision": {"fp32": "--dtype float32", "bf16": "--dtype bfloat16"},
+    }
+    assert found["mapping"][0]["reason"] == "--bs looks like batch_size: its name, default 16, here 8"
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["train.py"], "nothing has trained"
+    preset = tomllib.loads((cli.presets / "mine.toml").read_text())
+    assert preset["script"]["cwd"] == str(tmp_path)
+    assert preset["script"]["command"][-1] == "--bs=8"
+    assert preset["knobs"] == {"batch_size": 8, "grad_accum": 1, "precision": "fp32", "workers": 2}
+
+
+def test_discovery_prints_flags_reasons_and_the_next_command(cli: Cli, tmp_path: Path) -> None:
+    done = cli("presets", "new", "mine", *written(tmp_path, ARGPARSE))
+    assert done.code == 0, done.err
+    assert "--bs" in done.out
+    assert "--bs looks like batch_size: its name, default 16" in done.out
+    assert "run it with: trainfast-tui run mine" in done.out
+    assert "# --bs looks like batch_size" in (cli.presets / "mine.toml").read_text()
+    shown = cli("presets", "show", "mine").out
+    assert "--bs {}" in shown
+    assert "mine" in cli("presets", "list").out
+
+
+def test_preset_of_a_script_runs_by_name_from_anywhere(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(SCRIPTS)
+    discovered(cli, "--", PYTHON, "plain_torch.py", "--steps=8")
+    monkeypatch.chdir(tmp_path)
+    result = run_script(cli, "mine", "--set", "batch_size=16")
+    assert (result["preset"], result["knobs"]["batch_size"]) == ("mine", 16)
+    rate, steps = result["throughput"]["samples_per_s"]["median"], result["throughput"]["steps_per_s"]["median"]
+    assert rate == pytest.approx(16 * steps, rel=0.1)
+    assert result["script"]["overridden"] == []
+    assert cli("runs", "compare", "last", result["run_id"]).code == 0
+
+
+def test_parser_for_a_configuration_file_is_not_the_last(cli: Cli, tmp_path: Path) -> None:
+    lines = (
+        "import argparse\nfirst = argparse.ArgumentParser(add_help=False)\nfirst.add_argument('--config')\n"
+        "known, rest = first.parse_known_args()\nparser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--batch-size', type=int, default=4)\nparser.parse_args(rest)\n1 / 0\n"
+    )
+    found = discovered(cli, *written(tmp_path, lines), "--batch-size=2")
+    assert [flag["names"] for flag in found["flags"]] == [["--batch-size"], ["--config"]]
+    assert found["mapping"][0]["value"] == 2
+
+
+def test_subcommand_has_its_own_flags(cli: Cli, tmp_path: Path) -> None:
+    lines = (
+        "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--seed', type=int, default=1)\n"
+        "commands = parser.add_subparsers()\ntrain = commands.add_parser('train')\n"
+        "train.add_argument('--lr', type=float, default=0.1)\nparser.parse_args()\n"
+    )
+    found = discovered(cli, *written(tmp_path, lines), "train")
+    assert mapping(found) == {"lr": "--lr {}", "seed": "--seed {}"}
+
+
+@pytest.mark.skipif(find_spec("click") is None, reason="click is not installed")
+def test_click(cli: Cli, tmp_path: Path) -> None:
+    lines = (
+        "import click\n@click.command()\n@click.option('--batch-size', default=32, show_default=True)\n"
+        "@click.option('--bf16/--no-bf16', default=False)\n@click.argument('data')\n"
+        "def train(batch_size, bf16, data):\n    raise RuntimeError('trained')\ntrain()\n"
+    )
+    found = discovered(cli, *written(tmp_path, lines), "data", "--bf16")
+    assert found["parser"] == "click"
+    assert mapping(found) == {"batch_size": "--batch-size {}", "precision": {"bf16": "--bf16", "fp32": "--no-bf16"}}
+    assert found["mapping"][1]["value"] == "bf16"
+
+
+@pytest.mark.skipif(find_spec("hydra") is None, reason="Hydra is not installed")
+def test_hydra(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("data:\n  batch_size: 8\n  workers: 2\noptimizer:\n  lr: 0.1\n")
+    lines = (
+        "import hydra\n@hydra.main(version_base=None, config_path='.', config_name='config')\n"
+        "def train(config):\n    raise RuntimeError('trained')\ntrain()\n"
+    )
+    found = discovered(cli, *written(tmp_path, lines), "data.batch_size=4")
+    assert found["parser"] == "Hydra"
+    assert mapping(found) == {
+        "batch_size": "data.batch_size={}",
+        "workers": "data.workers={}",
+        "lr": "optimizer.lr={}",
+    }
+    assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.long
+def test_hf_argument_parser(cli: Cli, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    found = discovered(
+        cli, *script("hf_argument_parser.py", f"--output_dir={output}", "--per_device_train_batch_size=2", "--bf16")
+    )
+    assert found["parser"] == "HfArgumentParser"
+    flags = mapping(found)
+    assert flags["batch_size"] == "--per_device_train_batch_size {}"
+    assert flags["grad_accum"] == "--gradient_accumulation_steps {}"
+    assert flags["workers"] == "--dataloader_num_workers {}"
+    assert flags["precision"] == {
+        "bf16": "--bf16 true",
+        "fp16": "--fp16 true",
+        "fp32": "--bf16 false --fp16 false",
+    }
+    assert flags["checkpointing"] == {"full": "--gradient_checkpointing true", "off": "--gradient_checkpointing false"}
+    values = {one["knob"]: one["value"] for one in found["mapping"]}
+    assert (values["batch_size"], values["precision"]) == (2, "bf16")
+    assert not output.exists()
+
+
+@pytest.mark.long
+def test_hard_coded_arguments_go_through_the_trainer(cli: Cli) -> None:
+    found = discovered(cli, *script("hard_coded_trainer.py"))
+    assert (found["stopped_at"], found["flags"], found["mapping"]) == ("TrainingArguments", [], [])
+    ways = found["without_flag"]["the fields of TrainingArguments"]
+    assert {"batch_size", "grad_accum", "precision", "workers"} <= set(ways)
+    knobs = tomllib.loads((cli.presets / "mine.toml").read_text())["knobs"]
+    assert knobs == {"batch_size": 4, "grad_accum": 2, "precision": "fp32", "workers": 0}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "stopped_at", "way"),
+    [
+        ("with_accelerate.py", "the first optimizer", "accelerate's environment"),
+        pytest.param(
+            *("with_lightning.py", "a Lightning Trainer", "Lightning's environment"),
+            marks=pytest.mark.skipif(find_spec("lightning") is None, reason="Lightning is not installed"),
+        ),
+    ],
+)
+def test_script_without_a_parser_tells_the_ways_of_its_framework(
+    cli: Cli, name: str, stopped_at: str, way: str
+) -> None:
+    found = discovered(cli, *script(name))
+    assert (found["stopped_at"], found["flags"]) == (stopped_at, [])
+    assert {"precision", "grad_accum"} <= set(found["without_flag"][way])
+
+
+def test_script_behind_a_launcher_runs_as_the_only_rank(cli: Cli) -> None:
+    launcher = (PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    found = discovered(cli, "--", *launcher, str(SCRIPTS / "nanogpt_ddp.py"))
+    assert (found["stopped_at"], found["flags"]) == ("the first optimizer", [])
+    assert found["without_flag"] == {"DataLoader's defaults": ["workers", "pin_memory"]}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--map", "batch_size=--bss"], "the script has no flag --bss; did you mean --bs?"),
+        (["--map", "batchsize=--bs"], "did you mean batch_size?"),
+        (["--map", "precision=--dtype float16"], "has no {} for the value; try --map 'precision=--dtype {}'"),
+        (["--map", "batch_size"], "--map takes KNOB=FLAG"),
+        (["--from", "tiny-llama"], "--from is for a preset without a command"),
+        (["--set", "batch_size=0"], "batch_size: "),
+    ],
+)
+def test_mapping_that_the_script_does_not_have_is_refused(
+    cli: Cli, tmp_path: Path, options: list[str], said: str
+) -> None:
+    assert said in cli("presets", "new", "mine", *options, *written(tmp_path, ARGPARSE)).refused()
+    assert not list(cli.presets.iterdir())
+
+
+def test_mapping_may_be_corrected(cli: Cli, tmp_path: Path) -> None:
+    corrections = ("--map", "batch_size=--eval-batch-size", "--map", "workers=")
+    flags = mapping(discovered(cli, *corrections, *written(tmp_path, ARGPARSE)))
+    assert flags["batch_size"] == "--eval-batch-size {}"
+    assert "workers" not in flags
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "raise RuntimeError('no data here')",
+            "train.py ended before its arguments were read: RuntimeError: no data here",
+        ),
+        (
+            "import argparse\np = argparse.ArgumentParser()\np.add_argument('--data', required=True)\np.parse_args()\n",
+            "the following arguments are required: --data",
+        ),
+    ],
+)
+def test_script_that_fails_before_its_parser_names_its_error(cli: Cli, tmp_path: Path, text: str, said: str) -> None:
+    assert said in cli("presets", "new", "mine", *written(tmp_path, text)).refused()
+
+
+def test_command_without_a_script_is_refused(cli: Cli) -> None:
+    assert "does not say which script it starts" in cli("presets", "new", "mine", "--", "true").refused()
