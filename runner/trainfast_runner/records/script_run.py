@@ -25,7 +25,7 @@ class ScriptAsked(msgspec.Struct, frozen=True, kw_only=True):
     steps_from_log: str | None = None
     """A regular expression that matches a line of output for each step; the hooks then count none."""
     flagged: list[str] = []
-    """KnobValues that flags of the script's own take."""
+    """Knobs that flags of the script's own take."""
     trainer_fields: dict[str, Any] = {}
     """Fields of TrainingArguments that the hooks set."""
     loader_defaults: dict[str, Any] = {}

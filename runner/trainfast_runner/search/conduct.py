@@ -60,8 +60,11 @@ def conduct(
     on_line: Callable[[AnyLine], None] = lambda line: None,
     is_cancelled: Callable[[], bool] = lambda: False,
     began_ns: int | None = None,
+    make_conductor: MakeConductor | None = None,
 ) -> Ended:
     """Conduct the search in `directory` to its end, record that and return it. `on_line` gets every new line.
+
+    `make_conductor` makes another conductor than that of a preset's search.
 
     The search's time counts from `began_ns` (CLOCK_MONOTONIC), when making the plan began.
 
@@ -69,7 +72,7 @@ def conduct(
     """
     conduct_options = ConductOptions(options.wait, options.cool_to_c, on_line, is_cancelled, began_ns)
     with sole_conductor(directory):
-        conductor = BatchConductor(directory, plan, home, options, conduct_options)
+        conductor = (make_conductor or BatchConductor)(directory, plan, home, options, conduct_options)
         try:
             return conductor.run()
         finally:
@@ -131,7 +134,7 @@ class BatchConductor(Conductor[AnyLine, Ended]):
         if step.action == "answer":
             return Ended(state="answered", reason=step.why, answer=answer(self._state()))
         if step.action == "nothing_fits":
-            return nothing_fits(self._plan, self._home, self._state(), step.why, self._check)
+            return self._nothing_fits(step.why)
         return Ended(state="failed", reason=step.why)
 
     def _predict(self) -> None:
@@ -216,16 +219,26 @@ class BatchConductor(Conductor[AnyLine, Ended]):
         began = time.monotonic()
         if left is None:
             steps = self._options.proof_steps
-            spec = self._plan.spec.with_overrides(
-                batch_size=batch_size, steps=steps, timing_warmup=min(TIMED_WARMUP, steps - 1)
-            )
-            left = self._start(replace(self._plan, spec=spec), "proof")
+            left = self._start(self._sized(batch_size, steps, min(TIMED_WARMUP, steps - 1)), "proof")
         self._live = left
         result = wait_for_result(left, self._check)
         self._live = None
         if result.state in ("stopped", "killed"):
             raise Interrupted
-        self._write(confirmation_record(self._state(), left, result, batch_size, time.monotonic() - began))
+        self._write(self._confirmed(left, result, batch_size, time.monotonic() - began))
+
+    def _confirmed(self, directory: Path, result: Result, batch_size: int, seconds: float) -> ConfirmationRun:
+        """Return the record of an ended confirmation run."""
+        return confirmation_record(self._state(), directory, result, batch_size, seconds)
+
+    def _sized(self, batch_size: int, steps: int, timing_warmup: int) -> RunPlan:
+        """Plan an ordinary run of one size."""
+        spec = self._plan.spec.with_overrides(batch_size=batch_size, steps=steps, timing_warmup=timing_warmup)
+        return replace(self._plan, spec=spec)
+
+    def _nothing_fits(self, why: str) -> Ended:
+        """Return the end of a search in which a batch of 1 does not fit."""
+        return nothing_fits(self._plan, self._home, self._state(), why, self._check)
 
     def _warm_process(self) -> WarmProcess:
         directory = self._start(self._plan, "probe")
@@ -267,6 +280,10 @@ class BatchConductor(Conductor[AnyLine, Ended]):
 
     def _state(self) -> SearchState:
         return state_of_journal(self._lines, self._options.no_oom)
+
+
+MakeConductor = Callable[[Path, RunPlan, Home, BatchSearchOptions, ConductOptions[AnyLine]], BatchConductor]
+"""Makes the conductor of a search, with the arguments of `BatchConductor`."""
 
 
 def _words(result: Result) -> str:

@@ -141,10 +141,11 @@ def _first(state: SearchState) -> Decision:
     predicted = state.predicted
     most = predicted.max_batch if predicted is not None else None
     if predicted is None or not most or most < 2:
-        why = "nothing is predicted: the smallest first"
+        start = predicted.start if predicted is not None else 1
+        why = f"nothing is predicted: {'the smallest' if start == 1 else 'its own size'} first"
         if most is not None:
             why = f"by the prediction {'nothing' if most == 0 else '1 and no more'} fits: the smallest first"
-        return Decision("probe", why, 1)
+        return Decision("probe", why, start)
     most = min(most, MOST)
     small = max(1, most // SMALL_SHARE, min(predicted.linear_from, most // 2))
     return Decision("probe", f"by the prediction {most} fits: a small size first, to see how true that is", small)

@@ -64,13 +64,14 @@ class Predicted(Line, frozen=True, kw_only=True, tag="predicted"):
 
     `linear_from` is the batch size from which that line holds: below it the peak is at another point of the step, where
     less or nothing grows with the batch. Without a prediction all figures are None, `reason` says why, and the search
-    starts from a batch of 1.
+    starts from `start`.
     """
 
     fixed_bytes: int | None = None
     bytes_per_sample: int | None = None
     max_batch: int | None = None
     linear_from: int = 1
+    start: int = 1
     basis: str = ""
     reason: str = ""
 

@@ -23,7 +23,7 @@ class Limits:
 def limits_of(plan: RunPlan) -> Limits:
     """Return the limits of a search of this plan: never beyond what is free, or the machine would swap."""
     asked, ranks = plan.memory_limit_bytes, plan.world_size
-    words = f"memory_limit={plan.spec.knobs['memory_limit']}"
+    words = f"memory_limit={plan.spec.knobs.get('memory_limit')}"
     if plan.device == "cuda":
         # A GPU allocates no more than it has: each rank says what that is.
         return Limits(asked, words) if asked is not None else Limits((), "what the GPU has free without its context")

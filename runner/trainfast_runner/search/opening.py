@@ -61,6 +61,11 @@ def check_plan(plan: RunPlan, options: BatchSearchOptions) -> None:
             key=own[0],
             advice=f"env -u {' -u '.join(own)} trainfast-tui search ...",
         )
+    check_options(plan, options)
+
+
+def check_options(plan: RunPlan, options: BatchSearchOptions) -> None:
+    """Raise UserError for options that no search has."""
     if options.proof_steps < 2:
         raise UserError(f"--proof-steps {options.proof_steps}: at least 2", key="--proof-steps")
     check_coolable(plan, options.cool_to_c)

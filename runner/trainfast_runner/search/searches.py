@@ -36,10 +36,11 @@ class FirstLine(msgspec.Struct, frozen=True):
 
 
 def key_of(plan: RunPlan) -> str:
-    """Return the hash that tells searches apart: of model, data, knobs, devices and versions."""
+    """Return the hash that tells searches apart: of model, data or script, knobs, devices and versions."""
     knobs = {name: value for name, value in plan.spec.knobs.items() if name not in FREE_KNOBS}
     asked = (plan.spec.model, plan.spec.data, knobs, plan.device, plan.device_uuids, plan.python, plan.versions)
-    return hashlib.sha256(msgspec.json.encode(asked, order="deterministic")).hexdigest()[:16]
+    whole = asked if plan.script is None else (*asked, plan.script.command, plan.cwd)
+    return hashlib.sha256(msgspec.json.encode(whole, order="deterministic")).hexdigest()[:16]
 
 
 def unfinished(

@@ -8,6 +8,7 @@ import sys
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
+from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_file import EXIT_CODES
 from trainfast_runner.running import launch, planning
 from trainfast_runner.search.bench.grid import prepare_grid
@@ -24,6 +25,7 @@ from trainfast_runner.search.bench.variants import (
 )
 from trainfast_runner.search.bench.warm_rows import WarmRows, warm_groups, warm_rows
 from trainfast_runner.search.processes import Interrupted
+from trainfast_runner.settings import script_preset
 from trainfast_runner.settings.vary import read_vary
 from trainfast_tui.cli.bench_file import WRITERS
 from trainfast_tui.cli.cooling import report_cooling
@@ -94,6 +96,12 @@ def run(arguments: argparse.Namespace) -> int:
 def _prepared(arguments: argparse.Namespace) -> Bench:
     """Return the rows to be run. Raises UserError."""
     vary = read_vary(arguments.vary)
+    if (script := script_preset.path_of(arguments.preset)) is not None:
+        if arguments.scale_batch != 1:
+            raise UserError("--scale-batch is for a preset's variants", key="--scale-batch")
+        from trainfast_runner.search.bench.script_grid import prepare_script_grid
+
+        return prepare_script_grid(script_preset.load(script), vary, arguments.settings, arguments.python)
     if vary:
         return prepare_grid(arguments.preset, vary, arguments.settings, arguments.scale_batch)
     return prepare(arguments.preset, arguments.settings, arguments.scale_batch)
@@ -139,7 +147,9 @@ def _run_all(
     arguments: argparse.Namespace,
 ) -> bool:
     """Fill `outcomes`; return False if Ctrl-C or the terminal's end stopped the bench."""
-    groups = {} if arguments.cold else warm_groups(bench)
+    # A script has no warm process.
+    is_cold = arguments.cold or any(entry.plan is not None for entry in bench.entries)
+    groups = {} if is_cold else warm_groups(bench)
 
     def check() -> None:
         if signals.interrupts or signals.hung_up:
@@ -155,6 +165,8 @@ def _run_all(
             group = groups.get(entry.id)
             Progress().print_line(plain(f"{bench.preset} {number}/{total}: {entry.id}{', warm' if group else ''}"))
             outcome = _run_one(entry, group, warm, home, signals, arguments)
+            if entry.plan is not None and isinstance(outcome, Result):
+                outcome = _refused_if_overridden(outcome, bench.varied)
             if outcome is None:
                 return False
             outcomes[entry.id].append(outcome)
@@ -172,7 +184,7 @@ def _run_one(
 ) -> Outcome | None:
     """Run one entry to its end; return the UserError if it cannot start, None if the terminal has gone."""
     try:
-        plan = planning.plan_run(entry.spec, arguments.python)
+        plan = planning.plan_run(entry.spec, arguments.python) if entry.plan is None else entry.plan()
     except UserError as error:
         return error
     is_started = group is not None and warm.has_process(group)
@@ -188,6 +200,14 @@ def _run_one(
     if not is_started:
         warm.start(plan, group)
     return warm.train(plan)
+
+
+def _refused_if_overridden(result: Result, varied: tuple[str, ...]) -> Outcome:
+    """Return the result of a script's row, or the UserError for a value that the script overrode."""
+    from trainfast_runner.search.script_trials import incompatible
+
+    why = incompatible(result, varied)
+    return result if why is None else UserError(why, key=result.run_id)
 
 
 def _command(arguments: argparse.Namespace) -> str:

@@ -61,7 +61,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cool-to", type=float, metavar="C", help="wait until the GPUs are below C degrees Celsius")
     parser.add_argument("--python", metavar="PATH", help="train with this Python, whatever torch it has")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object, the last line")
-    parser.epilog = f"KnobValues: {', '.join(BY_NAME)}."
+    parser.epilog = f"Knobs: {', '.join(BY_NAME)}."
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,13 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search import journal
-from trainfast_runner.search.conduct import conduct
+from trainfast_runner.search.conduct import MakeConductor, conduct
 from trainfast_runner.search.control import resume
 from trainfast_runner.search.journal import AnyLine, Ended, Launched, Next, Probe, read_journal
 from trainfast_runner.search.opening import BatchSearchOptions, check_plan, open_search
 from trainfast_runner.search.report import report
 from trainfast_runner.search.searches import FREE_KNOBS
-from trainfast_runner.settings import presets
+from trainfast_runner.settings import presets, script_preset
 from trainfast_runner.settings.spec import RunSpec, resolve
 from trainfast_tui.cli.exit_codes import SEARCH_EXIT_CODES
 from trainfast_tui.cli.follow_run import Signals, caught
@@ -55,20 +56,32 @@ def run(arguments: argparse.Namespace) -> int:
         wait=arguments.wait,
         cool_to_c=arguments.cool_to,
     )
-    spec = resolve(arguments.preset, arguments.settings)
     with progress_when_slow("checking…"):
-        plan = planning.plan_run(spec, arguments.python)
-    check_plan(plan, options)
-    _note_variants(arguments.preset, spec)
+        plan, make_conductor = _planned(arguments, options)
     if arguments.wait:
         asked_ns = time.monotonic_ns()
         wait_for_device(plan, home)
         began_ns += time.monotonic_ns() - asked_ns
     directory = open_search(plan, home, options)
+    conducting = partial(conduct, directory, plan, home, options, began_ns=began_ns, make_conductor=make_conductor)
     with caught() as signals:
-        ended = _conducted(directory, plan, home, options, signals, arguments.settings, began_ns)
+        ended = _conducted(directory, home, conducting, signals, arguments.settings)
     _report(directory, ended, arguments.json)
     return SEARCH_EXIT_CODES[ended.state]
+
+
+def _planned(arguments: argparse.Namespace, options: BatchSearchOptions) -> tuple[RunPlan, MakeConductor | None]:
+    """Return the plan, checked, and of a script's preset the conductor of its trials. Raises UserError."""
+    if (script := script_preset.path_of(arguments.preset)) is not None:
+        from trainfast_runner.search.script_trials import ScriptBatchConductor, opening_plan, trial_plan_of
+
+        trial_plan = trial_plan_of(script_preset.load(script), arguments.settings, arguments.python)
+        return opening_plan(trial_plan, options), partial(ScriptBatchConductor, trial_plan=trial_plan)
+    spec = resolve(arguments.preset, arguments.settings)
+    plan = planning.plan_run(spec, arguments.python)
+    check_plan(plan, options)
+    _note_variants(arguments.preset, spec)
+    return plan, None
 
 
 def _note_variants(preset: str, spec: RunSpec) -> None:
@@ -82,13 +95,7 @@ def _note_variants(preset: str, spec: RunSpec) -> None:
 
 
 def _conducted(
-    directory: Path,
-    plan: RunPlan,
-    home: Home,
-    options: BatchSearchOptions,
-    signals: Signals,
-    settings: list[str],
-    began_ns: int,
+    directory: Path, home: Home, conducting: Callable[..., Ended], signals: Signals, settings: list[str]
 ) -> Ended:
     """Conduct the search and print each line of its journal on stderr."""
     resume(directory)
@@ -101,7 +108,7 @@ def _conducted(
         sizes = ", ".join(str(line.batch_size) for line in tried)
         progress.print_line(f"continuing {directory.name}, which has tried {sizes}; --fresh begins anew")
     printer = BatchPrinter(progress, home)
-    return printer.watch(partial(conduct, directory, plan, home, options, began_ns=began_ns), signals)
+    return printer.watch(conducting, signals)
 
 
 class BatchPrinter(JournalPrinter[AnyLine]):

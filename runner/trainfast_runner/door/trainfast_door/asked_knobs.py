@@ -1,4 +1,4 @@
-"""KnobValues put into a script that has no flag for them, where its own arguments do not name them."""
+"""Knobs put into a script that has no flag for them, where its own arguments do not name them."""
 
 from __future__ import annotations
 

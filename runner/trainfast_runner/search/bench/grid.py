@@ -31,7 +31,7 @@ def prepare_grid(reference: str, vary: Vary, settings: Sequence[str] = (), scale
     if scale_batch != 1.0 and "batch_size" in vary:
         raise UserError("--scale-batch would change the sizes of --vary batch_size", key="--scale-batch")
     bases = preset.variants if chosen is None and preset.variants else (chosen,)
-    _check_count(vary, len(bases))
+    check_count(vary, len(bases))
     baseline = preset.baseline_variant if chosen is None else chosen
     combinations = [dict(zip(vary, values, strict=True)) for values in itertools.product(*vary.values())]
     entries: list[Entry] = []
@@ -41,13 +41,13 @@ def prepare_grid(reference: str, vary: Vary, settings: Sequence[str] = (), scale
         own = {name: spec.knobs[name] for name in vary}
         prefix = f"{base.id} " if base is not None and len(bases) > 1 else ""
         if base is baseline:
-            baseline_id = prefix + _id(own)
+            baseline_id = prefix + id_of(own)
         # Published figures are of the variant's own settings.
         published, reason = ({}, "") if base is None else published_for(preset, base, spec)
         unpublished = unpublished or reason
         for combination in [*([own] if base is baseline and own not in combinations else []), *combinations]:
             figures = published if combination == own else {}
-            entries.append(Entry(prefix + _id(combination), _with_combination(spec, combination), figures))
+            entries.append(Entry(prefix + id_of(combination), _with_combination(spec, combination), figures))
     return Bench(preset.name, preset.title, baseline_id, tuple(entries), unpublished, tuple(vary))
 
 
@@ -57,11 +57,12 @@ def _with_combination(spec: RunSpec, combination: Combination) -> RunSpec:
     return spec.with_overrides(**changed) if changed else spec
 
 
-def _id(combination: Combination) -> str:
+def id_of(combination: Combination) -> str:
+    """A row's id: its settings as they are typed."""
     return " ".join(f"{name}={BY_NAME[name].show(value)}" for name, value in combination.items())
 
 
-def _check_count(vary: Vary, bases: int) -> None:
+def check_count(vary: Vary, bases: int) -> None:
     """Raise UserError with the count and the fewest knobs to drop if there are more than `MOST_ROWS` rows."""
     count = left = bases * math.prod(map(len, vary.values()))
     drop: list[str] = []

@@ -52,8 +52,14 @@ def cells(bench: Bench, table: Table) -> tuple[list[str], list[list[str]]]:
 def _settings(bench: Bench, mine: RunSpec, baseline: RunSpec) -> Iterator[str]:
     """Yield the settings of a row that differ from the baseline's, as `name=value`, without those of its id."""
     yield from (f"model.{name}={value}" for name, value in mine.model.items() if baseline.model.get(name) != value)
-    names = ALWAYS if mine is baseline else [name for name in BY_NAME if mine.knobs[name] != baseline.knobs[name]]
-    yield from (f"{name}={BY_NAME[name].show(mine.knobs[name])}" for name in names if name not in bench.varied)
+    # A script's row has only the knobs that were asked for.
+    known = [name for name in BY_NAME if name in mine.knobs]
+    names = ALWAYS if mine is baseline else [name for name in known if mine.knobs[name] != baseline.knobs.get(name)]
+    yield from (
+        f"{name}={BY_NAME[name].show(mine.knobs[name])}"
+        for name in names
+        if name in mine.knobs and name not in bench.varied
+    )
 
 
 def published_gain(row: Row) -> str:

@@ -7,7 +7,7 @@ run here is a row with its reason.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ from trainfast_runner.results.comparison.difference import (
     speeds_rank,
 )
 from trainfast_runner.results.comparison.repeats import paired_interval
+from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.settings import presets
 from trainfast_runner.settings.knob_type import KnobValues, whole_number
 from trainfast_runner.settings.published import published_for
@@ -43,6 +44,8 @@ class Entry:
     id: str
     spec: RunSpec
     published: Mapping[str, Any]
+    plan: Callable[[], RunPlan] | None = None
+    """Plans a row of a user's own script; None for a preset's. Raises UserError."""
 
 
 @dataclass(frozen=True)
@@ -219,7 +222,7 @@ def _row(entry: Entry, outcomes: Sequence[Outcome], first: Entry, base_outcomes:
 
 def _same_work(spec: RunSpec, baseline: RunSpec) -> bool:
     """True if a sample of one is as much work as a sample of the other."""
-    same_data = (spec.data, spec.knobs["seq_len"]) == (baseline.data, baseline.knobs["seq_len"])
+    same_data = (spec.data, spec.knobs.get("seq_len")) == (baseline.data, baseline.knobs.get("seq_len"))
     return spec.model == baseline.model and same_data
 
 

@@ -1,0 +1,53 @@
+"""The rows of `bench --vary` for a script of the user's own: every row is a trial, which leaves nothing behind."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.search.bench.grid import check_count, id_of
+from trainfast_runner.search.bench.variants import Bench, Entry
+from trainfast_runner.search.script_trials import TrialPlan, trial_plan_of
+from trainfast_runner.settings.knob_values import KnobValue
+from trainfast_runner.settings.knobs import knob, setting_of
+from trainfast_runner.settings.script_preset import ScriptPreset
+from trainfast_runner.settings.spec import RunSpec
+from trainfast_runner.settings.vary import Vary
+
+OWN = "as it is"
+"""The baseline's id where the preset does not say what the script runs with."""
+
+
+def prepare_script_grid(preset: ScriptPreset, vary: Vary, settings: Sequence[str], python: str | None) -> Bench:
+    """Return a row for each combination of the varied values; the baseline is the script at the preset's own.
+
+    Raises UserError without varied values, and for too many rows.
+    """
+    if not vary:
+        raise UserError(
+            f"{preset.name} is a script: name the values to compare",
+            key="--vary",
+            advice=f"trainfast-tui bench {preset.name} --vary batch_size=8,16",
+        )
+    check_count(vary, 1)
+    base = {**preset.knobs, **dict(setting_of(setting) for setting in settings)}
+    base = {"steps": knob("steps").default, **base}
+    own = {name: base[name] for name in vary if name in base}
+    combinations: list[Mapping[str, KnobValue]] = [
+        dict(zip(vary, values, strict=True)) for values in itertools.product(*vary.values())
+    ]
+    if own not in combinations:
+        combinations = [own, *combinations]
+    trial_plan = trial_plan_of(preset, settings, python)
+    entries = [_entry(preset, base, combination, trial_plan) for combination in combinations]
+    return Bench(preset.name, preset.title, id_of(own) or OWN, tuple(entries), varied=tuple(vary))
+
+
+def _entry(
+    preset: ScriptPreset, base: Mapping[str, KnobValue], combination: Mapping[str, KnobValue], trial_plan: TrialPlan
+) -> Entry:
+    knobs = {**base, **combination}
+    spec = RunSpec(preset.name, None, preset.title, model={}, data={}, knobs=knobs, overrides=tuple(knobs))
+    return Entry(id_of(combination) or OWN, spec, {}, partial(trial_plan, knobs))

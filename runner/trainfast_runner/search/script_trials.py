@@ -1,0 +1,201 @@
+"""The batch search of a user's own script: each size is tried in a process of its own, under the memory limit.
+
+A script has no warm process, so a trial is an ordinary run of a few steps. Earlier trials predict its memory.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_file import COLD, Step, WorkerLine
+from trainfast_runner.records.run_records import read_records
+from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.running.scripts.script_plan import plan_script
+from trainfast_runner.search.conduct import BatchConductor
+from trainfast_runner.search.conductor import ConductOptions
+from trainfast_runner.search.journal import AnyLine, ConfirmationRun, Ended, Predicted, Probe, RankPeaks
+from trainfast_runner.search.opening import BatchSearchOptions, check_options
+from trainfast_runner.search.probe_record import probe_of_ended_run
+from trainfast_runner.search.processes import Interrupted, wait_for_result
+from trainfast_runner.search.searches import FREE_KNOBS
+from trainfast_runner.settings.knob_values import KnobValue
+from trainfast_runner.settings.knobs import knob
+from trainfast_runner.settings.script_preset import ScriptPreset
+
+STEPS = 4
+"""Steps of a trial: the optimizer's states exist from the second on, two later ones are timed."""
+TIMING_WARMUP = 2
+CONTEXT_BYTES = 512 << 20
+"""About what a CUDA context takes of a GPU's free memory."""
+PHASE = "step"
+"""The phase of a script's peak: its hooks see no phases of memory."""
+
+TrialPlan = Callable[[Mapping[str, KnobValue]], RunPlan]
+"""Plans the script's run with these knobs."""
+
+
+class ScriptBatchConductor(BatchConductor):
+    """Conducts the batch search of a script; `trial_plan` plans its trials."""
+
+    def __init__(
+        self,
+        directory: Path,
+        plan: RunPlan,
+        home: Home,
+        options: BatchSearchOptions,
+        conduct_options: ConductOptions[AnyLine],
+        trial_plan: TrialPlan,
+    ) -> None:
+        super().__init__(directory, plan, home, options, conduct_options)
+        self._trial_plan = trial_plan
+
+    def _predict(self) -> None:
+        if not any(isinstance(line, (Predicted, Probe)) for line in self._lines):
+            own = self._trial_plan({}).spec.knobs.get("batch_size")
+            start = own if isinstance(own, int) else 1
+            self._write(Predicted(start=start, reason="the memory of a script is predicted from its own trials"))
+
+    def _sized(self, batch_size: int, steps: int, timing_warmup: int) -> RunPlan:
+        knobs = {"batch_size": batch_size, "steps": steps, "timing_warmup": timing_warmup}
+        plan = self._trial_plan(knobs)
+        limits = self._plan.memory_limit_bytes
+        if limits is not None:
+            plan = replace(plan, memory_limit_bytes=limits)
+        return replace(plan, search_id=self._plan.search_id)
+
+    def _probe(self, batch_size: int) -> Ended | None:
+        """Try one size in a process of its own."""
+        began = time.monotonic()
+        directory = self._start(self._sized(batch_size, STEPS, TIMING_WARMUP), COLD)
+        result = wait_for_result(directory, self._check)
+        self._live = None
+        seconds = time.monotonic() - began
+        if result.state in ("stopped", "killed"):
+            raise Interrupted
+        if result.state == "oom":
+            self._write(probe_of_ended_run(batch_size, result, seconds))
+            return None
+        failure = why_not_usable(result, batch_size)
+        if failure is not None:
+            return Ended(state="failed", reason=failure)
+        self._write(fitting_probe(directory, result, batch_size, seconds, self._available()))
+        return None
+
+    def _confirmed(self, directory: Path, result: Result, batch_size: int, seconds: float) -> ConfirmationRun:
+        record = super()._confirmed(directory, result, batch_size, seconds)
+        peaks = [
+            msgspec.structs.replace(one, peak_allocated_bytes=one.phase_peaks[PHASE])
+            for one in peaks_of(directory, self._available())
+        ]
+        return msgspec.structs.replace(record, ranks=peaks)
+
+    def _available(self) -> int | None:
+        """Bytes that the fullest GPU had free before the search, as an estimate; None on a CPU, which has a limit."""
+        free = [
+            gpu.memory_total_bytes - gpu.memory_used_bytes - CONTEXT_BYTES
+            for gpu in self._plan.gpus
+            if gpu.memory_total_bytes is not None and gpu.memory_used_bytes is not None
+        ]
+        return min(free, default=None)
+
+    def _nothing_fits(self, why: str) -> Ended:
+        return Ended(state="nothing_fits", reason=why)
+
+
+def why_not_usable(result: Result, batch_size: int) -> str | None:
+    """Why a trial says nothing of its size: it failed, took no step, or trained with another one; None if it does."""
+    if result.state != "finished":
+        return f"{result.run_id} ended {result.state}: {result.reason}"
+    if result.steps.measured == 0:
+        return f"{result.run_id}: {result.reason}"
+    if result.memory.peak_allocated_bytes is None:
+        return f"{result.run_id}: its memory is not known"
+    return incompatible(result, ("batch_size",))
+
+
+def incompatible(result: Result, knobs: Collection[str]) -> str | None:
+    """Why a trial was not of the settings asked for: the script overrode one of these knobs; None if it did not."""
+    for one in result.script.overridden if result.script is not None else ():
+        if one.knob in knobs:
+            ran = "nothing shows what ran" if one.ran is None else f"{one.ran} ran"
+            return f"{one.knob}={one.asked} is incompatible with the script: {ran}, by {one.by}"
+    return None
+
+
+def fitting_probe(
+    directory: Path, result: Result, batch_size: int, seconds: float, available_bytes: int | None
+) -> Probe:
+    """The record of a size that fitted, from the records of its run."""
+    ranks = peaks_of(directory, available_bytes)
+    tightest = max(ranks, key=lambda one: one.limit_peak_bytes or one.peak_allocated_bytes or 0)
+    return Probe(
+        batch_size=batch_size,
+        outcome="fits",
+        run_id=result.run_id,
+        seconds=seconds,
+        step_ms=result.step_ms.p50,
+        samples_per_s=result.throughput.samples_per_s.median,
+        alloc_retries=sum(one.alloc_retries or 0 for one in ranks),
+        ranks=ranks,
+        rank=tightest.rank,
+        phase=PHASE,
+        phase_peaks=tightest.phase_peaks,
+        peak_allocated_bytes=tightest.peak_allocated_bytes,
+        peak_reserved_bytes=tightest.peak_reserved_bytes,
+    )
+
+
+def peaks_of(directory: Path, available_bytes: int | None) -> list[RankPeaks]:
+    """The peaks of each rank that took a step."""
+    records = read_records(directory)
+    return [
+        _rank_peaks(rank, steps, records.worker.get(rank, []), available_bytes)
+        for rank, steps in sorted(records.steps.items())
+        if steps
+    ]
+
+
+def _rank_peaks(rank: int, steps: list[Step], lines: list[WorkerLine], available_bytes: int | None) -> RankPeaks:
+    allocated = max((step.peak_allocated_bytes or 0 for step in steps), default=0)
+    reserved = max((step.peak_reserved_bytes or 0 for step in steps), default=0)
+    # What the limit counts is a little more than what is resident: malloc keeps blocks.
+    counted = max((line.limit_peak_bytes for line in lines if line.limit_peak_bytes is not None), default=None)
+    return RankPeaks(
+        rank=rank,
+        phase_peaks={PHASE: counted or allocated},
+        peak_allocated_bytes=allocated,
+        peak_reserved_bytes=reserved,
+        limit_peak_bytes=counted,
+        available_bytes=available_bytes,
+        alloc_retries=steps[-1].alloc_retries,
+        step_ms=steps[-1].step_ms,
+    )
+
+
+def trial_plan_of(preset: ScriptPreset, settings: Sequence[str], python: str | None) -> TrialPlan:
+    """The planner of trials of a preset's script. Raises UserError, also in its calls."""
+    kept = [setting for setting in settings if setting.partition("=")[0].strip() not in FREE_KNOBS]
+
+    def trial_plan(knobs: Mapping[str, KnobValue]) -> RunPlan:
+        asked = [f"{name}={knob(name).show(value)}" for name, value in knobs.items()]
+        plan = plan_script((), [*kept, *asked], preset=preset, python=python, trial=True)
+        if plan.script is not None and plan.script.door_closed is not None:
+            raise UserError(f"its steps are not seen: {plan.script.door_closed}", key=preset.name)
+        return plan
+
+    return trial_plan
+
+
+def opening_plan(trial_plan: TrialPlan, options: BatchSearchOptions) -> RunPlan:
+    """The plan that a script's batch search is opened with. Raises UserError for one that cannot be searched."""
+    plan = trial_plan({"steps": STEPS, "timing_warmup": TIMING_WARMUP})
+    check_options(plan, options)
+    return plan

@@ -1,0 +1,117 @@
+"""Batch searches of scripts of one's own: trials that leave nothing behind, and the largest batch under a limit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.command import Cli
+from own_scripts.conftest import PYTHON, script
+
+
+def preset_of(cli: Cli, *words: str) -> None:
+    """Make the preset `mine` of a script."""
+    done = cli("presets", "new", "mine", *words)
+    assert done.code == 0, done.err
+
+
+def searched(cli: Cli, *options: str) -> dict[str, Any]:
+    """The answer of a batch search of `mine`."""
+    done = cli("search", "max-batch", "mine", "--json", "--proof-steps=5", *options)
+    assert done.code == 0, done.err
+    answer: dict[str, Any] = done.json
+    return answer
+
+
+def files_below(folder: Path) -> list[Path]:
+    """Every file of a folder and its folders."""
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.long
+def test_largest_batch_of_an_argparse_script_is_confirmed_and_a_larger_one_does_not_fit(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    preset_of(cli, *script("wide_argparse.py"))
+    answer = searched(cli, "--set", "memory_limit=256MiB")
+    assert answer["max_batch"] > 100
+    assert answer["too_large"] > answer["max_batch"], "a larger size ran out of memory"
+    assert answer["proofs"][-1]["state"] == "finished"
+    assert 0 <= answer["headroom_bytes"] < 64 << 20
+    assert files_below(work) == [], "no trial has saved anything"
+    run_ids = [answer["proof_run_id"], *(probe["run_id"] for probe in answer["probes"])]
+    for run_id in run_ids:
+        shown = cli("runs", "show", run_id, "--json").json
+        assert {"experiment trackers", "torch: save"} >= set(shown["script"]["suppressed"])
+        assert not (cli.home / "runs" / run_id / "sandbox").exists()
+    assert "torch: save" in cli("runs", "show", answer["proof_run_id"]).out
+
+
+@pytest.mark.long
+def test_batch_that_the_script_overrides_is_incompatible(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    lines = (
+        "import argparse, torch\nparser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--batch-size', type=int, default=4)\nparser.parse_args()\n"
+        "model = torch.nn.Linear(4, 1)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for (rows,) in torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(99, 4)), batch_size=3):\n"
+        "    model(rows).mean().backward()\n    optimizer.step()\n"
+    )
+    path.write_text(lines)
+    preset_of(cli, "--", PYTHON, str(path))
+    done = cli("search", "max-batch", "mine", "--set", "memory_limit=256MiB")
+    assert done.code == 4
+    assert "batch_size=4 is incompatible with the script: 3 ran, by torch" in done.out
+    rows = cli("bench", "mine", "--vary", "batch_size=3,8", "--set", "steps=6", "--json").json["rows"]
+    assert [row["state"] for row in rows] == ["refused", "finished", "refused"]
+
+
+@pytest.mark.long
+def test_bench_compares_the_values_of_a_script_in_trials(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    preset_of(cli, *script("wide_argparse.py", f"--save={tmp_path / 'model.pt'}"))
+    done = cli("bench", "mine", "--vary", "batch_size=4,8", "--set", "steps=6", "--json")
+    assert done.code == 0, done.err
+    rows = {row["id"]: row for row in done.json["rows"]}
+    assert list(rows) == ["batch_size=4", "batch_size=8"]
+    assert done.json["baseline"] == "batch_size=4"
+    assert all(row["state"] == "finished" for row in rows.values())
+    assert rows["batch_size=8"]["samples_per_s"][0] > 0
+    assert not (tmp_path / "model.pt").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["bench", "mine"], "mine is a script: name the values to compare; try trainfast-tui bench mine --vary"),
+        (["search", "best", "mine"], "mine is the preset of a script: trainfast-tui run, bench --vary and search"),
+        (["predict", "mine"], "mine is the preset of a script"),
+    ],
+)
+def test_command_that_takes_no_script_says_which_do(cli: Cli, words: list[str], said: str) -> None:
+    preset_of(cli, *script("plain_torch.py"))
+    assert said in cli(*words).refused()
+
+
+def test_memory_limit_is_for_trials(cli: Cli) -> None:
+    preset_of(cli, *script("plain_torch.py"))
+    assert "memory_limit is for the trials of a search" in cli("run", "mine", "--set", "memory_limit=1GiB").refused()
+
+
+@pytest.mark.long
+def test_largest_batch_of_a_hard_coded_trainer(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    preset_of(cli, *script("saving_trainer.py"))
+    answer = searched(cli, "--set", "memory_limit=192MiB")
+    assert answer["max_batch"] > 4
+    assert answer["too_large"] > answer["max_batch"]
+    shown = cli("runs", "show", answer["proof_run_id"], "--json").json
+    assert {"output_dir=out", "save_strategy=steps"} <= set(shown["script"]["suppressed"])
+    assert files_below(tmp_path / "out") == [], "the script saves every step, and its model at the end"
