@@ -8,10 +8,11 @@ INSTALLED := $(VENV)/.installed
 run: install
 	@$(VENV)/bin/trainfast-tui
 
+# Three processes on two cores: a test that waits for a training or a terminal leaves its core to another.
 test: install
-	$(VENV)/bin/python -m pytest -n 2 --dist loadgroup -m "not long and not longest"
+	$(VENV)/bin/python -m pytest -n 3 --dist loadgroup -m "not long and not longest"
 
-# Of the long tests, one for each strategy and engine.
+# The long tests that .ci/run keeps: trainings with each strategy and engine.
 test-ci: install
 	$(VENV)/bin/python -m pytest -n 2 --dist loadgroup -m ci
 

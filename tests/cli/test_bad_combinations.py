@@ -98,6 +98,7 @@ def test_a_command_that_starts_cold_is_refused_at_once_as_well(warmed: Cli) -> N
     assert refused(warmed, "strategy=zero3+pp", cold=True)["key"] == "strategy"
 
 
+@pytest.mark.long
 def test_an_attention_that_the_model_has_not(warmed: Cli) -> None:
     error = refused(warmed, "model.family=gemma2", "model.num_hidden_layers=1", "attention=sdpa", seconds=60.0)
     assert error["key"] == "attention"

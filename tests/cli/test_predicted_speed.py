@@ -12,7 +12,7 @@ ROUND = Ceiling(device="cpu", name="", tflops={"fp32": 0.1}, copy_gb_per_s=10.0,
 """A calibration in round figures: a real one takes seconds, and is refused beside other work."""
 
 
-@pytest.mark.parametrize("settings", [["memory_limit=4GiB"], ["precision=bf16"]])
+@pytest.mark.parametrize("settings", [["memory_limit=4GiB"], pytest.param(["precision=bf16"], marks=pytest.mark.long)])
 def test_a_speed_that_cannot_be_known_is_null_with_the_reason(cli: Cli, settings: list[str]) -> None:
     cli.home.mkdir()
     (cli.home / CALIBRATION_FILE).write_bytes(msgspec.json.encode({cpu_name(): ROUND}))

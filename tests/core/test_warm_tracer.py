@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.machine import worker_scripts
 from trainfast_runner.machine.worker_scripts import TraceCancelled
-from trainfast_runner.memory import warm_tracer
 from trainfast_runner.memory.tracing import Tracing, trace_model
 from trainfast_runner.memory.warm_tracer import WarmTracer
 from trainfast_runner.settings.spec import RunSpec, resolve
@@ -60,9 +60,9 @@ def tracer() -> Iterator[WarmTracer]:
     with pytest.MonkeyPatch.context() as patch:
         # A tracer starts anew in another environment, and these two change with each test.
         of_tests = ("PYTEST_CURRENT_TEST", "XDG_CACHE_HOME")
-        inherited = warm_tracer.own_environment
+        inherited = worker_scripts.own_environment
         patch.setattr(
-            warm_tracer,
+            worker_scripts,
             "own_environment",
             lambda: {name: value for name, value in inherited().items() if name not in of_tests},
         )

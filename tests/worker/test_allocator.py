@@ -49,6 +49,8 @@ def test_peaks_come_from_the_warm_up_and_are_null_in_timed_steps(train: Callable
     assert run.record("cpu")["thresholds"] == "strict in warm-up"
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_under_a_memory_limit_every_step_is_measured(train: Callable[..., Any]) -> None:
     run = train(steps=5, timing_warmup=2, memory_limit_bytes=[1 << 30])
     assert all(step["peak_allocated_bytes"] for step in run.steps())
@@ -61,6 +63,8 @@ def test_one_warm_up_step_measures_no_memory(train: Callable[..., Any]) -> None:
     assert run.record("cpu")["thresholds"] == "ordinary"
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_the_users_own_malloc_settings_are_kept(
     start: Callable[..., tuple[Path, list[str]]], environment: dict[str, str]
 ) -> None:

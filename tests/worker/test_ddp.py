@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 Train = Callable[..., Any]
-ci = pytest.mark.ci
+pytestmark = pytest.mark.ci
 shared = pytest.mark.xdist_group("ddp")
 
 
-@pytest.mark.parametrize("objective", [pytest.param("causal-lm", marks=[ci, shared]), "masked-lm"])
+@pytest.mark.parametrize("objective", [pytest.param("causal-lm", marks=shared), "masked-lm"])
 def test_two_ranks_equal_one_process_at_the_same_global_batch(train: Train, objective: str) -> None:
     model = {"causal-lm": "llama", "masked-lm": "bert"}[objective]
     single = train(model=model, data={"objective": objective})
@@ -22,7 +22,6 @@ def test_two_ranks_equal_one_process_at_the_same_global_batch(train: Train, obje
     assert both.losses(rank=1) == both.losses()
 
 
-@ci
 @shared
 def test_each_rank_says_what_it_is(train: Train) -> None:
     run = train(model="llama", data={"objective": "causal-lm"}, ranks=2, strategy="ddp", batch_size=2, grad_accum=2)

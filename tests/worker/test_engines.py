@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 Train = Callable[..., Any]
+pytestmark = pytest.mark.ci
 
 DDP = {"ranks": 2, "strategy": "ddp", "batch_size": 2, "grad_accum": 2}
 MASKED = {"model": "bert", "data": {"objective": "masked-lm"}, "lr_schedule": "linear", "grad_clip": 0.5}
 ENGINES = ("accelerate", "trainer")
 each_engine = pytest.mark.parametrize(
-    "engine", [pytest.param(name, marks=[pytest.mark.ci, pytest.mark.xdist_group(name)]) for name in ENGINES]
+    "engine", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ENGINES]
 )
 """One process of the test run makes the training of an engine that two tests look at."""
 

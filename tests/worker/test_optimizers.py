@@ -13,6 +13,7 @@ from trainfast_runner.worker.optimizer import build_optimizer, parameter_groups
 from trainfast_runner.worker.spec import Knobs
 
 Train = Callable[..., Any]
+pytestmark = pytest.mark.ci
 SMALL = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 FAMILIES = {
     "llama": ("AutoModelForCausalLM", {**SMALL, "tie_word_embeddings": True}),
@@ -30,7 +31,6 @@ def small(family: str) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.ci
 def test_biases_and_norms_do_not_decay_and_every_parameter_is_there_once(family: str) -> None:
     model = small(family)
     groups = parameter_groups(model, 0.1)
@@ -61,7 +61,6 @@ def test_biases_and_norms_do_not_decay_and_every_parameter_is_there_once(family:
         ("sgd", "SGD"),
     ],
 )
-@pytest.mark.ci
 def test_every_optimizer_lowers_a_loss_and_shrinks_what_decays(optimizer: str, name: str) -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.LayerNorm(64), torch.nn.Linear(64, 1))
@@ -88,7 +87,6 @@ def test_every_optimizer_lowers_a_loss_and_shrinks_what_decays(optimizer: str, n
         torch.testing.assert_close(parameter.detach(), old * kept)
 
 
-@pytest.mark.ci
 def test_the_three_loops_of_adamw_take_the_same_steps(train: Train) -> None:
     plain = train(steps=10, weight_decay=0.1)
     for loop in ("foreach", "fused"):

@@ -16,6 +16,7 @@ from trainfast_runner.worker.strategies.pipeline_stages import balance, cut
 from trainfast_runner.worker.weights import init_weights
 
 Train = Callable[..., Any]
+pytestmark = pytest.mark.ci
 
 SMALL = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 1024}
 WIDE = {**SMALL, "intermediate_size": 128, "num_key_value_heads": 2}
@@ -33,7 +34,7 @@ GPT2 = {
 }
 TRAINED = {"lr": 1e-2, "steps": 10}
 # Every step is clipped, and SGD does not hide it: the norm is right over all stages, or the losses are not.
-CLIPPED = {"lr": 1.5, "optimizer": "sgd", "grad_clip": 0.5, "steps": 14}
+CLIPPED = {"lr": 1.5, "optimizer": "sgd", "grad_clip": 0.5, "steps": 14, "data": {"kind": "text"}}
 
 
 def same_losses(run: Any, single: Any) -> None:
@@ -43,7 +44,6 @@ def same_losses(run: Any, single: Any) -> None:
     assert run.losses(rank=1) == run.losses()
 
 
-@pytest.mark.ci
 def test_gpipe_with_accumulation(train: Train) -> None:
     single = train(model=LLAMA, **TRAINED)
     run = train(model=LLAMA, ranks=2, strategy="pp", batch_size=4, grad_accum=2, micro_batches=2, **TRAINED)
@@ -70,7 +70,6 @@ def test_interleaved_with_checkpointing(train: Train) -> None:
     assert actual["checkpointing"] == "full"
 
 
-@pytest.mark.ci
 def test_two_pipelines_side_by_side_with_tied_embeddings(train: Train) -> None:
     single = train(model=GPT2, **CLIPPED)
     run = train(model=GPT2, ranks=4, strategy="ddp+pp", pp_schedule="1f1b", batch_size=4, micro_batches=2, **CLIPPED)
@@ -107,7 +106,6 @@ def test_fp16_with_the_loss_scale_agreed_on_by_all_stages(train: Train) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else value["family"],
 )
-@pytest.mark.ci
 def test_stages_in_a_row_compute_what_the_model_computes(model: dict[str, Any], objective: str) -> None:
     cpu = torch.device("cpu")
     whole: Any = build_model(resolve_config(model), objective, Knobs(seq_len=32), cpu).eval()
@@ -133,14 +131,12 @@ def test_stages_in_a_row_compute_what_the_model_computes(model: dict[str, Any], 
     assert not any(values.is_meta for values in alone.stage(1).parameters())
 
 
-@pytest.mark.ci
 def test_stages_cost_about_the_same() -> None:
     assert balance([1.0] * 8, 0.0, 4) == (0, 2, 4, 6, 8)
     assert balance([1.0] * 8, 3.0, 2) == (0, 5, 8), "the logits cost as much as layers"
     assert balance([1.0] * 4, 50.0, 3) == (0, 1, 3, 4) or balance([1.0] * 4, 50.0, 3) == (0, 2, 3, 4)
 
 
-@pytest.mark.ci
 def test_a_family_that_cannot_be_cut_is_named() -> None:
     config = resolve_config({"family": "gpt_neox", **SMALL, "intermediate_size": 128})
     whole = build_model(config, "causal-lm", Knobs(), torch.device("cpu"))

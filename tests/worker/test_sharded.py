@@ -17,6 +17,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from trainfast_runner.machine.worker_scripts import WORKER
 
 Train = Callable[..., Any]
+pytestmark = pytest.mark.ci
 
 # One global batch of 8 in every run.
 STEPS = {"steps": 10, "batch_size": 8}
@@ -34,7 +35,7 @@ RAN = {
     "fsdp+tp": ("DTensor+FSDPModule", {"dp": 2, "tp": 2}),
 }
 each_strategy = pytest.mark.parametrize(
-    "strategy", [pytest.param(name, marks=[pytest.mark.ci, pytest.mark.xdist_group(name)]) for name in SHARDED]
+    "strategy", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in SHARDED]
 )
 """One process of the test run makes the training of a strategy that two tests look at."""
 FALL = 0.9
@@ -115,7 +116,6 @@ def test_a_table_of_tokens_is_cut_with_the_head_that_is_tied_to_it(train: Train)
     assert run.losses() == same_as(train(**masked, grad_clip=0.1).losses()), run.stderr[-3000:]
 
 
-@pytest.mark.ci
 def test_a_plan_cuts_the_vocabulary_where_it_divides() -> None:
     plan_for = in_worker("strategies.tensor_plan").plan_for
     whole = a_model("bert", num_hidden_layers=1, hidden_size=16, num_attention_heads=4, intermediate_size=16)
@@ -154,7 +154,6 @@ def a_model(family: str, **fields: Any) -> Any:
         return AutoModelForCausalLM.from_config(config)
 
 
-@pytest.mark.ci
 def test_a_family_without_a_plan_is_refused_by_name() -> None:
     plan_for = in_worker("strategies.tensor_plan").plan_for
     with pytest.raises(in_worker("invalid").InvalidInput, match="opt has no tensor-parallel plan"):
@@ -163,7 +162,6 @@ def test_a_family_without_a_plan_is_refused_by_name() -> None:
         plan_for(a_model("gpt2", n_layer=1), 5)
 
 
-@pytest.mark.ci
 def test_layers_are_spread_in_order_and_fetch_their_inputs() -> None:
     """Over the two devices there are everywhere: the CPU, and torch's `meta`, which has shapes but no memory."""
     config = CONFIG_MAPPING["llama"](

@@ -38,8 +38,11 @@ def test_every_step_is_on_record_with_phases_that_add_up(train: Train) -> None:
         assert after["t_ns"] - before["t_ns"] == pytest.approx(after["step_ms"] * 1e6, abs=1000)
 
 
-def test_it_learns_real_text(train: Train) -> None:
-    run = train(cold=True, steps=20)
+@pytest.mark.ci
+@pytest.mark.long
+def test_it_learns_the_standard_library(train: Train) -> None:
+    run = train(data={"kind": "text"}, steps=20)
+    assert run.code == 0, run.stderr
     losses = run.losses()
     assert losses[0] == pytest.approx(6.93, abs=0.15)  # log of the vocabulary
     assert losses[-1] < losses[0] - 1.0
@@ -171,7 +174,8 @@ def test_random_ids_are_called_synthetic(train: Train) -> None:
 
 @pytest.mark.long
 def test_classification_of_text_counts_samples(train: Train) -> None:
-    run = train(data={"objective": "sequence-classification"}, model={**LLAMA, "num_labels": 3}, steps=3)
+    data = {"kind": "text", "objective": "sequence-classification"}
+    run = train(data=data, model={**LLAMA, "num_labels": 3}, steps=3)
     assert run.code == 0, run.stderr
     assert run.losses()[0] == pytest.approx(1.0986, abs=0.3)
 

@@ -69,6 +69,8 @@ def test_three_blocks_do_the_work_of_the_whole_depth() -> None:
     assert step_work(trace_anew(spec), 8, 2) == pytest.approx(step_work(trace_anew(spec, whole=True), 8, 2))
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_twice_the_samples_are_twice_the_flops() -> None:
     model = trace_anew(resolve("tiny-llama"))
     once, larger, accumulated = step_work(model, 8, 1), step_work(model, 16, 1), step_work(model, 8, 2)

@@ -100,11 +100,12 @@ def test_the_budget_ends_the_trials_with_the_price_of_going_on(space: Synthetic)
     assert len(told.found.best_run_ids) >= 2, "the answer is confirmed all the same"
 
 
+@replays
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.8, 0.95])
-def test_a_budget_that_ends_names_a_chance_or_what_was_never_run(share: float) -> None:
-    for seed in range(6):
-        terrain = Synthetic(seed)
-        whole = replay(terrain, seed)
+def test_a_budget_that_ends_names_a_chance_or_what_was_never_run(
+    replayed: list[tuple[Synthetic, Replayed]], share: float
+) -> None:
+    for seed, (terrain, whole) in enumerate(replayed[:6]):
         told = replay(terrain, seed, asking(terrain, budget_s=whole.leader_s * share))
         if "the budget" in told.stopped_because:
             assert "a 0 % chance" not in told.stopped_because
