@@ -39,7 +39,7 @@ from trainfast_runner.records.run_file import PredictedSpeed
 from trainfast_runner.search.best.candidates import spec_of
 from trainfast_runner.search.speed.measured import MeasuredSpeed
 from trainfast_runner.search.speed.predicted_speed import SpeedModel
-from trainfast_runner.search.speed.step_time import StepTime, step_time
+from trainfast_runner.search.speed.step_time import ExpectedStep, step_time
 from trainfast_runner.settings.spec import RunSpec, resolve
 from trainfast_runner.settings.world import device_count
 
@@ -60,7 +60,7 @@ class Setting:
 
     spec: RunSpec
     devices: int
-    time: StepTime
+    time: ExpectedStep
     rates: tuple[float, ...]
 
     def measured(self, seed: random.Random) -> MeasuredSpeed:
@@ -212,7 +212,7 @@ def synthetic_settings(space: Synthetic, draw: random.Random) -> list[Setting]:
         one = candidates[number]
         parts = [part * slower for part, slower in zip(space.parts_s(one.knobs), off, strict=True)]
         shares = tuple(part / sum(parts) for part in parts)
-        time = StepTime(sum(parts), shares, one.samples_per_step)
+        time = ExpectedStep(sum(parts), shares, one.samples_per_step)
         found.append(Setting(spec_of(base, one.knobs), 1, time, (space.truth[number],)))
     return found
 

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainfast_runner.records.result import SteadyState
+from trainfast_runner.results.distributions import MAD_TO_SIGMA, NORMAL_95
 
 BLOCKS = 12
 LEAST_BLOCKS = 4
@@ -26,10 +27,6 @@ DRIFT_C = 2.0
 SIGMAS = 3.0
 COOLING_C_PER_MIN = 1.0
 """Ours: slower than that is the rounding of NVML's whole degrees."""
-MAD_TO_SIGMA = 1.4826
-"""Rousseeuw & Croux, Alternatives to the Median Absolute Deviation, JASA 88, 1993."""
-TREND = 1.96
-"""Mann-Kendall's normal score at 95 %."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +108,8 @@ def _at_its_level(block: _Block, settled: Sequence[_Block]) -> bool:
 
 def _drifts(blocks: Sequence[_Block], drift: float | None, slope: float | None) -> bool:
     warms = slope is not None and abs(slope) * (blocks[-1].at_s - blocks[0].at_s) > DRIFT_C
-    slows = drift is not None and abs(drift) > DRIFT_OF_STEP and _trend([block.step_ms for block in blocks]) > TREND
+    trend = _trend([block.step_ms for block in blocks])
+    slows = drift is not None and abs(drift) > DRIFT_OF_STEP and trend > NORMAL_95
     return warms or slows
 
 

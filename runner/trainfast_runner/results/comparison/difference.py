@@ -25,6 +25,7 @@ from trainfast_runner.records.run_file import PROBE, STEP_PHASES, WARM_ROLES
 from trainfast_runner.records.state_words import state_words
 from trainfast_runner.results.bottleneck.doubts import doubts, watched_words
 from trainfast_runner.results.comparison.conditions import ConditionRow, compared_conditions
+from trainfast_runner.results.distributions import MAD_TO_SIGMA, MEDIAN_VARIANCE
 from trainfast_runner.settings.knobs import BY_NAME
 
 BETTER, WORSE = "better", "worse"
@@ -45,8 +46,7 @@ LEAST_OF_A_STEP = 0.005
 """Ours: a difference of a phase below this share of the step does not count."""
 LEAST_BYTES = 2 << 20
 """Ours: allocators hand out memory by blocks of 2 MiB (PyTorch's CUDA caching allocator) and round."""
-MEDIAN_ERROR = math.sqrt(math.pi / 2)
-MAD_TO_SIGMA = 1.4826
+MEDIAN_ERROR = math.sqrt(MEDIAN_VARIANCE)
 
 
 @dataclass(frozen=True)

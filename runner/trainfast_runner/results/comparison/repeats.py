@@ -11,14 +11,10 @@ import math
 import statistics
 from collections.abc import Sequence
 
+from trainfast_runner.results.distributions import student_95
+
 LEAST_PAIRS = 3
 """Two pairs would give an interval eight times as wide as their difference."""
-NORMAL = 1.960
-STUDENT = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131),
-    *(2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
-)
-"""The two-sided 95 % quantiles of Student's distribution for 1 to 30 degrees of freedom; beyond, the normal one."""
 
 
 def paired_interval(pairs: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
@@ -28,6 +24,5 @@ def paired_interval(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]
     if len(logs) < LEAST_PAIRS:
         return None
     middle, freedom = statistics.fmean(logs), len(logs) - 1
-    quantile = STUDENT[freedom - 1] if freedom <= len(STUDENT) else NORMAL
-    half = quantile * statistics.stdev(logs) / math.sqrt(len(logs))
+    half = student_95(freedom) * statistics.stdev(logs) / math.sqrt(len(logs))
     return 100 * math.expm1(middle - half), 100 * math.expm1(middle + half)

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from trainfast_runner.records.json_lines import Tail
 from trainfast_runner.records.search_directories import JOURNAL_FILE, is_conducted
-from trainfast_runner.results.comparison.repeats import NORMAL
+from trainfast_runner.results.distributions import NORMAL_95
 from trainfast_runner.search.best.journal import (
     BestEnded,
     BestLine,
@@ -29,7 +29,7 @@ from trainfast_runner.search.best.objective import objective_interval
 from trainfast_runner.search.best.observed import Starts, log_rate, measurements, process_key
 from trainfast_runner.search.best.orders import KnobOrder, read_orders
 from trainfast_runner.search.conductor import worked_seconds
-from trainfast_runner.search.journal import PAUSE_FILE, Conducted, CoolingDown, Paused, Resumed
+from trainfast_runner.search.journal import Conducted, CoolingDown, Paused, Resumed, state_of_search
 
 LineT = TypeVar("LineT")
 
@@ -120,7 +120,7 @@ class BestSoFar:
                 if rate is not None and line.role != "limit":
                     found[place] = Interval(median=rate, low=rate, high=rate)
             elif line.step_ms and min(line.step_ms) > 0 and (middle := log_rate(line, joules)) is not None:
-                half = NORMAL * math.sqrt(noise.variance(line))
+                half = NORMAL_95 * math.sqrt(noise.variance(line))
                 low, median, high = (math.exp(middle + shift) for shift in (-half, 0.0, half))
                 found[place] = Interval(median=median, low=low, high=high)
         return found
@@ -249,16 +249,13 @@ class BestFollower:
             waiting = read_orders(self.directory)[len(self._so_far.orders) :]
         except OSError:
             pass  # unreadable for the moment
-        return BestSnapshot(self.directory, self._state(conducted), self._so_far, tuple(waiting))
-
-    def _state(self, conducted: bool) -> str:
         so_far = self._so_far
-        if so_far.ended is not None:
-            return so_far.ended.state
-        if not conducted:
-            return "interrupted" if so_far.question is not None else "starting"
-        if so_far.is_paused:
-            return "paused"
-        if (self.directory / PAUSE_FILE).exists():
-            return "pausing"
-        return "running" if so_far.chosen is not None else "starting"
+        state = state_of_search(
+            self.directory,
+            end=None if so_far.ended is None else so_far.ended.state,
+            is_conducted=conducted,
+            is_asked=so_far.question is not None,
+            is_paused=so_far.is_paused,
+            has_step=so_far.chosen is not None,
+        )
+        return BestSnapshot(self.directory, state, so_far, tuple(waiting))

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from trainfast_runner.results.comparison.repeats import NORMAL, STUDENT
+from trainfast_runner.results.distributions import NORMAL_95, student_95
 from trainfast_runner.search.best.journal import LaunchedBest, Race
 from trainfast_runner.search.best.observed import steps_for
 from trainfast_runner.search.best.state import MOST_VOID, BestState
@@ -100,7 +100,7 @@ class Runs:
             if len(values) > 1:
                 squares += statistics.variance(values) * (len(values) - 1)
                 freedom += len(values) - 1
-        return math.sqrt(squares / freedom), STUDENT[freedom - 1] if freedom <= len(STUDENT) else NORMAL
+        return math.sqrt(squares / freedom), student_95(freedom)
 
     def difference(self, one: int, other: int) -> Difference | None:
         """The ln of `one` over `other`; None unless both were run."""
@@ -133,7 +133,7 @@ class ColdRuns:
         """The same by the trials and the effects alone."""
         (mine, slope), (theirs, _) = self.state.value(one), self.state.value(other)
         _, variance = self.state.posterior.difference(one, other)
-        return Difference(mine - theirs, NORMAL * slope * math.sqrt(variance))
+        return Difference(mine - theirs, NORMAL_95 * slope * math.sqrt(variance))
 
     @property
     def begun(self) -> bool:

@@ -50,7 +50,7 @@ from trainfast_runner.worker.catalog import allows_warm_trials
 
 TRACE_WITHIN_S = 30.0
 """The first trial waits at most this long for predictions once its process is ready: nothing is traced while timing."""
-MOST_VOID, VOID_AMONG = 2, 8
+USUALLY_DISTURBED, AMONG_LAST = 2, 8
 """After so many disturbed measurements of a candidate, or among the last ones, the next one counts: the machine is
 like that, and the noise that its other users make is measured."""
 LIMIT_STEPS = 4
@@ -332,7 +332,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         """True if so many of the last measurements, or of this candidate's, were disturbed that it is the rule."""
         made = [line for line in self._lines if isinstance(line, Trial | Race)]
         own = [line for line in made if line.candidate == number]
-        return any(sum(map(_is_disturbed, some)) >= MOST_VOID for some in (made[-VOID_AMONG:], own))
+        return any(sum(map(_is_disturbed, some)) >= USUALLY_DISTURBED for some in (made[-AMONG_LAST:], own))
 
     def _take_orders(self) -> None:
         """Record the orders that a person gave since the last step."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from trainfast_runner.results.comparison.repeats import NORMAL
+from trainfast_runner.results.distributions import NORMAL_95
 from trainfast_runner.search.best.cold_runs import COLD_ERROR, RESERVED, ColdRuns, next_cold_run
 from trainfast_runner.search.best.observed import relative_error, steps_for
 from trainfast_runner.search.best.state import MORE, MOST_VOID, BestState
@@ -350,7 +350,7 @@ def _with_figures(move: Move, state: BestState, hopes: Hopes) -> Move:
     if leader is None:
         return move
     mean = state.posterior.mean[leader]
-    half = NORMAL * math.sqrt(max(state.posterior.variance[leader], 0.0))
+    half = NORMAL_95 * math.sqrt(max(state.posterior.variance[leader], 0.0))
     chance, price = hopes.outlook
     low, rate, high = (math.exp(mean + shift) for shift in (-half, 0.0, half))
     return replace(move, leader=leader, rate=rate, low=low, high=high, chance=chance, price_s=price)

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Iterator
 
-from trainfast_runner.results.comparison.repeats import NORMAL
+from trainfast_runner.results.distributions import NORMAL_95
 from trainfast_runner.search.best.cold_runs import ColdRuns, Difference
 from trainfast_runner.search.best.decide import LIKELY, Hopes
 from trainfast_runner.search.best.journal import CandidateVerdict, Effect, Found, Interval
@@ -109,8 +109,8 @@ def _log_rate(state: BestState, cold: ColdRuns, number: int) -> tuple[float, flo
     if state.question.objective == "samples_per_joule":
         logs = [value for one in trials if (value := log_rate(one)) is not None]
         variance = statistics.fmean(state.measured.variance(one) for one in trials) / len(trials)
-        return statistics.fmean(logs), NORMAL * math.sqrt(variance + state.posterior.scales.visit**2)
-    return state.posterior.mean[number], NORMAL * math.sqrt(max(state.posterior.variance[number], 0.0))
+        return statistics.fmean(logs), NORMAL_95 * math.sqrt(variance + state.posterior.scales.visit**2)
+    return state.posterior.mean[number], NORMAL_95 * math.sqrt(max(state.posterior.variance[number], 0.0))
 
 
 def _rate(state: BestState, cold: ColdRuns, number: int) -> Interval | None:
@@ -131,7 +131,7 @@ def _value(state: BestState, cold: ColdRuns, number: int) -> Interval | None:
         middle, half = statistics.fmean(values), quantile * deviation / math.sqrt(len(values))
     elif number in state.rated:
         middle, slope = state.value(number)
-        half = NORMAL * slope * math.sqrt(max(state.posterior.variance[number], 0.0))
+        half = NORMAL_95 * slope * math.sqrt(max(state.posterior.variance[number], 0.0))
     else:
         return None
     return _interval(-middle if state.question.objective == "time" else middle, half)

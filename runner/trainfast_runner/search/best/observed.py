@@ -8,14 +8,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from trainfast_runner.results.comparison.repeats import NORMAL
+from trainfast_runner.results.distributions import MAD_TO_SIGMA, MEDIAN_VARIANCE, NORMAL_95
 from trainfast_runner.search.best.effects import Levels, Observation
 from trainfast_runner.search.best.journal import BestLine, EarlierEffect, RecordedKnobs, Trial, Visited
 
-MAD_TO_DEVIATION = 1.4826
-"""The standard deviation of a normal distribution by its median absolute deviation."""
-MEDIAN_VARIANCE = math.pi / 2
-"""The variance of a median of many normal values, by that of their mean."""
 DRIFT = 0.02
 """A process whose first setting is off by more than this at its end is void."""
 MOST_VOID_VISITS = 3
@@ -109,7 +105,7 @@ def earlier_observations(
         gain = effect.gain_percent
         if effect.knob not in levels.names or min(gain.low, gain.median) <= -100:
             continue
-        deviation = (math.log1p(gain.high / 100) - math.log1p(gain.low / 100)) / (2 * NORMAL)
+        deviation = (math.log1p(gain.high / 100) - math.log1p(gain.low / 100)) / (2 * NORMAL_95)
         variance = (EARLIER_SPREAD * deviation) ** 2 + EARLIER_LEAST**2
         found.append(Observation(((1.0, ends[0]), (-1.0, ends[1])), math.log1p(gain.median / 100), variance))
     return found
@@ -205,7 +201,7 @@ def _robust_variance(deviations: Sequence[float]) -> float:
     """The variance by the median absolute deviation; a few values have lost about one to their own median."""
     if not deviations:
         return 0.0
-    deviation = MAD_TO_DEVIATION * statistics.median(map(abs, deviations))
+    deviation = MAD_TO_SIGMA * statistics.median(map(abs, deviations))
     return deviation**2 * len(deviations) / max(1, len(deviations) - 1)
 
 
@@ -216,5 +212,5 @@ def _pooled(trials: Sequence[Trial]) -> float:
         for trial in trials
         for one in _deviations(trial.step_ms)
     ]
-    found = MAD_TO_DEVIATION * statistics.median(residuals) if residuals else DEFAULT_NOISE
+    found = MAD_TO_SIGMA * statistics.median(residuals) if residuals else DEFAULT_NOISE
     return float(GRID ** round(math.log(max(found, LEAST_NOISE)) / math.log(GRID)))

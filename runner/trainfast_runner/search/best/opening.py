@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,12 +20,9 @@ from trainfast_runner.search.best.survey import Survey
 from trainfast_runner.search.best.varied import vary_of
 from trainfast_runner.search.cool_down import check_coolable
 from trainfast_runner.search.journal import SearchJournal
-from trainfast_runner.search.searches import new_search, unfinished
+from trainfast_runner.search.searches import SET_BY_A_SEARCH, hash_of, new_search, unfinished
 from trainfast_runner.settings.spec import RunSpec, expand_paths
 from trainfast_runner.settings.world import device_choice, device_count, devices_asked
-
-FREE_KNOBS = ("steps", "timing_warmup")
-"""Knobs a search sets itself; commands that differ only in these continue the same search."""
 
 
 @dataclass(frozen=True)
@@ -117,13 +113,13 @@ def open_best(best: BestPlan, home: Home, options: BestOptions) -> Path:
 
 
 def best_key(best: BestPlan) -> str:
-    """Return the hash that tells questions apart: of model, data, knobs, what is varied, devices and versions.
+    """Return the key that tells questions apart: of model, data, knobs, what is varied, devices and versions.
 
     Any visible GPU may be the search's: which ones were the freest at its beginning is in its journal.
     """
     question, plan = best.question, best.plan
     visible = [gpu.uuid for gpu in best.survey.machine.gpus]
-    knobs = {name: value for name, value in question.knobs.items() if name not in FREE_KNOBS}
+    knobs = {name: value for name, value in question.knobs.items() if name not in SET_BY_A_SEARCH}
     varied = question.vary, question.global_batch, question.objective, question.for_steps, question.budget_s
     asked = (question.model, question.data, knobs, varied, plan.device, visible, plan.python, plan.versions)
-    return hashlib.sha256(msgspec.json.encode(asked, order="deterministic")).hexdigest()[:16]
+    return hash_of(asked)

@@ -13,9 +13,10 @@ from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import read_run_file, read_written_result
 from trainfast_runner.records.run_file import WARM_ROLES, RecordedSpec, RunFile
 from trainfast_runner.records.search_directories import search_directories
+from trainfast_runner.results.distributions import MAD_TO_SIGMA, MEDIAN_VARIANCE
 from trainfast_runner.search.best.candidates import spec_of as spec_of_candidate
 from trainfast_runner.search.best.journal import BestQuestion, Space, read_best_journal
-from trainfast_runner.search.best.observed import MAD_TO_DEVIATION, MEDIAN_VARIANCE, log_rate, measurements
+from trainfast_runner.search.best.observed import log_rate, measurements
 from trainfast_runner.search.searches import BEST, kind_of
 from trainfast_runner.settings.spec import RunSpec, spec_of_record
 
@@ -41,7 +42,7 @@ class MeasuredSpeed:
 
 
 @dataclass(frozen=True)
-class Device:
+class DeviceName:
     """The device that speeds are of: cpu or cuda, and the GPU's name, empty for a CPU."""
 
     kind: str
@@ -53,7 +54,7 @@ def about(spec: RunSpec | RecordedSpec) -> tuple[Mapping[str, Any], object, obje
     return spec.model, spec.data.get("objective"), spec.data.get("kind")
 
 
-def measured_speeds(home: Home, spec: RunSpec, device: Device) -> list[MeasuredSpeed]:
+def measured_speeds(home: Home, spec: RunSpec, device: DeviceName) -> list[MeasuredSpeed]:
     """Return the newest comparable speeds on this device: of the spec's model, then a few of other models.
 
     Raises UserError when the home cannot be listed.
@@ -71,7 +72,7 @@ def measured_speeds(home: Home, spec: RunSpec, device: Device) -> list[MeasuredS
     return [*own, *others]
 
 
-def _of_runs(home: Home, device: Device) -> Iterator[MeasuredSpeed]:
+def _of_runs(home: Home, device: DeviceName) -> Iterator[MeasuredSpeed]:
     for run_id in home.run_ids()[: -LOOKED_AT - 1 : -1]:
         result = read_written_result(home.directory(run_id))
         if result is None or not is_comparable(result):
@@ -98,14 +99,14 @@ def _of_run(run: RunFile, result: Result) -> MeasuredSpeed | None:
     except UserError:
         return None  # knobs of another version
     assert rate.median
-    deviation = MAD_TO_DEVIATION * (rate.mad or 0.0) / rate.median
+    deviation = MAD_TO_SIGMA * (rate.mad or 0.0) / rate.median
     # Cores that others took slow a run by about as much.
     company = (result.conditions.others_cpu_percent or 0.0) / 100
     variance = (MEDIAN_VARIANCE / max(1, result.steps.measured) + SLOW_SHARE**2) * deviation**2 + company**2
     return MeasuredSpeed(spec, max(run.world_size, len(run.device_uuids)), math.log(rate.median), variance, run.run_id)
 
 
-def _of_trials(home: Home, spec: RunSpec, device: Device) -> Iterator[MeasuredSpeed]:
+def _of_trials(home: Home, spec: RunSpec, device: DeviceName) -> Iterator[MeasuredSpeed]:
     """The newest trial of each candidate of best-fit searches of the same training."""
     for directory in search_directories(home)[: -SEARCHES_LOOKED_AT - 1 : -1]:
         if kind_of(directory) != BEST:
@@ -115,7 +116,7 @@ def _of_trials(home: Home, spec: RunSpec, device: Device) -> Iterator[MeasuredSp
         space = next((line for line in reversed(lines) if isinstance(line, Space)), None)
         if question is None or space is None or about(question) != about(spec):
             continue
-        if Device(question.device, next(iter(question.device_names), "")) != device:
+        if DeviceName(question.device, next(iter(question.device_names), "")) != device:
             continue
         found = measurements(lines)
         newest = {trial.candidate: trial for trial in found.trials if not trial.repeats}
@@ -129,5 +130,5 @@ def _of_trials(home: Home, spec: RunSpec, device: Device) -> Iterator[MeasuredSp
             yield MeasuredSpeed(tried, candidate.world_size, rate, found.variance(trial), trial.run_id)
 
 
-def _device_of(run: RunFile) -> Device:
-    return Device(run.device, next(iter(run.device_names), ""))
+def _device_of(run: RunFile) -> DeviceName:
+    return DeviceName(run.device, next(iter(run.device_names), ""))

@@ -17,7 +17,7 @@ from typing import Any
 from trainfast_runner.records.run_file import PredictedSpeed
 from trainfast_runner.search.best.effects import Factor, Kernel, Levels, Observation, Scales, shared
 from trainfast_runner.search.speed.measured import MeasuredSpeed, about
-from trainfast_runner.search.speed.step_time import StepTime
+from trainfast_runner.search.speed.step_time import ExpectedStep
 from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.settings.spec import RunSpec
 
@@ -69,6 +69,9 @@ NEAREST = 16
 NOISE = 1e-4
 """Variance of the ln rate that a run measures, before any run tells."""
 
+MeasuredStep = tuple[MeasuredSpeed, ExpectedStep]
+"""An earlier speed, and the step that the calibration expects of its settings."""
+
 
 @dataclass(frozen=True)
 class Unknown:
@@ -78,7 +81,7 @@ class Unknown:
 
 
 @dataclass(frozen=True)
-class _Known:
+class _Timed:
     """A setting with its time by the calibration. `observation` is relative to REFERENCE."""
 
     observation: Observation
@@ -88,7 +91,7 @@ class _Known:
 class SpeedModel:
     """Predicts speeds of one training on one device from earlier ones there, each with its calibrated step time."""
 
-    def __init__(self, spec: RunSpec, measured: Sequence[tuple[MeasuredSpeed, StepTime]], *, calibrated: bool) -> None:
+    def __init__(self, spec: RunSpec, measured: Sequence[MeasuredStep], *, calibrated: bool) -> None:
         self._about = about(spec)
         self._measured = measured
         self._parts = PARTS if calibrated else UNCALIBRATED
@@ -98,29 +101,29 @@ class SpeedModel:
         self._noise = statistics.median(one.variance for one, _ in measured) if measured else NOISE
         self._calibrated = calibrated
 
-    def predict(self, spec: RunSpec, devices: int, time: StepTime) -> PredictedSpeed | Unknown:
+    def predict(self, spec: RunSpec, devices: int, time: ExpectedStep) -> PredictedSpeed | Unknown:
         """Predict the speed of a run of the same training; a few milliseconds."""
         wanted = self._setting(spec, devices)
         near = sorted(range(len(self._settings)), key=lambda number: _apart(wanted, self._settings[number]))[:NEAREST]
         levels = Levels([wanted, REFERENCE, *(self._settings[number] for number in near)], WEIGHTS)
         reference = levels.setting(REFERENCE)
 
-        def known(setting: dict[str, Any], time: StepTime, rate: float, variance: float, visit: str) -> _Known:
+        def timed(setting: dict[str, Any], time: ExpectedStep, rate: float, variance: float, visit: str) -> _Timed:
             terms = ((1.0, levels.setting(setting)), (-1.0, reference))
-            return _Known(Observation(terms, rate - _log_rate(time), variance, visit), time.shares)
+            return _Timed(Observation(terms, rate - _log_rate(time), variance, visit), time.shares)
 
         kernel, factor = Kernel(levels, SCALES), Factor()
-        before: list[_Known] = []
+        before: list[_Timed] = []
         for number in near:
             one, of = self._measured[number]
-            seen = known(self._settings[number], of, one.log_rate, one.variance, one.visit)
+            seen = timed(self._settings[number], of, one.log_rate, one.variance, one.visit)
             factor.add(
                 self._covariances(kernel, levels, seen, before), self._own(kernel, levels, seen), seen.observation.value
             )
             before.append(seen)
-        next_one = known(wanted, time, 0.0, self._noise, "")
+        wanted_one = timed(wanted, time, 0.0, self._noise, "")
         row, deviation, _ = factor.add(
-            self._covariances(kernel, levels, next_one, before), self._own(kernel, levels, next_one), 0.0
+            self._covariances(kernel, levels, wanted_one, before), self._own(kernel, levels, wanted_one), 0.0
         )
         return self._answer(_log_rate(time) + sum(map(mul, row, factor.whitened)), deviation)
 
@@ -146,13 +149,13 @@ class SpeedModel:
         knobs = {name: value for name, value in spec.knobs.items() if name in WIDTHS}
         return {**knobs, "devices": devices, "model": "" if about(spec) == self._about else repr(about(spec))}
 
-    def _covariances(self, kernel: Kernel, levels: Levels, one: _Known, before: Sequence[_Known]) -> list[float]:
+    def _covariances(self, kernel: Kernel, levels: Levels, one: _Timed, before: Sequence[_Timed]) -> list[float]:
         return [self._covariance(kernel, levels, one, other) for other in before]
 
-    def _own(self, kernel: Kernel, levels: Levels, one: _Known) -> float:
+    def _own(self, kernel: Kernel, levels: Levels, one: _Timed) -> float:
         return self._covariance(kernel, levels, one, one) + one.observation.variance
 
-    def _covariance(self, kernel: Kernel, levels: Levels, one: _Known, other: _Known) -> float:
+    def _covariance(self, kernel: Kernel, levels: Levels, one: _Timed, other: _Timed) -> float:
         parts = (a * b * spread**2 for a, b, spread in zip(one.shares, other.shares, self._parts, strict=True))
         return kernel.of(shared(levels, one.observation, other.observation)) + sum(parts)
 
@@ -162,6 +165,6 @@ def _apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
     return sum(WEIGHTS[name] for name, value in one.items() if other[name] != value)
 
 
-def _log_rate(time: StepTime) -> float:
+def _log_rate(time: ExpectedStep) -> float:
     """The ln samples/s of a step that takes as long as calibrated."""
     return math.log(time.samples / time.seconds)

@@ -16,7 +16,7 @@ from trainfast_runner.memory.tracing import cached_model, cached_models
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import PredictedSpeed
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.speed.measured import Device, measured_speeds
+from trainfast_runner.search.speed.measured import DeviceName, measured_speeds
 from trainfast_runner.search.speed.predicted_speed import SpeedModel, Unknown
 from trainfast_runner.search.speed.step_time import step_time
 from trainfast_runner.settings.spec import RunSpec
@@ -57,7 +57,7 @@ class Speeds:
         return self.model.predict(spec, devices, time)
 
 
-def speeds_on(home: Home, spec: RunSpec, device: Device, python: str | None = None) -> Speeds:
+def speeds_on(home: Home, spec: RunSpec, device: DeviceName, python: str | None = None) -> Speeds:
     """Collect the speeds known on a device, for predictions of the spec's training with other knobs.
 
     Reads the newest runs and their cached traces: some ten milliseconds. Raises UserError when the home is unreadable.
@@ -83,7 +83,7 @@ def predict_speed(
     home: Home, spec: RunSpec, machine: Machine, memory_model: MemoryModel, python: str | None = None
 ) -> PredictedSpeed | Unknown:
     """Predict the speed of a run on this machine. Raises UserError for devices that do not exist."""
-    device = Device(machine.used_by(spec.knobs["devices"]).device, gpu_of(spec, machine) or "")
+    device = DeviceName(machine.used_by(spec.knobs["devices"]).device, gpu_of(spec, machine) or "")
     return speeds_on(home, spec, device, python).predict(spec, device_count(spec, machine), memory_model)
 
 
@@ -94,7 +94,7 @@ def with_predicted_speed(plan: RunPlan, home: Home) -> RunPlan:
     """
     if plan.script is not None:
         return plan
-    device = Device(plan.device, next(iter(plan.device_names), ""))
+    device = DeviceName(plan.device, next(iter(plan.device_names), ""))
     traced = cached_model(plan.spec, plan.device, plan.python)
     if traced is None:
         return plan

@@ -22,7 +22,7 @@ OVERLAP = {"cpu": 1.0, "cuda": 4.0}
 
 
 @dataclass(frozen=True)
-class StepTime:
+class ExpectedStep:
     """Expected seconds of an optimizer step, and the shares of it that grow with each part of the work.
 
     `shares` are those of calls, FLOPs and moved bytes, 1 together. `samples` are of the step, over all ranks.
@@ -33,7 +33,7 @@ class StepTime:
     samples: int
 
 
-def step_time(spec: RunSpec, model: MemoryModel, devices: int, cores: int, ceiling: Ceiling) -> StepTime | None:
+def step_time(spec: RunSpec, model: MemoryModel, devices: int, cores: int, ceiling: Ceiling) -> ExpectedStep | None:
     """Return the time of the spec's step on a calibrated device; None when its precision was not calibrated.
 
     Each rank on a CPU is a device, and shares its cores and its memory. Communication between ranks is left out.
@@ -62,7 +62,7 @@ def step_time(spec: RunSpec, model: MemoryModel, devices: int, cores: int, ceili
     seconds = (calls_s**power + device_s**power) ** (1 / power)
     by_calls = (calls_s / seconds) ** power
     shares = (by_calls, (1 - by_calls) * flops_s / device_s, (1 - by_calls) * moved_s / device_s)
-    return StepTime(seconds, shares, batch * accum * data_parallel_degree(spec.knobs, devices))
+    return ExpectedStep(seconds, shares, batch * accum * data_parallel_degree(spec.knobs, devices))
 
 
 def _tflops(ceiling: Ceiling, precision: str) -> float | None:

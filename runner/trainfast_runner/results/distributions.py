@@ -1,0 +1,22 @@
+"""Constants of the normal and of Student's distribution, for intervals of medians and means."""
+
+from __future__ import annotations
+
+import math
+
+NORMAL_95 = 1.960
+"""The two-sided 95 % quantile of the normal distribution."""
+MAD_TO_SIGMA = 1.4826
+"""The standard deviation of normal values by their median absolute deviation (Rousseeuw & Croux, Alternatives to the
+Median Absolute Deviation, JASA 88, 1993)."""
+MEDIAN_VARIANCE = math.pi / 2
+"""The variance of a median of many normal values, by that of their mean."""
+_STUDENT_95 = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131),
+    *(2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
+
+
+def student_95(freedom: int) -> float:
+    """Return the two-sided 95 % quantile of Student's distribution; from 31 degrees of freedom on the normal one."""
+    return _STUDENT_95[freedom - 1] if freedom <= len(_STUDENT_95) else NORMAL_95
