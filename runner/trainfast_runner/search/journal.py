@@ -246,6 +246,24 @@ def refuted_by(probe: Probe, confirmations: Iterable[ConfirmationRun]) -> Confir
     )
 
 
+def state_of_search(
+    directory: Path, *, end: str | None, is_conducted: bool, is_asked: bool, is_paused: bool, has_step: bool
+) -> str:
+    """Return the state of a search of either kind: that of its `end`, or what its journal and its lock tell.
+
+    It is `interrupted` if no process conducts it, and `starting` until its question or its first step is written.
+    """
+    if end is not None:
+        return end
+    if not is_conducted:
+        return "interrupted" if is_asked else "starting"
+    if is_paused:
+        return "paused"
+    if (directory / PAUSE_FILE).exists():
+        return "pausing"
+    return "running" if has_step else "starting"
+
+
 class SearchJournal:
     """The journal of one search of either kind, open for appending by the holder of its lock."""
 

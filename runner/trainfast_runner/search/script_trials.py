@@ -25,7 +25,7 @@ from trainfast_runner.search.journal import AnyLine, ConfirmationRun, Ended, Pre
 from trainfast_runner.search.opening import BatchSearchOptions, check_options
 from trainfast_runner.search.probe_record import probe_of_ended_run
 from trainfast_runner.search.processes import Interrupted, wait_for_result
-from trainfast_runner.search.searches import FREE_KNOBS
+from trainfast_runner.search.searches import SET_BY_A_BATCH_SEARCH
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import knob
 from trainfast_runner.settings.script_preset import ScriptPreset
@@ -182,7 +182,7 @@ def _rank_peaks(rank: int, steps: list[Step], lines: list[WorkerLine], available
 
 def trial_plan_of(preset: ScriptPreset, settings: Sequence[str], python: str | None) -> TrialPlan:
     """The planner of trials of a preset's script. Raises UserError, also in its calls."""
-    kept = [setting for setting in settings if setting.partition("=")[0].strip() not in FREE_KNOBS]
+    kept = [setting for setting in settings if setting.partition("=")[0].strip() not in SET_BY_A_BATCH_SEARCH]
 
     def trial_plan(knobs: Mapping[str, KnobValue]) -> RunPlan:
         asked = [f"{name}={knob(name).show(value)}" for name, value in knobs.items()]

@@ -9,7 +9,6 @@ from trainfast_runner.records.json_lines import Tail
 from trainfast_runner.records.search_directories import JOURNAL_FILE, is_conducted
 from trainfast_runner.search.fit import MemoryLines
 from trainfast_runner.search.journal import (
-    PAUSE_FILE,
     AnyLine,
     Asked,
     Conducted,
@@ -22,6 +21,7 @@ from trainfast_runner.search.journal import (
     Predicted,
     Probe,
     Resumed,
+    state_of_search,
 )
 
 
@@ -85,18 +85,16 @@ class SearchFollower:
                 self._add(line)
         except OSError:
             pass  # unreadable for the moment
-        return replace(self._snapshot, state=self._state(conducted), unreadable_lines=self._tail.unreadable)
-
-    def _state(self, conducted: bool) -> str:
-        if self._snapshot.ended is not None:
-            return self._snapshot.ended.state
-        if not conducted:
-            return "interrupted" if self._snapshot.asked is not None else "starting"
-        if self._paused:
-            return "paused"
-        if (self.directory / PAUSE_FILE).exists():
-            return "pausing"
-        return "running" if self._snapshot.next is not None else "starting"
+        snapshot = self._snapshot
+        state = state_of_search(
+            self.directory,
+            end=None if snapshot.ended is None else snapshot.ended.state,
+            is_conducted=conducted,
+            is_asked=snapshot.asked is not None,
+            is_paused=self._paused,
+            has_step=snapshot.next is not None,
+        )
+        return replace(snapshot, state=state, unreadable_lines=self._tail.unreadable)
 
     def _add(self, line: AnyLine) -> None:
         snapshot = self._snapshot

@@ -21,8 +21,9 @@ from trainfast_runner.search.journal import AnyLine, Asked, Conducted, Ended, re
 if TYPE_CHECKING:
     from trainfast_runner.running.planning import RunPlan
 
-FREE_KNOBS = ("batch_size", "steps", "timing_warmup")
-"""Knobs a search sets itself; commands that differ only in these continue the same search."""
+SET_BY_A_SEARCH = ("steps", "timing_warmup")
+"""Knobs that a search sets itself; commands that differ only in these continue the same search."""
+SET_BY_A_BATCH_SEARCH = ("batch_size", *SET_BY_A_SEARCH)
 BATCH, BEST = "asked", "question"
 """Kinds of search, by the first line of their journals."""
 LOOKED_AT = 20
@@ -36,11 +37,15 @@ class FirstLine(msgspec.Struct, frozen=True):
 
 
 def key_of(plan: RunPlan) -> str:
-    """Return the hash that tells searches apart: of model, data or script, knobs, devices and versions."""
-    knobs = {name: value for name, value in plan.spec.knobs.items() if name not in FREE_KNOBS}
+    """Return the key that tells batch searches apart: of model, data or script, knobs, devices and versions."""
+    knobs = {name: value for name, value in plan.spec.knobs.items() if name not in SET_BY_A_BATCH_SEARCH}
     asked = (plan.spec.model, plan.spec.data, knobs, plan.device, plan.device_uuids, plan.python, plan.versions)
-    whole = asked if plan.script is None else (*asked, plan.script.command, plan.cwd)
-    return hashlib.sha256(msgspec.json.encode(whole, order="deterministic")).hexdigest()[:16]
+    return hash_of(asked if plan.script is None else (*asked, plan.script.command, plan.cwd))
+
+
+def hash_of(asked: object) -> str:
+    """Return 16 hex digits that differ for different values."""
+    return hashlib.sha256(msgspec.json.encode(asked, order="deterministic")).hexdigest()[:16]
 
 
 def unfinished(

@@ -18,7 +18,7 @@ from trainfast_runner.search.control import resume
 from trainfast_runner.search.journal import AnyLine, Ended, Launched, Next, Probe, read_journal
 from trainfast_runner.search.opening import BatchSearchOptions, check_plan, open_search
 from trainfast_runner.search.report import report
-from trainfast_runner.search.searches import FREE_KNOBS
+from trainfast_runner.search.searches import SET_BY_A_BATCH_SEARCH
 from trainfast_runner.settings import presets, script_preset
 from trainfast_runner.settings.spec import RunSpec, resolve
 from trainfast_tui.cli.exit_codes import SEARCH_EXIT_CODES
@@ -101,7 +101,7 @@ def _conducted(
     resume(directory)
     progress = Progress()
     for setting in settings:
-        if setting.partition("=")[0] in FREE_KNOBS:
+        if setting.partition("=")[0] in SET_BY_A_BATCH_SEARCH:
             progress.print_line(f"{plain(setting)} is not used: a search sets it itself")
     tried = [line for line in read_journal(directory) if isinstance(line, Probe)]
     if tried:

@@ -82,50 +82,13 @@ def figures(result: Result) -> Iterator[tuple[str, str]]:
     measured, warmup = result.steps.measured, result.steps.warmup
     yield "steps", f"{count(measured)} measured, {count(warmup)} warm-up, {duration(result.seconds)} in all"
     if measured:
-        few = measured < FEW_STEPS
-        for label, noun, spread in (
-            ("throughput", "samples", result.throughput.samples_per_s),
-            ("", "tokens", result.throughput.tokens_per_s),
-        ):
-            if spread.median is not None:
-                mad = "few steps" if few else f"MAD {number(spread.mad)}"
-                yield label, f"{per_second(spread.median, noun)} ({'; '.join(['median', mad, *marks(result)])})"
-        if result.throughput.predicted is not None:
-            yield "", against_predicted_speed(result.throughput.samples_per_s.median, result.throughput.predicted)
-        if result.measured_under is not None:
-            yield "", f"measured under {result.measured_under}: it ranks against no other run"
-        if result.throughput.samples_per_s.median is None and result.throughput.steps_per_s.median is not None:
-            yield "throughput", f"{per_second(result.throughput.steps_per_s.median, 'steps')} (median)"
-        times = result.step_ms
-        tail = "few steps" if few else f"p90 {milliseconds(times.p90)}, p99 {milliseconds(times.p99)}"
-        yield "step", f"{milliseconds(times.p50)} ({tail})"
-        phases = [(name, getattr(times, name)) for name in STEP_PHASES]
-        if any(value is not None for _, value in phases):
-            yield "phases", ", ".join(f"{name} {milliseconds(value)}" for name, value in phases if value is not None)
+        yield from _speed(result)
     if result.loss.first is not None or result.loss.last is not None:
         yield "loss", f"{number(result.loss.first)} to {number(result.loss.last)} (means of the first and last five)"
-    memory = result.memory
-    if memory.peak_allocated_bytes is not None:
-        reserved = ""
-        if memory.peak_reserved_bytes not in (None, memory.peak_allocated_bytes):
-            reserved = f", {size(memory.peak_reserved_bytes)} reserved"
-        device = f", device {size(memory.device_peak_used_bytes)}" if memory.device_peak_used_bytes else ""
-        whole = "" if result.state != "oom" else ", in the steps that ended"
-        yield "peak memory", f"{size(memory.peak_allocated_bytes)} allocated{reserved}{device}{whole}"
-    elif memory.not_measured_because is not None:
-        yield "peak memory", f"not measured: {plain(memory.not_measured_because)}"
-    if memory.predicted_bytes is not None and result.role not in WARM_ROLES:
-        label = "" if memory.peak_allocated_bytes is not None else "peak memory"
-        yield label, against_prediction(memory.peak_allocated_bytes, memory.predicted_bytes)
+    yield from _memory(result)
     if result.flops.model_tflops_per_device is not None:
         yield "model FLOPs", _flops(result.flops)
-    if result.energy.joules is not None:
-        from_what = filter(None, (watched_words(result), result.energy.source))
-        source = f" ({'; '.join(from_what)})" if result.energy.source else ""
-        each = f"{joules(result.energy.joules_per_sample)} a sample, {joules(result.energy.joules_per_step)} a step"
-        yield "energy", f"{joules(result.energy.joules)}, {each}{source}"
-    elif result.energy.reason is not None:
-        yield "energy", f"unavailable: {plain(result.energy.reason)}"
+    yield from _energy(result)
     if result.conditions.start_temperature_c is not None:
         warm = result.conditions.measured_from_temperature_c
         then = "" if warm is None else f", measured from {celsius(warm)} on"
@@ -139,6 +102,59 @@ def figures(result: Result) -> Iterator[tuple[str, str]]:
         yield from _script(result.script)
     elif result.cpu is not None:
         yield "on the CPU", _cpu(result.cpu)
+
+
+def _speed(result: Result) -> Iterator[tuple[str, str]]:
+    """Yield throughput, step time and phases of a run with measured steps."""
+    few = result.steps.measured < FEW_STEPS
+    for label, noun, spread in (
+        ("throughput", "samples", result.throughput.samples_per_s),
+        ("", "tokens", result.throughput.tokens_per_s),
+    ):
+        if spread.median is not None:
+            mad = "few steps" if few else f"MAD {number(spread.mad)}"
+            yield label, f"{per_second(spread.median, noun)} ({'; '.join(['median', mad, *marks(result)])})"
+    if result.throughput.predicted is not None:
+        yield "", against_predicted_speed(result.throughput.samples_per_s.median, result.throughput.predicted)
+    if result.measured_under is not None:
+        yield "", f"measured under {result.measured_under}: it ranks against no other run"
+    if result.throughput.samples_per_s.median is None and result.throughput.steps_per_s.median is not None:
+        yield "throughput", f"{per_second(result.throughput.steps_per_s.median, 'steps')} (median)"
+    times = result.step_ms
+    tail = "few steps" if few else f"p90 {milliseconds(times.p90)}, p99 {milliseconds(times.p99)}"
+    yield "step", f"{milliseconds(times.p50)} ({tail})"
+    phases = [(name, getattr(times, name)) for name in STEP_PHASES]
+    if any(value is not None for _, value in phases):
+        yield "phases", ", ".join(f"{name} {milliseconds(value)}" for name, value in phases if value is not None)
+
+
+def _memory(result: Result) -> Iterator[tuple[str, str]]:
+    """Yield the measured peak, or why there is none, and the predicted one."""
+    memory = result.memory
+    if memory.peak_allocated_bytes is not None:
+        reserved = ""
+        if memory.peak_reserved_bytes not in (None, memory.peak_allocated_bytes):
+            reserved = f", {size(memory.peak_reserved_bytes)} reserved"
+        device = f", device {size(memory.device_peak_used_bytes)}" if memory.device_peak_used_bytes else ""
+        whole = "" if result.state != "oom" else ", in the steps that ended"
+        yield "peak memory", f"{size(memory.peak_allocated_bytes)} allocated{reserved}{device}{whole}"
+    elif memory.not_measured_because is not None:
+        yield "peak memory", f"not measured: {plain(memory.not_measured_because)}"
+    if memory.predicted_bytes is not None and result.role not in WARM_ROLES:
+        label = "" if memory.peak_allocated_bytes is not None else "peak memory"
+        yield label, against_prediction(memory.peak_allocated_bytes, memory.predicted_bytes)
+
+
+def _energy(result: Result) -> Iterator[tuple[str, str]]:
+    """Yield the energy, or why a counter gives none."""
+    energy = result.energy
+    if energy.joules is not None:
+        from_what = filter(None, (watched_words(result), energy.source))
+        source = f" ({'; '.join(from_what)})" if energy.source else ""
+        each = f"{joules(energy.joules_per_sample)} a sample, {joules(energy.joules_per_step)} a step"
+        yield "energy", f"{joules(energy.joules)}, {each}{source}"
+    elif energy.reason is not None:
+        yield "energy", f"unavailable: {plain(energy.reason)}"
 
 
 def _script(script: ScriptFigures) -> Iterator[tuple[str, str]]:

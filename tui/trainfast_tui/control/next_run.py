@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from trainfast_runner.search.advice.advisor import Situation
     from trainfast_runner.search.search_follower import SearchSnapshot
 
-SET_BY_A_SEARCH = ("steps", "timing_warmup")
-"""Knobs of a confirmation run that the search chose."""
-
 
 @dataclass(frozen=True)
 class NextRun:
@@ -160,6 +157,8 @@ def repeat_of(run: RunFile, home: Home) -> NextRun:
     asked = _asked(run, home) if run.role == PROOF else None
     spec = spec_of_record(asked or run)
     if run.role == PROOF and asked is None:
+        from trainfast_runner.search.searches import SET_BY_A_SEARCH
+
         spec = replace(spec, knobs={**spec.knobs, **{name: preset_knobs[name] for name in SET_BY_A_SEARCH}})
     if "devices" not in run.overrides:
         # The launcher wrote down how many it chose; the next run chooses anew.
@@ -220,7 +219,7 @@ def is_about_model(record: RecordedSpec, spec: RunSpec) -> bool:
 
 def is_about(search: SearchSnapshot, spec: RunSpec) -> bool:
     """True if the search was for these knobs, apart from the knobs that a search sets itself."""
-    from trainfast_runner.search.searches import FREE_KNOBS
+    from trainfast_runner.search.searches import SET_BY_A_BATCH_SEARCH
 
     asked = search.asked
     return (
@@ -229,6 +228,6 @@ def is_about(search: SearchSnapshot, spec: RunSpec) -> bool:
         and all(
             asks_for_same(name, asked.knobs.get(name), value)
             for name, value in spec.knobs.items()
-            if name not in FREE_KNOBS
+            if name not in SET_BY_A_BATCH_SEARCH
         )
     )
