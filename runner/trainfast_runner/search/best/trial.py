@@ -29,13 +29,19 @@ SAMPLED_S = 3.0
 
 @dataclass
 class _Taken:
-    """The steps of a trial so far: the slowest rank's time of each, and the last answers."""
+    """The steps of a trial so far: the slowest rank's time of each, the losses, the peak, and how it goes."""
 
     step_ms: list[float] = field(default_factory=list)
     losses: list[float | None] = field(default_factory=list)
     peak_bytes: int | None = None
     began_ns: int = 0
     ended_ns: int = 0
+    outcome: str = "measured"
+    reason: str = ""
+    has_ended: bool = False
+    """True if the trial ended its process."""
+    disturbed: str | None = None
+    """Why others void the trial; None if they do not."""
 
     def add(self, answers: dict[int, TrialLine]) -> None:
         """Take the answers of all ranks to one order."""
@@ -66,30 +72,13 @@ def take_trial(
     until their energy counters were read twice. A trial that other processes or heat disturb is void at once, but with
     `counts` it is measured with that reason. One that ran other settings than asked has failed.
     """
-    disturbance, began, taken, void = CpuDisturbance(), time.monotonic(), _Taken(), None
-    outcome, reason, has_ended, steps = "measured", "", False, rule.least
-    while steps:
-        answers = process.trial(knobs, UNTIMED, steps, more=bool(taken.step_ms))
-        if answers is None:
-            return None
-        bad = next((line for line in answers.values() if line.outcome != "measured"), None)
-        if bad is not None:
-            outcome, reason, has_ended = str(bad.outcome), bad.message or "", bad.ended_process
-            break
-        taken.add(answers)
-        void = disturbance.why_void()
-        if void is not None and not counts:
-            break
-        judged = rule.judge(taken.step_ms)
-        if judged == "slow":
-            outcome = judged
-            reason = f"its best step takes {min(taken.step_ms):.3g} ms, hopeless above {rule.give_up_ms:.3g} ms"
-            break
-        steps = steps_to_add(taken.step_ms, rule) if judged == "more" else 0
-        if not steps and needs_energy and taken.ended_ns - taken.began_ns < SAMPLED_S * 1e9:
-            steps = rule.least
+    began = time.monotonic()
+    taken = _take_steps(process, knobs, rule, needs_energy=needs_energy, counts=counts)
+    if taken is None:
+        return None
+    outcome, reason = taken.outcome, taken.reason
     gpus = gpu_conditions(process.directory, uuids, taken.began_ns, taken.ended_ns)
-    void = void or why_throttled(gpus, taken.began_ns, taken.ended_ns)
+    void = taken.disturbed or why_throttled(gpus, taken.began_ns, taken.ended_ns)
     if outcome in ("measured", "slow"):
         difference = why_other_than_asked(process.directory, knobs)
         if difference is not None:
@@ -110,7 +99,36 @@ def take_trial(
         seconds=time.monotonic() - began,
         reason=reason,
     )
-    return trial, has_ended
+    return trial, taken.has_ended
+
+
+def _take_steps(
+    process: WarmProcess, knobs: RecordedKnobs, rule: StepRule, *, needs_energy: bool, counts: bool
+) -> _Taken | None:
+    """Order timed steps until the rule is satisfied, or nothing more can come; None if the process did not answer."""
+    disturbance, taken, steps = CpuDisturbance(), _Taken(), rule.least
+    while steps:
+        answers = process.trial(knobs, UNTIMED, steps, more=bool(taken.step_ms))
+        if answers is None:
+            return None
+        bad = next((line for line in answers.values() if line.outcome != "measured"), None)
+        if bad is not None:
+            taken.outcome, taken.reason, taken.has_ended = str(bad.outcome), bad.message or "", bad.ended_process
+            break
+        taken.add(answers)
+        taken.disturbed = disturbance.why_void()
+        if taken.disturbed is not None and not counts:
+            break
+        judged = rule.judge(taken.step_ms)
+        if judged == "slow":
+            best_ms = min(taken.step_ms)
+            taken.outcome = judged
+            taken.reason = f"its best step takes {best_ms:.3g} ms, hopeless above {rule.give_up_ms:.3g} ms"
+            break
+        steps = steps_to_add(taken.step_ms, rule) if judged == "more" else 0
+        if not steps and needs_energy and taken.ended_ns - taken.began_ns < SAMPLED_S * 1e9:
+            steps = rule.least
+    return taken
 
 
 def why_other_than_asked(directory: Path, knobs: RecordedKnobs) -> str | None:
