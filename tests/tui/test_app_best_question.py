@@ -28,6 +28,7 @@ from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.best_control import BestControl
 from trainfast_tui.control.messages import BestPlanned, SearchStarted
+from trainfast_tui.text.best_search import question_lines
 from trainfast_tui.text.search_kind import SearchKind
 
 PLAN = "candidates 12, 11 of them can run here"
@@ -215,3 +216,15 @@ async def test_a_refused_plan_and_start_say_why(home: Home, monkeypatch: pytest.
         await pilot.press("enter")
         await until_true(pilot, lambda: screen_text(pilot.app).count("Refused: ") > 1, "the refusal")  # type: ignore[arg-type]
         assert screen_text(pilot.app).count("the device is in use") > 1  # type: ignore[arg-type]
+
+
+def test_a_refused_setting_is_named_once_in_the_plan() -> None:
+    left_alone = {
+        "precision=tf32": "precision=tf32 is a format of tensor cores",
+        "workers=4": "there are 2 cores",
+    }
+    assert question_lines({"batch_size": [4, 8]}, left_alone, 16) == [
+        "varying batch_size 4, 8 at a global batch of 16",
+        "left alone: precision=tf32 is a format of tensor cores",
+        "left alone: workers=4: there are 2 cores",
+    ]
