@@ -17,6 +17,8 @@ import pytest
 from cli.command import Cli
 from own_scripts.conftest import PYTHON, SCRIPTS, run_script, script
 
+SAMPLES = 256
+"""In the data of the Hugging Face scripts."""
 TORCHRUN = (PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
 
@@ -89,6 +91,15 @@ def test_hf_argument_parser_stops_after_the_steps_asked_for(cli: Cli, tmp_path: 
     assert counted(result) == 7
     assert "took 7 steps" in printed(cli, result), "the Trainer stopped by itself, and the script went on"
     assert result["script"]["framework"] == "HF Trainer"
+
+
+@pytest.mark.long
+def test_trainer_with_fewer_samples_than_its_batch_counts_those_it_has(cli: Cli, tmp_path: Path) -> None:
+    flags = (f"--output_dir={tmp_path / 'out'}", "--per_device_train_batch_size=4096", "--use_cpu=true")
+    flags += ("--report_to=none", "--save_strategy=no", "--max_steps=6")
+    result = run_script(cli, *script("hf_argument_parser.py", *flags))
+    rate, steps = result["throughput"]["samples_per_s"]["median"], result["throughput"]["steps_per_s"]["median"]
+    assert rate == pytest.approx(SAMPLES * steps, rel=0.2)
 
 
 @pytest.mark.long

@@ -43,6 +43,8 @@ def install(run: ScriptRun) -> None:
                 run.ran.setdefault("pin_memory", "on" if loader._pin_memory else "off")
                 run.ran.setdefault("batch_size", leading_size(batch))
         steps.data_ns = (steps.data_ns or 0) + time.monotonic_ns() - begun_ns
-        steps.loader_samples += leading_size(batch) or 0
+        size = leading_size(batch) or 0
+        steps.loader_samples += size
+        steps.largest_batch = max(steps.largest_batch, size)
 
     iterator.__next__ = timed  # type: ignore[method-assign]

@@ -58,6 +58,8 @@ class StepLog:
         self.optimizer_ns: int | None = None
         self.lr: float | None = None
         self.loader_samples = 0
+        self.largest_batch = 0
+        """Samples of the largest batch that a DataLoader gave; 0 before one gave any that can be counted."""
         self.forward_samples = 0
         self.waits_for_loss = False
         self.peaks = MemoryPeaks()

@@ -35,7 +35,10 @@ def install(trainer: Any, run: ScriptRun) -> None:
         @never_raises
         def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> Any:
             run.actual.update(compute_dtype(args))
-            if run.steps.count(samples=args.train_batch_size * args.gradient_accumulation_steps):
+            # A data set with fewer samples than the batch gives smaller ones.
+            batch = min(args.train_batch_size, run.steps.largest_batch or args.train_batch_size)
+            run.ran["batch_size"] = batch
+            if run.steps.count(samples=batch * args.gradient_accumulation_steps):
                 control.should_training_stop = True
             return control
 
