@@ -202,6 +202,25 @@ def test_script_behind_a_launcher_runs_as_the_only_rank(cli: Cli) -> None:
     assert found["without_flag"] == {"DataLoader's defaults": ["workers", "pin_memory"]}
 
 
+def test_globals_of_nanogpt_are_flags(cli: Cli, tmp_path: Path) -> None:
+    configurator = (
+        "import sys\nfor word in sys.argv[1:]:\n    globals()[word[2:].split('=')[0]] = int(word.split('=')[1])\n"
+    )
+    (tmp_path / "configurator.py").write_text(configurator)
+    lines = (
+        "import os, torch\nbatch_size = 12\ngradient_accumulation_steps = 5\ndtype = 'bfloat16'\n"
+        "config_keys = [k for k, v in globals().items() if k[0] != '_' and isinstance(v, (int, float, str))]\n"
+        "exec(open(os.path.join(os.path.dirname(__file__), 'configurator.py')).read())\n"
+        "torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1)\nraise RuntimeError('trained')\n"
+    )
+    found = discovered(cli, *written(tmp_path, lines), "--batch_size=6")
+    assert (found["stopped_at"], found["parser"]) == ("the first optimizer", "configurator.py")
+    flags = mapping(found)
+    assert (flags["batch_size"], flags["grad_accum"]) == ("--batch_size={}", "--gradient_accumulation_steps={}")
+    assert flags["precision"]["fp16"] == "--dtype=float16"
+    assert found["mapping"][0]["value"] == 6
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -209,6 +228,7 @@ def test_script_behind_a_launcher_runs_as_the_only_rank(cli: Cli) -> None:
         (["--map", "batchsize=--bs"], "did you mean batch_size?"),
         (["--map", "precision=--dtype float16"], "has no {} for the value; try --map 'precision=--dtype {}'"),
         (["--map", "batch_size"], "--map takes KNOB=FLAG"),
+        (["--map", "batch_size=--grad-checkpointing"], "--grad-checkpointing takes no value, which batch_size needs"),
         (["--from", "tiny-llama"], "--from is for a preset without a command"),
         (["--set", "batch_size=0"], "batch_size: "),
     ],
@@ -221,9 +241,17 @@ def test_mapping_that_the_script_does_not_have_is_refused(
 
 
 def test_mapping_may_be_corrected(cli: Cli, tmp_path: Path) -> None:
-    corrections = ("--map", "batch_size=--eval-batch-size", "--map", "workers=")
+    corrections = (
+        "--map",
+        "batch_size=--eval-batch-size",
+        "--map",
+        "workers=",
+        "--map",
+        "compile=--grad-checkpointing",
+    )
     flags = mapping(discovered(cli, *corrections, *written(tmp_path, ARGPARSE)))
     assert flags["batch_size"] == "--eval-batch-size {}"
+    assert flags["compile"] == {"default": "--grad-checkpointing", "off": ""}
     assert "workers" not in flags
 
 

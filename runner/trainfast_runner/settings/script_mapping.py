@@ -111,11 +111,16 @@ def _given(change: str, flags: Sequence[Flag]) -> Proposal:
         raise UserError(
             f"the script has no flag {word}", key=word, nearest=near, allowed=None if near else sorted(names)
         )
+    flag, place = names[word], words.strip()
+    if parts == [word] and flag.type in ("switch", "bool") and known in ON:
+        return Proposal(known, _on_and_off(known, flag, word), _now(known, flag), "given by --map")
+    if parts == [word] and "switch" in flag.type:
+        raise UserError(f"{word} takes no value, which {known} needs", key=word)
     if parts == [word]:
-        words = _place(names[word], word)
+        place = _place(flag, word)
     elif "{}" not in words:
         raise UserError(f"--map {change} has no {{}} for the value", key="--map", advice=f"--map '{known}={word} {{}}'")
-    return Proposal(known, words.strip(), _value(known, names[word].value), "given by --map")
+    return Proposal(known, place, _value(known, flag.value), "given by --map")
 
 
 def _number(name: str, names: Sequence[str], flags: Sequence[Flag]) -> Proposal | None:
@@ -129,9 +134,16 @@ def _number(name: str, names: Sequence[str], flags: Sequence[Flag]) -> Proposal 
 def _switch(name: str, names: Sequence[str], flags: Sequence[Flag]) -> Proposal | None:
     for flag, word in _named(names, flags):
         if flag.type in ("switch", "bool"):
-            place = {ON[name]: _set(flag, word, True), "off": _set(flag, word, False)}
-            return Proposal(name, place, ON[name] if flag.value is True else "off", _reason(name, flag, word))
+            return Proposal(name, _on_and_off(name, flag, word), _now(name, flag), _reason(name, flag, word))
     return None
+
+
+def _on_and_off(name: str, flag: Flag, word: str) -> Place:
+    return {ON[name]: _set(flag, word, True), "off": _set(flag, word, False)}
+
+
+def _now(name: str, flag: Flag) -> KnobValue:
+    return ON[name] if flag.value is True else "off"
 
 
 def _precision(flags: Sequence[Flag]) -> Proposal | None:

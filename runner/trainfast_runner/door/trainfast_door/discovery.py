@@ -64,6 +64,9 @@ class Discovery:
     def _stop(self, stopped_at: str, **found: Any) -> None:
         """Report and end the process; a process that the script forked goes on."""
         if os.getpid() == self._pid:
+            if not self._flags:
+                self._flags = flags.of_configurator(vars(sys.modules["__main__"]))
+                found.update({"parser": "configurator.py"} if self._flags else {})
             self.report(stopped_at, **found)
             os._exit(0)
 

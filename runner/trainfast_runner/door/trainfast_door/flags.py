@@ -41,6 +41,16 @@ def of_config(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
+def of_configurator(names: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The globals that nanoGPT's `configurator.py` takes from the command line, listed in `config_keys`; else empty."""
+    keys = names.get("config_keys")
+    values = {f"--{key}": names.get(key) for key in keys} if isinstance(keys, list) else {}
+    return [
+        {"names": [flag], "type": _type_of(value), "default": plain(value), "value": plain(value), "assigned": True}
+        for flag, value in values.items()
+    ]
+
+
 def plain(value: Any) -> Any:
     """The value as JSON can hold it; its text for anything else, None for what stands for no value."""
     if value is None or isinstance(value, (bool, int, str)):
