@@ -12,7 +12,7 @@ run: install
 test: install
 	$(VENV)/bin/python -m pytest -n 3 --dist loadgroup -m "not long and not longest"
 
-# The long tests that .ci/run keeps: trainings with each strategy and engine.
+# The long tests that .ci/run keeps: each strategy and engine, and what is too slow for make test.
 test-ci: install
 	$(VENV)/bin/python -m pytest -n 2 --dist loadgroup -m ci
 

@@ -63,6 +63,8 @@ def test_the_run_is_in_the_history(trained: tuple[Cli, Done]) -> None:
     assert cli("attach", "last").code == 0
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_out_of_memory_is_a_result_with_advice(cli: Cli) -> None:
     # Of the changes that would make it fit, only checkpointing is left to trace.
     settings = ["steps=5", "memory_limit=300MiB", "batch_size=4096", "seq_len=64"]

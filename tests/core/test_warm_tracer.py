@@ -150,7 +150,13 @@ def test_a_request_larger_than_the_pipe_can_be_given_up_while_the_process_reads_
         tracer.close()
 
 
-@pytest.mark.parametrize("traces", [False, True], ids=["while it imports", "while it traces"])
+@pytest.mark.parametrize(
+    "traces",
+    [
+        pytest.param(False, id="while it imports"),
+        pytest.param(True, id="while it traces", marks=[pytest.mark.ci, pytest.mark.long]),
+    ],
+)
 def test_nothing_outlives_an_app_that_is_killed(traces: bool) -> None:
     app = subprocess.Popen([sys.executable, "-c", KILLED, "model.num_hidden_layers=64"])
     try:

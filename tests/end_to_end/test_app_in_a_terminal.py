@@ -33,6 +33,7 @@ steps = 150
 
 @pytest.fixture
 def terminal(tmp_path: Path, cli: Cli) -> Iterator[Terminal]:
+    (cli.presets / "quick.toml").write_text(QUICK)
     opened = Terminal(tmp_path, 160, 48, cli.environment)
     yield opened
     opened.close()
@@ -55,7 +56,6 @@ def newest(cli: Cli) -> tuple[str, int]:
 
 
 def test_run_turn_a_knob_run_again_lose_the_app_and_compare(cli: Cli, terminal: Terminal) -> None:
-    (cli.presets / "quick.toml").write_text(QUICK)
     terminal.open([*COMMAND, "--preset", "quick"])
     terminal.until_shows("No run yet", "batch_size", "r run", "q quit")
     terminal.press("r")
@@ -85,7 +85,7 @@ def test_run_turn_a_knob_run_again_lose_the_app_and_compare(cli: Cli, terminal: 
 
 
 def test_ctrl_l_repaints_what_another_program_wrote_over(terminal: Terminal) -> None:
-    terminal.open([*COMMAND, "--preset", "tiny-llama"])
+    terminal.open([*COMMAND, "--preset", "quick"])
     terminal.until_shows("No run yet", "batch_size", "q quit")
 
     def ruined() -> None:
@@ -115,7 +115,7 @@ def test_ctrl_l_repaints_what_another_program_wrote_over(terminal: Terminal) -> 
 
 
 def test_plain_output_starts_shows_and_quits(terminal: Terminal) -> None:
-    terminal.open([*COMMAND, "--plain-output", "--preset", "tiny-llama"])
+    terminal.open([*COMMAND, "--plain-output", "--preset", "quick"])
     terminal.until_shows("No run yet", "batch_size", "q quit")
     terminal.press("p")
     terminal.until_shows("type to narrow it down")
@@ -128,7 +128,7 @@ def test_plain_output_starts_shows_and_quits(terminal: Terminal) -> None:
 
 
 def test_ascii_has_no_other_sign_on_any_screen(terminal: Terminal) -> None:
-    terminal.open([*COMMAND, "--ascii", "--preset", "tiny-llama"])
+    terminal.open([*COMMAND, "--ascii", "--preset", "quick"])
     assert terminal.until_shows("No run yet", "batch_size", "q quit").isascii()
     terminal.press("p")
     assert terminal.until_shows("type to narrow it down").isascii()

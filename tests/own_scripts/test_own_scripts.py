@@ -71,6 +71,8 @@ def test_plain_torch_is_a_run_like_any_other(cli: Cli, tmp_path: Path) -> None:
     assert "ran a script of your own" in cli("export", "last", "--to", "command").refused()
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_hard_coded_trainer(cli: Cli) -> None:
     result = run_script(cli, *script("hard_coded_trainer.py"))
     assert (counted(result), result["state"]) == (10, "finished")
