@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-EVERY = 64
-"""Steps between two readings, after each of the first: one takes 20 to 100 us, all other hooks of a step 15."""
+EVERY_NS = 250_000_000
+"""Time between two readings, each of which takes 20 to 100 us: as often as a screen looks."""
 FIRST = 8
+"""Steps that are read whatever time has passed: a short script has only these."""
 
 
 class MemoryPeaks:
@@ -16,18 +17,35 @@ class MemoryPeaks:
     def __init__(self) -> None:
         self.device: Any = None
         """The device of the optimizer's parameters; None before the first step."""
+        self.on_cpu = False
+        """True if that device is the CPU, whose work the host's clock times."""
         self._baseline: dict[str, int] = {}
         """What `/proc/self/status` said when the first parameter was made; empty before."""
+        self._read = 0
+        self._next_ns = 0
 
     @property
     def has_model(self) -> bool:
         """True once this process has made a parameter."""
         return bool(self._baseline)
 
+    def watch(self, device: Any) -> None:
+        """Read the peaks of this device from here on."""
+        self.device = device
+        self.on_cpu = device.type == "cpu"
+
     def set_baseline(self) -> None:
         """Take the memory resident now, when the first parameter is made, as what imports needed."""
         if not self._baseline:
             self._baseline = status_sizes()
+
+    def due(self, now_ns: int) -> dict[str, int]:
+        """The peaks at the end of a step if it is time to read them again, by the names of the record's fields."""
+        if self._read >= FIRST and now_ns < self._next_ns:
+            return {}
+        self._read += 1
+        self._next_ns = now_ns + EVERY_NS
+        return self.read()
 
     def read(self) -> dict[str, int]:
         """The peaks by the names of a step record's fields; empty before there are any."""

@@ -74,9 +74,9 @@ def find_model(run: ScriptRun, parameters: Iterable[Tensor]) -> None:
     if run.actual["compiled"] and not compiled:
         run.steps.unknown["forward_ms"] = COMPILED
         return
-    hook = ForwardHook(run)
-    _handles.append(model.register_forward_pre_hook(Begun(hook), with_kwargs=True))
-    _handles.append(model.register_forward_hook(Ended(hook)))
+    times = ForwardTimes(run)
+    _handles.append(model.register_forward_pre_hook(Begun(times), with_kwargs=True))
+    _handles.append(model.register_forward_hook(Ended(times)))
 
 
 def remove_hooks() -> None:
@@ -85,50 +85,37 @@ def remove_hooks() -> None:
         _handles.pop().remove()
 
 
-class ForwardHook:
-    """Adds up the time and the samples of a step's forward passes."""
+class ForwardTimes:
+    """Adds up the time and the samples of a step's forward passes, between its two hooks."""
 
     def __init__(self, run: ScriptRun) -> None:
-        self._run = run
-        self._begun_ns = 0
-        self._first = True
-
-    @never_raises
-    def begin(self, args: Any, kwargs: Any) -> None:
-        """Note the input of a forward pass that trains."""
-        if not torch.is_grad_enabled():
-            return
-        if self._first:
-            self._first = False
-            self._run.steps.fired("model forward hook")
-            self._run.actual["compute_dtype"] = _compute_dtype(self._run)
-        size = leading_size(args) or leading_size(kwargs)
-        if size is not None:
-            self._run.steps.forward_samples += size
-        self._begun_ns = time.monotonic_ns()
-
-    @never_raises
-    def end(self) -> None:
-        """Add the time of the pass; on a GPU the host is ahead of it, and its time is not the pass's."""
-        steps = self._run.steps
-        if not self._begun_ns or not torch.is_grad_enabled():
-            return
-        if steps.peaks.device is not None and steps.peaks.device.type == "cpu":
-            steps.forward_ns = (steps.forward_ns or 0) + time.monotonic_ns() - self._begun_ns
-            steps.unknown.pop("forward_ms", None)
-        else:
-            steps.unknown["forward_ms"] = steps.unknown["optimizer_ms"] = "the host runs ahead of the GPU"
-        self._begun_ns = 0
+        self.run = run
+        self.begun_ns = 0
+        """The beginning of the pass that runs; 0 between passes."""
+        self.is_first = True
 
 
 class Begun:
     """The hook before a forward pass. A model that is saved or copied whole carries a no-op in its place."""
 
-    def __init__(self, hook: ForwardHook) -> None:
-        self._hook = hook
+    def __init__(self, times: ForwardTimes) -> None:
+        self._times = times
 
+    @never_raises
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        self._hook.begin(args, kwargs)
+        """Note the input of a forward pass that trains."""
+        if not torch.is_grad_enabled():
+            return
+        times = self._times
+        steps = times.run.steps
+        if times.is_first:
+            times.is_first = False
+            steps.fired("model forward hook")
+            times.run.actual["compute_dtype"] = _compute_dtype(times.run)
+        # A DataLoader's batch has been counted before.
+        if not steps.loader_samples:
+            steps.forward_samples += leading_size(args) or leading_size(kwargs) or 0
+        times.begun_ns = time.monotonic_ns()
 
     def __reduce__(self) -> Any:
         return _NOTHING
@@ -137,8 +124,19 @@ class Begun:
 class Ended(Begun):
     """The hook after a forward pass."""
 
+    @never_raises
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        self._hook.end()
+        """Add the time of the pass; on a GPU the host is ahead of it, and its time is not the pass's."""
+        times = self._times
+        steps = times.run.steps
+        if not times.begun_ns or not torch.is_grad_enabled():
+            return
+        if steps.peaks.on_cpu:
+            steps.forward_ns = (steps.forward_ns or 0) + time.monotonic_ns() - times.begun_ns
+            steps.unknown.pop("forward_ms", None)
+        else:
+            steps.unknown["forward_ms"] = steps.unknown["optimizer_ms"] = "the host runs ahead of the GPU"
+        times.begun_ns = 0
 
 
 _NOTHING = (getattr, (contextlib.nullcontext(), "__exit__"))
@@ -150,7 +148,7 @@ def leading_size(batch: Any, depth: int = 3) -> int | None:
     if isinstance(batch, Tensor):
         return batch.shape[0] if batch.dim() else None
     # Nothing else is looked into: to iterate a generator would empty it.
-    values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (tuple, list)) else ()
+    values = batch if isinstance(batch, (tuple, list)) else batch.values() if isinstance(batch, Mapping) else ()
     for value in values if depth else ():
         size = leading_size(value, depth - 1)
         if size is not None:

@@ -19,7 +19,7 @@ _noted: dict[str, int] = {}
 
 
 class LineFile:
-    """An append-only file of JSON lines, one `write()` each; of `directory` and `name`. Raises OSError."""
+    """An append-only file of JSON lines, of `directory` and `name`. Raises OSError."""
 
     def __init__(self, directory: str, name: str, flags: int = 0) -> None:
         path = os.path.join(directory, name)
@@ -31,11 +31,11 @@ class LineFile:
 
     def write(self, line: dict[str, Any]) -> None:
         """Append one line."""
-        self.write_text(_encode(line))
+        self.write_text(_encode(line) + "\n")
 
-    def write_text(self, line: str) -> None:
-        """Append a line that is JSON already."""
-        os.write(self._fd, line.encode() + b"\n")
+    def write_text(self, lines: str) -> None:
+        """Append whole lines of JSON."""
+        os.write(self._fd, lines.encode())
 
 
 def append_line(directory: str, name: str, line: dict[str, Any]) -> None:

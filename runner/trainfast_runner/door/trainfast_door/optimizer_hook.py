@@ -8,12 +8,12 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import torch
+from torch.compiler import is_compiling
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from .model_hook import find_model
-from .notes import never_raises
+from .notes import note
 from .step_log import OPTIMIZER
 
 if TYPE_CHECKING:
@@ -41,17 +41,19 @@ class OptimizerHook:
     def before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Note when the optimizer's work begins."""
         # In compiled code only this line is traced: the hooks break no graph.
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return
         self._begun_ns = time.monotonic_ns()
 
     def after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Count the step."""
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return
-        self._count(optimizer, has_closure=len(args) > 1 or bool(kwargs))
+        try:
+            self._count(optimizer, has_closure=len(args) > 1 or bool(kwargs))
+        except Exception as error:
+            note(f"optimizer step hook: {type(error).__name__}: {error}")
 
-    @never_raises
     def _count(self, optimizer: Optimizer, has_closure: bool) -> None:
         run, steps = self._run, self._run.steps
         if self._main() is not optimizer:
@@ -62,7 +64,7 @@ class OptimizerHook:
                 return
         if has_closure:
             steps.unknown["optimizer_ms"] = "the step runs a closure, with forward and backward in it"
-        elif steps.peaks.device is not None and steps.peaks.device.type == "cpu":
+        elif steps.peaks.on_cpu:
             # A GPU works behind the host's clock.
             steps.optimizer_ns = (steps.optimizer_ns or 0) + time.monotonic_ns() - self._begun_ns
         rate = optimizer.param_groups[0].get("lr")
@@ -84,7 +86,7 @@ class OptimizerHook:
             if self._run.steps.source == OPTIMIZER:
                 self._run.steps.forget()
         self._main, self._parameters = weakref.ref(optimizer), size
-        self._run.steps.peaks.device = parameters[0].device
+        self._run.steps.peaks.watch(parameters[0].device)
         self._run.actual.update(
             optimizer=type(optimizer).__name__,
             param_dtype=str(parameters[0].dtype).replace("torch.", ""),

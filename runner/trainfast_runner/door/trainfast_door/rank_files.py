@@ -29,7 +29,7 @@ class RankFiles:
     @property
     def are_ours(self) -> bool:
         """True if this very process, and not the one that it was forked from, records the rank."""
-        return self.owner == os.getpid()
+        return bool(self.owner)
 
     def take(self) -> LineFile | None:
         """The new step file of this rank; None if another process records it, or did."""
@@ -44,11 +44,16 @@ class RankFiles:
             note(f"rank {self.rank}: another process takes steps too; only the first one's are recorded")
             return None
         self.owner = os.getpid()
+        os.register_at_fork(after_in_child=self._leave)
         # Held for the life of this process: a reader that can lock it exclusively knows that the run is over.
         lock = os.open(os.path.join(self.directory, "alive.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_SH)
         self.write("started", pid=self.owner, start_ticks=_start_ticks())
         return steps
+
+    def _leave(self) -> None:
+        """Record nothing in a process that was forked from this rank's."""
+        self.owner = 0
 
     def write(self, kind: str, **fields: Any) -> None:
         """Append a line to `worker.jsonl` of this rank."""
