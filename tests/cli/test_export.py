@@ -83,3 +83,24 @@ def test_accelerate_takes_its_own(trained: tuple[Cli, Done], tmp_path: Path) -> 
 def test_an_unknown_form_names_the_nearest(trained: tuple[Cli, Done]) -> None:
     cli, _ = trained
     assert "did you mean deepspeed?" in cli("export", "last", "--to", "deepsped").refused()
+
+
+def test_the_files_are_written_once(trained: tuple[Cli, Done], tmp_path: Path) -> None:
+    cli, _ = trained
+    words = ("export", "last", "--to", "torchrun", "-o", str(tmp_path / "mine"))
+    done = cli(*words)
+    assert done.out.splitlines() == [str(tmp_path / "mine" / "train.sh")]
+    assert (tmp_path / "mine" / "train.sh").read_text().splitlines()[-1].startswith("python train.py --output_dir out")
+    assert "train.sh exists already" in cli(*words).refused()
+
+
+def test_a_script_gets_the_settings_as_a_diff(trained: tuple[Cli, Done], tmp_path: Path) -> None:
+    cli, _ = trained
+    script = tmp_path / "train.py"
+    script.write_text("args = TrainingArguments('out', per_device_train_batch_size=8)\n")
+    done = cli("export", "last", "--onto", str(script))
+    assert "-args = TrainingArguments('out', per_device_train_batch_size=8)\n" in done.out
+    assert "per_device_train_batch_size=4)\n" in done.out
+    assert script.read_text().endswith("size=8)\n"), "it only prints"
+    again = cli("export", "last", "--onto", str(tmp_path / "none.py")).refused()
+    assert "cannot read" in again

@@ -14,6 +14,8 @@ from trainfast_runner.export.formats import Exported, export
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.settings.knobs import defaults
 
+RECORDED = {"train_micro_batch_size_per_gpu": 8, "zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}
+
 
 def exported(
     to: str, folder: Path, device: str = "cuda", ranks: int = 2, uuids: list[str] | None = None, **knobs: Any
@@ -35,29 +37,41 @@ def exported(
 def test_the_trainer_is_told_how_many_processes_it_needs(tmp_path: Path) -> None:
     ddp = exported("training-args", tmp_path, strategy="ddp").text
     assert "# strategy=ddp: torchrun --standalone --nproc-per-node 2 SCRIPT" in ddp
+    (tmp_path / "deepspeed.json").write_text(json.dumps(RECORDED))
     zero = exported("training-args", tmp_path, strategy="zero2").text
-    assert "# deepspeed.json: trainfast-tui export r1 --to deepspeed > deepspeed.json" in zero
+    assert "'train_micro_batch_size_per_gpu': 'auto'" in zero, "TrainingArguments say the number"
+    assert "'zero_optimization': {'stage': 2}" in zero
     assert "torchrun" not in exported("training-args", tmp_path, ranks=1).text
     assert "# strategy=dp: one process that sees 2 GPUs" in exported("training-args", tmp_path, strategy="dp").text
-    pipeline = exported("training-args", tmp_path, strategy="pp")
-    assert "strategy" in pipeline.left_out
-    assert "torchrun" not in pipeline.text
 
 
-def test_accelerate_says_what_its_launcher_cannot(tmp_path: Path) -> None:
-    on_cpu = exported("accelerate", tmp_path, "cpu", strategy="ddp").text
-    # accelerate launch starts a single process there.
-    assert "# Start it with: ACCELERATE_USE_CPU=true torchrun --standalone --nproc-per-node 2 SCRIPT" in on_cpu
-    assert 'distributed_type: "MULTI_CPU"' in on_cpu
-    zero = exported("accelerate", tmp_path, "cpu", strategy="zero2", precision="bf16").text
-    assert "# For GPUs: on a CPU, where this run was, accelerate does not know DEEPSPEED." in zero
-    # Said in deepspeed.json; accelerate refuses to read it twice.
-    assert "mixed_precision" not in zero
-    assert "use_cpu: false" in zero
+def test_accelerate_is_given_each_setting_once(tmp_path: Path) -> None:
+    (tmp_path / "deepspeed.json").write_text(json.dumps(RECORDED))
+    zero = exported("accelerate", tmp_path, strategy="zero2", precision="bf16")
+    # accelerate refuses a precision that deepspeed.json gives too.
+    assert "mixed_precision" not in zero.text
+    assert json.loads(zero.files["deepspeed.json"]) == RECORDED
     fsdp = exported("accelerate", tmp_path, strategy="fsdp", reshard="off", checkpointing="full")
     assert "fsdp_reshard_after_forward: false" in fsdp.text
     assert fsdp.left_out == ()
-    assert exported("accelerate", tmp_path, strategy="dp").left_out == ("strategy",)
+
+
+@pytest.mark.parametrize(
+    ("device", "knobs", "named", "instead"),
+    [
+        ("cpu", {"strategy": "ddp"}, "accelerate starts one process on a CPU", "--to torchrun"),
+        ("cpu", {"strategy": "zero2"}, "accelerate starts one process on a CPU", "--to torchrun"),
+        ("cuda", {"strategy": "dp"}, "accelerate has no strategy=dp", "--to training-args"),
+        ("cuda", {"strategy": "pp"}, "accelerate has no strategy=pp", "--to command"),
+        ("cuda", {"strategy": "ddp", "precision": "tf32"}, "no precision=tf32", "--to training-args"),
+    ],
+)
+def test_accelerate_would_be_another_run(
+    tmp_path: Path, device: str, knobs: dict[str, str], named: str, instead: str
+) -> None:
+    with pytest.raises(UserError, match=named) as no:
+        exported("accelerate", tmp_path, device, **knobs)
+    assert instead in str(no.value.advice)
 
 
 def test_deepspeeds_json_is_the_runs_own_and_names_what_it_lacks(tmp_path: Path) -> None:
@@ -108,8 +122,11 @@ def test_a_script_is_started_with_the_flags_of_the_run(tmp_path: Path) -> None:
 def test_one_process_is_no_torchrun_and_sees_its_own_gpus(tmp_path: Path) -> None:
     *_, command = exported("torchrun", tmp_path, ranks=1, uuids=["GPU-a"], devices=1).text.splitlines()
     assert flags_of(command)[0] == ["env", "CUDA_VISIBLE_DEVICES=GPU-a", "python"]
-    zero = exported("torchrun", tmp_path, strategy="zero2").text.splitlines()[-1]
-    assert flags_of(zero)[1].deepspeed == "deepspeed.json"
+    (tmp_path / "deepspeed.json").write_text(json.dumps(RECORDED))
+    zero = exported("torchrun", tmp_path, strategy="zero2")
+    assert flags_of(zero.text.splitlines()[-1])[1].deepspeed == "deepspeed.json"
+    beside = json.loads(zero.files["deepspeed.json"])
+    assert beside == {**RECORDED, "train_micro_batch_size_per_gpu": "auto", "bf16": {"enabled": "auto"}}
 
 
 @pytest.mark.parametrize(
@@ -119,6 +136,8 @@ def test_one_process_is_no_torchrun_and_sees_its_own_gpus(tmp_path: Path) -> Non
 def test_a_script_that_would_be_another_run_is_refused(tmp_path: Path, knobs: dict[str, str], named: str) -> None:
     with pytest.raises(UserError, match=f"the Trainer has no flag for {named}"):
         exported("torchrun", tmp_path, **knobs)
+    with pytest.raises(UserError, match=f"the Trainer has no flag for {named}"):
+        exported("training-args", tmp_path, **knobs)
     own, *comments = exported("command", tmp_path, **knobs).text.splitlines()
     assert own.startswith("trainfast-tui run tiny-llama")
     [why] = comments

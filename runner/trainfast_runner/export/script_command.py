@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping
+from pathlib import Path
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.export.accelerate_yaml import FILE as ACCELERATE_FILE
+from trainfast_runner.export.accelerate_yaml import accelerate_yaml
+from trainfast_runner.export.deepspeed_json import FILE as DEEPSPEED_FILE
+from trainfast_runner.export.deepspeed_json import beside_the_trainer
 from trainfast_runner.export.trainer_arguments import overrides, trainer_arguments
+from trainfast_runner.export.written import Written, heading
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import BY_NAME
@@ -14,35 +21,38 @@ from trainfast_runner.settings.world import strategy_of
 
 SCRIPT = "train.py"
 LAUNCHED = ("strategy", "devices", "p2p")
-"""Knobs that the launcher and the environment express."""
+"""KnobValues that the launcher and the environment express."""
 PLACEHOLDER = f"{SCRIPT} is a placeholder: a script that takes transformers' TrainingArguments as flags."
-EXPORT_DEEPSPEED = "trainfast-tui export {} --to deepspeed > deepspeed.json"
-EXPORT_ACCELERATE = "trainfast-tui export {} --to accelerate > accelerate.yaml"
+OUTPUT = ("--output_dir", "out")
+"""The Trainer of transformers 4 asks for a folder."""
+
+
+def torchrun(run: RunFile, knobs: KnobValues, directory: Path) -> Written:
+    """The command that starts a script of the Trainer like this run. Raises UserError where it would be another."""
+    command, left_out = script_command(run, knobs)
+    beside = {}
+    head = heading(run, ("transformers", "torch"), left_out)
+    if strategy_of(knobs).zero:
+        beside = {DEEPSPEED_FILE: json.dumps(beside_the_trainer(run, directory), indent=2)}
+        head.append(f"# {DEEPSPEED_FILE}: trainfast-tui export {run.run_id} --to torchrun -o DIR")
+    return Written("\n".join([*head, f"# {PLACEHOLDER}", command]), left_out, "train.sh", beside)
 
 
 def script_command(run: RunFile, knobs: KnobValues) -> tuple[str, list[str]]:
     """The command for a script of the Trainer, and the overridden knobs without a flag.
 
-    Raises UserError where the flags would start another run: another strategy, or another precision.
+    Raises UserError where the flags would start another run.
     """
     arguments, left_out = trainer_arguments(run, knobs)
-    changing = [name for name in ("strategy", "precision") if name in left_out]
-    if changing:
-        names = " and ".join(f"{name}={knobs[name]}" for name in changing)
-        strategy = strategy_of(knobs)
-        accelerate = "--to accelerate, or " if changing == ["strategy"] and strategy.accelerate_type else ""
-        raise UserError(
-            f"the Trainer has no flag for {names}: a script started like this would be another run",
-            key=changing[0],
-            advice=f"{accelerate}--to command, which starts the same run here",
-        )
+    if strategy_of(knobs).zero:
+        arguments["deepspeed"] = DEEPSPEED_FILE
     flags = [word for name, value in arguments.items() for word in (f"--{name}", str(value))]
-    words = [*_environment(run, knobs), *_launcher(run), SCRIPT, "--output_dir", "out", *flags]
-    without = [name for name in overrides(knobs) if name not in LAUNCHED and not _has_flag(name, arguments)]
+    words = [*_environment(run, knobs), *_launcher(run), SCRIPT, *OUTPUT, *flags]
+    without = [name for name in overrides(knobs) if name not in LAUNCHED and not has_field(name, arguments)]
     return shlex.join(words), list(dict.fromkeys([*left_out, *without]))
 
 
-def script_comments(run: RunFile, knobs: KnobValues) -> list[str]:
+def script_comments(run: RunFile, knobs: KnobValues, directory: Path) -> list[str]:
     """Comment lines: the command that starts a script like this run, or the reason why there is none."""
     try:
         command, left_out = script_command(run, knobs)
@@ -52,13 +62,22 @@ def script_comments(run: RunFile, knobs: KnobValues) -> list[str]:
     if left_out:
         lines.append(f"# Cannot be expressed by these flags: {', '.join(left_out)}.")
     if strategy_of(knobs).zero:
-        lines.append(f"# deepspeed.json: {EXPORT_DEEPSPEED.format(run.run_id)}")
-    if run.device == "cuda" or run.world_size == 1:
-        lines += [
-            f"# With accelerate, in {SCRIPT} as on its command line: {EXPORT_ACCELERATE.format(run.run_id)}",
-            f"# accelerate launch --config_file accelerate.yaml {SCRIPT}",
-        ]
-    return lines
+        lines.append(f"# {DEEPSPEED_FILE}: trainfast-tui export {run.run_id} --to torchrun -o DIR")
+    try:
+        accelerate_yaml(run, knobs, directory)
+    except UserError:
+        return lines
+    with_accelerate = f"trainfast-tui export {run.run_id} --to accelerate -o DIR"
+    return [
+        *lines,
+        f"# With accelerate, in {SCRIPT} as on its command line: {with_accelerate}",
+        f"# accelerate launch --config_file {ACCELERATE_FILE} {SCRIPT}",
+    ]
+
+
+def has_field(name: str, arguments: Mapping[str, object]) -> bool:
+    """True if one of these fields of TrainingArguments expresses the knob."""
+    return bool(set(BY_NAME[name].same_as.training_args.split(" / ")) & set(arguments))
 
 
 def _launcher(run: RunFile) -> list[str]:
@@ -73,7 +92,3 @@ def _environment(run: RunFile, knobs: KnobValues) -> list[str]:
     words = [f"CUDA_VISIBLE_DEVICES={','.join(run.device_uuids)}"] if run.device_uuids else []
     words += ["NCCL_P2P_DISABLE=1"] if knobs["p2p"] == "off" else []
     return ["env", *words] if words else []
-
-
-def _has_flag(name: str, arguments: Mapping[str, object]) -> bool:
-    return bool(set(BY_NAME[name].same_as.training_args.split(" / ")) & set(arguments))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trainfast_runner.errors import UserError
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knob_values import KnobValue
@@ -10,20 +11,40 @@ from trainfast_runner.settings.world import strategy_of
 from trainfast_runner.worker.catalog import OPTIMIZERS
 from trainfast_runner.worker.catalog_entries import OptimizerEntry
 
+TRANSFORMERS_MAJORS = ("4", "5")
+"""Versions of transformers in which the fields have these names: 6 drops gradient_checkpointing."""
+
 
 def trainer_arguments(run: RunFile, knobs: KnobValues) -> tuple[dict[str, object], list[str]]:
-    """Every field that a knob decides, by name, and the overridden knobs without a field."""
+    """Every field that a knob decides, by name, and the overridden knobs without a field.
+
+    Raises UserError where the fields would start another run: another strategy or precision, or fields of another
+    transformers.
+    """
     strategy, optimizer = strategy_of(knobs), OPTIMIZERS[str(knobs["optimizer"])]
+    # The Trainer has no precision without fp32 weights.
+    changing = [] if strategy.runs_in_trainer else ["strategy"]
+    changing += ["precision"] if knobs["precision"] == "bf16-pure" else []
+    if changing:
+        names = " and ".join(f"{name}={knobs[name]}" for name in changing)
+        accelerate = "--to accelerate, or " if changing == ["strategy"] and strategy.accelerate_type else ""
+        raise UserError(
+            f"the Trainer has no flag for {names}: a script started like this would be another run",
+            key=changing[0],
+            advice=f"{accelerate}--to command, which starts the same run here",
+        )
+    transformers = run.versions.get("transformers")
+    if transformers and transformers.partition(".")[0] not in TRANSFORMERS_MAJORS:
+        raise UserError(
+            f"{run.run_id} ran with transformers {transformers}; these fields are those of 4 and 5",
+            key="transformers",
+            advice="--to command, which starts the same run here",
+        )
     fields = fields_of(knobs)
-    if strategy.zero:
-        fields["deepspeed"] = "deepspeed.json"
     if run.device == "cpu":
         fields["use_cpu"] = True
-    left_out = _without(knobs, "training_args")
-    left_out += [] if strategy.runs_in_trainer else ["strategy"]
+    left_out = [name for name in overrides(knobs) if not BY_NAME[name].same_as.training_args]
     left_out += [] if optimizer.trainer_name else ["optimizer"]
-    # The Trainer has no precision without fp32 weights.
-    left_out += ["precision"] if knobs["precision"] == "bf16-pure" else []
     return fields, left_out
 
 
@@ -76,10 +97,6 @@ def _trainer_precision(precision: str) -> dict[str, object]:
         "fp16": precision == "fp16",
         **({"tf32": True} if precision == "tf32" else {}),
     }
-
-
-def _without(knobs: KnobValues, where: str) -> list[str]:
-    return [name for name in overrides(knobs) if not getattr(BY_NAME[name].same_as, where)]
 
 
 def _plain(value: KnobValue) -> object:

@@ -1,0 +1,90 @@
+"""A run's settings as a file for `accelerate launch --config_file`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.export.deepspeed_json import FILE as DEEPSPEED_FILE
+from trainfast_runner.export.deepspeed_json import recorded_config
+from trainfast_runner.export.trainer_arguments import overrides
+from trainfast_runner.export.written import Written, heading
+from trainfast_runner.records.run_file import RunFile
+from trainfast_runner.settings.knob_type import KnobValues
+from trainfast_runner.settings.world import strategy_of
+
+FILE = "accelerate.yaml"
+MIXED = {"fp32": "no", "fp16": "fp16", "bf16": "bf16"}
+"""Values of `mixed_precision` by precision."""
+
+
+def accelerate_yaml(run: RunFile, knobs: KnobValues, directory: Path) -> Written:
+    """The YAML. Raises UserError where a script started with it would be another run."""
+    kind = _kind(run, knobs)
+    config: dict[str, object] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": kind,
+        "mixed_precision": MIXED.get(str(knobs["precision"])),
+        "num_machines": 1,
+        "num_processes": run.world_size,
+        "use_cpu": run.device == "cpu",
+    }
+    beside = {}
+    if kind == "DEEPSPEED":
+        # accelerate refuses a precision that deepspeed.json gives too.
+        del config["mixed_precision"]
+        config["deepspeed_config"] = {"deepspeed_config_file": DEEPSPEED_FILE}
+        beside = {DEEPSPEED_FILE: json.dumps(recorded_config(run, directory), indent=2)}
+    if kind == "FSDP":
+        config["fsdp_config"] = {
+            "fsdp_version": 2,
+            "fsdp_reshard_after_forward": knobs["reshard"] == "on",
+            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "fsdp_activation_checkpointing": knobs["checkpointing"] == "full",
+        }
+    if knobs["compile"] != "off":
+        config["dynamo_config"] = {"dynamo_backend": "INDUCTOR", "dynamo_mode": knobs["compile"]}
+    covered = ("precision", "strategy", "devices", "compile", *(("reshard", "checkpointing") if kind == "FSDP" else ()))
+    left_out = [name for name in overrides(knobs) if name not in covered]
+    head = heading(run, ("accelerate", "torch", *(("deepspeed",) if beside else ())), left_out)
+    if beside:
+        head.append(f"# {DEEPSPEED_FILE}: trainfast-tui export {run.run_id} --to accelerate -o DIR")
+    return Written("\n".join([*head, *_yaml(config)]), left_out, FILE, beside)
+
+
+def _kind(run: RunFile, knobs: KnobValues) -> str:
+    """accelerate's distributed_type. Raises UserError where it has none for this run."""
+    strategy, precision = strategy_of(knobs), str(knobs["precision"])
+    kind = strategy.accelerate_type
+    if kind is None:
+        raise UserError(
+            f"accelerate has no strategy={strategy.name}: a script started with its file would be another run",
+            key="strategy",
+            advice="--to training-args" if strategy.runs_in_trainer else "--to command, which starts the same run here",
+        )
+    if precision == "tf32" or (precision not in MIXED and kind != "DEEPSPEED"):
+        raise UserError(
+            f"accelerate's file has no precision={precision}: a script started with it would be another run",
+            key="precision",
+            advice="--to training-args" if precision == "tf32" else "--to command, which starts the same run here",
+        )
+    if run.device == "cpu" and (run.world_size > 1 or kind != "NO"):
+        raise UserError(
+            f"accelerate starts one process on a CPU whatever its file asks, and {run.run_id} had {run.world_size}",
+            key="devices",
+            advice="--to torchrun" if strategy.runs_in_trainer else "--to command, which starts the same run here",
+        )
+    return kind
+
+
+def _yaml(config: dict[str, Any], indent: str = "") -> list[str]:
+    lines = []
+    for name, value in config.items():
+        if isinstance(value, dict):
+            lines += [f"{indent}{name}:", *_yaml(value, indent + "  ")]
+        else:
+            # A JSON scalar is a YAML scalar; `no` is quoted, which YAML 1.1 would read as false.
+            lines.append(f"{indent}{name}: {json.dumps(value)}")
+    return lines

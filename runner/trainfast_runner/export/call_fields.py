@@ -1,0 +1,29 @@
+"""Arguments that settings go into, of a call in a script or of a command."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class CallFields:
+    """Functions by name, and values for their arguments.
+
+    A value that is also in `usual` is the function's own default: it replaces another one, and is not added.
+    `aliases` are other names under which an argument may stand.
+    """
+
+    functions: tuple[str, ...]
+    fields: dict[str, object]
+    usual: dict[str, object] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
+
+    def name_in(self, name: str, given: Container[str]) -> str:
+        """The name under which an argument stands among `given`, a container of names; else its own."""
+        alias = self.aliases.get(name)
+        return alias if alias is not None and alias in given else name
+
+    def is_added(self, name: str) -> bool:
+        """True if the argument has to be written where it does not stand yet."""
+        return name not in self.usual or self.usual[name] != self.fields[name]

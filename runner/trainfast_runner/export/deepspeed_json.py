@@ -1,0 +1,92 @@
+"""The JSON that a run gave to DeepSpeed: by itself, and beside TrainingArguments, which say its numbers."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.export.trainer_arguments import overrides
+from trainfast_runner.export.written import Written
+from trainfast_runner.records.run_file import RunFile
+from trainfast_runner.settings.knob_type import KnobValues
+from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.world import strategy_of
+
+FILE = "deepspeed.json"
+SAID_BY_THE_TRAINER = (
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+    "fp16.enabled",
+    "bf16.enabled",
+)
+"""Values that transformers fills in from TrainingArguments where the JSON says "auto" (its DeepSpeed guide)."""
+
+
+def deepspeed_json(run: RunFile, knobs: KnobValues, directory: Path) -> Written:
+    """The JSON for a script that calls DeepSpeed itself, all in numbers. Raises UserError for a run that gave none.
+
+    Any other JSON would be another run: DeepSpeed shards what single, ddp and fsdp keep whole or shard otherwise.
+    """
+    strategy = strategy_of(knobs)
+    if not strategy.zero:
+        raise UserError(
+            f"{run.run_id} ran strategy={strategy.name}, and under DeepSpeed it would be another run",
+            key="strategy",
+            advice="--to training-args, or a run with strategy=zero2",
+        )
+    if knobs["precision"] == "tf32":
+        raise UserError(
+            f"DeepSpeed's JSON has no precision=tf32: a script with it would be another run than {run.run_id}",
+            key="precision",
+            advice="--to training-args",
+        )
+    config = recorded_config(run, directory)
+    left_out = [
+        name
+        for name in overrides(knobs)
+        if not any(_has_value(config, path) for path in BY_NAME[name].same_as.deepspeed.split(" / "))
+        and (name != "devices" or run.world_size > 1)
+    ]
+    return Written(json.dumps(config, indent=2), left_out, FILE)
+
+
+def recorded_config(run: RunFile, directory: Path) -> dict[str, Any]:
+    """The configuration that the run recorded. Raises UserError if it ended before."""
+    try:
+        config = json.loads((directory / FILE).read_text())
+    except (OSError, ValueError):
+        config = None
+    if not isinstance(config, dict):
+        raise UserError(
+            f"{run.run_id} ended before it gave DeepSpeed a configuration, so there is none to export",
+            key=FILE,
+            advice=f"trainfast-tui run {run.name}, and the export of that run",
+        )
+    return config
+
+
+def beside_the_trainer(run: RunFile, directory: Path) -> dict[str, Any]:
+    """The recorded configuration with "auto" for what TrainingArguments say: one source for each setting."""
+    config = copy.deepcopy(recorded_config(run, directory))
+    for path in SAID_BY_THE_TRAINER:
+        *sections, key = path.split(".")
+        table: Any = config
+        for section in sections:
+            table = table.get(section, {})
+        if key in table:
+            table[key] = "auto"
+    return config
+
+
+def _has_value(config: object, path: str) -> bool:
+    """True if there is a value under the keys that `path` joins by dots."""
+    for key in path.split("."):
+        if not isinstance(config, dict) or key not in config:
+            return False
+        config = config[key]
+    return True

@@ -1,0 +1,134 @@
+"""The settings of a run put into the user's own script or shell file, as a unified diff."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.export import onto_python, onto_shell
+from trainfast_runner.export.accelerate_yaml import MIXED
+from trainfast_runner.export.call_fields import CallFields
+from trainfast_runner.export.trainer_arguments import fields_of, trainer_arguments
+from trainfast_runner.records.run_file import RunFile
+from trainfast_runner.records.script_run import OUR_KNOBS
+from trainfast_runner.settings.knob_type import KnobValues
+from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.spec import spec_of_record
+from trainfast_runner.settings.world import recorded_strategy
+
+TRAINER_CALLS = (
+    "TrainingArguments",
+    "Seq2SeqTrainingArguments",
+    "SFTConfig",
+    "DPOConfig",
+    "GRPOConfig",
+    "RewardConfig",
+)
+"""transformers' class and those of TRL that inherit its fields."""
+LOADER = {
+    "batch_size": "batch_size",
+    "num_workers": "workers",
+    "pin_memory": "pin_memory",
+    "prefetch_factor": "prefetch",
+}
+"""DataLoader's arguments and their knobs."""
+LONGEST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class OntoFile:
+    """The diff, empty if the file has these settings; and in sentences what a person has to see to."""
+
+    run_id: str
+    file: str
+    diff: str
+    notes: tuple[str, ...]
+
+
+def onto(run: RunFile, file: Path) -> OntoFile:
+    """The diff that puts the run's settings into `file`, a Python script or the shell file that starts one.
+
+    Raises UserError for a file that cannot be read, one without a place for them, and settings that the Trainer lacks.
+    """
+    knobs = _kept(run)
+    before = _read(file)
+    if file.suffix == ".py":
+        after, notes = onto_python.edited(before, str(file), _calls(knobs))
+    else:
+        after, notes = onto_shell.edited(before, str(file), _trainer(knobs))
+    lines = difflib.unified_diff(before.splitlines(True), after.splitlines(True), str(file), str(file))
+    diff = "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+    return OntoFile(run.run_id, str(file), diff, (*notes, *_launch_notes(run)))
+
+
+def _kept(run: RunFile) -> KnobValues:
+    """The knobs to put into the file: all that a script was run with, of a preset those that train the same.
+
+    A preset's rate, schedule, seed and steps are of its own training, not of the user's.
+    """
+    if run.script is not None:
+        return {name: value for name, value in run.knobs.items() if name in BY_NAME and name not in OUR_KNOBS}
+    knobs = spec_of_record(run).knobs
+    trainer_arguments(run, knobs)
+    return {name: value for name, value in knobs.items() if BY_NAME[name].trains_same}
+
+
+def _trainer(knobs: KnobValues) -> CallFields:
+    fields = fields_of(knobs)
+    if knobs.get("compile") == "off":
+        fields["torch_compile"] = False
+    if knobs.get("workers") == 0:
+        fields["dataloader_prefetch_factor"] = None
+    usual: dict[str, object] = {
+        "gradient_accumulation_steps": 1,
+        "bf16": False,
+        "fp16": False,
+        "gradient_checkpointing": False,
+        "torch_compile": False,
+        "dataloader_num_workers": 0,
+        "dataloader_prefetch_factor": None,
+    }
+    return CallFields(TRAINER_CALLS, fields, usual, {"gradient_checkpointing": "activation_checkpointing"})
+
+
+def _calls(knobs: KnobValues) -> list[CallFields]:
+    """The calls that may take the settings: the Trainer's, accelerate's, and a plain loop's."""
+    accelerator: dict[str, object] = {}
+    if "grad_accum" in knobs:
+        accelerator["gradient_accumulation_steps"] = knobs["grad_accum"]
+    if str(knobs.get("precision")) in MIXED:
+        accelerator["mixed_precision"] = MIXED[str(knobs["precision"])]
+    loader: dict[str, object] = {argument: knobs[name] for argument, name in LOADER.items() if name in knobs}
+    if "pin_memory" in loader:
+        loader["pin_memory"] = loader["pin_memory"] == "on"
+    if loader.get("num_workers") == 0:
+        # DataLoader refuses one without workers.
+        loader["prefetch_factor"] = None
+    return [
+        _trainer(knobs),
+        CallFields(("Accelerator",), accelerator, {"gradient_accumulation_steps": 1, "mixed_precision": "no"}),
+        CallFields(("DataLoader",), loader, {"num_workers": 0, "pin_memory": False, "prefetch_factor": None}),
+    ]
+
+
+def _launch_notes(run: RunFile) -> list[str]:
+    """The processes that the run had, which no argument of a script sets."""
+    if run.world_size < 2:
+        return []
+    name = recorded_strategy(run.knobs).name if run.script is None else "the run"
+    return [f"{name} had {run.world_size} processes: torchrun --nproc-per-node {run.world_size}"]
+
+
+def _read(file: Path) -> str:
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read {file}: {error.strerror}", key="--onto") from None
+    if len(content) > LONGEST_BYTES:
+        raise UserError(f"{file} is longer than 1 MiB, no script", key="--onto")
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file} is not text in UTF-8: {error.reason}", key="--onto") from None

@@ -1,0 +1,126 @@
+"""Settings put into the calls of a Python script, all other text kept."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.export.call_fields import CallFields
+
+Edit = tuple[int, int, str]
+"""Bytes from, bytes to, and the text in their place."""
+
+
+def edited(source: str, file: str, calls: Sequence[CallFields]) -> tuple[str, list[str]]:
+    """The script with the settings in the first of `calls` and, where it has none, in all the others.
+
+    Also sentences about arguments that are no literal. Raises UserError for a script that is no Python or has none of
+    these calls.
+    """
+    try:
+        tree = ast.parse(source)
+    except SyntaxError as error:
+        raise UserError(f"not Python: {error.msg}", key="--onto", where=f"{file}:{error.lineno}") from None
+    found = [(one, list(_calls_of(tree, one.functions))) for one in calls]
+    found = found[:1] if found[0][1] else [(one, nodes) for one, nodes in found[1:] if nodes]
+    if not found:
+        raise UserError(
+            f"{file} calls none of {', '.join(one.functions[0] for one in calls)}: nothing there takes the settings",
+            key="--onto",
+            advice="the shell file that starts it",
+        )
+    place = _Places(source)
+    edits: list[Edit] = []
+    notes: list[str] = []
+    for wanted, nodes in found:
+        node = _one(wanted, nodes)
+        if node is None:
+            lines = ", ".join(str(one.lineno) for one in nodes)
+            settings = ", ".join(f"{name}={value!r}" for name, value in wanted.fields.items() if wanted.is_added(name))
+            notes.append(f"{file} calls {wanted.functions[0]} in lines {lines}: the one that trains needs {settings}")
+            continue
+        made, said = _edits(node, wanted, place, file)
+        edits += made
+        notes += said
+    content = source.encode()
+    for begin, end, text in sorted(edits, reverse=True):
+        content = content[:begin] + text.encode() + content[end:]
+    return content.decode(), notes
+
+
+def _calls_of(tree: ast.AST, functions: Sequence[str]) -> Iterator[ast.Call]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", None)
+            if name in functions:
+                yield node
+
+
+def _one(wanted: CallFields, nodes: list[ast.Call]) -> ast.Call | None:
+    """The only call, or the only one that shuffles, as a loader for training does; None if several are left."""
+    shuffling = [node for node in nodes if any(_is_shuffle(one) for one in node.keywords)]
+    return nodes[0] if len(nodes) == 1 else shuffling[0] if len(shuffling) == 1 else None
+
+
+def _is_shuffle(keyword: ast.keyword) -> bool:
+    return keyword.arg == "shuffle" and getattr(keyword.value, "value", None) is True
+
+
+def _edits(node: ast.Call, wanted: CallFields, place: _Places, file: str) -> tuple[list[Edit], list[str]]:
+    given = {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg is not None}
+    edits: list[Edit] = []
+    added: list[str] = []
+    notes = [
+        f"{file}:{one.value.lineno}: **{ast.unparse(one.value)} may hold settings too"
+        for one in node.keywords
+        if one.arg is None
+    ]
+    for field, value in wanted.fields.items():
+        name = wanted.name_in(field, given)
+        if name not in given:
+            added += [f"{name}={value!r}"] if wanted.is_added(field) else []
+            continue
+        try:
+            now = ast.literal_eval(given[name])
+        except ValueError:
+            notes.append(f"{file}:{given[name].lineno}: {name} is {ast.unparse(given[name])}: make it {value!r}")
+            continue
+        if now != value:
+            edits.append((*place.span(given[name]), repr(value)))
+    return edits + ([_insertion(node, added, place)] if added else []), notes
+
+
+def _insertion(node: ast.Call, added: list[str], place: _Places) -> Edit:
+    """New arguments before the last one with a name, on lines of their own if that one has its own."""
+    if not node.keywords:
+        _, end = place.span(node)
+        separator = ", " if node.args else ""
+        return end - 1, end - 1, separator + ", ".join(added)
+    last = node.keywords[-1]
+    begin, _ = place.span(last)
+    indent = place.indent_before(begin)
+    between = ", " if indent is None else f",\n{indent}"
+    return begin, begin, "".join(f"{one}{between}" for one in added)
+
+
+class _Places:
+    """Byte offsets in a script; `ast` counts the bytes of a line in UTF-8."""
+
+    def __init__(self, source: str) -> None:
+        self._content = source.encode()
+        self._lines = [0]
+        for line in self._content.split(b"\n"):
+            self._lines.append(self._lines[-1] + len(line) + 1)
+
+    def span(self, node: ast.expr | ast.keyword) -> tuple[int, int]:
+        """The first byte of a node and the one behind it."""
+        assert node.end_lineno is not None
+        assert node.end_col_offset is not None
+        begin = self._lines[node.lineno - 1] + node.col_offset
+        return begin, self._lines[node.end_lineno - 1] + node.end_col_offset
+
+    def indent_before(self, offset: int) -> str | None:
+        """The white space from the line's begin to `offset`; None if other text stands there."""
+        before = self._content[self._content.rfind(b"\n", 0, offset) + 1 : offset].decode()
+        return None if before.strip() else before

@@ -1,0 +1,85 @@
+"""A run's settings for this program itself: as a command, and as a preset of its own."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.export.script_command import script_comments
+from trainfast_runner.export.trainer_arguments import overrides
+from trainfast_runner.export.written import Written
+from trainfast_runner.records.run_file import RunFile
+from trainfast_runner.settings import presets
+from trainfast_runner.settings.knob_type import KnobValues
+from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.spec import RunSpec, from_preset
+from trainfast_runner.settings.world import strategy_of
+
+PLAIN_PRESET = "tiny-llama"
+
+
+def command(run: RunFile, knobs: KnobValues, directory: Path) -> Written:
+    """The command that starts the same run again, and as comments those that start a script like it."""
+    return Written("\n".join([_own_command(run, knobs), *script_comments(run, knobs, directory)]), [], "run.sh")
+
+
+def preset(run: RunFile, knobs: KnobValues, _directory: Path) -> Written:
+    """A preset of its own, whole, with the knobs that are not at their defaults."""
+    alone = strategy_of(knobs).one_device and "devices" not in run.overrides
+    kept = {name: knobs[name] for name in overrides(knobs) if name != "devices" or not alone}
+    text = preset_text(run.title or run.preset, run.model, run.data, kept)
+    return Written(text, [], f"{Path(run.preset).stem}.toml")
+
+
+def preset_text(title: str, model: dict[str, Any], data: dict[str, Any], knobs: KnobValues) -> str:
+    """A whole preset as TOML; a knob without a value is left out."""
+    document = tomlkit.document()
+    document["schema"] = presets.SCHEMA
+    document["title"] = title
+    document["model"] = model
+    document["data"] = data
+    document["knobs"] = {name: value for name, value in knobs.items() if value is not None}
+    return tomlkit.dumps(document).strip()
+
+
+def _own_command(run: RunFile, knobs: KnobValues) -> str:
+    """The command that starts the same run again; a preset without a name is spelled out field by field."""
+    reference, spec = _named_preset(run)
+    # Naming the model's source anew drops every field of the preset's model.
+    source = next((key for key in presets.MODEL_SOURCES if key in run.model), None)
+    if source is None:
+        raise UserError(f"{run.run_id} has no model in its run.json", key="model")
+    anew = spec.model.get(source) != run.model[source] or not spec.model.keys() <= run.model.keys()
+    model = dict(sorted(run.model.items(), key=lambda field: field[0] != source)) if anew else run.model
+    words = ["trainfast-tui", "run", reference]
+    for section, now, before in (("model.", model, {} if anew else spec.model), ("data.", run.data, spec.data)):
+        for name, value in now.items():
+            if value != before.get(name) and not (name == "paths" and now.get("kind") == before.get("kind")):
+                text = "+".join(map(str, value)) if name == "paths" else _toml_text(value)
+                words += ["--set", f"{section}{name}={text}"]
+    for name, value in knobs.items():
+        if value != spec.knobs[name] and not (name in ("devices", "watch") and name not in run.overrides):
+            words += ["--set", f"{name}={BY_NAME[name].show(value)}"]
+    return shlex.join(words)
+
+
+def _named_preset(run: RunFile) -> tuple[str, RunSpec]:
+    """The preset a command can start from: the run's own where it is known by that name, else a shipped one."""
+    try:
+        spec = from_preset(*presets.load(run.name))
+    except UserError:
+        # It was a file by its path.
+        spec = None
+    # A file by its path may have the name of another preset, whose data a command cannot take back.
+    if spec is not None and spec.data.keys() <= run.data.keys():
+        return run.name, spec
+    return PLAIN_PRESET, from_preset(*presets.load(PLAIN_PRESET))
+
+
+def _toml_text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

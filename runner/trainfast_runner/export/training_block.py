@@ -1,0 +1,56 @@
+"""A run's settings as a `TrainingArguments(...)` call, for a script of the Trainer."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from pprint import pformat
+
+from trainfast_runner.export.deepspeed_json import beside_the_trainer
+from trainfast_runner.export.script_command import has_field
+from trainfast_runner.export.trainer_arguments import overrides, trainer_arguments
+from trainfast_runner.export.written import Written, heading
+from trainfast_runner.records.run_file import RunFile
+from trainfast_runner.settings.knob_type import KnobValues
+from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.world import strategy_of
+from trainfast_runner.worker.catalog_entries import StrategyEntry
+
+INDENT = "    "
+
+
+def training_block(run: RunFile, knobs: KnobValues, directory: Path) -> Written:
+    """The call; the Trainer's other defaults for clipping and rate are overruled.
+
+    Raises UserError where a script with it would be another run.
+    """
+    arguments, left_out = trainer_arguments(run, knobs)
+    elsewhere = [
+        f"# {name}={BY_NAME[name].show(knobs[name])}: {BY_NAME[name].same_as.training_args}"
+        for name in overrides(knobs)
+        if name not in (*left_out, "strategy")
+        and not has_field(name, arguments)
+        and (name != "devices" or (name in run.overrides and run.device == "cuda"))
+    ]
+    packages = ["transformers", "torch"]
+    if strategy_of(knobs).zero:
+        arguments["deepspeed"] = beside_the_trainer(run, directory)
+        packages.append("deepspeed")
+    head = [*heading(run, packages, left_out), *elsewhere, *_process_comments(run, strategy_of(knobs))]
+    lines = ["from transformers import TrainingArguments", "", *head, "args = TrainingArguments("]
+    lines += [_argument(name, value) for name, value in {"output_dir": "out", **arguments}.items()]
+    return Written("\n".join([*lines, ")"]), left_out, "training_args.py")
+
+
+def _argument(name: str, value: object) -> str:
+    text = pformat(value, width=100, sort_dicts=False) if isinstance(value, dict) else repr(value)
+    return textwrap.indent(f"{name}={text},", INDENT)
+
+
+def _process_comments(run: RunFile, strategy: StrategyEntry) -> list[str]:
+    """Comment lines: how a script of the Trainer gets as many processes."""
+    if strategy.one_process and not strategy.one_device:
+        return [f"# strategy={strategy.name}: one process that sees {max(2, len(run.device_uuids))} GPUs"]
+    if run.world_size < 2:
+        return []
+    return [f"# strategy={strategy.name}: torchrun --standalone --nproc-per-node {run.world_size} SCRIPT"]

@@ -1,0 +1,113 @@
+"""Settings of a run as a diff of the user's own script or shell file."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.export.onto import OntoFile, onto
+from trainfast_runner.records.run_file import ClockAnchor, RunFile
+from trainfast_runner.records.script_run import ScriptAsked
+from trainfast_runner.settings.knobs import defaults
+
+KNOBS = {"batch_size": 16, "precision": "bf16", "checkpointing": "full", "workers": 2, "lr": 0.01}
+
+
+def a_run(script: bool = False, **knobs: object) -> RunFile:
+    return RunFile(
+        run_id="r1",
+        preset="tiny-llama",
+        model={"family": "llama"},
+        data={"kind": "text", "objective": "causal-lm"},
+        knobs=knobs if script else {**defaults(), "devices": 1, **KNOBS, **knobs},
+        script=ScriptAsked(command=["python", "train.py"], argv=[]) if script else None,
+        clock=ClockAnchor(monotonic_ns=0, wall_ns=0),
+    )
+
+
+def changed(file: Path, run: RunFile | None = None) -> tuple[str, OntoFile]:
+    """The file with the diff applied by git, and what was found."""
+    found = onto(run or a_run(), file)
+    if found.diff:
+        (file.parent / "change.patch").write_text(found.diff.replace(str(file), file.name))
+        subprocess.run(["git", "apply", "-p0", "change.patch"], cwd=file.parent, check=True)
+    return file.read_text(), found
+
+
+TRAINER = """\
+# größer
+args = TrainingArguments(
+    "out",  # kept
+    per_device_train_batch_size=(4),
+    learning_rate=LR,
+    activation_checkpointing=False,
+    report_to="none",
+)
+"""
+
+
+def test_a_trainers_call_gets_the_settings_and_keeps_the_rest(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(TRAINER)
+    text, found = changed(file)
+    call = next(node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
+    given = {one.arg: ast.unparse(one.value) for one in call.keywords}
+    assert given["per_device_train_batch_size"] == "16"
+    assert (given["bf16"], given["activation_checkpointing"], given["dataloader_num_workers"]) == ("True", "True", "2")
+    assert given["learning_rate"] == "LR", "a preset's rate is not the user's"
+    assert not {"gradient_checkpointing", "max_steps", "seed", "fp16"} & set(given)
+    assert '    "out",  # kept\n' in text
+    assert found.notes == ()
+    assert changed(file)[1].diff == "", "a second time changes nothing"
+
+
+def test_a_value_that_is_no_literal_is_left_and_named(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("args = TrainingArguments('out', per_device_train_batch_size=flags.bs, **more)\n")
+    text, found = changed(file)
+    assert "per_device_train_batch_size=flags.bs" in text
+    assert f"{file}:1: per_device_train_batch_size is flags.bs: make it 16" in found.notes
+    assert f"{file}:1: **more may hold settings too" in found.notes
+
+
+def test_a_plain_loop_gets_them_into_its_loader(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("train = DataLoader(data, 4, shuffle=True)\nvalid = DataLoader(other)\nmodel.train()\n")
+    text, _ = changed(file, a_run(script=True, workers=2, pin_memory="on"))
+    assert "train = DataLoader(data, 4, num_workers=2, pin_memory=True, shuffle=True)\n" in text
+    assert "valid = DataLoader(other)\n" in text
+
+
+def test_a_shell_file_gets_flags(tmp_path: Path) -> None:
+    file = tmp_path / "train.sh"
+    file.write_text(
+        "export WANDB=1\n# python old.py --bf16\ntorchrun --nproc-per-node 2 train.py \\\n  --output_dir out \\\n"
+        '  --per-device-train-batch-size=4 --fp16 --optim "sgd" \\\n  --dataloader_num_workers $N "$@" > log 2>&1\n'
+    )
+    text, found = changed(file)
+    assert "--per-device-train-batch-size=16 --fp16 False --optim adamw_torch \\\n" in text
+    assert "train.py \\\n  --bf16 True" in text
+    assert '--dataloader_num_workers $N "$@" > log 2>&1\n' in text
+    assert f"{file}: --dataloader_num_workers is $N: make it 2" in found.notes
+    assert text.startswith("export WANDB=1\n# python old.py --bf16\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("train.py", "x = (\n", "train.py:1: not Python"),
+        ("train.py", "print(1)\n", "calls none of TrainingArguments, Accelerator, DataLoader"),
+        ("train.sh", "ls\n", "starts no script"),
+        ("train.sh", "python a.py --output_dir x\npython b.py\n", "starts scripts in lines 1, 2"),
+        ("train.sh", "python a.py --bs 4\n", "none of the flags of transformers' TrainingArguments"),
+    ],
+)
+def test_a_file_without_a_place_is_refused(tmp_path: Path, name: str, text: str, said: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UserError) as refused:
+        onto(a_run(), tmp_path / name)
+    assert said in refused.value.line()
