@@ -11,8 +11,8 @@ from benchmarks.best_fit_replay import FakeConductor
 from benchmarks.best_fit_spaces import Synthetic
 
 from trainfast_runner.search.best.cold_runs import COLD_LEAST, ColdRuns
-from trainfast_runner.search.best.decide import LEAST, MOST, StepRule, decide
-from trainfast_runner.search.best.found import found
+from trainfast_runner.search.best.decide import LEAST, MOST, Hopes, StepRule, decide
+from trainfast_runner.search.best.found import best_so_far, found
 from trainfast_runner.search.best.journal import (
     BestLine,
     EarlierEffect,
@@ -22,6 +22,7 @@ from trainfast_runner.search.best.journal import (
     Race,
     Space,
     Trial,
+    Visited,
 )
 from trainfast_runner.search.best.state import state_of_best_journal
 
@@ -101,6 +102,21 @@ def test_a_process_that_drifted_is_void_and_its_settings_are_tried_again(space: 
     assert (again.candidate, again.cold) == (base, True)
 
 
+def test_a_search_that_is_stopped_answers_with_processes_that_drifted_if_there_are_no_others(space: Synthetic) -> None:
+    base = space.space.baseline
+    other = next(number for number in sorted(space.truth) if number != base)
+    lines = [asking(space), space.space, *visited(space, base), trial(base, warm=False)]
+    measured = [*lines, trial(other), trial(base, ms=105.0, repeats=True)]
+    assert found(state_of_best_journal(measured, 0.0)) is None
+    stopped = best_so_far(measured)
+    assert stopped is not None
+    assert any("every process drifted" in note for note in stopped.notes)
+    rate = stopped.best_rate
+    assert rate.high / rate.low > 1.05, "the interval is as wide as the drift"
+    void = trial(base, outcome="void", step_ms=[], reason="another run took the machine")
+    assert best_so_far([*lines[:-1], void]) is None
+
+
 def test_void_trials_count_for_nothing(space: Synthetic) -> None:
     base = space.space.baseline
     void = trial(base, outcome="void", step_ms=[], reason="another run took the machine")
@@ -134,6 +150,27 @@ def test_a_skipped_setting_alone_is_left_out(space: Synthetic) -> None:
     assert told.found is not None
     skipped = [one.candidate for one in told.found.verdicts if one.reason == "you skipped it"]
     assert skipped == [first]
+
+
+def test_orders_that_leave_no_setting_end_the_search_and_nothing_is_called_too_large(space: Synthetic) -> None:
+    base = space.space.baseline
+    sizes = {one.knobs["batch_size"] for one in space.space.candidates}
+    orders = [Ordered(do="skip", knob="batch_size", value=size) for size in sizes]
+    move = decide(state_of(space, *visited(space, base), trial(base, warm=False), *orders))
+    assert (move.state, move.why) == ("failed", "your orders leave no setting that can be measured")
+
+
+def test_no_trial_begins_that_is_expected_to_pass_the_budget(space: Synthetic) -> None:
+    base = space.space.baseline
+    compiled = next(n for n in sorted(space.truth) if space.space.candidates[n].knobs["compile"] == "default")
+    slow = Visited(run_id="two", process=space.space.candidates[compiled].process, start_s=500.0)
+    lines = [*visited(space, base), trial(base, warm=False), slow]
+    asked = [asking(space, budget_s=600.0), space.space, *lines]
+    hopes = Hopes(state_of_best_journal(asked, 120.0))
+    assert compiled in hopes.open
+    assert compiled not in hopes.affordable, "its process alone starts for 500 s of 480"
+    assert hopes.affordable, "others start in 5 s"
+    assert decide(state_of_best_journal(asked, 120.0)).candidate in hopes.affordable
 
 
 def test_an_oom_under_the_real_limit_rules_the_leader_out(space: Synthetic) -> None:

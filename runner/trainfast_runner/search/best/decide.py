@@ -85,7 +85,7 @@ def _next_trial(state: BestState, hopes: Hopes) -> Move | None:
     """The next trial, or the end of a search that measures nothing; None once the trials are over."""
     if ColdRuns(state).begun and state.leader is not None:
         return None
-    return _baseline(state) or _without_leader(state) or _opening(state) or _loop(state, hopes)
+    return _baseline(state) or _without_leader(state) or _opening(state, hopes) or _loop(state, hopes)
 
 
 class Hopes:
@@ -127,6 +127,22 @@ class Hopes:
     def chances(self) -> dict[int, float]:
         """The probability of each open candidate to be 2 % better than the leader."""
         return {number: _above((mean - MORE) / deviation) for number, (mean, deviation) in self.gains.items()}
+
+    @cached_property
+    def likely(self) -> list[int]:
+        """Candidates that are likely enough to be 2 % better than the leader."""
+        return [number for number, chance in self.chances.items() if chance > LIKELY]
+
+    @cached_property
+    def affordable(self) -> set[int]:
+        """Open candidates whose trial is expected to end within the time of the trials, its process closed."""
+        state, budget_s = self._state, self._state.question.budget_s
+        left_s = max(budget_s - ColdRuns(state).reserve_s(), RESERVED * budget_s) - state.spent_s
+        return {
+            number
+            for number in self.open
+            if self.cost_s(number) + (self._closing_s if state.is_warm(number) else 0.0) <= left_s
+        }
 
     def improvement_per_s(self, number: int) -> float:
         """The expected improvement in ln of the objective, per second of its cost."""
@@ -208,7 +224,7 @@ def _baseline(state: BestState) -> Move | None:
     return None if number in state.ruled_out else _trial(state, number, "the baseline, to compare with")
 
 
-def _opening(state: BestState) -> Move | None:
+def _opening(state: BestState, hopes: Hopes) -> Move | None:
     """In the baseline's process: the largest batch that fits, then each warm knob's other values there."""
     process = state.candidates[state.space.baseline].process
     if any(state.candidates[one.candidate].process != process for one in state.trials):
@@ -217,7 +233,7 @@ def _opening(state: BestState) -> Move | None:
         return None
     ran = {one.candidate for one in state.trials if one.run_id not in state.measured.void}
     for number, why in _openers(state):
-        if number not in ran:
+        if number not in ran and number in hopes.affordable:
             return _trial(state, number, why)
     return None
 
@@ -247,11 +263,11 @@ def _loop(state: BestState, hopes: Hopes) -> Move | None:
     """The trial of the greatest expected improvement a second; None when the trials end."""
     if _stopped(state, hopes):
         return None
-    tries = [number for number, chance in hopes.chances.items() if chance > LIKELY]
-    number = max(tries or hopes.unseen, key=hopes.improvement_per_s)
+    tries, unseen = ([one for one in some if one in hopes.affordable] for some in (hopes.likely, hopes.unseen))
+    number = max(tries or unseen, key=hopes.improvement_per_s)
     if not state.is_warm(number):
         # A value costs a second in the process that waits, and a start once it is gone.
-        number = max(filter(state.is_warm, hopes.unseen), key=hopes.improvement_per_s, default=number)
+        number = max(filter(state.is_warm, unseen), key=hopes.improvement_per_s, default=number)
     if number in tries:
         gain = hopes.gains[number][0]
         why = f"{100 * hopes.chances[number]:.0f} % chance of 2 % more, expected {100 * math.expm1(gain):+.1f} %"
@@ -262,12 +278,10 @@ def _loop(state: BestState, hopes: Hopes) -> Move | None:
 
 def _stopped(state: BestState, hopes: Hopes) -> str | None:
     """The reason why the trials end; None while they go on."""
-    if max(hopes.chances.values(), default=0.0) <= LIKELY and not hopes.unseen:
+    if not hopes.likely and not hopes.unseen:
         return "no setting left has a chance above 5 % to be 2 % better, and every value was run"
-    least = min((hopes.cost_s(number) for number in hopes.open), default=0.0)
-    budget = state.question.budget_s
-    if state.spent_s + least > max(budget - ColdRuns(state).reserve_s(), RESERVED * budget):
-        return f"the budget of {budget:g} s: {_price_words(state, hopes)}"
+    if hopes.affordable.isdisjoint((*hopes.likely, *hopes.unseen)):
+        return f"the budget of {state.question.budget_s:g} s: {_price_words(state, hopes)}"
     return None
 
 
@@ -286,10 +300,14 @@ def _without_leader(state: BestState) -> Move | None:
         return None
     left = [number for number in state.alive if number not in state.rated]
     if not left:
+        if state.ordered_out.keys() - state.ruled_out.keys():
+            return _end("failed", "your orders leave no setting that can be measured")
         verdicts = {verdict.verdict for verdict in state.ruled_out.values()}
         if verdicts <= {"too_large", "incompatible"}:
             return _end("nothing_fits", "no setting fits")
         return _end("failed", "no setting could be measured")
+    if state.spent_s > state.question.budget_s:
+        return _end("failed", f"no setting could be measured in the budget of {state.question.budget_s:g} s")
     sizes = {one: (state.candidates[one].predicted_bytes or 0, _batch(state, one)) for one in left}
     number = min(left, key=lambda one: sizes[one])
     return _trial(state, number, "the baseline does not fit: the smallest setting first")

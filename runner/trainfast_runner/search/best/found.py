@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+
+import msgspec
 
 from trainfast_runner.results.distributions import NORMAL_95
 from trainfast_runner.search.best.cold_runs import ColdRuns, Difference
 from trainfast_runner.search.best.decide import LIKELY, Hopes
-from trainfast_runner.search.best.journal import CandidateVerdict, Effect, Found, Interval
+from trainfast_runner.search.best.journal import BestLine, CandidateVerdict, Effect, Found, Interval
 from trainfast_runner.search.best.observed import log_rate
-from trainfast_runner.search.best.state import MORE, BestState
+from trainfast_runner.search.best.state import MORE, BestState, state_of_best_journal
+from trainfast_runner.search.conductor import worked_seconds
 
 GAP = 0.03
 """A difference between warm trials and fresh processes that the answer mentions."""
@@ -48,6 +51,20 @@ def found(state: BestState) -> Found | None:
         changes_training=state.changes_training(best),
         notes=list(_notes(state, cold, best)),
     )
+
+
+def best_so_far(lines: Sequence[BestLine]) -> Found | None:
+    """Return the answer so far of a search that is stopped; None before anything was measured.
+
+    Where every process drifted, their trials count all the same, with intervals as wide as the drift.
+    """
+    spent_s = worked_seconds(lines)
+    answer = found(state_of_best_journal(lines, spent_s))
+    if answer is not None:
+        return answer
+    answer = found(state_of_best_journal(lines, spent_s, voids_drifted=False))
+    note = "every process drifted by more than 2 %: going on measures these settings again"
+    return None if answer is None else msgspec.structs.replace(answer, notes=[*answer.notes, note])
 
 
 def verdicts(state: BestState, cold: ColdRuns, best: int) -> list[CandidateVerdict]:

@@ -30,8 +30,8 @@ DEFAULT_NOISE = 0.02
 @dataclass(frozen=True)
 class Measurements:
     """The trials that count. `step_deviation` is the pooled deviation of ln step time; `void` the run ids of voided
-    visits, `drifts` what the first setting of each process was off at its end, in ln rate. Where trials count that
-    other processes disturbed, drift voids no visit: it is noise, of this variance in each trial."""
+    visits, `drifts` what the first setting of each process was off at its end, in ln rate. Where drift voids no visit
+    it is noise, of `drift_variance` in each trial."""
 
     trials: tuple[Trial, ...]
     step_deviation: float
@@ -57,15 +57,18 @@ class Measurements:
         return MEDIAN_VARIANCE * mixed / max(1, len(trial.step_ms)) + LEAST_NOISE**2 + self.drift_variance
 
 
-def measurements(lines: Iterable[BestLine]) -> Measurements:
-    """Return the trials that count: measured or slow, in no voided visit."""
+def measurements(lines: Iterable[BestLine], *, voids_drifted: bool = True) -> Measurements:
+    """Return the trials that count: measured or slow, in no voided visit.
+
+    Without `voids_drifted` drift is noise, as where trials count that other processes disturbed.
+    """
     timed = [
         line
         for line in lines
         if isinstance(line, Trial) and line.outcome in ("measured", "slow") and line.step_ms and min(line.step_ms) > 0
     ]
     deviation = _pooled(timed)
-    disturbed = any(trial.outcome == "measured" and trial.reason for trial in timed)
+    is_noise = not voids_drifted or any(trial.outcome == "measured" and trial.reason for trial in timed)
     visits: dict[str, list[Trial]] = defaultdict(list)
     for trial in timed:
         visits[trial.run_id].append(trial)
@@ -77,11 +80,11 @@ def measurements(lines: Iterable[BestLine]) -> Measurements:
             continue
         size, error = drift
         drifts.append(size)
-        if abs(size) > max(DRIFT, 3 * error * deviation) and len(void) < MOST_VOID_VISITS and not disturbed:
+        if abs(size) > max(DRIFT, 3 * error * deviation) and len(void) < MOST_VOID_VISITS and not is_noise:
             void.append(run_id)
     kept = tuple(trial for trial in timed if trial.run_id not in void)
     # Both ends of a process have an error.
-    noise = statistics.fmean(drift * drift for drift in drifts) / 2 if disturbed and drifts else 0.0
+    noise = statistics.fmean(drift * drift for drift in drifts) / 2 if is_noise and drifts else 0.0
     return Measurements(kept, deviation, frozenset(void), tuple(drifts), noise)
 
 

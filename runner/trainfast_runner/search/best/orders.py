@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.json_lines import Appender, read_all
+from trainfast_runner.search.best.journal import Candidate, Ordered
 from trainfast_runner.settings.knobs import knob
 
 ORDERS_FILE = "orders.jsonl"
@@ -38,6 +40,31 @@ def give_order(directory: Path, do: str, name: str, value: object = None) -> Non
 def skip_candidate(directory: Path, number: int) -> None:
     """Order a live search never to try this candidate; it obeys before its next step."""
     _append(directory, KnobOrder(do=SKIP, candidate=number))
+
+
+def ordered_out(candidates: Sequence[Candidate], orders: Iterable[Ordered | KnobOrder]) -> dict[int, str]:
+    """The candidates that the orders leave out, by number, each with the order."""
+    found: dict[int, str] = {}
+    skipped: set[tuple[str, object]] = set()
+    pinned: dict[str, object] = {}
+    for order in orders:
+        if order.candidate is not None:
+            found[order.candidate] = "you skipped it"
+        elif order.do == SKIP:
+            skipped.add((order.knob, order.value))
+        elif order.do == PIN:
+            pinned[order.knob] = order.value
+        else:
+            pinned.pop(order.knob, None)
+    if not skipped and not pinned:
+        return found
+    for number, one in enumerate(candidates):
+        for name, value in one.knobs.items():
+            if (name, value) in skipped:
+                found[number] = f"you skipped {name}={value}"
+            elif name in pinned and pinned[name] != value:
+                found[number] = f"you pinned {name}={pinned[name]}"
+    return found
 
 
 def _append(directory: Path, order: KnobOrder) -> None:

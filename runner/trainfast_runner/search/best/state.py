@@ -35,6 +35,7 @@ from trainfast_runner.search.best.observed import (
     process_key,
     switch_seconds,
 )
+from trainfast_runner.search.best.orders import ordered_out
 
 MORE = math.log(1.02)
 """A gain that is worth going on for, in ln rate."""
@@ -103,28 +104,7 @@ class BestState:
     @cached_property
     def ordered_out(self) -> dict[int, str]:
         """The candidates that the person's orders leave out, each with the order. The baseline is always measured."""
-        found: dict[int, str] = {}
-        skipped: dict[tuple[str, object], bool] = {}
-        pinned: dict[str, object] = {}
-        for line in self.lines:
-            if isinstance(line, Ordered):
-                if line.candidate is not None:
-                    found[line.candidate] = "you skipped it"
-                elif line.do == "skip":
-                    skipped[line.knob, line.value] = True
-                elif line.do == "pin":
-                    pinned[line.knob] = line.value
-                else:
-                    pinned.pop(line.knob, None)
-        if not skipped and not pinned:
-            return found
-        for number, one in enumerate(self.candidates):
-            for name, value in one.knobs.items():
-                if (name, value) in skipped:
-                    found[number] = f"you skipped {name}={value}"
-                elif name in pinned and pinned[name] != value:
-                    found[number] = f"you pinned {name}={pinned[name]}"
-        return found
+        return ordered_out(self.candidates, [line for line in self.lines if isinstance(line, Ordered)])
 
     @cached_property
     def alive(self) -> list[int]:
@@ -223,7 +203,7 @@ class BestState:
                 reason = line.reason or "ran out of memory"
                 found.append(CandidateVerdict(candidate=line.candidate, verdict="too_large", reason=reason))
                 found += [
-                    CandidateVerdict(candidate=number, verdict="too_large", reason=f"a smaller batch {reason}")
+                    CandidateVerdict(candidate=number, verdict="too_large", reason=f"a smaller batch: {reason}")
                     for number in self._larger(line.candidate)
                 ]
             elif line.outcome == "failed":
@@ -308,13 +288,21 @@ fp16 and bf16 stay within a few percent.
 """
 
 
-def state_of_best_journal(
-    lines: Sequence[BestLine], spent_s: float, warm_run_id: str | None = None, before: BestState | None = None
+def state(
+    lines: Sequence[BestLine],
+    spent_s: float,
+    warm_run_id: str | None = None,
+    before: BestState | None = None,
+    *,
+    voids_drifted: bool = True,
 ) -> BestState:
-    """Return the state after these lines. `before` is the state at an earlier line, whose posterior is extended."""
+    """Collect what a journal's lines tell. `before` was state at an earlier line: its posterior is extended.
+
+    Without `voids_drifted` the trials of processes that drifted count, with the drift as noise.
+    """
     question = next(line for line in lines if isinstance(line, BestQuestion))
     space = next(line for line in reversed(lines) if isinstance(line, Space))
-    measured = measurements(lines)
+    measured = measurements(lines, voids_drifted=voids_drifted)
     levels = before.posterior.levels if before is not None else Levels([one.knobs for one in space.candidates])
     observations = measured.observations(levels, question.objective == "samples_per_joule")
     baseline = space.candidates[space.baseline].knobs
