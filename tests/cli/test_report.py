@@ -15,7 +15,7 @@ import pytest
 from cli.command import Cli
 from cli.history import result, write, write_lost
 from trainfast_runner.records.result import Diagnosis, MemoryFigures, OomChange, OomExplanation
-from trainfast_runner.records.run_file import ClockAnchor
+from trainfast_runner.records.run_file import ClockAnchor, PredictedSpeed
 from trainfast_runner.search.fit import MemoryLines, PhaseLine
 from trainfast_runner.search.journal import Answer, Asked, ConfirmationRun, Ended, Next, Probe
 from trainfast_runner.settings.spec import resolve
@@ -210,6 +210,21 @@ def test_text_of_a_run_stays_text(cli: Cli, tmp_path: Path) -> None:
     assert "<script" not in markdown
     assert "![i]" not in markdown, "no image that a viewer would fetch"
     assert "&lt;script&gt;" in markdown
+
+
+def test_speed_is_predicted_beside_the_measured_one(cli: Cli, tmp_path: Path) -> None:
+    predicted = PredictedSpeed(median=80.0, low=70.0, high=95.0, basis="2 runs of this model")
+    for run_id, told in (("20261101-100000-tiny-llama-aaaa", predicted), ("20261101-100001-tiny-llama-bbbb", None)):
+        one = result(run_id)
+        throughput = msgspec.structs.replace(one.throughput, predicted=told)
+        write(cli.home, msgspec.structs.replace(one, throughput=throughput))
+    page = page_of(cli, tmp_path, "20261101-100000-tiny-llama-aaaa")
+    assert_loads_nothing(page)
+    table = next(table for table in page.tables if "predicted samples/s" in table[0])
+    assert table[1:] == [["A", "80.0", "70.0 to 95.0", "100", "+25.0 %", "no", "2 runs of this model"]]
+    assert "80.0 predicted" in page.text
+    assert "100 measured" in page.text
+    assert "Speed predicted" not in page_of(cli, tmp_path, "last").text
 
 
 def test_a_figure_that_was_not_measured_is_absent_and_never_zero(cli: Cli, tmp_path: Path) -> None:

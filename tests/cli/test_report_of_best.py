@@ -11,7 +11,7 @@ import pytest
 
 from cli.command import Cli
 from cli.test_report import EVIL, MIB, RECORDED, assert_loads_nothing, assert_tables_are_even, markdown_of, page_of
-from trainfast_runner.records.run_file import ClockAnchor
+from trainfast_runner.records.run_file import ClockAnchor, PredictedSpeed
 from trainfast_runner.search.best.journal import (
     BestEnded,
     BestLine,
@@ -111,7 +111,14 @@ def journal(ended: BestEnded) -> list[BestLine]:
         t_ns=1, candidates=[Candidate(knobs=knobs, predicted_bytes=250 * MIB) for knobs in KNOBS], baseline=0, dropped=7
     )
     race = Race(
-        t_ns=20, candidate=2, role="confirm", run_id=RECORDED.name, outcome="measured", samples_per_s=60.0, seconds=9
+        t_ns=20,
+        candidate=2,
+        role="confirm",
+        run_id=RECORDED.name,
+        outcome="measured",
+        samples_per_s=60.0,
+        predicted=PredictedSpeed(median=58.0, low=54.0, high=63.0),
+        seconds=9,
     )
     return [question(), space, *trials, race, ended]
 
@@ -142,6 +149,8 @@ def test_a_best_fit_search_has_its_front_effects_verdicts_and_exports(home: Cli,
     verdicts = next(table for table in page.tables if "verdict" in table[0])
     assert [row[2] for row in verdicts[1:]] == ["measured", "measured", "measured", "beaten", "too large"]
     assert [row[3] for row in verdicts[4:]] == ["–", "–"], "what was not measured has no figure"
+    tried = next(table for table in page.tables if "predicted (90 %)" in table[0])
+    assert [row[3:5] for row in tried[3:]] == [[tried[3][3], "–"], ["60.0", "58.0 (54.0 to 63.0)"]]
     for words in (
         "batch_size=16 grad_accum=2 precision=bf16",
         "+20.0 % (95 % CI: +16.5 to +23.4 %)",

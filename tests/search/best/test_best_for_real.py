@@ -41,11 +41,12 @@ def live_runs(cli: Cli) -> list[Path]:
 
 
 def until_measured(cli: Cli, started: Started, count: int) -> None:
-    """Wait until the journal of the only search has so many measurements, or the command has ended."""
+    """Wait until the journal of the only search has so many measurements that count, or the command has ended."""
 
     def measured() -> int:
         found = list((cli.home / "searches").glob("*"))
-        return sum(isinstance(one, Trial | Race) for one in read_best_journal(found[0])) if found else 0
+        lines = read_best_journal(found[0]) if found else []
+        return sum(isinstance(one, Trial | Race) and one.outcome == "measured" for one in lines)
 
     until(lambda: measured() >= count or started.process.poll() is not None, f"{count} measurements")
 

@@ -208,8 +208,9 @@ def _tried(so_far: BestSoFar) -> Iterator[Block]:
     if not rows:
         yield Prose("Nothing was measured.")
         return
-    header = ("settings", "as", "outcome", "samples/s", "step", "steps", "peak", "took", "run", "reason")
-    yield grid(header, rows, right=(3, 4, 5, 6, 7))
+    header = ["settings", "as", "outcome", "samples/s", "predicted (90 %)", "step", "steps", "peak"]
+    header += ["took", "run", "reason"]
+    yield grid(header, rows, right=(3, 4, 5, 6, 7, 8))
 
 
 def _try(so_far: BestSoFar, line: Trial | Race) -> list[str]:
@@ -218,9 +219,11 @@ def _try(so_far: BestSoFar, line: Trial | Race) -> list[str]:
         role += ", repeated" if line.repeats else ""
         step_ms = sorted(line.step_ms)[len(line.step_ms) // 2] if line.step_ms else None
         rate = 1e3 * line.samples_per_step / step_ms if step_ms else None
-        times = [number(rate), milliseconds(step_ms), count(len(line.step_ms))]
+        times = [number(rate), number(None), milliseconds(step_ms), count(len(line.step_ms))]
     else:
         turned = f" of {line.knob}" if line.knob else ""
-        role, times = f"{line.role.replace('_', ' ')}{turned}", [number(line.samples_per_s), number(None), number(None)]
+        role, speed = f"{line.role.replace('_', ' ')}{turned}", line.predicted
+        before = f"{number(speed.median)} ({number(speed.low)} to {number(speed.high)})" if speed else number(None)
+        times = [number(line.samples_per_s), before, number(None), number(None)]
     rest = [size(line.peak_allocated_bytes), duration(line.seconds), line.run_id, line.reason]
     return [knob_words(so_far.candidate(line.candidate).knobs), role, line.outcome, *times, *rest]

@@ -17,6 +17,7 @@ from trainfast_tui.report.machine_blocks import machine_blocks
 from trainfast_tui.report.memory_blocks import memory_blocks
 from trainfast_tui.report.phase_blocks import phase_blocks
 from trainfast_tui.report.recorded import ReportedRun, charts_of
+from trainfast_tui.report.speed_blocks import speed_blocks
 from trainfast_tui.report.strip_picture import strip_picture
 from trainfast_tui.text import oom
 from trainfast_tui.text.comparison import interval
@@ -48,10 +49,11 @@ def runs_report(runs: Sequence[ReportedRun]) -> list[Block]:
 
 
 def run_sections(runs: Sequence[ReportedRun]) -> list[Block]:
-    """Return the tables of all runs, their memory and phases, then each run's diagnosis and charts."""
+    """Return the tables of all runs, their speed, phases and memory, then each run's diagnosis and charts."""
     blocks: list[Block] = [Heading("Runs" if len(runs) > 1 else "The run"), runs_grid(runs), Prose(ABSENT_NOTE)]
     blocks += _throughputs(runs)
     blocks += _asked_and_ran(runs)
+    blocks += speed_blocks(runs)
     blocks += phase_blocks(runs)
     blocks += memory_blocks(runs)
     blocks += [Heading("Energy, heat and throttling"), _energy_grid(runs)]

@@ -124,7 +124,9 @@ def _rest_rows(found: Fields) -> Iterable[tuple[str, str]]:
 
 def _without_answer(found: Fields) -> list[str]:
     if found["state"] == "cancelled":
-        return [f"cancelled before anything was measured; the same command continues {found['search_id']}"]
+        void = [one["reason"] for one in found["trials"] if one["outcome"] == "void"]
+        when = f"before a measurement counted ({void[-1]})" if void else "before anything was measured"
+        return [f"cancelled {when}; the same command continues {found['search_id']}"]
     missing = found["missing_bytes"]
     if missing is not None:
         return [f"{found['reason']}: the smallest setting is {fmt.size(missing)} too large"]

@@ -21,7 +21,7 @@ from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best.bounds import ceiling_here, flops_of, with_bounds
 from trainfast_runner.search.best.candidates import spec_of
 from trainfast_runner.search.best.decide import Move, decide
-from trainfast_runner.search.best.found import found
+from trainfast_runner.search.best.found import best_so_far, found
 from trainfast_runner.search.best.journal import (
     BestEnded,
     BestLine,
@@ -45,6 +45,7 @@ from trainfast_runner.search.best.trial import take_trial
 from trainfast_runner.search.conductor import ConductOptions, Conductor, sole_conductor, worked_seconds
 from trainfast_runner.search.journal import Conducted
 from trainfast_runner.search.processes import LOOK_EVERY_S, Interrupted, WarmProcess, wait_for_result
+from trainfast_runner.search.speed.speeds import with_predicted_speed
 from trainfast_runner.settings.world import device_count
 from trainfast_runner.worker.catalog import allows_warm_trials
 
@@ -103,10 +104,8 @@ class BestConductor(Conductor[BestLine, BestEnded]):
 
     def ended(self, state: str, reason: str) -> BestEnded:
         """Return an end with the best found so far, if anything was measured."""
-        so_far = None
-        if state == "cancelled" and any(isinstance(line, Trial) and line.outcome == "measured" for line in self._lines):
-            so_far = found(self._state())
-        return BestEnded(state=state, reason=reason, found=so_far)
+        is_cancelled = state == "cancelled" and any(isinstance(line, Space) for line in self._lines)
+        return BestEnded(state=state, reason=reason, found=best_so_far(self._lines) if is_cancelled else None)
 
     def open(self) -> None:
         """Take over what an earlier conductor left, and list the candidates with their predictions."""
@@ -286,6 +285,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         else:
             steps = self._cold_steps() or TIMING_WARMUP + move.steps.most
             plan = self._plan_of(number, steps=steps, timing_warmup=TIMING_WARMUP)
+            plan = with_predicted_speed(plan, self._home)
         left = self._left.take(plan)
         if left is None:
             left = self._start(plan, COLD, launched)

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.records.json_lines import read_all
-from trainfast_runner.records.run_file import SCHEMA, ClockAnchor, RecordedSpec
+from trainfast_runner.records.run_file import SCHEMA, ClockAnchor, PredictedSpeed, RecordedSpec
 from trainfast_runner.records.search_directories import JOURNAL_FILE
 from trainfast_runner.search.journal import Conducted, CoolingDown, Line, Paused, Resumed
 
@@ -131,7 +131,7 @@ class Trial(Line, frozen=True, kw_only=True, tag="trial"):
 class Race(Line, frozen=True, kw_only=True, tag="race"):
     """A run in a fresh process. `role` is race, confirm, limit (under the real memory_limit) or turn_back (of `knob`).
 
-    `outcome` is measured, oom, failed or void.
+    `outcome` is measured, oom, failed or void. `predicted` are the samples/s that were expected before its launch.
     """
 
     candidate: int
@@ -142,6 +142,7 @@ class Race(Line, frozen=True, kw_only=True, tag="race"):
     samples_per_s: float | None = None
     mad: float | None = None
     samples_per_joule: float | None = None
+    predicted: PredictedSpeed | None = None
     start_s: float = 0.0
     peak_allocated_bytes: int | None = None
     first_loss: float | None = None

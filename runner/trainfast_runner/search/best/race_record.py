@@ -29,6 +29,7 @@ def race_of(launched: LaunchedBest, directory: Path, result: Result, *, counts: 
         samples_per_s=rate.median if outcome in ("measured", "void") else None,
         mad=rate.mad if outcome in ("measured", "void") else None,
         samples_per_joule=1 / joules if joules else None,
+        predicted=result.throughput.predicted,
         start_s=start_s(directory),
         peak_allocated_bytes=result.memory.peak_allocated_bytes,
         first_loss=result.loss.first,

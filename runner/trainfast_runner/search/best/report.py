@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from trainfast_runner.search.best.journal import (
     BestEnded,
     BestLine,
@@ -127,6 +129,7 @@ def _race(line: Race, space: Space) -> dict[str, Any]:
     return {
         "knobs": space.candidates[line.candidate].knobs,
         "samples_per_s": None if line.samples_per_s is None else {"median": line.samples_per_s, "mad": line.mad},
+        "predicted": None if line.predicted is None else msgspec.to_builtins(line.predicted),
         **fields_of(line, "role", "knob", "outcome", *figures, "run_id", "reason"),
     }
 

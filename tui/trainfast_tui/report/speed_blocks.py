@@ -1,0 +1,45 @@
+"""Speed of each run: the samples/s predicted before its launch, beside those measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainfast_runner.records.run_file import PredictedSpeed
+from trainfast_tui.report.bar_picture import Whisker, whisker_picture
+from trainfast_tui.report.document import Block, Heading, grid
+from trainfast_tui.report.recorded import ReportedRun
+from trainfast_tui.text.format import ABSENT, number, signed_percent
+
+HEADER = ("", "predicted samples/s", "90 % interval", "measured", "difference", "in the interval", "predicted from")
+
+
+def speed_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
+    """Return the table and the intervals of the runs whose speed was predicted; empty if none was."""
+    found = [(run, run.result.throughput.predicted) for run in runs]
+    predicted = [(run, speed) for run, speed in found if speed is not None]
+    if not predicted:
+        return []
+    whiskers = [one for run, speed in predicted for one in _whiskers(run, speed)]
+    picture = whisker_picture("speed predicted and measured", "samples/s, the 90 % interval", whiskers, number)
+    table = grid(HEADER, [_row(run, speed) for run, speed in predicted], right=(1, 2, 3, 4))
+    return [Heading("Speed predicted and measured"), table, *([picture] if picture is not None else [])]
+
+
+def _row(run: ReportedRun, speed: PredictedSpeed) -> list[str]:
+    measured = run.result.throughput.samples_per_s.median
+    apart = inside = ABSENT
+    if measured is not None:
+        apart = signed_percent(100 * (measured / speed.median - 1)) if speed.median else ABSENT
+        inside = "yes" if speed.low <= measured <= speed.high else "no"
+    interval = f"{number(speed.low)} to {number(speed.high)}"
+    return [run.label, number(speed.median), interval, number(measured), apart, inside, speed.basis]
+
+
+def _whiskers(run: ReportedRun, speed: PredictedSpeed) -> list[Whisker]:
+    words = f"{number(speed.median)} predicted"
+    found = [Whisker(f"run {run.label}: predicted", speed.low, speed.median, speed.high, words, "muted")]
+    measured = run.result.throughput.samples_per_s.median
+    if measured is not None:
+        words = f"{number(measured)} measured"
+        found.append(Whisker(f"run {run.label}: measured", measured, measured, measured, words, "success"))
+    return found
