@@ -147,7 +147,10 @@ async def test_p_pins_a_value_and_x_skips_one(home: Home, live_best: Path) -> No
         assert "checkpointing=full  6 candidates" in screen_text(app)
         await pilot.press(*"bf16", "enter")
         await until_true(pilot, lambda: len(read_orders(live_best)) == 1, "the pin")
-        await pilot.press("x", *"full 6 candidates", "enter")
+        await show_best(pilot, live_best)
+        await pilot.press("x")
+        assert "precision=bf16  6 candidates" not in screen_text(app), "without the pinned value there is none"
+        await pilot.press(*"full 3 candidates", "enter")
         await until_true(pilot, lambda: len(read_orders(live_best)) == 2, "the skip")
         assert [(one.do, one.knob, one.value) for one in read_orders(live_best)] == [
             ("pin", "precision", "bf16"),

@@ -24,6 +24,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.search import control
 from trainfast_runner.search.best.asked import BestAsked
 from trainfast_runner.search.best.journal import BestEnded
+from trainfast_runner.search.journal import CANCELLED
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.best_control import BestControl
@@ -32,6 +33,8 @@ from trainfast_tui.text.best_search import question_lines
 from trainfast_tui.text.search_kind import SearchKind
 
 PLAN = "candidates 12, 11 of them can run here"
+Asked = tuple[RunSpec, BestAsked, bool]
+"""A started search: its spec, its question, and True for a fresh one."""
 
 
 @pytest.fixture
@@ -46,12 +49,14 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch, home: Home) -> list[tuple[RunSpec, BestAsked]]:
+def started(monkeypatch: pytest.MonkeyPatch, home: Home) -> list[Asked]:
     """Stands in for the start of a conductor: the asked searches; the started one is that of `a_best_search`."""
-    found: list[tuple[RunSpec, BestAsked]] = []
+    found: list[Asked] = []
 
-    def start(spec: RunSpec, home: Home, python: str | None, *, cool_to_c: float | None, best: BestAsked) -> Path:
-        found.append((spec, best))
+    def start(
+        spec: RunSpec, home: Home, python: str | None, *, fresh: bool, cool_to_c: float | None, best: BestAsked
+    ) -> Path:
+        found.append((spec, best, fresh))
         return home.path / "searches" / BEST_ID
 
     monkeypatch.setattr(control, "start_search", start)
@@ -59,7 +64,7 @@ def started(monkeypatch: pytest.MonkeyPatch, home: Home) -> list[tuple[RunSpec, 
 
 
 async def test_s_stops_the_search_and_f5_continues_its_question(
-    home: Home, live_best: Path, monkeypatch: pytest.MonkeyPatch, started: list[tuple[RunSpec, BestAsked]]
+    home: Home, live_best: Path, monkeypatch: pytest.MonkeyPatch, started: list[Asked]
 ) -> None:
     cancelled: list[Path] = []
     monkeypatch.setattr(control, "cancel", lambda directory: cancelled.append(directory) or True)
@@ -68,19 +73,20 @@ async def test_s_stops_the_search_and_f5_continues_its_question(
         await best_opened(pilot, live_best)
         await pilot.press("s")
         await until_true(pilot, lambda: cancelled == [live_best], "the end")
-        ended = BestEnded(t_ns=START_NS + 36 * S, state="cancelled", reason="cancelled", seconds=36.0)
+        ended = BestEnded(t_ns=START_NS + 36 * S, state="cancelled", reason=CANCELLED, seconds=36.0)
         write_lines(live_best / "journal.jsonl", [*best_going_on(), ended])
         assert "■ stopped; its journal is kept, f5 continues" in await show_best(pilot, live_best)
         await pilot.press("f5")
         await until_true(pilot, lambda: started, "the start")
-        spec, asked = started[0]
+        spec, asked, fresh = started[0]
+        assert not fresh, "the unfinished one goes on"
         question = a_question()
         assert spec.knobs == question.knobs
         assert (asked.vary, asked.global_batch) == (question.vary, 16)
 
 
 async def test_without_a_search_the_screen_tells_the_plan_and_enter_starts(
-    home: Home, planned: None, started: list[tuple[RunSpec, BestAsked]], conduct: Callable[[Path], None]
+    home: Home, planned: None, started: list[Asked], conduct: Callable[[Path], None]
 ) -> None:
     app = StillApp(home)
     async with app.run_test(size=SMALL) as pilot:
@@ -99,7 +105,7 @@ async def test_without_a_search_the_screen_tells_the_plan_and_enter_starts(
 
 
 async def test_the_question_is_put_part_by_part_and_then_searched(
-    home: Home, planned: None, started: list[tuple[RunSpec, BestAsked]]
+    home: Home, planned: None, started: list[Asked]
 ) -> None:
     async with StillApp(home).run_test(size=SMALL) as pilot:
         await best_opened(pilot, None)
@@ -108,6 +114,7 @@ async def test_the_question_is_put_part_by_part_and_then_searched(
         assert "g global batch  16 samples, the preset's own" in text
         assert "o objective     the most samples a second" in text
         assert "t time budget   10 min" in text
+        assert "f fresh         no: an unfinished search goes on" in text
         assert text.splitlines()[-1].startswith("Enter start  Esc back  v vary  g batch  o objective  t time")
         await pilot.press("v")
         assert "batch_size=4,8 precision=fp32,bf16" in screen_text(pilot.app)  # type: ignore[arg-type]
@@ -160,9 +167,7 @@ async def test_nonsense_in_the_question_says_what_is_allowed_and_changes_nothing
         assert "10 min" in screen_text(app)
 
 
-async def test_after_an_answer_another_question_can_be_put(
-    home: Home, planned: None, started: list[tuple[RunSpec, BestAsked]]
-) -> None:
+async def test_after_an_answer_another_question_can_be_put(home: Home, planned: None, started: list[Asked]) -> None:
     async with StillApp(home).run_test(size=SMALL) as pilot:
         text = await best_opened(pilot, a_best_search(home, best_answered()))
         assert "v new question" in text.splitlines()[-1]
@@ -174,6 +179,29 @@ async def test_after_an_answer_another_question_can_be_put(
     assert started[0][1] == BestAsked(
         vary={"precision": ["fp32", "bf16"]}, global_batch=question.global_batch, budget_s=question.budget_s
     )
+
+
+async def test_f_begins_anew_without_earlier_searches(home: Home, planned: None, started: list[Asked]) -> None:
+    app = StillApp(home)
+    async with app.run_test(size=FULL) as pilot:
+        await best_opened(pilot, None)
+        text = await until(pilot, PLAN)
+        assert "t time  f fresh" in text.splitlines()[-1]
+        await pilot.press("f")
+        assert "f fresh         yes: begins anew" in screen_text(app)
+        await pilot.press("f")
+        assert "f fresh         no: an unfinished search goes on" in screen_text(app)
+        await pilot.press("f", "enter")
+        await until_true(pilot, lambda: started, "the start")
+        assert started[0][2], "it is asked for fresh"
+        search = a_best_search(home, best_answered())
+        app.post(SearchStarted(search, SearchKind.BEST))
+        text = await show_best(pilot, search)
+        assert "f fresh" not in text.splitlines()[-1]
+        assert not app.session.best.is_fresh, "the choice was for one search"
+        await pilot.press("f")
+        text = await until(pilot, "f fresh         yes: begins anew")
+        assert "v vary          batch_size=4,8,16" in text, "the question of the search that has ended"
 
 
 async def test_a_search_of_another_preset_stays_on_the_screen_when_it_ends(

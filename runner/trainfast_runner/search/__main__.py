@@ -1,7 +1,7 @@
 """`python -m trainfast_runner.search`: conduct one search in a process of its own, as the app starts it.
 
-Reads a `SearchRequest` from stdin and prints one line: `{"search_dir": ...}` once it holds the search, or
-`{"error": ...}`.
+Reads a `SearchRequest` from stdin and prints one line: `{"search_dir": ...}` once it holds the search, or where another
+process does, or `{"error": ...}`.
 SIGTERM cancels.
 """
 
@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -23,6 +24,7 @@ from trainfast_runner.search.best.conduct import conduct_best
 from trainfast_runner.search.best.journal import BestLine
 from trainfast_runner.search.best.opening import BestOptions, open_best, plan_best
 from trainfast_runner.search.conduct import conduct
+from trainfast_runner.search.conductor import AlreadyConducted
 from trainfast_runner.search.control import SearchRequest
 from trainfast_runner.search.journal import AnyLine, Conducted
 from trainfast_runner.search.opening import BatchSearchOptions, check_plan, open_search
@@ -61,8 +63,12 @@ def main() -> None:
 def conduct_request(
     request: SearchRequest, holds: Callable[[Path], None], is_cancelled: Callable[[], bool], began_ns: int
 ) -> None:
-    """Open and conduct the search of a request; `holds` is called once its lock is held. Raises UserError."""
+    """Open and conduct the search of a request, unless another process does; `holds` is called once its lock is held.
+
+    Raises UserError.
+    """
     home, spec = Home(Path(request.home)), spec_of_record(request)
+    conducted: Callable[..., object]
 
     def on_line(line: AnyLine | BestLine) -> None:
         if isinstance(line, Conducted):
@@ -72,13 +78,17 @@ def conduct_request(
         best_options = BestOptions(fresh=request.fresh, cool_to_c=request.cool_to_c)
         best = plan_best(spec, request.best, best_options, request.python)
         directory = open_best(best, home, best_options)
-        conduct_best(directory, best, home, best_options, on_line=on_line, is_cancelled=is_cancelled, began_ns=began_ns)
-        return
-    options = BatchSearchOptions(fresh=request.fresh, cool_to_c=request.cool_to_c)
-    plan = planning.plan_run(spec, request.python)
-    check_plan(plan, options)
-    directory = open_search(plan, home, options)
-    conduct(directory, plan, home, options, on_line=on_line, is_cancelled=is_cancelled, began_ns=began_ns)
+        conducted = partial(conduct_best, directory, best, home, best_options)
+    else:
+        options = BatchSearchOptions(fresh=request.fresh, cool_to_c=request.cool_to_c)
+        plan = planning.plan_run(spec, request.python)
+        check_plan(plan, options)
+        directory = open_search(plan, home, options)
+        conducted = partial(conduct, directory, plan, home, options)
+    try:
+        conducted(on_line=on_line, is_cancelled=is_cancelled, began_ns=began_ns)
+    except AlreadyConducted:
+        holds(directory)  # the starter follows it
 
 
 if __name__ == "__main__":

@@ -67,12 +67,16 @@ class ConductOptions(Generic[LineT]):
     began_ns: int | None = None
 
 
+class AlreadyConducted(UserError):
+    """Another process conducts the search."""
+
+
 @contextmanager
 def sole_conductor(directory: Path) -> Iterator[None]:
-    """Hold the search's lock. Raises UserError when another process conducts the search."""
+    """Hold the search's lock. Raises AlreadyConducted when another process does."""
     with exclusive(directory) as is_ours:
         if not is_ours:
-            raise UserError(
+            raise AlreadyConducted(
                 f"{directory.name} is being conducted by another process",
                 key=directory.name,
                 advice="--fresh for another search beside it",
@@ -110,7 +114,8 @@ class Conductor(ABC, Generic[LineT, EndT]):
         """Return an end without a new answer."""
 
     def run(self) -> EndT:
-        """Continue the search from where its journal ends."""
+        """Continue the search from where its journal ends. A pause of an earlier conductor is over."""
+        (self._directory / PAUSE_FILE).unlink(missing_ok=True)
         own = identify(os.getpid())
         conducted = Conducted(
             t_ns=self._conduct_options.began_ns or time.monotonic_ns(),

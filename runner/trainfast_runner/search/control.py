@@ -45,7 +45,8 @@ def start_search(
     """Start, or continue, the batch search of `spec`, or the best-fit search that `best` asks for.
 
     The conductor is a session of its own and outlives the caller. Returns the search's directory once it holds the
-    search, which takes as long as checking the spec against the training Python: seconds. Raises its UserError.
+    search, or another process does, which takes as long as checking the spec against the training Python: seconds.
+    Raises its UserError.
     """
     request = SearchRequest(
         home=str(home.path), **spec.record_fields(), python=python, fresh=fresh, cool_to_c=cool_to_c, best=best

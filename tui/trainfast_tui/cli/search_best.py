@@ -18,7 +18,6 @@ from trainfast_runner.search.best.estimate import estimate
 from trainfast_runner.search.best.journal import BestEnded, Race, Trial, read_best_journal
 from trainfast_runner.search.best.opening import BestOptions, BestPlan, open_best, plan_best
 from trainfast_runner.search.best.report import best_report
-from trainfast_runner.search.control import resume
 from trainfast_runner.settings.spec import resolve
 from trainfast_runner.settings.vary import read_vary
 from trainfast_tui.cli.best_printer import BestPrinter
@@ -88,7 +87,6 @@ def _conducted(
     directory: Path, best: BestPlan, home: Home, options: BestOptions, signals: Signals, began_ns: int
 ) -> BestEnded:
     """Conduct the search and print each line of its journal on stderr."""
-    resume(directory)
     progress = Progress()
     lines = read_best_journal(directory)
     tried = sum(isinstance(line, Trial | Race) for line in lines)

@@ -14,7 +14,6 @@ from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search import journal
 from trainfast_runner.search.conduct import MakeConductor, conduct
-from trainfast_runner.search.control import resume
 from trainfast_runner.search.journal import AnyLine, Ended, Launched, Next, Probe, read_journal
 from trainfast_runner.search.opening import BatchSearchOptions, check_plan, open_search
 from trainfast_runner.search.report import report
@@ -98,7 +97,6 @@ def _conducted(
     directory: Path, home: Home, conducting: Callable[..., Ended], signals: Signals, settings: list[str]
 ) -> Ended:
     """Conduct the search and print each line of its journal on stderr."""
-    resume(directory)
     progress = Progress()
     for setting in settings:
         if setting.partition("=")[0] in SET_BY_A_BATCH_SEARCH:

@@ -26,6 +26,8 @@ class BestControl(SearchControl["BestSnapshot"]):
 
     question: BestAsked | None = None
     """The person's question for the next search; None for the default one."""
+    is_fresh = False
+    """True if the next search uses no earlier one: an unfinished one does not go on, and none lends its effects."""
 
     def words(self, search: BestSnapshot) -> str:
         """Describe the state of a search."""
@@ -42,14 +44,26 @@ class BestControl(SearchControl["BestSnapshot"]):
 
         in_background("plan", partial(self._plan, spec, question), post, refused)
 
-    def start(self, spec: RunSpec, cool_to_c: float | None, first: Callable[[], None] | None = None) -> None:
-        """Start a search of `spec`, or continue its unfinished one, after `first` is done: posts SearchStarted or
-        SearchRefused.
+    def note_started(self, directory: Path) -> None:
+        """The started search holds its lock: the choice of a fresh one was for it alone."""
+        super().note_started(directory)
+        self.is_fresh = False
+
+    def start(
+        self,
+        spec: RunSpec,
+        *,
+        fresh: bool = False,
+        cool_to_c: float | None = None,
+        first: Callable[[], None] | None = None,
+    ) -> None:
+        """Start a search of `spec`, or unless `fresh` continue its unfinished one, after `first` is done: posts
+        SearchStarted or SearchRefused.
 
         With `cool_to_c` each of its processes waits until its GPUs are below that temperature in degrees Celsius.
         """
         self.note_starting()
-        start = partial(self._start, spec, self.question, cool_to_c, first)
+        start = partial(self._start, spec, self.question, fresh, cool_to_c, first)
         in_background("search", start, self._post, lambda error: SearchRefused(error, SearchKind.BEST))
 
     def order(self, directory: Path, do: str, name: str, value: str | None = None) -> None:
@@ -75,17 +89,20 @@ class BestControl(SearchControl["BestSnapshot"]):
         return BestPlanned(question, texts, found.vary, found.global_batch)
 
     def _start(
-        self, spec: RunSpec, question: BestAsked | None, cool_to_c: float | None, first: Callable[[], None] | None
+        self,
+        spec: RunSpec,
+        question: BestAsked | None,
+        fresh: bool,
+        cool_to_c: float | None,
+        first: Callable[[], None] | None,
     ) -> SearchStarted:
         from trainfast_runner.search.best.asked import BestAsked
-        from trainfast_runner.search.control import resume, start_search
+        from trainfast_runner.search.control import start_search
 
         if first is not None:
             first()
         best = question or BestAsked()
-        directory = start_search(spec, self._home, self._python, cool_to_c=cool_to_c, best=best)
-        # A pause of the conductor before is over.
-        resume(directory)
+        directory = start_search(spec, self._home, self._python, fresh=fresh, cool_to_c=cool_to_c, best=best)
         return SearchStarted(directory, SearchKind.BEST)
 
     @staticmethod

@@ -9,14 +9,13 @@ from textual.app import ComposeResult
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.search.best.asked import BestAsked
-from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.spec import spec_of_record
 from trainfast_tui.control.messages import BestPlanned, Notified
 from trainfast_tui.control.next_run import is_about_model
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.screens.base import AppScreen, SessionMessage
 from trainfast_tui.session import Session
-from trainfast_tui.text.best_state import orders_in_force, setting_words, settings_of
+from trainfast_tui.text.best_state import open_values, orders_in_force, setting_words, settings_of
 from trainfast_tui.text.format import duration
 from trainfast_tui.text.lines import Tone
 from trainfast_tui.widgets.best_question import ask_about, asked_of, question_rows
@@ -38,7 +37,7 @@ UNFINISHED = ("interrupted", "cancelled")
 """States of a search that f5 continues; an ended one starts anew."""
 THIS = "setting "
 """Stands before a candidate's number in a choice."""
-QUESTION = ("ask('vary')", "ask('batch')", "ask('objective')", "ask('budget')")
+QUESTION = ("ask('vary')", "ask('batch')", "ask('objective')", "ask('budget')", "fresh")
 """The actions that change the question of the next search."""
 
 
@@ -121,7 +120,7 @@ class BestScreen(AppScreen):
             rows: list[tuple[str, str, Tone]] = [("", f"The knobs are being checked… {waited}", "text")]
         else:
             asked = control.question or BestAsked()
-            question = question_rows(asked, self._planned.global_batch)
+            question = question_rows(asked, self._planned.global_batch, fresh=control.is_fresh)
             rows = [("", WHY, "muted"), ("", ENTER, "title")]
             rows += [(f"{name:<16}", value, "text") for name, value in question]
             rows += [("", text, tone) for text, tone in self._planned.texts]
@@ -235,11 +234,14 @@ class BestScreen(AppScreen):
         """Let the person choose a value of a knob that the search varies, and order it."""
         from trainfast_tui.widgets.dialogs import Pick
 
-        values = _values(search)
-        if not values:
+        if search.so_far.space is None:
             self.notify("The candidates are not listed yet.", severity="warning")
             return
+        values = open_values(search, do)
         choices = [*choices, *((f"{name}={value}", f"{count} candidates") for (name, value), count in values.items())]
+        if not choices:
+            self.notify("Your orders leave one setting: there is nothing to choose.", severity="warning")
+            return
 
         def on_answer(answer: object) -> None:
             if not isinstance(answer, str):
@@ -256,23 +258,40 @@ class BestScreen(AppScreen):
 
     def action_ask(self, part: str) -> None:
         """Ask for a part of the next search's question, and plan with the answer."""
-        session, search = self.session, self._search
-        if session.best.is_going_on:
-            self.notify("The search is live: s stops it, then another question can be put.", severity="warning")
+        asked, next_run = self._asked(), self.session.next_run
+        if asked is not None:
+            assert next_run is not None
+            steps = int(str(next_run.spec.knobs["steps"]))
+            ask_about(part, self.app, asked, self._planned.vary, steps, self._put)
+
+    def action_fresh(self) -> None:
+        """Let the next search use no earlier one, or use them; after an answer, put its question for a fresh one."""
+        asked, control = self._asked(), self.session.best
+        if asked is None:
             return
-        assert session.next_run is not None
-        asked = session.best.question or BestAsked()
-        if search is not None and search.so_far.question is not None:
-            asked = asked_of(search.so_far.question)
-
-        def on_question(question: BestAsked) -> None:
-            session.best.question, self._is_asking = question, True
-            self.notify("")
-            self._make_plan()
+        if self._search is None:
+            control.is_fresh = not control.is_fresh
             self._show()
+        else:
+            control.is_fresh = True
+            self._put(asked)
 
-        steps = int(str(session.next_run.spec.knobs["steps"]))
-        ask_about(part, self.app, asked, self._planned.vary, steps, on_question)
+    def _asked(self) -> BestAsked | None:
+        """The question to change: that of the shown search, else of the next one; None with a notice if one is live."""
+        control, search = self.session.best, self._search
+        if control.is_going_on:
+            self.notify("The search is live: s stops it, then another question can be put.", severity="warning")
+            return None
+        if search is not None and search.so_far.question is not None:
+            return asked_of(search.so_far.question)
+        return control.question or BestAsked()
+
+    def _put(self, question: BestAsked) -> None:
+        """Show the plan of this question, in place of a search that has ended."""
+        self.session.best.question, self._is_asking = question, True
+        self.notify("")
+        self._make_plan()
+        self._show()
 
     def _live(self) -> BestSnapshot | None:
         """The search if it is live; else None, with a notice."""
@@ -301,7 +320,10 @@ class BestScreen(AppScreen):
             )
 
     def _begin(self, first: partial[None] | None) -> None:
-        """Start a search of the question on the screen, or of the shown search's, which goes on unless answered."""
+        """Start a search of the question on the screen, or of the shown search's, which goes on unless answered.
+
+        Only the question on the screen is asked for fresh.
+        """
         session, search = self.session, self._search
         assert session.next_run is not None
         self.notify("")
@@ -311,18 +333,7 @@ class BestScreen(AppScreen):
             session.best.question = asked_of(question)
             if search.state in UNFINISHED:
                 spec = spec_of_record(question)
-        session.best.start(spec, session.runs.cool_to_c, first)
+        fresh = search is None and session.best.is_fresh
+        session.best.start(spec, fresh=fresh, cool_to_c=session.runs.cool_to_c, first=first)
         session.predict()
         self._show()
-
-
-def _values(search: BestSnapshot) -> dict[tuple[str, str], int]:
-    """Count the candidates of each value of each knob that has several, as typed."""
-    found: dict[tuple[str, str], int] = {}
-    for one in search.so_far.candidates:
-        if one.ruled_out is None:
-            for name, value in one.knobs.items():
-                key = name, BY_NAME[name].show(value)
-                found[key] = found.get(key, 0) + 1
-    several = {name for name, _ in found if sum(other == name for other, _ in found) > 1}
-    return {key: count for key, count in found.items() if key[0] in several}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from trainfast_runner.settings.knobs import BY_NAME
@@ -12,7 +14,7 @@ from trainfast_tui.text.cooling import cooling_words
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.best_follower import BestSnapshot, BestSoFar
-    from trainfast_runner.search.best.journal import Interval, Ordered, Space
+    from trainfast_runner.search.best.journal import Candidate, Interval, Ordered, Space
     from trainfast_runner.search.best.orders import KnobOrder
 
 VERBS = {
@@ -56,12 +58,16 @@ def state_of(search: BestSnapshot) -> str:
         return f"failed: {fmt.plain(ended.reason)}; v puts another question, Esc goes back to turn knobs"
     if search.state == "running":
         return doing_words(so_far)
+    if search.state == "cancelled" and ended is not None:
+        from trainfast_runner.search.journal import CANCELLED
+
+        why = "" if ended.reason in ("", CANCELLED) else f": {fmt.plain(ended.reason)}"
+        return f"stopped{why}; its journal is kept, f5 continues"
     words = {
         "starting": "starting: the model is built, and the candidates are listed with their memory",
         "pausing": "pausing after this step",
         "paused": "paused: no process is running",
         "interrupted": "interrupted: no process works on it; f5 continues",
-        "cancelled": "stopped; its journal is kept, f5 continues",
     }
     return words.get(search.state, search.state)
 
@@ -106,6 +112,31 @@ def chance_words(so_far: BestSoFar) -> str:
 def settings_of(so_far: BestSoFar, number: int) -> tuple[tuple[str, str], ...]:
     """The knobs of a candidate as they are typed."""
     return tuple((name, BY_NAME[name].show(value)) for name, value in so_far.candidates[number].knobs.items())
+
+
+def open_values(search: BestSnapshot, do: str) -> dict[tuple[str, str], int]:
+    """Values that a knob can be pinned to, or that can be skipped, as typed; each with the number of its candidates.
+
+    Of the candidates that the orders so far leave; an order that would leave none is not among them.
+    """
+    from trainfast_runner.search.best.orders import PIN, ordered_out
+
+    candidates = search.so_far.candidates
+    given: list[Ordered | KnobOrder] = [*search.so_far.orders, *search.waiting]
+    names = [name for name in (candidates[0].knobs if candidates else ()) if _has_several(candidates, name)]
+    found: dict[tuple[str, str], int] = {}
+    for name in names:
+        # A knob's next pin replaces its present one.
+        orders = [one for one in given if not (do == PIN and one.do == PIN and one.knob == name)]
+        out = ordered_out(candidates, orders)
+        left = [one for number, one in enumerate(candidates) if one.ruled_out is None and number not in out]
+        counts = Counter(BY_NAME[name].show(one.knobs[name]) for one in left)
+        found |= {(name, text): count for text, count in counts.items() if do == PIN or count < len(left)}
+    return found
+
+
+def _has_several(candidates: Sequence[Candidate], name: str) -> bool:
+    return len({repr(one.knobs[name]) for one in candidates if one.ruled_out is None}) > 1
 
 
 def order_words(order: Ordered | KnobOrder, space: Space | None) -> str:

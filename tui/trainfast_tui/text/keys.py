@@ -159,6 +159,12 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
             "Choose what the next search is for: samples, tokens, joules, time.",
         ),
         Action("ask('budget')", ("t",), "time", "Choose the time in which the next search finds the best."),
+        Action(
+            "fresh",
+            ("f",),
+            "fresh",
+            "Let the next search use no earlier one: none goes on, none lends its effects; again: use them.",
+        ),
         *_moves("BestView", "measurement"),
     ),
     "runs": (

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from trainfast_runner.search.best.journal import BestQuestion
 
 ALL = "every knob that keeps the training the same"
+FRESH = "yes: begins anew, without the effects of earlier searches"
+NOT_FRESH = "no: an unfinished search goes on; effects of earlier ones choose the first trials"
 OBJECTIVES = {
     "samples_per_s": "the most samples a second",
     "tokens_per_s": "the most tokens a second, which compares values of seq_len as well",
@@ -48,8 +50,11 @@ def asked_of(question: BestQuestion) -> BestAsked:
     )
 
 
-def question_rows(asked: BestAsked, own_batch: int | None) -> list[tuple[str, str]]:
-    """Return the key and name of each part of the question, and its value; `own_batch` is the preset's, if known."""
+def question_rows(asked: BestAsked, own_batch: int | None, *, fresh: bool) -> list[tuple[str, str]]:
+    """Return the key and name of each part of the question, and its value; `own_batch` is the preset's, if known.
+
+    A `fresh` search uses no earlier one.
+    """
     if asked.global_batch is not None:
         batch = fmt.count(asked.global_batch, "samples")
     elif any(name in asked.vary for name in BATCH_KNOBS):
@@ -62,6 +67,7 @@ def question_rows(asked: BestAsked, own_batch: int | None) -> list[tuple[str, st
         ("g global batch", batch),
         ("o objective", f"{OBJECTIVES[asked.objective]}{steps}"),
         ("t time budget", f"{fmt.duration(asked.budget_s)}, without the runs that confirm the best"),
+        ("f fresh", FRESH if fresh else NOT_FRESH),
     ]
 
 

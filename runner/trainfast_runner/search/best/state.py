@@ -288,7 +288,7 @@ fp16 and bf16 stay within a few percent.
 """
 
 
-def state(
+def state_of_best_journal(
     lines: Sequence[BestLine],
     spent_s: float,
     warm_run_id: str | None = None,
