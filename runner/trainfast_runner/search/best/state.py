@@ -296,7 +296,7 @@ def state_of_best_journal(
     *,
     voids_drifted: bool = True,
 ) -> BestState:
-    """Collect what a journal's lines tell. `before` was state at an earlier line: its posterior is extended.
+    """Return the state after these lines. `before` is the state at an earlier line, whose posterior is extended.
 
     Without `voids_drifted` the trials of processes that drifted count, with the drift as noise.
     """
