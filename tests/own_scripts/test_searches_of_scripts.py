@@ -53,6 +53,37 @@ def test_largest_batch_of_an_argparse_script_is_confirmed_and_a_larger_one_does_
 
 
 @pytest.mark.long
+def test_trial_of_a_script_that_saves_every_step_leaves_no_file(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    path = tmp_path / "train.py"
+    path.write_text(
+        "import argparse, tempfile, torch\n"
+        "from accelerate import Accelerator\nfrom safetensors.torch import save_file\n"
+        "parser = argparse.ArgumentParser()\nparser.add_argument('--batch-size', type=int, default=4)\n"
+        "args = parser.parse_args()\naccelerator = Accelerator(cpu=True)\nmodel = torch.nn.Linear(4, 1)\n"
+        "data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(400, 4)), args.batch_size)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "model, optimizer, data = accelerator.prepare(model, optimizer, data)\nfor (rows,) in data:\n"
+        "    accelerator.backward(model(rows).mean())\n    optimizer.step()\n    accelerator.save_state('state')\n"
+        "    save_file(dict(model.state_dict()), 'weights.safetensors')\n    torch.save(model, 'model.pt')\n"
+        "    tempfile.NamedTemporaryFile(delete=False).write(b'x')\n"
+    )
+    preset_of(cli, "--", PYTHON, str(path))
+    done = cli("bench", "mine", "--vary", "batch_size=4", "--set", "steps=6", "--json")
+    assert done.code == 0, done.err
+    row = done.json["rows"][0]
+    assert {"torch: save", "safetensors: save_file", "accelerate: Accelerator.save_state"} <= set(
+        row["result"]["script"]["suppressed"]
+    )
+    assert files_below(work) == []
+    assert not (cli.home / "runs" / row["result"]["run_id"] / "sandbox").exists()
+
+
+@pytest.mark.long
 def test_batch_that_the_script_overrides_is_incompatible(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     lines = (
