@@ -104,3 +104,16 @@ def test_a_script_gets_the_settings_as_a_diff(trained: tuple[Cli, Done], tmp_pat
     assert script.read_text().endswith("size=8)\n"), "it only prints"
     again = cli("export", "last", "--onto", str(tmp_path / "none.py")).refused()
     assert "cannot read" in again
+
+
+def test_an_export_is_imported_as_a_preset(trained: tuple[Cli, Done], tmp_path: Path) -> None:
+    cli, _ = trained
+    block, preset = tmp_path / "args.py", tmp_path / "mine.toml"
+    block.write_text(exported(trained, "training-args"))
+    done = cli("import", str(block), "-o", str(preset))
+    assert done.code == 0, done.err
+    assert done.err == ""
+    knobs, run, names = resolve(str(preset)).knobs, recorded(trained), ("batch_size", "lr", "steps")
+    assert [knobs[name] for name in names] == [run.knobs[name] for name in names]
+    assert "there is no preset" in cli("import", str(block), "--from", "tiny-lama").refused()
+    assert "cannot read" in cli("import", str(tmp_path / "none.json")).refused()

@@ -5,6 +5,12 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import dataclass, field
 
+TRAINER_CALLS = (
+    *("TrainingArguments", "Seq2SeqTrainingArguments"),
+    *("SFTConfig", "DPOConfig", "GRPOConfig", "RewardConfig"),
+)
+"""transformers' class and those of TRL that inherit its fields."""
+
 
 @dataclass(frozen=True)
 class CallFields:

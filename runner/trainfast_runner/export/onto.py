@@ -9,7 +9,7 @@ from pathlib import Path
 from trainfast_runner.errors import UserError
 from trainfast_runner.export import onto_python, onto_shell
 from trainfast_runner.export.accelerate_yaml import MIXED
-from trainfast_runner.export.call_fields import CallFields
+from trainfast_runner.export.call_fields import TRAINER_CALLS, CallFields
 from trainfast_runner.export.trainer_arguments import fields_of, trainer_arguments
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.script_run import OUR_KNOBS
@@ -18,15 +18,6 @@ from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.spec import spec_of_record
 from trainfast_runner.settings.world import recorded_strategy
 
-TRAINER_CALLS = (
-    "TrainingArguments",
-    "Seq2SeqTrainingArguments",
-    "SFTConfig",
-    "DPOConfig",
-    "GRPOConfig",
-    "RewardConfig",
-)
-"""transformers' class and those of TRL that inherit its fields."""
 LOADER = {
     "batch_size": "batch_size",
     "num_workers": "workers",

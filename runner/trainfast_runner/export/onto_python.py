@@ -22,7 +22,7 @@ def edited(source: str, file: str, calls: Sequence[CallFields]) -> tuple[str, li
         tree = ast.parse(source)
     except SyntaxError as error:
         raise UserError(f"not Python: {error.msg}", key="--onto", where=f"{file}:{error.lineno}") from None
-    found = [(one, list(_calls_of(tree, one.functions))) for one in calls]
+    found = [(one, list(calls_of(tree, one.functions))) for one in calls]
     found = found[:1] if found[0][1] else [(one, nodes) for one, nodes in found[1:] if nodes]
     if not found:
         raise UserError(
@@ -49,7 +49,8 @@ def edited(source: str, file: str, calls: Sequence[CallFields]) -> tuple[str, li
     return content.decode(), notes
 
 
-def _calls_of(tree: ast.AST, functions: Sequence[str]) -> Iterator[ast.Call]:
+def calls_of(tree: ast.AST, functions: Sequence[str]) -> Iterator[ast.Call]:
+    """Yield the calls of functions of these names."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", None)

@@ -69,7 +69,7 @@ def edited(text: str, file: str, wanted: CallFields) -> tuple[str, list[str]]:
         )
     [words] = commands
     script = script_place(words) or 0
-    flags = _flags(words[script + 1 :])
+    flags = flags_of(words[script + 1 :])
     if not any(wanted.name_in(field, flags) in flags for field in wanted.fields) and "output_dir" not in flags:
         raise UserError(
             f"{file} gives its script none of the flags of transformers' TrainingArguments",
@@ -111,7 +111,7 @@ def _edits(
     return edits, added, notes
 
 
-def _flags(words: list[Word]) -> dict[str, tuple[Word, Word | None]]:
+def flags_of(words: list[Word]) -> dict[str, tuple[Word, Word | None]]:
     """The flags by name with underscores: the word of each, and of its value, None for a flag alone."""
     found: dict[str, tuple[Word, Word | None]] = {}
     for place, word in enumerate(words):

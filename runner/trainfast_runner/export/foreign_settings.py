@@ -1,0 +1,156 @@
+"""Fields of other tools as knobs: TrainingArguments, accelerate's configuration, DeepSpeed's json."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.settings.knob_type import KnobValues
+from trainfast_runner.settings.knobs import KNOBS, knob
+from trainfast_runner.worker.catalog import OPTIMIZERS, STRATEGIES
+
+OPTIMS = {entry.trainer_name: name for name, entry in OPTIMIZERS.items() if entry.trainer_name}
+FIELDS = {
+    entry.same_as.training_args: entry.name
+    for entry in KNOBS
+    if entry.same_as.training_args.isidentifier()
+    and entry.same_as.training_args.islower()
+    and entry.name not in ("optimizer", "compile")
+}
+"""Knobs by the field of TrainingArguments that has their very value."""
+RENAMED = {
+    "activation_checkpointing": "gradient_checkpointing",
+    "per_gpu_train_batch_size": "per_device_train_batch_size",
+}
+"""Names of other versions of transformers."""
+SILENT = (
+    *("output_dir", "compute_environment", "num_machines", "machine_rank", "main_training_function", "rdzv_backend"),
+    *("same_network", "debug", "downcast_bf16", "enable_cpu_affinity", "tpu_env", "tpu_use_cluster", "tpu_use_sudo"),
+    *("steps_per_print", "wall_clock_breakdown", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"),
+)
+"""Keys that say nothing of speed or of the training."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """Knobs, and what was not understood, in words."""
+
+    knobs: KnobValues
+    not_understood: list[str]
+
+    def take(self, name: str, value: object, said: str) -> None:
+        """Set a knob; a value that it does not take is not understood."""
+        try:
+            self.knobs[name] = knob(name).read(value)
+        except UserError as error:
+            self.not_understood.append(f"{said}: {error.message}")
+
+
+def from_trainer_fields(fields: dict[str, Any]) -> Found:
+    """Knobs of the fields of a TrainingArguments call."""
+    rest = {RENAMED.get(name, name): value for name, value in fields.items() if name not in SILENT}
+    found = Found({}, [])
+    halves = {name: rest.pop(name) for name in ("bf16", "fp16", "tf32") if name in rest}
+    if halves:
+        found.knobs["precision"] = next((name for name, on in halves.items() if on), "fp32")
+    if rest.pop("use_cpu", False):
+        found.knobs["devices"] = "cpu"
+    compiled, mode = rest.pop("torch_compile", None), rest.pop("torch_compile_mode", None) or "default"
+    if compiled is not None:
+        found.take(
+            "compile", mode.removesuffix("-no-cudagraphs") if compiled else "off", f"torch_compile_mode={mode!r}"
+        )
+    deepspeed = rest.pop("deepspeed", None)
+    if isinstance(deepspeed, dict):
+        inner = from_deepspeed(deepspeed)
+        found.knobs.update(inner.knobs)
+        found.not_understood.extend(inner.not_understood)
+    elif deepspeed is not None:
+        found.not_understood.append(f"deepspeed={deepspeed!r}: import that file")
+    for name, value in rest.items():
+        if name == "optim" and value in OPTIMS:
+            found.knobs["optimizer"] = OPTIMS[value]
+        elif name == "gradient_checkpointing" and isinstance(value, bool):
+            found.knobs["checkpointing"] = "full" if value else "off"
+        elif name in FIELDS:
+            found.take(FIELDS[name], value, f"{name}={value!r}")
+        else:
+            found.not_understood.append(f"{name}={value!r}")
+    return found
+
+
+def from_accelerate(table: dict[str, Any]) -> Found:
+    """Knobs of a file for `accelerate launch --config_file`."""
+    rest = {name: value for name, value in table.items() if name not in SILENT}
+    found = Found({}, [])
+    mixed = rest.pop("mixed_precision", None)
+    if mixed is not None:
+        # YAML 1.1 reads a bare `no` as false.
+        found.take("precision", "fp32" if mixed in ("no", False) else mixed, f"mixed_precision: {mixed}")
+    kind, count = rest.pop("distributed_type", None), rest.pop("num_processes", 1)
+    kinds = {"NO": "single", False: "single", "MULTI_GPU": "ddp", "FSDP": "fsdp"}
+    if kind in kinds:
+        found.knobs["strategy"] = kinds[kind]
+    elif kind is not None:
+        found.not_understood.append(f"distributed_type: {kind}")
+    if rest.pop("use_cpu", False):
+        found.knobs["devices"] = "cpu"
+    elif isinstance(count, int) and count > 1:
+        found.knobs["devices"] = count
+    dynamo = rest.pop("dynamo_config", None)
+    if isinstance(dynamo, dict) and str(dynamo.get("dynamo_backend")).upper() == "INDUCTOR":
+        found.take("compile", dynamo.get("dynamo_mode", "default"), "dynamo_mode")
+    elif dynamo is not None:
+        found.not_understood.append(f"dynamo_config: {dynamo}")
+    fsdp = dict(rest.pop("fsdp_config", None) or {})
+    for key, name in (("fsdp_reshard_after_forward", "reshard"), ("fsdp_activation_checkpointing", "checkpointing")):
+        value = fsdp.pop(key, None)
+        if isinstance(value, bool):
+            found.knobs[name] = ("on" if value else "off") if name == "reshard" else ("full" if value else "off")
+    fsdp.pop("fsdp_version", None)
+    fsdp.pop("fsdp_auto_wrap_policy", None)
+    found.not_understood.extend(f"{name}: {value}" for name, value in {**rest, **fsdp}.items())
+    return found
+
+
+def from_deepspeed(config: dict[str, Any]) -> Found:
+    """Knobs of DeepSpeed's json.
+
+    Sizes of buckets are computed anew from the model, and "auto" is left to the Trainer.
+    """
+    rest = {name: value for name, value in config.items() if name not in (*SILENT, "train_batch_size")}
+    found = Found({}, [])
+    zero = dict(rest.pop("zero_optimization", None) or {})
+    offload, parameters = zero.get("offload_optimizer") or {}, zero.get("offload_param")
+    names = [
+        name
+        for name, entry in STRATEGIES.items()
+        if entry.zero and entry.zero_stage == zero.get("stage") and entry.offloads == bool(offload or parameters)
+    ]
+    if names:
+        found.knobs["strategy"] = names[0]
+    elif zero:
+        found.not_understood.append(f"zero_optimization.stage: {zero.get('stage')}")
+    if offload.get("nvme_path"):
+        found.knobs["offload_path"] = offload["nvme_path"]
+    halves = {name: dict(rest.pop(name)) for name in ("bf16", "fp16") if isinstance(rest.get(name), dict)}
+    on = next((name for name, half in halves.items() if half.get("enabled") is True), None)
+    if on is not None:
+        pure = on == "bf16" and halves[on].get("bf16_master_weights_and_grads")
+        found.knobs["precision"] = "bf16-pure" if pure else on
+    elif not any(half.get("enabled") == "auto" for half in halves.values()):
+        found.knobs["precision"] = "fp32"
+    same = {
+        "train_micro_batch_size_per_gpu": "batch_size",
+        "gradient_accumulation_steps": "grad_accum",
+        "gradient_clipping": "grad_clip",
+    }
+    for key, value in rest.items():
+        if value == "auto":
+            continue
+        if key in same:
+            found.take(same[key], value, f"{key}: {value}")
+        else:
+            found.not_understood.append(f"{key}: {value}")
+    return found

@@ -1,0 +1,149 @@
+"""Settings read out of a script, a command or a configuration of another tool, as knobs. Nothing of it is executed."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import json
+import shlex
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.export.call_fields import TRAINER_CALLS
+from trainfast_runner.export.foreign_settings import Found, from_accelerate, from_deepspeed, from_trainer_fields
+from trainfast_runner.export.onto_python import calls_of
+from trainfast_runner.export.onto_shell import Word, flags_of, script_commands, script_place
+from trainfast_runner.export.own_command import preset_text
+from trainfast_runner.settings.knob_type import KnobValues
+from trainfast_runner.settings.knobs import defaults
+from trainfast_runner.settings.spec import RunSpec, resolve
+
+KINDS = ("a TrainingArguments block", "an accelerate YAML", "a DeepSpeed json", "a shell command")
+
+
+@dataclass(frozen=True)
+class Imported:
+    """The kind of text, the knobs in it, and in words what was not understood. `preset` is the TOML of a preset."""
+
+    kind: str
+    knobs: KnobValues
+    not_understood: tuple[str, ...]
+    preset: str = field(repr=False)
+
+
+def import_settings(text: str, name: str, base: str) -> Imported:
+    """Read `text`; what it does not say is from the preset `base`. `name` is for the preset's title and for errors.
+
+    Raises UserError for a text of no known kind.
+    """
+    spec = _own_command(text)
+    if spec is not None:
+        changed = {key: spec.knobs[key] for key in spec.knobs if key in spec.overrides}
+        return Imported("a trainfast-tui command", changed, (), _preset(name, spec, {}))
+    kind, found = _read(text, name)
+    return Imported(kind, found.knobs, tuple(found.not_understood), _preset(name, resolve(base), found.knobs))
+
+
+def _read(text: str, name: str) -> tuple[str, Found]:
+    block = _trainer_block(text)
+    if block is not None:
+        return KINDS[0], block
+    if text.lstrip().startswith("{"):
+        try:
+            config = json.loads(text)
+        except ValueError as error:
+            raise UserError(f"{name} is no valid JSON: {error}", key=name) from None
+        return KINDS[2], from_deepspeed(config)
+    table = _yaml(text)
+    if table is not None:
+        return KINDS[1], from_accelerate(table)
+    commands = script_commands(text)
+    if len(commands) == 1:
+        return KINDS[3], _command(commands[0])
+    if len(commands) > 1:
+        raise UserError(f"{name} starts {len(commands)} scripts: which one trains is open", key=name)
+    raise UserError(f"{name} is of no known kind", key=name, allowed=KINDS)
+
+
+def _trainer_block(text: str) -> Found | None:
+    """The fields of the only TrainingArguments call; None for a text that is no Python or has none."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return None
+    calls = list(calls_of(tree, TRAINER_CALLS))
+    if len(calls) > 1:
+        lines = ", ".join(str(call.lineno) for call in calls)
+        raise UserError(f"TrainingArguments is called in lines {lines}: which one trains is open", key="lines")
+    if not calls:
+        return None
+    fields: dict[str, Any] = {}
+    unknown = []
+    for keyword in calls[0].keywords:
+        try:
+            fields[str(keyword.arg)] = ast.literal_eval(keyword.value)
+        except ValueError:
+            unknown.append(f"{keyword.arg or '**'}={ast.unparse(keyword.value)} (line {keyword.value.lineno})")
+    found = from_trainer_fields(fields)
+    return Found(found.knobs, [*found.not_understood, *unknown])
+
+
+def _yaml(text: str) -> dict[str, Any] | None:
+    """A configuration of accelerate; None for another text."""
+    try:
+        table = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return None
+    known = ("distributed_type", "mixed_precision", "num_processes")
+    return table if isinstance(table, dict) and any(key in table for key in known) else None
+
+
+def _command(words: list[Word]) -> Found:
+    """The flags behind the script as fields of TrainingArguments, and the launcher's processes."""
+    place = script_place(words) or 0
+    flags = flags_of(words[place + 1 :])
+    fields = {name: True if value is None else _literal(value.value) for name, (_, value) in flags.items()}
+    found = from_trainer_fields(fields)
+    launch = flags_of(words[:place])
+    knobs = dict(found.knobs)
+    for option in ("nproc_per_node", "num_processes", "num_gpus"):
+        count = launch.pop(option, (None, None))[1]
+        if count is not None and count.value.isdigit() and int(count.value) > 1:
+            knobs["devices"] = int(count.value)
+            knobs.setdefault("strategy", "ddp")
+    launch.pop("standalone", None)
+    if any(word.value == "NCCL_P2P_DISABLE=1" for word in words[:place]):
+        knobs["p2p"] = "off"
+    return Found(knobs, [*found.not_understood, *(f"--{name}" for name in launch)])
+
+
+def _literal(text: str) -> Any:
+    """A flag's value as a number or a boolean if it is one, else as text."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    try:
+        value = ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return text
+    return value if isinstance(value, int | float) else text
+
+
+def _own_command(text: str) -> RunSpec | None:
+    """The run of a `trainfast-tui run PRESET --set ...` command; None for another text. Raises UserError."""
+    line = next((line for line in text.splitlines() if line.strip() and not line.startswith("#")), "")
+    try:
+        words = shlex.split(line, comments=True)
+    except ValueError:
+        return None
+    if words[:2] != ["trainfast-tui", "run"] or len(words) < 3 or words[2].startswith("-"):
+        return None
+    return resolve(words[2], [after for word, after in itertools.pairwise(words) if word == "--set"])
+
+
+def _preset(name: str, spec: RunSpec, knobs: KnobValues) -> str:
+    usual = defaults()
+    kept = {key: value for key, value in {**spec.knobs, **knobs}.items() if value != usual[key]}
+    return preset_text(f"imported from {name}", spec.model, spec.data, kept)

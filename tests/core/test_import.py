@@ -1,0 +1,109 @@
+"""Settings of other tools come in as knobs, and what a run exports comes back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.export.formats import export
+from trainfast_runner.export.imported import import_settings
+from trainfast_runner.export.trainer_arguments import overrides
+from trainfast_runner.records.run_file import ClockAnchor, RunFile
+from trainfast_runner.settings.knobs import defaults
+from trainfast_runner.worker.catalog import OPTIMIZERS
+
+KNOBS = st.fixed_dictionaries(
+    {},
+    optional={
+        "precision": st.sampled_from(["fp32", "fp16", "bf16"]),
+        "batch_size": st.integers(1, 4096),
+        "grad_accum": st.integers(1, 64),
+        "checkpointing": st.sampled_from(["off", "full"]),
+        "optimizer": st.sampled_from([name for name, entry in OPTIMIZERS.items() if entry.trainer_name]),
+        "compile": st.sampled_from(["off", "default", "max-autotune"]),
+        "workers": st.integers(0, 64),
+        "pin_memory": st.sampled_from(["on", "off"]),
+        "lr": st.floats(0, 10),
+        "lr_schedule": st.sampled_from(["constant", "linear"]),
+        "weight_decay": st.floats(0, 1),
+        "grad_clip": st.floats(0, 1e6),
+        "seed": st.integers(0, 2**31 - 1),
+        "steps": st.integers(4, 10_000),
+        "seq_len": st.integers(8, 4096),
+        "p2p": st.sampled_from(["on", "off"]),
+        "strategy": st.sampled_from(["single", "ddp", "fsdp"]),
+    },
+)
+
+
+def a_run(knobs: dict[str, Any]) -> RunFile:
+    ranks = 1 if knobs.get("strategy", "single") == "single" else 2
+    return RunFile(
+        run_id="r1",
+        preset="tiny-llama",
+        model={"family": "llama"},
+        data={"kind": "text", "objective": "causal-lm"},
+        knobs={**defaults(), "devices": ranks, **knobs},
+        device="cuda",
+        world_size=ranks,
+        clock=ClockAnchor(monotonic_ns=0, wall_ns=0),
+    )
+
+
+@pytest.mark.parametrize("form", ["training-args", "torchrun", "accelerate"])
+@given(knobs=KNOBS)
+def test_an_export_comes_back(form: str, knobs: dict[str, Any]) -> None:
+    run = a_run(knobs)
+    try:
+        exported = export(run, Path("none"), form)
+    except UserError:
+        return  # refused: it would start another run
+    imported = import_settings(exported.text, "it", "tiny-llama")
+    assert imported.not_understood == ()
+    for name, value in imported.knobs.items():
+        assert value == run.knobs[name], name
+    for name in overrides(run.knobs):
+        told = name in exported.left_out or f"# {name}=" in exported.text
+        assert name in imported.knobs or told or name == "devices", name
+
+
+def test_deepspeeds_json_comes_back(tmp_path: Path) -> None:
+    config = {
+        "train_batch_size": 32,
+        "train_micro_batch_size_per_gpu": 8,
+        "gradient_accumulation_steps": 2,
+        "gradient_clipping": 0.5,
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+        "steps_per_print": 100,
+    }
+    run = a_run({"strategy": "zero2-offload", "batch_size": 8, "grad_accum": 2, "grad_clip": 0.5, "precision": "bf16"})
+    (tmp_path / "deepspeed.json").write_text(json.dumps(config))
+    for form in ("deepspeed", "training-args"):
+        imported = import_settings(export(run, tmp_path, form).text, "ds", "tiny-llama")
+        wanted = ("strategy", "batch_size", "grad_accum", "grad_clip", "precision")
+        assert {name: imported.knobs.get(name) for name in wanted} == {name: run.knobs[name] for name in wanted}
+
+
+def test_what_is_not_understood_is_listed_and_nothing_is_executed() -> None:
+    text = "import os; os.remove('/nothing')\nargs = TrainingArguments('o', optim='lion', lr=x, fsdp='full_shard')\n"
+    imported = import_settings(text, "train.py", "tiny-llama")
+    assert set(imported.not_understood) == {"optim='lion'", "fsdp='full_shard'", "lr=x (line 2)"}
+    command = import_settings("torchrun --nproc-per-node 2 --nnodes 1 t.py --bf16 --model m", "it", "tiny-llama")
+    assert command.knobs == {"precision": "bf16", "devices": 2, "strategy": "ddp"}
+    assert set(command.not_understood) == {"model='m'", "--nnodes"}
+    own = import_settings("trainfast-tui run tiny-llama --set batch_size=3", "it", "tiny-llama")
+    assert own.knobs == {"batch_size": 3}
+    assert "batch_size = 3" in own.preset
+
+
+@pytest.mark.parametrize("text", ["", "hello", "{", "a: b\n", "args = TrainingArguments()\nb = TrainingArguments()"])
+def test_a_text_of_no_kind_is_refused(text: str) -> None:
+    with pytest.raises(UserError):
+        import_settings(text, "it", "tiny-llama")

@@ -1,0 +1,45 @@
+"""`import`: settings of another tool, or of a command, as a preset."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.export.imported import import_settings
+from trainfast_tui.cli.output import print_json, print_line, writable, write_output
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument(
+        "file",
+        metavar="FILE",
+        help="a TrainingArguments block, an accelerate YAML, a DeepSpeed json or a shell command; - is stdin",
+    )
+    parser.add_argument(
+        "--from", default="tiny-llama", metavar="PRESET", dest="base", help="model, data and the rest (tiny-llama)"
+    )
+    parser.add_argument("-o", metavar="PRESET.toml", dest="output", help="write the preset instead of printing it")
+    parser.add_argument("--json", action="store_true", help="print {kind, knobs, not_understood, preset}")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print or write the preset, and on stderr what was not understood."""
+    output = None if arguments.output is None else writable(arguments.output, (".toml",))
+    name = "stdin" if arguments.file == "-" else arguments.file
+    try:
+        text = sys.stdin.read() if arguments.file == "-" else Path(arguments.file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {name}: {error}", key="FILE") from None
+    imported = import_settings(text, name, arguments.base)
+    if output is not None:
+        write_output(output, imported.preset + "\n")
+    if arguments.json:
+        print_json(imported)
+        return 0
+    for line in imported.not_understood:
+        print(f"not understood: {line}", file=sys.stderr)
+    print_line(imported.preset if output is None else f"{output}\nrun it with: trainfast-tui run {output}")
+    return 0
