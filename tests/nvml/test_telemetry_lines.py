@@ -288,7 +288,7 @@ def test_a_run_thins_its_telemetry_at_the_cap_and_says_so_once(tmp_path: Path) -
     path = tmp_path / "telemetry.jsonl"
     sizes = []
     for second in range(8000):
-        log._take(Tick(t_ns=second * SECOND_NS, host=HostReading(), devices=[], missing={}, sample_us=1))
+        log._write_tick(Tick(t_ns=second * SECOND_NS, host=HostReading(), devices=[], missing={}, sample_us=1))
         sizes.append(path.stat().st_size)
     log.stop()
     assert max(sizes) <= cap_bytes * 1.25
@@ -308,7 +308,7 @@ def test_a_full_disk_while_thinning_leaves_the_file_as_it_was(tmp_path: Path, mo
 
     monkeypatch.setattr(telemetry_log, "thin_telemetry", full)
     for second in range(300):
-        log._take(Tick(t_ns=second * SECOND_NS, host=HostReading(), devices=[], missing={}, sample_us=1))
+        log._write_tick(Tick(t_ns=second * SECOND_NS, host=HostReading(), devices=[], missing={}, sample_us=1))
     log.stop()
     assert seconds_of(tmp_path / "telemetry.jsonl") == list(range(300))
     assert failures == ["telemetry.jsonl: No space left on device"]
