@@ -147,8 +147,8 @@ def test_a_skipped_value_and_a_pinned_knob_are_obeyed(cli: Cli) -> None:
     best = done.json["best"]["knobs"]
     assert (best["precision"], best["optimizer"] != "sgd") == ("fp32", True)
     assert done.json["orders"] == [
-        {"do": "skip", "knob": "optimizer", "value": "sgd"},
-        {"do": "pin", "knob": "precision", "value": "fp32"},
+        {"do": "skip", "knob": "optimizer", "value": "sgd", "knobs": None},
+        {"do": "pin", "knob": "precision", "value": "fp32", "knobs": None},
     ]
     reasons = {one["reason"] for one in done.json["verdicts"] if one["verdict"] == "not_tried"}
     assert any("you skipped optimizer=sgd" in reason for reason in reasons)
