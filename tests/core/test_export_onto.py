@@ -82,6 +82,29 @@ def test_a_plain_loop_gets_them_into_its_loader(tmp_path: Path) -> None:
     assert "valid = DataLoader(other)\n" in text
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("DataLoader(data, 4)", "DataLoader(data, 16, num_workers=2)"),
+        ("DataLoader(\n    data,\n)", "DataLoader(\n    data,\nbatch_size=16, num_workers=2)"),
+        ("DataLoader(\n    data  # x, y\n)", "DataLoader(\n    data  # x, y\n, batch_size=16, num_workers=2)"),
+    ],
+)
+def test_arguments_without_names_are_changed_in_their_places(tmp_path: Path, before: str, after: str) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(f"\x0c\nloader = {before}\n")
+    assert changed(file, a_run(script=True, batch_size=16, workers=2))[0] == f"\x0c\nloader = {after}\n"
+
+
+def test_a_shell_file_keeps_what_stands_behind_its_command(tmp_path: Path) -> None:
+    file = tmp_path / "train.sh"
+    file.write_text("cd x && python train.py --output_dir 'a;b' --fp16 False; echo done --bf16 # --optim\n")
+    text, _ = changed(file, a_run(script=True, precision="fp16"))
+    assert text == ("cd x && python train.py --output_dir 'a;b' --fp16 True; echo done --bf16 # --optim\n"), (
+        "no flag of another command is taken for the script's"
+    )
+
+
 def test_a_shell_file_gets_flags(tmp_path: Path) -> None:
     file = tmp_path / "train.sh"
     file.write_text(
@@ -100,9 +123,11 @@ def test_a_shell_file_gets_flags(tmp_path: Path) -> None:
     ("name", "text", "said"),
     [
         ("train.py", "x = (\n", "train.py:1: not Python"),
+        ("train.py", f"x = {'-' * 9000}1\n", "train.py: Python's parser cannot read it"),
         ("train.py", "print(1)\n", "calls none of TrainingArguments, Accelerator, DataLoader"),
         ("train.sh", "ls\n", "starts no script"),
         ("train.sh", "python a.py --output_dir x\npython b.py\n", "starts scripts in lines 1, 2"),
+        ("train.sh", "python a.py && python b.py --output_dir x\n", "starts scripts in lines 1, 1"),
         ("train.sh", "python a.py --bs 4\n", "none of the flags of transformers' TrainingArguments"),
     ],
 )

@@ -17,13 +17,14 @@ class CallFields:
     """Functions by name, and values for their arguments.
 
     A value that is also in `usual` is the function's own default: it replaces another one, and is not added.
-    `aliases` are other names under which an argument may stand.
+    `aliases` are other names under which an argument may stand, `order` the names of the first ones without names.
     """
 
     functions: tuple[str, ...]
     fields: dict[str, object]
     usual: dict[str, object] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
+    order: tuple[str, ...] = ()
 
     def name_in(self, name: str, given: Container[str]) -> str:
         """The name under which an argument stands among `given`, a container of names; else its own."""

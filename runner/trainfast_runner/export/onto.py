@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def onto(run: RunFile, file: Path) -> OntoFile:
         after, notes = onto_python.edited(before, str(file), _calls(knobs))
     else:
         after, notes = onto_shell.edited(before, str(file), _trainer(knobs))
-    lines = difflib.unified_diff(before.splitlines(True), after.splitlines(True), str(file), str(file))
+    lines = difflib.unified_diff(_lines(before), _lines(after), str(file), str(file))
     diff = "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
     return OntoFile(run.run_id, str(file), diff, (*notes, *_launch_notes(run)))
 
@@ -100,7 +101,12 @@ def _calls(knobs: KnobValues) -> list[CallFields]:
     return [
         _trainer(knobs),
         CallFields(("Accelerator",), accelerator, {"gradient_accumulation_steps": 1, "mixed_precision": "no"}),
-        CallFields(("DataLoader",), loader, {"num_workers": 0, "pin_memory": False, "prefetch_factor": None}),
+        CallFields(
+            ("DataLoader",),
+            loader,
+            {"num_workers": 0, "pin_memory": False, "prefetch_factor": None},
+            order=("dataset", "batch_size"),
+        ),
     ]
 
 
@@ -110,6 +116,11 @@ def _launch_notes(run: RunFile) -> list[str]:
         return []
     name = recorded_strategy(run.knobs).name if run.script is None else "the run"
     return [f"{name} had {run.world_size} processes: torchrun --nproc-per-node {run.world_size}"]
+
+
+def _lines(text: str) -> list[str]:
+    """The lines with their ends, cut at line feeds alone as `patch` does: a form feed ends none."""
+    return re.findall(r"[^\n]*\n|[^\n]+", text)
 
 
 def _read(file: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 
 from trainfast_runner.errors import UserError
@@ -21,7 +22,11 @@ def edited(source: str, file: str, calls: Sequence[CallFields]) -> tuple[str, li
     try:
         tree = ast.parse(source)
     except SyntaxError as error:
-        raise UserError(f"not Python: {error.msg}", key="--onto", where=f"{file}:{error.lineno}") from None
+        where = f"{file}:{error.lineno}" if error.lineno else file
+        raise UserError(f"not Python: {error.msg}", key="--onto", where=where) from None
+    except (ValueError, MemoryError, RecursionError):
+        # Null bytes before Python 3.11.4, and expressions too deep for the parser.
+        raise UserError("Python's parser cannot read it", key="--onto", where=file) from None
     found = [(one, list(calls_of(tree, one.functions))) for one in calls]
     found = found[:1] if found[0][1] else [(one, nodes) for one, nodes in found[1:] if nodes]
     if not found:
@@ -69,7 +74,8 @@ def _is_shuffle(keyword: ast.keyword) -> bool:
 
 
 def _edits(node: ast.Call, wanted: CallFields, place: _Places, file: str) -> tuple[list[Edit], list[str]]:
-    given = {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg is not None}
+    given = dict(zip(wanted.order, node.args, strict=False))
+    given |= {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg is not None}
     edits: list[Edit] = []
     added: list[str] = []
     notes = [
@@ -96,7 +102,7 @@ def _insertion(node: ast.Call, added: list[str], place: _Places) -> Edit:
     """New arguments before the last one with a name, on lines of their own if that one has its own."""
     if not node.keywords:
         _, end = place.span(node)
-        separator = ", " if node.args else ""
+        separator = ", " if node.args and not place.has_comma(node.args[-1], end - 1) else ""
         return end - 1, end - 1, separator + ", ".join(added)
     last = node.keywords[-1]
     begin, _ = place.span(last)
@@ -120,6 +126,11 @@ class _Places:
         assert node.end_col_offset is not None
         begin = self._lines[node.lineno - 1] + node.col_offset
         return begin, self._lines[node.end_lineno - 1] + node.end_col_offset
+
+    def has_comma(self, node: ast.expr, end: int) -> bool:
+        """True if a comma stands behind the last argument of a call that ends at `end`."""
+        behind = self._content[self.span(node)[1] : end]
+        return b"," in re.sub(rb"#[^\n]*", b"", behind)
 
     def indent_before(self, offset: int) -> str | None:
         """The white space from the line's begin to `offset`; None if other text stands there."""

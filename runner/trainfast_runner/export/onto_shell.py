@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trainfast_runner.errors import UserError
@@ -11,7 +12,10 @@ from trainfast_runner.export.call_fields import CallFields
 
 LOGICAL_LINE = re.compile(r"(?:\\.|[^\n\\])+", re.S)
 """A line with those that a backslash at its end joins to it."""
-WORD = re.compile(r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|\\[^\n]|[^\s\\'"])+""", re.S)
+WORD = re.compile(r"""\d+[<>]|(?:'[^']*'|"(?:\\.|[^"\\])*"|\$\([^)]*\)|\\[^\n]|[^\s\\'";&|<>])+|[;&|<>]+""", re.S)
+"""A word, or an operator between words."""
+ENDS = re.compile(r"\d*[<>]|[;&|#]")
+"""The beginning of an operator or comment, behind which a word is none of the command's own."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +42,22 @@ def script_commands(text: str) -> list[list[Word]]:
         if line[0].lstrip().startswith("#"):
             continue
         words = [Word(one[0], line.start() + one.start(), line.start() + one.end()) for one in WORD.finditer(line[0])]
-        if script_place(words) is not None:
-            found.append(words)
+        found += [command for command in _commands(words) if script_place(command) is not None]
     return found
+
+
+def _commands(words: list[Word]) -> Iterator[list[Word]]:
+    """The words of a line up to its comment, cut at each operator."""
+    command: list[Word] = []
+    for word in words:
+        if not ENDS.match(word.text):
+            command.append(word)
+            continue
+        yield command
+        command = []
+        if word.text.startswith("#"):
+            return
+    yield command
 
 
 def script_place(words: list[Word]) -> int | None:
@@ -122,7 +139,7 @@ def flags_of(words: list[Word]) -> dict[str, tuple[Word, Word | None]]:
         if equals:
             given: Word | None = Word(value, word.end - len(value), word.end)
         else:
-            given = after if after is not None and not after.text.startswith(("--", "&", "|", ">", ";")) else None
+            given = after if after is not None and not after.text.startswith("--") else None
         found[name.replace("-", "_")] = (word, given)
     return found
 
