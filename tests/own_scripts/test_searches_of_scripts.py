@@ -61,8 +61,9 @@ def test_trial_of_a_script_that_saves_every_step_leaves_no_file(
     monkeypatch.chdir(work)
     path = tmp_path / "train.py"
     path.write_text(
+        # Both import torch, with which the hooks come.
+        "from safetensors.torch import save_file\nfrom accelerate import Accelerator\n"
         "import argparse, tempfile, torch\n"
-        "from accelerate import Accelerator\nfrom safetensors.torch import save_file\n"
         "parser = argparse.ArgumentParser()\nparser.add_argument('--batch-size', type=int, default=4)\n"
         "args = parser.parse_args()\naccelerator = Accelerator(cpu=True)\nmodel = torch.nn.Linear(4, 1)\n"
         "data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(400, 4)), args.batch_size)\n"

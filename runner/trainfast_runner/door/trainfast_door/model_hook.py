@@ -18,7 +18,7 @@ from torch.nn.modules.module import (
 
 from .notes import never_raises
 from .script_run import uses_accelerate
-from .trial import limit_memory
+from .trial import limit_memory, silence_loaded
 
 if TYPE_CHECKING:
     from .script_run import ScriptRun
@@ -43,6 +43,7 @@ def install(run: ScriptRun) -> None:
     @never_raises
     def has_parameter(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         if not run.steps.peaks.has_model:
+            silence_loaded(run)
             limit_memory(run)
             run.steps.peaks.set_baseline()
         _modules.add(module)

@@ -36,6 +36,9 @@ SAVES = {
 }
 """Functions that write checkpoints or upload them, by module; a trial calls none of them."""
 
+SILENT = "_trainfast_silent"
+"""Marks a function that was replaced."""
+
 
 def install(run: ScriptRun) -> None:
     """Keep a trial from saving; does nothing in any other run."""
@@ -45,6 +48,15 @@ def install(run: ScriptRun) -> None:
     _silence(torch, ("save",), run)
     hooks = {name: functools.partial(_silence, names=names, run=run) for name, names in SAVES.items()}
     sys.meta_path.insert(0, FrameworkFinder(hooks))
+
+
+@never_raises
+def silence_loaded(run: ScriptRun) -> None:
+    """Keep the modules from saving that were being loaded when the hooks came: those that import torch themselves."""
+    if run.is_trial:
+        for name, names in SAVES.items():
+            if name in sys.modules:
+                _silence(sys.modules[name], names, run)
 
 
 def sandbox_fields(run: ScriptRun) -> dict[str, Any]:
@@ -105,12 +117,20 @@ class LimitGauge:
 
 
 def _silence(module: Any, names: tuple[str, ...], run: ScriptRun) -> None:
-    """Replace these functions and methods of a module by ones that note the call and do nothing."""
+    """Replace these functions and methods of a module by ones that note the call and do nothing.
+
+    Also where the script has taken a function by its name.
+    """
+    script = vars(sys.modules["__main__"])
     for name in names:
         *before, last = name.split(".")
         owner = getattr(module, before[0], None) if before else module
-        if hasattr(owner, last):
-            setattr(owner, last, _silent(getattr(owner, last), f"{module.__name__.partition('.')[0]}: {name}", run))
+        function = getattr(owner, last, None)
+        if function is None or hasattr(function, SILENT):
+            continue
+        silent = _silent(function, f"{module.__name__.partition('.')[0]}: {name}", run)
+        setattr(owner, last, silent)
+        script.update({taken: silent for taken, one in script.items() if one is function})
 
 
 def _silent(function: Any, label: str, run: ScriptRun) -> Any:
@@ -118,6 +138,7 @@ def _silent(function: Any, label: str, run: ScriptRun) -> Any:
     def silent(*args: Any, **kwargs: Any) -> None:
         run.suppress(label)
 
+    setattr(silent, SILENT, True)
     return silent
 
 
