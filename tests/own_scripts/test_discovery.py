@@ -228,6 +228,7 @@ def test_globals_of_nanogpt_are_flags(cli: Cli, tmp_path: Path) -> None:
         (["--map", "batchsize=--bs"], "did you mean batch_size?"),
         (["--map", "precision=--dtype float16"], "has no {} for the value; try --map 'precision=--dtype {}'"),
         (["--map", "batch_size"], "--map takes KNOB=FLAG"),
+        (["--map", "batch_size=--bs '{}"], 'a quote is open in "--bs \'{}"'),
         (["--map", "batch_size=--grad-checkpointing"], "--grad-checkpointing takes no value, which batch_size needs"),
         (["--from", "tiny-llama"], "--from is for a preset without a command"),
         (["--set", "batch_size=0"], "batch_size: "),
@@ -259,7 +260,7 @@ def test_mapping_may_be_corrected(cli: Cli, tmp_path: Path) -> None:
     ("text", "said"),
     [
         (
-            "raise RuntimeError('no data here')",
+            "raise RuntimeError('no \\x1b[31mdata here')",
             "train.py ended before its arguments were read: RuntimeError: no data here",
         ),
         (

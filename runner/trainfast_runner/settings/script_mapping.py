@@ -5,7 +5,6 @@ The names are those of the Hugging Face examples, accelerate, Lightning, DeepSpe
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ from trainfast_runner.records.discovered import Flag
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import knob
-from trainfast_runner.settings.script_preset import Place
+from trainfast_runner.settings.script_preset import Place, split_words
 from trainfast_runner.worker.catalog import OPTIMIZERS
 
 NUMBERS = {
@@ -101,7 +100,7 @@ def _given(change: str, flags: Sequence[Flag]) -> Proposal:
     """The place that `KNOB=FLAG` names. Raises UserError naming the nearest flag that the script has."""
     name, equals, words = change.partition("=")
     known = knob(name.strip()).name
-    parts = shlex.split(words)
+    parts = split_words(words, "--map")
     if not equals or not parts:
         raise UserError(f"--map takes KNOB=FLAG, not {change!r}", key="--map")
     word = parts[0].partition("=")[0]

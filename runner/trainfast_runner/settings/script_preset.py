@@ -62,7 +62,9 @@ class ScriptPreset:
             ours = {_name(flag) for flag in flags}
             texts = place.values() if isinstance(place, dict) else ()
             # The flags of another value would contradict these.
-            for other in (flag for text in texts for flag in _flags(shlex.split(text)) if _name(flag) not in ours):
+            for other in (
+                flag for text in texts for flag in _flags(split_words(text, name)) if _name(flag) not in ours
+            ):
                 words = _without_flag(words, other)
             for flag in flags:
                 words = _with_flag(words, flag)
@@ -118,13 +120,21 @@ def load(path: str | Path) -> ScriptPreset:
     )
 
 
+def split_words(text: str, key: str) -> list[str]:
+    """The words of a text as a shell splits them. Raises UserError with this key for an open quote."""
+    try:
+        return shlex.split(text)
+    except ValueError:
+        raise UserError(f"a quote is open in {text!r}", key=key) from None
+
+
 def _words(name: str, place: Place, value: KnobValue) -> list[str]:
     shown = knob(name).show(value)
     if isinstance(place, str):
-        return [word.replace("{}", shown) for word in shlex.split(place)]
+        return [word.replace("{}", shown) for word in split_words(place, name)]
     if shown not in place:
         raise UserError(f"{name}={shown} has no words in [script.knobs]", key=name, allowed=place)
-    return shlex.split(place[shown])
+    return split_words(place[shown], name)
 
 
 def _flags(words: list[str]) -> list[list[str]]:

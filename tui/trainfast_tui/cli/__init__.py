@@ -51,7 +51,10 @@ def _run(arguments: list[str]) -> int:
 
 
 def _refuse(error: UserError, arguments: list[str]) -> int:
-    print(f"trainfast-tui: {error.line()}", file=sys.stderr)
+    from trainfast_tui.text.format import plain
+
+    # The error may quote a script's own words.
+    print(f"trainfast-tui: {plain(error.line())}", file=sys.stderr)
     if "--json" in arguments:
         import json
 

@@ -12,6 +12,7 @@ from trainfast_runner.export.onto import onto
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_tui.cli.output import print_json, print_line
 from trainfast_tui.cli.reference import add_run, directory_of
+from trainfast_tui.text.format import plain
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
             print_line(found.diff.removesuffix("\n"))
         already = [] if found.diff else [f"{found.file} has these settings already"]
         for note in (*already, *found.notes):
-            print(note, file=sys.stderr)
+            print(plain(note), file=sys.stderr)
         return 0
     exported = export(recorded, directory, arguments.to)
     written = [] if arguments.output is None else _write(exported, Path(arguments.output))

@@ -73,7 +73,7 @@ def _flag_lines(found: Discovered) -> Iterator[str]:
     kind = f"{found.parser}, " if found.parser else ""
     yield f"stopped at {found.stopped_at}: {kind}{count(len(found.flags))} flags"
     rows = [
-        [f"  {', '.join(flag.names)}", flag.type, plain("" if flag.default is None else str(flag.default))]
+        [f"  {plain(', '.join(flag.names))}", flag.type, plain("" if flag.default is None else str(flag.default))]
         for flag in found.flags
     ]
     if rows:
