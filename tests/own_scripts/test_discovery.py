@@ -115,6 +115,14 @@ def test_subcommand_has_its_own_flags(cli: Cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(find_spec("click") is None, reason="click is not installed")
+def test_default_that_is_no_unicode_has_question_marks(cli: Cli, tmp_path: Path) -> None:
+    lines = (
+        "import argparse\np = argparse.ArgumentParser()\np.add_argument('--data', default='a\\udcff')\np.parse_args()\n"
+    )
+    found = discovered(cli, *written(tmp_path, lines))
+    assert found["flags"][0]["default"] == "a?"
+
+
 def test_click(cli: Cli, tmp_path: Path) -> None:
     lines = (
         "import click\n@click.command()\n@click.option('--batch-size', default=32, show_default=True)\n"

@@ -54,14 +54,14 @@ def of_configurator(names: Mapping[str, Any]) -> list[dict[str, Any]]:
 def plain(value: Any) -> Any:
     """The value as JSON can hold it; its text for anything else, None for what stands for no value."""
     if value is None or isinstance(value, (bool, int, str)):
-        return value[:MOST_TEXT] if isinstance(value, str) else value
+        return _cut(value) if isinstance(value, str) else value
     if isinstance(value, float):
         return value if value - value == 0 else str(value)
     if isinstance(value, (list, tuple)):
         return [plain(one) for one in value[:MOST_TEXT]]
     if callable(value) or type(value).__name__ == "Sentinel" or value is argparse.SUPPRESS:
         return None
-    return plain(getattr(value, "value", None)) if hasattr(value, "value") else str(value)[:MOST_TEXT]
+    return plain(getattr(value, "value", None)) if hasattr(value, "value") else _cut(str(value))
 
 
 def _is_option(action: argparse.Action) -> bool:
@@ -119,4 +119,9 @@ def _leaves(config: Mapping[str, Any], before: str) -> Iterator[tuple[str, Any]]
 
 
 def _text(help: Any) -> str:
-    return str(help)[:MOST_TEXT] if isinstance(help, str) and help is not argparse.SUPPRESS else ""
+    return _cut(help) if isinstance(help, str) and help is not argparse.SUPPRESS else ""
+
+
+def _cut(text: str) -> str:
+    """The text's beginning; bytes of a file's name that are no UTF-8 (lone surrogates) become question marks."""
+    return text[:MOST_TEXT].encode(errors="replace").decode()
