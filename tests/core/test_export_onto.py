@@ -96,6 +96,14 @@ def test_arguments_without_names_are_changed_in_their_places(tmp_path: Path, bef
     assert changed(file, a_run(script=True, batch_size=16, workers=2))[0] == f"\x0c\nloader = {after}\n"
 
 
+def test_a_loader_with_a_batch_sampler_gets_no_batch_size(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("loader = DataLoader(data, batch_sampler=sampler)\n")
+    text, found = changed(file, a_run(script=True, batch_size=16, workers=2))
+    assert text == "loader = DataLoader(data, num_workers=2, batch_sampler=sampler)\n"
+    assert f"{file}:1: batch_sampler makes the batches: batch_size has to be 16" in found.notes
+
+
 def test_a_shell_file_keeps_what_stands_behind_its_command(tmp_path: Path) -> None:
     file = tmp_path / "train.sh"
     file.write_text("cd x && python train.py --output_dir 'a;b' --fp16 False; echo done --bf16 # --optim\n")

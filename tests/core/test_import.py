@@ -103,7 +103,9 @@ def test_what_is_not_understood_is_listed_and_nothing_is_executed() -> None:
     assert "batch_size = 3" in own.preset
 
 
-@pytest.mark.parametrize("text", ["", "hello", "{", "a: b\n", "args = TrainingArguments()\nb = TrainingArguments()"])
+@pytest.mark.parametrize(
+    "text", ["", "hello", "{", "(" * 9999, "a: b\n", "args = TrainingArguments()\nb = TrainingArguments()"]
+)
 def test_a_text_of_no_kind_is_refused(text: str) -> None:
     with pytest.raises(UserError):
         import_settings(text, "it", "tiny-llama")

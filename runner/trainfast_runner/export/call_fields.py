@@ -18,6 +18,7 @@ class CallFields:
 
     A value that is also in `usual` is the function's own default: it replaces another one, and is not added.
     `aliases` are other names under which an argument may stand, `order` the names of the first ones without names.
+    `displaced` names the argument beside which the function refuses another one: `{"batch_size": "batch_sampler"}`.
     """
 
     functions: tuple[str, ...]
@@ -25,6 +26,7 @@ class CallFields:
     usual: dict[str, object] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
     order: tuple[str, ...] = ()
+    displaced: dict[str, str] = field(default_factory=dict)
 
     def name_in(self, name: str, given: Container[str]) -> str:
         """The name under which an argument stands among `given`, a container of names; else its own."""

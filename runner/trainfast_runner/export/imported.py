@@ -72,7 +72,8 @@ def _trainer_block(text: str) -> Found | None:
     """The fields of the only TrainingArguments call; None for a text that is no Python or has none."""
     try:
         tree = ast.parse(text)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        # The last two: expressions too deep for the parser.
         return None
     calls = list(calls_of(tree, TRAINER_CALLS))
     if len(calls) > 1:

@@ -106,6 +106,7 @@ def _calls(knobs: KnobValues) -> list[CallFields]:
             loader,
             {"num_workers": 0, "pin_memory": False, "prefetch_factor": None},
             order=("dataset", "batch_size"),
+            displaced={"batch_size": "batch_sampler"},
         ),
     ]
 

@@ -85,6 +85,10 @@ def _edits(node: ast.Call, wanted: CallFields, place: _Places, file: str) -> tup
     ]
     for field, value in wanted.fields.items():
         name = wanted.name_in(field, given)
+        by = given.get(wanted.displaced.get(field, ""))
+        if by is not None:
+            notes.append(f"{file}:{by.lineno}: {wanted.displaced[field]} makes the batches: {name} has to be {value!r}")
+            continue
         if name not in given:
             added += [f"{name}={value!r}"] if wanted.is_added(field) else []
             continue

@@ -37,7 +37,8 @@ def _document(preset: ScriptPreset, reasons: Mapping[str, str]) -> tomlkit.TOMLD
             words = tomlkit.inline_table()
             words.update(place)
         if name in reasons:
-            words.comment(" ".join(reasons[name].split()))
+            # TOML refuses control characters in a comment.
+            words.comment("".join(one if one.isprintable() else "?" for one in " ".join(reasons[name].split())))
         places.append(name, words)
     script["knobs"] = places
     document["script"] = script
