@@ -104,6 +104,23 @@ def test_batch_that_the_script_overrides_is_incompatible(cli: Cli, tmp_path: Pat
 
 
 @pytest.mark.long
+def test_search_ends_at_the_batch_that_the_data_fills(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    lines = (
+        "import argparse, torch\nparser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--batch-size', type=int, default=4)\nasked = parser.parse_args()\n"
+        "model = torch.nn.Linear(4, 1)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "data = torch.utils.data.TensorDataset(torch.ones(99, 4))\n"
+        "for epoch in range(100):\n"
+        "    for (rows,) in torch.utils.data.DataLoader(data, batch_size=asked.batch_size):\n"
+        "        model(rows).mean().backward()\n        optimizer.step()\n"
+    )
+    path.write_text(lines)
+    preset_of(cli, "--", PYTHON, str(path))
+    assert searched(cli, "--set", "memory_limit=256MiB")["max_batch"] == 99
+
+
+@pytest.mark.long
 def test_bench_compares_the_values_of_a_script_in_trials(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,11 @@ class SearchState:
         return max((one.batch_size for one in self.fitting), default=0)
 
     @property
+    def most(self) -> int:
+        """The largest size that may be tried: a script's data fills no larger one."""
+        return min((one.batch_size for one in self.probes if one.fills_data), default=MOST)
+
+    @property
     def too_large(self) -> int | None:
         """The smallest size that ran out of memory in a probe."""
         return min((one.batch_size for one in self.probes if one.outcome == "oom"), default=None)
@@ -160,8 +165,10 @@ def _towards_boundary(state: SearchState, fits: tuple[MemoryLines, ...]) -> Deci
     decides = ceiling(state, fits, likely)
     if too_large is not None and too_large <= decides:
         return Decision("prove", _why_confirm(fits, best, likely, f"{too_large} does not"), likely)
-    if state.tried >= MOST_PROBES or best >= MOST:
-        why = f"no size above {MOST} is tried" if best >= MOST else f"{state.tried} sizes tried"
+    if state.tried >= MOST_PROBES or best >= state.most:
+        why = f"{state.tried} sizes tried"
+        if best >= state.most:
+            why = f"no size above {MOST} is tried" if best >= MOST else f"the script's data fills no batch above {best}"
         return Decision("prove", f"{why}: a fresh process runs the largest that fitted, {best}", best)
     target = min(sure, _second_size(state)) if points == 1 else sure
     if best < target < (too_large or MOST + 1) and (too_large or not _should_run_out(state, fits, decides)):

@@ -126,11 +126,13 @@ class Probe(Line, frozen=True, kw_only=True, tag="probe"):
     """A batch size that was tried. `outcome` is fits, oom, or void (another process took memory: to be repeated).
 
     `rank` is the rank that came closest to its limit, and the peaks are its own. After an oom, `rank` and `phase` are
-    where memory ran out, and the peaks those reached by then. `samples_per_s` is summed over ranks.
+    where memory ran out, and the peaks those reached by then. `samples_per_s` is summed over ranks. `fills_data` is
+    true for the largest size that a script's data fills.
     """
 
     batch_size: int
     outcome: str
+    fills_data: bool = False
     run_id: str
     seconds: float
     reason: str = ""

@@ -83,10 +83,12 @@ class ScriptBatchConductor(BatchConductor):
         if result.state == "oom":
             self._write(probe_of_ended_run(batch_size, result, seconds))
             return None
-        failure = why_not_usable(result, batch_size)
+        filled = data_filled(result, batch_size, self._state().best)
+        failure = why_not_usable(result) or (incompatible(result, ("batch_size",)) if filled is None else None)
         if failure is not None:
             return Ended(state="failed", reason=failure)
-        self._write(fitting_probe(directory, result, batch_size, seconds, self._available()))
+        probe = fitting_probe(directory, result, filled or batch_size, seconds, self._available())
+        self._write(msgspec.structs.replace(probe, fills_data=filled is not None))
         return None
 
     def _confirmed(self, directory: Path, result: Result, batch_size: int, seconds: float) -> ConfirmationRun:
@@ -110,15 +112,26 @@ class ScriptBatchConductor(BatchConductor):
         return Ended(state="nothing_fits", reason=why)
 
 
-def why_not_usable(result: Result, batch_size: int) -> str | None:
-    """Why a trial says nothing of its size: it failed, took no step, or trained with another one; None if it does."""
+def data_filled(result: Result, asked: int, best: int) -> int | None:
+    """The batch that ran where the script's data is smaller than the one asked for; None if it ran as asked.
+
+    A script that had run a size as asked (`best`, 0 before any) does not ignore the batch size.
+    """
+    for one in result.script.overridden if result.script is not None else ():
+        if one.knob == "batch_size" and isinstance(one.ran, int) and 0 < best <= one.ran < asked:
+            return one.ran
+    return None
+
+
+def why_not_usable(result: Result) -> str | None:
+    """Why a trial says nothing of its size: it failed, or took no step; None if it does."""
     if result.state != "finished":
         return f"{result.run_id} ended {result.state}: {result.reason}"
     if result.steps.measured == 0:
         return f"{result.run_id}: {result.reason}"
     if result.memory.peak_allocated_bytes is None:
         return f"{result.run_id}: its memory is not known"
-    return incompatible(result, ("batch_size",))
+    return None
 
 
 def incompatible(result: Result, knobs: Collection[str]) -> str | None:
