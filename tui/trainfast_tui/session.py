@@ -36,7 +36,7 @@ from trainfast_tui.control.messages import (
     SnapshotTaken,
     ThreadFailed,
 )
-from trainfast_tui.control.next_run import NextRun, is_about, measured_memory, repeat_of, run_of_preset
+from trainfast_tui.control.next_run import NextRun, is_about, is_about_model, measured_memory, repeat_of, run_of_preset
 from trainfast_tui.control.oom_explainer import OomExplainer
 from trainfast_tui.control.predictor import Predictor, knows_free_memory, request_for
 from trainfast_tui.control.run_control import RunControl
@@ -283,12 +283,19 @@ class Session:
 
     def memory_view(self) -> MemoryView | None:
         """The next run's predicted memory, and the measured memory of the run on the screen."""
-        measured = measured_memory(self.shown_run, self.next_run)
+        measured = measured_memory(self._run_of_next_model(), self.next_run)
         return self.memory if measured is None else replace(self.memory or MemoryView(), measured=measured)
+
+    def _run_of_next_model(self) -> RunSnapshot | None:
+        """The run on the screen if it trains the next run's model; another model's figures say nothing of this one."""
+        run = self.shown_run
+        if run is None or run.run_file is None or self.next_run is None:
+            return run
+        return run if is_about_model(run.run_file, self.next_run.spec) else None
 
     def speed_view(self) -> SpeedView | None:
         """Predicted speed of the next run, and the measured one of the run on the screen; None without a prediction."""
-        measured = measured_speed(self.shown_run)
+        measured = measured_speed(self._run_of_next_model())
         if measured is None or (self.speed is None and measured.predicted is None):
             return self.speed
         return replace(self.speed or SpeedView(), measured=measured)
