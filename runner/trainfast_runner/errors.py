@@ -66,9 +66,16 @@ class UserError(Exception):
         }
 
 
+LEAST_LETTERS = 2
+"""A beginning of so few letters, or fewer, stands for no name."""
+
+
 def nearest(word: str, names: Iterable[str]) -> str | None:
     """The closest valid name to a misspelt one, or None when nothing is close."""
     by_fold = {name.replace("-", "").replace("_", "").lower(): name for name in names}
     folded = word.replace("-", "").replace("_", "").lower()
+    longer = [name for fold, name in by_fold.items() if len(folded) > LEAST_LETTERS and fold.startswith(folded)]
+    if len(longer) == 1:
+        return longer[0]
     found = difflib.get_close_matches(folded, by_fold, n=1, cutoff=0.6)
     return by_fold[found[0]] if found else None

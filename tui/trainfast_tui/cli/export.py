@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
             return 0
         if found.diff:
             print_line(found.diff.removesuffix("\n"))
-        already = [] if found.diff else [f"{found.file} has these settings already"]
+        already = [] if found.diff or found.notes else [f"{found.file} has these settings already"]
         for note in (*already, *found.notes):
             print(plain(note), file=sys.stderr)
         return 0

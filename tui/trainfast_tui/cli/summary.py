@@ -99,7 +99,7 @@ def figures(result: Result) -> Iterator[tuple[str, str]]:
     if result.actual.optimizer_reason:
         yield "optimizer", plain(result.actual.optimizer_reason)
     if result.script is not None:
-        yield from _script(result.script)
+        yield from _script(result.script, result.run_id)
     elif result.cpu is not None:
         yield "on the CPU", _cpu(result.cpu)
 
@@ -157,14 +157,14 @@ def _energy(result: Result) -> Iterator[tuple[str, str]]:
         yield "energy", f"unavailable: {plain(energy.reason)}"
 
 
-def _script(script: ScriptFigures) -> Iterator[tuple[str, str]]:
+def _script(script: ScriptFigures, run_id: str) -> Iterator[tuple[str, str]]:
     """Yield the command, the source of its steps, its exit code and the knobs that it overrode."""
     yield "command", plain(shlex.join(script.command))
     if script.framework is not None:
         samples = f", samples by {script.samples_from}" if script.samples_from else ""
         yield "seen by", plain(f"{script.framework}: {', '.join(script.hooks)}{samples}")
     if script.exit_code:
-        yield "exit code", str(script.exit_code)
+        yield "exit code", f"{script.exit_code}; trainfast-tui logs {run_id} prints its output"
     if script.suppressed:
         yield "suppressed", plain(", ".join(script.suppressed))
     for one in script.overridden:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from trainfast_runner.search.best.journal import BestQuestion
 
 ALL = "every knob that keeps the training the same"
+AS_SET = "as the knobs are set"
 FRESH = "yes: begins anew, without the effects of earlier searches"
 NOT_FRESH = "no: an unfinished search goes on; effects of earlier ones choose the first trials"
 OBJECTIVES = {
@@ -51,7 +52,7 @@ def asked_of(question: BestQuestion) -> BestAsked:
 
 
 def question_rows(asked: BestAsked, own_batch: int | None, *, fresh: bool) -> list[tuple[str, str]]:
-    """Return the key and name of each part of the question, and its value; `own_batch` is the preset's, if known.
+    """Return the key and name of each part of the question, and its value; `own_batch` is that of the knobs, if known.
 
     A `fresh` search uses no earlier one.
     """
@@ -60,7 +61,7 @@ def question_rows(asked: BestAsked, own_batch: int | None, *, fresh: bool) -> li
     elif any(name in asked.vary for name in BATCH_KNOBS):
         batch = "any that the varied batch has"
     else:
-        batch = "the preset's own" if own_batch is None else f"{fmt.count(own_batch, 'samples')}, the preset's own"
+        batch = AS_SET if own_batch is None else f"{fmt.count(own_batch, 'samples')}, {AS_SET}"
     steps = "" if asked.for_steps is None else f": {fmt.count(asked.for_steps, 'steps')}"
     return [
         ("v vary", vary_text(asked.vary) or ALL),
@@ -106,7 +107,7 @@ def ask_about(
         hint = f"knob=a,b,c knob=d,e: the values to try. Empty: {ALL}."
         ask("Knobs to vary", hint, now, lambda text: {} if text.strip() == now else _read_vary(text))
     elif part == "batch":
-        hint = "Samples of one optimizer step. Empty: the preset's own, or any if the batch is varied."
+        hint = "Samples of one optimizer step. Empty: as the knobs are set, or any if the batch is varied."
         ask("Global batch", hint, "" if asked.global_batch is None else str(asked.global_batch), _read_batch)
     else:
         whole, rest = divmod(asked.budget_s, 60)
