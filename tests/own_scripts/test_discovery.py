@@ -14,7 +14,7 @@ from own_scripts.conftest import PYTHON, SCRIPTS, run_script, script
 
 
 def discovered(cli: Cli, *words: str) -> dict[str, Any]:
-    """What `presets new mine --json` prints with these words."""
+    """Return the JSON of `presets new mine --json` with these words."""
     done = cli("presets", "new", "mine", "--json", *words)
     assert done.code == 0, done.err
     found: dict[str, Any] = done.json

@@ -17,6 +17,15 @@ def preset_of(cli: Cli, *words: str) -> None:
     assert done.code == 0, done.err
 
 
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder that is the current one."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
 def searched(cli: Cli, *options: str) -> dict[str, Any]:
     """The answer of a batch search of `mine`."""
     done = cli("search", "max-batch", "mine", "--json", "--proof-steps=5", *options)
@@ -31,12 +40,7 @@ def files_below(folder: Path) -> list[Path]:
 
 
 @pytest.mark.long
-def test_largest_batch_of_an_argparse_script_is_confirmed_and_a_larger_one_does_not_fit(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    work = tmp_path / "work"
-    work.mkdir()
-    monkeypatch.chdir(work)
+def test_largest_batch_of_an_argparse_script_is_confirmed_and_a_larger_one_does_not_fit(cli: Cli, work: Path) -> None:
     preset_of(cli, *script("wide_argparse.py"))
     answer = searched(cli, "--set", "memory_limit=256MiB")
     assert answer["max_batch"] > 100
@@ -53,12 +57,7 @@ def test_largest_batch_of_an_argparse_script_is_confirmed_and_a_larger_one_does_
 
 
 @pytest.mark.long
-def test_trial_of_a_script_that_saves_every_step_leaves_no_file(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    work = tmp_path / "work"
-    work.mkdir()
-    monkeypatch.chdir(work)
+def test_trial_of_a_script_that_saves_every_step_leaves_no_file(cli: Cli, tmp_path: Path, work: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(
         # Both import torch, with which the hooks come.

@@ -15,7 +15,7 @@ LOGICAL_LINE = re.compile(r"(?:\\.|[^\n\\])+", re.S)
 WORD = re.compile(r"""\d+[<>]|(?:'[^']*'|"(?:\\.|[^"\\])*"|\$\([^)]*\)|\\[^\n]|[^\s\\'";&|<>])+|[;&|<>]+""", re.S)
 """A word, or an operator between words."""
 ENDS = re.compile(r"\d*[<>]|[;&|#]")
-"""The beginning of an operator or comment, behind which a word is none of the command's own."""
+"""The start of an operator or comment. The command's own words end before it."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ class Flag(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Discovered(msgspec.Struct, frozen=True, kw_only=True):
-    """What a script's run to its parser showed.
+    """Findings of a script's run to its parser.
 
     `stopped_at` is where it ended, `parser` the kind of its parser, None without one. `fields` are those of a
     TrainingArguments that the script filled itself. `uses` names the frameworks that its own names come from.

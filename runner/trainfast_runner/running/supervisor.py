@@ -82,7 +82,7 @@ class SupervisorBounds:
     unkillable_s: float = UNKILLABLE_S
     output_bytes: int = CAP_BYTES
     steps_bytes: int = CAP_BYTES
-    """Of each `steps*.jsonl`."""
+    """Most bytes of a `steps*.jsonl`."""
 
 
 class Supervisor:

@@ -1,4 +1,4 @@
-"""The script's memory peaks, read now and then: of its own statistics, which are never reset."""
+"""The script's memory peaks, read a few times a second. Its own statistics are never reset."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import sys
 from typing import Any
 
 EVERY_NS = 250_000_000
-"""Time between two readings, each of which takes 20 to 100 us: as often as a screen looks."""
+"""Time between two readings. A reading takes 20 to 100 us, and a screen looks no more often."""
 FIRST = 8
-"""Steps that are read whatever time has passed: a short script has only these."""
+"""The first steps are always read: a short script has no others."""
 
 
 class MemoryPeaks:
@@ -20,7 +20,7 @@ class MemoryPeaks:
         self.on_cpu = False
         """True if that device is the CPU, whose work the host's clock times."""
         self._baseline: dict[str, int] = {}
-        """What `/proc/self/status` said when the first parameter was made; empty before."""
+        """Sizes in `/proc/self/status` when the first parameter was made; empty before."""
         self._read = 0
         self._next_ns = 0
 
@@ -35,7 +35,7 @@ class MemoryPeaks:
         self.on_cpu = device.type == "cpu"
 
     def set_baseline(self) -> None:
-        """Take the memory resident now, when the first parameter is made, as what imports needed."""
+        """Set the baseline when the first parameter is made: memory that the imports needed."""
         if not self._baseline:
             self._baseline = status_sizes()
 
@@ -60,7 +60,7 @@ class MemoryPeaks:
         if kind != "cpu" or not self._baseline:
             return {}
         now = status_sizes()
-        # Libraries' own files, of which a first step reads some 10 MiB, are no memory of the training.
+        # A first step reads about 10 MiB of library files, which are not the training's memory.
         files_bytes = max(0, now["RssFile"] - self._baseline["RssFile"])
         above_bytes = max(0, now["VmHWM"] - self._baseline["VmRSS"] - files_bytes)
         return {"peak_allocated_bytes": above_bytes, "peak_reserved_bytes": above_bytes}

@@ -27,7 +27,7 @@ ONLY_RANK = {
     **{"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"},
     **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"},
 }
-"""What a launcher would set: the script is started without it, as the only rank."""
+"""A launcher's variables. The script is started without a launcher, as the only rank."""
 
 
 def discover(words: Sequence[str], python: str | None = None, limit_s: float = LIMIT_S) -> Discovered:
