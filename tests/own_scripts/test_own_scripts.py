@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 import zipfile
@@ -32,6 +33,12 @@ def printed(cli: Cli, result: dict[str, Any]) -> str:
     return (cli.home / "runs" / result["run_id"] / "output.log").read_text()
 
 
+def steps_of(cli: Cli, result: dict[str, Any]) -> list[dict[str, Any]]:
+    """The records of rank 0's steps, warm-up included."""
+    lines = (cli.home / "runs" / result["run_id"] / "steps.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
 def test_plain_torch_is_a_run_like_any_other(cli: Cli, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -39,9 +46,13 @@ def test_plain_torch_is_a_run_like_any_other(cli: Cli, tmp_path: Path) -> None:
     result = run_script(cli, *script("plain_torch.py", *flags))
     assert (result["state"], result["reason"], result["preset"]) == ("finished", "took 30 steps", "plain_torch.py")
     assert result["steps"] == {"measured": 27, "warmup": 3}
-    own = re.search(r"took 30 steps, median ([\d.]+) ms", printed(cli, result))
+    own = re.search(r"took 30 steps, ms of each but the first: ([\d. ]+)", printed(cli, result))
     assert own is not None
-    assert result["step_ms"]["p50"] == pytest.approx(float(own[1]), rel=0.02, abs=0.1)
+    ours = [step["step_ms"] for step in steps_of(cli, result)]
+    # Step by step: what else the machine does lengthens both clocks' steps alike.
+    off = [abs(one - float(other)) for one, other in zip(ours[1:], own[1].split(), strict=True)]
+    assert statistics.median(off) <= 0.1 + 0.02 * result["step_ms"]["p50"]
+    assert result["step_ms"]["p50"] == pytest.approx(statistics.median(ours[3:]), abs=0.01)
     assert result["throughput"]["samples_per_s"]["median"] > 0
     assert result["throughput"]["steps_per_s"]["median"] == pytest.approx(1e3 / result["step_ms"]["p50"], rel=0.01)
     assert result["step_ms"]["data"] > 0
