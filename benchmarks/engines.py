@@ -1,17 +1,22 @@
 """The native loop against the Hugging Face Trainer on one spec: blocks of steps of each, in turn, in one process.
 
-    python -m benchmarks.engines [--pairs 20]
+    python benchmarks/engines.py [--pairs 20]
 
 Below the budget our loop would be slower than what a user has already; far above it, it would leave something out.
 """
 
 import argparse
 import statistics
+import sys
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+if __name__ == "__main__":
+    # As a script, Python looks for modules beside this file only.
+    sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.budget import Row, print_table
 from benchmarks.step_records import recorder_of, training
@@ -41,7 +46,7 @@ class Kept:
     def add(self, step: int, times: Any, *_: Any) -> None:
         """Note a step's time; the first of a block is none."""
         if step > 1:
-            self.step_ms.append(times.read()[1]["step_ms"])
+            self.step_ms.append(times()[1]["step_ms"])
 
     def take(self) -> list[float]:
         """The times of the block that ended, in ms."""
@@ -59,13 +64,13 @@ def measure(pairs: int = 20) -> Race:
             prepared, _ = stack.enter_context(training(Path(folder), steps, f"engine={engine}", "seq_len=64"))
             log = Kept()
             racers.append((prepared, recorder_of(prepared, log), log))
-        knobs = replace(racers[0][0].knobs, steps=BLOCK_STEPS)
+        knobs = replace(racers[0][0].state.knobs, steps=BLOCK_STEPS)
         samples = knobs.batch_size * knobs.grad_accum
         blocks: list[list[list[float]]] = [[], []]
         for pair in range(pairs + 1):
             for place in (0, 1) if pair % 2 else (1, 0):
                 prepared, recorder, log = racers[place]
-                prepared.engine.train(knobs, prepared.batches, recorder)
+                prepared.state.engine.train(knobs, prepared.state.batches, recorder)
                 blocks[place].append([1000 * samples / step_ms for step_ms in log.take()])
     native, trainer = (each[1:] for each in blocks)
     low, _, high = statistics.quantiles(
