@@ -102,6 +102,21 @@ def test_a_process_that_drifted_is_void_and_its_settings_are_tried_again(space: 
     assert (again.candidate, again.cold) == (base, True)
 
 
+def test_a_process_that_drifted_is_not_used_again_though_it_waits(space: Synthetic) -> None:
+    base, *others = [
+        number
+        for number in sorted(space.truth, key=lambda one: one != space.space.baseline)
+        if space.space.candidates[number].process == space.space.candidates[space.space.baseline].process
+    ]
+    lines = [*visited(space, base), trial(base, warm=False), trial(others[0])]
+    steady = state_of(space, *lines, warm="one")
+    assert steady.is_warm(base)
+    drifted = state_of(space, *lines, trial(base, ms=105.0, repeats=True), warm="one")
+    assert not drifted.is_warm(base), "what it measures would be void for ever"
+    again = decide(drifted)
+    assert (again.candidate, again.cold) == (base, True)
+
+
 def test_a_search_that_is_stopped_answers_with_processes_that_drifted_if_there_are_no_others(space: Synthetic) -> None:
     base = space.space.baseline
     other = next(number for number in sorted(space.truth) if number != base)

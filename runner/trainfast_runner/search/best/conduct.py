@@ -195,7 +195,9 @@ class BestConductor(Conductor[BestLine, BestEnded]):
             time.sleep(LOOK_EVERY_S)
 
     def _trial(self, move: Move, number: int) -> None:
-        """Measure a candidate in the warm process of its process knobs."""
+        """Measure a candidate in the warm process of its process knobs, or in a new one."""
+        if move.cold:
+            self._end_process()
         process = self._process_for(number)
         if process is None:
             return

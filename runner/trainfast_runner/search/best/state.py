@@ -173,7 +173,9 @@ class BestState:
 
     @cached_property
     def warm_process(self) -> ProcessKey | None:
-        """The knobs of the process that waits; None without one."""
+        """The knobs of the process that waits; None without one, or where its drift voids all that it measures."""
+        if self.warm_run_id in self.measured.void:
+            return None
         for line in reversed(self.lines):
             if isinstance(line, Visited) and line.run_id == self.warm_run_id:
                 return process_key(line.process)
