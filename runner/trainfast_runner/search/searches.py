@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,11 +13,11 @@ import msgspec
 
 from trainfast_runner.machine.processes.identity import boot_id
 from trainfast_runner.records.home import STAMP, Home, home_error, new_id
-from trainfast_runner.records.json_lines import DAMAGE
+from trainfast_runner.records.json_lines import DAMAGE, read_all
 from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.records.search_directories import JOURNAL_FILE, is_conducted, search_directories
-from trainfast_runner.search.best.journal import BestEnded, BestLine, BestQuestion
-from trainfast_runner.search.journal import AnyLine, Asked, Conducted, Ended, read_journal
+from trainfast_runner.search.best.journal import BestEnded, BestLine, BestQuestion, Race, Trial
+from trainfast_runner.search.journal import AnyLine, Asked, Conducted, ConfirmationRun, Ended, Probe, read_journal
 
 if TYPE_CHECKING:
     from trainfast_runner.running.planning import RunPlan
@@ -26,14 +27,19 @@ SET_BY_A_SEARCH = ("steps", "timing_warmup")
 SET_BY_A_BATCH_SEARCH = ("batch_size", *SET_BY_A_SEARCH)
 BATCH, BEST = "asked", "question"
 """Kinds of search, by the first line of their journals."""
+ANSWERED = ("answered", "nothing_fits")
+TRIES = (Probe, ConfirmationRun, Trial, Race)
+"""Lines of something that was tried; `TRIED` are their kinds, and `ENDS` those of a search's last line."""
+TRIED, ENDS = ([one.__struct_config__.tag for one in lines] for lines in (TRIES, (Ended, BestEnded)))
 LOOKED_AT = 20
 """Newest searches that are checked for a live one."""
 
 
-class FirstLine(msgspec.Struct, frozen=True):
-    """The kind of a journal's first line."""
+class LineHead(msgspec.Struct, frozen=True):
+    """The kind of a journal's line, and the state that an end has."""
 
     kind: str = ""
+    state: str = ""
 
 
 def key_of(plan: RunPlan) -> str:
@@ -53,23 +59,30 @@ def unfinished(
 ) -> Path | None:
     """The newest search of this key if it has no answer yet, else None. Raises as `search_directories`.
 
+    One that ended before it tried anything, as by a refusal, does not hide an older one that did.
     `read` reads the journals of one kind of search; those of the other kind then have no first line.
     """
+    empty: Path | None = None
     for directory in reversed(search_directories(home)):
         lines = read(directory)
         first = lines[0] if lines else None
         # A newer version's lines may mean something else.
         if isinstance(first, Asked | BestQuestion) and first.key == key and first.schema <= SCHEMA:
             ended = next((line for line in reversed(lines) if isinstance(line, Ended | BestEnded)), None)
-            return directory if ended is None or ended.state == "cancelled" else None
-    return None
+            is_open = ended is None or ended.state == "cancelled"
+            is_answered = ended is not None and ended.state in ANSWERED
+            if is_answered or any(isinstance(line, TRIES) for line in lines) or is_conducted(directory):
+                return directory if is_open else empty
+            if is_open and empty is None:
+                empty = directory
+    return empty
 
 
 def kind_of(directory: Path) -> str | None:
     """The kind of the search: BATCH or BEST; None when its first line is unreadable."""
     try:
         with (directory / JOURNAL_FILE).open("rb") as file:
-            return msgspec.json.decode(file.readline(), type=FirstLine).kind
+            return msgspec.json.decode(file.readline(), type=LineHead).kind
     except (OSError, *DAMAGE):
         return None
 
@@ -77,15 +90,31 @@ def kind_of(directory: Path) -> str | None:
 def newest_search(home: Home, kind: str = BATCH) -> Path | None:
     """The newest live search of a kind, else the newest of this boot; None when there is neither.
 
-    Raises UserError when they cannot be listed.
+    One that was cut short before it tried anything does not hide an older one. Raises UserError when they cannot be
+    listed.
     """
     found = [one for one in search_directories(home)[: -LOOKED_AT - 1 : -1] if kind_of(one) == kind]
     live = next((directory for directory in found if is_conducted(directory)), None)
     if live is not None or not found:
         return live
+    here = takewhile(_is_of_this_boot, found)
+    newest = next(here, None)
+    if newest is None or not _is_cut_short(newest):
+        return newest
+    return next((directory for directory in here if not _is_cut_short(directory)), newest)
+
+
+def _is_of_this_boot(directory: Path) -> bool:
     # Both kinds of journal have this line.
-    conducted = [line for line in read_journal(found[0]) if isinstance(line, Conducted)]
-    return found[0] if conducted and conducted[-1].boot_id == boot_id() else None
+    conducted = [line for line in read_journal(directory) if isinstance(line, Conducted)]
+    return bool(conducted) and conducted[-1].boot_id == boot_id()
+
+
+def _is_cut_short(directory: Path) -> bool:
+    """True if a search tried nothing and has no end, or was cancelled."""
+    lines, _ = read_all(directory / JOURNAL_FILE, LineHead)
+    ends = [line.state for line in lines if line.kind in ENDS]
+    return not any(line.kind in TRIED for line in lines) and all(state == "cancelled" for state in ends)
 
 
 def new_search(home: Home, name: str) -> Path:

@@ -12,7 +12,16 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes.identity import boot_id
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import ClockAnchor
-from trainfast_runner.search.best.journal import BestEnded, BestQuestion, Effect, Found, Interval, read_best_journal
+from trainfast_runner.records.search_directories import exclusive
+from trainfast_runner.search.best.journal import (
+    BestEnded,
+    BestQuestion,
+    Effect,
+    Found,
+    Interval,
+    Trial,
+    read_best_journal,
+)
 from trainfast_runner.search.best.orders import give_order, read_orders, skip_candidate
 from trainfast_runner.search.best.priors import earlier_effects
 from trainfast_runner.search.journal import Asked, Conducted, SearchJournal
@@ -20,6 +29,8 @@ from trainfast_runner.search.searches import BATCH, BEST, kind_of, new_search, n
 
 CLOCK = ClockAnchor(monotonic_ns=0, wall_ns=time.time_ns())
 CONDUCTED = Conducted(pid=os.getpid(), start_ticks=0, boot_id=boot_id())
+TRIED = Trial(candidate=0, run_id="r", outcome="measured", warm=False, samples_per_step=8, seconds=1.0)
+REFUSED = BestEnded(state="cancelled", reason="GPU 0 is in use")
 
 
 def question(directory: Path, model: str = "llama") -> BestQuestion:
@@ -33,13 +44,18 @@ def question(directory: Path, model: str = "llama") -> BestQuestion:
     )
 
 
-def best_search(home: Home, *lines: BestEnded, model: str = "llama") -> Path:
+def best_search(home: Home, *lines: BestEnded | Trial, model: str = "llama") -> Path:
     directory = new_search(home, "tiny")
     journal = SearchJournal(directory)
     for line in (question(directory, model), CONDUCTED, *lines):
         journal.write(line)
     journal.close()
     return directory
+
+
+def at_second(second: int, directory: Path) -> Path:
+    """The search, begun at this second: those of one second have no order."""
+    return directory.rename(directory.with_name(f"20260101-00000{second}-tiny-0000"))
 
 
 def batch_search(home: Home) -> Path:
@@ -70,6 +86,30 @@ def test_a_search_with_an_answer_is_not_continued(tmp_path: Path) -> None:
     home = Home(tmp_path).create()
     best_search(home, BestEnded(state="answered"))
     assert unfinished(home, "k", read_best_journal) is None
+
+
+def test_a_refused_search_does_not_hide_an_older_one_that_measured_something(tmp_path: Path) -> None:
+    home = Home(tmp_path).create()
+    older = at_second(1, best_search(home, TRIED))
+    refused = at_second(2, best_search(home, REFUSED))
+    assert unfinished(home, "k", read_best_journal) == older
+    assert newest_search(home, BEST) == older
+    failed = at_second(3, best_search(home, BestEnded(state="failed", reason="no module")))
+    assert unfinished(home, "k", read_best_journal) == older
+    assert newest_search(home, BEST) == failed, "its reason is shown"
+    with exclusive(refused):
+        assert newest_search(home, BEST) == refused
+        assert unfinished(home, "k", read_best_journal) == refused, "another process has just begun it"
+
+
+def test_a_refused_search_is_continued_where_no_other_is_unfinished(tmp_path: Path) -> None:
+    home = Home(tmp_path).create()
+    at_second(1, best_search(home, TRIED, BestEnded(state="answered")))
+    refused = at_second(2, best_search(home, REFUSED))
+    assert unfinished(home, "k", read_best_journal) == refused
+    answered = at_second(3, best_search(home, TRIED, BestEnded(state="answered")))
+    assert unfinished(home, "k", read_best_journal) is None
+    assert newest_search(home, BEST) == answered
 
 
 def test_orders_reach_the_conductor_in_their_order(tmp_path: Path) -> None:
