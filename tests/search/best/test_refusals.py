@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 from cli.command import SMALL, Cli
+from cli.test_report import RECORDED
 from trainfast_runner.records.home import Home
 
 BEST = ("search", "best", "tiny-llama", *SMALL)
@@ -63,3 +66,14 @@ def test_without_vary_only_what_trains_the_same_is_varied(cli: Cli) -> None:
     assert {"lr", "seq_len"} <= set(found["left_alone"])
     assert "bf16-pure" not in found["vary"]["precision"]
     assert found["global_batch"] == 2
+
+
+def test_a_budget_below_the_start_of_earlier_runs_is_refused_before_anything_starts(cli: Cli) -> None:
+    run = cli.home / "runs" / RECORDED.name
+    shutil.copytree(RECORDED, run)
+    words = ("search", "best", "tiny-llama", "--vary", "precision=fp32,bf16")
+    line = cli(*words, "--budget", "0.5s").refused()
+    assert "--budget 0.5s is below the cost of the baseline: its process starts in" in line
+    assert "or more" in line
+    assert not (cli.home / "searches").exists()
+    assert Home(cli.home).run_ids() == [run.name]

@@ -7,13 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_directory import read_run_file
+from trainfast_runner.search.best.baseline_cost import earlier_starts
 from trainfast_runner.search.best.observed import Starts, process_key
 from trainfast_runner.search.best.opening import BestPlan
-from trainfast_runner.search.best.race_record import start_s
 
-LOOKED_AT, ENOUGH = 50, 3
-"""How many of the newest runs are looked at for starts of the same model, and how many are enough."""
 COLD_RUNS = 6
 """Cold runs of a search: two each of the winner and the baseline, and about one for each of two of its knobs."""
 TRIAL_S = 1.0
@@ -70,15 +67,8 @@ def estimate(best: BestPlan, home: Home) -> Estimate:
 
 def _start(best: BestPlan, home: Home) -> tuple[float, str]:
     """Seconds that a process of this model takes to its steady steps, and where that is from."""
-    seen = []
-    for run_id in home.run_ids()[: -LOOKED_AT - 1 : -1]:
-        directory = home.directory(run_id)
-        run = read_run_file(directory)
-        if run is not None and (run.model, run.device) == (best.question.model, best.plan.device):
-            seconds = start_s(directory)
-            seen += [seconds] if seconds else []
-        if len(seen) == ENOUGH:
-            break
+    wanted = best.question.model, best.plan.device
+    seen = earlier_starts(home, lambda run: (run.model, run.device) == wanted)
     if not seen:
         return Starts.GUESS_S, "assumed: no run of this model was timed here"
     return statistics.median(seen), f"as {'a run' if len(seen) == 1 else f'{len(seen)} runs'} of this model took"

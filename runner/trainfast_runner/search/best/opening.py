@@ -13,6 +13,7 @@ from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best.asked import BATCH_KNOBS, BestAsked, check_asked
+from trainfast_runner.search.best.baseline_cost import check_budget
 from trainfast_runner.search.best.candidates import MESH, default_global_batch, spec_of
 from trainfast_runner.search.best.journal import BestQuestion, Space, read_best_journal
 from trainfast_runner.search.best.priors import earlier_effects
@@ -98,12 +99,18 @@ def _gpus_of(survey: Survey, space: Space) -> list[str]:
 
 
 def open_best(best: BestPlan, home: Home, options: BestOptions) -> Path:
-    """Return the directory of the search this question continues, or of a new one with its first line written."""
+    """Return the directory of the search this question continues, or of a new one with its first line written.
+
+    Raises UserError when the budget of a new one does not pay for the baseline, as far as earlier runs tell.
+    """
     home.create()
     key = best_key(best)
     found = None if options.fresh else unfinished(home, key, read_best_journal)
     if found is not None:
         return found
+    baseline = best.space.candidates[best.space.baseline]
+    own = spec_of(best.survey.spec, baseline.knobs).with_overrides(memory_limit=None)  # as in a trial
+    check_budget(best.question.budget_s, replace(best.plan, spec=own), baseline.samples_per_step, home)
     directory = new_search(home, best.question.name)
     journal = SearchJournal(directory)
     earlier = [] if options.fresh else earlier_effects(home, best.question, before=directory)
