@@ -260,6 +260,7 @@ def test_runs_are_compared_with_the_first(cli: Cli, tmp_path: Path) -> None:
     assert "+30.0 % (95 % CI: " in markdown
     assert "): better |" in markdown
     assert "batch_size=16" in markdown
+    assert "Memory against throughput" in markdown
     assert_tables_are_even(markdown)
 
 
@@ -380,3 +381,10 @@ def test_a_search_stands_alone_and_the_nearest_is_named(recorded: Cli, tmp_path:
     assert "one search alone" in recorded("report", SEARCH_ID, "last", "-o", file).refused()
     assert f"did you mean {SEARCH_ID}?" in recorded("report", SEARCH_ID.replace("llama", "lama"), "-o", file).refused()
     assert "matches 2 runs and searches" in recorded("report", "20261121-", "-o", file).refused()
+
+
+def test_runs_of_other_work_are_not_in_the_picture_of_memory_and_throughput(cli: Cli, tmp_path: Path) -> None:
+    write(cli.home, result("20261101-100000-tiny-llama-aaaa", samples_per_s=100.0))
+    write(cli.home, result("20261102-100000-tiny-llama-bbbb", samples_per_s=130.0, knobs={"seq_len": 64}))
+    cli("report", "20261101", "20261102", "-o", str(tmp_path / "two.md"))
+    assert "Memory against throughput" not in (tmp_path / "two.md").read_text()

@@ -17,6 +17,7 @@ from trainfast_tui.report.machine_blocks import machine_blocks
 from trainfast_tui.report.memory_blocks import memory_blocks
 from trainfast_tui.report.phase_blocks import phase_blocks
 from trainfast_tui.report.recorded import ReportedRun, charts_of
+from trainfast_tui.report.runs_scatter import memory_against_throughput
 from trainfast_tui.report.speed_blocks import speed_blocks
 from trainfast_tui.report.strip_picture import strip_picture
 from trainfast_tui.text import oom
@@ -45,7 +46,8 @@ def labels(count: int) -> list[str]:
 
 def runs_report(runs: Sequence[ReportedRun]) -> list[Block]:
     """Return the whole report of one run or more; the others are compared with the first."""
-    return [*_question(runs), *machine_blocks(runs), *run_sections(runs), *export_blocks(runs)]
+    sections = [*run_sections(runs), *memory_against_throughput(runs)]
+    return [*_question(runs), *machine_blocks(runs), *sections, *export_blocks(runs)]
 
 
 def run_sections(runs: Sequence[ReportedRun]) -> list[Block]:

@@ -1,0 +1,52 @@
+"""Memory against throughput of several runs: the picture of those that compare with the first one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from trainfast_runner.results.comparison.difference import speeds_rank
+from trainfast_tui.report.document import Block, Heading
+from trainfast_tui.report.pareto_blocks import BEHIND, ON_FRONT
+from trainfast_tui.report.recorded import ReportedRun
+from trainfast_tui.report.scatter_picture import Axis, ScatterPoint, scatter_picture
+from trainfast_tui.text.format import number, size
+
+
+def memory_against_throughput(runs: Sequence[ReportedRun]) -> list[Block]:
+    """Return the picture; empty below two runs that compare in throughput and have a measured peak."""
+    placed = list(_placed(runs))
+    if len(placed) < 2:
+        return []
+    points = [
+        ScatterPoint(
+            peak,
+            rate,
+            BEHIND if any(_beats(other, (peak, rate)) for _, *other in placed) else ON_FRONT,
+            f"run {label}: {number(rate)} samples/s with {size(peak)}",
+        )
+        for label, peak, rate in placed
+    ]
+    title, x_axis = "throughput by peak memory of each run", Axis("peak memory, a rank", size, binary=True)
+    picture = scatter_picture(title, points, [], x_axis, Axis("samples/s", number))
+    return [] if picture is None else [Heading("Memory against throughput"), picture]
+
+
+def _placed(runs: Sequence[ReportedRun]) -> Iterator[tuple[str, int, float]]:
+    """Yield label, peak bytes and samples/s of the runs whose samples are as much work as those of the first."""
+    first = runs[0]
+    for run in runs:
+        peak, rate = run.result.memory.peak_allocated_bytes, run.result.throughput.samples_per_s.median
+        compares = _work(run) == _work(first) and speeds_rank(first.result, run.result)
+        if peak is not None and rate is not None and compares:
+            yield run.label, peak, rate
+
+
+def _work(run: ReportedRun) -> tuple[object, ...]:
+    """The work of a sample: the model, the data and the sample's length."""
+    model: tuple[object, ...] = (run.result.name,) if run.run is None else (run.run.model, run.run.data)
+    return *model, run.result.knobs.get("seq_len")
+
+
+def _beats(one: Sequence[float], other: tuple[int, float]) -> bool:
+    """True if `one` is at least as good in memory and throughput, and better in one of them."""
+    return one[0] <= other[0] and one[1] >= other[1] and tuple(one) != other
