@@ -148,6 +148,12 @@ def _others(run: RunFile, events: Iterable[Event], message: str) -> Iterator[str
             yield event.detail or f"process {event.pid} appeared"
 
 
+def asked_and_free(message: str) -> tuple[int | None, int | None]:
+    """Bytes of the request that an allocator's message refuses, and the bytes free then; None where it names none."""
+    asked, free = _bytes_after("allocate", message), _bytes_after("of which", message)
+    return None if asked is None else int(asked), None if free is None else int(free)
+
+
 def _bytes_after(words: str, message: str) -> float | None:
     """The size in bytes after these words in an allocator's message; None without the words."""
     found = re.search(rf"{words} (\d[\d.]*) ?(bytes|KiB|MiB|GiB)", message)

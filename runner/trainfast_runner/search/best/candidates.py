@@ -13,12 +13,12 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.cpu.device_names import CPU, asks_for_cpu
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.search.best.journal import Candidate, RecordedKnobs, Space
+from trainfast_runner.search.best.too_large import TOO_LARGE, excess_words
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.settings.world import data_parallel_degree, device_count, strategy_of, world_size
-from trainfast_runner.units import mebibytes
 from trainfast_runner.worker.catalog import allows_warm_trials
 
 MOST = 5000
@@ -99,10 +99,10 @@ def predicted(space: Space, bytes_of: Mapping[int, int | None], limit_bytes: int
         changed = msgspec.structs.replace(one, predicted_bytes=needed)
         if one.ruled_out is None and needed is not None and limit_bytes is not None and needed > limit_bytes:
             excess = needed - limit_bytes
-            reason = f"needs {mebibytes(needed)} of {mebibytes(limit_bytes)}: {mebibytes(excess)} too large"
             changed = msgspec.structs.replace(changed, excess_bytes=excess)
             if number != space.baseline:
-                changed = msgspec.structs.replace(changed, ruled_out="too_large", reason=reason)
+                reason = excess_words(needed, limit_bytes)
+                changed = msgspec.structs.replace(changed, ruled_out=TOO_LARGE, reason=reason)
         candidates[number] = changed
     return msgspec.structs.replace(space, candidates=candidates)
 

@@ -41,6 +41,7 @@ from trainfast_runner.search.best.opening import BestOptions, BestPlan
 from trainfast_runner.search.best.orders import read_orders
 from trainfast_runner.search.best.race_record import TIMING_WARMUP, race_of
 from trainfast_runner.search.best.state import BestState, state_of_best_journal
+from trainfast_runner.search.best.too_large import Shortage, closest_to_fit, shortage_of
 from trainfast_runner.search.best.trial import take_trial
 from trainfast_runner.search.conductor import ConductOptions, Conductor, sole_conductor, worked_seconds
 from trainfast_runner.search.journal import Conducted
@@ -162,9 +163,12 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         """Return the end: the answer, or the smallest excess where nothing fits."""
         self._end_process()
         excess = [one.excess_bytes for one in self._space.candidates if one.excess_bytes is not None]
+        reason = move.why
+        if move.state == "nothing_fits" and not excess:
+            reason += f": {closest_to_fit(self._state().ruled_out.values()).reason}"
         return BestEnded(
             state=move.state,
-            reason=move.why,
+            reason=reason,
             stopped_because=move.stopped_because,
             found=found(self._state()) if move.state == "answered" else None,
             missing_bytes=min(excess, default=None) if move.state == "nothing_fits" else None,
@@ -252,7 +256,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         except UserError as error:
             if number == self._space.baseline:
                 raise
-            self._record_failure(number, "", "failed", error.line())
+            self._record_failure(number, "", "failed", Shortage(error.line()))
             return None
         directory = self._start(plan, TRIAL, LaunchedBest(run_id="", role=TRIAL, candidate=number))
         process = self._process = WarmProcess(directory, plan.world_size, self._check)
@@ -308,16 +312,19 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         self._live = None
         if result.state in ("stopped", "killed"):
             raise Interrupted
-        self._write(race_of(launched, directory, result, counts=self._is_usually_disturbed(launched.candidate)))
+        # Others take no memory from a run under its own limit: that it fits counts, whatever its speed.
+        counts = launched.role == "limit" or self._is_usually_disturbed(launched.candidate)
+        self._write(race_of(launched, directory, result, counts=counts))
 
     def _record_end(self, number: int, result: Result, seconds: float) -> None:
         """Record a trial whose process ended without an answer."""
         if result.state in ("stopped", "killed"):
             raise Interrupted
         outcome = {"oom": "oom", "lost": "void"}.get(result.state, "failed")
-        self._record_failure(number, result.run_id, outcome, f"{result.state}: {result.reason}", seconds)
+        shortage = shortage_of(result) if outcome == "oom" else Shortage(f"{result.state}: {result.reason}")
+        self._record_failure(number, result.run_id, outcome, shortage, seconds)
 
-    def _record_failure(self, number: int, run_id: str, outcome: str, reason: str, seconds: float = 0.0) -> None:
+    def _record_failure(self, number: int, run_id: str, outcome: str, why: Shortage, seconds: float = 0.0) -> None:
         self._write(
             Trial(
                 candidate=number,
@@ -326,7 +333,8 @@ class BestConductor(Conductor[BestLine, BestEnded]):
                 warm=False,
                 samples_per_step=self._space.candidates[number].samples_per_step,
                 seconds=seconds,
-                reason=reason,
+                reason=why.words,
+                missing_bytes=why.missing_bytes,
             )
         )
 

@@ -110,7 +110,8 @@ class Trial(Line, frozen=True, kw_only=True, tag="trial"):
     `slow` was ended early: its best step was far below the leader's pace. `void` does not count: other processes took
     the machine, or a GPU was throttled. `step_ms` are its timed steps, `warm` is False for the first of a process.
     `losses` are those of the timed steps, None where not finite: a trial trains as a fresh process does, so that they
-    compare step by step. `repeats` marks the last trial of a process that repeats its first, to show drift.
+    compare step by step. `repeats` marks the last trial of a process that repeats its first, to show drift. After an
+    oom `missing_bytes` is the least that was missing; None when unknown.
     """
 
     candidate: int
@@ -125,6 +126,7 @@ class Trial(Line, frozen=True, kw_only=True, tag="trial"):
     losses: list[float | None] = []
     seconds: float
     reason: str = ""
+    missing_bytes: int | None = None
     repeats: bool = False
 
 
@@ -132,6 +134,7 @@ class Race(Line, frozen=True, kw_only=True, tag="race"):
     """A run in a fresh process. `role` is race, confirm, limit (under the real memory_limit) or turn_back (of `knob`).
 
     `outcome` is measured, oom, failed or void. `predicted` are the samples/s that were expected before its launch.
+    `missing_bytes` is as in a trial.
     """
 
     candidate: int
@@ -149,6 +152,7 @@ class Race(Line, frozen=True, kw_only=True, tag="race"):
     last_loss: float | None = None
     seconds: float
     reason: str = ""
+    missing_bytes: int | None = None
 
 
 class Chosen(Line, frozen=True, kw_only=True, tag="chosen"):
@@ -207,13 +211,15 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
 class CandidateVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """The end of one candidate: measured, beaten, bound, too_large, incompatible, failed or not_tried.
 
-    `rate` is in samples/s, None for a candidate that was not measured.
+    `rate` is in samples/s, None for a candidate that was not measured. `excess_bytes` is how much one is too large: by
+    its prediction, else at least, by the allocation that failed; None when unknown.
     """
 
     candidate: int
     verdict: str
     reason: str
     rate: Interval | None = None
+    excess_bytes: int | None = None
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):

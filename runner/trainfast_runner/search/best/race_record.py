@@ -10,6 +10,7 @@ from trainfast_runner.records.run_file import Step
 from trainfast_runner.records.run_records import RunRecords, read_records
 from trainfast_runner.search.best.disturbances import why_run_void
 from trainfast_runner.search.best.journal import LaunchedBest, Race
+from trainfast_runner.search.best.too_large import Shortage, shortage_of
 
 TIMING_WARMUP = 3
 """Steps of a cold run that are not timed, as in any run; on a CPU its memory is measured in them."""
@@ -20,6 +21,7 @@ def race_of(launched: LaunchedBest, directory: Path, result: Result, *, counts: 
     rate = result.throughput.samples_per_s
     joules = result.energy.joules_per_sample
     outcome, reason = outcome_of(result, counts=counts)
+    shortage = shortage_of(result) if outcome == "oom" else Shortage(reason)
     return Race(
         candidate=launched.candidate,
         role=launched.role,
@@ -35,7 +37,8 @@ def race_of(launched: LaunchedBest, directory: Path, result: Result, *, counts: 
         first_loss=result.loss.first,
         last_loss=result.loss.last,
         seconds=result.seconds or 0.0,
-        reason=reason,
+        reason=shortage.words,
+        missing_bytes=shortage.missing_bytes,
     )
 
 

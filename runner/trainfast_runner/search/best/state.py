@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 
+import msgspec
+
 from trainfast_runner.search.best.candidates import changes_training
 from trainfast_runner.search.best.effects import Levels, Likelihood, Observation, Posterior, Scales
 from trainfast_runner.search.best.journal import (
@@ -36,6 +38,7 @@ from trainfast_runner.search.best.observed import (
     switch_seconds,
 )
 from trainfast_runner.search.best.orders import ordered_out
+from trainfast_runner.search.best.too_large import verdict_of
 
 MORE = math.log(1.02)
 """A gain that is worth going on for, in ln rate."""
@@ -93,7 +96,9 @@ class BestState:
     def ruled_out(self) -> dict[int, CandidateVerdict]:
         """The candidates that can no longer be the answer, each with its verdict."""
         found = {
-            number: CandidateVerdict(candidate=number, verdict=one.ruled_out, reason=one.reason)
+            number: CandidateVerdict(
+                candidate=number, verdict=one.ruled_out, reason=one.reason, excess_bytes=one.excess_bytes
+            )
             for number, one in enumerate(self.candidates)
             if one.ruled_out is not None
         }
@@ -202,12 +207,7 @@ class BestState:
         void: dict[int, int] = defaultdict(int)
         for line in self.ran:
             if line.outcome == "oom":
-                reason = line.reason or "ran out of memory"
-                found.append(CandidateVerdict(candidate=line.candidate, verdict="too_large", reason=reason))
-                found += [
-                    CandidateVerdict(candidate=number, verdict="too_large", reason=f"a smaller batch: {reason}")
-                    for number in self._larger(line.candidate)
-                ]
+                found += self._too_large(line)
             elif line.outcome == "failed":
                 found.append(CandidateVerdict(candidate=line.candidate, verdict="failed", reason=line.reason))
             elif line.outcome == "void":
@@ -217,6 +217,14 @@ class BestState:
                 reason = f"other processes took the machine in {count} trials"
                 found.append(CandidateVerdict(candidate=number, verdict="not_tried", reason=reason))
         return [*found, *self._left_loss()]
+
+    def _too_large(self, line: Trial | Race) -> list[CandidateVerdict]:
+        """Verdicts of a candidate that ran out of memory, and of larger batches that did not fit under its limit."""
+        verdict = verdict_of(line, self.candidates[line.candidate])
+        fitted = {one.candidate for one in self.races if one.role == "limit" and one.outcome == "measured"}
+        larger = [number for number in self._larger(line.candidate) if number not in fitted]
+        reason = f"a smaller batch: {verdict.reason}"
+        return [verdict, *(msgspec.structs.replace(verdict, candidate=number, reason=reason) for number in larger)]
 
     def _larger(self, number: int) -> list[int]:
         """Candidates that differ from one only by a larger batch."""

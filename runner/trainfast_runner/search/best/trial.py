@@ -18,6 +18,7 @@ from trainfast_runner.search.best.decide import StepRule
 from trainfast_runner.search.best.disturbances import CpuDisturbance, gpu_conditions, joules_of, why_throttled
 from trainfast_runner.search.best.journal import RecordedKnobs, Trial
 from trainfast_runner.search.best.observed import relative_error
+from trainfast_runner.search.best.too_large import shortage_in
 from trainfast_runner.search.processes import WarmProcess
 
 UNTIMED = 2
@@ -38,6 +39,7 @@ class _Taken:
     ended_ns: int = 0
     outcome: str = "measured"
     reason: str = ""
+    missing_bytes: int | None = None
     has_ended: bool = False
     """True if the trial ended its process."""
     disturbed: str | None = None
@@ -98,6 +100,7 @@ def take_trial(
         losses=taken.losses,
         seconds=time.monotonic() - began,
         reason=reason,
+        missing_bytes=taken.missing_bytes,
     )
     return trial, taken.has_ended
 
@@ -114,6 +117,9 @@ def _take_steps(
         bad = next((line for line in answers.values() if line.outcome != "measured"), None)
         if bad is not None:
             taken.outcome, taken.reason, taken.has_ended = str(bad.outcome), bad.message or "", bad.ended_process
+            if bad.outcome == "oom":
+                shortage = shortage_in(taken.reason)
+                taken.reason, taken.missing_bytes = shortage.words, shortage.missing_bytes
             break
         taken.add(answers)
         taken.disturbed = disturbance.why_void()

@@ -1,0 +1,68 @@
+"""Say by how much a setting is too large: by its prediction, else by the allocation that failed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from trainfast_runner.memory.oom_explained import asked_and_free
+from trainfast_runner.records.result import Result
+from trainfast_runner.search.best.journal import Candidate, CandidateVerdict, Race, Trial
+from trainfast_runner.units import mebibytes
+
+TOO_LARGE = "too_large"
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """A measured lack of memory in words. `missing_bytes` is the least that was missing; None when unknown."""
+
+    words: str
+    missing_bytes: int | None = None
+
+
+def shortage_in(message: str) -> Shortage:
+    """Return the shortage that an allocator's message tells of; its first line where it names no size."""
+    asked, free = asked_and_free(message)
+    if asked is None:
+        return Shortage(message.partition("\n")[0])
+    words = f"an allocation of {mebibytes(asked)} failed"
+    if free is None or free >= asked:  # under a limit the free memory does not matter
+        return Shortage(words)
+    return Shortage(f"{words} with {mebibytes(free)} free", asked - free)
+
+
+def shortage_of(result: Result) -> Shortage:
+    """Return the shortage of a run that ran out of memory, by its explanation."""
+    found, oom = shortage_in(result.reason), result.oom
+    if oom is None:
+        return found
+    words = found.words
+    if oom.asked_bytes is not None and oom.held_bytes is not None and oom.limit_bytes is not None:
+        held = f"{mebibytes(oom.held_bytes)} of {mebibytes(oom.limit_bytes)} held"
+        words = f"an allocation of {mebibytes(oom.asked_bytes)} failed with {held}"
+    return Shortage(words, found.missing_bytes if oom.missing_bytes is None else oom.missing_bytes)
+
+
+def verdict_of(line: Trial | Race, candidate: Candidate) -> CandidateVerdict:
+    """Return the verdict on a candidate that ran out of memory: its excess by the prediction, else as measured."""
+    reason, excess, predicted = line.reason or "ran out of memory", candidate.excess_bytes, candidate.predicted_bytes
+    if excess is not None and predicted is not None:
+        reason = f"{excess_words(predicted, predicted - excess)}; {reason}"
+    else:
+        excess = line.missing_bytes
+        reason += "" if excess is None else f", at least {mebibytes(excess)} too large"
+        reason += "" if predicted is None else f"; predicted {mebibytes(predicted)}"
+    return CandidateVerdict(candidate=line.candidate, verdict=TOO_LARGE, reason=reason, excess_bytes=excess)
+
+
+def excess_words(needed_bytes: int, limit_bytes: int) -> str:
+    """The words for a prediction beyond the limit: `needs 60 MiB of 48 MiB: 12 MiB too large`."""
+    excess = mebibytes(needed_bytes - limit_bytes)
+    return f"needs {mebibytes(needed_bytes)} of {mebibytes(limit_bytes)}: {excess} too large"
+
+
+def closest_to_fit(verdicts: Iterable[CandidateVerdict]) -> CandidateVerdict:
+    """Return the verdict of the smallest excess; one without a figure where none has one. There must be a verdict."""
+    return min(verdicts, key=lambda one: math.inf if one.excess_bytes is None else one.excess_bytes)

@@ -1,0 +1,66 @@
+"""Verdicts on settings that ran out of memory: by how much they are too large, as far as that is known."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from benchmarks.best_fit_spaces import Synthetic
+
+from trainfast_runner.records.result import OomExplanation, Result
+from trainfast_runner.search.best.journal import Candidate, LaunchedBest, Trial
+from trainfast_runner.search.best.too_large import Shortage, closest_to_fit, shortage_in, shortage_of, verdict_of
+
+from .synthetic import state_of, trial, visited
+
+MIB = 2**20
+ON_GPU = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.25 GiB of which 512.00 MiB is"
+    " free. Including non-PyTorch memory, this process has 78.74 GiB memory in use."
+)
+ON_CPU = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 67108864 bytes. Error code 12"
+OOM = Trial(candidate=0, run_id="r", outcome="oom", warm=True, samples_per_step=8, seconds=1.0)
+
+
+@pytest.mark.parametrize(
+    ("message", "shortage"),
+    [
+        (ON_GPU, Shortage("an allocation of 2,048 MiB failed with 512 MiB free", 1536 * MIB)),
+        (ON_CPU, Shortage("an allocation of 64 MiB failed")),
+        ("std::bad_alloc\nat 0x1", Shortage("std::bad_alloc")),
+    ],
+)
+def test_an_allocators_message_tells_what_was_asked_and_what_was_free(message: str, shortage: Shortage) -> None:
+    assert shortage_in(message) == shortage
+
+
+def test_a_run_under_a_limit_tells_what_it_held() -> None:
+    sizes = {"asked_bytes": 64, "held_bytes": 400, "limit_bytes": 450, "missing_bytes": 14, "needed_bytes": 430}
+    oom = OomExplanation(**{name: size * MIB for name, size in sizes.items()})
+    result = Result(run_id="r", state="oom", reason=ON_CPU, oom=oom)
+    held = "an allocation of 64 MiB failed with 400 MiB of 450 MiB held"
+    assert shortage_of(result) == Shortage(held, 14 * MIB)
+    assert shortage_of(msgspec.structs.replace(result, oom=None)) == Shortage("an allocation of 64 MiB failed")
+
+
+def test_a_verdict_says_by_how_much_by_the_prediction_else_as_measured() -> None:
+    measured = msgspec.structs.replace(OOM, reason="an allocation of 64 MiB failed", missing_bytes=14 * MIB)
+    predicted = Candidate(knobs={}, predicted_bytes=60 * MIB, excess_bytes=12 * MIB)
+    verdict = verdict_of(measured, predicted)
+    assert verdict.reason == "needs 60 MiB of 48 MiB: 12 MiB too large; an allocation of 64 MiB failed"
+    assert verdict.excess_bytes == 12 * MIB
+    verdict = verdict_of(measured, Candidate(knobs={}, predicted_bytes=40 * MIB))
+    assert verdict.reason == "an allocation of 64 MiB failed, at least 14 MiB too large; predicted 40 MiB"
+    assert verdict.excess_bytes == 14 * MIB
+    verdict = verdict_of(OOM, Candidate(knobs={}))
+    assert (verdict.reason, verdict.excess_bytes) == ("ran out of memory", None)
+    assert closest_to_fit([verdict, verdict_of(measured, predicted)]).excess_bytes == 12 * MIB
+
+
+def test_a_larger_batch_lacks_at_least_as_much(space: Synthetic) -> None:
+    base = space.space.baseline
+    oom = trial(base, outcome="oom", step_ms=[], reason="an allocation of 64 MiB failed", missing_bytes=MIB)
+    launched = LaunchedBest(run_id="one", role="trial", candidate=base)
+    verdicts = state_of(space, launched, *visited(space, base), oom).ruled_out
+    larger = [one for one in verdicts.values() if one.reason.startswith("a smaller batch: an allocation of 64 MiB")]
+    assert larger
+    assert {one.excess_bytes for one in larger} == {MIB}
