@@ -38,6 +38,7 @@ COLD_ERROR, COLD_LEAST, COLD_MOST = 0.007, 8, 60
 """The standard error of a run in a fresh process, and its timed steps."""
 RESERVED, CONFIRMING = 0.5, 4
 """The share of the budget that the runs that confirm may take, as trials may, and their number."""
+NEARLY_ALL = "it needs nearly all of memory_limit: one run under it"
 ROLES = ("race", "confirm", "limit", "turn_back")
 
 
@@ -206,10 +207,10 @@ class ColdRuns:
 
     @property
     def answer(self) -> int:
-        """The winner, or the baseline if the runs that confirm show no gain over it."""
+        """The winner, or the baseline if that fits and the runs that confirm show no gain over it."""
         winner = self.winner
         gain = self.every.difference(winner, self.baseline)
-        if gain is None or winner == self.baseline:
+        if gain is None or winner == self.baseline or self.baseline in self.state.ruled_out:
             return winner
         return winner if gain.mean >= EQUAL or (gain.is_clear and gain.mean > 0) else self.baseline
 
@@ -252,6 +253,14 @@ class ColdRuns:
         needed = self.memory_bytes(number)
         return bool(limits) and (needed is None or needed > NEAR_LIMIT * min(limits))
 
+    @cached_property
+    def unchecked(self) -> list[int]:
+        """The measured candidates near memory_limit that had no run under it, the fastest first."""
+        state = self.state
+        measured = (one for one in state.alive if one in state.rated or one in self.every.values)
+        left = (one for one in measured if self.is_near_limit(one) and not self.runs(one, "limit"))
+        return sorted(left, key=lambda one: -state.value(one)[0])
+
     def run_s(self, number: int) -> float:
         """Expected seconds of a run in a fresh process."""
         state = self.state
@@ -283,14 +292,14 @@ def next_cold_run(state: BestState) -> ColdRun | None:
     cold = ColdRuns(state)
     if sum(one.outcome == "void" for one in state.races) >= 2 * MOST_VOID:
         return None
-    return _race(cold) or _confirm(cold) or _turn_back(cold)
+    return _race(cold) or _confirm(cold) or _turn_back(cold) or _under_limit(cold)
 
 
 def _race(cold: ColdRuns) -> ColdRun | None:
     """The next run of the race, those under memory_limit first; None when it is decided."""
     for number in cold.finalists:
         if cold.is_near_limit(number) and not cold.runs(number, "limit"):
-            return ColdRun("limit", number, "it needs nearly all of memory_limit: one run under it")
+            return ColdRun("limit", number, NEARLY_ALL)
     if len(cold.finalists) < 2 or _confirming(cold):
         return None
     for turn in (1, 2):
@@ -348,3 +357,11 @@ def _turn_back(cold: ColdRuns) -> ColdRun | None:
         if cold.are_affordable([other]):
             return ColdRun("turn_back", other, f"the winner with {knob} turned back: the loss is its gain", knob)
     return None
+
+
+def _under_limit(cold: ColdRuns) -> ColdRun | None:
+    """The run under memory_limit of the answer, then of candidates near that limit as long as the budget allows."""
+    if cold.state.question.limits_bytes and not cold.runs(cold.answer, "limit"):
+        return ColdRun("limit", cold.answer, "the answer, under memory_limit")
+    number = next((one for one in cold.unchecked if cold.are_affordable([one])), None)
+    return None if number is None else ColdRun("limit", number, NEARLY_ALL)

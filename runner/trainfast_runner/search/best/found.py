@@ -11,13 +11,22 @@ import msgspec
 from trainfast_runner.results.distributions import NORMAL_95
 from trainfast_runner.search.best.cold_runs import ColdRuns, Difference
 from trainfast_runner.search.best.decide import LIKELY, Hopes
-from trainfast_runner.search.best.journal import BestLine, CandidateVerdict, Effect, Found, Interval
+from trainfast_runner.search.best.journal import (
+    BestEnded,
+    BestLine,
+    CandidateVerdict,
+    Effect,
+    Found,
+    Interval,
+    Space,
+)
 from trainfast_runner.search.best.observed import log_rate
 from trainfast_runner.search.best.state import MORE, BestState, state_of_best_journal
 from trainfast_runner.search.conductor import worked_seconds
 
 GAP = 0.03
 """A difference between warm trials and fresh processes that the answer mentions."""
+CHOSEN = "chosen: no setting is faster beyond the noise of this machine"
 
 
 def found(state: BestState) -> Found | None:
@@ -34,6 +43,10 @@ def found(state: BestState) -> Found | None:
         gain = Difference(0.0, 0.0)
     elif baseline_rate is not None:
         gain = cold.difference(best, baseline)
+    within = _within_percent(state, cold, best, gain)
+    every = verdicts(state, cold, best)
+    if within is not None:
+        every[best] = msgspec.structs.replace(every[best], reason=CHOSEN)
     return Found(
         best=best,
         best_rate=best_rate,
@@ -43,10 +56,10 @@ def found(state: BestState) -> Found | None:
         gain_percent=None if gain is None else _percent(gain),
         best_run_ids=_run_ids(state, best),
         baseline_run_ids=_run_ids(state, baseline),
-        within_percent=_within_percent(state, cold, best, gain),
+        within_percent=within,
         ties=cold.rivals,
         effects=list(_effects(state, cold, best)),
-        verdicts=verdicts(state, cold, best),
+        verdicts=every,
         pareto=_pareto(state, cold),
         changes_training=state.changes_training(best),
         notes=list(_notes(state, cold, best)),
@@ -78,9 +91,10 @@ def _verdict(state: BestState, cold: ColdRuns, hopes: Hopes, best: int, number: 
         return state.ruled_out[number]
     rate = _rate(state, cold, number)
     if rate is not None:
-        return CandidateVerdict(
-            candidate=number, verdict="measured", reason=_beside_best(cold, best, number), rate=rate
-        )
+        reason = _beside_best(cold, best, number)
+        if number in cold.unchecked:
+            reason += "; no time was left to run it under memory_limit"
+        return CandidateVerdict(candidate=number, verdict="measured", reason=reason, rate=rate)
     if number in state.ordered_out:
         return CandidateVerdict(candidate=number, verdict="not_tried", reason=state.ordered_out[number])
     least = state.candidates[number].least_s_per_sample
@@ -115,7 +129,9 @@ def _percent(difference: Difference) -> Interval:
 
 def _log_rate(state: BestState, cold: ColdRuns, number: int) -> tuple[float, float] | None:
     """The ln samples/s of a candidate and half of its interval: by fresh processes, else by trials; else None."""
-    runs = [one.samples_per_s for one in state.races if one.candidate == number and one.outcome == "measured"]
+    # The real memory_limit slows every step of a CPU run.
+    full = [one for one in state.races if one.role != "limit"]
+    runs = [one.samples_per_s for one in full if one.candidate == number and one.outcome == "measured"]
     rates = [math.log(rate) for rate in runs if rate]
     if rates:
         deviation, quantile = cold.every.noise
@@ -173,7 +189,8 @@ def _within_percent(state: BestState, cold: ColdRuns, best: int, gain: Differenc
 def _is_open(state: BestState, cold: ColdRuns, best: int, gain: Difference | None) -> bool:
     """True if the gain may be none, a rival may be the best, or a measured setting may be better than the baseline."""
     if best != state.space.baseline:
-        return bool(cold.rivals) or (gain is not None and not gain.is_clear)
+        fits = state.space.baseline not in state.ruled_out
+        return bool(cold.rivals) or (fits and gain is not None and not gain.is_clear)
     others = [number for number in state.rated if number != best and number not in state.ruled_out]
     return bool(cold.rivals) or not all(cold.difference(number, best).is_clear for number in others)
 
@@ -224,7 +241,8 @@ def _notes(state: BestState, cold: ColdRuns, best: int) -> Iterator[str]:
     """Sentences on what limits the claim."""
     baseline = state.space.baseline
     if baseline in state.ruled_out:
-        yield f"the baseline has no figure: {state.ruled_out[baseline].reason}"
+        rate = "has no figure" if _rate(state, cold, baseline) is None else "does not fit"
+        yield f"the baseline {rate}: {state.ruled_out[baseline].reason}"
     if state.question.objective != "samples_per_joule":
         for name, number in (("best", best), ("baseline", baseline)):
             values = cold.every.values.get(number)
@@ -236,3 +254,19 @@ def _notes(state: BestState, cold: ColdRuns, best: int) -> Iterator[str]:
         yield f"{len(state.measured.void)} processes drifted by more than 2 % and were repeated"
     if state.question.earlier:
         yield "effects of earlier searches, with widened spread, chose the order of the trials"
+
+
+def verdicts_without_answer(lines: Sequence[BestLine]) -> list[CandidateVerdict]:
+    """One verdict for every candidate, in their order, of a search that ended without an answer; empty before its end.
+
+    A cancelled one has not ended: the same command continues it.
+    """
+    ended = next((line for line in reversed(lines) if isinstance(line, BestEnded)), None)
+    if ended is None or ended.state == "cancelled" or not any(isinstance(line, Space) for line in lines):
+        return []
+    state = state_of_best_journal(lines, ended.seconds)
+    reasons = {number: state.ordered_out.get(number, ended.reason) for number in range(len(state.candidates))}
+    return [
+        state.ruled_out.get(number, CandidateVerdict(candidate=number, verdict="not_tried", reason=reason))
+        for number, reason in reasons.items()
+    ]

@@ -1,0 +1,132 @@
+"""Runs of a best-fit search under the real memory_limit: the answer, and every measured setting near the limit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from benchmarks.best_fit_replay import FakeConductor, Replayed
+from benchmarks.best_fit_spaces import Synthetic
+
+from cli.command import Cli
+from trainfast_runner.search.best.cold_runs import NEAR_LIMIT, ColdRuns
+from trainfast_runner.search.best.found import found
+from trainfast_runner.search.best.journal import BestLine, BestQuestion, Found, Race
+from trainfast_runner.search.best.state import state_of_best_journal
+
+from .synthetic import asking, confirmed, trial, visited
+from .test_best_for_real import SMALL
+
+
+def answer_of(told: Replayed) -> Found:
+    assert told.found is not None
+    return told.found
+
+
+def measured(answer: Found) -> list[int]:
+    return [one.candidate for one in answer.verdicts if one.verdict == "measured"]
+
+
+def needed(space: Synthetic, number: int) -> int:
+    return space.space.candidates[number].predicted_bytes or 0
+
+
+def limited(space: Synthetic, **more: object) -> BestQuestion:
+    """The question under a limit that the largest setting of the same search without one just fits."""
+    largest = max(needed(space, number) for number in measured(answer_of(FakeConductor(space, asking(space), 1).run())))
+    return msgspec.structs.replace(asking(space, **more), limits_bytes=[largest])
+
+
+def near(space: Synthetic, question: BestQuestion, answer: Found) -> set[int]:
+    return {one for one in measured(answer) if needed(space, one) > NEAR_LIMIT * question.limits_bytes[0]}
+
+
+def test_the_answer_and_every_measured_setting_near_the_limit_run_under_it_once(space: Synthetic) -> None:
+    asked = limited(space)
+    told = FakeConductor(space, asked, 1).run()
+    answer = answer_of(told)
+    ran = [one.candidate for one in told.lines if isinstance(one, Race) and one.role == "limit"]
+    assert len(ran) == len(set(ran)), "once each"
+    expected = near(space, asked, answer)
+    assert expected - {answer.best}, "a setting near the limit that is not the answer"
+    assert set(ran) >= expected | {answer.best}
+    last = max(place for place, one in enumerate(told.lines) if isinstance(one, Race) and one.role != "limit")
+    after = {one.candidate for one in told.lines[last + 1 :] if isinstance(one, Race)}
+    assert after <= expected, "far ones need none"
+
+
+def test_a_setting_that_does_not_fit_under_the_limit_is_too_large_and_the_answer_stays(space: Synthetic) -> None:
+    asked = limited(space)
+    told = FakeConductor(space, asked, 1).run()
+    answer = answer_of(told)
+    beside = min(near(space, asked, answer) - {answer.best, space.space.baseline, *answer.ties})
+    lines: list[BestLine] = [
+        msgspec.structs.replace(one, outcome="oom", reason="an allocation of 8 MiB failed", missing_bytes=2**20)
+        if isinstance(one, Race) and (one.candidate, one.role) == (beside, "limit")
+        else one
+        for one in told.lines
+    ]
+    again = found(state_of_best_journal(lines, told.seconds))
+    assert again is not None
+    assert again.best == answer.best
+    verdict = again.verdicts[beside]
+    assert (verdict.verdict, verdict.excess_bytes) == ("too_large", 2**20)
+    assert verdict.reason.startswith("an allocation of 8 MiB failed, at least 1 MiB too large; predicted ")
+
+
+def test_a_run_under_the_limit_is_no_speed(space: Synthetic) -> None:
+    base = space.space.baseline
+    slow = Race(candidate=base, role="limit", run_id="l", outcome="measured", samples_per_s=1.0, seconds=1.0)
+    lines = [asking(space), space.space, *visited(space, base), trial(base, warm=False), slow]
+    answer = found(state_of_best_journal(lines, 0.0))
+    assert answer is not None
+    assert answer.best_rate.low > 50, "its trial took 100 ms for 8 samples"
+
+
+def test_without_time_a_setting_near_the_limit_says_that_it_was_not_run_under_it(space: Synthetic) -> None:
+    base = space.space.baseline
+    other = next(one for one in sorted(space.truth) if one != base and needed(space, one) != needed(space, base))
+    large, small = sorted((base, other), key=lambda one: -needed(space, one))
+    limit = [needed(space, large)]
+    asked = msgspec.structs.replace(asking(space, budget_s=600.0), limits_bytes=limit)
+    under = Race(candidate=small, role="limit", run_id="u", outcome="measured", seconds=1.0)
+    lines = [asked, space.space, *visited(space, base), trial(base, warm=False)]
+    lines += [trial(other, ms=100.0), *confirmed(small, (80.0, 80.1)), *confirmed(large, (60.0, 60.1)), under]
+    late = state_of_best_journal(lines, 700.0)
+    assert ColdRuns(late).answer == small
+    assert ColdRuns(late).unchecked == [large]
+    answer = found(late)
+    assert answer is not None
+    assert answer.verdicts[large].reason.endswith("no time was left to run it under memory_limit")
+
+
+def test_a_baseline_that_does_not_fit_under_the_limit_is_not_the_answer(space: Synthetic) -> None:
+    base = space.space.baseline
+    other = next(number for number in sorted(space.truth) if number != base)
+    asked = msgspec.structs.replace(asking(space), limits_bytes=[2**50])
+    end = Race(candidate=base, role="limit", run_id="u", outcome="oom", reason="it failed", seconds=1.0)
+    lines = [asked, space.space, *visited(space, base), trial(base, warm=False), trial(other, ms=99.9)]
+    lines += [*confirmed(other, (80.0, 80.1)), *confirmed(base, (80.0, 80.1)), end]
+    answer = found(state_of_best_journal(lines, 0.0))
+    assert answer is not None
+    assert answer.best == other
+    assert "the baseline does not fit: it failed" in " ".join(answer.notes)
+
+
+@pytest.mark.long
+def test_settings_near_a_real_limit_run_under_it(cli: Cli) -> None:
+    words = ("tiny-llama", *SMALL, "--set", "model.hidden_size=256", "--set", "batch_size=32")
+    predicted: int = cli("predict", *words, "--json").json["predicted"]["total_bytes"]
+    limit = f"memory_limit={predicted // 2**20 + 24}MiB"
+    grid = ("--vary", "batch_size=8,32", "--vary", "precision=fp32,bf16", "--global-batch", "32")
+    done = cli("search", "best", *words, "--set", limit, *grid, "--budget", "2m", "--json")
+    assert done.code == 0, done.err
+    answer: dict[str, Any] = done.json
+    under = [one["knobs"] for one in answer["races"] if one["role"] == "limit" and one["outcome"] != "void"]
+    assert answer["best"]["knobs"] in under
+    assert all(under.count(knobs) == 1 for knobs in under)
+    for one in answer["verdicts"]:
+        near = one["predicted_bytes"] is not None and one["predicted_bytes"] > NEAR_LIMIT * (predicted + 24 * 2**20)
+        if near and one["verdict"] == "measured":
+            assert one["knobs"] in under or "no time was left" in one["reason"], one
