@@ -180,11 +180,15 @@ def test_its_markdown_has_the_same_tables(home: Cli, tmp_path: Path) -> None:
 def test_noise_that_decides_is_said(home: Cli, tmp_path: Path) -> None:
     found = answer(within_percent=8.0, gain_percent=Interval(median=3.0, low=-5.0, high=11.0))
     write(home, BestEnded(state="answered", found=found))
-    assert "Within 8.0 %, the noise of this machine" in page_of(home, tmp_path, SEARCH_ID).text
+    page = page_of(home, tmp_path, SEARCH_ID)
+    assert "No winner. Within 8.0 %, the noise of this machine" in page.text
+    assert any(row[0] == "chosen" for table in page.tables for row in table)
 
 
 def test_a_search_in_which_nothing_fits_says_by_how_much(home: Cli, tmp_path: Path) -> None:
     write(home, BestEnded(state="nothing_fits", reason="every candidate is too large", missing_bytes=300 * MIB))
     page = page_of(home, tmp_path, SEARCH_ID)
     assert "At least 300 MiB are missing." in page.text
+    verdicts = next(table for table in page.tables if "verdict" in table[0])
+    assert len(verdicts) == 1 + len(KNOBS), "every candidate has a verdict all the same"
     assert "no machine, chart or export here" in page.text

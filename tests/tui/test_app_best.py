@@ -103,6 +103,14 @@ async def test_the_answer_has_the_effects_the_ties_and_the_verdicts_and_enter_ta
         assert "r runs it" in screen_text(app)
 
 
+@pytest.mark.parametrize("size", [FULL, SMALL])
+async def test_an_answer_that_the_noise_decides_names_no_winner(home: Home, size: tuple[int, int]) -> None:
+    async with StillApp(home).run_test(size=size) as pilot:
+        text = await best_opened(pilot, a_best_search(home, best_answered(within_percent=8.0)))
+        assert "✓ no winner: within 8.0 %, the noise of this machine" in text
+        assert "chosen 60.5 samples/s" in text
+
+
 async def test_enter_takes_the_best_so_far_and_the_search_goes_on(home: Home, live_best: Path) -> None:
     app = StillApp(home)
     async with app.run_test(size=FULL) as pilot:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from trainfast_runner.search.best.best_follower import BestSoFar
-from trainfast_runner.search.best.journal import BestQuestion, Found, Interval, Race, Trial
+from trainfast_runner.search.best.found import verdicts_without_answer
+from trainfast_runner.search.best.journal import BestQuestion, CandidateVerdict, Found, Interval, Race, Trial
 from trainfast_tui.report.bar_picture import Whisker, whisker_picture
 from trainfast_tui.report.document import Block, Heading, Listing, Prose, grid, pairs_grid
 from trainfast_tui.report.exports import export_blocks
@@ -14,7 +15,7 @@ from trainfast_tui.report.pareto_blocks import MeasuredCandidate, pareto_blocks
 from trainfast_tui.report.recorded import ReportedRun
 from trainfast_tui.report.run_blocks import ABSENT_NOTE, run_sections
 from trainfast_tui.text.best_objective import objective_words
-from trainfast_tui.text.best_search import knob_words
+from trainfast_tui.text.best_search import KEPT, knob_words, noise_words
 from trainfast_tui.text.comparison import setting
 from trainfast_tui.text.format import count, duration, milliseconds, number, percent, signed_percent, size
 
@@ -24,6 +25,8 @@ OBJECTIVES = {
     "samples_per_joule": "samples a joule",
     "time": "the time of a cold start and the steps",
 }
+
+NO_EXPORT = "No run of the best setting is on the disk: its settings are not exported."
 
 BEST_BY = {
     "samples_per_s": "fastest",
@@ -45,7 +48,9 @@ def best_search_report(so_far: BestSoFar, question: BestQuestion, runs: Sequence
     blocks += [Heading("Answer"), *_answer(so_far)]
     found = so_far.found
     if found is not None:
-        blocks += [*_pareto(so_far, found), *_effects(found), *_verdicts(so_far, found)]
+        blocks += [*_pareto(so_far, found), *_effects(found), *_verdicts(so_far, found.verdicts)]
+    elif verdicts := verdicts_without_answer(so_far.lines):
+        blocks += _verdicts(so_far, verdicts)
     blocks += _tried(so_far)
     if not runs:
         return [*blocks, Prose("No run that confirmed an answer is on the disk: no machine, chart or export here.")]
@@ -56,7 +61,7 @@ def best_search_report(so_far: BestSoFar, question: BestQuestion, runs: Sequence
         *blocks,
         Prose(_roles(runs, winner, is_baseline)),
         *run_sections(runs),
-        *export_blocks(winner[:1] or runs[:1]),
+        *(export_blocks(winner[:1]) if winner else [Prose(NO_EXPORT)]),
     ]
 
 
@@ -112,15 +117,17 @@ def _answer(so_far: BestSoFar) -> Iterator[Block]:
         yield Prose(f"At least {size(ended.missing_bytes)} are missing.")
     if found is None or space is None:
         return
+    is_noise = found.within_percent is not None
     if found.within_percent is not None:
-        noise = percent(found.within_percent, 1)
-        yield Prose(f"Within {noise}, the noise of this machine: smaller differences than that are not claimed.")
+        noise = noise_words(found.within_percent)
+        yield Prose(f"No winner. {noise.capitalize()}: no setting is faster beyond it.")
+    kept = KEPT if is_noise else "the baseline is the best"
     rows = [
-        ("best", knob_words(so_far.candidate(found.best).knobs)),
+        ("chosen" if is_noise else "best", knob_words(so_far.candidate(found.best).knobs)),
         ("", _rate(found.best_rate)),
         ("baseline", knob_words(so_far.candidate(space.baseline).knobs)),
         ("", _rate(found.baseline_rate)),
-        ("gain", "the baseline is the best" if found.best == space.baseline else _gain(found.gain_percent)),
+        ("gain", kept if found.best == space.baseline else _gain(found.gain_percent)),
     ]
     if so_far.objective != "samples_per_s":
         rows += [("best by its objective", _value(so_far, found.best_value))]
@@ -187,11 +194,11 @@ def _effects(found: Found) -> Iterator[Block]:
         yield picture
 
 
-def _verdicts(so_far: BestSoFar, found: Found) -> Iterator[Block]:
+def _verdicts(so_far: BestSoFar, verdicts: Sequence[CandidateVerdict]) -> Iterator[Block]:
     yield Heading("Every candidate")
     header = ("", "settings", "verdict", "samples/s", "predicted", "peak", "reason")
     rows = []
-    for one in found.verdicts:
+    for one in verdicts:
         candidate = so_far.candidate(one.candidate)
         memory = [size(candidate.predicted_bytes), size(so_far.peak_bytes(one.candidate))]
         rate = _interval(one.rate) if one.rate is not None else number(None)

@@ -15,6 +15,8 @@ Fields = Mapping[str, Any]
 VERDICTS = ("measured", "beaten", "bound", "too_large", "incompatible", "failed", "not_tried")
 MOST_LISTED = 5
 """Runner-ups and candidates that were not tried are listed up to this many."""
+KEPT = "none beyond the noise: the baseline is kept"
+"""The gain of a baseline that the noise of the machine leaves in place."""
 
 
 def knob_words(knobs: Fields) -> str:
@@ -35,6 +37,11 @@ def gain_words(gain: Fields) -> str:
     return f"{fmt.signed_percent(gain['percent'])} ({low} to {high})"
 
 
+def noise_words(percent: float) -> str:
+    """The noise that decides instead of a winner: `within 8.0 %, the noise of this machine`."""
+    return f"within {fmt.percent(percent, 1)}, the noise of this machine"
+
+
 def answer_lines(found: Fields) -> list[str]:
     """The answer of `best_report` in lines: the winner first, then the effects, the Pareto settings and the rest."""
     if found["best"] is None:
@@ -51,16 +58,17 @@ def answer_lines(found: Fields) -> list[str]:
 def _answer_rows(found: Fields) -> Iterable[tuple[str, str]]:
     best, baseline = found["best"], found["baseline"]
     is_same = best["knobs"] == baseline["knobs"]
-    so_far = "" if found["state"] == "answered" else "so far "
-    yield f"fastest {so_far}".strip(), f"{knob_words(best['knobs'])}: {_side_words(best, found)}"
+    noise = found["within_percent"]
+    so_far = "" if found["state"] == "answered" else " so far"
+    if noise is not None:
+        yield "no winner", f"{noise_words(noise)}: no setting is faster beyond it"
+    label = "fastest" if noise is None else "chosen"
+    yield label + so_far, f"{knob_words(best['knobs'])}: {_side_words(best, found)}"
     if is_same:
-        yield "gain", "none: the baseline itself is the fastest"
+        yield "gain", KEPT if noise is not None else "none: the baseline itself is the fastest"
     else:
         yield "baseline", f"{knob_words(baseline['knobs'])}: {_side_words(baseline, found)}"
         yield "gain", "unknown" if found["gain"] is None else gain_words(found["gain"])
-    if found["within_percent"] is not None:
-        within = fmt.percent(found["within_percent"])
-        yield "but", f"within {within}, the noise of this machine: smaller differences are not claimed"
     changed = found["changes_training"]
     yield "trains", f"differently, by {', '.join(changed)}" if changed else "the same as the baseline"
     for note in found["notes"]:
@@ -127,10 +135,9 @@ def _without_answer(found: Fields) -> list[str]:
         void = [one["reason"] for one in found["trials"] if one["outcome"] == "void"]
         when = f"before a measurement counted ({void[-1]})" if void else "before anything was measured"
         return [f"cancelled {when}; the same command continues {found['search_id']}"]
-    missing = found["missing_bytes"]
-    if missing is not None:
-        return [f"{found['reason']}: the smallest setting is {fmt.size(missing)} too large"]
-    return [found["reason"]]
+    missing, counts = found["missing_bytes"], count_words(one["verdict"] for one in found["verdicts"])
+    excess = "" if missing is None else f": the smallest setting is {fmt.size(missing)} too large"
+    return [f"{found['reason']}{excess}", *([f"{found['candidates']} candidates: {counts}"] if counts else [])]
 
 
 def question_lines(vary: Mapping[str, list[Any]], left_alone: Mapping[str, str], global_batch: int | None) -> list[str]:

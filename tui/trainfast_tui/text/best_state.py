@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.best_objective import objective_words
-from trainfast_tui.text.best_search import gain_words, knob_words
+from trainfast_tui.text.best_search import gain_words, knob_words, noise_words
 from trainfast_tui.text.cooling import cooling_words
 
 if TYPE_CHECKING:
@@ -85,13 +85,13 @@ def _answer_words(so_far: BestSoFar) -> str:
     found = so_far.ended.found if so_far.ended is not None else None
     assert found is not None
     assert so_far.space is not None
+    if found.within_percent is not None:
+        return f"no winner: {noise_words(found.within_percent)}"
     if found.best == so_far.space.baseline:
         return "the baseline itself is the fastest"
     words = setting_words(so_far.space, found.best)
     if found.gain_percent is not None:
         words += f": {percent_words(found.gain_percent)}"
-    if found.within_percent is not None:
-        words += f", within {fmt.percent(found.within_percent, 1)}, the noise of this machine"
     return words
 
 

@@ -9,10 +9,12 @@ from typing import Any
 
 import msgspec
 
+from trainfast_runner.search.best.found import verdicts_without_answer
 from trainfast_runner.search.best.journal import (
     BestEnded,
     BestLine,
     BestQuestion,
+    CandidateVerdict,
     EarlierEffect,
     Effect,
     Found,
@@ -32,11 +34,10 @@ def best_report(directory: Path) -> dict[str, Any]:
     question = next(line for line in lines if isinstance(line, BestQuestion))
     space = next((line for line in reversed(lines) if isinstance(line, Space)), None)
     ended = next((line for line in reversed(lines) if isinstance(line, BestEnded)), None)
-    answer = ended.found if ended is not None else None
     return {
         **heading(question, ended),
         **fields_of(question, "objective", "for_steps", "global_batch", "vary", "left_alone"),
-        **_answer(answer, space, lines),
+        **_answer(ended, space, lines),
         "candidates": len(space.candidates) if space is not None else None,
         "dropped": space.dropped if space is not None else None,
         "trials": [_trial(line, space) for line in lines if isinstance(line, Trial)] if space is not None else [],
@@ -50,34 +51,39 @@ def best_report(directory: Path) -> dict[str, Any]:
     }
 
 
-def _answer(answer: Found | None, space: Space | None, lines: Sequence[BestLine]) -> dict[str, Any]:
-    """The fields of the answer; None and empty lists before there is one."""
-    if answer is None or space is None:
-        names = ("best", "baseline", "gain", "within_percent")
+def _answer(ended: BestEnded | None, space: Space | None, lines: Sequence[BestLine]) -> dict[str, Any]:
+    """The fields of the answer; None and empty lists before there is one. Where the noise decides, `winner` is None."""
+    answer = ended.found if ended is not None else None
+    if ended is None or answer is None or space is None:
+        names = ("winner", "best", "baseline", "gain", "within_percent")
         return {
             **dict.fromkeys(names),
-            **{name: [] for name in ("ties", "effects", "verdicts", "pareto", "changes_training", "notes")},
+            **{name: [] for name in ("ties", "effects", "pareto", "changes_training", "notes")},
+            "verdicts": [] if space is None else [_verdict(one, space) for one in verdicts_without_answer(lines)],
         }
+    is_decided = ended.state == "answered" and answer.within_percent is None
     return {
+        "winner": space.candidates[answer.best].knobs if is_decided else None,
         "best": _side(answer.best, answer.best_rate, answer.best_value, answer.best_run_ids, space),
         "baseline": _side(space.baseline, answer.baseline_rate, answer.baseline_value, answer.baseline_run_ids, space),
         "gain": _gain(answer.gain_percent),
         "within_percent": answer.within_percent,
         "ties": [space.candidates[number].knobs for number in answer.ties],
         "effects": [_effect(one, "measured", "earlier") for one in answer.effects],
-        "verdicts": [
-            {
-                "knobs": space.candidates[one.candidate].knobs,
-                "verdict": one.verdict,
-                "reason": one.reason,
-                "samples_per_s": _interval(one.rate),
-                "predicted_bytes": space.candidates[one.candidate].predicted_bytes,
-            }
-            for one in answer.verdicts
-        ],
+        "verdicts": [_verdict(one, space) for one in answer.verdicts],
         "pareto": [_pareto(number, answer, space, lines) for number in answer.pareto],
         "changes_training": answer.changes_training,
         "notes": answer.notes,
+    }
+
+
+def _verdict(one: CandidateVerdict, space: Space) -> dict[str, Any]:
+    candidate = space.candidates[one.candidate]
+    return {
+        "knobs": candidate.knobs,
+        **fields_of(one, "verdict", "reason", "excess_bytes"),
+        "samples_per_s": _interval(one.rate),
+        "predicted_bytes": candidate.predicted_bytes,
     }
 
 
@@ -116,11 +122,12 @@ def _order(one: Ordered, space: Space | None) -> dict[str, Any]:
 
 
 def _trial(line: Trial, space: Space) -> dict[str, Any]:
+    end = "outcome", "reason", "missing_bytes"
     return {
         "knobs": space.candidates[line.candidate].knobs,
         "samples_per_s": _rate(line),
         "steps": len(line.step_ms),
-        **fields_of(line, "warm", "outcome", "seconds", "peak_allocated_bytes", "run_id", "repeats", "reason"),
+        **fields_of(line, "warm", *end, "seconds", "peak_allocated_bytes", "run_id", "repeats"),
     }
 
 
@@ -130,7 +137,7 @@ def _race(line: Race, space: Space) -> dict[str, Any]:
         "knobs": space.candidates[line.candidate].knobs,
         "samples_per_s": None if line.samples_per_s is None else {"median": line.samples_per_s, "mad": line.mad},
         "predicted": None if line.predicted is None else msgspec.to_builtins(line.predicted),
-        **fields_of(line, "role", "knob", "outcome", *figures, "run_id", "reason"),
+        **fields_of(line, "role", "knob", "outcome", *figures, "run_id", "reason", "missing_bytes"),
     }
 
 

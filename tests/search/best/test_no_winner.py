@@ -1,0 +1,59 @@
+"""An answer that the noise of the machine decides names no winner, in JSON and in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from benchmarks.best_fit_spaces import Synthetic
+
+from trainfast_runner.search.best.found import CHOSEN, found
+from trainfast_runner.search.best.journal import BestEnded, BestLine
+from trainfast_runner.search.best.report import best_report
+from trainfast_runner.search.best.state import state_of_best_journal
+from trainfast_runner.search.journal import SearchJournal
+from trainfast_tui.text.best_search import answer_lines
+
+from .synthetic import asking, confirmed, trial, visited
+
+
+def report(directory: Path, space: Synthetic, state: str, *rates: tuple[float, float]) -> dict[str, Any]:
+    """A search of two settings with these samples/s in fresh processes: another one's, then the baseline's."""
+    base = space.space.baseline
+    other = next(number for number in sorted(space.truth) if number != base)
+    lines: list[BestLine] = [asking(space), space.space, *visited(space, base), trial(base, warm=False)]
+    lines += [trial(other, ms=99.5), *confirmed(other, rates[0]), *confirmed(base, rates[1])]
+    answer = found(state_of_best_journal(lines, 0.0))
+    journal = SearchJournal(directory)
+    for line in (*lines, BestEnded(state=state, found=answer)):
+        journal.write(line)
+    journal.close()
+    return best_report(directory)
+
+
+def test_noise_decides_instead_of_a_winner(tmp_path: Path, space: Synthetic) -> None:
+    noisy = report(tmp_path, space, "answered", (80.0, 74.0), (77.0, 84.0))
+    assert noisy["winner"] is None
+    assert noisy["within_percent"] > 5
+    assert noisy["best"] is not None, "a setting to go on with"
+    text = "\n".join(answer_lines(noisy))
+    assert f"within {noisy['within_percent']:.1f} %, the noise of this machine" in text
+    assert "no winner" in text
+    assert "fastest " not in text.partition("fastest in its memory")[0]
+    assert "none beyond the noise: the baseline is kept" in text
+    assert [one["reason"] for one in noisy["verdicts"] if one["knobs"] == noisy["best"]["knobs"]] == [CHOSEN]
+
+
+def test_a_clear_answer_names_its_winner(tmp_path: Path, space: Synthetic) -> None:
+    quiet = report(tmp_path, space, "answered", (90.0, 90.1), (80.0, 80.1))
+    assert quiet["winner"] == quiet["best"]["knobs"]
+    assert quiet["within_percent"] is None
+    text = "\n".join(answer_lines(quiet))
+    assert "fastest  " in text
+    assert "no winner" not in text
+
+
+def test_a_search_cut_short_has_no_winner_yet(tmp_path: Path, space: Synthetic) -> None:
+    cut = report(tmp_path, space, "cancelled", (90.0, 90.1), (80.0, 80.1))
+    assert cut["winner"] is None
+    assert "fastest so far" in "\n".join(answer_lines(cut))
