@@ -14,8 +14,8 @@ from trainfast_runner.records.script_run import OUR_KNOBS, DoorLine, Overridden,
 DOOR_FILE = "door.jsonl"
 NO_STEP = "no optimizer step seen"
 WAYS = (
-    "steps come from torch.optim, the HF Trainer, Lightning or DeepSpeed; any other loop reports them with"
-    " `import trainfast_door; trainfast_door.step()` after each, or by --steps-from-log REGEX"
+    "steps are seen in three ways: an optimizer of torch.optim (the HF Trainer, Lightning and DeepSpeed have one),"
+    " `import trainfast_door; trainfast_door.step()` after each step, or --steps-from-log REGEX"
 )
 """The ways to make a script's steps seen."""
 FIRST_TORCH = (2, 5)
@@ -57,7 +57,7 @@ def why_no_step(directory: Path, run: RunFile) -> str:
     opened = [line for line in _door_lines(directory) if line.kind == "opened"]
     if opened:
         return f"torch was imported, but none of its optimizers took a step; {WAYS}"
-    return "no process of the script imported torch 2.5 or newer with trainfast's folder on its path"
+    return f"no process of the script imported torch 2.5 or newer with trainfast's folder on its path; {WAYS}"
 
 
 def closed_by_version(torch: str | None) -> str | None:

@@ -50,7 +50,7 @@ from trainfast_runner.running.offload import full_disk, offload_path, remove_off
 from trainfast_runner.running.ranks import LostRank, Ranks
 from trainfast_runner.running.recovery import lost_verdict
 from trainfast_runner.running.scripts.sandbox import remove_sandbox
-from trainfast_runner.running.scripts.script_watch import ScriptWatch
+from trainfast_runner.running.scripts.script_watch import NO_STEP_S, ScriptWatch
 from trainfast_runner.running.stopping import STOP_GRACE_S
 from trainfast_runner.running.telemetry_log import TelemetryLog
 
@@ -83,6 +83,8 @@ class SupervisorBounds:
     output_bytes: int = CAP_BYTES
     steps_bytes: int = CAP_BYTES
     """Most bytes of a `steps*.jsonl`."""
+    no_step_s: float = NO_STEP_S
+    """Before the notice about a script without a step."""
 
 
 class Supervisor:
@@ -113,7 +115,7 @@ class Supervisor:
         self._offload_path = offload_path(run)
         self._script: ScriptWatch | None = None
         if run.script is not None:
-            self._script = ScriptWatch(run, directory, self._output.path, self._record_no_step)
+            self._script = ScriptWatch(run, directory, self._output.path, self._record_no_step, bounds.no_step_s)
 
     def run(self) -> None:
         """Supervise the run to its end; the lock must be held."""

@@ -15,13 +15,16 @@ NO_STEP_S = 60.0
 
 
 class ScriptWatch:
-    """Follows one script. `notify` gets the sentence about a script that has reported no step for a minute."""
+    """Follows one script. `notify` gets the sentence about a script that has reported no step for `no_step_s`."""
 
-    def __init__(self, run: RunFile, directory: Path, output: Path, notify: Callable[[str], None]) -> None:
+    def __init__(
+        self, run: RunFile, directory: Path, output: Path, notify: Callable[[str], None], no_step_s: float = NO_STEP_S
+    ) -> None:
         self._run = run
         self._directory = directory
         self._log_steps = LogSteps(run, directory, output)
         self._notify = notify
+        self._no_step_s = no_step_s
         self._notified = False
 
     def count_steps(self) -> None:
@@ -31,9 +34,9 @@ class ScriptWatch:
     def look(self, in_training: bool) -> None:
         """Notify once, with the ways to report steps, that none has come; `in_training` is True after the first."""
         waited_s = (time.monotonic_ns() - self._run.clock.monotonic_ns) / 1e9
-        if not in_training and waited_s > NO_STEP_S and not self._notified:
+        if not in_training and waited_s > self._no_step_s and not self._notified:
             self._notified = True
-            self._notify(f"{NO_STEP} in {NO_STEP_S:.0f} s: {self.why_no_step()}")
+            self._notify(f"{NO_STEP} in {self._no_step_s:g} s: {self.why_no_step()}")
 
     def why_no_step(self) -> str:
         """The reason that the hooks have reported no step."""
