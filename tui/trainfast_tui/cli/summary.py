@@ -27,6 +27,7 @@ from trainfast_tui.text.format import (
     plain,
     size,
 )
+from trainfast_tui.text.memory import peak_word
 from trainfast_tui.text.speed import against_predicted_speed
 from trainfast_tui.text.tables import pairs
 
@@ -137,7 +138,8 @@ def _memory(result: Result) -> Iterator[tuple[str, str]]:
             reserved = f", {size(memory.peak_reserved_bytes)} reserved"
         device = f", device {size(memory.device_peak_used_bytes)}" if memory.device_peak_used_bytes else ""
         whole = "" if result.state != "oom" else ", in the steps that ended"
-        yield "peak memory", f"{size(memory.peak_allocated_bytes)} allocated{reserved}{device}{whole}"
+        word = peak_word(result.script is not None, result.cpu is not None)
+        yield "peak memory", f"{size(memory.peak_allocated_bytes)} {word}{reserved}{device}{whole}"
     elif memory.not_measured_because is not None:
         yield "peak memory", f"not measured: {plain(memory.not_measured_because)}"
     if memory.predicted_bytes is not None and result.role not in WARM_ROLES:

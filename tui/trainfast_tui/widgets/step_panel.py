@@ -13,6 +13,7 @@ from trainfast_tui.live.figures import Figures, planned_steps, recent_figures, s
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.conditions import conditions_line, has_conditions, steadiness
 from trainfast_tui.text.lines import Line, Tone, line_length
+from trainfast_tui.text.memory import peak_word_of
 from trainfast_tui.widgets.bar import bar, shares
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def _quality(run: RunSnapshot, result: Result | None, width: int) -> Line:
     peak = peak if peak is not None else run.peak_allocated_bytes
     line: Line = [
         (fmt.to_width(f"loss {fmt.number(first)} → {fmt.number(last)}", 19) + " ", "text"),
-        ("peak allocated ", "muted"),
+        (f"peak {peak_word_of(run.run_file)} ", "muted"),
         (fmt.size(peak), "text"),
     ]
     predicted = predicted_of(run)

@@ -9,6 +9,7 @@ from trainfast_tui.charts.painted import PaintedValue
 from trainfast_tui.live.figures import planned_steps, recent_figures
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, labelled, paragraph
+from trainfast_tui.text.memory import peak_word_of
 from trainfast_tui.widgets.strips import STATE_SIGNS
 
 if TYPE_CHECKING:
@@ -62,6 +63,6 @@ class TooSmall(PaintedValue["RunSnapshot"]):
             [(f"{sign} {state_words(run.state)}", tone), (f"  {run.run_id}", "muted")],
             [(f"step {fmt.count(done)} of {fmt.count(planned)}", "title")],
             [(fmt.per_second(figures.samples_per_s, "samples"), "title"), (synthetic, "warning")],
-            [("peak allocated ", "muted"), (fmt.size(peak), "text")],
+            [(f"peak {peak_word_of(run.run_file)} ", "muted"), (fmt.size(peak), "text")],
             [(run.reason, "text")],
         ]
