@@ -170,6 +170,7 @@ def test_script_that_reports_no_step_for_a_minute_is_told_the_ways(cli: Cli, tmp
         (["--", "torchrun", "--nproc-per-node=none", "train.py"], "'none' is not a number of processes"),
         (["--set", "strategy=ddp", "--", "python", "train.py"], "strategy has no place in a script"),
         (["--set", "batchsize=8", "--", "python", "train.py"], "did you mean batch_size?"),
+        (["--set", "lr=1", "--", "python", "-I", "train.py"], "lr cannot reach the script: the interpreter ignores"),
         (["--steps=3", "--", "python", "train.py"], "timing_warmup=3 leaves none of the 3 steps to measure"),
         (["--steps=5", "--set", "steps=6", "--", "python", "train.py"], "--steps 5 and --set steps=6 differ"),
         (["--steps-from-log=(", "--", "python", "train.py"], "--steps-from-log '('"),

@@ -11,6 +11,7 @@ import pytest
 
 from cli.command import Cli
 from own_scripts.conftest import PYTHON, SCRIPTS, run_script, script
+from trainfast_runner.machine.processes.identity import identify
 
 
 def discovered(cli: Cli, *words: str) -> dict[str, Any]:
@@ -59,7 +60,7 @@ def test_argparse_flags_are_listed_and_mapped(cli: Cli, tmp_path: Path, monkeypa
         "checkpointing": {"full": "--grad-checkpointing", "off": ""},
         "precision": {"fp32": "--dtype float32", "bf16": "--dtype bfloat16"},
     }
-    assert found["mapping"][0]["reason"] == "--bs looks like batch_size: its name, default 16, here 8"
+    assert found["mapping"][0]["reason"] == "--bs is a usual name for batch_size; default 16, this command gives 8"
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["train.py"], "nothing has trained"
     preset = tomllib.loads((cli.presets / "mine.toml").read_text())
     assert preset["script"]["cwd"] == str(tmp_path)
@@ -71,12 +72,54 @@ def test_discovery_prints_flags_reasons_and_the_next_command(cli: Cli, tmp_path:
     done = cli("presets", "new", "mine", *written(tmp_path, ARGPARSE))
     assert done.code == 0, done.err
     assert "--bs" in done.out
-    assert "--bs looks like batch_size: its name, default 16" in done.out
+    assert "--bs is a usual name for batch_size; default 16" in done.out
     assert "run it with: trainfast-tui run mine" in done.out
-    assert "# --bs looks like batch_size" in (cli.presets / "mine.toml").read_text()
+    assert "# --bs is a usual name for batch_size" in (cli.presets / "mine.toml").read_text()
     shown = cli("presets", "show", "mine").out
     assert "--bs {}" in shown
     assert "mine" in cli("presets", "list").out
+
+
+def test_script_with_a_byte_order_mark_is_read(cli: Cli, tmp_path: Path) -> None:
+    assert len(discovered(cli, *written(tmp_path, "\ufeff" + ARGPARSE))["flags"]) == 7
+
+
+def test_flag_with_a_million_choices_is_described_by_its_default(cli: Cli, tmp_path: Path) -> None:
+    lines = (
+        "import argparse\np = argparse.ArgumentParser()\n"
+        "p.add_argument('--batch-size', type=int, default=16, choices=range(1, 1000001))\np.parse_args()\n"
+    )
+    found = discovered(cli, *written(tmp_path, lines))
+    assert found["flags"][0]["choices"][:2] == ["1", "2"]
+    assert len(found["flags"][0]["choices"]) == 100
+    assert found["mapping"][0]["reason"] == "--batch-size is a usual name for batch_size; default 16"
+
+
+def test_processes_that_a_script_started_before_its_parser_are_ended(cli: Cli, tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    lines = (
+        "import subprocess, sys\nwait = [sys.executable, '-c', 'import time; time.sleep(600)']\n"
+        "children = [subprocess.Popen(wait, start_new_session=own) for own in (False, True)]\n"
+        f"open({str(pids)!r}, 'w').write(' '.join(str(child.pid) for child in children))\n"
+    )
+    discovered(cli, *written(tmp_path, lines + ARGPARSE))
+    assert [identify(int(pid)) for pid in pids.read_text().split()] == [None, None]
+
+
+def test_long_list_of_flags_is_folded_to_those_of_knobs(cli: Cli, tmp_path: Path) -> None:
+    lines = (
+        "import argparse\np = argparse.ArgumentParser()\n"
+        "for n in range(30):\n    p.add_argument(f'--other-{n}')\np.add_argument('--bs', type=int, default=16)\n"
+        "p.parse_args()\n"
+    )
+    short = cli("presets", "new", "mine", *written(tmp_path, lines)).out
+    assert "argparse, 31 flags" in short
+    assert "  --bs " in short
+    assert "--other-7" not in short
+    assert "and 30 flags that no knob takes; --all lists them" in short
+    whole = cli("presets", "new", "mine", "--overwrite", "--all", *written(tmp_path, lines)).out
+    assert whole.index("  --bs ") < whole.index("--other-7 "), "flags of knobs come first"
+    assert "--all lists them" not in whole
 
 
 def test_preset_of_a_script_runs_by_name_from_anywhere(
@@ -201,12 +244,15 @@ def test_script_without_a_parser_tells_the_ways_of_its_framework(
     found = discovered(cli, *script(name))
     assert (found["stopped_at"], found["flags"]) == (stopped_at, [])
     assert {"precision", "grad_accum"} <= set(found["without_flag"][way])
+    assert found["framework"] in way
 
 
 def test_script_behind_a_launcher_runs_as_the_only_rank(cli: Cli) -> None:
     launcher = (PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     found = discovered(cli, "--", *launcher, str(SCRIPTS / "nanogpt_ddp.py"))
     assert (found["stopped_at"], found["flags"]) == ("the first optimizer", [])
+    assert found["framework"] == "torch"
+    assert tomllib.loads((cli.presets / "mine.toml").read_text())["script"]["framework"] == "torch"
     assert found["without_flag"] == {"DataLoader's defaults": ["workers", "pin_memory"]}
 
 

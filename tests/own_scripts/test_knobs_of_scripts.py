@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cli.command import Cli
-from own_scripts.conftest import run_script, script
+from own_scripts.conftest import PYTHON, run_script, script
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings import script_preset
 
@@ -40,6 +40,23 @@ def test_flags_defaults_an_overridden_rate_and_the_steps_asked_for(cli: Cli, map
     assert rate == pytest.approx(16 * steps, rel=0.1)
     assert result["script"]["overridden"] == [{"knob": "lr", "asked": 0.5, "ran": 0.001, "by": "torch"}]
     assert "lr: asked for 0.5, ran 0.001" in cli("runs", "show", "last").out
+
+
+def test_knobs_that_the_script_may_not_take_are_named_before_the_start(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("print('trained')\n")
+    done = cli("run", "--json", "--set", "lr=0.5", "--set", "precision=bf16", "--", PYTHON, str(path))
+    assert done.code == 0, done.err
+    assert done.err.startswith("lr, precision: set without a flag, so the script may keep its own;"), done.err
+    assert [one["knob"] for one in done.json["script"]["overridden"]] == ["lr", "precision"]
+
+
+def test_knob_that_cannot_reach_the_script_is_refused_before_the_start(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('schema = 1\n[script]\nframework = "torch"\n')
+    refused = cli("run", "--preset", str(path), "--set", "lr=0.1", *script("plain_torch.py")).refused()
+    assert "lr cannot reach the script: without a flag torch takes only workers, pin_memory" in refused
+    assert "try presets new NAME --map lr=--FLAG -- COMMAND" in refused
 
 
 @pytest.mark.long
@@ -89,6 +106,7 @@ def test_words_by_value() -> None:
         ("schema = 2", "schema must be 1"),
         ("schema = 1\n[script]\ncomand = []", "mine.toml:3: unknown key 'comand'; did you mean command?"),
         ('schema = 1\n[script]\ncommand = "python train.py"', "command must be a list of words"),
+        ('schema = 1\n[script]\nframework = "keras"', "mine.toml:3: there is no framework 'keras'"),
         ('schema = 1\n[script.knobs]\nbatch_sise = "--b {}"', "mine.toml:3: there is no knob 'batch_sise'"),
         ('schema = 1\n[script.knobs]\nbatch_size = "--b"', "batch_size needs words with {} for its value"),
         ("schema = 1\n[knobs]\nbatch_size = 0", "mine.toml:3: batch_size"),

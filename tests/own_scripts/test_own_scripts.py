@@ -179,3 +179,7 @@ def test_script_sees_only_our_folder_and_the_run(cli: Cli, tmp_path: Path) -> No
     assert after["PYTHONPATH"].startswith(f"/somewhere{os.pathsep}")
     assert [place for place in path_after if place not in path_before] == after["PYTHONPATH"].split(os.pathsep)[1:]
     assert (safe_before, folder_before) == (safe_after, folder_after)
+    asked = cli("run", "--json", "--set", "precision=bf16", "--", sys.executable, str(asking), PYTHONPATH="/somewhere")
+    with_set = json.loads(printed(cli, asked.json))[0]
+    changed = {name for name in {*before, *with_set} if before.get(name) != with_set.get(name)}
+    assert changed == {"PYTHONPATH", "TRAINFAST_RUN", "ACCELERATE_MIXED_PRECISION", "PL_TRAINER_PRECISION"}

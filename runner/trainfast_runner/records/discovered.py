@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 
 DISCOVERED_FILE = "discovered.json"
+FRAMEWORKS = ("HF Trainer", "accelerate", "Lightning", "torch")
+"""What trains a script, the one that wins over the next first: a Trainer uses accelerate."""
 
 
 class Flag(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,3 +46,14 @@ class Discovered(msgspec.Struct, frozen=True, kw_only=True):
     flags: list[Flag] = []
     fields: dict[str, Any] = {}
     uses: list[str] = []
+
+    @property
+    def framework(self) -> str | None:
+        """The framework that trains, one of `FRAMEWORKS`; None if the script stopped before it showed one."""
+        if self.fields:
+            return "HF Trainer"
+        if self.stopped_at == "a Lightning Trainer":
+            return "Lightning"
+        shown = next((name for name in FRAMEWORKS if name in self.uses), None)
+        trains = self.stopped_at in ("the first optimizer", "the first forward pass")
+        return shown or ("HF Trainer" if self.parser == "HfArgumentParser" else "torch" if trains else None)

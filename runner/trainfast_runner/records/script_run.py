@@ -31,6 +31,8 @@ class ScriptAsked(msgspec.Struct, frozen=True, kw_only=True):
     loader_defaults: dict[str, Any] = {}
     """Defaults of DataLoader's arguments that the hooks set."""
     door_closed: str | None = None
+    unconfirmed: list[str] = []
+    """Knobs set without a flag that the script may not take: an argument of its own wins over them."""
     trial: bool = False
     """True for a trial of a search: its memory is limited and it leaves nothing behind."""
 

@@ -30,6 +30,8 @@ def _document(preset: ScriptPreset, reasons: Mapping[str, str]) -> tomlkit.TOMLD
     script = tomlkit.table()
     script["command"] = list(preset.command)
     script["cwd"] = preset.cwd
+    if preset.framework:
+        script["framework"] = preset.framework
     places = tomlkit.table()
     for name, place in preset.places.items():
         words = tomlkit.item(place)

@@ -63,6 +63,8 @@ BASE = ("batch_size", "grad_accum", "precision", "workers")
 """The knobs whose present values a preset of a script keeps: those that a search begins with."""
 OPTIMIZER = ("optim", "optimizer", "opt")
 NOT_TRAINING = {"eval", "val", "valid", "validation", "test", "dev", "predict", "inference"}
+FEW_CHOICES = 8
+"""Choices that a reason lists; of a flag with more it gives the default."""
 
 
 @dataclass(frozen=True)
@@ -223,10 +225,13 @@ def _value(name: str, value: object) -> KnobValue:
 
 
 def _reason(name: str, flag: Flag, word: str) -> str:
-    """Words for the proposal: "--bs looks like batch_size: its name, default 16"."""
-    known = f"choices {', '.join(flag.choices)}" if flag.choices else f"default {flag.default}"
-    now = f", here {flag.value}" if flag.value != flag.default else ""
-    return f"{word} looks like {name}: its name, {known}{now}"
+    """Return a sentence: "--bs is a usual name for batch_size; default 16, this command gives 8"."""
+    if 0 < len(flag.choices) <= FEW_CHOICES:
+        known = f"one of {', '.join(flag.choices)}"
+    else:
+        known = "no default" if flag.default is None else f"default {flag.default}"
+    now = f", this command gives {flag.value}" if flag.value != flag.default else ""
+    return f"{word} is a usual name for {name}; {known}{now}"
 
 
 def knobs_of_fields(fields: Mapping[str, Any]) -> KnobValues:

@@ -5,6 +5,7 @@ title = "my training"
 [script]
 command = ["python", "train.py"]        # `run NAME` starts it
 cwd = "/home/me/project"                # the folder that it starts in
+framework = "accelerate"                # what trains, if discovery found it: some knobs need no flag then
 [script.knobs]
 batch_size = "--per_device_train_batch_size {}"
 precision = { bf16 = "--bf16", fp32 = "" }
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from trainfast_runner.errors import UserError, nearest
+from trainfast_runner.records.discovered import FRAMEWORKS
 from trainfast_runner.settings import presets
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knob_values import KnobValue
@@ -29,7 +31,7 @@ from trainfast_runner.settings.knobs import knob
 from trainfast_runner.settings.toml_places import line_of
 
 TOP_KEYS = ("schema", "title", "script", "knobs")
-SCRIPT_KEYS = ("command", "cwd", "knobs")
+SCRIPT_KEYS = ("command", "cwd", "framework", "knobs")
 FLAG = re.compile(r"-{1,2}[A-Za-z]")
 """The beginning of a flag; `-1` is a number."""
 
@@ -42,7 +44,7 @@ class ScriptPreset:
     """A script's command as words, the place of each knob in it, and the knobs to set.
 
     `name` is the preset's, empty for a command as typed; `cwd` the folder that the command starts in, empty for the
-    one that it is typed in.
+    one that it is typed in; `framework` one of `FRAMEWORKS`, empty if it is unknown.
     """
 
     command: tuple[str, ...] = ()
@@ -51,6 +53,7 @@ class ScriptPreset:
     name: str = ""
     title: str = ""
     cwd: str = ""
+    framework: str = ""
 
     def applied(self, words: list[str], knobs: KnobValues) -> list[str]:
         """The command with the flags of these knobs; a flag that it has already gets the value. Raises UserError."""
@@ -99,7 +102,7 @@ def load(path: str | Path) -> ScriptPreset:
     reader = _Reader(file, text)
     reader.known(raw, TOP_KEYS, ())
     if raw.get("schema") != 1:
-        raise reader.problem("schema must be 1", ("schema",))
+        raise reader.error_at("schema must be 1", ("schema",))
     script = reader.table(raw, "script", ())
     reader.known(script, SCRIPT_KEYS, ("script",))
     places = reader.table(script, "knobs", ("script",))
@@ -108,8 +111,11 @@ def load(path: str | Path) -> ScriptPreset:
         reader.knob(name, at)
         texts = list(place.values()) if isinstance(place, dict) else [place]
         if not all(isinstance(one, str) for one in texts) or (isinstance(place, str) and "{}" not in place):
-            raise reader.problem(f"{name} needs words with {{}} for its value, or a table of words by value", at)
+            raise reader.error_at(f"{name} needs words with {{}} for its value, or a table of words by value", at)
     cwd = reader.words(script, "cwd", ("script",))
+    framework = reader.words(script, "framework", ("script",))
+    if framework and framework not in FRAMEWORKS:
+        raise reader.error_at(f"there is no framework {framework!r}", ("script", "framework"), allowed=FRAMEWORKS)
     return ScriptPreset(
         tuple(reader.command(script)),
         places,
@@ -117,6 +123,7 @@ def load(path: str | Path) -> ScriptPreset:
         name=file.stem,
         title=reader.words(raw, "title", ()),
         cwd=str((file.parent / Path(cwd).expanduser()).resolve()) if cwd else "",
+        framework=framework,
     )
 
 
@@ -186,7 +193,7 @@ class _Reader:
     file: Path
     text: str
 
-    def problem(self, message: str, at: tuple[str, ...], **more: Any) -> UserError:
+    def error_at(self, message: str, at: tuple[str, ...], **more: Any) -> UserError:
         line = line_of(self.text, at)
         where = f"{self.file}:{line}" if line else str(self.file)
         return UserError(message, key=".".join(at), where=where, **more)
@@ -195,35 +202,35 @@ class _Reader:
         for key in table:
             if key not in allowed:
                 near = nearest(key, allowed)
-                raise self.problem(f"unknown key {key!r}", (*at, key), allowed=allowed, nearest=near)
+                raise self.error_at(f"unknown key {key!r}", (*at, key), allowed=allowed, nearest=near)
 
     def table(self, raw: dict[str, Any], key: str, at: tuple[str, ...]) -> dict[str, Any]:
         value = raw.get(key, {})
         if not isinstance(value, dict):
-            raise self.problem(f"{key} must be a table, not {value!r}", (*at, key))
+            raise self.error_at(f"{key} must be a table, not {value!r}", (*at, key))
         return value
 
     def command(self, script: dict[str, Any]) -> list[str]:
         words = script.get("command", [])
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-            raise self.problem("command must be a list of words", ("script", "command"))
+            raise self.error_at("command must be a list of words", ("script", "command"))
         return words
 
     def knob(self, name: str, at: tuple[str, ...]) -> None:
         try:
             knob(name)
-        except UserError as problem:
-            raise self.problem(problem.message, at, allowed=problem.allowed, nearest=problem.nearest) from None
+        except UserError as error:
+            raise self.error_at(error.message, at, allowed=error.allowed, nearest=error.nearest) from None
 
     def value(self, name: str, value: object) -> KnobValue:
         try:
             return knob(name).read(value)
-        except UserError as problem:
+        except UserError as error:
             at = ("knobs", name)
-            raise self.problem(problem.message, at, allowed=problem.allowed, nearest=problem.nearest) from None
+            raise self.error_at(error.message, at, allowed=error.allowed, nearest=error.nearest) from None
 
     def words(self, raw: dict[str, Any], key: str, at: tuple[str, ...]) -> str:
         value = raw.get(key, "")
         if not isinstance(value, str):
-            raise self.problem(f"{key} must be text, not {value!r}", (*at, key))
+            raise self.error_at(f"{key} must be text, not {value!r}", (*at, key))
         return value

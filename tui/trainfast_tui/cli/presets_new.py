@@ -34,6 +34,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="the flag of the script that takes a knob, such as 'batch_size=--bs'; empty for none; may be given again",
     )
     parser.add_argument("--python", metavar="PATH", help="run the script with this Python")
+    parser.add_argument("--all", action="store_true", help="list every flag of the script, not only those of knobs")
     parser.add_argument(
         "--overwrite", action="store_true", help="replace a preset of yours of that name, or hide a shipped one"
     )
@@ -48,9 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
         from trainfast_tui.cli import presets_discover
 
         return presets_discover.run(arguments)
-    for option in ("mapping", "python"):
+    for option, name in (("mapping", "--map"), ("python", "--python"), ("all", "--all")):
         if getattr(arguments, option):
-            name = "--map" if option == "mapping" else "--python"
             raise UserError(f"{name} is for a command behind --", key=name)
     source = arguments.source or BASE
     spec = resolve(source, arguments.settings)

@@ -81,6 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
     home = Home().create()
     with progress_when_slow("checking…"):
         plan = plan_asked(arguments)
+    if plan.script is not None and plan.script.unconfirmed:
+        Progress().print_line(_unconfirmed(plan.script.unconfirmed))
     while True:
         if arguments.wait:
             wait_for_device(plan, home)
@@ -146,6 +148,11 @@ def positive(text: str) -> int:
     if number < 1:
         raise ValueError(text)
     return number
+
+
+def _unconfirmed(names: list[str]) -> str:
+    """Return a line on the knobs of a script that may keep values of its own."""
+    return f"{', '.join(names)}: set without a flag, so the script may keep its own; the result lists what ran"
 
 
 def predict_memory(plan: RunPlan, home: Home) -> None:

@@ -19,13 +19,16 @@ from .notes import never_raises
 
 REPORT = "discovered.json"
 USES = (
-    ("transformers.train", "HF Trainer"),
+    ("transformers.trainer", "HF Trainer"),
+    ("transformers.trainer_seq2seq", "HF Trainer"),
+    ("transformers.training_args", "HF Trainer"),
+    ("transformers.training_args_seq2seq", "HF Trainer"),
     ("trl.trainer", "HF Trainer"),
     ("accelerate", "accelerate"),
     ("lightning", "Lightning"),
     ("pytorch_lightning", "Lightning"),
 )
-"""Beginning of the module that a global of the script comes from, and the framework that it shows."""
+"""The module or package that a global of the script comes from, and the framework that it shows."""
 
 
 class Discovery:
@@ -175,8 +178,9 @@ class Discovery:
 @never_raises
 def frameworks_of(names: dict[str, Any]) -> list[str]:
     """The frameworks that a script's globals come from."""
-    modules = [str(getattr(one, "__module__", None) or getattr(one, "__name__", "")) for one in list(names.values())]
-    return list(dict.fromkeys(shows for begin, shows in USES if any(module.startswith(begin) for module in modules)))
+    modules = [f"{getattr(one, '__module__', None) or getattr(one, '__name__', '')}." for one in list(names.values())]
+    shown = [shows for name, shows in USES if any(module.startswith(f"{name}.") for module in modules)]
+    return list(dict.fromkeys(shown))
 
 
 def _caller() -> str:

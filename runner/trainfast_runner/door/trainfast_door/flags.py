@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 MOST_TEXT = 200
+MOST_CHOICES = 100
+"""A flag may take any value of a range: the first of its choices tell what they are."""
 CLICK_TYPES = {"integer": "int", "float": "float", "boolean": "bool"}
 """Types of click's parameters by the first word of their names; all others are read as text."""
 
@@ -24,7 +27,7 @@ def of_click(command: Any, values: Mapping[str, Any]) -> list[dict[str, Any]]:
             "type": _click_type(one),
             "default": plain(one.default),
             "value": plain(values.get(one.name)),
-            "choices": [str(choice) for choice in getattr(one.type, "choices", ())],
+            "choices": _choices(getattr(one.type, "choices", ())),
             "off": next((name for name in one.secondary_opts if name.startswith("--")), None),
             "help": _text(getattr(one, "help", None)),
         }
@@ -75,7 +78,7 @@ def _of_action(action: argparse.Action, namespace: Any) -> dict[str, Any]:
         "type": _action_type(action, default),
         "default": plain(default),
         "value": plain(getattr(namespace, action.dest, default)),
-        "choices": [str(plain(choice)) for choice in action.choices or ()],
+        "choices": _choices(action.choices or ()),
         # `argparse.BooleanOptionalAction` of Python 3.9 adds it.
         "off": next((name for name in action.option_strings if name.startswith("--no-") and action.nargs == 0), None),
         "help": _text(action.help),
@@ -93,6 +96,11 @@ def _action_type(action: argparse.Action, default: Any) -> str:
     if "bool" in getattr(action.type, "__name__", ""):
         return "bool"
     return "str" if action.type is str else _type_of(default)
+
+
+def _choices(choices: Iterable[Any]) -> list[str]:
+    """The first choices as text, at most `MOST_CHOICES`."""
+    return [str(plain(choice)) for choice in itertools.islice(choices, MOST_CHOICES)]
 
 
 def _click_type(option: Any) -> str:

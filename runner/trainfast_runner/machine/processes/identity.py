@@ -118,6 +118,20 @@ def session_members(leader: Identity) -> list[Identity]:
     ]
 
 
+def started_with(variable: str, value: str) -> list[Identity]:
+    """The running processes whose environment began with this variable; those of other users are left out.
+
+    A process that has left its parent, its group and its session still has it.
+    """
+    wanted = os.fsencode(f"{variable}={value}")
+    found = []
+    for pid, stat in _all():
+        with suppress(OSError):  # it ended, or belongs to another user
+            if not stat.ended and wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                found.append(Identity(pid, stat.start_ticks))
+    return found
+
+
 def has_open(pid: int, path: Path) -> bool:
     """True if a process has the file open; False for a process that this user may not look at."""
     with suppress(OSError):

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +15,7 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
+from trainfast_runner.machine.processes.identity import send, started_with
 from trainfast_runner.records.discovered import DISCOVERED_FILE, Discovered
 from trainfast_runner.running.launch import SCRIPTS_VARIABLE
 from trainfast_runner.running.scripts.command import ScriptCommand, read_command
@@ -22,6 +24,8 @@ from trainfast_runner.running.scripts.script_plan import DOOR
 
 LIMIT_S = 30.0
 """Time for a script's imports; one that has not reached a parser by then is asked for nothing."""
+END_S = 2.0
+"""Time to end the processes that a script started; one that keeps starting new ones wins."""
 FIND_FLAGS = DOOR / "trainfast_door" / "find_flags.py"
 ONLY_RANK = {
     **{"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"},
@@ -75,6 +79,16 @@ def _run(command: ScriptCommand, interpreter: str, folder: Path, limit_s: float)
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            _end_left(folder)
+
+
+def _end_left(folder: Path) -> None:
+    """End the processes that the script started in sessions of their own."""
+    deadline = time.monotonic() + END_S
+    while (left := started_with(SCRIPTS_VARIABLE, str(folder))) and time.monotonic() < deadline:
+        for process in left:
+            send(process, signal.SIGKILL)
+        time.sleep(0.01)
 
 
 def _output(folder: Path) -> str:

@@ -19,6 +19,7 @@ from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.scripts.command import ScriptCommand, read_command
 from trainfast_runner.running.scripts.knob_places import (
     FRAMEWORK_KNOBS,
+    check_reach,
     environment,
     loader_defaults,
     trainer_fields,
@@ -81,6 +82,8 @@ def plan_script(
         if limit is not None:
             raise UserError("--steps needs the hooks, which --steps-from-log replaces", key="--steps-from-log")
     versions = _versions(command.interpreter)
+    door_closed = _door_closed(command, versions)
+    check_reach(free, preset.framework, door_closed)
     machine = detect_machine(versions, command.interpreter).used_by(knobs.get("devices"))
     if machine.refusal is not None:
         raise machine.refusal
@@ -116,7 +119,8 @@ def plan_script(
             flagged=list(mapped),
             trainer_fields=trainer_fields(free),
             loader_defaults=loader_defaults(free),
-            door_closed=_door_closed(command, versions),
+            door_closed=door_closed,
+            unconfirmed=[] if preset.framework == "HF Trainer" else list(free),
             trial=trial,
         ),
         cwd=cwd,
