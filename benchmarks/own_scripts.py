@@ -2,7 +2,9 @@
 
     python -m benchmarks.own_scripts [--pairs 7]
 
-The sides alternate, so that drift of the machine falls on both alike. `WORK` measures its own steps.
+The hooks' own time is CPU time of the thread that trains, in one process that takes the hooks off and puts them back
+every few steps. Two neighbours differ by the hooks alone, so the median of their differences holds beside other load.
+Between processes, which start differently, the sides alternate as A B B A.
 """
 
 import argparse
@@ -12,7 +14,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks import as_installed
 from benchmarks.budget import Row, at_most, print_table
@@ -21,36 +25,123 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.running.scripts.script_plan import DOOR
 
 HOOKS_US = 15.0
+TRAINER_PERCENT = 0.3
 IMPORT_MS = 20.0
 SLOWEST = 0.98
-EMPTY_STEPS = 20_000
 WORK_STEPS = 60
-EMPTY = f"""
-import time, torch
-from torch.utils.data import DataLoader, TensorDataset
+ALTERNATION = """
+import json, statistics, time, torch
+from torch.optim import optimizer as optimizers
+from torch.utils.data import DataLoader, TensorDataset, dataloader
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+
+def switch_of(model):
+    # A function that puts the hooks of this script's one model back, or takes them off.
+    loader, timed = dataloader._BaseDataLoaderIter, dataloader._BaseDataLoaderIter.__next__
+    places = [optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks]
+    places += [model._forward_pre_hooks, model._forward_hooks]
+    hooks = [dict(place) for place in places]
+    assert all(hooks), "the hooks are not there"
+    def switch(on):
+        for place, kept in zip(places, hooks):
+            place.clear()
+            place.update(kept if on else {})
+        loader.__next__ = timed if on else timed.__wrapped__
+    return switch
+
+def differences(times):
+    # A block with the hooks less its neighbour without, from blocks in the order with, without, without, with.
+    return [one for a, b, c, d in zip(*[iter(times)] * 4) for one in (a - b, d - c)]
+"""
+EMPTY = (
+    ALTERNATION
+    + """
+STEPS, BLOCKS = 300, 240
 
 class Still(torch.optim.SGD):
     def step(self, closure=None):
         pass
 
-torch.set_num_threads(1)
 model = torch.nn.Linear(1, 1)
 optimizer = Still(model.parameters(), lr=1.0)
-batches = iter(DataLoader(TensorDataset(torch.ones({EMPTY_STEPS} + 10, 1)), batch_size=1))
-for step in range({EMPTY_STEPS}):
-    if step == 10:
-        begun = time.process_time()
-    model(*next(batches))
-    optimizer.step()
-print((time.process_time() - begun) / ({EMPTY_STEPS} - 10))
+batches = iter(DataLoader(TensorDataset(torch.ones(STEPS * (BLOCKS + 1), 1)), batch_size=1))
+
+def step_us():
+    begun_ns = time.thread_time_ns()
+    for _ in range(STEPS):
+        model(*next(batches))
+        optimizer.step()
+    return (time.thread_time_ns() - begun_ns) / STEPS / 1e3
+
+step_us()
+switch, times = switch_of(model), []
+for block in range(BLOCKS):
+    switch(block % 4 in (0, 3))
+    times.append(step_us())
+print(json.dumps(differences(times)))
 """
-"""Prints the CPU seconds of a step that has a batch, a forward pass and an optimizer that does nothing."""
+)
+"""Prints the microseconds of the hooks in steps that have a batch, a forward pass and an optimizer doing nothing."""
+TRAINER = (
+    ALTERNATION
+    + """
+import tempfile
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+
+STEPS, BLOCKS, WARMUP = 4, 200, 20
+
+class Alternation(TrainerCallback):
+    times, begun_ns = [], 0
+
+    def on_step_end(self, args, state, control, **more):
+        step = state.global_step - WARMUP
+        if step < 0 or step % STEPS:
+            return
+        now_ns, block = time.thread_time_ns(), step // STEPS
+        if step == 0:
+            self.switch = switch_of(model)
+            self.callbacks = list(trainer.callback_handler.callbacks)
+        else:
+            self.times.append((now_ns - self.begun_ns) / STEPS / 1e3)
+        on = block % 4 in (0, 3)
+        self.switch(on)
+        # The list that is being gone through stays as it is.
+        kept = [one for one in self.callbacks if on or type(one).__name__ != "TrainfastCallback"]
+        trainer.callback_handler.callbacks = kept
+        self.begun_ns = time.thread_time_ns()
+
+config = LlamaConfig(
+    vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4
+)
+model = LlamaForCausalLM(config)
+rows = [{"input_ids": row, "labels": row} for row in torch.randint(0, 512, (64, 64))]
+with tempfile.TemporaryDirectory() as folder:
+    arguments = TrainingArguments(
+        output_dir=folder, per_device_train_batch_size=4, max_steps=WARMUP + STEPS * BLOCKS, save_strategy="no",
+        report_to=[], use_cpu=True, disable_tqdm=True, logging_steps=500,
+    )
+    alternation = Alternation()
+    trainer = Trainer(model=model, args=arguments, train_dataset=rows, callbacks=[alternation])
+    trainer.train()
+step_us = statistics.median(alternation.times)
+print(json.dumps([[100 * one / step_us for one in differences(alternation.times)], step_us / 1e3]))
+"""
+)
+"""Prints the hooks' share of a Trainer's steps in percent, and the step's median milliseconds."""
 IMPORT = """
-import time
-begun = time.process_time()
+import json, os, time
+os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+begun_ns = time.process_time_ns()
 import torch
-print(time.process_time() - begun)
+del os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"]
+imported_ns = time.process_time_ns()
+torch._import_device_backends()
+ended_ns = time.process_time_ns()
+print(json.dumps([(ended_ns - begun_ns) / 1e6, (ended_ns - imported_ns) / 1e6]))
 """
+"""Prints the milliseconds of `import torch` and, of these, of its end: it looks for entry points and calls them."""
 WORK = f"""
 import statistics, time, torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -71,36 +162,58 @@ print(statistics.median(after - before for before, after in zip(ends[5:], ends[6
 
 
 def rows(pairs: int) -> list[Row]:
-    """The three budgets: what, measured, budget, held."""
+    """The budgets: what, measured, budget, held."""
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder)
-        hooks, imports, speeds = [], [], []
+        hooks = _printed(EMPTY, _hooked(base / "empty"))
+        shares, step_ms = _printed(TRAINER, _hooked(base / "trainer"))
+        imports, speeds = [], []
         for pair in range(pairs):
-            hooks.append(_difference(base, EMPTY, pair) * 1e6)
-            imports.append(_difference(base, IMPORT, pair) * 1e3)
+            imports.append(_import_difference(base / f"import-{pair}", pair))
             speeds.append(_speed(base, pair))
-    speed = statistics.median(speeds)
-    spread = f" (pairs {min(speeds):.3f} to {max(speeds):.3f})"
+    whole, door = zip(*imports, strict=True)
+    speed = f"{statistics.median(speeds):.3f}{_quartiles(speeds, 3)}"
+    held = statistics.median(speeds) >= SLOWEST
     return [
-        at_most("hooks of a step", statistics.median(hooks), HOOKS_US, "us", digits=1),
-        at_most("import torch, longer by", statistics.median(imports), IMPORT_MS, "ms", digits=1),
-        ("speed under run --, of the bare script's", f"{speed:.3f}{spread}", f">= {SLOWEST}", speed >= SLOWEST),
+        _row("hooks of a step", hooks, HOOKS_US, "us"),
+        _row(f"hooks of a Trainer's step of {step_ms:.1f} ms", shares, TRAINER_PERCENT, "%", digits=2),
+        _row("import torch, longer by", whole, IMPORT_MS, "ms"),
+        _row("its end alone, longer by", door, IMPORT_MS, "ms"),
+        ("speed under run --, of the bare script's", speed, f">= {SLOWEST}", held),
     ]
 
 
-def _difference(base: Path, script: str, pair: int) -> float:
-    """Seconds that the script prints with the hooks, less those without."""
-    directory = base / f"run-{pair}-{len(script)}"
+def _row(what: str, measured: Sequence[float], most: float, unit: str, digits: int = 1) -> Row:
+    median = statistics.median(measured)
+    return at_most(what, median, most, unit, digits=digits, more=_quartiles(measured, digits))
+
+
+def _quartiles(measured: Sequence[float], digits: int) -> str:
+    low, _, high = statistics.quantiles(measured, n=4)
+    return f" (quartiles {low:.{digits}f} to {high:.{digits}f})"
+
+
+def _hooked(directory: Path) -> dict[str, str]:
+    """The environment of a script with the hooks, whose records go to this new directory."""
     directory.mkdir()
     (directory / "run.json").write_text(json.dumps({"script": {"timing_warmup": 3}}))
-    hooked = {**os.environ, "PYTHONPATH": str(DOOR), "TRAINFAST_RUN": str(directory)}
-    order = [(hooked, 1), (dict(os.environ), -1)]
-    return sum(sign * _printed(script, environment) for environment, sign in (order if pair % 2 else order[::-1]))
+    return {**os.environ, "PYTHONPATH": str(DOOR), "TRAINFAST_RUN": str(directory)}
 
 
-def _printed(script: str, environment: dict[str, str]) -> float:
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
-    return float(done.stdout)
+def _import_difference(directory: Path, pair: int) -> tuple[float, float]:
+    """Milliseconds that `import torch`, and its end, take longer with the hooks."""
+    sides = [_hooked(directory), dict(os.environ)]
+    times = {id(side): _printed(IMPORT, side) for side in (sides if pair % 2 else sides[::-1])}
+    hooked, bare = (times[id(side)] for side in sides)
+    return hooked[0] - bare[0], hooked[1] - bare[1]
+
+
+def _printed(script: str, environment: dict[str, str]) -> Any:
+    """The JSON that the script prints last."""
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True, check=True
+    )
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def _speed(base: Path, pair: int) -> float:
@@ -115,7 +228,7 @@ def _speed(base: Path, pair: int) -> float:
     result = json.loads(done.stdout.splitlines()[-1])
     supervised = float((home.directory(result["run_id"]) / "output.log").read_text())
     bare = bare or _printed(WORK, dict(os.environ))
-    return bare / supervised
+    return float(bare / supervised)
 
 
 def main() -> int:

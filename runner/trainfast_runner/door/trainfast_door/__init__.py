@@ -15,9 +15,9 @@ def open_door() -> None:
 
         install_hooks()
     except Exception as error:
-        from .notes import note
+        from .notes import note_error
 
-        note(f"open_door: {type(error).__name__}: {error}")
+        note_error("open_door", error)
 
 
 def step() -> None:

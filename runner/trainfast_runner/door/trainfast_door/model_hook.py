@@ -16,7 +16,7 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
-from .notes import never_raises
+from .notes import never_raises, note_error
 from .script_run import uses_accelerate
 from .trial import limit_memory, silence_loaded
 
@@ -77,7 +77,8 @@ def find_model(run: ScriptRun, parameters: Iterable[Tensor]) -> None:
         return
     times = ForwardTimes(run)
     _handles.append(model.register_forward_pre_hook(Begun(times), with_kwargs=True))
-    _handles.append(model.register_forward_hook(Ended(times)))
+    if run.steps.peaks.on_cpu:
+        _handles.append(model.register_forward_hook(Ended(times)))
 
 
 def remove_hooks() -> None:
@@ -90,10 +91,29 @@ class ForwardTimes:
     """Adds up the time and the samples of a step's forward passes, between its two hooks."""
 
     def __init__(self, run: ScriptRun) -> None:
-        self.run = run
+        self.steps = run.steps
         self.begun_ns = 0
         """The beginning of the pass that runs; 0 between passes."""
-        self.is_first = True
+        self._run = run
+        self._is_first = True
+
+    def add_input(self, args: Any, kwargs: Any) -> None:
+        """Count the samples of a pass, and record before the first what only a running model shows."""
+        if self._is_first:
+            self._is_first = False
+            self._begin_first()
+        # A DataLoader's batch has been counted before.
+        if not self.steps.loader_samples:
+            self.steps.forward_samples += leading_size(args) or leading_size(kwargs) or 0
+
+    def _begin_first(self) -> None:
+        steps = self.steps
+        steps.fired("model forward hook")
+        self._run.actual["compute_dtype"] = _compute_dtype(self._run)
+        if steps.peaks.on_cpu:
+            steps.unknown.pop("forward_ms", None)
+        else:
+            steps.unknown["forward_ms"] = steps.unknown["optimizer_ms"] = "the host runs ahead of the GPU"
 
 
 class Begun:
@@ -102,20 +122,15 @@ class Begun:
     def __init__(self, times: ForwardTimes) -> None:
         self._times = times
 
-    @never_raises
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Note the input of a forward pass that trains."""
+        """Note the beginning and the input of a forward pass that trains."""
         if not torch.is_grad_enabled():
             return
         times = self._times
-        steps = times.run.steps
-        if times.is_first:
-            times.is_first = False
-            steps.fired("model forward hook")
-            times.run.actual["compute_dtype"] = _compute_dtype(times.run)
-        # A DataLoader's batch has been counted before.
-        if not steps.loader_samples:
-            steps.forward_samples += leading_size(args) or leading_size(kwargs) or 0
+        try:
+            times.add_input(args, kwargs)
+        except Exception as error:
+            note_error("model forward hook", error)
         times.begun_ns = time.monotonic_ns()
 
     def __reduce__(self) -> Any:
@@ -123,21 +138,15 @@ class Begun:
 
 
 class Ended(Begun):
-    """The hook after a forward pass."""
+    """The hook after a forward pass, on a CPU only: a GPU's work is not over when its forward returns."""
 
-    @never_raises
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Add the time of the pass; on a GPU the host is ahead of it, and its time is not the pass's."""
+        """Add the time of the pass."""
         times = self._times
-        steps = times.run.steps
-        if not times.begun_ns or not torch.is_grad_enabled():
-            return
-        if steps.peaks.on_cpu:
+        if times.begun_ns and torch.is_grad_enabled():
+            steps = times.steps
             steps.forward_ns = (steps.forward_ns or 0) + time.monotonic_ns() - times.begun_ns
-            steps.unknown.pop("forward_ms", None)
-        else:
-            steps.unknown["forward_ms"] = steps.unknown["optimizer_ms"] = "the host runs ahead of the GPU"
-        times.begun_ns = 0
+            times.begun_ns = 0
 
 
 _NOTHING = (getattr, (contextlib.nullcontext(), "__exit__"))

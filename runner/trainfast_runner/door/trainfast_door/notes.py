@@ -55,10 +55,15 @@ def never_raises(function: Function) -> Function:
         try:
             return function(*arguments, **keywords)
         except Exception as error:
-            note(f"{getattr(function, '__name__', function)}: {type(error).__name__}: {error}")
+            note_error(str(getattr(function, "__name__", function)), error)
             return None
 
     return quiet  # type: ignore[return-value]
+
+
+def note_error(place: str, error: Exception) -> None:
+    """Append an error of the door itself to `door.jsonl`."""
+    note(f"{place}: {type(error).__name__}: {error}")
 
 
 def note(detail: str) -> None:

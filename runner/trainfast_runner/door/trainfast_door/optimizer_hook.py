@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from .model_hook import find_model
-from .notes import note
+from .notes import note_error
 from .step_log import OPTIMIZER
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class OptimizerHook:
         try:
             self._count(optimizer, has_closure=len(args) > 1 or bool(kwargs))
         except Exception as error:
-            note(f"optimizer step hook: {type(error).__name__}: {error}")
+            note_error("optimizer step hook", error)
 
     def _count(self, optimizer: Optimizer, has_closure: bool) -> None:
         run, steps = self._run, self._run.steps

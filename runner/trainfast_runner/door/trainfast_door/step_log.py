@@ -13,14 +13,18 @@ from .rank_files import RankFiles
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    Times = tuple[int, int | None, int | None, int | None]
+    Record = tuple[int, int, int | None, Times, float | None, dict[str, int]]
+
 TIMING_WARMUP = 3
 NULL = "null"
 NOT_FINITE = 'null,"loss_not_finite":true'
 LINE = (
-    '{"t_ns":%d,"step":%d,"warmup":%s,"samples":%s,"tokens":null,"loss":%s,"step_ms":%.4f,"data_ms":%s,'
+    '{"t_ns":%d,"step":%d,"warmup":%s,"samples":%s,"tokens":null,"loss":%s,"step_ms":%s,"data_ms":%s,'
     '"forward_ms":%s,"backward_ms":null,"optimizer_ms":%s,"other_ms":%s,"lr":%s%s}\n'
 )
-"""A step record as JSON. Python's encoder takes 8 us more."""
+"""A step record as JSON. A time is its nanoseconds with an exponent, 1234567e-6 ms: decimal places take Python longer
+than all else here, and its JSON encoder 8 us more."""
 WRITE_EVERY_NS = 100_000_000
 SLOW_STEP_NS = 5_000_000
 """A step as slow as this is written at its end, which takes 0.3 % of it at most; faster ones every 0.1 s together."""
@@ -75,8 +79,8 @@ class StepLog:
         self._warmup = int(asked.get("timing_warmup", TIMING_WARMUP))
         self._samples_per_step: int | None = asked.get("samples_per_step")
         self._file: LineFile | None = None
-        self._records: list[tuple[Any, ...]] = []
-        """Steps that are not written yet. The fields of each are the arguments of `_line`, its loss apart."""
+        self._records: list[Record] = []
+        """Steps that are not written yet, their losses apart: end, number, samples, times, rate and memory."""
         self._losses: list[float | None] = []
         self._written_ns = 0
         self._ignored_stop = False
@@ -98,6 +102,16 @@ class StepLog:
         """Note the first use of a hook."""
         if hook not in self.hooks:
             self.hooks.append(hook)
+
+    def add_batch(self, samples: int, waited_ns: int) -> None:
+        """Add a batch that a DataLoader gave, and the wait for it."""
+        if self.data_ns is None:
+            self.fired("DataLoader")
+            self.data_ns = 0
+        self.data_ns += waited_ns
+        self.loader_samples += samples
+        if samples > self.largest_batch:
+            self.largest_batch = samples
 
     def release(self) -> None:
         """Count the optimizers' steps again: the framework's training is over."""
@@ -123,16 +137,17 @@ class StepLog:
             self._file = self._files.take()
             if self._file is not None:
                 self._files.write("phase", phase="train")
-        if not self._files.are_ours:
+        if not self._files.owner:
             return False
         if self.stopping:
             self._note_ignored_stop()
             return False
-        slow = now_ns - self.begun_ns >= SLOW_STEP_NS or now_ns - self._written_ns >= WRITE_EVERY_NS
+        step_ns = now_ns - self.begun_ns
+        slow = step_ns >= SLOW_STEP_NS or now_ns - self._written_ns >= WRITE_EVERY_NS
         if slow and self.waits_for_loss:
             self.flush(now_ns)
         self.taken += 1
-        times = (now_ns - self.begun_ns, self.data_ns, self.forward_ns, self.optimizer_ns)
+        times = (step_ns, self.data_ns, self.forward_ns, self.optimizer_ns)
         self._records.append((now_ns, self.taken, self._samples(samples), times, self.lr, self.peaks.due(now_ns)))
         self._losses.append(None)
         if loss is not None:
@@ -165,24 +180,15 @@ class StepLog:
         """Append the waiting records in one write. Many at once take a third of the time of one at each step."""
         if not self._records or self._file is None:
             return
-        lines = [self._line(loss, *record) for loss, record in zip(self._losses, self._records)]  # noqa: B905
+        text = "".join(map(self._line, self._records, self._losses))
         self._records.clear()
         self._losses.clear()
         self._written_ns = now_ns
-        self._file.write_text("".join(lines))
+        self._file.write_text(text)
 
-    def _line(
-        self,
-        loss: float | None,
-        t_ns: int,
-        step: int,
-        samples: int | None,
-        times: tuple[int, int | None, int | None, int | None],
-        lr: float | None,
-        peaks: dict[str, int],
-    ) -> str:
-        """The record of a step as JSON; `times` are those of the step, of data, forward and optimizer, in ns."""
-        step_ns, data_ns, forward_ns, optimizer_ns = times
+    def _line(self, record: Record, loss: float | None) -> str:
+        """The record of a step as JSON; its times are those of the step, of data, forward and optimizer, in ns."""
+        t_ns, step, samples, (step_ns, data_ns, forward_ns, optimizer_ns), lr, peaks = record
         seen_ns = (data_ns or 0) + (forward_ns or 0) + (optimizer_ns or 0)
         return LINE % (
             t_ns,
@@ -190,13 +196,13 @@ class StepLog:
             "true" if step <= self._warmup else "false",
             NULL if samples is None else samples,
             NULL if loss is None else loss if math.isfinite(loss) else NOT_FINITE,
-            step_ns / 1e6,
+            _ms(step_ns),
             _ms(data_ns),
             _ms(forward_ns),
             _ms(optimizer_ns),
             _ms(max(0, step_ns - seen_ns) if seen_ns else None),
             NULL if lr is None else lr,
-            "".join([f',"{name}":{size}' for name, size in peaks.items()]),
+            "".join([f',"{name}":{size}' for name, size in peaks.items()]) if peaks else "",
         )
 
     def _samples(self, given: int | None) -> int | None:
@@ -217,4 +223,4 @@ class StepLog:
 
 
 def _ms(duration_ns: int | None) -> str:
-    return NULL if duration_ns is None else f"{duration_ns / 1e6:.4f}"
+    return NULL if duration_ns is None else f"{duration_ns}e-6"
