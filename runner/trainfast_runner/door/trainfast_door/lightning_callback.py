@@ -7,8 +7,13 @@ from typing import Any
 
 from .notes import never_raises
 from .script_run import ScriptRun, current_run
+from .step_log import FACTS_AFTER
 
 NAME = "Lightning"
+PRECISIONS = {"32-true": "fp32", "16-mixed": "fp16", "bf16-mixed": "bf16", "bf16-true": "bf16-pure"}
+"""Lightning's names of precisions, and those of the knob."""
+DTYPES = {"16": "float16", "bf16": "bfloat16"}
+"""What Lightning's precisions compute in, by the beginning of their names."""
 
 
 def callbacks_of_lightning() -> list[Any]:
@@ -30,11 +35,13 @@ def _callbacks(module: str) -> list[Any]:
 def _callback_class(base: Any, run: ScriptRun) -> Any:
     class TrainfastCallback(base):  # type: ignore[misc]
         _steps_before = 0
+        _unread = FACTS_AFTER
 
         @never_raises
         def on_train_start(self, trainer: Any, module: Any) -> None:
             run.steps.claim(NAME)
             self._steps_before = trainer.global_step
+            run.ran.update(knobs_of(trainer))
 
         @never_raises
         def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -48,6 +55,10 @@ def _callback_class(base: Any, run: ScriptRun) -> Any:
                 known = float(loss.detach())
             elif loss is not None:
                 run.steps.unknown["loss"] = "reading it would stall the GPU"
+            if self._unread:
+                # The model's own forward is not called: no hook sees what it computes in.
+                self._unread -= 1
+                run.actual.update(compute_dtype(trainer))
             if run.steps.count(loss=known):
                 trainer.should_stop = True
 
@@ -58,3 +69,19 @@ def _callback_class(base: Any, run: ScriptRun) -> Any:
                 raise SystemExit(0)
 
     return TrainfastCallback
+
+
+def knobs_of(trainer: Any) -> dict[str, Any]:
+    """Values of the knobs that Lightning's Trainer set."""
+    precision = str(trainer.precision)
+    return {
+        "precision": PRECISIONS.get(precision, precision),
+        "grad_accum": trainer.accumulate_grad_batches,
+        "grad_clip": trainer.gradient_clip_val or 0.0,
+    }
+
+
+def compute_dtype(trainer: Any) -> dict[str, str]:
+    """The dtype of half precision as a field of `actual`; empty without it."""
+    dtype = DTYPES.get(str(trainer.precision).partition("-")[0])
+    return {} if dtype is None else {"compute_dtype": dtype}

@@ -24,6 +24,7 @@ def sandbox(folder: Path) -> dict[str, str]:
         **TRACKERS,
         "MLFLOW_TRACKING_URI": (folder / "mlruns").as_uri(),
         "WANDB_DIR": str(folder),
+        "PL_TRAINER_DEFAULT_ROOT_DIR": str(folder),
         "TMPDIR": str(folder),
         "PYTHONDONTWRITEBYTECODE": "1",
     }

@@ -1,0 +1,106 @@
+"""Scripts of frameworks that the tests' own environment need not have: Lightning and Hydra."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.command import Cli
+from own_scripts.conftest import run_script, script
+
+pytestmark = pytest.mark.long
+lightning = pytest.mark.skipif(find_spec("lightning") is None, reason="Lightning is not installed")
+hydra = pytest.mark.skipif(find_spec("hydra") is None, reason="Hydra is not installed")
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, empty: both frameworks write there."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def counted(result: dict[str, Any]) -> int:
+    """All steps, warm-up included."""
+    return int(result["steps"]["measured"] + result["steps"]["warmup"])
+
+
+def samples_a_step(result: dict[str, Any]) -> float:
+    """The median samples of a step, by both rates."""
+    rates = result["throughput"]
+    return float(rates["samples_per_s"]["median"] / rates["steps_per_s"]["median"])
+
+
+def trials(cli: Cli, *words: str) -> list[dict[str, Any]]:
+    """The rows of trials with two batches of the script behind these words."""
+    made = cli("presets", "new", "mine", *words)
+    assert made.code == 0, made.err
+    done = cli("bench", "mine", "--vary", "batch_size=4,8", "--set", "steps=6", "--json")
+    assert done.code == 0, done.err
+    rows: list[dict[str, Any]] = done.json["rows"]
+    return rows
+
+
+@lightning
+def test_lightning_is_counted_and_takes_knobs_by_its_environment(cli: Cli) -> None:
+    asked = ("--set", "precision=bf16", "--set", "grad_accum=3", "--set", "grad_clip=0.5", "--set", "workers=1")
+    result = run_script(cli, *asked, *script("lightning_flags.py", "--batch-size=8"))
+    assert counted(result) == 10
+    assert result["script"]["framework"] == "Lightning"
+    assert result["script"]["overridden"] == []
+    assert result["actual"]["compute_dtype"] == "bfloat16"
+    assert result["loss"]["first"] > 0
+    assert samples_a_step(result) == pytest.approx(24, rel=0.1)
+    assert result["troubles"] == []
+
+
+@lightning
+def test_argument_of_lightning_in_the_script_wins_and_is_named(cli: Cli) -> None:
+    result = run_script(cli, "--set", "grad_accum=4", *script("with_lightning.py"))
+    assert counted(result) == 10
+    assert result["script"]["overridden"] == [{"knob": "grad_accum", "asked": 4, "ran": 2, "by": "Lightning"}]
+
+
+@lightning
+def test_lightning_stops_after_the_steps_asked_for_and_the_script_goes_on(cli: Cli) -> None:
+    result = run_script(cli, "--steps=7", *script("lightning_flags.py", "--max-steps=1000"))
+    assert counted(result) == 7
+    log = cli.home / "runs" / result["run_id"] / "output.log"
+    assert "took 7 steps" in log.read_text()
+
+
+@lightning
+def test_trial_of_lightning_leaves_no_file(cli: Cli, elsewhere: Path) -> None:
+    rows = trials(cli, *script("lightning_flags.py", "--max-steps=1000"))
+    assert [row["state"] for row in rows] == ["finished", "finished"]
+    assert [counted(row["result"]) for row in rows] == [6, 6]
+    assert list(elsewhere.iterdir()) == []
+
+
+@lightning
+def test_knob_that_lightning_has_no_variable_for_is_refused_before_the_start(cli: Cli) -> None:
+    assert cli("presets", "new", "mine", *script("lightning_flags.py")).code == 0
+    refused = cli("run", "mine", "--set", "lr=0.1").refused()
+    assert "lr cannot reach the script: without a flag Lightning takes only precision, grad_accum, grad_clip" in refused
+
+
+@hydra
+def test_hydra_script_runs_as_it_is_and_with_its_overrides(cli: Cli) -> None:
+    result = run_script(cli, *script("hydra_training.py", "batch_size=8"))
+    assert counted(result) == 12
+    assert "took 12 steps" in (cli.home / "runs" / result["run_id"] / "output.log").read_text()
+    assert (result["script"]["framework"], result["state"]) == ("torch", "finished")
+    assert samples_a_step(result) == pytest.approx(8, rel=0.1)
+
+
+@hydra
+def test_trials_of_a_hydra_script_take_its_overrides(cli: Cli) -> None:
+    rows = trials(cli, *script("hydra_training.py", "max_steps=1000"))
+    assert [row["state"] for row in rows] == ["finished", "finished"]
+    assert [counted(row["result"]) for row in rows] == [6, 6]
+    assert all(row["result"]["script"]["overridden"] == [] for row in rows)
