@@ -70,10 +70,10 @@ def warmed(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Cli:
     return cli
 
 
-def refused(cli: Cli, *settings: str, seconds: float = SECONDS, cold: bool = False) -> dict[str, object]:
+def refused(cli: Cli, *settings: str, seconds: float = SECONDS, **environment: str) -> dict[str, object]:
     """The refusal's object; fails when the run was not refused within so many seconds of CPU time."""
     words = ["run", "tiny-llama", *(word for setting in settings for word in ("--set", setting)), "--detach", "--json"]
-    done = cli.cold(*words) if cold else cli(*words)
+    done = cli(*words, **environment)
     done.refused()
     # Its own time, which on an idle machine is the time that passes: others use this machine as well.
     assert done.cpu_s < seconds
@@ -94,8 +94,14 @@ def test_a_combination_that_cannot_work(
     assert not (warmed.home / "runs").exists() or not list((warmed.home / "runs").iterdir())
 
 
-def test_a_command_that_starts_cold_is_refused_at_once_as_well(warmed: Cli) -> None:
-    assert refused(warmed, "strategy=zero3+pp", cold=True)["key"] == "strategy"
+def test_a_refused_command_does_not_ask_the_training_python_again(warmed: Cli, tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import sys\nwith open({str(started)!r}, 'a') as file:\n    print(sys.orig_argv, file=file)\n"
+    )
+    error = refused(warmed, "strategy=zero3+pp", seconds=60.0, PYTHONPATH=str(tmp_path))
+    assert error["key"] == "strategy"
+    assert "inspect_model" not in started.read_text()
 
 
 @pytest.mark.long

@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import psutil
 import pytest
 
+from cli.command import until
 from trainfast_runner.machine.cpu.others import CpuWindow, _busy_s
 from trainfast_runner.machine.cpu.thread_policy import (
     kept_policy,
@@ -40,46 +40,55 @@ def spent_s(process: psutil.Process) -> float:
     return times.user + times.system
 
 
-def watch(process: psutil.Process) -> tuple[float, float, float]:
-    """Seconds that others took by a window, that all took, and that the process took meanwhile."""
-    busy_s, own_s, window = _busy_s(), spent_s(process), CpuWindow()
-    deadline = time.monotonic() + 120
-    while spent_s(process) - own_s < 0.3 and time.monotonic() < deadline:
-        os.sched_yield()
-    others, age_s = window.others_cores(), window.age_s
-    busy_now_s = _busy_s()
-    assert others is not None
+def all_s() -> float:
+    """Seconds that the cores of this process have been busy since boot."""
+    busy_s = _busy_s()
     assert busy_s is not None
-    assert busy_now_s is not None
-    return others * age_s, busy_now_s - busy_s, spent_s(process) - own_s
+    return busy_s
+
+
+def others_s(window: CpuWindow) -> tuple[float, float]:
+    """At least and at most the seconds that others took by a window, whose age grows while it is read."""
+    least_age_s = window.age_s
+    others = window.others_cores()
+    assert others is not None
+    return others * least_age_s, others * window.age_s
+
+
+def use_a_core(process: psutil.Process) -> float:
+    """Wait until a process has used a core for a while; returns its CPU seconds meanwhile."""
+    began_s = spent_s(process)
+    until(lambda: spent_s(process) - began_s >= 0.3, "the process to use a core")
+    return spent_s(process) - began_s
 
 
 def test_a_process_of_somebody_else_counts() -> None:
     # Started by a shell that ends at once, it is nobody's child here.
     with endless(["sh", "-c", f"{sys.executable} -c 'while True: pass' >/dev/null 2>&1 & echo $!"]) as pid:
-        others_s, _, taken_s = watch(psutil.Process(pid))
-    assert others_s >= taken_s - TICKS_S
+        window = CpuWindow()
+        taken_s = use_a_core(psutil.Process(pid))
+        _, most_s = others_s(window)
+    assert most_s >= taken_s - TICKS_S
 
 
 def test_a_child_of_ours_does_not_count() -> None:
     child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        others_s, busy_s, taken_s = watch(psutil.Process(child.pid))
+        began_s, window = all_s(), CpuWindow()
+        taken_s = use_a_core(psutil.Process(child.pid))
+        least_s, _ = others_s(window)
+        busy_s = all_s() - began_s
     finally:
         child.kill()
         child.wait()
-    assert others_s <= busy_s - taken_s + TICKS_S
+    assert least_s <= busy_s - taken_s + TICKS_S
 
 
 def test_a_child_that_ended_does_not_count() -> None:
-    busy_s, window = _busy_s(), CpuWindow()
+    began_s, window = all_s(), CpuWindow()
     subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.5: pass"], check=True)
-    others, age_s = window.others_cores(), window.age_s
-    busy_now_s = _busy_s()
-    assert others is not None
-    assert busy_s is not None
-    assert busy_now_s is not None
-    assert others * age_s <= busy_now_s - busy_s - 0.5 + TICKS_S
+    least_s, _ = others_s(window)
+    assert least_s <= all_s() - began_s - 0.5 + TICKS_S
 
 
 def test_a_look_in_which_a_child_lost_its_parent_tells_nothing() -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 from cli.command import until
@@ -33,14 +34,14 @@ Keys(plain_output=sys.argv[2] == "plain").run(mouse=False)
 TYPED = {"\r": "enter", " ": "space", "1": "1", "-": "minus", "?": "question_mark", "j": "j", "Q": "Q"}
 GAPS_S = (None, 0.0, 0.03, 0.08, 0.2)
 """Between the bytes of Esc and of the key; None: one write, as after a stall of the link. Textual waits for 0.1 s."""
-LONGEST_S = 0.5
-"""More than Textual's delay and ours together: what has not arrived by then is lost."""
+PATIENCE_S = 60
+"""Only an app that loses the key itself takes as long as this."""
 
 
 def received(
     folder: Path, mode: str, gaps_s: tuple[float | None, ...] = GAPS_S
 ) -> dict[tuple[str, float | None], list[str]]:
-    """The keys that the app saw for each pair typed."""
+    """The keys that the app saw for each pair typed, up to the second of the pair: Esc is lost if it is not before."""
     notes = folder / f"{mode}.keys"
     notes.touch()
     ours, theirs = pty.openpty()
@@ -60,17 +61,20 @@ def received(
         found: dict[tuple[str, float | None], list[str]] = {}
         for gap_s in gaps_s:
             for typed, name in TYPED.items():
-                before = len(notes.read_text().split())
+                pair = partial(_noted, notes, len(notes.read_text().split()))
                 _type(ours, typed, gap_s)
-                deadline = time.monotonic() + LONGEST_S
-                while len(seen := notes.read_text().split()[before:]) < 2 and time.monotonic() < deadline:
-                    time.sleep(0.01)
-                found[name, gap_s] = seen
+                found[name, gap_s] = until(pair, f"{name}, typed {gap_s} s after Esc", PATIENCE_S)
         return found
     finally:
         program.kill()
         program.wait()
         os.close(ours)
+
+
+def _noted(notes: Path, before: int) -> list[str]:
+    """The keys noted after so many others, once there is one that is not Esc; plain Textual has names of its own."""
+    keys = notes.read_text().split()[before:]
+    return keys if keys and keys[-1] != "escape" else []
 
 
 def _type(terminal: int, typed: str, gap_s: float | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import stat
+import time
 from collections.abc import Callable
 
 import pytest
@@ -15,6 +16,7 @@ from .conftest import Run
 
 
 def test_finished(run: Run, ended_clean: Callable[[Run], None]) -> None:
+    began_s = time.monotonic()
     result = run.result_of(
         """
         print("hello from the training", flush=True)
@@ -28,7 +30,7 @@ def test_finished(run: Run, ended_clean: Callable[[Run], None]) -> None:
     assert (result.loss.first, result.loss.last) == (7.0, 2.0)
     assert result.error is None
     assert result.seconds is not None
-    assert 0 < result.seconds < 30
+    assert 0 < result.seconds < time.monotonic() - began_s
     assert [event.state for event in run.events("state")] == ["starting", "running", "finished"]
     output = run.directory / "output.log"
     assert output.read_text() == "hello from the training\nTrue True\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,7 +41,7 @@ def test_stop_that_needs_sigkill(run: Run, ended_clean: Callable[[Run], None]) -
     assert now.supervised
     assert now.stop_deadline_ns is not None
     (asked,) = run.events("stop_requested")
-    assert now.stop_deadline_ns - asked.t_ns == pytest.approx(1e9, abs=1e8)
+    assert asked.t_ns + 10**9 <= now.stop_deadline_ns <= time.monotonic_ns() + 10**9
     for _ in range(3):
         request_stop(run.directory)
     result = run.end()
