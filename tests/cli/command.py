@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from forking import Forks
+from trainfast_runner.records.json_lines import read_all
+from trainfast_runner.records.run_file import Step
 
 SCRIPT = Path(sys.executable).with_name("trainfast-tui")
 COMMAND = [str(SCRIPT)] if SCRIPT.exists() else [sys.executable, "-m", "trainfast_tui.cli"]
@@ -147,6 +149,16 @@ class Started:
 def forks(library_path: str | None) -> Forks:
     """Where commands are forked; the linker reads its path once, when a process starts."""
     return Forks(PROGRAM, {**os.environ, **({"LD_LIBRARY_PATH": library_path} if library_path else {})})
+
+
+def until_measured(cli: Cli) -> None:
+    """Wait until a run of the history has a measured step."""
+
+    def measured() -> bool:
+        files = cli.home.glob("runs/*/steps.jsonl")
+        return any(not step.warmup for file in files for step in read_all(file, Step)[0])
+
+    until(measured, "a measured step")
 
 
 def until(holds: Callable[[], Any], what: str, seconds: float = PATIENCE_S) -> Any:

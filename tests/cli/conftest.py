@@ -1,4 +1,4 @@
-"""One finished run that many tests look at, in a Python without ours; and the stand-in NVML library."""
+"""One finished run that many tests look at, runs without an end, and a Python without our packages."""
 
 from __future__ import annotations
 
@@ -9,11 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.command import Cli, Done
-
-# The stand-in NVML library is built by what stands beside its own tests.
-sys.path.append(str(Path(__file__).parents[1] / "nvml"))
-
+from cli.command import SMALL, Cli, Done
 
 OURS = (
     "trainfast",
@@ -41,27 +37,23 @@ def other_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory, cache: Path, other_python: Path) -> tuple[Cli, Done]:
+def trained(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> tuple[Cli, Done]:
     """One real run on a megabyte of real text, and what `run --json` said."""
     folder = tmp_path_factory.mktemp("trained")
     cli = Cli(folder / "home", folder / "config", cache)
     sources = Path(sysconfig.get_path("stdlib")) / "[a-d]*.py"
-    settings = ["steps=12", "batch_size=4", "seq_len=64", "lr=3e-3", "data.kind=files", f"data.paths={sources}"]
-    done = cli(
-        "run",
-        "tiny-llama",
-        *(word for setting in settings for word in ("--set", setting)),
-        "--python",
-        str(other_python),
-        "--json",
-    )
+    settings = ["steps=12", "batch_size=4", "lr=3e-2", "data.kind=files", f"data.paths={sources}"]
+    words = (word for setting in settings for word in ("--set", setting))
+    done = cli("run", "tiny-llama", *SMALL, *words, "--json")
     assert done.code == 0, done.err
     return cli, done
 
 
-@pytest.fixture(scope="session")
-def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with the compiled stand-in library."""
-    import shared_object
-
-    return shared_object.build(tmp_path_factory.mktemp("nvml-of-cli"))
+@pytest.fixture(params=["script", pytest.param("preset", marks=[pytest.mark.ci, pytest.mark.long])])
+def endless(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
+    """The last words of a `run` that does not end by itself: of a script that imports no torch, or of a preset."""
+    if request.param == "preset":
+        return ["tiny-llama", *SMALL, "--set", "steps=1000000"]
+    script = tmp_path / "steps.py"
+    script.write_text("import time, trainfast_door\nwhile True:\n    trainfast_door.step()\n    time.sleep(0.005)\n")
+    return ["--steps=1000000", "--samples-per-step=2", "--", sys.executable, str(script)]

@@ -7,29 +7,27 @@ from pathlib import Path
 
 import pytest
 
-from cli.command import SMALL, Cli, Done
+from cli.command import SMALL, Cli
 
-# One process of the test run shares the finished training among these tests.
-pytestmark = pytest.mark.xdist_group("trainings-of-the-command-line")
-
-
-def argv_of(cli: Cli, done: Done) -> str:
-    return (cli.home / "runs" / done.json["run_id"] / "run.json").read_text()
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("another-python")]
 
 
-def test_one_process_trains_there(trained: tuple[Cli, Done], other_python: Path) -> None:
+@pytest.mark.ci
+def test_one_process_trains_there(cli: Cli, other_python: Path) -> None:
     bare = subprocess.run([other_python, "-c", "import trainfast_runner"], capture_output=True, text=True)
     assert "ModuleNotFoundError" in bare.stderr
-    cli, done = trained
-    assert done.json["state"] == "finished"
-    assert str(other_python) in argv_of(cli, done)
+    assert_trained(cli, other_python, "steps=6")
 
 
-@pytest.mark.long
 def test_two_ranks_train_there(cli: Cli, other_python: Path) -> None:
-    settings = ["--set", "strategy=ddp", "--set", "devices=2", "--set", "workers=1", "--set", "steps=6"]
-    done = cli("run", "tiny-llama", *SMALL, *settings, "--python", str(other_python), "--json")
+    assert_trained(cli, other_python, "strategy=ddp", "devices=2", "workers=1", "steps=6")
+
+
+def assert_trained(cli: Cli, python: Path, *settings: str) -> None:
+    """Train six steps with that Python; the run says so."""
+    words = [word for setting in settings for word in ("--set", setting)]
+    done = cli("run", "tiny-llama", *SMALL, *words, "--python", str(python), "--json")
     assert done.code == 0, done.err
     assert done.json["state"] == "finished"
     assert done.json["steps"] == {"measured": 3, "warmup": 3}
-    assert str(other_python) in argv_of(cli, done)
+    assert str(python) in (cli.home / "runs" / done.json["run_id"] / "run.json").read_text()

@@ -9,21 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from cli.command import SMALL, Cli, until
+from cli.command import SMALL, Cli, until, until_measured
 from trainfast_runner.records.home import Home
 
 RUN = ["run", "tiny-llama", *SMALL, "--set", "steps=6", "--json"]
 
 
-def test_of_launches_at_the_same_time_one_gets_the_device_and_ctrl_c_stops_it(cli: Cli) -> None:
-    # Whoever has it keeps it, so that the slower of them comes to it in time.
-    started = [cli.start(*RUN, "--set", "steps=1000000") for _ in range(2)]
+def test_of_launches_at_the_same_time_one_gets_the_device_and_ctrl_c_stops_it(cli: Cli, endless: list[str]) -> None:
+    # The winner keeps the device, so that the slower launch comes in time.
+    started = [cli.start("run", "--json", *endless) for _ in range(2)]
     (winner,) = until(lambda: len(left := [one for one in started if one.process.poll() is None]) == 1 and left, "one")
     (loser,) = (one for one in started if one is not winner)
     done = loser.end()
     assert done.code == 2
     assert "in use by" in done.json["error"]["message"]
-    winner.until_said("running 1")
+    until_measured(cli)
     winner.signal(signal.SIGINT)
     stopped = winner.end()
     assert stopped.code == 130, stopped.err
