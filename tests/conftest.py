@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import signal
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import shared_object
 from hypothesis import HealthCheck, settings
 
 from cli.command import Cli
@@ -27,6 +29,15 @@ for ignored in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
         signal.signal(ignored, lambda *_: None)
 
 
+# Folders whose tests start trainings.
+WITH_TRAININGS = {"cli", "end_to_end", "own_scripts", "worker"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put short tests last, so that the processes of a test run end together."""
+    items.sort(key=lambda item: WITH_TRAININGS.isdisjoint(item.path.parts))
+
+
 # Imports leave no garbage: looking for it takes a tenth of the time of collecting the tests.
 gc.disable()
 
@@ -40,10 +51,28 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An XDG cache for all processes of a test run: text is tokenized, and the training Python asked, once."""
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for all processes of a test run."""
     base = tmp_path_factory.getbasetemp()
-    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cache"
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session")
+def cache(shared_folder: Path) -> Path:
+    """An XDG cache for all processes of a test run: text is tokenized, and the training Python asked, once."""
+    return shared_folder / "cache"
+
+
+@pytest.fixture(scope="session")
+def nvml_library(shared_folder: Path) -> Path:
+    """The folder with the stand-in NVML library, compiled by the process of a test run that asks for it first."""
+    folder = shared_folder / "nvml"
+    folder.mkdir(exist_ok=True)
+    with (shared_folder / "nvml.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not any(folder.iterdir()):
+            shared_object.build(folder)
+    return folder
 
 
 @pytest.fixture

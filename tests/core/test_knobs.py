@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from texts import any_text
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings.knob_values import BYTE_UNITS, parse_bytes, parse_bytes_per_rank
 from trainfast_runner.settings.knobs import BY_NAME, KNOBS, defaults, knob
@@ -98,7 +99,7 @@ def test_bytes_carry_their_unit(count: int, unit: str) -> None:
     assert parse_bytes_per_rank(f"{count} {unit}+1GiB") == [count * BYTE_UNITS[unit], 2**30]
 
 
-@given(st.text(max_size=12))
+@given(any_text(max_size=12))
 def test_no_text_breaks_a_knob(text: str) -> None:
     for entry in KNOBS:
         answer: object

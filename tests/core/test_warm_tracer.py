@@ -115,6 +115,8 @@ def test_a_trace_that_is_given_up_ends_and_the_process_stays(tracer: WarmTracer)
     assert trace_model(small("checkpointing=full"), tracer=tracer).parameters > 0
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_process_that_died_is_replaced(tracer: WarmTracer) -> None:
     trace_model(small(), tracer=tracer)
     [server] = servers_of(os.getpid())

@@ -1,8 +1,6 @@
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-import shared_object
 import stand_in
 from stand_in import Machine
 
@@ -37,9 +35,3 @@ def watch():
     for nvml, context in opened:
         nvml.close()
         context.__exit__(None, None, None)
-
-
-@pytest.fixture(scope="session")
-def nvml_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with the compiled stand-in library."""
-    return shared_object.build(tmp_path_factory.mktemp("nvml"))

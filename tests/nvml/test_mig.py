@@ -81,10 +81,10 @@ def test_an_instance_that_is_destroyed_is_one_that_does_not_answer() -> None:
     assert "gpu2" in missing
 
 
-def test_a_whole_process_sees_the_instances_of_the_compiled_stand_in(nvml_folder: Path, tmp_path: Path) -> None:
+def test_a_whole_process_sees_the_instances_of_the_compiled_stand_in(nvml_library: Path, tmp_path: Path) -> None:
     scenario = tmp_path / "scenario"
     scenario.write_text("instance 1 7 0 512\ninstance 1 8 0 64\n")
-    environment = shared_object.environment(nvml_folder, gpus=2, scenario=scenario)
+    environment = shared_object.environment(nvml_library, gpus=2, scenario=scenario)
     done = subprocess.run([sys.executable, "-c", PROCESS], env=environment, capture_output=True, check=True)
     names, readings, missing = json.loads(done.stdout)
     assert names == [f"MIG-GPU-00000000-0000-0000-0000-000000000001/{number}/0" for number in (7, 8)]

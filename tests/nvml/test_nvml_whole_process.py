@@ -28,8 +28,8 @@ def take(environment: dict[str, str]) -> dict[str, Any]:
     return tick
 
 
-def test_eight_gpus(nvml_folder: Path) -> None:
-    tick = take(shared_object.environment(nvml_folder))
+def test_eight_gpus(nvml_library: Path) -> None:
+    tick = take(shared_object.environment(nvml_library))
     assert tick["schema"] == 1
     assert [gpu["index"] for gpu in tick["devices"]] == list(range(8))
     assert len({gpu["uuid"] for gpu in tick["devices"]}) == 8
@@ -41,17 +41,17 @@ def test_eight_gpus(nvml_folder: Path) -> None:
     assert "nvml" not in tick["missing"]
 
 
-def test_visible_devices_do_not_hide_the_machine(nvml_folder: Path) -> None:
-    environment = shared_object.environment(nvml_folder, gpus=2) | {"CUDA_VISIBLE_DEVICES": "1"}
+def test_visible_devices_do_not_hide_the_machine(nvml_library: Path) -> None:
+    environment = shared_object.environment(nvml_library, gpus=2) | {"CUDA_VISIBLE_DEVICES": "1"}
     assert [gpu["index"] for gpu in take(environment)["devices"]] == [0, 1]
 
 
-def test_scenario_heats_loses_and_shares_a_gpu(nvml_folder: Path, tmp_path: Path) -> None:
+def test_scenario_heats_loses_and_shares_a_gpu(nvml_library: Path, tmp_path: Path) -> None:
     scenario = tmp_path / "scenario.txt"
     scenario.write_text(
         "ramp * 0 50 0 200 1700\nramp * 1000 90 20 250 1200\nlost 1 0 3000\nprocess 2 4242 2048 0 3000\nmemory * 100\n"
     )
-    environment = shared_object.environment(nvml_folder, gpus=3, scenario=scenario)
+    environment = shared_object.environment(nvml_library, gpus=3, scenario=scenario)
     half_way = time.time() - 500
     os.utime(scenario, (half_way, half_way))
     warm, lost, shared = take(environment)["devices"]

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from texts import any_text
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_records import read_records
@@ -262,8 +263,8 @@ def test_spread_and_percentiles() -> None:
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    st.none() | st.booleans() | st.integers() | st.floats() | any_text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(any_text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
 NAMES = st.sampled_from(
@@ -287,7 +288,7 @@ LINES = st.lists(
         optional={
             "mesh": st.dictionaries(st.sampled_from(["dp", "tp"]), WHOLE),
             "model_flops_per_sample": st.floats(allow_nan=False, allow_infinity=False),
-            "message": st.text(max_size=20),
+            "message": any_text(max_size=20),
         },
     ).map(lambda record: json.dumps(record).encode())
     | st.fixed_dictionaries({"t_ns": WHOLE, "devices": st.lists(DEVICE, max_size=2)}).map(

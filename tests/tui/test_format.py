@@ -8,6 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from texts import any_text
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.ascii import to_ascii
 
@@ -122,7 +123,7 @@ def test_control_sequences_are_taken_out(untrusted: str, expected: str) -> None:
 
 _hostile = st.lists(
     st.one_of(
-        st.text(max_size=6),
+        any_text(max_size=6),
         st.sampled_from(["\x1b[", "\x1b]", "\x1b", "\x9b", "\x9d", "\x07", "\x1b\\", "\u202e", "\u2066", "31m"]),
         st.characters(categories=["Cc", "Cf", "Cs", "Zl"]),
     )
@@ -142,7 +143,7 @@ def test_plain_text_is_harmless(untrusted: str, width: int | None) -> None:
     assert fmt.plain(text, width) == text
 
 
-@given(st.text(), st.integers(0, 30), st.sampled_from(["left", "right"]))
+@given(any_text(), st.integers(0, 30), st.sampled_from(["left", "right"]))
 def test_fit_is_exact(text: str, width: int, align: str) -> None:
     fitted = fmt.to_width(text, width, "left" if align == "left" else "right")
     assert cell_len(fitted) == width
@@ -154,7 +155,7 @@ def test_a_wide_character_is_not_cut_in_half() -> None:
     assert fmt.to_width("温度", 6, "right") == "  温度"
 
 
-@given(st.text())
+@given(any_text())
 def test_ascii_is_ascii(text: str) -> None:
     assert to_ascii(text).isascii()
 

@@ -13,6 +13,7 @@ from textual.app import App, ComposeResult
 from textual.color import Color
 from textual.geometry import Region
 
+from texts import any_text
 from trainfast_tui.charts.braille import (
     YRange,
 )
@@ -208,7 +209,7 @@ def test_ascii_has_only_ascii() -> None:
 
 
 _values = st.lists(st.one_of(st.none(), st.floats(), st.floats(0, 100)), max_size=60)
-_texts = st.text(max_size=12)
+_texts = any_text(max_size=12)
 
 
 @st.composite

@@ -37,13 +37,14 @@ print(full - before, resident() - before)
 """
 
 
-# Beside the tests of one process, whose training it looks at.
+@pytest.mark.ci
 @pytest.mark.long
-@pytest.mark.xdist_group("one-process")
 def test_peaks_come_from_the_warm_up_and_are_null_in_timed_steps(train: Callable[..., Any]) -> None:
     run = train(cold=True, steps=20)
     peaks = [step["peak_allocated_bytes"] for step in run.steps()]
     assert all(peaks[:2])
+    assert peaks[:2] == [step["peak_reserved_bytes"] for step in run.steps()[:2]]
+    assert peaks[:2] == [max(step["phase_peaks"].values()) for step in run.steps()[:2]]
     assert peaks[2:] == [None] * 18
     assert [step["phase_peaks"] for step in run.steps()][2:] == [None] * 18
     assert run.record("cpu")["thresholds"] == "strict in warm-up"
@@ -57,6 +58,8 @@ def test_under_a_memory_limit_every_step_is_measured(train: Callable[..., Any]) 
     assert run.record("cpu")["thresholds"] == "strict"
 
 
+# Beside the tests of one process, whose trainings are forked from one process too.
+@pytest.mark.xdist_group("one-process")
 def test_one_warm_up_step_measures_no_memory(train: Callable[..., Any]) -> None:
     run = train(steps=3, timing_warmup=1)
     assert [step["peak_allocated_bytes"] for step in run.steps()] == [None] * 3

@@ -36,7 +36,13 @@ def test_below_the_limit_it_trains(train: Train) -> None:
 @pytest.mark.parametrize(
     ("request_", "key", "nearest"),
     [
-        ({"model": {"family": "llama", "hiden_size": 64}}, "model.hiden_size", "hidden_size"),
+        # Beside the tests of one process, whose trainings are forked from one process too.
+        pytest.param(
+            {"model": {"family": "llama", "hiden_size": 64}},
+            "model.hiden_size",
+            "hidden_size",
+            marks=pytest.mark.xdist_group("one-process"),
+        ),
         pytest.param({"model": {"family": "lama"}}, "model.family", "llama", marks=pytest.mark.long),
         pytest.param({"seq_len": 4096}, "seq_len", "128", marks=pytest.mark.longest),
         pytest.param(

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.xdist_group("one-process")
 
 
 def test_every_step_is_on_record_with_phases_that_add_up(train: Train) -> None:
-    run = train(cold=True, steps=20)
+    run = train(steps=20)
     assert run.code == 0, run.stderr
     steps = run.steps()
     assert [step["step"] for step in steps] == list(range(1, 21))
@@ -52,7 +52,7 @@ def test_it_learns_the_standard_library(train: Train) -> None:
 
 
 def test_what_ran_is_read_from_the_live_objects(train: Train) -> None:
-    run = train(cold=True, steps=20)
+    run = train(steps=20)
     assert run.record("started")["world_size"] == 1
     actual = run.record("actual")
     expected = {

@@ -188,6 +188,8 @@ def test_each_warm_knob_is_turned_in_two_ranks_of_ddp(start: Start, train: Train
     assert warm == pytest.approx(cold, rel=0.03, abs=4 << 20)
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_trial_out_of_memory_ends_the_process_and_names_the_phase(start: Start) -> None:
     process = start("devices=cpu")
     turn(process)

@@ -14,17 +14,17 @@ from trainfast_runner.search.best.state import state_of_best_journal
 
 from .synthetic import asking
 
-SEEDS = 20
-
+SHARES = (0.2, 0.5, 0.8, 0.95)
+"""Budgets, as shares of what a whole search takes."""
 
 # One process of the test run replays the searches for the tests that look at them.
 replays = pytest.mark.xdist_group("replayed-searches")
 
 
-@pytest.fixture(scope="module")
-def replayed() -> list[tuple[Synthetic, Replayed]]:
+@pytest.fixture(scope="module", params=[5, pytest.param(20, marks=[pytest.mark.ci, pytest.mark.long])])
+def replayed(request: pytest.FixtureRequest) -> list[tuple[Synthetic, Replayed]]:
     """One search of each of so many synthetic spaces."""
-    spaces = [Synthetic(number) for number in range(SEEDS)]
+    spaces = [Synthetic(number) for number in range(request.param)]
     return [(space, replay(space, number)) for number, space in enumerate(spaces)]
 
 
@@ -33,7 +33,7 @@ def test_the_answer_is_within_two_percent_of_the_best(replayed: list[tuple[Synth
     answers = [told.answer for _, told in replayed]
     assert None not in answers
     close = [regret(space, told.answer) <= 0.02 for space, told in replayed if told.answer is not None]
-    assert sum(close) >= 18, [regret(space, told.answer or 0) for space, told in replayed]
+    assert sum(close) >= 0.9 * len(close), [regret(space, told.answer or 0) for space, told in replayed]
 
 
 @replays
@@ -101,11 +101,11 @@ def test_the_budget_ends_the_trials_with_the_price_of_going_on(space: Synthetic)
 
 
 @replays
-@pytest.mark.parametrize("share", [0.2, 0.5, 0.8, 0.95])
 def test_a_budget_that_ends_names_a_chance_or_what_was_never_run(
-    replayed: list[tuple[Synthetic, Replayed]], share: float
+    replayed: list[tuple[Synthetic, Replayed]],
 ) -> None:
-    for seed, (terrain, whole) in enumerate(replayed[:6]):
+    for seed, (terrain, whole) in enumerate(replayed):
+        share = SHARES[seed % len(SHARES)]
         told = replay(terrain, seed, asking(terrain, budget_s=whole.leader_s * share))
         if "the budget" in told.stopped_because:
             assert "a 0 % chance" not in told.stopped_because
