@@ -38,9 +38,8 @@ def test_rows_that_differ_in_warm_knobs_share_a_process_and_a_refused_one_keeps_
         assert (result["steps"]["measured"], result["steps"]["warmup"]) == (3, 3)
         assert {**result["knobs"], "devices": knobs["devices"]} == knobs
         assert result["actual"]["optimizer"] == {"adamw": "AdamW", "sgd": "SGD"}[knobs["optimizer"]]
-        assert result["throughput"]["samples_per_s"]["median"] == pytest.approx(
-            1000 * knobs["batch_size"] / result["step_ms"]["p50"], rel=0.5
-        )
+        rate = 1000 * knobs["batch_size"] / result["step_ms"]["p50"]
+        assert result["throughput"]["samples_per_s"]["median"] == pytest.approx(rate), "of three steps"
         assert result["memory"]["peak_allocated_bytes"] > 0
         assert result["flops"]["model_tflops_per_device"] > 0
         assert result["step_ms"]["forward"] is None

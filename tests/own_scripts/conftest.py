@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 
 from cli.command import Cli, Done
+from trainfast_runner.records.json_lines import read_all
+from trainfast_runner.records.run_file import Step
+from trainfast_runner.records.run_records import rank_file
 
 SCRIPTS = Path(__file__).parent / "scripts"
 PYTHON = sys.executable
@@ -39,3 +42,9 @@ def no_step(done: Done) -> str:
     reason: str = done.json["reason"]
     assert reason.startswith("no optimizer step seen: "), reason
     return reason
+
+
+def samples_of_steps(cli: Cli, result: dict[str, Any], rank: int = 0) -> set[int | None]:
+    """The samples of the measured steps of a rank, as recorded: one number if all had as many."""
+    steps = read_all(rank_file(cli.home / "runs" / result["run_id"], "steps", rank), Step)[0]
+    return {step.samples for step in steps if not step.warmup}

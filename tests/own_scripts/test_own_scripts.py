@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from cli.command import Cli
-from own_scripts.conftest import PYTHON, SCRIPTS, run_script, script
+from own_scripts.conftest import PYTHON, SCRIPTS, run_script, samples_of_steps, script
 
 SAMPLES = 256
 """In the data of the Hugging Face scripts."""
@@ -111,8 +111,7 @@ def test_trainer_with_fewer_samples_than_its_batch_counts_those_it_has(cli: Cli,
     flags = (f"--output_dir={tmp_path / 'out'}", "--per_device_train_batch_size=4096", "--use_cpu=true")
     flags += ("--report_to=none", "--save_strategy=no", "--max_steps=6")
     result = run_script(cli, *script("hf_argument_parser.py", *flags))
-    rate, steps = result["throughput"]["samples_per_s"]["median"], result["throughput"]["steps_per_s"]["median"]
-    assert rate == pytest.approx(SAMPLES * steps, rel=0.2)
+    assert samples_of_steps(cli, result) == {SAMPLES}
 
 
 @pytest.mark.long
@@ -121,8 +120,8 @@ def test_accelerate_counts_optimizer_steps_under_accumulation(cli: Cli) -> None:
     assert counted(result) == 12
     assert "took 12 steps" in printed(cli, result)
     assert result["script"]["framework"] == "accelerate"
-    rate, steps = result["throughput"]["samples_per_s"]["median"], result["throughput"]["steps_per_s"]["median"]
-    assert rate == pytest.approx(8 * steps, rel=0.2)
+    # Batches count when they are loaded, and accelerate loads one ahead: the last step has one fewer.
+    assert samples_of_steps(cli, result) == {8, 4}
 
 
 @pytest.mark.long
@@ -144,8 +143,7 @@ def test_two_ranks_of_ddp_under_torchrun(cli: Cli) -> None:
     assert len((folder / "steps.rank1.jsonl").read_text().splitlines()) == 10
     assert (result["actual"]["wrapper"], result["actual"]["world_size"]) == ("DistributedDataParallel", 2)
     assert result["script"]["samples_from"] == "forward input"
-    rate, steps = result["throughput"]["samples_per_s"]["median"], result["throughput"]["steps_per_s"]["median"]
-    assert rate == pytest.approx(2 * 8 * steps, rel=0.2), "two ranks, two micro-batches of four"
+    assert [samples_of_steps(cli, result, rank) for rank in (0, 1)] == [{8}, {8}], "two micro-batches of four"
 
 
 @pytest.mark.long
