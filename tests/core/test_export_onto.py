@@ -6,6 +6,7 @@ import ast
 import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from trainfast_runner.errors import UserError
@@ -144,3 +145,55 @@ def test_a_file_without_a_place_is_refused(tmp_path: Path, name: str, text: str,
     with pytest.raises(UserError) as refused:
         onto(a_run(), tmp_path / name)
     assert said in refused.value.line()
+
+
+def flagged_run(**knobs: object) -> RunFile:
+    """The run of a script with flags of its own for batch size and precision."""
+    places = {"batch_size": "--bs {}", "precision": {"bf16": "--bf16", "fp32": ""}}
+    asked = ScriptAsked(command=["python", "train.py"], argv=[], flagged=["batch_size", "precision"], places=places)
+    return msgspec.structs.replace(a_run(script=True, **knobs), script=asked)
+
+
+def test_flags_behind_a_redirection_are_the_commands(tmp_path: Path) -> None:
+    file = tmp_path / "train.sh"
+    file.write_text("python train.py --output_dir x 2>&1 > log.txt --fp16 True | tee >(cat) --fp16\n")
+    text, _ = changed(file, a_run(script=True, precision="bf16"))
+    assert text == "python train.py --bf16 True --output_dir x 2>&1 > log.txt --fp16 False | tee >(cat) --fp16\n"
+
+
+def test_a_scripts_own_flags_are_put_into_its_command(tmp_path: Path) -> None:
+    file = tmp_path / "train.sh"
+    file.write_text('python  train.py \\\n  --bs 4 "$@" > log\n')
+    text, found = changed(file, flagged_run(batch_size=16, precision="bf16", lr=0.1))
+    assert text == 'python  train.py \\\n  --bs 16 "$@" --bf16 > log\n'
+    assert found.notes == (f"{file}: its command has no flag for learning_rate",)
+    file.write_text("python train.py --bs $BS\n")
+    text, found = changed(file, flagged_run(batch_size=16))
+    assert text == "python train.py --bs $BS\n"
+    assert found.notes == (f"{file}: $BS has to be 16",)
+
+
+def test_a_scripts_own_flag_gets_another_default(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(
+        "parser.add_argument('-b', '--bs', type=int, default=4)\nloader = DataLoader(data, batch_size=args.bs)\n"
+    )
+    text, found = changed(file, flagged_run(batch_size=16))
+    assert text.startswith("parser.add_argument('-b', '--bs', type=int, default=16)\n")
+    assert found.notes == (f"{file}:1: a command that names --bs wins over its default",)
+    _, found = changed(file, flagged_run(batch_size=16, workers=2))
+    assert "num_workers=2" in file.read_text()
+    file.write_text("@click.option('--bs', required=True)\ndef main(bs): ...\n")
+    assert changed(file, flagged_run(batch_size=16))[1].notes == (f"{file}:1: --bs is required: give it 16",)
+
+
+def test_a_diff_has_the_path_that_git_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "below" / "train.py"
+    file.parent.mkdir()
+    file.write_text("loader = DataLoader(data)\n")
+    monkeypatch.chdir(tmp_path)
+    run = a_run(script=True, batch_size=16)
+    for given in (file, file.relative_to(tmp_path)):
+        assert onto(run, given).diff.startswith("--- below/train.py\n+++ below/train.py\n")
+    monkeypatch.chdir(file.parent)
+    assert onto(run, Path("../below/train.py")).diff.startswith("--- ../below/train.py\n")

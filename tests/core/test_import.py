@@ -109,3 +109,13 @@ def test_what_is_not_understood_is_listed_and_nothing_is_executed() -> None:
 def test_a_text_of_no_kind_is_refused(text: str) -> None:
     with pytest.raises(UserError):
         import_settings(text, "it", "tiny-llama")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['schema = 1\n[model]\nfamily = "llama"\n', 'schema = 1\n[script]\ncommand = ["python", "t.py"]\n'],
+    ids=["of a model", "of a script"],
+)
+def test_a_preset_needs_no_import(text: str) -> None:
+    with pytest.raises(UserError, match=r"mine\.toml is a preset already; try trainfast-tui run mine\.toml"):
+        import_settings(text, "mine.toml", "tiny-llama")

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import dataclass, field
 
+from trainfast_runner.export.trainer_arguments import fields_of
+from trainfast_runner.settings.knob_type import KnobValues
+
 TRAINER_CALLS = (
     *("TrainingArguments", "Seq2SeqTrainingArguments"),
     *("SFTConfig", "DPOConfig", "GRPOConfig", "RewardConfig"),
@@ -36,3 +39,22 @@ class CallFields:
     def is_added(self, name: str) -> bool:
         """True if the argument has to be written where it does not stand yet."""
         return name not in self.usual or self.usual[name] != self.fields[name]
+
+
+def trainer_call(knobs: KnobValues) -> CallFields:
+    """The call of TrainingArguments, or of a class that inherits its fields, with these knobs."""
+    fields = fields_of(knobs)
+    if knobs.get("compile") == "off":
+        fields["torch_compile"] = False
+    if knobs.get("workers") == 0:
+        fields["dataloader_prefetch_factor"] = None
+    usual: dict[str, object] = {
+        "gradient_accumulation_steps": 1,
+        "bf16": False,
+        "fp16": False,
+        "gradient_checkpointing": False,
+        "torch_compile": False,
+        "dataloader_num_workers": 0,
+        "dataloader_prefetch_factor": None,
+    }
+    return CallFields(TRAINER_CALLS, fields, usual, {"gradient_checkpointing": "activation_checkpointing"})

@@ -6,6 +6,7 @@ import ast
 import itertools
 import json
 import shlex
+import tomllib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,10 +16,11 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.export.call_fields import TRAINER_CALLS
 from trainfast_runner.export.foreign_settings import Found, from_accelerate, from_deepspeed, from_trainer_fields
 from trainfast_runner.export.onto_python import calls_of
-from trainfast_runner.export.onto_shell import Word, flags_of, script_commands, script_place
+from trainfast_runner.export.onto_shell import Word, flags_of, literal, script_commands, script_place
 from trainfast_runner.export.own_command import preset_text
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import defaults
+from trainfast_runner.settings.presets import user_directory
 from trainfast_runner.settings.spec import RunSpec, resolve
 
 KINDS = ("a TrainingArguments block", "an accelerate YAML", "a DeepSpeed json", "a shell command")
@@ -37,14 +39,30 @@ class Imported:
 def import_settings(text: str, name: str, base: str) -> Imported:
     """Read `text`; what it does not say is from the preset `base`. `name` is for the preset's title and for errors.
 
-    Raises UserError for a text of no known kind.
+    Raises UserError for a text of no known kind, and for a preset.
     """
-    spec = _own_command(text)
+    _refuse_preset(text, name)
+    spec = own_command(text)
     if spec is not None:
         changed = {key: spec.knobs[key] for key in spec.knobs if key in spec.overrides}
         return Imported("a trainfast-tui command", changed, (), _preset(name, spec, {}))
     kind, found = _read(text, name)
     return Imported(kind, found.knobs, tuple(found.not_understood), _preset(name, resolve(base), found.knobs))
+
+
+def _refuse_preset(text: str, name: str) -> None:
+    """Raises UserError for the text of a preset, which needs no import."""
+    try:
+        table = tomllib.loads(text)
+    except (ValueError, RecursionError):
+        return
+    if "schema" in table and table.keys() & {"model", "script", "extends", "knobs"}:
+        file = name if name.endswith(".toml") else "FILE.toml"
+        raise UserError(
+            f"{name} is a preset already",
+            key=name,
+            advice=f"trainfast-tui run {file}; by its name alone once it is in {user_directory()}",
+        )
 
 
 def _read(text: str, name: str) -> tuple[str, Found]:
@@ -106,7 +124,7 @@ def _command(words: list[Word]) -> Found:
     """The flags behind the script as fields of TrainingArguments, and the launcher's processes."""
     place = script_place(words) or 0
     flags = flags_of(words[place + 1 :])
-    fields = {name: True if value is None else _literal(value.value) for name, (_, value) in flags.items()}
+    fields = {name: True if value is None else literal(value.value) for name, (_, value) in flags.items()}
     found = from_trainer_fields(fields)
     launch = flags_of(words[:place])
     knobs = dict(found.knobs)
@@ -121,18 +139,7 @@ def _command(words: list[Word]) -> Found:
     return Found(knobs, [*found.not_understood, *(f"--{name}" for name in launch)])
 
 
-def _literal(text: str) -> Any:
-    """A flag's value as a number or a boolean if it is one, else as text."""
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    try:
-        value = ast.literal_eval(text)
-    except (SyntaxError, ValueError):
-        return text
-    return value if isinstance(value, int | float) else text
-
-
-def _own_command(text: str) -> RunSpec | None:
+def own_command(text: str) -> RunSpec | None:
     """The run of a `trainfast-tui run PRESET --set ...` command; None for another text. Raises UserError."""
     line = next((line for line in text.splitlines() if line.strip() and not line.startswith("#")), "")
     try:

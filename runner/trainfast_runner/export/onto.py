@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.export import onto_python, onto_shell
+from trainfast_runner.export import onto_defaults, onto_python, onto_shell
 from trainfast_runner.export.accelerate_yaml import MIXED
-from trainfast_runner.export.call_fields import TRAINER_CALLS, CallFields
-from trainfast_runner.export.trainer_arguments import fields_of, trainer_arguments
+from trainfast_runner.export.call_fields import CallFields, trainer_call
+from trainfast_runner.export.onto_defaults import flags_of_knobs
+from trainfast_runner.export.trainer_arguments import trainer_arguments
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.script_run import OUR_KNOBS
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.script_preset import Place, ScriptPreset
 from trainfast_runner.settings.spec import spec_of_record
 from trainfast_runner.settings.world import recorded_strategy
 
@@ -44,15 +48,46 @@ def onto(run: RunFile, file: Path) -> OntoFile:
 
     Raises UserError for a file that cannot be read, one without a place for them, and settings that the Trainer lacks.
     """
-    knobs = _kept(run)
-    before = _read(file)
+    knobs, places = _kept(run), {} if run.script is None else run.script.places
+    before, name = _read(file), _shown(file)
     if file.suffix == ".py":
-        after, notes = onto_python.edited(before, str(file), _calls(knobs))
+        after, notes = _in_python(before, name, knobs, places)
     else:
-        after, notes = onto_shell.edited(before, str(file), _trainer(knobs))
-    lines = difflib.unified_diff(_lines(before), _lines(after), str(file), str(file))
+        after, notes = _in_shell(before, name, knobs, places)
+    lines = difflib.unified_diff(_lines(before), _lines(after), name, name)
     diff = "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
-    return OntoFile(run.run_id, str(file), diff, (*notes, *_launch_notes(run)))
+    return OntoFile(run.run_id, name, diff, (*notes, *_launch_notes(run)))
+
+
+def _in_python(text: str, file: str, knobs: KnobValues, places: Mapping[str, Place]) -> tuple[str, list[str]]:
+    """The script with the settings as defaults of its own flags, the others in its calls; and sentences."""
+    flags = flags_of_knobs(places, knobs)
+    text, notes, declared = onto_defaults.edited(text, file, dict(flags.values()))
+    rest = {name: value for name, value in knobs.items() if name not in flags or flags[name][0] not in declared}
+    if declared and not rest:
+        return text, notes
+    try:
+        text, more = onto_python.edited(text, file, _calls(rest))
+    except UserError as error:
+        if not declared:
+            raise
+        more = [f"{', '.join(rest)}: {error.message}"]
+    return text, [*notes, *more]
+
+
+def _in_shell(text: str, file: str, knobs: KnobValues, places: Mapping[str, Place]) -> tuple[str, list[str]]:
+    """The shell file with the settings as flags of its command; and sentences."""
+    flagged = {name: value for name, value in knobs.items() if name in places}
+    rest = {name: value for name, value in knobs.items() if name not in places}
+    preset = ScriptPreset(places=dict(places))
+    applied = partial(preset.applied, knobs=flagged) if flagged else None
+    return onto_shell.edited(text, file, trainer_call(rest), applied)
+
+
+def _shown(file: Path) -> str:
+    """The path as given. An absolute one below this folder is made relative to it: `git apply` takes no other."""
+    below = file.is_absolute() and file.is_relative_to(Path.cwd())
+    return str(file.relative_to(Path.cwd()) if below else file)
 
 
 def _kept(run: RunFile) -> KnobValues:
@@ -65,24 +100,6 @@ def _kept(run: RunFile) -> KnobValues:
     knobs = spec_of_record(run).knobs
     trainer_arguments(run, knobs)
     return {name: value for name, value in knobs.items() if BY_NAME[name].trains_same}
-
-
-def _trainer(knobs: KnobValues) -> CallFields:
-    fields = fields_of(knobs)
-    if knobs.get("compile") == "off":
-        fields["torch_compile"] = False
-    if knobs.get("workers") == 0:
-        fields["dataloader_prefetch_factor"] = None
-    usual: dict[str, object] = {
-        "gradient_accumulation_steps": 1,
-        "bf16": False,
-        "fp16": False,
-        "gradient_checkpointing": False,
-        "torch_compile": False,
-        "dataloader_num_workers": 0,
-        "dataloader_prefetch_factor": None,
-    }
-    return CallFields(TRAINER_CALLS, fields, usual, {"gradient_checkpointing": "activation_checkpointing"})
 
 
 def _calls(knobs: KnobValues) -> list[CallFields]:
@@ -99,7 +116,7 @@ def _calls(knobs: KnobValues) -> list[CallFields]:
         # DataLoader refuses one without workers.
         loader["prefetch_factor"] = None
     return [
-        _trainer(knobs),
+        trainer_call(knobs),
         CallFields(("Accelerator",), accelerator, {"gradient_accumulation_steps": 1, "mixed_precision": "no"}),
         CallFields(
             ("DataLoader",),

@@ -19,14 +19,7 @@ def edited(source: str, file: str, calls: Sequence[CallFields]) -> tuple[str, li
     Also sentences about arguments that are no literal. Raises UserError for a script that is no Python or has none of
     these calls.
     """
-    try:
-        tree = ast.parse(source)
-    except SyntaxError as error:
-        where = f"{file}:{error.lineno}" if error.lineno else file
-        raise UserError(f"not Python: {error.msg}", key="--onto", where=where) from None
-    except (ValueError, MemoryError, RecursionError):
-        # Null bytes before Python 3.11.4, and expressions too deep for the parser.
-        raise UserError("Python's parser cannot read it", key="--onto", where=file) from None
+    tree = parsed(source, file)
     found = [(one, list(calls_of(tree, one.functions))) for one in calls]
     found = found[:1] if found[0][1] else [(one, nodes) for one, nodes in found[1:] if nodes]
     if not found:
@@ -35,7 +28,7 @@ def edited(source: str, file: str, calls: Sequence[CallFields]) -> tuple[str, li
             key="--onto",
             advice="the shell file that starts it",
         )
-    place = _Places(source)
+    place = Places(source)
     edits: list[Edit] = []
     notes: list[str] = []
     for wanted, nodes in found:
@@ -43,15 +36,33 @@ def edited(source: str, file: str, calls: Sequence[CallFields]) -> tuple[str, li
         if node is None:
             lines = ", ".join(str(one.lineno) for one in nodes)
             settings = ", ".join(f"{name}={value!r}" for name, value in wanted.fields.items() if wanted.is_added(name))
-            notes.append(f"{file} calls {wanted.functions[0]} in lines {lines}: the one that trains needs {settings}")
+            name = wanted.functions[0]
+            notes += [f"{file} calls {name} in lines {lines}: the one that trains needs {settings}"] if settings else []
             continue
-        made, said = _edits(node, wanted, place, file)
+        made, said = call_edits(node, wanted, place, file)
         edits += made
         notes += said
+    return with_edits(source, edits), notes
+
+
+def parsed(source: str, file: str) -> ast.Module:
+    """The script as a tree. Raises UserError for one that is no Python."""
+    try:
+        return ast.parse(source)
+    except SyntaxError as error:
+        where = f"{file}:{error.lineno}" if error.lineno else file
+        raise UserError(f"not Python: {error.msg}", key="--onto", where=where) from None
+    except (ValueError, MemoryError, RecursionError):
+        # Null bytes before Python 3.11.4, and expressions too deep for the parser.
+        raise UserError("Python's parser cannot read it", key="--onto", where=file) from None
+
+
+def with_edits(source: str, edits: Sequence[Edit]) -> str:
+    """The script with all of these edits, which do not overlap."""
     content = source.encode()
     for begin, end, text in sorted(edits, reverse=True):
         content = content[:begin] + text.encode() + content[end:]
-    return content.decode(), notes
+    return content.decode()
 
 
 def calls_of(tree: ast.AST, functions: Sequence[str]) -> Iterator[ast.Call]:
@@ -73,7 +84,8 @@ def _is_shuffle(keyword: ast.keyword) -> bool:
     return keyword.arg == "shuffle" and getattr(keyword.value, "value", None) is True
 
 
-def _edits(node: ast.Call, wanted: CallFields, place: _Places, file: str) -> tuple[list[Edit], list[str]]:
+def call_edits(node: ast.Call, wanted: CallFields, place: Places, file: str) -> tuple[list[Edit], list[str]]:
+    """Edits that give a call its arguments, and sentences about those that are no literal."""
     given = dict(zip(wanted.order, node.args, strict=False))
     given |= {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg is not None}
     edits: list[Edit] = []
@@ -102,7 +114,7 @@ def _edits(node: ast.Call, wanted: CallFields, place: _Places, file: str) -> tup
     return edits + ([_insertion(node, added, place)] if added else []), notes
 
 
-def _insertion(node: ast.Call, added: list[str], place: _Places) -> Edit:
+def _insertion(node: ast.Call, added: list[str], place: Places) -> Edit:
     """New arguments before the last one with a name, on lines of their own if that one has its own."""
     if not node.keywords:
         _, end = place.span(node)
@@ -115,7 +127,7 @@ def _insertion(node: ast.Call, added: list[str], place: _Places) -> Edit:
     return begin, begin, "".join(f"{one}{between}" for one in added)
 
 
-class _Places:
+class Places:
     """Byte offsets in a script; `ast` counts the bytes of a line in UTF-8."""
 
     def __init__(self, source: str) -> None:

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Any
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.call_fields import CallFields
 
 LOGICAL_LINE = re.compile(r"(?:\\.|[^\n\\])+", re.S)
 """A line with those that a backslash at its end joins to it."""
-WORD = re.compile(r"""\d+[<>]|(?:'[^']*'|"(?:\\.|[^"\\])*"|\$\([^)]*\)|\\[^\n]|[^\s\\'";&|<>])+|[;&|<>]+""", re.S)
+REDIRECTION = r"&>>?|\d*(?:<<[<-]?|<>|<&|>&|>\||>>|[<>](?!\())"
+"""An operator whose next word is a file, and no argument of the command (bash manual, 3.6)."""
+WORD = re.compile(
+    REDIRECTION + r"""|(?:'[^']*'|"(?:\\.|[^"\\])*"|[$<>]\([^)]*\)|\\[^\n]|[^\s\\'";&|<>])+|[;&|<>]+""", re.S
+)
 """A word, or an operator between words."""
-ENDS = re.compile(r"\d*[<>]|[;&|#]")
+REDIRECTS = re.compile(REDIRECTION)
+ENDS = re.compile("[;&|#]")
 """The start of an operator or comment. The command's own words end before it."""
+
+ShellEdit = tuple[int, int, str]
+"""Characters from, characters to, and the text in their place."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +58,13 @@ def script_commands(text: str) -> list[list[Word]]:
 
 
 def _commands(words: list[Word]) -> Iterator[list[Word]]:
-    """The words of a line up to its comment, cut at each operator."""
+    """The words of a line up to its comment, cut at each operator; redirections are left out."""
     command: list[Word] = []
+    is_file = False
     for word in words:
+        if is_file or REDIRECTS.match(word.text):
+            is_file = not is_file
+            continue
         if not ENDS.match(word.text):
             command.append(word)
             continue
@@ -69,45 +84,81 @@ def script_place(words: list[Word]) -> int | None:
     return modules[-1] + 1 if modules else None
 
 
-def edited(text: str, file: str, wanted: CallFields) -> tuple[str, list[str]]:
-    """The file with the settings as flags of its command, and sentences about values that the shell fills in.
+def edited(
+    text: str, file: str, wanted: CallFields, applied: Callable[[list[str]], list[str]] | None = None
+) -> tuple[str, list[str]]:
+    """The file with the settings in its command, and sentences about words that the shell fills in.
 
-    Raises UserError unless one command starts a script with flags of transformers' TrainingArguments.
+    `wanted` are flags of transformers' TrainingArguments, `applied` puts settings into flags of the script's own.
+    Raises UserError unless one command starts a script, with flags of TrainingArguments if there is no `applied`.
     """
-    commands = script_commands(text)
-    if len(commands) != 1:
-        lines = ", ".join(str(text.count("\n", 0, words[0].begin) + 1) for words in commands)
-        raise UserError(
-            f"{file} starts scripts in lines {lines}: which one trains is open"
-            if commands
-            else f"{file} starts no script",
-            key="--onto",
-            advice="a file with one command that names a .py file",
-        )
-    [words] = commands
+    words = _only_command(text, file)
     script = script_place(words) or 0
     flags = flags_of(words[script + 1 :])
-    if not any(wanted.name_in(field, flags) in flags for field in wanted.fields) and "output_dir" not in flags:
+    edits, notes = _word_edits(words, applied, file) if applied is not None else ([], [])
+    if any(wanted.name_in(field, flags) in flags for field in wanted.fields) or "output_dir" in flags:
+        made, added, said = _edits(flags, wanted, file)
+        edits, notes = [*edits, *made], [*notes, *said]
+        if added:
+            between = " \\\n  " if "\n" in text[words[0].begin : words[-1].end] else " "
+            end = words[script].end
+            edits.append((end, end, "".join(f"{between}{flag}" for flag in added)))
+    elif applied is None:
         raise UserError(
             f"{file} gives its script none of the flags of transformers' TrainingArguments",
             key="--onto",
             advice="the script itself: --onto SCRIPT.py",
         )
-    edits, added, notes = _edits(flags, wanted, file)
-    if added:
-        between = " \\\n  " if "\n" in text[words[0].begin : words[-1].end] else " "
-        end = words[script].end
-        edits.append((end, end, "".join(f"{between}{flag}" for flag in added)))
+    elif wanted.fields:
+        notes.append(f"{file}: its command has no flag for {', '.join(wanted.fields)}")
     for begin, end, new in sorted(edits, reverse=True):
         text = text[:begin] + new + text[end:]
     return text, notes
 
 
+def _only_command(text: str, file: str) -> list[Word]:
+    """The words of the only command that starts a script. Raises UserError for none and for several."""
+    commands = script_commands(text)
+    if len(commands) == 1:
+        return commands[0]
+    lines = ", ".join(str(text.count("\n", 0, words[0].begin) + 1) for words in commands)
+    raise UserError(
+        f"{file} starts scripts in lines {lines}: which one trains is open" if commands else f"{file} starts no script",
+        key="--onto",
+        advice="a file with one command that names a .py file",
+    )
+
+
+def _word_edits(
+    words: list[Word], applied: Callable[[list[str]], list[str]], file: str
+) -> tuple[list[ShellEdit], list[str]]:
+    """The replacements that `applied` makes of the command's words, and sentences about those with variables."""
+    before = [word.value for word in words]
+    after = applied(before)
+    typed = {word.value: word.text for word in words}
+    edits: list[ShellEdit] = []
+    notes: list[str] = []
+    for kind, begin, end, first, last in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
+        old, new = words[begin:end], [typed.get(word) or shlex.quote(word) for word in after[first:last]]
+        filled = [word.text for word in old if "$" in word.text]
+        if kind == "equal":
+            continue
+        if filled:
+            notes.append(f"{file}: {' '.join(filled)} has to be {' '.join(new)}")
+        elif old:
+            edits.append((old[0].begin, old[0].end, " ".join(new)))
+            edits += [(word.begin, word.end, "") for word in old[1:]]
+        else:
+            at = words[begin - 1].end
+            edits.append((at, at, "".join(f" {word}" for word in new)))
+    return edits, notes
+
+
 def _edits(
     flags: dict[str, tuple[Word, Word | None]], wanted: CallFields, file: str
-) -> tuple[list[tuple[int, int, str]], list[str], list[str]]:
+) -> tuple[list[ShellEdit], list[str], list[str]]:
     """Replacements in the text, flags to add, and sentences."""
-    edits: list[tuple[int, int, str]] = []
+    edits: list[ShellEdit] = []
     added: list[str] = []
     notes: list[str] = []
     for field, value in wanted.fields.items():
@@ -120,7 +171,8 @@ def _edits(
         if given is not None and "$" in given.text:
             notes.append(f"{file}: --{name} is {given.text}: make it {new}")
         elif value is None:
-            edits.append((flag.begin, (given or flag).end, ""))
+            gone = [flag] if given is None or given.begin < flag.end else [flag, given]
+            edits += [(word.begin, word.end, "") for word in gone]
         elif given is None:
             edits += [] if value is True else [(flag.end, flag.end, f" {new}")]
         elif given.value.lower() != str(value).lower() and _number(given.value) != value:
@@ -149,3 +201,14 @@ def _number(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
+
+
+def literal(text: str) -> Any:
+    """A flag's value as a number or a boolean if it is one, else as text."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    try:
+        value = ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return text
+    return value if isinstance(value, int | float) else text

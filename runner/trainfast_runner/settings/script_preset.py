@@ -61,7 +61,7 @@ class ScriptPreset:
             if name not in self.places:
                 continue
             place = self.places[name]
-            flags = _flags(_words(name, place, value))
+            flags = _flags(words_of(name, place, value))
             ours = {_name(flag) for flag in flags}
             texts = place.values() if isinstance(place, dict) else ()
             # The flags of another value would contradict these.
@@ -135,7 +135,8 @@ def split_words(text: str, key: str) -> list[str]:
         raise UserError(f"a quote is open in {text!r}", key=key) from None
 
 
-def _words(name: str, place: Place, value: KnobValue) -> list[str]:
+def words_of(name: str, place: Place, value: KnobValue) -> list[str]:
+    """The words that give a knob this value. Raises UserError for one that the table of words lacks."""
     shown = knob(name).show(value)
     if isinstance(place, str):
         return [word.replace("{}", shown) for word in split_words(place, name)]

@@ -117,6 +117,7 @@ def plan_script(
             samples_per_step=samples_per_step,
             steps_from_log=steps_from_log,
             flagged=list(mapped),
+            places=preset.places,
             trainer_fields=trainer_fields(free),
             loader_defaults=loader_defaults(free),
             door_closed=door_closed,

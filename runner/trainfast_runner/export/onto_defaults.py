@@ -1,0 +1,55 @@
+"""Settings put into the defaults of a script's own flags, where it declares them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+
+from trainfast_runner.export.call_fields import CallFields
+from trainfast_runner.export.onto_python import Edit, Places, call_edits, calls_of, parsed, with_edits
+from trainfast_runner.export.onto_shell import literal
+from trainfast_runner.settings.knob_type import KnobValues
+from trainfast_runner.settings.script_preset import Place, words_of
+
+DECLARING = ("add_argument", "option")
+"""Functions that declare a flag: argparse's method and click's decorator."""
+
+
+def flags_of_knobs(places: Mapping[str, Place], knobs: KnobValues) -> dict[str, tuple[str, object]]:
+    """The script's flag of each knob and its value. A knob that takes no flag with one value is left out."""
+    found: dict[str, tuple[str, object]] = {}
+    for name, value in knobs.items():
+        words = words_of(name, places[name], value) if name in places else []
+        if len(words) == 1 and "=" in words[0]:
+            words = words[0].split("=", 1)
+        if len(words) == 2 and words[0].startswith("-"):
+            found[name] = words[0], literal(words[1])
+    return found
+
+
+def edited(source: str, file: str, values: Mapping[str, object]) -> tuple[str, list[str], set[str]]:
+    """The script with `values`, by flag, as defaults; sentences; and the flags that it declares.
+
+    Raises UserError for a script that is no Python.
+    """
+    place = Places(source)
+    edits: list[Edit] = []
+    notes: list[str] = []
+    declared: set[str] = set()
+    for call in calls_of(parsed(source, file), DECLARING):
+        names = [one.value for one in call.args if isinstance(one, ast.Constant)]
+        for flag in (flag for flag in values if flag in names):
+            declared.add(flag)
+            if _is_required(call):
+                notes.append(f"{file}:{call.lineno}: {flag} is required: give it {values[flag]!r}")
+                continue
+            made, said = call_edits(call, CallFields(DECLARING, {"default": values[flag]}), place, file)
+            edits += made
+            won = f"{file}:{call.lineno}: a command that names {flag} wins over its default"
+            notes += [*said, *([won] if made else [])]
+    return with_edits(source, edits), notes, declared
+
+
+def _is_required(call: ast.Call) -> bool:
+    """True if the flag has to be given, and its default is of no use."""
+    return any(one.arg == "required" and getattr(one.value, "value", None) is True for one in call.keywords)
