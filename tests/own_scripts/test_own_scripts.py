@@ -79,7 +79,8 @@ def test_plain_torch_is_a_run_like_any_other(cli: Cli, tmp_path: Path) -> None:
     assert cli("runs", "compare", "last", result["run_id"]).code == 0
     assert cli("report", "last", "-o", str(tmp_path / "report.md")).code == 0
     assert "plain_torch.py" in (tmp_path / "report.md").read_text()
-    assert "ran a script of your own" in cli("export", "last", "--to", "command").refused()
+    assert cli("export", "last", "--to", "command").out.splitlines()[-1].startswith(PYTHON)
+    assert "ran a script of your own" in cli("export", "last", "--to", "deepspeed").refused()
 
 
 @pytest.mark.ci

@@ -6,7 +6,6 @@ start another run is refused.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.export.accelerate_yaml import accelerate_yaml
 from trainfast_runner.export.deepspeed_json import deepspeed_json
 from trainfast_runner.export.own_command import command, preset
+from trainfast_runner.export.own_script import own_script
 from trainfast_runner.export.script_command import torchrun
 from trainfast_runner.export.training_block import training_block
 from trainfast_runner.export.written import Written
@@ -52,11 +52,8 @@ def export(run: RunFile, directory: Path, to: str) -> Exported:
     if to not in FORMS:
         raise UserError(f"there is no form {to!r} to export to", key="--to", allowed=FORMS, nearest=nearest(to, FORMS))
     if run.script is not None:
-        raise UserError(
-            f"{run.run_id} ran a script of your own, whose settings are in its command",
-            key=run.run_id,
-            advice=f"--onto FILE, or trainfast-tui run -- {shlex.join(run.script.command)}",
-        )
-    written = FORMS[to](run, spec_of_record(run).knobs, directory)
+        written = own_script(run, run.script, directory, to)
+    else:
+        written = FORMS[to](run, spec_of_record(run).knobs, directory)
     files = {name: text + "\n" for name, text in {written.file: written.text, **written.beside}.items()}
     return Exported(run.run_id, to, written.text, tuple(written.left_out), files)

@@ -11,12 +11,11 @@ import tomlkit
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.script_command import script_comments
-from trainfast_runner.export.trainer_arguments import overrides
 from trainfast_runner.export.written import Written
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings import presets
 from trainfast_runner.settings.knob_type import KnobValues
-from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.knobs import BY_NAME, defaults
 from trainfast_runner.settings.spec import RunSpec, from_preset
 from trainfast_runner.settings.world import strategy_of
 
@@ -31,7 +30,12 @@ def command(run: RunFile, knobs: KnobValues, directory: Path) -> Written:
 def preset(run: RunFile, knobs: KnobValues, _directory: Path) -> Written:
     """A preset of its own, whole, with the knobs that are not at their defaults."""
     alone = strategy_of(knobs).one_device and "devices" not in run.overrides
-    kept = {name: knobs[name] for name in overrides(knobs) if name != "devices" or not alone}
+    usual = defaults()
+    kept = {
+        name: value
+        for name, value in knobs.items()
+        if value != usual[name] and BY_NAME[name].applies(knobs) and not (name == "devices" and alone)
+    }
     text = preset_text(run.title or run.preset, run.model, run.data, kept)
     return Written(text, [], f"{Path(run.preset).stem}.toml")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from pprint import pformat
 
@@ -16,6 +17,7 @@ from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.world import strategy_of
 from trainfast_runner.worker.catalog_entries import StrategyEntry
 
+FILE = "training_args.py"
 INDENT = "    "
 
 
@@ -37,9 +39,14 @@ def training_block(run: RunFile, knobs: KnobValues, directory: Path) -> Written:
         arguments["deepspeed"] = beside_the_trainer(run, directory)
         packages.append("deepspeed")
     head = [*heading(run, packages, left_out), *elsewhere, *_process_comments(run, strategy_of(knobs))]
+    return Written(block_text(head, arguments), left_out, FILE)
+
+
+def block_text(head: Sequence[str], arguments: Mapping[str, object]) -> str:
+    """The call with comment lines above it; each argument on lines of its own."""
     lines = ["from transformers import TrainingArguments", "", *head, "args = TrainingArguments("]
     lines += [_argument(name, value) for name, value in {"output_dir": "out", **arguments}.items()]
-    return Written("\n".join([*lines, ")"]), left_out, "training_args.py")
+    return "\n".join([*lines, ")"])
 
 
 def _argument(name: str, value: object) -> str:

@@ -27,8 +27,7 @@ def script_figures(directory: Path, records: RunRecords) -> ScriptFigures | None
     run = records.run
     if run is None or run.script is None:
         return None
-    facts = [line for lines in records.worker.values() for line in lines[::-1] if line.kind == "script"]
-    line = facts[0] if facts else None
+    line = script_line(records.worker)
     codes = [event.exit_code for event in records.events if event.kind == "exited"]
     found = ScriptFigures(command=run.script.command, exit_code=codes[-1] if codes else None)
     if line is None:
@@ -43,6 +42,11 @@ def script_figures(directory: Path, records: RunRecords) -> ScriptFigures | None
         suppressed=line.suppressed or [],
         overridden=_overridden(run, line),
     )
+
+
+def script_line(worker: dict[int, list[WorkerLine]]) -> WorkerLine | None:
+    """The last `script` record of the first rank that wrote one; None when no rank did."""
+    return next((line for lines in worker.values() for line in lines[::-1] if line.kind == "script"), None)
 
 
 def door_troubles(directory: Path) -> list[str]:

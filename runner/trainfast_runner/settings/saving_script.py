@@ -19,11 +19,12 @@ def save_script_preset(preset: ScriptPreset, reasons: Mapping[str, str], overwri
     Raises UserError as `save_preset` does.
     """
     path = new_preset_path(preset.name, overwrite)
-    write_preset(path, tomlkit.dumps(_document(preset, reasons)))
+    write_preset(path, script_preset_text(preset, reasons))
     return path
 
 
-def _document(preset: ScriptPreset, reasons: Mapping[str, str]) -> tomlkit.TOMLDocument:
+def script_preset_text(preset: ScriptPreset, reasons: Mapping[str, str]) -> str:
+    """A whole preset of a script as TOML; `reasons` as in `save_script_preset`."""
     document = tomlkit.document()
     document["schema"] = SCHEMA
     document["title"] = preset.title
@@ -48,4 +49,4 @@ def _document(preset: ScriptPreset, reasons: Mapping[str, str]) -> tomlkit.TOMLD
     for name, value in preset.knobs.items():
         knobs[name] = knob(name).show(value) if value is None else value
     document["knobs"] = knobs
-    return document
+    return tomlkit.dumps(document)

@@ -71,7 +71,7 @@ def knobs_of(args: Any) -> dict[str, Any]:
     return {
         "batch_size": args.per_device_train_batch_size,
         "grad_accum": args.gradient_accumulation_steps,
-        "precision": "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32",
+        "precision": _precision(args),
         "checkpointing": "full" if args.gradient_checkpointing else "off",
         "workers": args.dataloader_num_workers,
         "pin_memory": "on" if args.dataloader_pin_memory else "off",
@@ -81,9 +81,16 @@ def knobs_of(args: Any) -> dict[str, Any]:
         "seed": args.seed,
         "prefetch": args.dataloader_prefetch_factor,
         "lr_schedule": getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type),
-        "compile": (args.torch_compile_mode or "default") if args.torch_compile else "off",
+        # Under accumulation our max-autotune is their mode without CUDA graphs.
+        "compile": (args.torch_compile_mode or "default").replace("-no-cudagraphs", "")
+        if args.torch_compile
+        else "off",
         "optimizer": OPTIMIZERS.get(optimizer, optimizer),
     }
+
+
+def _precision(args: Any) -> str:
+    return "bf16" if args.bf16 else "fp16" if args.fp16 else "tf32" if getattr(args, "tf32", None) else "fp32"
 
 
 def compute_dtype(args: Any) -> dict[str, str]:

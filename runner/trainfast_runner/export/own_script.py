@@ -1,0 +1,150 @@
+"""The settings of a run of the user's own script: its command, a preset of it, or the arguments of its Trainer."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.export import onto_shell
+from trainfast_runner.export.call_fields import trainer_call
+from trainfast_runner.export.foreign_settings import Found
+from trainfast_runner.export.script_command import has_field
+from trainfast_runner.export.trainer_arguments import fields_of
+from trainfast_runner.export.training_block import FILE, block_text
+from trainfast_runner.export.written import Written, heading
+from trainfast_runner.records.discovered import FRAMEWORKS
+from trainfast_runner.records.run_file import RunFile, WorkerLine
+from trainfast_runner.records.run_records import worker_lines
+from trainfast_runner.records.script_run import OUR_KNOBS, ScriptAsked
+from trainfast_runner.results.script_figures import script_line
+from trainfast_runner.settings.knob_type import KnobValues
+from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.saving_script import script_preset_text
+from trainfast_runner.settings.script_preset import ScriptPreset
+
+VARIABLES = {"accelerate": "ACCELERATE_", "Lightning": "PL_TRAINER_"}
+"""Beginnings of the variables by which a framework takes knobs."""
+BY_VARIABLES: dict[str, tuple[str, ...]] = {
+    "accelerate": ("precision", "grad_accum"),
+    "Lightning": ("precision", "grad_accum", "grad_clip"),
+}
+"""Knobs that a framework takes by its variables."""
+REASONS = {
+    "accelerate": "its launcher is in its command",
+    "torchrun": "its launcher is in its command",
+    "deepspeed": "its configuration of DeepSpeed is its own",
+}
+"""Why a script's run has no export of that form."""
+
+
+def own_script(run: RunFile, asked: ScriptAsked, directory: Path, to: str) -> Written:
+    """The run's settings in one of `FORMS`. Raises UserError for another form, and where the script has no Trainer."""
+    if to not in FORMS:
+        message = f"{run.run_id} ran a script of your own: {REASONS[to]}"
+        raise UserError(message, key="--to", allowed=FORMS)
+    return FORMS[to](run, asked, script_line(worker_lines(directory)) or WorkerLine(t_ns=0, kind="script"))
+
+
+def _command(run: RunFile, asked: ScriptAsked, line: WorkerLine) -> Written:
+    """The command that ran, with the variables that its framework reads and the flags that its Trainer takes."""
+    free, framework = _without_flag(run, asked), line.framework or ""
+    text, expressed = shlex.join(asked.command), BY_VARIABLES.get(framework, ())
+    if framework == "HF Trainer" and free:
+        try:
+            text, _ = onto_shell.edited(text, run.run_id, trainer_call(free))
+        except UserError:
+            pass  # its arguments are in the script
+        else:
+            expressed = tuple(name for name in free if has_field(name, fields_of(free)))
+    left_out = [name for name in free if name not in expressed]
+    variables = [f"{name}={value}" for name, value in _variables(run, framework).items()]
+    start = f"{shlex.join(['env', *variables])} {text}" if variables else text
+    started = f"# Started in {run.cwd}. The same run here: {_same_run(run, asked)}"
+    # A comment ends with its line.
+    head = [*heading(run, ("torch",), left_out), *([] if "\n" in started else [started])]
+    return Written("\n".join([*head, start]), left_out, "run.sh")
+
+
+def _variables(run: RunFile, framework: str) -> dict[str, str]:
+    """Environment variables by which the run chose its devices and the framework took knobs."""
+    beginning = VARIABLES.get(framework)
+    found = {name: value for name, value in run.env.items() if beginning and name.startswith(beginning)}
+    if "devices" in run.overrides and "CUDA_VISIBLE_DEVICES" in run.env:
+        found["CUDA_VISIBLE_DEVICES"] = run.env["CUDA_VISIBLE_DEVICES"]
+    return found
+
+
+def _same_run(run: RunFile, asked: ScriptAsked) -> str:
+    """The command line of this program that starts the script with the same settings again."""
+    settings = [f"{name}={BY_NAME[name].show(run.knobs[name])}" for name in _settings(run) if name not in asked.flagged]
+    options = [word for one in settings for word in ("--set", one)]
+    return shlex.join(["trainfast-tui", "run", *options, *_options(asked), "--", *asked.command])
+
+
+def _preset(run: RunFile, asked: ScriptAsked, line: WorkerLine) -> Written:
+    """A preset of the script: its command as it ran, the flags of its knobs, and the knobs."""
+    stem, framework = Path(run.preset).stem or "script", line.framework or ""
+    # Where the framework is known, a knob that it does not take without a flag is refused.
+    takes_all = framework == "HF Trainer" or not _without_flag(run, asked)
+    made = ScriptPreset(
+        command=tuple(asked.command),
+        places=asked.places,
+        knobs={name: run.knobs[name] for name in _settings(run)},
+        title=shlex.join(asked.command),
+        cwd=run.cwd,
+        framework=framework if framework in FRAMEWORKS and takes_all else "",
+    )
+    left_out = [word for word in _options(asked) if word.startswith("--")]
+    head = [f"# Cannot be expressed in this format: {', '.join(left_out)}."] if left_out else []
+    return Written("\n".join([*head, script_preset_text(made, {}).strip()]), left_out, f"{stem}.toml")
+
+
+def _training_block(run: RunFile, asked: ScriptAsked, line: WorkerLine) -> Written:
+    """The fields that the script's Trainer had, read from its live TrainingArguments."""
+    if line.framework != "HF Trainer":
+        raise UserError(
+            f"{run.run_id} ran a script of your own, whose steps no Trainer took: it has no TrainingArguments",
+            key="--to",
+            advice="--to command",
+        )
+    found = Found({}, [])
+    for name, value in (line.ran or {}).items():
+        if value is not None and name in BY_NAME:
+            found.take(name, value, f"{name}={value}")
+    fields = fields_of(found.knobs)
+    if run.device == "cpu":
+        fields["use_cpu"] = True
+    if asked.steps is not None:
+        fields["max_steps"] = asked.steps
+    unknown = [f"# Not understood: {sentence}." for sentence in found.not_understood]
+    ranks = run.world_size
+    launch = [f"# {ranks} processes: torchrun --standalone --nproc-per-node {ranks} SCRIPT"] if ranks > 1 else []
+    head = [*heading(run, ("transformers", "torch"), ()), *unknown, *launch]
+    return Written(block_text(head, fields), [], FILE)
+
+
+FORMS: dict[str, Callable[[RunFile, ScriptAsked, WorkerLine], Written]] = {
+    "training-args": _training_block,
+    "command": _command,
+    "preset": _preset,
+}
+"""Values of `--to` for a run of the user's own script."""
+
+
+def _settings(run: RunFile) -> list[str]:
+    """The knobs that the run was asked for; the memory limit is a trial's alone."""
+    return [name for name in run.overrides if name in BY_NAME and name != "memory_limit"]
+
+
+def _without_flag(run: RunFile, asked: ScriptAsked) -> KnobValues:
+    """The knobs that reached the script otherwise than by a flag of its own."""
+    names = [name for name in _settings(run) if name not in (*asked.flagged, *OUR_KNOBS)]
+    return {name: run.knobs[name] for name in names}
+
+
+def _options(asked: ScriptAsked) -> list[str]:
+    """The options of `run` that the hooks need for this script."""
+    options = {"--samples-per-step": asked.samples_per_step, "--steps-from-log": asked.steps_from_log}
+    return [word for name, value in options.items() if value is not None for word in (name, str(value))]

@@ -1,0 +1,105 @@
+"""Exports of a run of the user's own script, from records written by hand."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.export.formats import export
+from trainfast_runner.export.imported import import_settings
+from trainfast_runner.records.run_file import ClockAnchor, RunFile
+from trainfast_runner.records.script_run import ScriptAsked
+from trainfast_runner.settings import script_preset
+
+COMMAND = ["python", "train.py", "--bs", "16"]
+PLACES = {"batch_size": "--bs {}", "precision": {"bf16": "--bf16", "fp32": ""}}
+
+
+def exported(
+    folder: Path,
+    to: str,
+    framework: str = "torch",
+    command: list[str] = COMMAND,
+    env: dict[str, str] | None = None,
+    ran: dict[str, Any] | None = None,
+    **knobs: Any,
+) -> str:
+    """The text of an export of a run with these knobs, of which `batch_size` has a flag."""
+    flagged = [name for name in ("batch_size",) if name in knobs]
+    run = RunFile(
+        run_id="r1",
+        preset="train.py",
+        knobs={"timing_warmup": 3, **knobs},
+        overrides=list(knobs),
+        env=env or {},
+        cwd="/home/me/project",
+        script=ScriptAsked(command=command, argv=[], flagged=flagged, places=PLACES, steps=knobs.get("steps")),
+        clock=ClockAnchor(monotonic_ns=0, wall_ns=0),
+    )
+    line = {"t_ns": 1, "kind": "script", "framework": framework, "ran": ran or {}}
+    (folder / "worker.jsonl").write_text(json.dumps(line) + "\n")
+    return export(run, folder, to).text
+
+
+def test_the_command_is_the_scripts_with_the_flags_that_ran(tmp_path: Path) -> None:
+    *comments, command = exported(tmp_path, "command", batch_size=16, lr=0.1, steps=50).splitlines()
+    assert command == "python train.py --bs 16"
+    assert "# Cannot be expressed in this format: lr." in comments
+    again = "trainfast-tui run --set lr=0.1 --set steps=50 -- python train.py --bs 16"
+    assert f"# Started in /home/me/project. The same run here: {again}" in comments
+
+
+def test_a_framework_takes_its_knobs_from_the_environment(tmp_path: Path) -> None:
+    env = {"PYTHONPATH": "/door", "ACCELERATE_MIXED_PRECISION": "bf16", "PL_TRAINER_PRECISION": "bf16-mixed"}
+    text = exported(tmp_path, "command", "accelerate", env=env, precision="bf16")
+    assert text.splitlines()[-1] == "env ACCELERATE_MIXED_PRECISION=bf16 python train.py --bs 16"
+    assert "Cannot be expressed" not in text
+
+
+def test_a_trainer_with_flags_gets_those_of_the_knobs(tmp_path: Path) -> None:
+    words = ["torchrun", "--nproc-per-node", "2", "t.py", "--output_dir", "out", "--learning_rate=1"]
+    text = exported(tmp_path, "command", "HF Trainer", command=words, lr=0.5, precision="bf16")
+    assert shlex.split(text.splitlines()[-1]) == [*words[:4], "--bf16", "True", *words[4:6], "--learning_rate=0.5"]
+    hard_coded = exported(tmp_path, "command", "HF Trainer", lr=0.5)
+    assert "# Cannot be expressed in this format: lr." in hard_coded
+
+
+def test_a_word_with_several_lines_ends_no_comment(tmp_path: Path) -> None:
+    text = exported(tmp_path, "command", command=["python", "-c", "import torch\nrm()"])
+    assert shlex.split(text, comments=True) == ["python", "-c", "import torch\nrm()"]
+
+
+def test_the_preset_has_the_command_the_flags_and_the_knobs(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(exported(tmp_path, "preset", batch_size=16, lr=0.1, steps=50))
+    preset = script_preset.load(file)
+    assert (list(preset.command), preset.places, preset.cwd) == (COMMAND, PLACES, "/home/me/project")
+    assert preset.knobs == {"batch_size": 16, "lr": 0.1, "steps": 50}
+
+
+def test_training_arguments_are_those_of_the_live_trainer(tmp_path: Path) -> None:
+    ran = {"batch_size": 4, "grad_accum": 2, "precision": "bf16", "lr": 0.5, "optimizer": "lion", "prefetch": None}
+    text = exported(tmp_path, "training-args", "HF Trainer", ran=ran, lr=0.5, steps=50)
+    assert "# Not understood: optimizer=lion: " in text
+    knobs = import_settings(text, "it", "tiny-llama").knobs
+    assert knobs.pop("devices") == "cpu"
+    assert knobs == {"batch_size": 4, "grad_accum": 2, "precision": "bf16", "lr": 0.5, "steps": 50}
+
+
+@pytest.mark.parametrize(
+    ("to", "reason"),
+    [
+        ("accelerate", "its launcher is in its command"),
+        ("torchrun", "its launcher is in its command"),
+        ("deepspeed", "its configuration of DeepSpeed is its own"),
+        ("training-args", "whose steps no Trainer took"),
+    ],
+)
+def test_a_form_of_something_else_is_refused(tmp_path: Path, to: str, reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        exported(tmp_path, to)
