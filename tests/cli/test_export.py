@@ -120,3 +120,25 @@ def test_an_export_is_imported_as_a_preset(trained: tuple[Cli, Done], tmp_path: 
     assert [knobs[name] for name in names] == [run.knobs[name] for name in names]
     assert "there is no preset" in cli("import", str(block), "--from", "tiny-lama").refused()
     assert "cannot read" in cli("import", str(tmp_path / "none.json")).refused()
+
+
+def test_a_diff_is_exact_whatever_the_encoding_of_stdout(trained: tuple[Cli, Done], tmp_path: Path) -> None:
+    cli, _ = trained
+    script = tmp_path / "train.py"
+    script.write_text("# größer\nargs = TrainingArguments('out')\n", encoding="utf-8")
+    done = cli.cold("export", "last", "--onto", str(script), PYTHONIOENCODING="ascii")
+    assert " # größer\n" in done.out, done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--to", "torchrun", "--", "python", "train.py"), "a command behind -- is for --prove"),
+        (("--to", "torchrun", "--prove"), "--to torchrun is for a script: which one?; try --prove -- python train.py"),
+        (("--to", "preset", "--prove", "--", "python", "t.py"), "--to preset starts the run by itself"),
+        (("--onto", "train.py", "--prove"), "--onto only prints a diff"),
+    ],
+)
+def test_a_proof_of_nothing_is_refused(trained: tuple[Cli, Done], words: tuple[str, ...], said: str) -> None:
+    cli, _ = trained
+    assert said in cli("export", "last", *words).refused()

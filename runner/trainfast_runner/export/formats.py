@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 from trainfast_runner.errors import UserError, nearest
@@ -18,6 +19,7 @@ from trainfast_runner.export.own_script import own_script
 from trainfast_runner.export.script_command import torchrun
 from trainfast_runner.export.training_block import training_block
 from trainfast_runner.export.written import Written
+from trainfast_runner.records.export_proof import last_proof
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.spec import spec_of_record
@@ -37,7 +39,8 @@ FORMS: dict[str, Callable[[RunFile, KnobValues, Path], Written]] = {
 class Exported:
     """The text in the form asked for, and the overridden knobs that this form cannot express.
 
-    `files` are the texts that `-o` writes, by file name.
+    `files` are the texts that `-o` writes, by file name. `proof` is the proof line, None for a form that has never been
+    run; it is a comment in the text too, except in JSON, which has none.
     """
 
     run_id: str
@@ -45,15 +48,33 @@ class Exported:
     text: str
     left_out: tuple[str, ...]
     files: dict[str, str]
+    proof: str | None = None
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the text without its proof line."""
+        return _digest(self.text.removeprefix(f"# {self.proof}\n"))
 
 
 def export(run: RunFile, directory: Path, to: str) -> Exported:
     """The run's settings in one of `FORMS`. Raises UserError for another, and where they would start another run."""
     if to not in FORMS:
         raise UserError(f"there is no form {to!r} to export to", key="--to", allowed=FORMS, nearest=nearest(to, FORMS))
+    written = _written(run, directory, to)
+    proof = last_proof(directory, to, _digest(written.text))
+    text = written.text
+    if proof is not None and not written.file.endswith(".json"):
+        text = f"# {proof.line()}\n{text}"
+    files = {name: content + "\n" for name, content in {written.file: text, **written.beside}.items()}
+    line = None if proof is None else proof.line()
+    return Exported(run.run_id, to, text, tuple(written.left_out), files, line)
+
+
+def _written(run: RunFile, directory: Path, to: str) -> Written:
     if run.script is not None:
-        written = own_script(run, run.script, directory, to)
-    else:
-        written = FORMS[to](run, spec_of_record(run).knobs, directory)
-    files = {name: text + "\n" for name, text in {written.file: written.text, **written.beside}.items()}
-    return Exported(run.run_id, to, written.text, tuple(written.left_out), files)
+        return own_script(run, run.script, directory, to)
+    return FORMS[to](run, spec_of_record(run).knobs, directory)
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode()).hexdigest()

@@ -30,7 +30,7 @@ COMMANDS = (
     Command(("logs",), "logs", "what a run's training printed"),
     Command(("stop",), "stop", "stop a live run"),
     Command(("attach",), "attach", "follow a live run; Ctrl-C leaves it running"),
-    Command(("export",), "export", "a run's settings for a script of your own"),
+    Command(("export",), "export", "a run's settings for a script of your own", True),
     Command(("import",), "import_settings", "settings of another tool, or of a command, as a preset"),
     Command(("report",), "report", "runs or a search in one file, .html or .md, with tables and pictures"),
     Command(("presets", "list"), "presets_list", "all presets"),

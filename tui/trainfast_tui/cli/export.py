@@ -1,4 +1,4 @@
-"""`export`: a run's settings for the user's own script, or put into it."""
+"""`export`: a run's settings for the user's own script, or put into it; and the proof that they run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.export.formats import Exported, export
 from trainfast_runner.export.onto import onto
 from trainfast_runner.records.run_directory import read_run_file
-from trainfast_tui.cli.output import print_json, print_line
+from trainfast_runner.records.run_file import RunFile
+from trainfast_tui.cli.output import print_exact, print_json, print_line
 from trainfast_tui.cli.reference import add_run, directory_of
 from trainfast_tui.text.format import plain
 
@@ -22,16 +23,23 @@ def add(parser: argparse.ArgumentParser) -> None:
     form.add_argument(
         "--to",
         metavar="FORM",
-        help="training-args, accelerate, deepspeed (zero runs), torchrun (for a script), command or preset",
+        help="training-args, accelerate, deepspeed (zero runs), torchrun (for a script), command or preset;"
+        " of a script's own run training-args, command or preset",
     )
     form.add_argument(
         "--onto", metavar="FILE", help="print the diff that puts the settings into your script, or its shell file"
     )
     parser.add_argument("-o", metavar="DIR", dest="output", help="write the form's files into DIR, replacing none")
     parser.add_argument(
+        "--prove",
+        action="store_true",
+        help="run the export (of a form for a script: with your command behind --), compare what ran and its speed,"
+        " and write the figures into the export",
+    )
+    parser.add_argument(
         "--json",
         action="store_true",
-        help="print {run_id, to, text, left_out, files}; of --onto {run_id, file, diff, notes}",
+        help="print {run_id, to, text, left_out, files, proof}; of --onto {run_id, file, diff, notes}",
     )
 
 
@@ -41,36 +49,77 @@ def run(arguments: argparse.Namespace) -> int:
     recorded = read_run_file(directory)
     if recorded is None:
         raise UserError(f"{directory.name} has no readable run.json", key=arguments.reference)
+    if arguments.script is not None and not arguments.prove:
+        raise UserError(
+            "a command behind -- is for --prove", key="--", advice="export RUN --to FORM --prove -- COMMAND"
+        )
     if arguments.onto is not None:
-        if arguments.output is not None:
-            raise UserError("--onto prints a diff and writes no files", key="-o", advice="without -o")
-        found = onto(recorded, Path(arguments.onto))
-        if arguments.json:
-            print_json(found)
-            return 0
-        if found.diff:
-            print_line(found.diff.removesuffix("\n"))
-        already = [] if found.diff or found.notes else [f"{found.file} has these settings already"]
-        for note in (*already, *found.notes):
-            print(plain(note), file=sys.stderr)
-        return 0
+        return _print_diff(arguments, recorded)
     exported = export(recorded, directory, arguments.to)
-    written = [] if arguments.output is None else _write(exported, Path(arguments.output))
+    folder = None if arguments.output is None else Path(arguments.output)
+    if folder is not None:
+        _refuse_existing(exported, folder, arguments.prove)
+    if arguments.prove:
+        from trainfast_tui.cli.prove import prove
+
+        code = prove(recorded, directory, exported, arguments.script or ())
+        if code:
+            return code
+        exported = export(recorded, directory, arguments.to)
+    written = [] if folder is None else _write(exported, folder)
     if arguments.json:
         print_json(exported)
         return 0
-    print_line("\n".join(map(str, written)) or exported.text)
-    if exported.left_out and arguments.to == "deepspeed":
-        print(f"cannot be expressed in this format: {', '.join(exported.left_out)}", file=sys.stderr)
+    if written:
+        print_line("\n".join(map(str, written)))
+    else:
+        print_exact(exported.text + "\n")
+    if arguments.to == "deepspeed":
+        # JSON has no comments.
+        for line in (*([exported.proof] if exported.proof else []), *_left_out(exported)):
+            print(line, file=sys.stderr)
     return 0
 
 
-def _write(exported: Exported, folder: Path) -> list[Path]:
-    """Write the form's files and return their paths. Raises UserError where one exists or cannot be written."""
-    paths = [folder / name for name in exported.files]
-    for path in paths:
-        if path.exists():
+def _print_diff(arguments: argparse.Namespace, recorded: RunFile) -> int:
+    for option, given in (("-o", arguments.output is not None), ("--prove", arguments.prove)):
+        if given:
+            raise UserError("--onto only prints a diff", key=option, advice=f"without {option}")
+    found = onto(recorded, Path(arguments.onto))
+    if arguments.json:
+        print_json(found)
+        return 0
+    print_exact(found.diff)
+    already = [] if found.diff or found.notes else [f"{found.file} has these settings already"]
+    for note in (*already, *found.notes):
+        print(plain(note), file=sys.stderr)
+    return 0
+
+
+def _left_out(exported: Exported) -> list[str]:
+    names = ", ".join(exported.left_out)
+    return [f"cannot be expressed in this format: {names}"] if names else []
+
+
+def _refuse_existing(exported: Exported, folder: Path, same_is_replaced: bool) -> None:
+    """Raises UserError if a file exists, with `same_is_replaced` unless it is this very export."""
+    for name, text in exported.files.items():
+        path = folder / name
+        if path.exists() and not (same_is_replaced and _is(path, text)):
             raise UserError(f"{path} exists already", key="-o", advice="another folder")
+
+
+def _is(path: Path, text: str) -> bool:
+    """True if the file has this text."""
+    try:
+        return path.read_text(encoding="utf-8") == text
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _write(exported: Exported, folder: Path) -> list[Path]:
+    """Write the form's files and return their paths. Raises UserError where one cannot be written."""
+    paths = [folder / name for name in exported.files]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path in paths:

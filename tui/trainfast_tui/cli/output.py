@@ -56,6 +56,15 @@ def print_line(text: str = "") -> None:
     print(encodable(text, sys.stdout.encoding))
 
 
+def print_exact(text: str) -> None:
+    """Print text that is going to be a file: in UTF-8 whatever the encoding of stdout, unless a person looks at it."""
+    if sys.stdout.isatty():
+        print_line(text.removesuffix("\n"))
+        return
+    sys.stdout.flush()
+    sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
+
+
 def encodable(text: str, encoding: str | None) -> str:
     """Return the text, or its ASCII likeness if `encoding` cannot hold it."""
     try:

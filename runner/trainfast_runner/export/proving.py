@@ -1,0 +1,88 @@
+"""The proof of an export: the records of a run that took its settings, held against what the export says."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.export.formats import Exported
+from trainfast_runner.export.imported import import_settings
+from trainfast_runner.export.own_command import PLAIN_PRESET
+from trainfast_runner.records.export_proof import ExportProof
+from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_file import RunFile
+from trainfast_runner.records.run_records import worker_lines
+from trainfast_runner.records.script_run import OUR_KNOBS
+from trainfast_runner.results.script_figures import script_line
+from trainfast_runner.settings.knobs import BY_NAME
+
+ENGINES = {"HF Trainer": "trainer", "accelerate": "accelerate", "DeepSpeed": "native", "torch": "native"}
+"""The engine whose steps are taken as those of a script with that framework."""
+WHOLE_PARAMETERS = (None, "none", "DataParallel", "DistributedDataParallel")
+"""Wrappers under which the optimizer of a rank holds every parameter of the model."""
+
+
+def proof_of(run: RunFile, before: Result | None, exported: Exported, directory: Path, result: Result) -> ExportProof:
+    """The proof that the finished run in `directory` ran the export of `run`, whose result is `before`.
+
+    Raises UserError, exit code 4, for a run without a measured step, and naming the settings that ran otherwise.
+    """
+    steps_per_s = result.throughput.steps_per_s.median
+    if steps_per_s is None:
+        raise UserError(f"{result.run_id} has no measured step: {result.reason}", key="--prove", exit_code=4)
+    line = script_line(worker_lines(directory))
+    ran = {} if line is None else {name: value for name, value in (line.ran or {}).items() if value is not None}
+    asked = _asked(run, exported)
+    unlike = [f"{name}={asked[name]} ran as {value}" for name, value in ran.items() if asked.get(name, value) != value]
+    if result.actual.world_size not in (None, run.world_size):
+        unlike.append(f"{run.world_size} processes ran as {result.actual.world_size}")
+    if unlike:
+        message = f"{result.run_id} did not run as exported: {', '.join(unlike)}"
+        raise UserError(message, key="--prove", exit_code=4)
+    reason = _no_comparison(run, before, exported, result, ran)
+    return ExportProof(
+        wall_ns=time.time_ns(),
+        to=exported.to,
+        run_id=result.run_id,
+        text_sha256=exported.digest,
+        samples_per_s=result.throughput.samples_per_s.median,
+        steps_per_s=steps_per_s,
+        compared_with=None if reason or before is None else before.throughput.samples_per_s.median,
+        not_compared=reason,
+    )
+
+
+def _asked(run: RunFile, exported: Exported) -> dict[str, Any]:
+    """The knobs that the export says, with their values."""
+    if run.script is None or exported.to == "training-args":
+        return import_settings(exported.text, exported.to, PLAIN_PRESET).knobs if exported.to != "preset" else {}
+    names = [name for name in run.overrides if name in BY_NAME and name not in (*OUR_KNOBS, *exported.left_out)]
+    return {name: run.knobs[name] for name in names}
+
+
+def _no_comparison(
+    run: RunFile, before: Result | None, exported: Exported, result: Result, ran: dict[str, Any]
+) -> str | None:
+    """The reason why the speeds of the two runs do not compare; None if they do."""
+    if before is None or before.throughput.samples_per_s.median is None:
+        return f"{run.run_id} has no samples/s"
+    if result.throughput.samples_per_s.median is None:
+        return f"the samples of {result.run_id} are not seen"
+    under = before.measured_under or result.measured_under
+    if under is not None:
+        return f"measured under {under}"
+    if run.script is not None and exported.left_out:
+        return f"{', '.join(exported.left_out)} cannot be expressed"
+    framework = None if result.script is None else result.script.framework
+    engine = run.knobs.get("engine")
+    if run.script is None and framework is not None and ENGINES.get(framework) != engine:
+        return f"{framework} took the steps, and {run.run_id} has engine={engine}"
+    for name, value in ran.items():
+        if name in BY_NAME and BY_NAME[name].trains_same and run.knobs.get(name, value) != value:
+            return f"{name}={value}, and {run.run_id} has {run.knobs[name]}"
+    counts = [one.actual.parameters for one in (before, result) if one.actual.wrapper in WHOLE_PARAMETERS]
+    if len(counts) == 2 and None not in counts and counts[0] != counts[1]:
+        return f"a model of {counts[1]:,} parameters, and {run.run_id} has {counts[0]:,}"
+    return None

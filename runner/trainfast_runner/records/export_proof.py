@@ -1,0 +1,58 @@
+"""Proofs of exports: `exports.jsonl` in the directory of a run, one line for each run of its settings as exported."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import msgspec
+
+from trainfast_runner.records.json_lines import Appender, Tail, rest_of
+from trainfast_runner.records.run_file import Count
+
+PROOFS_FILE = "exports.jsonl"
+
+
+class ExportProof(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that took the settings of the form `to` and ran them.
+
+    `run_id` is that run, `text_sha256` the hash of the exported text. Rates are medians of its measured steps a
+    second; `compared_with` is the exported run's samples, None when `not_compared` says why the two do not compare.
+    """
+
+    wall_ns: Count
+    to: str
+    run_id: str
+    text_sha256: str
+    steps_per_s: float
+    samples_per_s: float | None = None
+    compared_with: float | None = None
+    not_compared: str | None = None
+
+    def line(self) -> str:
+        """The proof in a sentence without a full stop."""
+        date = time.strftime("%Y-%m-%d", time.localtime(self.wall_ns / 1e9))
+        rate = f"{self.steps_per_s:.4g} steps/s"
+        if self.samples_per_s is not None:
+            rate = f"{self.samples_per_s:.4g} samples/s"
+        if self.compared_with is not None:
+            return f"ran as exported on {date}: {rate}, the run {self.compared_with:.4g}"
+        return f"ran as exported on {date}: {rate}; not compared: {self.not_compared}"
+
+
+def append_proof(directory: Path, proof: ExportProof) -> None:
+    """Add a proof to the run in `directory`. A full disk raises OSError."""
+    appender = Appender(directory / PROOFS_FILE)
+    try:
+        appender.write(proof)
+    finally:
+        appender.close()
+
+
+def last_proof(directory: Path, to: str, text_sha256: str) -> ExportProof | None:
+    """The newest proof of that very text; None when the form has never been run."""
+    try:
+        proofs = list(rest_of(Tail(directory / PROOFS_FILE, ExportProof)))
+    except OSError:
+        return None
+    return next((one for one in reversed(proofs) if (one.to, one.text_sha256) == (to, text_sha256)), None)

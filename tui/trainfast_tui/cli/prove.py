@@ -1,0 +1,49 @@
+"""`export --prove`: one run of the export, and the proof line that its records give."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.export.formats import Exported
+from trainfast_runner.export.proving import proof_of
+from trainfast_runner.records.export_proof import append_proof
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_directory import read_result
+from trainfast_runner.records.run_file import EXIT_CODES, RunFile
+from trainfast_runner.running import launch
+from trainfast_runner.running.exported_run import plan_exported
+from trainfast_tui.cli.follow_run import HUNG_UP, caught, follow
+from trainfast_tui.cli.progress import Progress, progress_when_slow
+from trainfast_tui.text.format import plain
+
+
+def prove(run: RunFile, directory: Path, exported: Exported, typed: Sequence[str]) -> int:
+    """Run the export, follow it to its end, and keep the proof; 0, or 129 if the terminal went away.
+
+    Raises UserError, with the run's exit code, for a run that does not finish or that ran other settings.
+    """
+    with TemporaryDirectory(prefix="trainfast-export-") as folder:
+        for name, text in exported.files.items():
+            (Path(folder) / name).write_text(text, encoding="utf-8")
+        with progress_when_slow("checking…"):
+            plan = plan_exported(run, exported, typed, Path(folder))
+        with caught() as signals:
+            started = launch.start(plan, Home())
+            Progress().print_line(f"{started.name} runs the export")
+            result = follow(started, signals, interrupt_stops=True)
+    if result is None:
+        return HUNG_UP
+    if result.state != "finished":
+        raise UserError(
+            plain(f"{result.run_id} did not finish: {result.reason or result.state}"),
+            key="--prove",
+            advice=f"trainfast-tui logs {result.run_id}",
+            exit_code=EXIT_CODES.get(result.state, 4),
+        )
+    proof = proof_of(run, read_result(directory), exported, started, result)
+    append_proof(directory, proof)
+    Progress().print_line(plain(proof.line()))
+    return 0
