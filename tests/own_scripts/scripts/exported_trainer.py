@@ -1,0 +1,28 @@
+"""A Trainer on exported TrainingArguments, by the file beside it or by flags; MODEL and SEQ_LEN say the rest."""
+
+import json
+import os
+import sys
+
+import torch
+from transformers import HfArgumentParser, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1 << 16
+
+    def __getitem__(self, place):
+        row = torch.arange(place, place + int(os.environ["SEQ_LEN"])) % 512
+        return {"input_ids": row, "labels": row}
+
+
+if len(sys.argv) > 1:
+    (args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+else:
+    from training_args import args
+args.save_strategy = "no"
+model = LlamaForCausalLM(LlamaConfig(**json.loads(os.environ["MODEL"])))
+trainer = Trainer(model=model, args=args, train_dataset=Rows())
+trainer.train()
+print(f"took {trainer.state.global_step} steps", flush=True)
