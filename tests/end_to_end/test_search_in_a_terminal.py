@@ -42,6 +42,8 @@ def test_b_draws_the_ladder_escape_cancels_and_enter_applies(cli: Cli, terminal:
     terminal.open([*COMMAND, "--preset", "limited"])
     terminal.until_shows("No run yet", "b max batch", "predicted")
     terminal.press("b")
+    terminal.until_shows("Enter starts the search")
+    terminal.press("Enter")
     terminal.until_shows("largest batch: limited", "limit 256 MiB", "● fits", seconds=120)
     terminal.press("Escape")
     terminal.until_shows("cancelled; its journal is kept, f5 continues")

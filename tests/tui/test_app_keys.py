@@ -62,6 +62,7 @@ def test_each_command_has_its_own_key_and_a_method() -> None:
     from trainfast_tui.screens.main import MainScreen
     from trainfast_tui.screens.monitor import MonitorScreen
     from trainfast_tui.screens.runs import RunsScreen
+    from trainfast_tui.screens.script import ScriptScreen
     from trainfast_tui.screens.search import SearchScreen
     from trainfast_tui.screens.topo import TopoScreen
     from trainfast_tui.text.keys import ACTIONS
@@ -71,6 +72,7 @@ def test_each_command_has_its_own_key_and_a_method() -> None:
             importlib.import_module(module.name)
     screens = {
         "main": MainScreen,
+        "script": ScriptScreen,
         "search": SearchScreen,
         "best": BestScreen,
         "runs": RunsScreen,

@@ -337,7 +337,7 @@ async def test_a_terminal_without_colours_shows_every_screen(home: Home, monkeyp
     monkeypatch.setenv("NO_COLOR", "1")
     async with running(home, size=(120, 40)) as (app, pilot):
         assert "throttled by heat" in await opened(pilot, the_machine())
-        for screen in ("m", "h", "escape", "o", "escape", "question_mark"):
+        for screen in ("m", "h", "escape", "T", "escape", "question_mark"):
             await pilot.press(screen)
             await pilot.pause()
             # What goes to a real terminal passes through the filter that takes its colours away.

@@ -222,7 +222,7 @@ async def test_b_starts_a_search_of_the_knobs_and_escape_while_it_starts_cancels
     starts.go.clear()
     async with running(home, size=FULL) as (app, pilot):
         await show(pilot, None)
-        await pilot.press("right", "b")
+        await pilot.press("right", "b", "enter")
         await until(pilot, "The knobs are being checked")
         assert not app.session.requests[-1].may_trace
         await pilot.press("escape")
@@ -234,11 +234,37 @@ async def test_b_starts_a_search_of_the_knobs_and_escape_while_it_starts_cancels
         assert not starts.asked[0][1], "an unfinished journal is continued"
 
 
+async def test_b_asks_first_and_escape_starts_nothing(home: Home, starts: Starts) -> None:
+    async with running(home, size=SMALL) as (app, pilot):
+        await show(pilot, None)
+        await pilot.press("right", "b")
+        text = screen_text(app)
+        assert "Enter starts the search; Esc goes back." in text
+        assert "batch_size=16" in text
+        assert "not known before the first sizes have run" in text
+        assert text.splitlines()[-1].startswith("Enter start  Esc back"), "there is nothing to pause yet"
+        await pilot.press("escape")
+        await pilot.pause()
+        assert app.screen is app.main
+        assert starts.asked == []
+
+
+async def test_the_question_names_an_unfinished_search_of_the_same_knobs(home: Home, starts: Starts) -> None:
+    broken = Ended(t_ns=START_NS + NOW_S * S, state="cancelled")
+    search = starts.directory = a_search(home, [*going_on(), broken])
+    async with running(home, size=SMALL) as (app, pilot):
+        await opened(pilot, search)
+        assert "goes on with the search that has tried" in screen_text(app)
+        await pilot.press("enter")
+        await until_true(pilot, lambda: starts.asked, "the start")
+        assert not starts.asked[0][1], "an unfinished journal is continued"
+
+
 async def test_a_search_that_is_refused_says_why(home: Home, starts: Starts) -> None:
     starts.refusal = UserError("memory_limit is below what the parameters need", key="memory_limit")
     async with running(home, size=FULL) as (app, pilot):
         await show(pilot, None)
-        await pilot.press("b")
+        await pilot.press("b", "enter")
         await until(pilot, "Refused: memory_limit is below what the parameters need")
         assert not app.session.search.is_going_on
         await pilot.press("escape")
@@ -250,7 +276,7 @@ async def test_a_refusal_is_not_shown_over_the_search_before(home: Home, starts:
     starts.refusal = UserError("search max-batch does not change the batch of strategy=pp", key="strategy")
     async with running(home, size=FULL) as (_, pilot):
         await show(pilot, a_search(home, answered()))
-        await pilot.press("right", "b")
+        await pilot.press("right", "b", "enter")
         text = await until(pilot, "Refused: search max-batch does not change the batch of strategy=pp")
         assert "is the largest that fits" not in text
 
@@ -263,7 +289,7 @@ async def test_a_live_run_is_named_first_and_stopped_only_when_that_is_wanted(
     write_lines(run / "events.jsonl", [own_supervisor(), Event(t_ns=START_NS + S, kind="state", state="running")])
     async with running(home, size=FULL) as (_, pilot):
         await show(pilot, None, run)
-        await pilot.press("b")
+        await pilot.press("b", "enter")
         text = await until(pilot, "y  stop it, then search")
         assert "20261121-054455-tiny-llama-7f3a is running and uses the device." in " ".join(text.split())
         await pilot.press("n")
@@ -300,7 +326,7 @@ async def test_a_search_waits_for_its_gpus_to_cool_and_shows_the_degrees(
     async with running(home, size=SMALL) as (app, pilot):
         await show(pilot, None)
         app.session.runs.cool_to_c = 55
-        await pilot.press("b")
+        await pilot.press("b", "enter")
         while starts.cool_to_c is None or app.session.search.current is None:
             await show(pilot, starts.directory)
         await until(pilot, "cooling GPU 1: 61 °C, waiting for less than 55 °C")
@@ -361,6 +387,8 @@ async def test_without_a_limit_on_a_cpu_it_says_up_to_what_it_searches(home: Hom
         await pilot.press("b")
         text = " ".join((await until(pilot, "No memory_limit")).split())
         assert re.search(r"this searches up to [\d.]+ [GM]iB of this machine's memory, set as a real limit", text)
+        assert starts.asked == [], "nothing starts before Enter"
+        await pilot.press("enter")
         starts.refusal = UserError("enough", key="memory_limit")
         starts.go.set()
         await until(pilot, "Refused: enough")

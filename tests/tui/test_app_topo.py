@@ -32,7 +32,7 @@ async def opened(home: Home, machine: Machine, size: tuple[int, int], **options:
         async with app.run_test(size=size) as pilot:
             app.post(SnapshotTaken(a_snapshot(a_run(home))))
             await pilot.pause()
-            await pilot.press("o")
+            await pilot.press("T")
 
             def told() -> bool:
                 text = screen_text(app)
@@ -40,7 +40,7 @@ async def opened(home: Home, machine: Machine, size: tuple[int, int], **options:
 
             await until_true(pilot, told, "the topology")
             text = screen_text(app)
-            await pilot.press("o")
+            await pilot.press("T")
             await pilot.pause()
             assert "next run" in screen_text(app), "the same key leads back"
             return text
@@ -81,7 +81,7 @@ async def test_a_key_typed_right_after_escape_is_not_taken_for_alt(home: Home) -
         async with app.run_test(size=(100, 30)) as pilot:
             app.post(SnapshotTaken(a_snapshot(a_run(home))))
             await pilot.pause()
-            await pilot.press("o")
+            await pilot.press("T")
             await pilot.pause()
             # What Textual makes of the two bytes that a terminal sends for Esc and m in one read.
             app.post_message(events.Key("alt+m", "m"))

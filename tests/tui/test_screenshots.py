@@ -92,7 +92,7 @@ async def test_pictures_of_a_real_training(tmp_path: Path) -> None:
         await until(pilot, "the prediction says that each fits")
         picture(app, "out-of-memory", SCREENS)
         app.session.change(app.session.next_run.with_value("batch_size", "8").with_value("memory_limit", "768MiB"))
-        await pilot.press("b")
+        await pilot.press("b", "enter")
         await until(pilot, "✓ batch_size [0-9]+ (is the largest that )?fits")
         picture(app, "ladder", SCREENS)
         await pilot.press("enter")

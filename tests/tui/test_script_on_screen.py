@@ -44,7 +44,7 @@ async def test_live_script_shows_its_steps_and_no_rate_of_samples(home: Home, ho
         assert re.search(r"\b4[5-9]\d ms", text), "the median of its steps"
         assert "0 samples/s" not in text
         assert app.session.next_run is not None
-        assert app.session.next_run.spec.preset != "train.py", "r starts a preset"
+        assert app.session.next_run.spec.preset == "train.py", "r starts it again"
 
 
 async def test_ended_script_is_in_the_history(home: Home) -> None:

@@ -36,10 +36,19 @@ from trainfast_tui.control.messages import (
     SnapshotTaken,
     ThreadFailed,
 )
-from trainfast_tui.control.next_run import NextRun, is_about, is_about_model, measured_memory, repeat_of, run_of_preset
+from trainfast_tui.control.next_run import (
+    NextRun,
+    beside,
+    is_about,
+    is_about_model,
+    measured_memory,
+    run_like,
+    run_of_preset,
+)
 from trainfast_tui.control.oom_explainer import OomExplainer
 from trainfast_tui.control.predictor import Predictor, knows_free_memory, request_for
 from trainfast_tui.control.run_control import RunControl
+from trainfast_tui.control.script_control import ScriptControl
 from trainfast_tui.control.search_control import BatchControl
 from trainfast_tui.control.speed_view import SpeedView, measured_speed
 from trainfast_tui.live.reader import Reader
@@ -59,6 +68,7 @@ END_TRACES_S = 0.5
 """Time for a trace's process to end when the app is left; it takes a tenth of a second."""
 ENDED_WITH_ANSWER = ("answered", "nothing_fits")
 """States of a search that has told all it can about its knobs."""
+OF_SCRIPT = "the memory of a script is not predicted; b finds its largest batch by trials"
 
 
 class Session:
@@ -78,6 +88,7 @@ class Session:
         self.runs = RunControl(home, self.post, python)
         self.search = BatchControl(home, self.post, python)
         self.best = BestControl(home, self.post, python)
+        self.scripts = ScriptControl(python)
         self.reader = Reader(
             home,
             lambda snapshot: self.post(SnapshotTaken(snapshot)),
@@ -120,6 +131,7 @@ class Session:
         self.predictor.stop(END_TRACES_S)
         self.oom.stop(END_TRACES_S)
         self.calibrator.stop(END_TRACES_S)
+        self.scripts.stop(END_TRACES_S)
         if self._tracer is not None:
             self._tracer.close()
         self.reader.stop()
@@ -151,7 +163,7 @@ class Session:
             case DeviceCalibrated():
                 self.calibrations += 1
                 self.predict()
-            case MemoryPredicted(view, speed):
+            case MemoryPredicted(view, speed) if self.next_run is None or self.next_run.script is None:
                 self.memory, self.speed = view, speed
             case OomExplained():
                 self.oom.note(message)
@@ -190,14 +202,13 @@ class Session:
     def _adopt(self, snapshot: Snapshot) -> None:
         """Compare the next run with a run that has come onto the screen; unless knobs were chosen, repeat that run."""
         run = snapshot.run.run_file if snapshot.run is not None else None
-        # A script of the user's own has no preset's settings to repeat or to turn.
-        if run is None or run.run_id == self._adopted or run.script is not None:
+        if run is None or run.run_id == self._adopted:
             return
         self._adopted = run.run_id
         if self._is_chosen and self.next_run is not None:
-            self.next_run = replace(self.next_run, shown_run_knobs=run.knobs)
+            self.next_run = beside(self.next_run, run)
         else:
-            self.next_run = repeat_of(run, self.home)
+            self.next_run = run_like(run, self.home) or self.next_run
         self.post(NextRunChanged())
 
     def _on_machine(self, machine: Machine) -> None:
@@ -242,9 +253,8 @@ class Session:
 
     def choose_preset(self, name: str) -> NextRun:
         """Train this preset or variant next. Raises UserError."""
-        chosen = replace(
-            run_of_preset(name), shown_run_knobs=self.next_run.shown_run_knobs if self.next_run is not None else None
-        )
+        run = self.shown_run
+        chosen = beside(run_of_preset(name), run.run_file if run is not None else None)
         self.change(chosen)
         return chosen
 
@@ -303,7 +313,7 @@ class Session:
     def predicted_fit(self) -> PredictedFit | None:
         """Return the next run's prediction; None while the newest one is about another batch."""
         found, next_run = self.memory, self.next_run
-        if found is None or next_run is None or found.batch_size != next_run.spec.knobs["batch_size"]:
+        if found is None or next_run is None or found.batch_size != next_run.spec.knobs.get("batch_size"):
             return None
         return found.fit
 
@@ -318,7 +328,7 @@ class Session:
     def gather_advice(self) -> None:
         """Gather the advisor's facts when model or history have changed; never while a run is measured."""
         machine, next_run, run = self.machine, self.next_run, self.shown_run
-        if machine is None or next_run is None or (run is not None and run.is_live):
+        if machine is None or next_run is None or next_run.script is not None or (run is not None and run.is_live):
             return
         spec = next_run.spec
         key = (spec.name, repr(spec.model), run.run_id if run is not None else "")
@@ -334,6 +344,11 @@ class Session:
         run = self.shown_run
         searches, live = self.running_search is not None, run is not None and run.is_live
         self.oom.explain_if_oom(run, may_trace=not (searches or live or self.runs.is_starting))
+        if self.next_run is not None and self.next_run.script is not None:
+            # A script has no model to trace before it runs.
+            self.predictor.stop()
+            self.memory, self.speed, self._predicted_for = MemoryView(words=OF_SCRIPT), None, None
+            return
         if self.next_run is None or self.machine is None:
             return
         # While a run only starts a trace goes on: it is that run's prediction, and nothing is measured yet. Not on a

@@ -14,6 +14,7 @@ from trainfast_runner.records.result import OomExplanation, Result, RunError
 from trainfast_runner.records.run_file import WARM_ROLES, Event, RunFile
 from trainfast_runner.records.run_records import RunRecords, read_records
 from trainfast_runner.records.warm_process import batch_sizes
+from trainfast_runner.results.script_oom import explain_script
 
 if TYPE_CHECKING:
     from trainfast_runner.memory.model import MemoryModel
@@ -43,6 +44,8 @@ class OutOfMemory:
         """
         from trainfast_runner.memory.oom_explained import explain
 
+        if self.run.script is not None:
+            return explain_script(self.run, self.run.script, self.error, self.held_bytes)
         run, is_warm = self.run, self.run.role in WARM_ROLES
         if is_warm and not self.tried:
             phase = self.error.phase if self.error is not None else None
@@ -67,12 +70,6 @@ def explanation_of(records: RunRecords, reason: str, error: RunError | None) -> 
     run = records.run
     if run is None:
         return None
-    if run.script is not None:
-        return OomExplanation(
-            phase=error.phase if error is not None else None,
-            rank=error.rank if error is not None else None,
-            basis="the memory of a script of your own is not predicted",
-        )
     died = OutOfMemory(
         run,
         reason,

@@ -43,6 +43,8 @@ class RunRow(msgspec.Struct, frozen=True):
     """`probe` or `proof` of a search's runs."""
     measured_under: str | None = None
     """The reason its speed ranks against no other, as `Result.measured_under`."""
+    command: list[str] = []
+    """The words of a script's command; empty for a preset's model."""
 
     @property
     def name(self) -> str:
@@ -70,6 +72,10 @@ class _Conditions(msgspec.Struct, frozen=True):
     clean: bool = True
 
 
+class _Script(msgspec.Struct, frozen=True):
+    command: list[str] = []
+
+
 class ResultHead(msgspec.Struct, frozen=True):
     """The part of `result.json` that a row shows; decoding no more keeps 10,000 runs under a second."""
 
@@ -91,6 +97,7 @@ class ResultHead(msgspec.Struct, frozen=True):
     actual: _Actual = _Actual()
     cpu: _Cpu | None = None
     provisional: bool = False
+    script: _Script | None = None
 
 
 _decoder = msgspec.json.Decoder(ResultHead)
@@ -132,6 +139,7 @@ def row_of(home: Home, run_id: str) -> RunRow:
         overrides=run.override_values() if run else {},
         clean=run.clean if run else True,
         role=run.role if run else None,
+        command=run.script.command if run and run.script else [],
         supervised=None if now.ended else now.supervised or now.state == "starting",
     )
 
@@ -160,5 +168,6 @@ def _row(head: ResultHead) -> RunRow:
         step_ms_p50=head.step_ms.p50,
         peak_allocated_bytes=head.memory.peak_allocated_bytes,
         clean=head.conditions.clean,
+        command=head.script.command if head.script is not None else [],
         measured_under=speed_doubt(head.throughput.measured_under, head.actual.device, head.cpu is not None),
     )

@@ -20,14 +20,17 @@ import msgspec
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.running import planning
+from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.running.scripts.script_spec import settings_of
 from trainfast_runner.search.best.conduct import conduct_best
 from trainfast_runner.search.best.journal import BestLine
 from trainfast_runner.search.best.opening import BestOptions, open_best, plan_best
-from trainfast_runner.search.conduct import conduct
+from trainfast_runner.search.conduct import MakeConductor, conduct
 from trainfast_runner.search.conductor import AlreadyConducted
 from trainfast_runner.search.control import SearchRequest
 from trainfast_runner.search.journal import AnyLine, Conducted
 from trainfast_runner.search.opening import BatchSearchOptions, check_plan, open_search
+from trainfast_runner.search.script_trials import planned_search
 from trainfast_runner.settings.spec import spec_of_record
 
 
@@ -67,7 +70,7 @@ def conduct_request(
 
     Raises UserError.
     """
-    home, spec = Home(Path(request.home)), spec_of_record(request)
+    home = Home(Path(request.home))
     conducted: Callable[..., object]
 
     def on_line(line: AnyLine | BestLine) -> None:
@@ -76,19 +79,28 @@ def conduct_request(
 
     if request.best is not None:
         best_options = BestOptions(fresh=request.fresh, cool_to_c=request.cool_to_c)
-        best = plan_best(spec, request.best, best_options, request.python)
+        best = plan_best(spec_of_record(request), request.best, best_options, request.python)
         directory = open_best(best, home, best_options)
         conducted = partial(conduct_best, directory, best, home, best_options)
     else:
         options = BatchSearchOptions(fresh=request.fresh, cool_to_c=request.cool_to_c)
-        plan = planning.plan_run(spec, request.python)
-        check_plan(plan, options)
+        plan, make_conductor = _planned(request, options)
         directory = open_search(plan, home, options)
-        conducted = partial(conduct, directory, plan, home, options)
+        conducted = partial(conduct, directory, plan, home, options, make_conductor=make_conductor)
     try:
         conducted(on_line=on_line, is_cancelled=is_cancelled, began_ns=began_ns)
     except AlreadyConducted:
         holds(directory)  # the starter follows it
+
+
+def _planned(request: SearchRequest, options: BatchSearchOptions) -> tuple[RunPlan, MakeConductor | None]:
+    """Return the plan of a batch search, checked, and for a script the conductor of its trials. Raises UserError."""
+    if request.script is not None:
+        settings = settings_of(request.knobs, request.overrides)
+        return planned_search(request.script, settings, request.python, options)
+    plan = planning.plan_run(spec_of_record(request), request.python)
+    check_plan(plan, options)
+    return plan, None
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from trainfast_runner.records.run_file import RecordedSpec
 from trainfast_runner.records.search_directories import is_conducted
 from trainfast_runner.search.best.asked import BestAsked
 from trainfast_runner.search.journal import PAUSE_FILE, Conducted, read_journal
+from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.spec import RunSpec
 
 MODULE = "trainfast_runner.search"
@@ -31,6 +32,8 @@ class SearchRequest(RecordedSpec, frozen=True, kw_only=True):
     fresh: bool = False
     cool_to_c: float | None = None
     best: BestAsked | None = None
+    script: ScriptPreset | None = None
+    """The user's own script in place of model and data."""
 
 
 def start_search(
@@ -49,7 +52,13 @@ def start_search(
     Raises its UserError.
     """
     request = SearchRequest(
-        home=str(home.path), **spec.record_fields(), python=python, fresh=fresh, cool_to_c=cool_to_c, best=best
+        home=str(home.path),
+        **spec.record_fields(),
+        python=python,
+        fresh=fresh,
+        cool_to_c=cool_to_c,
+        best=best,
+        script=spec.script,
     )
     answer = _conduct(request)
     if "error" in answer:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -19,7 +20,7 @@ from trainfast_runner.records.run_file import COLD, Step, WorkerLine
 from trainfast_runner.records.run_records import read_records
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.scripts.script_plan import plan_script
-from trainfast_runner.search.conduct import BatchConductor
+from trainfast_runner.search.conduct import BatchConductor, MakeConductor
 from trainfast_runner.search.conductor import ConductOptions
 from trainfast_runner.search.journal import AnyLine, ConfirmationRun, Ended, Predicted, Probe, RankPeaks
 from trainfast_runner.search.opening import BatchSearchOptions, check_options
@@ -212,3 +213,11 @@ def opening_plan(trial_plan: TrialPlan, options: BatchSearchOptions) -> RunPlan:
     plan = trial_plan({"steps": STEPS, "timing_warmup": TIMING_WARMUP})
     check_options(plan, options)
     return plan
+
+
+def planned_search(
+    preset: ScriptPreset, settings: Sequence[str], python: str | None, options: BatchSearchOptions
+) -> tuple[RunPlan, MakeConductor]:
+    """The plan and the conductor of a script's batch search. Raises UserError for one that cannot be searched."""
+    trial_plan = trial_plan_of(preset, settings, python)
+    return opening_plan(trial_plan, options), partial(ScriptBatchConductor, trial_plan=trial_plan)

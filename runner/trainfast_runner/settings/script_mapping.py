@@ -5,6 +5,7 @@ The names are those of the Hugging Face examples, accelerate, Lightning, DeepSpe
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from trainfast_runner.records.discovered import Flag
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import knob
-from trainfast_runner.settings.script_preset import Place, split_words
+from trainfast_runner.settings.script_preset import NOTHING, Place, split_words
 from trainfast_runner.worker.catalog import OPTIMIZERS
 
 NUMBERS = {
@@ -62,6 +63,8 @@ HALVES = {"bf16": ("bf16", "use_bf16", "bfloat16"), "fp16": ("fp16", "use_fp16",
 BASE = ("batch_size", "grad_accum", "precision", "workers")
 """The knobs whose present values a preset of a script keeps: those that a search begins with."""
 OPTIMIZER = ("optim", "optimizer", "opt")
+TABLE = re.compile(r"[\w.-]+: ")
+"""The beginning of words by value, as `place_words` shows them."""
 NOT_TRAINING = {"eval", "val", "valid", "validation", "test", "dev", "predict", "inference"}
 FEW_CHOICES = 8
 """Choices that a reason lists; of a flag with more it gives the default."""
@@ -101,27 +104,55 @@ def mapping_of(flags: Sequence[Flag], changes: Iterable[str]) -> list[Proposal]:
 def _given(change: str, flags: Sequence[Flag]) -> Proposal:
     """The place that `KNOB=FLAG` names. Raises UserError naming the nearest flag that the script has."""
     name, equals, words = change.partition("=")
-    known = knob(name.strip()).name
-    parts = split_words(words, "--map")
-    if not equals or not parts:
+    if not equals:
         raise UserError(f"--map takes KNOB=FLAG, not {change!r}", key="--map")
-    word = parts[0].partition("=")[0]
-    names = {one: flag for flag in flags for one in flag.names}
-    if word not in names:
-        near = nearest(word, names)
-        raise UserError(
-            f"the script has no flag {word}", key=word, nearest=near, allowed=None if near else sorted(names)
-        )
-    flag, place = names[word], words.strip()
-    if parts == [word] and flag.type in ("switch", "bool") and known in ON:
-        return Proposal(known, _on_and_off(known, flag, word), _now(known, flag), "given by --map")
+    known = knob(name.strip()).name
+    return place_typed(known, words, flags, "given by --map", example=f"--map '{known}={{}}'")
+
+
+def place_typed(name: str, typed: str, flags: Sequence[Flag], reason: str, example: str = "'{}'") -> Proposal:
+    """The place of a knob that a person typed: a flag, more words with {} for the value, or words by value as
+    `place_words` shows them.
+
+    Raises UserError naming the nearest flag that the script has; `example` stands around words that would do.
+    """
+    typed = typed.strip()
+    if TABLE.match(typed):
+        return Proposal(name, _table(name, typed, flags), None, reason)
+    parts = split_words(typed, name)
+    word = parts[0].partition("=")[0] if parts else ""
+    flag = _flag_of(word, flags)
+    if parts == [word] and flag.type in ("switch", "bool") and name in ON:
+        return Proposal(name, _on_and_off(name, flag, word), _now(name, flag), reason)
     if parts == [word] and "switch" in flag.type:
-        raise UserError(f"{word} takes no value, which {known} needs", key=word)
-    if parts == [word]:
-        place = _place(flag, word)
-    elif "{}" not in words:
-        raise UserError(f"--map {change} has no {{}} for the value", key="--map", advice=f"--map '{known}={word} {{}}'")
-    return Proposal(known, place, _value(known, flag.value), "given by --map")
+        raise UserError(f"{word} takes no value, which {name} needs", key=word)
+    if parts != [word] and "{}" not in typed:
+        advice = example.replace("{}", f"{word} {{}}")
+        raise UserError(f"{typed} has no {{}} for the value", key=name, advice=advice)
+    place = _place(flag, word) if parts == [word] else typed
+    return Proposal(name, place, _value(name, flag.value), reason)
+
+
+def _flag_of(word: str, flags: Sequence[Flag]) -> Flag:
+    """The flag of this name. Raises UserError naming the nearest that the script has."""
+    names = {one: flag for flag in flags for one in flag.names}
+    if word in names:
+        return names[word]
+    near = nearest(word, names)
+    message = f"the script has no flag {word}" if names else "the script has no flags"
+    raise UserError(message, key=word, nearest=near, allowed=None if near or not names else sorted(names))
+
+
+def _table(name: str, typed: str, flags: Sequence[Flag]) -> dict[str, str]:
+    """The words by value of `bf16: --half, fp32: nothing`. Raises UserError for a value or a flag that there is not."""
+    found: dict[str, str] = {}
+    for part in typed.split(", "):
+        value, _, words = part.partition(":")
+        words = "" if words.strip() == NOTHING else words.strip()
+        for first in split_words(words, name)[:1]:
+            _flag_of(first.partition("=")[0], flags)
+        found[knob(name).show(knob(name).read(value.strip()))] = words
+    return found
 
 
 def _number(name: str, names: Sequence[str], flags: Sequence[Flag]) -> Proposal | None:

@@ -35,6 +35,9 @@ SCRIPT_KEYS = ("command", "cwd", "framework", "knobs")
 FLAG = re.compile(r"-{1,2}[A-Za-z]")
 """The beginning of a flag; `-1` is a number."""
 
+NOTHING = "nothing"
+"""Stands for no words where a place is shown or typed."""
+
 Place = str | dict[str, str]
 """Words of the command with {} for the value, or the words by value."""
 
@@ -125,6 +128,19 @@ def load(path: str | Path) -> ScriptPreset:
         cwd=str((file.parent / Path(cwd).expanduser()).resolve()) if cwd else "",
         framework=framework,
     )
+
+
+def place_words(place: Place) -> str:
+    """A knob's place in one line: `--bs {}`, or `bf16: --bf16, fp32: nothing`."""
+    if isinstance(place, str):
+        return place
+    return ", ".join(f"{value}: {words or NOTHING}" for value, words in place.items())
+
+
+def flag_names(place: Place) -> set[str]:
+    """The flags in a knob's words."""
+    texts = [place] if isinstance(place, str) else place.values()
+    return {word.partition("=")[0] for text in texts for word in text.split()}
 
 
 def split_words(text: str, key: str) -> list[str]:

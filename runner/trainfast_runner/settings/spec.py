@@ -7,7 +7,7 @@ import os
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.records.run_file import RecordedSpec, name_of
@@ -16,6 +16,9 @@ from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import BY_NAME, defaults, knob
 from trainfast_runner.settings.presets import Preset
+
+if TYPE_CHECKING:
+    from trainfast_runner.settings.script_preset import ScriptPreset
 
 DATA_DEFAULTS = {"kind": "text", "objective": "causal-lm"}
 """Fields that `[data]` may leave out."""
@@ -32,6 +35,8 @@ class RunSpec:
     data: dict[str, Any]
     knobs: KnobValues
     overrides: tuple[str, ...] = ()
+    script: ScriptPreset | None = None
+    """The user's own script in place of model and data; `knobs` then are only those asked of it."""
 
     @property
     def name(self) -> str:
@@ -113,9 +118,8 @@ def with_setting(spec: RunSpec, setting: str) -> RunSpec:
         )
     else:
         knobs[key] = knob(key).read(value.strip())
-    return RunSpec(
-        spec.preset, spec.variant, spec.title, model, data, knobs, tuple(dict.fromkeys((*spec.overrides, key)))
-    )
+    overrides = tuple(dict.fromkeys((*spec.overrides, key)))
+    return replace(spec, model=model, data=data, knobs=knobs, overrides=overrides)
 
 
 def expand_paths(data: dict[str, Any]) -> dict[str, Any]:

@@ -83,15 +83,9 @@ def _show_script(path: Path, as_json: bool) -> None:
     where = f"\nin {plain(preset.cwd)}" if preset.cwd else ""
     print_line(f"\ncommand\n  {plain(shlex.join(preset.command))}{where}")
     print_line("\nflags of its knobs")
-    print_lines(pairs((f"  {name}", plain(_place(place))) for name, place in preset.places.items()))
+    print_lines(pairs((f"  {name}", plain(script_preset.place_words(place))) for name, place in preset.places.items()))
     print_line("\nknobs")
     print_lines(pairs((f"  {name}", BY_NAME[name].show(value)) for name, value in preset.knobs.items()))
-
-
-def _place(place: script_preset.Place) -> str:
-    if isinstance(place, str):
-        return place
-    return ", ".join(f"{value}: {words or 'nothing'}" for value, words in place.items())
 
 
 def _advice(spec: RunSpec) -> list[Advice]:

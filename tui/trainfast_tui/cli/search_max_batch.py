@@ -72,10 +72,9 @@ def run(arguments: argparse.Namespace) -> int:
 def _planned(arguments: argparse.Namespace, options: BatchSearchOptions) -> tuple[RunPlan, MakeConductor | None]:
     """Return the plan, checked, and of a script's preset the conductor of its trials. Raises UserError."""
     if (script := script_preset.path_of(arguments.preset)) is not None:
-        from trainfast_runner.search.script_trials import ScriptBatchConductor, opening_plan, trial_plan_of
+        from trainfast_runner.search.script_trials import planned_search
 
-        trial_plan = trial_plan_of(script_preset.load(script), arguments.settings, arguments.python)
-        return opening_plan(trial_plan, options), partial(ScriptBatchConductor, trial_plan=trial_plan)
+        return planned_search(script_preset.load(script), arguments.settings, arguments.python, options)
     spec = resolve(arguments.preset, arguments.settings)
     plan = planning.plan_run(spec, arguments.python)
     check_plan(plan, options)

@@ -14,6 +14,7 @@ from trainfast_tui.text.search_kind import SearchKind
 if TYPE_CHECKING:
     from trainfast_runner.errors import UserError
     from trainfast_runner.machine.devices import Machine
+    from trainfast_runner.records.discovered import Discovered
     from trainfast_runner.records.result import OomExplanation, Result
     from trainfast_runner.search.advice.advisor import Situation
     from trainfast_runner.search.best.asked import BestAsked
@@ -141,6 +142,22 @@ class RunsCompared:
 
     a: Result
     b: Result
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptDiscovered:
+    """The flags of the script in this command are known."""
+
+    words: tuple[str, ...]
+    found: Discovered
+
+
+@dataclass(frozen=True, slots=True)
+class DiscoveryRefused:
+    """The script in this command could not be looked into."""
+
+    words: tuple[str, ...]
+    error: UserError
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.cpu.device_names import CPU, asks_for_cpu
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import PROOF, RecordedSpec, RunFile
-from trainfast_runner.settings import presets
+from trainfast_runner.settings import presets, script_preset
 from trainfast_runner.settings.knob_type import KnobValues
+from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import BY_NAME, defaults, knob
+from trainfast_runner.settings.script_reach import Way, reach_of
 from trainfast_runner.settings.spec import RunSpec, resolve, spec_of_record, with_setting
+from trainfast_tui.control import script_knobs
 from trainfast_tui.control.memory_view import Measured
 from trainfast_tui.text.overrides import settings
 
@@ -22,6 +27,7 @@ if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
     from trainfast_runner.search.advice.advisor import Situation
     from trainfast_runner.search.search_follower import SearchSnapshot
+    from trainfast_runner.settings.script_preset import ScriptPreset
 
 
 @dataclass(frozen=True)
@@ -32,14 +38,25 @@ class NextRun:
     preset_knobs: KnobValues
     shown_run_knobs: KnobValues | None = None
 
+    @property
+    def script(self) -> ScriptPreset | None:
+        """The user's own script; None for a model."""
+        return self.spec.script
+
     def text_of(self, name: str) -> str:
         """Value of a knob as it is typed."""
-        return BY_NAME[name].show(self.spec.knobs[name])
+        if self.script is not None and name not in {**self.spec.knobs, **script_knobs.BY_LAUNCH}:
+            return script_knobs.OWN
+        return BY_NAME[name].show(self._value(self.spec.knobs, name))
+
+    def _value(self, knobs: KnobValues, name: str) -> KnobValue:
+        by_launch = script_knobs.BY_LAUNCH if self.script is not None else {}
+        return knobs.get(name, by_launch.get(name))
 
     def is_changed(self, name: str) -> bool:
         """True if the knob differs from the run on the screen, or without a run from the preset."""
         reference = self.preset_knobs if self.shown_run_knobs is None else self.shown_run_knobs
-        return not asks_for_same(name, reference.get(name), self.spec.knobs[name])
+        return not asks_for_same(name, self._value(reference, name), self._value(self.spec.knobs, name))
 
     def turned_from(self) -> RunSpec | None:
         """The same model with the knobs of the run on the screen, or of the preset; None if they are the same."""
@@ -53,8 +70,19 @@ class NextRun:
         places = [key.partition(".") for key in self.spec.overrides if "." in key]
         return settings({"".join(place): sections.get(place[0], {}).get(place[2]) for place in places})
 
+    def headings(self, names: Iterable[str]) -> dict[str, str]:
+        """The headings that knobs stand under, by the knobs' names in the order of the list.
+
+        Of a model those of `names` that matter to it, of a script all.
+        """
+        if self.script is not None:
+            return script_knobs.headings(self.script)
+        return {name: BY_NAME[name].group for name in names if self.matters(name)}
+
     def matters(self, name: str) -> bool:
         """True if turning the knob changes anything with this strategy and this kind of data."""
+        if self.script is not None:
+            return reach_of(name, self.script).way is not Way.NONE
         classifies_images = self.spec.data.get("objective") == "image-classification"
         return BY_NAME[name].applies(self.spec.knobs) and not (name == "seq_len" and classifies_images)
 
@@ -67,6 +95,9 @@ class NextRun:
 
     def turn(self, name: str, by: int, *, around: bool = False) -> NextRun:
         """Turn the knob `by` stops along its values; `around` goes on at the other end. Raises UserError."""
+        if self.script is not None:
+            text = script_knobs.turned_value(self.spec, self.script, name, by, around=around)
+            return self.with_value(name, text)
         entry, current = BY_NAME[name], self.spec.knobs[name]
         value = entry.turn(current, by)
         if around and value == current:
@@ -76,6 +107,10 @@ class NextRun:
 
     def with_value(self, name: str, text: str) -> NextRun:
         """Return a copy with a typed value of the knob; a new strategy resets knobs without use. Raises UserError."""
+        if self.script is not None:
+            if text.strip() in ("", script_knobs.OWN):
+                return self.reset(name)
+            return replace(self, spec=script_knobs.with_typed(self.spec, self.script, name, text))
         turned = replace(self, spec=with_setting(self.spec, f"{knob(name).name}={text}"))
         if name == "strategy":
             for other in turned.spec.overrides:
@@ -85,9 +120,13 @@ class NextRun:
         return turned
 
     def reset(self, name: str) -> NextRun:
-        """Return a copy with the knob at its preset's value."""
+        """Return a copy with the knob at its preset's value, or left to the script."""
         spec = self.spec
-        knobs = {**spec.knobs, name: self.preset_knobs[name]}
+        knobs = dict(spec.knobs)
+        if name in self.preset_knobs:
+            knobs[name] = self.preset_knobs[name]
+        else:
+            knobs.pop(name, None)
         changed = tuple(one for one in spec.overrides if one != name)
         return replace(self, spec=replace(spec, knobs=knobs, overrides=changed))
 
@@ -97,9 +136,22 @@ class NextRun:
             return self.with_value(name, earlier.text_of(name))
         return self.reset(name)
 
+    def save(self, name: str) -> Path:
+        """Save the knobs as a preset of the user's own, and return its file. Raises UserError."""
+        if self.script is not None:
+            from trainfast_runner.settings.saving_script import save_script_preset
+
+            return save_script_preset(replace(self.script, name=name, knobs=dict(self.spec.knobs)), {})
+        from trainfast_runner.settings.saving import save_preset
+
+        return save_preset(name, self.spec)
+
     def advice(self, machine: Machine | None, situation: Situation | None) -> dict[str, str]:
-        """The advisor's texts by the name of the knob that each stands beside; empty while the machine is unknown."""
-        if machine is None:
+        """The advisor's texts by the name of the knob that each stands beside.
+
+        Empty while the machine is unknown, and for a script.
+        """
+        if machine is None or self.script is not None:
             return {}
         from trainfast_runner.search.advice.advisor import Situation, advise
 
@@ -110,10 +162,27 @@ class NextRun:
             texts["batch_size"] = " ".join(filter(None, (texts.get("batch_size"), shapes.text)))
         return texts
 
-    def global_batch(self, machine: Machine | None) -> tuple[int, int] | None:
-        """Samples of one optimizer step and the data-parallel ranks that share them; None while the machine is unknown
-        or if the devices are refused."""
+    def ranks(self, machine: Machine | None) -> int | None:
+        """Processes of the run; None while the machine is unknown or if they are refused."""
         if machine is None:
+            return None
+        try:
+            if self.script is not None:
+                from trainfast_runner.running.scripts.command import read_command
+
+                return read_command(self.script.command, cwd=self.script.cwd).processes
+            from trainfast_runner.settings.world import world_size
+
+            return world_size(self.spec, machine)
+        except UserError:
+            return None
+
+    def global_batch(self, machine: Machine | None) -> tuple[int, int] | None:
+        """Samples of one optimizer step and the data-parallel ranks that share them.
+
+        None while the machine is unknown, if the devices are refused, and for a script.
+        """
+        if machine is None or self.script is not None:
             return None
         from trainfast_runner.settings.world import device_count, global_batch
 
@@ -130,6 +199,9 @@ def preset_choices() -> list[tuple[str, str]]:
     """(name, title) of each preset, its variants below it; the title of a broken preset is its error."""
     found: list[tuple[str, str]] = []
     for name in presets.preset_files():
+        if (path := script_preset.path_of(name)) is not None:
+            found.append((name, _script_title(path)))
+            continue
         try:
             preset, _ = presets.load(name)
         except UserError as error:
@@ -142,10 +214,38 @@ def preset_choices() -> list[tuple[str, str]]:
     return found
 
 
+def _script_title(path: Path) -> str:
+    try:
+        return f"your script: {script_preset.load(path).title}"
+    except UserError as error:
+        return f"cannot be used: {error.line()}"
+
+
 def run_of_preset(reference: str) -> NextRun:
     """A preset or variant as written. Raises UserError."""
-    spec = resolve(reference)
+    if (path := script_preset.path_of(reference)) is not None:
+        spec = script_knobs.spec_of(script_preset.load(path))
+    else:
+        spec = resolve(reference)
     return NextRun(spec, dict(spec.knobs))
+
+
+def run_like(run: RunFile, home: Home) -> NextRun | None:
+    """The run again as the next run; None for a script's run that cannot be repeated by its knobs."""
+    if run.script is None:
+        return repeat_of(run, home)
+    spec = script_knobs.repeated(run)
+    if spec is None or spec.script is None:
+        return None
+    return NextRun(spec, dict(spec.script.knobs), shown_run_knobs=run.knobs)
+
+
+def beside(next_run: NextRun, run: RunFile | None) -> NextRun:
+    """The next run compared with this run, unless a script would be compared with the training of something else."""
+    of_scripts = run is not None and (run.script is not None or next_run.script is not None)
+    if run is None or (of_scripts and not is_about_model(run, next_run.spec)):
+        return replace(next_run, shown_run_knobs=None)
+    return replace(next_run, shown_run_knobs=run.knobs)
 
 
 def repeat_of(run: RunFile, home: Home) -> NextRun:
@@ -225,6 +325,7 @@ def is_about(search: SearchSnapshot, spec: RunSpec) -> bool:
     return (
         asked is not None
         and is_about_model(asked, spec)
+        and (spec.script is None or not set(asked.knobs) - set(spec.knobs) - set(SET_BY_A_BATCH_SEARCH))
         and all(
             asks_for_same(name, asked.knobs.get(name), value)
             for name, value in spec.knobs.items()

@@ -44,10 +44,14 @@ class OomExplainer:
     def explain_if_oom(self, run: RunSnapshot | None, *, may_trace: bool) -> None:
         """Explain this run if it ran out of memory; give up the trace under way if it may not go on.
 
-        Nothing is traced for a search's warm process, which needs no change.
+        Nothing is traced for a search's warm process, which needs no change, and for a script, which has no model here.
         """
         is_oom = (
-            run is not None and run.state == "oom" and run.run_file is not None and run.run_file.role not in WARM_ROLES
+            run is not None
+            and run.state == "oom"
+            and run.run_file is not None
+            and run.run_file.role not in WARM_ROLES
+            and run.run_file.script is None
         )
         if not may_trace or not is_oom:
             self.stop()

@@ -82,11 +82,12 @@ class RunControl:
         in_background("kill", partial(self._kill, directory), self._post)
 
     def _start(self, spec: RunSpec, after: Path | None) -> RunStarted | Notified:
-        from trainfast_runner.running import launch, planning
+        from trainfast_runner.running import launch
+        from trainfast_runner.running.scripts.script_spec import plan_spec
         from trainfast_runner.search.speed.speeds import with_predicted_speed
 
         # A refusal comes before anything is stopped for this run.
-        plan = planning.plan_run(spec, self._python)
+        plan = plan_spec(spec, self._python)
         if after is not None:
             self.end(after)
         given_up = self._cool(plan)

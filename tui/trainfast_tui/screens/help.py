@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 SCOPES = {
     "main": "on the main screen",
     "search": "in the search for the largest batch",
+    "script": "in the look into your own script",
     "best": "in the search for the best fit",
     "runs": "in the list of runs",
     "compare": "in a comparison",
@@ -27,7 +28,7 @@ SCOPES = {
 }
 ABOUT = (
     "trainfast-tui trains a preset for real, for seconds, and shows what the machine did meanwhile."
-    " Turn one knob, run again, compare. No weights are kept."
+    " Turn one knob, run again, compare. No weights are kept. A script of your own runs as it is: o finds its flags."
 )
 SIGNS = (
     ("•", "a knob that differs from the run on the screen"),

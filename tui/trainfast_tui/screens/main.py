@@ -47,6 +47,8 @@ IN_USE = {
     SearchKind.BEST: "Best-fit search is using the device; B shows it, s there stops it.",
 }
 """The notice about a search that goes on."""
+NO_BEST = "The best fit is for models; of a script b finds the largest batch."
+TO_ITS_END = "{} runs to its own end and saves what it saves; the knob steps ends it sooner."
 
 
 class MainScreen(AppScreen):
@@ -151,7 +153,10 @@ class MainScreen(AppScreen):
         if next_run is None or not self.is_ready:
             return
         self.query_one(KnobPanel).show(knob)
-        self.query_one(Welcome).show(next_run.spec.name)
+        name = next_run.spec.name
+        self.query_one(Welcome).show(
+            f"train {name} for a few seconds" if next_run.script is None else f"run {name}, a script of your own"
+        )
         self.show_memory()
 
     def show_memory(self) -> None:
@@ -190,9 +195,7 @@ class MainScreen(AppScreen):
         elif session.running_search is not None:
             self.notify(IN_USE[session.running_search], severity="warning")
         else:
-            machine = session.machine
-            used = None if machine is None else machine.used_by(next_run.spec.knobs["devices"])
-            risk, name = swap_notice(session.predicted_fit(), used), next_run.spec.name
+            risk, name = self._risk(next_run), next_run.spec.name
             if run is not None and run.is_live:
                 done = run.steps[-1].step if run.steps else 0
                 question = f"{run.run_id} is {state_words(run.state)}, at step {done}. Stop it and start {name}?"
@@ -204,31 +207,31 @@ class MainScreen(AppScreen):
             else:
                 self._start(next_run)
 
+    def _risk(self, next_run: NextRun) -> str:
+        """Warn of what this run may do beyond training for seconds; empty if there is nothing."""
+        if next_run.script is not None:
+            return "" if "steps" in next_run.spec.knobs else TO_ITS_END.format(next_run.spec.title)
+        machine = self.session.machine
+        used = None if machine is None else machine.used_by(next_run.spec.knobs["devices"])
+        return swap_notice(self.session.predicted_fit(), used)
+
     def _start(self, next_run: NextRun, stop: Path | None = None) -> None:
         name = next_run.spec.name
         self.notify(f"Starting {name}…" if stop is None else f"Stopping {stop.name}, then starting {name}…")
         self.session.start_run(next_run, stop)
 
     def action_batch(self) -> None:
-        session, next_run, run = self.session, self.session.next_run, self.session.shown_run
+        session = self.session
         if self._retry_with_first_snapshot(self.action_batch):
             self.notify("Looking for a live search…")
         elif session.running_search is SearchKind.BEST:
             self.notify(IN_USE[SearchKind.BEST], severity="warning")
-        elif session.search.is_going_on or session.has_answer_for_knobs():
-            self._open_search()
-        elif next_run is None:
+        elif session.next_run is None:
             self.notify("There is no preset to search; p chooses one.", severity="warning")
-        elif session.runs.is_starting:
-            self.notify("A run is starting; press b again once it is on the screen.", severity="warning")
-        elif run is None or not run.is_live:
-            self._search(None)
         else:
-            from trainfast_tui.text.batch_search import limit_notice
+            from trainfast_tui.screens.search import SearchScreen
 
-            question = f"{run.run_id} is {state_words(run.state)} and uses the device. Stop it and search the batch?"
-            question = " ".join(filter(None, (question, limit_notice(next_run.spec, session.machine))))
-            self._ask_about(run, question, "stop it, then search", partial(self._search, run.directory))
+            self.app.push_screen(SearchScreen(session, session.next_run))
 
     def _retry_with_first_snapshot(self, action: Callable[[], object]) -> bool:
         """Return True if nothing was read yet, and have `action` done again with the first snapshot."""
@@ -243,20 +246,12 @@ class MainScreen(AppScreen):
             self.notify(IN_USE[SearchKind.BATCH], severity="warning")
         elif session.next_run is None:
             self.notify("There is no preset to search; p chooses one.", severity="warning")
+        elif session.next_run.script is not None:
+            self.notify(NO_BEST, severity="warning")
         else:
             from trainfast_tui.screens.best import BestScreen
 
             self.app.push_screen(BestScreen(session))
-
-    def _search(self, live: Path | None) -> None:
-        self.session.start_search(live)
-        self._open_search()
-
-    def _open_search(self) -> None:
-        from trainfast_tui.screens.search import SearchScreen
-
-        if self.session.next_run is not None:
-            self.app.push_screen(SearchScreen(self.session, self.session.next_run.spec))
 
     def action_stop(self) -> None:
         run, runs = self.session.shown_run, self.session.runs
@@ -336,6 +331,14 @@ class MainScreen(AppScreen):
         from trainfast_tui.screens.topo import TopoScreen
 
         self.app.push_screen(TopoScreen(self.session))
+
+    def action_script(self) -> None:
+        from trainfast_tui.screens.script import ScriptScreen
+
+        screen = ScriptScreen(self.session)
+        self.app.push_screen(screen)
+        # At once, so that what is typed ahead comes to the dialog.
+        screen.action_command()
 
     def action_diagnosis(self) -> None:
         run = self.session.shown_run

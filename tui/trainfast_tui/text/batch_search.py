@@ -6,15 +6,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trainfast_runner.errors import UserError
 from trainfast_runner.records.run_file import TRIAL
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.cooling import cooling_words
+from trainfast_tui.text.lines import Tone
+from trainfast_tui.text.overrides import settings
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
     from trainfast_runner.search.search_follower import SearchSnapshot
     from trainfast_runner.settings.spec import RunSpec
+
+
+WHY = (
+    "Finds the largest batch that fits: sizes are tried with real steps in a warm process, and the largest is confirmed"
+    " in a fresh one."
+)
+WHY_OF_SCRIPT = (
+    "Finds the largest batch of the script: each size is a process of its own, which ends after a few steps and whose"
+    " checkpoints and trackers are off; the largest is confirmed in another."
+)
+ENTER = "Enter starts the search; Esc goes back."
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,23 +64,46 @@ def choices(search: SearchSnapshot | None) -> tuple[Choice, ...]:
     return tuple(Choice(label, (("batch_size", str(batch)),), why) for label, batch, why in found if batch is not None)
 
 
-def limit_notice(spec: RunSpec, machine: Machine | None) -> str:
-    """Name the limit of a search on a CPU without `memory_limit`; empty if a limit is set or a GPU sets it."""
-    if machine is None or spec.knobs["memory_limit"] is not None:
+def limit_notice(spec: RunSpec, machine: Machine | None, ranks: int | None) -> str:
+    """Name the limit of a search on a CPU without `memory_limit`; empty if a limit is set or a GPU sets it.
+
+    `ranks` are the processes of a run; None if they are refused, which the search itself tells.
+    """
+    if machine is None or ranks is None or spec.knobs.get("memory_limit") is not None:
         return ""
-    if machine.used_by(spec.knobs["devices"]).device != "cpu":
+    if machine.used_by(spec.knobs.get("devices")).device != "cpu":
         return ""
     from trainfast_runner.memory.available import host_free_bytes
     from trainfast_runner.search.limits import share_of_free
-    from trainfast_runner.settings.world import world_size
 
-    try:
-        ranks = world_size(spec, machine)
-    except UserError:
-        return ""  # the search itself refuses these knobs with the reason
     each = fmt.size(share_of_free(host_free_bytes(), ranks))
     whose = "of this machine's memory" if ranks == 1 else f"of this machine's memory for each of {ranks} processes"
     return f"No memory_limit: this searches up to {each} {whose}, set as a real limit. memory_limit makes it less."
+
+
+def question_rows(spec: RunSpec, limit: str, earlier: SearchSnapshot | None) -> list[tuple[str, str, Tone]]:
+    """Return the question of a batch search as paragraphs, each with its label and tone.
+
+    `limit` is the notice of its limit, `earlier` the newest search of these knobs, None without one.
+    """
+    why = WHY if spec.script is None else WHY_OF_SCRIPT
+    rows: list[tuple[str, str, Tone]] = [("", why, "muted"), ("", ENTER, "title")]
+    changed = ", ".join(settings({key: spec.knobs[key] for key in spec.overrides if key in spec.knobs}))
+    rows.append(("knobs    ", changed or "as the preset", "text"))
+    own_limit = spec.knobs.get("memory_limit")
+    limit = limit or ("what the device has free" if own_limit is None else f"memory_limit={own_limit}")
+    rows.append(("limit    ", limit, "text"))
+    return [*rows, ("time     ", _time_words(earlier), "text")]
+
+
+def _time_words(earlier: SearchSnapshot | None) -> str:
+    """Return what an earlier search tells of the time."""
+    if earlier is None or not earlier.probes:
+        return "not known before the first sizes have run"
+    tried = ", ".join(f"{probe.batch_size:,}" for probe in earlier.probes)
+    if earlier.ended is None or earlier.state in ("interrupted", "cancelled"):
+        return f"goes on with the search that has tried {tried}"
+    return f"the search before took {fmt.duration(earlier.ended.seconds)} for the sizes {tried}"
 
 
 def expected_s(search: SearchSnapshot) -> float | None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 LOG_LINES = 4
 _SEARCH = "b shows its search."
+NO_CHANGE = "No knob is known to free memory: make the batch smaller, or map its flag (o)."
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ def _oom(run: RunSnapshot, traced: OomExplanation | None, to_trace: int) -> Endi
         headline = f"{_warm_words(run)}: out of memory{_where(run)}"
         return Ending(headline, "warning", reason, advice=_SEARCH, facts=tuple(facts))
     changes = () if found is None else tuple(found.changes)
-    advice = "" if changes else "r runs again."
+    advice = "" if changes else NO_CHANGE if run.run_file is not None and run.run_file.script else "r runs again."
     return Ending(f"out of memory{_where(run)}", "error", reason, changes, advice=advice, facts=tuple(facts))
 
 

@@ -104,7 +104,8 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
         _rare("KnobPanel.type_value", ("enter",), "type", "Type a value for the knob under the cursor."),
         _rare("KnobPanel.reset_knob", ("backspace",), "reset", "Give the knob under the cursor its preset's value."),
         Action("KnobPanel.preset", ("p",), "preset", "Choose what to train: a preset or one of its variants."),
-        Action("batch", ("b",), "max batch", "Search the largest batch that fits, and confirm it."),
+        Action("script", ("o",), "own script", "Find the flags of a script of your own, and make a preset of it."),
+        Action("batch", ("b",), "max batch", "Search the largest batch that fits, and confirm it: first the question."),
         Action("best", ("B", "upper_b"), "best fit", "Search the fastest settings that fit, all knobs varied."),
         _rare("KnobPanel.save", ("w",), "save", "Save the knobs as a preset of your own."),
         Action("compare", ("c",), "compare", "Compare this run with the one before it."),
@@ -116,7 +117,7 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
         ),
         Action("history", ("h",), "runs", "All runs: filter, sort, mark two and compare."),
         Action("monitor", ("m",), "monitor", "The machine: all readings, who uses it, what throttles it."),
-        _rare("topo", ("o",), "topology", "How the GPUs are connected, and what it means."),
+        _rare("topo", ("T", "upper_t"), "topology", "How the GPUs are connected, and what it means."),
         _rare("diagnosis", ("d",), "why", "The bottlenecks of the run: the figures, and what to try."),
         Action("LogPane.log", ("l",), "log", "Show or hide what the training prints."),
         Action("log_scroll(-1)", ("pageup",), "log up", "Scroll the log back.", False, False),
@@ -135,12 +136,29 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
         *_TIME_AXIS,
     ),
     "search": (
-        Action("apply", ("enter",), "apply", "Give the knobs the answer under the cursor, and go back."),
+        Action(
+            "apply", ("enter",), "apply", "Start the search; at its end give the knobs the answer under the cursor."
+        ),
         Action("pause", ("space", "p"), "pause", "Pause after this probe; press again to resume."),
         Action("cancel", ("escape",), "cancel", "Cancel the search and keep its journal; once it has ended: back."),
         Action("leave", ("b",), "leave", "Back to the main screen; the search goes on."),
         Action("again", ("f5",), "go on", "Take an ended search up again; one with an answer starts anew."),
         *_moves("BatchSearchView", "answer"),
+    ),
+    "script": (
+        Action("save", ("w",), "save", "Save the command and the mapping as a preset, and choose it as the next run."),
+        Action(
+            "map",
+            ("enter",),
+            "flag",
+            "Type the flag for the knob under the cursor; before a script is known its command.",
+        ),
+        Action("add", ("a",), "add", "Map another knob to a flag."),
+        Action("remove", ("x", "backspace"), "remove", "Map the knob under the cursor to no flag."),
+        Action("command", ("c",), "command", "Type another command."),
+        Action("back", ("escape", "o"), "back", "Back to the main screen; nothing is saved."),
+        Action("again", ("f5",), "again", "Look into the script again, after a change of it."),
+        *_moves("ScriptView", "knob", pages=True),
     ),
     "best": (
         Action("apply", ("enter",), "take", "Give the knobs the best setting found, and go back; without one: search."),
@@ -187,7 +205,7 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
         *_scroll(pages=False),
     ),
     "topo": (
-        Action("back", ("escape", "o"), "back", "Back to the main screen."),
+        Action("back", ("escape", "T", "upper_t"), "back", "Back to the main screen."),
         Action("reload", ("f5",), "ask again", "Ask the driver again."),
         *_scroll(),
     ),

@@ -32,6 +32,8 @@ OUTCOMES: dict[str, tuple[str, Tone, str]] = {
 REFUTED: tuple[str, Tone, str] = ("✗", "warning", "fitted, refuted by the confirmation run")
 """Sign of a size that fitted in the warm process and ran out of memory in a fresh one."""
 PHASE_COLUMNS = (("forward_backward", "fwd+bwd"), ("optimizer", "optimizer"))
+STEP_COLUMNS = (("step", "memory"), ("", ""))
+"""Columns of a script's search: its hooks see no phases of memory."""
 WIDE, NARROW = 100, 76
 """Cells are wide from the first number of columns on, and some are left out below the second."""
 LEAST_CHART, MOST_CHART = 6, 16
@@ -51,16 +53,23 @@ class BatchSearchView(Painted):
         self._asked_ns: int | None = None
         self._notice: Piece = ("", "muted")
         self._limit_notice = ""
+        self._question: list[tuple[str, str, Tone]] = []
         self._at = 0
 
     def show(self, search: SearchSnapshot | None, now_ns: int, asked_ns: int | None = None) -> None:
         """Show this search; `now_ns` is CLOCK_MONOTONIC, `asked_ns` the time of a request that has not started yet."""
         self._search, self._now_ns, self._asked_ns = search, now_ns, asked_ns
+        self._question = []
         self.repaint()
 
     def show_limit(self, notice: str) -> None:
         """Show the notice of the limit while the search has not started."""
         self._limit_notice = notice
+        self.repaint()
+
+    def show_question(self, rows: list[tuple[str, str, Tone]]) -> None:
+        """Show these paragraphs, each with its label and tone, until a search is shown."""
+        self._question = rows
         self.repaint()
 
     def show_notice(self, text: str, tone: Tone = "text") -> None:
@@ -79,8 +88,16 @@ class BatchSearchView(Painted):
         self._at = max(0, min(len(choices(self._search)) - 1, self._at + by))
         self.repaint()
 
+    def _question_lines(self, width: int) -> list[Line]:
+        lines = [rule(f"largest batch: {self._preset}", width)]
+        for label, text, tone in self._question:
+            lines += labelled((label, "accent"), text, width, tone)
+        return [*lines, [], *paragraph(self._notice[0], width, self._notice[1])]
+
     def lines(self, width: int, height: int) -> list[Line]:
         search = self._search
+        if self._question:
+            return self._question_lines(width)
         if search is None:
             waited = _elapsed(self._asked_ns, self._now_ns)
             words = self._notice[0] or f"The knobs are being checked… {waited}"
@@ -170,9 +187,10 @@ def _tightest(search: SearchSnapshot) -> MemoryLines | None:
 
 def _table(search: SearchSnapshot, width: int) -> list[Line]:
     rows: list[Line] = []
+    columns = STEP_COLUMNS if any("step" in probe.phase_peaks for probe in search.probes) else PHASE_COLUMNS
     for probe in search.probes:
         refuted = refuted_by(probe, search.confirmations) is not None
-        rows.append(_probe_row(probe, len(search.fits) > 1, width, refuted))
+        rows.append(_probe_row(probe, columns, len(search.fits) > 1, width, refuted))
         if probe.outcome == "void" and probe.reason:
             # The person has to fix the reason, so it is shown in full.
             rows += labelled((" " * 10, "text"), probe.reason, width, "warning")
@@ -186,7 +204,7 @@ def _table(search: SearchSnapshot, width: int) -> list[Line]:
         if search.cooling:
             verb = "cooling…"
         rows.append(_row([f"▸{step.batch_size:,}"], [(verb, "secondary")], width))
-    title = ["batch", *(name for _, name in PHASE_COLUMNS), "step", "samples/s", "took"]
+    title = ["batch", *(name for _, name in columns), "step", "samples/s", "took"]
     return [_row(title, [("outcome", "muted")], width, "muted"), *rows]
 
 
@@ -200,7 +218,7 @@ def _row(cells: Sequence[str], end: Line, width: int, tone: Tone = "text") -> Li
     return [("".join(texts), tone), ("  ", "text"), *end]
 
 
-def _probe_row(probe: Probe, many_ranks: bool, width: int, refuted: bool) -> Line:
+def _probe_row(probe: Probe, columns: Sequence[tuple[str, str]], many_ranks: bool, width: int, refuted: bool) -> Line:
     sign, tone, words = REFUTED if refuted else OUTCOMES.get(probe.outcome, ("○", "text", probe.outcome))
     if width < WIDE and probe.outcome == "oom":
         words = "OOM"
@@ -211,7 +229,7 @@ def _probe_row(probe: Probe, many_ranks: bool, width: int, refuted: bool) -> Lin
     retries = f", {probe.alloc_retries:,} allocator retries" if probe.alloc_retries else ""
     cells = [
         f"{probe.batch_size:,}",
-        *(fmt.size(probe.phase_peaks.get(key)) for key, _ in PHASE_COLUMNS),
+        *(fmt.size(probe.phase_peaks.get(key)) if key else "" for key, _ in columns),
         fmt.milliseconds(probe.step_ms),
         fmt.number(probe.samples_per_s),
         fmt.duration(probe.seconds),

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.records.result import OomChange
 from trainfast_tui.charts.painted import GrowingPanel
+from trainfast_tui.control.next_run import is_about_model
 from trainfast_tui.text import oom
 from trainfast_tui.text.endings import Ending, ending
 from trainfast_tui.text.lines import Line, paragraph
 
 if TYPE_CHECKING:
+    from trainfast_runner.records.run_file import RunFile
     from trainfast_runner.running.follower import RunSnapshot
     from trainfast_tui.control.next_run import NextRun
     from trainfast_tui.session import Session
@@ -28,6 +30,7 @@ class EndingPanel(GrowingPanel):
         self._session = session
         self._ending: Ending | None = None
         self._run_id = ""
+        self._run: RunFile | None = None
         self._fix: tuple[str, NextRun, NextRun] | None = None
         """The run whose proposed change was taken last, and the next run before and after."""
 
@@ -38,7 +41,7 @@ class EndingPanel(GrowingPanel):
             found = None
         else:
             found = ending(run) if explained is None else ending(run, explained.explanation, explained.left)
-            self._run_id = run.run_id
+            self._run_id, self._run = run.run_id, run.run_file
         if found != self._ending:
             self._ending = found
             self.set_shown(found is not None)
@@ -46,7 +49,12 @@ class EndingPanel(GrowingPanel):
     def action_fix(self, place: int) -> None:
         """Give the next run's knobs a change that would make the run fit, in place of the change taken before."""
         next_run = self._session.next_run
-        if self._ending is None or place >= len(self._ending.fixes) or next_run is None:
+        if self._ending is None or self._run is None or place >= len(self._ending.fixes) or next_run is None:
+            return
+        if (self._run.script or next_run.script) and not is_about_model(self._run, next_run.spec):
+            self.screen.notify(
+                f"The changes are for {self._run.name}; the next run is {next_run.spec.name}.", severity="warning"
+            )
             return
         before = self._without_the_last_fix(next_run)
         self._session.apply(self._ending.fixes[place].settings.items(), before)
@@ -58,7 +66,7 @@ class EndingPanel(GrowingPanel):
             return next_run
         _, before, after = self._fix
         for name, value in after.spec.knobs.items():
-            if value != before.spec.knobs[name] and next_run.spec.knobs[name] == value:
+            if value != before.spec.knobs.get(name) and next_run.spec.knobs.get(name) == value:
                 next_run = next_run.with_value_of(name, before)
         return next_run
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings.knobs import BY_NAME, KNOBS
+from trainfast_runner.settings.script_reach import reach_of
 from trainfast_tui.charts.painted import Painted
 from trainfast_tui.control.next_run import NextRun, preset_choices
 from trainfast_tui.text.format import plain, to_width
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from trainfast_tui.session import Session
 
 AUTO = "auto"
+NO_VALUE = "–"
+"""Stands for the value of a knob that cannot reach a script."""
 GROUPS = ("batch", "compute", "memory", "data", "parallel", "optimization", "run")
 NAME_WIDTH = 15
 ABOUT_ROWS, ADVISED_ROWS = 13, 16
@@ -50,6 +54,7 @@ class KnobPanel(Painted, can_focus=True):
         self._advice: Mapping[str, str] = {}
         self._chosen: Mapping[str, str] = {}
         self._refusal: UserError | None = None
+        self._headings: Mapping[str, str] = {}
         self._names = IN_ORDER
         self._at = 0
         self._top = 0
@@ -67,7 +72,8 @@ class KnobPanel(Painted, can_focus=True):
         self._next, self._advice = next_run, self._session.advice()
         self._global_batch = None if next_run is None else next_run.global_batch(machine)
         if next_run is not None:
-            self._list_only(tuple(name for name in IN_ORDER if next_run.matters(name)))
+            self._headings = next_run.headings(IN_ORDER)
+            self._list_only(tuple(self._headings))
         if knob in self._names:
             self._at = self._names.index(knob)
         self.repaint()
@@ -80,7 +86,7 @@ class KnobPanel(Painted, can_focus=True):
 
     def _choice(self, next_run: NextRun, name: str) -> str:
         """The value that `auto` chose for this knob; empty if the knob is not `auto`, or before the choice is known."""
-        return self._chosen.get(name, "") if next_run.spec.knobs[name] == AUTO else ""
+        return self._chosen.get(name, "") if next_run.spec.knobs.get(name) == AUTO else ""
 
     def _list_only(self, names: tuple[str, ...]) -> None:
         """List only these knobs; the cursor stays on its knob, or goes to the nearest one above that is listed."""
@@ -140,7 +146,8 @@ class KnobPanel(Painted, can_focus=True):
                 self._change(self._session.next_run.with_value(entry.name, text))
 
         value = self._session.next_run.text_of(entry.name)
-        self.app.push_screen(Ask(entry.name, entry.values.describe(), value, entry.read), on_answer)
+        check = partial(self._session.next_run.with_value, entry.name)
+        self.app.push_screen(Ask(entry.name, entry.values.describe(), value, check), on_answer)
 
     def action_preset(self) -> None:
         from trainfast_tui.widgets.dialogs import Pick
@@ -162,13 +169,12 @@ class KnobPanel(Painted, can_focus=True):
         next_run = self._session.next_run
         if next_run is None:
             return
-        from trainfast_runner.settings.saving import save_preset
         from trainfast_tui.widgets.dialogs import Ask
 
         def save(name: str) -> None:
             # The dialog shows the error and stays open.
             try:
-                self.screen.notify(f"saved: {save_preset(name, next_run.spec)}")
+                self.screen.notify(f"saved: {next_run.save(name)}")
             except OSError as error:
                 raise UserError(f"not saved: {error}", key="name") from None
 
@@ -200,6 +206,8 @@ class KnobPanel(Painted, can_focus=True):
 
     def _head(self, next_run: NextRun, width: int) -> list[Line]:
         lines: list[Line] = [rule("next run", width), [("preset ", "muted"), (next_run.spec.name, "title")]]
+        if next_run.script is not None:
+            lines.append([("script ", "muted"), (to_width(plain(next_run.spec.title), width - 7).rstrip(), "text")])
         for field in next_run.fields():
             lines.append([("with ", "muted"), (to_width(plain(field), max(8, width - 5)).rstrip(), "warning")])
         if self._global_batch is not None:
@@ -218,9 +226,9 @@ class KnobPanel(Painted, can_focus=True):
         rows: list[Line] = []
         cursor, group = 0, ""
         for place, name in enumerate(self._names):
-            entry = BY_NAME[name]
-            if entry.group != group:
-                group = entry.group
+            heading = self._headings.get(name, "")
+            if heading != group:
+                group = heading
                 rows.append([(group, "muted")])
             changed = next_run.is_changed(name)
             if place == self._at:
@@ -240,6 +248,8 @@ class KnobPanel(Painted, can_focus=True):
         choice = self._choice(self._next, self.current) if self._next is not None else ""
         lines = paragraph(entry.what, width, "text")
         advice = self._advice.get(self.current, "")
+        head = self._way(width)
+        room -= len(head)
         for label, text in (("advice", advice), ("here", choice), ("speed", entry.speed), ("memory", entry.memory)):
             lines += labelled((f"{label:<7}", "accent" if text is advice else "secondary"), text, width)
         lines += paragraph(f"takes {entry.values.describe()}", width, "muted")
@@ -255,11 +265,17 @@ class KnobPanel(Painted, can_focus=True):
                 *before, (text, style) = lines[room - 2]
                 taken = sum(cell_len(part) for part, _ in before)
                 lines = [*lines[: room - 2], [*before, (with_more(text, width - taken), style)]]
-        return [rule(self.current, width), *lines]
+        return [rule(self.current, width), *head, *lines]
+
+    def _way(self, width: int) -> list[Line]:
+        """The way of the knob under the cursor into the user's own script; empty for a model."""
+        script = self._next.script if self._next is not None else None
+        way = "" if script is None else str(reach_of(self.current, script))
+        return labelled(("script ", "accent"), way, width)
 
 
 def _knob_row(name: str, next_run: NextRun, changed: bool, here: bool, choice: str) -> Line:
-    value = next_run.text_of(name)
+    value = next_run.text_of(name) if next_run.matters(name) else NO_VALUE
     if choice:
         value += f" ({choice.partition(',')[0]})"
     mark = "•" if changed else " "

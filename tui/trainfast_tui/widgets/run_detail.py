@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from trainfast_runner.records.state_words import state_words
 from trainfast_runner.running.history import RunRow
 from trainfast_tui.charts.painted import PaintedValue
@@ -10,7 +12,7 @@ from trainfast_tui.widgets.runs_table import SYNTHETIC, override_words
 
 
 class RunDetail(PaintedValue[RunRow]):
-    """Three lines about one run."""
+    """Three lines about one run; of a script with its whole command."""
 
     DEFAULT_CSS = "RunDetail { height: 3; }"
 
@@ -18,8 +20,9 @@ class RunDetail(PaintedValue[RunRow]):
         row = self.shown
         if row is None:
             return []
+        first: Line = [(row.run_id, "title"), (f"  {row.name}  ", "text"), (state_words(row.state), "muted")]
+        if row.command:
+            return [first, *paragraph(shlex.join(row.command), width, "text"), *paragraph(row.reason, width, "muted")]
         knobs = " ".join(override_words(row)) or "knobs as the defaults"
         knobs += f"  {SYNTHETIC}" if row.synthetic_data else ""
-        rest = f"{row.reason}.  {knobs}" if row.reason else knobs
-        first: Line = [(row.run_id, "title"), (f"  {row.name}  ", "text"), (state_words(row.state), "muted")]
-        return [first, *paragraph(rest, width, "text")]
+        return [first, *paragraph(f"{row.reason}.  {knobs}" if row.reason else knobs, width, "text")]

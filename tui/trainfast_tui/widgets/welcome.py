@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Welcome(PaintedValue[str]):
-    """The keys to press before the first run; shown the preset that `r` would run."""
+    """The keys to press before the first run; shown what `r` would do."""
 
     DEFAULT_CSS = """
     Welcome { height: auto; min-height: 11; display: none; }
@@ -26,8 +26,9 @@ class Welcome(PaintedValue[str]):
 
     def lines(self, width: int, height: int) -> list[Line]:
         keys = (
-            ("r", f"train {self.shown or ''} for a few seconds, and watch it here"),
+            ("r", f"{self.shown or ''}, and watch it here"),
             ("p", "choose another preset"),
+            ("o", "your own script: find its flags and train it"),
             ("↑ ↓", "pick a knob; its cost in speed and memory is below it"),
             ("← →", "turn it; Enter types a value"),
             ("?", "every key and every knob"),

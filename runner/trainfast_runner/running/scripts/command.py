@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,6 +39,12 @@ class ScriptCommand:
     """The script, or `-m` and its module, and the words behind; empty if it is not seen in the command."""
     launched: bool = False
     """True if a launcher starts the script's ranks."""
+
+    @property
+    def title(self) -> str:
+        """The script's name and its own arguments, without interpreter, launcher and folders."""
+        first, *rest = (self.script[1:] if self.script[:1] == ("-m",) else self.script) or ("",)
+        return shlex.join((self.name, *rest) if Path(first).name == self.name else self.words)
 
     @property
     def door_closed(self) -> str | None:

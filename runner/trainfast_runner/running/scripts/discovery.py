@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -26,6 +27,7 @@ LIMIT_S = 30.0
 """Time for a script's imports; one that has not reached a parser by then is asked for nothing."""
 END_S = 2.0
 """Time to end the processes that a script started; one that keeps starting new ones wins."""
+LOOK_EVERY_S = 0.2
 FIND_FLAGS = DOOR / "trainfast_door" / "find_flags.py"
 ONLY_RANK = {
     **{"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"},
@@ -34,8 +36,16 @@ ONLY_RANK = {
 """A launcher's variables. The script is started without a launcher, as the only rank."""
 
 
-def discover(words: Sequence[str], python: str | None = None, limit_s: float = LIMIT_S) -> Discovered:
-    """The flags of a command's script. Raises UserError if the script cannot be run, or fails before its parser."""
+def discover(
+    words: Sequence[str],
+    python: str | None = None,
+    limit_s: float = LIMIT_S,
+    cancelled: threading.Event | None = None,
+) -> Discovered:
+    """The flags of a command's script; setting `cancelled` ends the script as `limit_s` does.
+
+    Raises UserError if the script cannot be run, or fails before its parser.
+    """
     command = read_command(words, None if python is None else training_python.find(python))
     if command.interpreter is None or not command.script:
         raise UserError(
@@ -45,7 +55,7 @@ def discover(words: Sequence[str], python: str | None = None, limit_s: float = L
         )
     with tempfile.TemporaryDirectory(prefix="trainfast-discovery-") as name:
         folder = Path(name)
-        code = _run(command, command.interpreter, folder, limit_s)
+        code = _run(command, command.interpreter, folder, limit_s, cancelled or threading.Event())
         try:
             found = msgspec.json.decode((folder / DISCOVERED_FILE).read_bytes(), type=Discovered)
         except FileNotFoundError:
@@ -58,8 +68,10 @@ def discover(words: Sequence[str], python: str | None = None, limit_s: float = L
     return found
 
 
-def _run(command: ScriptCommand, interpreter: str, folder: Path, limit_s: float) -> int | None:
-    """Run the script until it stops by itself and return its exit code, None after `limit_s`; nothing of it is left."""
+def _run(
+    command: ScriptCommand, interpreter: str, folder: Path, limit_s: float, cancelled: threading.Event
+) -> int | None:
+    """Run the script until it stops by itself and return its exit code, None if it was ended; nothing of it is left."""
     environment = {**os.environ, **(ONLY_RANK if command.launched else {}), **sandbox(folder)}
     environment[SCRIPTS_VARIABLE] = str(folder)
     with (folder / "output.log").open("wb") as output:
@@ -72,9 +84,7 @@ def _run(command: ScriptCommand, interpreter: str, folder: Path, limit_s: float)
             start_new_session=True,
         )
         try:
-            return process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            return None
+            return _wait(process, limit_s, cancelled)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -89,6 +99,15 @@ def _end_left(folder: Path) -> None:
         for process in left:
             send(process, signal.SIGKILL)
         time.sleep(0.01)
+
+
+def _wait(process: subprocess.Popen[bytes], limit_s: float, cancelled: threading.Event) -> int | None:
+    """Wait for the process and return its exit code; None after `limit_s`, or once `cancelled` is set."""
+    deadline = time.monotonic() + limit_s
+    while not cancelled.is_set() and (left := deadline - time.monotonic()) > 0:
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(min(left, LOOK_EVERY_S))
+    return None
 
 
 def _output(folder: Path) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -17,18 +16,13 @@ from trainfast_runner.records.script_run import OUR_KNOBS, ScriptAsked
 from trainfast_runner.results.script_figures import closed_by_version
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.scripts.command import ScriptCommand, read_command
-from trainfast_runner.running.scripts.knob_places import (
-    FRAMEWORK_KNOBS,
-    check_reach,
-    environment,
-    loader_defaults,
-    trainer_fields,
-)
+from trainfast_runner.running.scripts.knob_places import environment, loader_defaults, trainer_fields
 from trainfast_runner.running.scripts.log_steps import compiled
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knob_values import KnobValue, parse_bytes_per_rank
 from trainfast_runner.settings.knobs import knob, setting_of
 from trainfast_runner.settings.script_preset import ScriptPreset
+from trainfast_runner.settings.script_reach import FRAMEWORK_KNOBS, check_reach
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.settings.world import device_choice
 
@@ -94,7 +88,7 @@ def plan_script(
         spec=RunSpec(
             preset=preset.name if is_own else command.name,
             variant=None,
-            title=shlex.join(words),
+            title=command.title,
             model={},
             data={},
             knobs=knobs,

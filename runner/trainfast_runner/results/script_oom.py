@@ -1,0 +1,74 @@
+"""Explain why a script of the user's own ran out of memory: changes of knobs that reach that script, by estimate."""
+
+from __future__ import annotations
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.memory.oom_advice import Fix, fixes, one_of_each
+from trainfast_runner.memory.oom_changes import MOST_CHANGES, unpredicted
+from trainfast_runner.records.result import OomChange, OomExplanation, RunError
+from trainfast_runner.records.run_file import RunFile
+from trainfast_runner.records.script_run import ScriptAsked
+from trainfast_runner.settings import script_preset
+from trainfast_runner.settings.knobs import defaults
+from trainfast_runner.settings.script_preset import ScriptPreset
+from trainfast_runner.settings.script_reach import Way, reach_of
+
+BASIS = "the memory of a script of your own is not predicted"
+
+
+def explain_script(
+    run: RunFile, script: ScriptAsked, error: RunError | None, held_bytes: int | None = None
+) -> OomExplanation:
+    """The phase, the memory held and the changes; a search's trial gets no changes, as its search goes on."""
+    phase = error.phase if error is not None else None
+    return OomExplanation(
+        phase=phase,
+        rank=error.rank if error is not None else None,
+        held_bytes=held_bytes,
+        limit_bytes=min(run.memory_limit_bytes) if run.memory_limit_bytes else None,
+        changes=[] if script.trial else _changes(run, script, phase),
+        basis=BASIS,
+    )
+
+
+def _changes(run: RunFile, script: ScriptAsked, phase: str | None) -> list[OomChange]:
+    """The changes of knobs that the run set and that reach the script; the script's own values are not known."""
+    preset = _preset_of(run, script)
+    found = one_of_each(fixes({**defaults(), **run.knobs}, run.device, phase), phase)
+    return [_change(fix, run, preset) for fix in found if fix.knob in run.knobs and _takes(preset, fix)][:MOST_CHANGES]
+
+
+def _preset_of(run: RunFile, script: ScriptAsked) -> ScriptPreset:
+    """The run's preset if its file is still there, else the flags that the run used."""
+    path = script_preset.path_of(run.preset)
+    try:
+        if path is not None:
+            return script_preset.load(path)
+    except UserError:
+        pass  # edited since, and damaged
+    return ScriptPreset(places=dict.fromkeys(script.flagged, "{}"))
+
+
+def _takes(preset: ScriptPreset, fix: Fix) -> bool:
+    place = preset.places.get(fix.knob)
+    if isinstance(place, dict):
+        return fix.value in place
+    return _reaches(fix.knob, preset)
+
+
+def _reaches(name: str, preset: ScriptPreset) -> bool:
+    """True if the knob certainly reaches the script: a knob without a flag does by a framework that is known."""
+    return name in preset.places or (bool(preset.framework) and reach_of(name, preset).way is Way.FRAMEWORK)
+
+
+def _change(fix: Fix, run: RunFile, preset: ScriptPreset) -> OomChange:
+    """The change; a smaller batch keeps the global one where accumulation reaches the script too."""
+    if fix.knob != "batch_size":
+        return unpredicted(fix)
+    batch, accumulation = run.knobs["batch_size"], run.knobs.get("grad_accum")
+    keeps = accumulation is not None and _reaches("grad_accum", preset)
+    if not keeps or batch * accumulation % int(fix.value):
+        costs = f"little; the global batch becomes {fix.leaves:.2g} times as large"
+        return OomChange(settings={"batch_size": fix.value}, saves=fix.saves, costs=costs)
+    settings = {"batch_size": fix.value, "grad_accum": str(batch * accumulation // int(fix.value))}
+    return OomChange(settings=settings, saves=fix.saves, costs="little; the global batch stays")

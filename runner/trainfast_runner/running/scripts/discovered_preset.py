@@ -1,0 +1,39 @@
+"""The preset that discovery makes of a script: its command, the mapped flags, and the values it runs with now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from trainfast_runner.machine import training_python
+from trainfast_runner.records.discovered import Discovered
+from trainfast_runner.running.scripts.command import read_command
+from trainfast_runner.settings.knob_type import KnobValues
+from trainfast_runner.settings.script_mapping import BASE, Proposal, knobs_of_fields
+from trainfast_runner.settings.script_preset import ScriptPreset
+
+
+def preset_of(
+    words: Sequence[str],
+    found: Discovered,
+    mapping: Iterable[Proposal],
+    *,
+    name: str,
+    cwd: str,
+    python: str | None = None,
+) -> ScriptPreset:
+    """The preset `name` of a command that starts in `cwd`; of its knobs, those that a search begins with have values.
+
+    `python` replaces the command's interpreter.
+    """
+    mapping = list(mapping)
+    now: KnobValues = {one.knob: one.value for one in mapping if one.knob in BASE and one.value is not None}
+    command = read_command(words, None if python is None else training_python.find(python), cwd)
+    return ScriptPreset(
+        command=tuple(words),
+        places={one.knob: one.place for one in mapping},
+        knobs=knobs_of_fields(found.fields) | now,
+        name=name,
+        title=command.title,
+        cwd=cwd,
+        framework=found.framework or "",
+    )

@@ -1,0 +1,104 @@
+"""The way of each knob into a script of the user's own, as far as it is known before the run.
+
+A knob without a flag may reach a script by a framework: the fields of the Trainer, the environment of accelerate and
+Lightning, defaults of DataLoader. An explicit argument in the script wins over the last two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import StrEnum
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.settings.script_preset import ScriptPreset, place_words
+
+FRAMEWORK_KNOBS = (
+    *("batch_size", "grad_accum", "precision", "checkpointing", "optimizer", "compile", "workers", "pin_memory"),
+    *("prefetch", "lr", "lr_schedule", "weight_decay", "grad_clip", "seed"),
+)
+BY_LOADER = ("workers", "pin_memory")
+BY_ENVIRONMENT = ("precision", "grad_accum", "grad_clip")
+"""The knobs that need no hook in the script."""
+LOADER = "DataLoader's defaults"
+BY_FRAMEWORK: dict[str, dict[str, tuple[str, ...]]] = {
+    "HF Trainer": {"the fields of TrainingArguments": FRAMEWORK_KNOBS},
+    "accelerate": {"accelerate's environment": ("precision", "grad_accum"), LOADER: BY_LOADER},
+    "Lightning": {"Lightning's environment": ("precision", "grad_accum", "grad_clip"), LOADER: BY_LOADER},
+    "torch": {LOADER: BY_LOADER},
+}
+"""The knobs that reach a script without a flag, by the framework that trains and the way that they take."""
+LAUNCH = {
+    "steps": "ends the script after so many steps; without it the script runs to its own end",
+    "timing_warmup": "first steps that enter no figure",
+    "devices": "by CUDA_VISIBLE_DEVICES",
+    "watch": "the supervisor samples these devices",
+    "memory_limit": "for the trials of a search (b) alone: a run refuses it",
+}
+"""The knobs of `OUR_KNOBS`, and what each does to a script."""
+
+
+class Way(StrEnum):
+    """A way into a script; the value is its heading on the screen."""
+
+    FLAG = "by a flag"
+    LAUNCH = "by the launch"
+    FRAMEWORK = "without a flag"
+    NONE = "cannot reach the script"
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """The way that a knob takes into a script, and the reason in words."""
+
+    way: Way
+    words: str
+
+    def __str__(self) -> str:
+        return f"{self.way}: {self.words}"
+
+
+def reach_of(name: str, preset: ScriptPreset) -> Reach:
+    """The way of this knob into the preset's script."""
+    if name in preset.places:
+        return Reach(Way.FLAG, place_words(preset.places[name]))
+    if name in LAUNCH:
+        return Reach(Way.LAUNCH, LAUNCH[name])
+    if name not in FRAMEWORK_KNOBS:
+        return Reach(Way.NONE, "no flag of the script is mapped to it; o maps one")
+    if (why := why_unreachable(name, preset.framework, None)) is not None:
+        return Reach(Way.NONE, f"{why}; o maps a flag")
+    ways = [way for way, names in BY_FRAMEWORK.get(preset.framework, {}).items() if name in names]
+    unknown = "only if a Trainer, accelerate or Lightning takes it; the script showed none before its arguments"
+    return Reach(Way.FRAMEWORK, f"by {ways[0]}" if ways else unknown)
+
+
+def ways_without_flag(framework: str, mapped: Collection[str]) -> dict[str, list[str]]:
+    """The knobs that reach a script though it has no flag for them, by the way that they take.
+
+    A script whose framework is unknown is taken for one of torch alone.
+    """
+    ways = BY_FRAMEWORK[framework or "torch"]
+    left = {way: [name for name in names if name not in mapped] for way, names in ways.items()}
+    return {way: names for way, names in left.items() if names}
+
+
+def why_unreachable(name: str, framework: str, door_closed: str | None) -> str | None:
+    """Why a knob without a flag cannot reach a script; None if it may. `framework` is empty where it is unknown."""
+    if door_closed is not None and name not in BY_ENVIRONMENT:
+        return door_closed
+    taken = [one for names in BY_FRAMEWORK.get(framework, {}).values() for one in names]
+    if framework and name not in taken:
+        return f"without a flag {framework} takes only {', '.join(taken)}"
+    return None
+
+
+def check_reach(names: Collection[str], framework: str, door_closed: str | None) -> None:
+    """Refuse knobs without a flag that cannot reach a script. Raises UserError naming the first and how to map it."""
+    for name in names:
+        if (why := why_unreachable(name, framework, door_closed)) is not None:
+            raise UserError(
+                f"{name} cannot reach the script: {why}",
+                key=name,
+                advice=f"presets new NAME --map {name}=--FLAG -- COMMAND",
+            )

@@ -1,0 +1,53 @@
+"""A script of one's own as a person meets it: `o`, its flags, its preset, a real run of it, and a batch search."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cli.command import COMMAND, Cli
+from end_to_end.terminal import Terminal, needs_tmux
+from own_scripts.conftest import SCRIPTS
+
+pytestmark = [needs_tmux, pytest.mark.long, pytest.mark.ci]
+
+
+@pytest.fixture
+def terminal(tmp_path: Path, cli: Cli) -> Iterator[Terminal]:
+    opened = Terminal(tmp_path, 120, 40, cli.environment)
+    yield opened
+    opened.close()
+
+
+def test_o_finds_the_flags_r_runs_the_script_and_b_searches_its_batch(cli: Cli, terminal: Terminal) -> None:
+    terminal.open([*COMMAND])
+    terminal.until_shows("No run yet", "o own script")
+    terminal.press("o")
+    terminal.until_shows("The command that starts your script")
+    terminal.press(shlex.join([sys.executable, str(SCRIPTS / "plain_torch.py")]), "Enter")
+    terminal.until_shows("stopped at the parser: argparse, 8 flags", "▸ batch_size      --batch-size {}", "now 4")
+    terminal.press("w")
+    terminal.until_shows("Save this script as")
+    terminal.press("Enter")
+    terminal.until_shows("plain_torch is the next run", "script plain_torch.py", "by a flag: --batch-size {}")
+    terminal.press("Right")
+    terminal.until_shows("•batch_size     8")
+    terminal.press("r")
+    terminal.until_shows("runs to its own end")
+    terminal.press("y")
+    terminal.until_shows("✓ finished", "step 12")
+    (path,) = cli.home.glob("runs/*/result.json")
+    result = json.loads(path.read_text())
+    assert result["script"]["command"][-2:] == ["--batch-size", "8"], "the flag that the knob is mapped to"
+    assert (result["preset"], result["steps"]["measured"]) == ("plain_torch", 9)
+    terminal.press("b")
+    terminal.until_shows("largest batch: plain_torch", "Enter starts the search")
+    terminal.press("Enter")
+    terminal.until_shows("● fits", seconds=300)
+    terminal.press("Escape")
+    terminal.until_shows("its journal is kept")

@@ -1,0 +1,361 @@
+"""A script of one's own on the screen: its command, its flags, the mapping as corrected, and its preset as next run."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from recorded import a_run, an_oom_run
+from still import FULL, SMALL, StillApp, a_live_run, a_snapshot, running, screen_text, until
+from textual.pilot import Pilot
+from textual.widgets import Input
+
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_directory import read_result, read_run_file
+from trainfast_runner.records.script_run import ScriptAsked, ScriptFigures
+from trainfast_tui.control.messages import SnapshotTaken
+from trainfast_tui.screens.search import SearchScreen
+from trainfast_tui.widgets.dialogs import Confirm
+from trainfast_tui.widgets.knob_panel import KnobPanel
+from trainfast_tui.widgets.script_view import ScriptView
+
+ARGPARSE = """
+import argparse, pathlib
+parser = argparse.ArgumentParser()
+parser.add_argument("--bs", type=int, default=16)
+parser.add_argument("--eval-batch-size", type=int, default=64)
+parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+parser.add_argument("--workers", "-j", type=int, default=2)
+parser.add_argument("--half", action="store_true")
+parser.add_argument("--lr", type=float, default=0.1)
+args = parser.parse_args()
+pathlib.Path("trained").write_text("the training has begun")
+"""
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a script, which is the current one."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    (folder / "train.py").write_text(ARGPARSE)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def command(*arguments: str) -> str:
+    """The command of the folder's script, as it is typed."""
+    return shlex.join([sys.executable, "train.py", *arguments])
+
+
+async def typed(pilot: Pilot[Any], text: str) -> None:
+    """Type a line into the dialog in sight, in place of what stands there."""
+    pilot.app.screen.query_one(Input).value = text
+    await pilot.press("enter")
+    await pilot.pause()
+
+
+async def looked_into(pilot: Pilot[Any], *arguments: str) -> str:
+    """Press `o`, type the command, and wait for the flags of its script; the text of the screen."""
+    assert isinstance(pilot.app, StillApp)
+    pilot.app.post(SnapshotTaken(a_snapshot(None)))
+    await pilot.pause()
+    await pilot.press("o")
+    await typed(pilot, command(*arguments))
+    return await until(pilot, "stopped at the parser")
+
+
+async def to_knob(pilot: Pilot[Any], name: str) -> None:
+    """Move the cursor of the mapping to this knob."""
+    view = pilot.app.screen.query_one(ScriptView)
+    for _ in range(20):
+        await pilot.press("up")
+    while view.current != name:
+        before = view.current
+        await pilot.press("down")
+        assert view.current != before, f"{name} is not mapped"
+
+
+async def saved(pilot: Pilot[Any], name: str) -> None:
+    """Save the mapping as this preset, which becomes the next run."""
+    await pilot.press("w")
+    await typed(pilot, name)
+    await until(pilot, f"{name} is the next run")
+
+
+@pytest.mark.parametrize("size", [FULL, SMALL])
+async def test_o_shows_the_flags_of_a_script_and_the_proposed_mapping(
+    home: Home, work: Path, size: tuple[int, int]
+) -> None:
+    async with running(home, size=size) as (_, pilot):
+        text = await looked_into(pilot, "--bs", "8")
+        assert "stopped at the parser: argparse, 6 flags" in text
+        assert "▸ batch_size      --bs {}" in text
+        assert "now 8" in text
+        assert "--bs is a usual name for batch_size; default 16, this command gives 8" in text
+        assert "fp32: --dtype float32, bf16: --dtype bfloat16" in text
+        assert "without a flag, through DataLoader's defaults: pin_memory" in text
+        assert "--eval-batch-size" in text
+        assert text.splitlines()[-1].startswith("w save  Enter flag  a add  x remove  c command  Esc back")
+        assert not (work / "trained").exists(), "nothing of the training ran"
+
+
+async def test_without_a_command_the_screen_says_what_to_do(home: Home, work: Path) -> None:
+    async with running(home, size=SMALL) as (app, pilot):
+        await pilot.press("o", "escape")
+        await pilot.pause()
+        text = screen_text(app)
+        assert "Enter types its command." in text
+        assert text.splitlines()[-1].startswith("Enter command  Esc back")
+        await pilot.press("enter")
+        await typed(pilot, command())
+        await until(pilot, "stopped at the parser")
+        await pilot.press("escape")
+        await pilot.pause()
+        assert app.screen is app.main
+
+
+@pytest.mark.parametrize(
+    ("line", "refusal"),
+    [
+        ("", "type the command that starts your script; try python train.py"),
+        ("python 'train.py", "a quote is open"),
+        ("python train.py | tee log", "no shell runs the command, so | has no meaning in it"),
+        (f"{sys.executable} trian.py", "there is no script trian.py; did you mean train.py?"),
+    ],
+)
+async def test_a_line_that_is_no_command_is_refused_where_it_is_typed(
+    home: Home, work: Path, line: str, refusal: str
+) -> None:
+    async with running(home, size=SMALL) as (app, pilot):
+        await pilot.press("o")
+        await typed(pilot, line)
+        assert refusal in " ".join(screen_text(app).replace("│", " ").split())
+        assert app.screen.query(Input), "the dialog stays"
+
+
+async def test_mapping_is_corrected_by_keyboard(home: Home, work: Path) -> None:
+    async with running(home, size=FULL) as (app, pilot):
+        await looked_into(pilot)
+        await pilot.press("enter")
+        await typed(pilot, "--bss")
+        assert "the script has no flag --bss; did you mean --bs?" in screen_text(app)
+        await typed(pilot, "--eval-batch-size")
+        text = screen_text(app)
+        assert "▸ batch_size      --eval-batch-size {}" in text
+        assert "given by you" in text
+        await to_knob(pilot, "workers")
+        await pilot.press("x")
+        assert "workers is mapped to no flag" in screen_text(app)
+        await pilot.press("a")
+        await pilot.press(*"checkpointing", "enter")
+        await typed(pilot, "--half")
+        assert "▸ checkpointing   full: --half, off: nothing" in screen_text(app)
+        await to_knob(pilot, "precision")
+        await pilot.press("enter")
+        await typed(pilot, "bf16: --halve, fp32: nothing")
+        assert "the script has no flag --halve; did you mean --half?" in screen_text(app)
+        await typed(pilot, "bf16: --half, fp32: nothing")
+        assert "▸ precision       bf16: --half, fp32: nothing" in screen_text(app)
+        await saved(pilot, "mine")
+    preset = tomllib.loads((home.path.parent / "config/trainfast-tui/presets/mine.toml").read_text())
+    assert preset["script"]["knobs"] == {
+        "batch_size": "--eval-batch-size {}",
+        "lr": "--lr {}",
+        "precision": {"bf16": "--half", "fp32": ""},
+        "checkpointing": {"full": "--half", "off": ""},
+    }
+    assert preset["script"]["cwd"] == str(work)
+
+
+@pytest.mark.parametrize("size", [FULL, SMALL])
+async def test_saved_script_is_the_next_run_and_its_knobs_say_how_they_reach_it(
+    home: Home, work: Path, size: tuple[int, int]
+) -> None:
+    async with running(home, size=size) as (app, pilot):
+        await looked_into(pilot)
+        await saved(pilot, "mine")
+        assert app.screen is app.main
+        text = screen_text(app)
+        assert "script train.py" in text
+        assert "by a flag" in text
+        assert "batch_size     16" in text
+        assert "by a flag: --bs {}" in " ".join(text.split())
+        panel = app.main.query_one(KnobPanel)
+        await pilot.press("right")
+        assert app.session.next_run is not None
+        assert app.session.next_run.spec.knobs["batch_size"] == 32
+        panel.move_to("lr")
+        assert "script's own" in screen_text(app), "a value that nobody asked for is left to the script"
+        panel.move_to("precision")
+        await pilot.press("right")
+        assert app.session.next_run.spec.knobs["precision"] == "bf16", "tf32 has no words in this script"
+        panel.move_to("attention")
+        text = screen_text(app)
+        assert "cannot reach the script" in text
+        await pilot.press("right")
+        assert "attention cannot reach mine" in " ".join(screen_text(app).split())
+        panel.move_to("optimizer")
+        assert "script without a flag: only" in screen_text(app)
+        await pilot.press("p")
+        assert "your script: train.py" in screen_text(app)
+
+
+async def test_r_asks_before_a_script_trains_to_its_own_end(home: Home, work: Path) -> None:
+    async with running(home, size=FULL) as (app, pilot):
+        await looked_into(pilot)
+        await saved(pilot, "mine")
+        started: list[Any] = []
+        app.session.runs.start = lambda spec, after=None: started.append(spec)  # type: ignore[method-assign]
+        await pilot.press("r")
+        assert isinstance(app.screen, Confirm)
+        assert "train.py runs to its own end and saves what it saves" in screen_text(app)
+        await pilot.press("n")
+        assert started == []
+        assert app.session.next_run is not None
+        app.session.change(app.session.next_run.with_value("steps", "20"))
+        await pilot.press("r")
+        await pilot.pause()
+        assert [spec.knobs["steps"] for spec in started] == [20]
+        assert started[0].script.command[-1] == "train.py"
+
+
+async def test_b_asks_about_the_batch_search_of_a_script(home: Home, work: Path) -> None:
+    async with running(home, size=SMALL) as (app, pilot):
+        await looked_into(pilot)
+        await saved(pilot, "mine")
+        await pilot.press("b")
+        text = " ".join(screen_text(app).split())
+        assert isinstance(app.screen, SearchScreen)
+        assert "each size is a process of its own" in text
+        assert "Enter starts the search; Esc goes back." in text
+        await pilot.press("escape")
+        await pilot.press("B")
+        assert "of a script b finds the largest batch" in screen_text(app)
+
+
+async def test_a_script_that_fails_says_why_and_f5_looks_again(home: Home, work: Path) -> None:
+    (work / "train.py").write_text("raise RuntimeError('no data here')\n")
+    async with running(home, size=SMALL) as (app, pilot):
+        app.post(SnapshotTaken(a_snapshot(None)))
+        await pilot.press("o")
+        await typed(pilot, command())
+        text = " ".join((await until(pilot, "f5 looks again after a change")).split())
+        assert "train.py ended before its arguments were read: RuntimeError: no data here" in text
+        (work / "train.py").write_text(ARGPARSE)
+        await pilot.press("f5")
+        await until(pilot, "stopped at the parser")
+
+
+async def test_a_script_without_flags_says_which_knobs_reach_it(home: Home, work: Path) -> None:
+    (work / "train.py").write_text("print('no arguments')\n")
+    async with running(home, size=SMALL) as (app, pilot):
+        app.post(SnapshotTaken(a_snapshot(None)))
+        await pilot.press("o")
+        await typed(pilot, command())
+        text = await until(pilot, "No flag was recognised; a maps a knob to one.")
+        assert "through DataLoader's defaults: workers, pin_memory" in " ".join(text.split())
+        await pilot.press("a")
+        await pilot.press(*"batch_size", "enter")
+        await typed(pilot, "--bs")
+        assert "the script has no flags" in screen_text(app)
+
+
+async def test_leaving_the_screen_ends_the_script(home: Home, work: Path) -> None:
+    (work / "train.py").write_text("import pathlib, time\npathlib.Path('began').touch()\ntime.sleep(600)\n")
+    async with running(home, size=SMALL) as (app, pilot):
+        app.post(SnapshotTaken(a_snapshot(None)))
+        await pilot.press("o")
+        await typed(pilot, command())
+        await until(pilot, "running the script to its arguments…")
+        await pilot.press("escape")
+        await pilot.pause()
+        assert app.screen is app.main
+        thread = app.session.scripts._thread
+        assert thread is not None
+        thread.join(60)
+        assert not thread.is_alive(), "it ends long before the 30 s of discovery"
+
+
+async def test_no_script_is_started_beside_a_measured_run(home: Home, work: Path, hold: Callable[[Path], None]) -> None:
+    directory = a_live_run(home, hold)
+    async with running(home, size=FULL) as (app, pilot):
+        app.post(SnapshotTaken(a_snapshot(directory, second=23)))
+        await pilot.pause()
+        await pilot.press("o")
+        await typed(pilot, command())
+        assert f"{directory.name} is being measured, and starting the script would slow it" in screen_text(app)
+
+
+LONG = ("/a/folder/deep/below/others/env/bin/python", "-u")
+
+
+def of_script(directory: Path, *, flagged: tuple[str, ...], knobs: dict[str, Any]) -> Path:
+    """The run as one of a script, whose flags took these knobs."""
+    run, result = read_run_file(directory), read_result(directory)
+    assert run is not None
+    assert result is not None
+    words = [*LONG, "train.py"]
+    asked = ScriptAsked(command=words, argv=words, flagged=list(flagged))
+    run = msgspec.structs.replace(
+        run, preset="train.py", title="train.py", model={}, data={}, knobs=knobs, overrides=list(knobs), script=asked
+    )
+    (directory / "run.json").write_bytes(msgspec.json.encode(run))
+    figures = ScriptFigures(command=words)
+    result = msgspec.structs.replace(result, preset="train.py", knobs=knobs, oom=None, script=figures)
+    (directory / "result.json").write_bytes(msgspec.json.encode(result))
+    return directory
+
+
+async def test_out_of_memory_proposes_only_knobs_that_reach_the_script(home: Home) -> None:
+    knobs = {"batch_size": 64, "grad_accum": 1, "precision": "fp32", "timing_warmup": 3}
+    directory = of_script(an_oom_run(home), flagged=("batch_size", "grad_accum"), knobs=knobs)
+    async with running(home, size=FULL) as (app, pilot):
+        app.post(SnapshotTaken(a_snapshot(directory)))
+        await pilot.pause()
+        text = screen_text(app)
+        assert "1 batch_size = 32, grad_accum = 2" in text
+        assert "the global batch stays" in text
+        for name in ("precision = ", "optimizer = ", "checkpointing = ", "seq_len = "):
+            assert name not in text
+        app.session.choose_preset("tiny-llama")
+        await pilot.press("1")
+        await pilot.pause()
+        assert "The changes are for train.py; the next run is tiny-llama." in screen_text(app)
+
+
+async def test_out_of_memory_without_a_knob_says_what_to_try(home: Home) -> None:
+    directory = of_script(an_oom_run(home), flagged=(), knobs={"timing_warmup": 3})
+    async with running(home, size=SMALL) as (app, pilot):
+        app.post(SnapshotTaken(a_snapshot(directory)))
+        await pilot.pause()
+        text = " ".join(line.split("│")[0] for line in screen_text(app).splitlines())
+        assert "make the batch smaller, or map its flag (o)" in " ".join(text.split())
+
+
+async def test_a_script_run_on_the_screen_is_the_next_run(home: Home) -> None:
+    directory = of_script(a_run(home), flagged=("batch_size",), knobs={"batch_size": 8, "steps": 30})
+    async with running(home, size=FULL) as (app, pilot):
+        app.post(SnapshotTaken(a_snapshot(directory)))
+        await pilot.pause()
+        assert app.session.next_run is not None
+        script = app.session.next_run.script
+        assert script is not None
+        assert script.command == (*LONG, "train.py"), "with the flags that it ran with"
+        assert app.session.next_run.spec.knobs == {"steps": 30}
+
+
+async def test_history_names_a_script_and_its_details_have_the_whole_command(home: Home) -> None:
+    directory = of_script(a_run(home), flagged=("batch_size",), knobs={"batch_size": 8})
+    async with running(home, size=SMALL) as (app, pilot):
+        app.post(SnapshotTaken(a_snapshot(directory)))
+        await pilot.pause()
+        await pilot.press("h")
+        text = await until(pilot, "/a/folder/deep/below/others/env/bin/python -u train.py")
+        assert text.count("train.py") >= 3, "in its row as well"

@@ -1,0 +1,38 @@
+"""Look into a script of the user's own for the session: in a thread, with the script in a process that it ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from functools import partial
+
+from trainfast_tui.control.background import in_background
+from trainfast_tui.control.messages import DiscoveryRefused, Post, ScriptDiscovered
+
+
+class ScriptControl:
+    """Discovers one script at a time. `python` runs it in place of its command's interpreter, None for that one."""
+
+    def __init__(self, python: str | None = None) -> None:
+        self._python = python
+        self._cancelled = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def discover(self, words: Sequence[str], post: Post) -> None:
+        """Find the flags of the script in this command: posts ScriptDiscovered or DiscoveryRefused."""
+        self.stop()
+        command, self._cancelled = tuple(words), threading.Event()
+        work = partial(self._discover, command, self._cancelled)
+        self._thread = in_background("discovery", work, post, partial(DiscoveryRefused, command))
+
+    def stop(self, wait_s: float = 0.0) -> None:
+        """End the script that is looked into, and wait at most `wait_s` until its process is gone."""
+        self._cancelled.set()
+        if self._thread is not None and wait_s:
+            self._thread.join(wait_s)
+
+    def _discover(self, words: tuple[str, ...], cancelled: threading.Event) -> ScriptDiscovered | None:
+        from trainfast_runner.running.scripts.discovery import discover
+
+        found = discover(words, self._python, cancelled=cancelled)
+        return None if cancelled.is_set() else ScriptDiscovered(words, found)

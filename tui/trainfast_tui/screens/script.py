@@ -1,0 +1,229 @@
+"""A script of the user's own: its command is asked for, its flags are found, and the mapping becomes a preset."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from textual.app import ComposeResult
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.settings.knobs import KNOBS
+from trainfast_runner.settings.presets import user_directory
+from trainfast_runner.settings.saving import new_preset_path
+from trainfast_runner.settings.saving_script import save_script_preset
+from trainfast_runner.settings.script_mapping import Proposal, place_typed, propose
+from trainfast_runner.settings.script_preset import place_words
+from trainfast_runner.settings.script_reach import LAUNCH
+from trainfast_tui.control.messages import DiscoveryRefused, Notified, ScriptDiscovered
+from trainfast_tui.screens.base import AppScreen, SessionMessage
+from trainfast_tui.session import Session
+from trainfast_tui.text.format import duration
+from trainfast_tui.text.lines import Tone
+from trainfast_tui.text.script import command_words
+from trainfast_tui.widgets.script_view import LookedInto, ScriptView
+from trainfast_tui.widgets.strips import Footer
+
+if TYPE_CHECKING:
+    from trainfast_runner.records.discovered import Discovered
+    from trainfast_tui.live.snapshot import Snapshot
+
+GIVEN = "given by you"
+COMMAND_HINT = (
+    "Such as: python train.py --data corpus/. Split as a shell splits it, and run without one; torchrun, accelerate"
+    " launch and deepspeed may stand in front."
+)
+FLAG_HINT = (
+    "A flag of the script, such as --bs. With more words, {} for the value: '--opt lr={}'. For switches, words by"
+    " value: 'bf16: --half, fp32: nothing'."
+)
+NAME_HINT = "A name; command, folder and mapping become a file of your own presets. p lists it."
+
+
+class ScriptScreen(AppScreen):
+    """Shows what discovery found in a script, lets the mapping be corrected, and saves it as the next run's preset."""
+
+    SCOPE = "script"
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self._words: tuple[str, ...] = ()
+        self._found: Discovered | None = None
+        self._mapping: dict[str, Proposal] = {}
+        self._refusal = ""
+        self._since_ns = 0
+
+    def compose(self) -> ComposeResult:
+        yield ScriptView()
+        yield self.footer()
+
+    @property
+    def view(self) -> ScriptView:
+        return self.query_one(ScriptView)
+
+    def on_mount(self) -> None:
+        self._show()
+
+    def on_unmount(self) -> None:
+        self.session.scripts.stop()
+
+    def show_snapshot(self, snapshot: Snapshot) -> None:
+        """Paint the time that discovery has taken."""
+        self._show()
+
+    def show_notice(self, text: str, tone: Tone = "text") -> None:
+        """Show a line at the bottom."""
+        self.view.show_notice(text, tone)
+
+    def on_session_message(self, message: SessionMessage) -> None:
+        """Take in what discovery found; leave other messages to the app."""
+        match message.content:
+            case ScriptDiscovered(words, found) if words == self._words:
+                self._found, self._mapping = found, {one.knob: one for one in propose(found.flags)}
+                self._show()
+            case DiscoveryRefused(words, error) if words == self._words:
+                self._refusal = error.line()
+                self._show()
+
+    def _show(self, knob: str = "") -> None:
+        waited = duration((time.monotonic_ns() - self._since_ns) // 10**9)
+        waiting = f"running the script to its arguments… {waited} of at most 30 s"
+        shown = LookedInto(self._words, os.getcwd(), self._found, tuple(self._mapping.values()), waiting, self._refusal)
+        self.view.show(shown, knob)
+        is_known, footer = self._found is not None, self.query_one(Footer)
+        useless = {
+            **dict.fromkeys(("save", "add"), not is_known),
+            "remove": not self._mapping,
+            "map": bool(self._words) and not self._mapping,
+            **dict.fromkeys(("command", "again"), not self._words),
+        }
+        footer.leave_out(frozenset(name for name, is_so in useless.items() if is_so))
+        footer.relabel("map", "flag" if self._words else "command")
+
+    def action_command(self) -> None:
+        """Ask for the command of a script, and look into it."""
+        from trainfast_tui.widgets.dialogs import Ask
+
+        def on_answer(text: object) -> None:
+            if isinstance(text, str):
+                self._look_into(tuple(command_words(text)))
+
+        self.app.push_screen(
+            Ask("The command that starts your script", COMMAND_HINT, shlex.join(self._words), command_words), on_answer
+        )
+
+    def action_again(self) -> None:
+        if self._words:
+            self._look_into(self._words)
+        else:
+            self.action_command()
+
+    def _look_into(self, words: tuple[str, ...]) -> None:
+        """Have the flags of this command's script found, unless a run or a search is being measured."""
+        session, run = self.session, self.session.shown_run
+        if session.running_search is not None or session.runs.is_starting or (run is not None and run.is_live):
+            busy = run.run_id if run is not None and run.is_live else "a search"
+            self._words, self._found, self._mapping = words, None, {}
+            self._refusal = f"{busy} is being measured, and starting the script would slow it; look again when it ends"
+        else:
+            self._words, self._found, self._mapping, self._refusal = words, None, {}, ""
+            self._since_ns = time.monotonic_ns()
+            session.scripts.discover(words, self.post)
+        self.notify("")
+        self._show()
+
+    def action_map(self) -> None:
+        if not self._words:
+            self.action_command()
+        elif self.view.current is not None:
+            self._ask_flag(self.view.current)
+        else:
+            self.notify("No knob is mapped; a maps one.", severity="warning")
+
+    def action_add(self) -> None:
+        if self._found is None:
+            self.notify("No script is known yet; c types its command.", severity="warning")
+            return
+        from trainfast_tui.widgets.dialogs import Pick
+
+        left = [(one.name, one.what) for one in KNOBS if one.name not in self._mapping and one.name not in LAUNCH]
+        self.app.push_screen(Pick("Map which knob", left, None), self._on_knob)
+
+    def _on_knob(self, name: object) -> None:
+        if isinstance(name, str):
+            self._ask_flag(name)
+
+    def _ask_flag(self, name: str) -> None:
+        """Ask for the flag of a knob; the dialog stays open while the script does not have it."""
+        from trainfast_tui.widgets.dialogs import Ask
+
+        assert self._found is not None
+        flags = self._found.flags
+
+        def check(text: str) -> Proposal:
+            return place_typed(name, text, flags, GIVEN)
+
+        def on_answer(text: object) -> None:
+            if isinstance(text, str) and text != before:
+                self._mapping[name] = check(text)
+                self._show(name)
+
+        before = place_words(self._mapping[name].place) if name in self._mapping else ""
+        self.app.push_screen(Ask(f"The flag of {name}", FLAG_HINT, before, check), on_answer)
+
+    def action_remove(self) -> None:
+        name = self.view.current
+        if name is not None:
+            del self._mapping[name]
+            self._show()
+            self.notify(f"{name} is mapped to no flag; a maps it again.")
+
+    def action_save(self) -> None:
+        """Ask for a name, save the preset, and choose it as the next run."""
+        if self._found is None:
+            self.notify("No script is known yet; c types its command.", severity="warning")
+            return
+        from trainfast_tui.widgets.dialogs import Ask
+
+        def on_answer(name: object) -> None:
+            if isinstance(name, str) and _is_own(name):
+                self.confirm(f"You have a preset {name} already. Replace it?", "replace it", lambda: self._save(name))
+            elif isinstance(name, str):
+                self._save(name)
+
+        self.app.push_screen(Ask("Save this script as", NAME_HINT, _name_for(self._words), _check_name), on_answer)
+
+    def _save(self, name: str) -> None:
+        from trainfast_runner.running.scripts.discovered_preset import preset_of
+
+        assert self._found is not None
+        mapping = self._mapping.values()
+        try:
+            preset = preset_of(self._words, self._found, mapping, name=name, cwd=os.getcwd())
+            path = save_script_preset(preset, {one.knob: one.reason for one in mapping}, overwrite=True)
+            self.session.choose_preset(name)
+        except UserError as error:
+            self.refuse(error)
+            return
+        self.session.post(Notified(f"{name} is the next run: r runs it, b searches its batch. Saved: {path}"))
+        self.dismiss()
+
+
+def _check_name(name: str) -> None:
+    """Raise UserError for a name that no new preset can have; one of the user's own may be replaced."""
+    if not _is_own(name):
+        new_preset_path(name, overwrite=False)
+
+
+def _is_own(name: str) -> bool:
+    return (user_directory() / f"{name}.toml").is_file()
+
+
+def _name_for(words: tuple[str, ...]) -> str:
+    """A name for the preset of this command: its script's, or else its first word's."""
+    script = next((word for word in words if word.endswith(".py")), words[0])
+    return re.sub(r"[^A-Za-z0-9._+-]+", "-", Path(script).stem).strip("-.") or "mine"

@@ -1,0 +1,163 @@
+"""A script of the user's own as discovery saw it: its command, the mapping of knobs, and its flags."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.script_preset import flag_names, place_words
+from trainfast_runner.settings.script_reach import ways_without_flag
+from trainfast_tui.charts.painted import Painted
+from trainfast_tui.text.format import plain, to_width
+from trainfast_tui.text.lines import Line, Piece, Tone, labelled, paragraph, rule
+from trainfast_tui.text.script import default_words, found_words
+
+if TYPE_CHECKING:
+    from trainfast_runner.records.discovered import Discovered, Flag
+    from trainfast_runner.settings.script_mapping import Proposal
+
+LEAST_FLAGS = 5
+"""Lines that the mapping leaves to the flags."""
+LEAST_KNOBS = 3
+MOST_REASON_LINES = 2
+WIDE = 100
+
+
+@dataclass(frozen=True, slots=True)
+class LookedInto:
+    """A script: the words of its command, the folder that it starts in, and what is known of it.
+
+    `waiting` says what goes on while nothing is found yet; `refusal` why nothing could be.
+    """
+
+    words: tuple[str, ...] = ()
+    cwd: str = ""
+    found: Discovered | None = None
+    mapping: Sequence[Proposal] = ()
+    waiting: str = ""
+    refusal: str = ""
+
+
+class ScriptView(Painted):
+    """The view of a script, as large as the screen, with a cursor on the mapped knobs."""
+
+    DEFAULT_CSS = "ScriptView { height: 1fr; }"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._shown = LookedInto()
+        self._notice: Piece = ("", "muted")
+        self._at = 0
+        self._flags_from = 0
+
+    @property
+    def current(self) -> str | None:
+        """The knob under the cursor; None if none is mapped."""
+        mapping = self._shown.mapping
+        return mapping[self._at].knob if mapping else None
+
+    def show(self, shown: LookedInto, knob: str = "") -> None:
+        """Show this script, with the cursor on `knob` where one is named."""
+        if shown.found is not self._shown.found:
+            self._at = self._flags_from = 0
+        self._shown = shown
+        at = next((n for n, one in enumerate(shown.mapping) if one.knob == knob), self._at)
+        self._at = max(0, min(at, len(shown.mapping) - 1))
+        self.repaint()
+
+    def show_notice(self, text: str, tone: Tone = "text") -> None:
+        """Show this line at the bottom until the next one."""
+        self._notice = (text, tone)
+        self.repaint()
+
+    def action_move(self, by: int) -> None:
+        """Move the cursor among the mapped knobs."""
+        self._at = max(0, min(len(self._shown.mapping) - 1, self._at + by))
+        self.repaint()
+
+    def action_page(self, by: int) -> None:
+        """Scroll the flags by some lines."""
+        flags = self._shown.found.flags if self._shown.found is not None else []
+        self._flags_from = max(0, min(len(flags) - 1, self._flags_from + by * LEAST_FLAGS))
+        self.repaint()
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        notice = paragraph(self._notice[0], width, self._notice[1], 3) if self._notice[0] else []
+        head = _head(self._shown, width)
+        room = max(0, height - len(head) - len(notice))
+        body = self._body(width, room)[:room]
+        return [*head, *body, *([[]] * (room - len(body))), *notice]
+
+    def _body(self, width: int, room: int) -> list[Line]:
+        found = self._shown.found
+        if found is None:
+            return []
+        ways = _way_lines(found, self._shown.mapping, width)
+        flags = [_flag_line(flag, self._shown.mapping, width) for flag in found.flags]
+        rows, reason = self._mapping_lines(width)
+        for_rows = room - 2 - len(reason) - len(ways) - min(LEAST_FLAGS, len(flags))
+        top = max(0, self._at + 1 - max(LEAST_KNOBS, for_rows))
+        rows = rows[top : top + max(LEAST_KNOBS, for_rows)]
+        lines = [rule("knobs and their flags", width), *rows, *reason, *ways]
+        if flags and room > len(lines) + 1:
+            for_flags = room - len(lines) - 1
+            first = max(0, min(self._flags_from, len(flags) - for_flags))
+            last = min(len(flags), first + for_flags)
+            part = f", {first + 1} to {last} (PgUp PgDn)" if for_flags < len(flags) else ""
+            lines += [rule(f"flags of the script{part}", width), *flags[first:last]]
+        return lines
+
+    def _mapping_lines(self, width: int) -> tuple[list[Line], list[Line]]:
+        """Return a row for each mapped knob, and the reason of the one under the cursor."""
+        mapping = self._shown.mapping
+        if not mapping:
+            return paragraph("No flag was recognised; a maps a knob to one.", width, "warning"), []
+        rows = [_knob_line(one, place == self._at, width) for place, one in enumerate(mapping)]
+        return rows, paragraph(mapping[self._at].reason, width, "muted", MOST_REASON_LINES)
+
+
+def _head(shown: LookedInto, width: int) -> list[Line]:
+    lines = [rule("own script", width)]
+    if not shown.words:
+        about = (
+            "A script of your own runs as it is, in its own environment: its steps, memory and speed are measured, its"
+            " largest batch and its fastest settings searched. First it is run to its argument parser and no further,"
+            " to see which of its flags take which knobs."
+        )
+        return [*lines, *paragraph(about, width, "text"), [], [("Enter types its command.", "title")]]
+    lines += labelled(("command ", "muted"), shlex.join(shown.words), width)[:3]
+    lines += labelled(("folder  ", "muted"), shown.cwd, width)[:1]
+    if shown.refusal:
+        lines += labelled(("refused ", "error"), shown.refusal, width, "error")
+        return [*lines, [], *paragraph("c types another command; f5 looks again after a change.", width, "title")]
+    text = shown.waiting if shown.found is None else found_words(shown.found)
+    return [*lines, *labelled(("found   ", "muted"), text, width, "muted" if shown.found is None else "text")]
+
+
+def _knob_line(one: Proposal, here: bool, width: int) -> Line:
+    now = "" if one.value is None else f"now {BY_NAME[one.knob].show(one.value)}"
+    room = width - 18 - len(now) - 1
+    text = f"{'▸' if here else ' '} {one.knob:<15} {to_width(plain(place_words(one.place)), room)} {now}"
+    return [(text, "cursor" if here else "text")]
+
+
+def _way_lines(found: Discovered, mapping: Sequence[Proposal], width: int) -> list[Line]:
+    """Return the knobs that reach the script without a flag, a paragraph a way."""
+    ways = ways_without_flag(found.framework or "", [one.knob for one in mapping])
+    return [
+        line
+        for way, knobs in ways.items()
+        for line in paragraph(f"without a flag, through {way}: {', '.join(knobs)}", width, "secondary", 2)
+    ]
+
+
+def _flag_line(flag: Flag, mapping: Sequence[Proposal], width: int) -> Line:
+    names = set(flag.names)
+    knobs = [one.knob for one in mapping if names & flag_names(one.place)]
+    name_room, default_room = (50, 28) if width >= WIDE else (36, 16)
+    text = f"  {to_width(plain(', '.join(flag.names)), name_room)} {flag.type:<10} "
+    default = to_width(default_words(flag), default_room)
+    return [(text, "text"), (default, "muted"), (f" {', '.join(knobs)}", "accent")]
