@@ -11,8 +11,9 @@ from benchmarks.best_fit_spaces import Synthetic
 
 from cli.command import Cli
 from trainfast_runner.search.best.cold_runs import NEAR_LIMIT, ColdRuns
+from trainfast_runner.search.best.decide import decide
 from trainfast_runner.search.best.found import found
-from trainfast_runner.search.best.journal import BestLine, BestQuestion, Found, Race
+from trainfast_runner.search.best.journal import BestLine, BestQuestion, Found, LaunchedBest, Race
 from trainfast_runner.search.best.state import state_of_best_journal
 
 from .synthetic import asking, confirmed, trial, visited
@@ -111,7 +112,22 @@ def test_a_baseline_that_does_not_fit_under_the_limit_is_not_the_answer(space: S
     answer = found(state_of_best_journal(lines, 0.0))
     assert answer is not None
     assert answer.best == other
+    assert answer.gain_percent is None, "there is nothing to gain on"
     assert "the baseline does not fit: it failed" in " ".join(answer.notes)
+
+
+def test_trials_go_on_where_all_that_was_measured_does_not_fit_under_the_limit(space: Synthetic) -> None:
+    base = space.space.baseline
+    other = next(number for number in sorted(space.truth) if number != base)
+    asked = msgspec.structs.replace(asking(space), limits_bytes=[2**50])
+    lines: list[BestLine] = [asked, space.space, *visited(space, base), trial(base, warm=False)]
+    lines += [
+        LaunchedBest(run_id="u", role="limit", candidate=base),
+        Race(candidate=base, role="limit", run_id="u", outcome="oom", reason="it failed", seconds=1.0),
+        *visited(space, other, "two"),
+        trial(other, "two", warm=False),
+    ]
+    assert decide(state_of_best_journal(lines, 0.0)).action == "trial", "one setting is no answer yet"
 
 
 @pytest.mark.long

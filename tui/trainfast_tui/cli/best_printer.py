@@ -81,6 +81,8 @@ class BestPrinter(JournalPrinter[BestLine]):
         """Words for the outcome of the newest trial or run."""
         so_far = self._so_far
         value = so_far.values.get(len(so_far.ran) - 1)
+        if isinstance(line, Race) and (line.role, line.outcome) == ("limit", "measured"):
+            return f"fits, peak {size(line.peak_allocated_bytes)}"
         if line.outcome != "measured" or value is None:
             known = {"oom": "ran out of memory", "slow": "is too slow", "void": "is void"}
             words = known.get(line.outcome, line.outcome)
@@ -91,7 +93,6 @@ class BestPrinter(JournalPrinter[BestLine]):
         return f"{words}, peak {size(line.peak_allocated_bytes)}{steps}, {duration(line.seconds)}{doubt}"
 
     def _knobs(self, number: int | None) -> str:
-
         if number is None or self._so_far.space is None:
             return "the baseline"
         return knob_words(self._so_far.candidates[number].knobs)

@@ -39,7 +39,8 @@ COLD_ERROR, COLD_LEAST, COLD_MOST = 0.007, 8, 60
 RESERVED, CONFIRMING = 0.5, 4
 """The share of the budget that the runs that confirm may take, as trials may, and their number."""
 NEARLY_ALL = "it needs nearly all of memory_limit: one run under it"
-ROLES = ("race", "confirm", "limit", "turn_back")
+SPEED_ROLES = ("race", "confirm", "turn_back")
+ROLES = (*SPEED_ROLES, "limit")
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ class ColdRuns:
         self.state = state
         self.baseline = state.space.baseline
         self.raced = Runs(state, "race")
-        self.every = Runs(state, "race", "confirm", "turn_back")
+        self.every = Runs(state, *SPEED_ROLES)
 
     def difference(self, one: int, other: int) -> Difference:
         """The ln of the objective of `one` over `other`: by fresh processes where both were run, else by the trials."""
@@ -138,10 +139,12 @@ class ColdRuns:
 
     @property
     def begun(self) -> bool:
-        """True once a run in a fresh process was started: from then on there are no more trials."""
-        return any(isinstance(one, LaunchedBest) and one.role in ROLES for one in self.state.lines) or bool(
-            self.state.races
-        )
+        """True once a run in a fresh process was started for its speed: from then on there are no more trials.
+
+        A run under memory_limit may rule out all that was measured.
+        """
+        runs = (one for one in self.state.lines if isinstance(one, LaunchedBest | Race))
+        return any(one.role in SPEED_ROLES for one in runs)
 
     @property
     def count(self) -> int:

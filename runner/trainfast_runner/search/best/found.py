@@ -41,7 +41,7 @@ def found(state: BestState) -> Found | None:
     gain = None
     if best == baseline:
         gain = Difference(0.0, 0.0)
-    elif baseline_rate is not None:
+    elif baseline_rate is not None and baseline not in state.ruled_out:
         gain = cold.difference(best, baseline)
     within = _within_percent(state, cold, best, gain)
     every = verdicts(state, cold, best)
@@ -189,8 +189,7 @@ def _within_percent(state: BestState, cold: ColdRuns, best: int, gain: Differenc
 def _is_open(state: BestState, cold: ColdRuns, best: int, gain: Difference | None) -> bool:
     """True if the gain may be none, a rival may be the best, or a measured setting may be better than the baseline."""
     if best != state.space.baseline:
-        fits = state.space.baseline not in state.ruled_out
-        return bool(cold.rivals) or (fits and gain is not None and not gain.is_clear)
+        return bool(cold.rivals) or (gain is not None and not gain.is_clear)
     others = [number for number in state.rated if number != best and number not in state.ruled_out]
     return bool(cold.rivals) or not all(cold.difference(number, best).is_clear for number in others)
 
