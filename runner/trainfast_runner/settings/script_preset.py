@@ -46,8 +46,8 @@ Place = str | dict[str, str]
 class ScriptPreset:
     """A script's command as words, the place of each knob in it, and the knobs to set.
 
-    `name` is the preset's, empty for a command as typed; `cwd` the folder that the command starts in, empty for the
-    one that it is typed in; `framework` one of `FRAMEWORKS`, empty if it is unknown.
+    `name` is the preset's and `file` its file, empty for a command as typed; `cwd` the folder that the command starts
+    in, empty for the one that it is typed in; `framework` one of `FRAMEWORKS`, empty if it is unknown.
     """
 
     command: tuple[str, ...] = ()
@@ -57,6 +57,7 @@ class ScriptPreset:
     title: str = ""
     cwd: str = ""
     framework: str = ""
+    file: str = ""
 
     def applied(self, words: list[str], knobs: KnobValues) -> list[str]:
         """The command with the flags of these knobs; a flag that it has already gets the value. Raises UserError."""
@@ -127,6 +128,7 @@ def load(path: str | Path) -> ScriptPreset:
         title=reader.words(raw, "title", ()),
         cwd=str((file.parent / Path(cwd).expanduser()).resolve()) if cwd else "",
         framework=framework,
+        file=str(file),
     )
 
 

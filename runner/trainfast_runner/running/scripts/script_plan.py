@@ -18,7 +18,7 @@ from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.scripts.command import ScriptCommand, read_command
 from trainfast_runner.running.scripts.knob_places import environment, loader_defaults, trainer_fields
 from trainfast_runner.running.scripts.log_steps import compiled
-from trainfast_runner.settings.knob_type import KnobValues
+from trainfast_runner.settings.knob_type import KnobValues, whole_number
 from trainfast_runner.settings.knob_values import KnobValue, parse_bytes_per_rank
 from trainfast_runner.settings.knobs import knob, setting_of
 from trainfast_runner.settings.script_preset import ScriptPreset
@@ -47,34 +47,13 @@ def plan_script(
     saving anything. Raises UserError.
     """
     preset = preset or ScriptPreset()
-    knobs = _knobs(settings, preset)
-    if "memory_limit" in knobs and not trial:
-        raise UserError(
-            "memory_limit is for the trials of a search: a run of a script changes nothing but what is asked",
-            key="memory_limit",
-            advice="trainfast-tui search max-batch",
-        )
-    is_own = not words
-    mapped = {name: value for name, value in knobs.items() if name in preset.places}
+    knobs = _knobs(settings, preset, trial)
     free = {name: value for name, value in knobs.items() if name not in (*preset.places, *OUR_KNOBS)}
-    words = preset.applied(list(words or preset.command), mapped)
-    cwd = preset.cwd if is_own else ""
-    command = read_command(words, None if python is None else training_python.find(python), cwd)
-    if steps is not None:
-        if knobs.get("steps", steps) != steps:
-            raise UserError(f"--steps {steps} and --set steps={knobs['steps']} differ", key="--steps")
-        knobs["steps"] = steps
-    limit, warmup = knobs.get("steps"), knobs.setdefault("timing_warmup", knob("timing_warmup").default)
-    if isinstance(limit, int) and isinstance(warmup, int) and warmup >= limit:
-        raise UserError(
-            f"timing_warmup={warmup} leaves none of the {limit} steps to measure",
-            key="timing_warmup",
-            advice=f"--steps {warmup + 5}",
-        )
-    if steps_from_log is not None:
-        compiled(steps_from_log)
-        if limit is not None:
-            raise UserError("--steps needs the hooks, which --steps-from-log replaces", key="--steps-from-log")
+    flagged = [name for name in knobs if name in preset.places]
+    cwd = "" if words else _folder(preset)
+    typed = preset.applied(list(words or preset.command), knobs)
+    command = read_command(typed, None if python is None else training_python.find(python), cwd)
+    steps = _steps(knobs, steps, steps_from_log)
     versions = _versions(command.interpreter)
     door_closed = _door_closed(command, versions)
     check_reach(free, preset.framework, door_closed)
@@ -83,17 +62,8 @@ def plan_script(
         raise machine.refusal
     choice = _gpus(machine, knobs)
     watch = knobs.get("watch")
-    overrides = tuple(name for name in knobs if name != "timing_warmup" or warmup != knob(name).default)
     return RunPlan(
-        spec=RunSpec(
-            preset=preset.name if is_own else command.name,
-            variant=None,
-            title=command.title,
-            model={},
-            data={},
-            knobs=knobs,
-            overrides=overrides,
-        ),
+        spec=_spec(command.name if words else preset.name, command.title, knobs),
         device=machine.device,
         world_size=command.processes,
         gpus=choice.gpus,
@@ -104,13 +74,13 @@ def plan_script(
         env={**_environment(knobs, choice), **environment(free)},
         devices_reason=choice.reason,
         script=ScriptAsked(
-            command=list(words),
+            command=typed,
             argv=list(command.argv),
-            steps=limit if isinstance(limit, int) else None,
-            timing_warmup=int(str(warmup)),
+            steps=steps,
+            timing_warmup=whole_number(knobs, "timing_warmup"),
             samples_per_step=samples_per_step,
             steps_from_log=steps_from_log,
-            flagged=list(mapped),
+            flagged=flagged,
             places=preset.places,
             trainer_fields=trainer_fields(free),
             loader_defaults=loader_defaults(free),
@@ -122,8 +92,11 @@ def plan_script(
     )
 
 
-def _knobs(settings: Iterable[str], preset: ScriptPreset) -> KnobValues:
-    """The preset's knobs with every `--set`. Raises UserError for a knob that no script takes without a flag."""
+def _knobs(settings: Iterable[str], preset: ScriptPreset, trial: bool) -> KnobValues:
+    """The preset's knobs with every `--set`, and a timing_warmup.
+
+    Raises UserError for a knob that no script takes without a flag, and for a `memory_limit` that is not a trial's.
+    """
     found: KnobValues = dict(preset.knobs)
     found |= dict(setting_of(setting) for setting in settings)
     takes = (*OUR_KNOBS, *FRAMEWORK_KNOBS, *preset.places)
@@ -132,7 +105,52 @@ def _knobs(settings: Iterable[str], preset: ScriptPreset) -> KnobValues:
             raise UserError(
                 f"{name} has no place in a script: name its flag in [script.knobs]", key=name, allowed=takes
             )
+    if "memory_limit" in found and not trial:
+        raise UserError(
+            "memory_limit is for the trials of a search: a run of a script changes nothing but what is asked",
+            key="memory_limit",
+            advice="trainfast-tui search max-batch",
+        )
+    found.setdefault("timing_warmup", knob("timing_warmup").default)
     return found
+
+
+def _folder(preset: ScriptPreset) -> str:
+    """The folder that the preset's command starts in, empty for the present one. Raises UserError if it is gone."""
+    if preset.cwd and not os.path.isdir(preset.cwd):
+        raise UserError(f"script.cwd: there is no folder {preset.cwd}", key="script.cwd", where=preset.file)
+    return preset.cwd
+
+
+def _steps(knobs: KnobValues, steps: int | None, steps_from_log: str | None) -> int | None:
+    """The steps after which the script is ended, put into `knobs`; None for a script that ends by itself.
+
+    Raises UserError for contradictory numbers, for steps that leave none to measure, and for steps without hooks.
+    """
+    if steps is not None:
+        if knobs.get("steps", steps) != steps:
+            raise UserError(f"--steps {steps} and --set steps={knobs['steps']} differ", key="--steps")
+        knobs["steps"] = steps
+    limit = whole_number(knobs, "steps") if "steps" in knobs else None
+    warmup = whole_number(knobs, "timing_warmup")
+    if limit is not None and warmup >= limit:
+        raise UserError(
+            f"timing_warmup={warmup} leaves none of the {limit} steps to measure",
+            key="timing_warmup",
+            advice=f"--steps {warmup + 5}",
+        )
+    if steps_from_log is not None:
+        compiled(steps_from_log)
+        if limit is not None:
+            raise UserError("--steps needs the hooks, which --steps-from-log replaces", key="--steps-from-log")
+    return limit
+
+
+def _spec(name: str, title: str, knobs: KnobValues) -> RunSpec:
+    """The run's settings; a timing_warmup at its default is no override."""
+    usual = knobs["timing_warmup"] == knob("timing_warmup").default
+    overrides = tuple(one for one in knobs if one != "timing_warmup" or not usual)
+    return RunSpec(name, None, title, model={}, data={}, knobs=knobs, overrides=overrides)
 
 
 def _limits(limit: KnobValue, ranks: int) -> tuple[int, ...] | None:
