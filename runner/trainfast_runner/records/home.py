@@ -16,7 +16,7 @@ import platformdirs
 
 from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.records.file_locks import locked
-from trainfast_runner.records.run_directory import is_alive_after_grace, is_unfinished
+from trainfast_runner.records.run_directory import is_alive_after_grace, is_listed, is_unfinished
 
 LAUNCH_LOCK_FILE = "launch.lock"
 STAMP, STAMP_EXAMPLE = "%Y%m%d-%H%M%S", "20261121-054455"
@@ -108,12 +108,13 @@ class Home:
         return self.searches / search_id
 
     def find(self, reference: str) -> str:
-        """The id behind an id, a unique prefix of one, or `last`. Raises UserError."""
+        """The id behind an id, a unique prefix of one, or `last`, the newest that is listed. Raises UserError."""
         ids = self.run_ids()
         if reference == "last":
-            if not ids:
+            newest = next((id for id in reversed(ids) if is_listed(self.directory(id))), None)
+            if newest is None:
                 raise UserError("there is no run yet", key="last", advice="trainfast-tui run tiny-llama")
-            return ids[-1]
+            return newest
         if reference in ids:
             return reference
         matching = [id for id in ids if id.startswith(reference)] if reference else []

@@ -11,7 +11,7 @@ import msgspec
 from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.json_lines import DAMAGE
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_file import RunFile
+from trainfast_runner.records.run_file import WARM_ROLES, RunFile
 
 T = TypeVar("T")
 
@@ -33,6 +33,12 @@ _result_decoder = msgspec.json.Decoder(Result)
 def read_run_file(directory: Path) -> RunFile | None:
     """`run.json`, or None when it is missing or unreadable."""
     return _read(directory / RUN_FILE, _run_decoder)
+
+
+def is_listed(directory: Path) -> bool:
+    """True unless a search tried settings in the run: its search shows it, and a list of runs leaves it out."""
+    run = read_run_file(directory)
+    return run is None or run.role not in WARM_ROLES
 
 
 def read_result(directory: Path) -> Result | None:

@@ -37,9 +37,9 @@ STEP_PHASES = ("data", "forward", "backward", "optimizer", "other")
 """Phases of a step, in their order; `other` is the remainder."""
 """The roles of a batch search's runs: the process in which it tries batch sizes, and its last run, which proves one."""
 TRIAL, COLD = "trial", "cold"
-"""The roles of a best-fit search's runs: a process that tries settings, and a run of one setting by itself."""
+"""The roles of a best-fit search's runs: a process that tries settings (of a script: one), and a run that confirms."""
 WARM_ROLES = (PROBE, TRIAL)
-"""The roles of warm processes: they try settings and train none to its end."""
+"""The roles of processes in which a search tries settings: they train none to its end, and no list of runs has them."""
 EXIT_CODES = {
     "finished": 0,
     "oom": 3,

@@ -137,7 +137,7 @@ def read_records(directory: Path) -> RunRecords:
     records = RunRecords(run=read_run_file(directory))
     records.worker = worker_lines(directory, records)
     records.events = list(_each(Tail(directory / EVENTS_FILE, Event), records))
-    records.tried = settings_tried(directory / CONTROL_FILE, records.run.role if records.run else None)
+    records.tried = settings_tried(directory / CONTROL_FILE, records.run)
     steps = _read_steps(directory, records)
     ticks = _read_ticks(directory, records)
     first = records.totals(min(records.steps, default=0))

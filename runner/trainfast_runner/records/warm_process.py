@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.records.json_lines import read_all
-from trainfast_runner.records.run_file import PROBE, TRIAL, WARM_ROLES, Count
+from trainfast_runner.records.run_file import PROBE, TRIAL, WARM_ROLES, Count, RunFile
 
 
 class ProbeOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,15 +34,18 @@ class TrialOrder(msgspec.Struct, frozen=True, kw_only=True):
     more: bool = False
 
 
-def settings_tried(control: Path, role: str | None) -> list[dict[str, Any]]:
-    """Knobs of each setting that a warm process was ordered to try, oldest first; empty for a run of another role.
+def settings_tried(control: Path, run: RunFile | None) -> list[dict[str, Any]]:
+    """Knobs of each setting that a search tried in a run, oldest first; empty for a run of another role.
 
-    An order is written before the process begins it, so the process ended at the last one.
+    A run of a script tries its own setting. A warm process is ordered to: an order is written before the process begins
+    it, so the process ended at the last one.
     """
-    if role not in WARM_ROLES:
+    if run is None or run.role not in WARM_ROLES:
         return []
+    if run.script is not None:
+        return [dict(run.knobs)]
     try:
-        if role == PROBE:
+        if run.role == PROBE:
             sizes, _ = read_all(control, ProbeOrder)
             return [{"batch_size": order.batch_size} for order in sizes if order.do == PROBE]
         trials, _ = read_all(control, TrialOrder)

@@ -22,8 +22,8 @@ from trainfast_runner.records.json_lines import Tail
 from trainfast_runner.records.log_tail import LogTail
 from trainfast_runner.records.output_log import OUTPUT_FILE
 from trainfast_runner.records.result import Diagnosis, Result, SteadyState
-from trainfast_runner.records.run_directory import read_result, read_run_file
-from trainfast_runner.records.run_file import END_STATES, WARM_ROLES, Event, RunFile, Step, WorkerLine
+from trainfast_runner.records.run_directory import is_listed, read_result, read_run_file
+from trainfast_runner.records.run_file import END_STATES, Event, RunFile, Step, WorkerLine
 from trainfast_runner.records.run_records import CONTROL_FILE, EVENTS_FILE, TELEMETRY_FILE, rank_files
 from trainfast_runner.records.step_lines import StepTail
 from trainfast_runner.records.telemetry_lines import telemetry_tail
@@ -178,7 +178,7 @@ class Follower:
             conditions=tuple(self._conditions),
             diagnosis=tuple(result.diagnosis) if result else self._live.diagnosis,
             steady=result.conditions if result else self._live.steady,
-            tried=tuple(settings_tried(self.directory / CONTROL_FILE, known.run_file.role if known.run_file else None)),
+            tried=tuple(settings_tried(self.directory / CONTROL_FILE, known.run_file)),
         )
         return self._known
 
@@ -272,15 +272,10 @@ class Follower:
 def newest(home: Home) -> Path | None:
     """The newest live run, else the newest of all; None without any.
 
-    A search's warm processes are left out: their search shows them.
+    The processes in which a search tries settings are left out: their search shows them.
     """
     every = (home.directory(run_id) for run_id in reversed(home.run_ids()))
-    return next((directory for directory in chain(home.live_directories(), every) if not _is_warm(directory)), None)
-
-
-def _is_warm(directory: Path) -> bool:
-    run = read_run_file(directory)
-    return run is not None and run.role in WARM_ROLES
+    return next((directory for directory in chain(home.live_directories(), every) if is_listed(directory)), None)
 
 
 def summed_tokens_per_s(parts: Sequence[Step]) -> float | None:

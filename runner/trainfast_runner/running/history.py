@@ -40,7 +40,7 @@ class RunRow(msgspec.Struct, frozen=True):
     clean: bool = True
     supervised: bool | None = None
     role: str | None = None
-    """`probe` or `proof` of a search's runs."""
+    """Role in its search: probe, proof, trial or cold; None for a run by itself."""
     measured_under: str | None = None
     """The reason its speed ranks against no other, as `Result.measured_under`."""
     command: list[str] = []

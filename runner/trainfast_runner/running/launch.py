@@ -85,8 +85,9 @@ class DevicesBusy(UserError):
 def _refuse_busy(plan: RunPlan, home: Home) -> None:
     busy = busy_with(plan, home)
     if busy is not None:
+        search = f", a run of search {busy.search_id}" if busy.search_id is not None else ""
         raise DevicesBusy(
-            f"{_device_words(plan)} in use by {busy.run_id}",
+            f"{_device_words(plan)} in use by {busy.run_id}{search}",
             key="devices",
             advice=f"trainfast-tui stop {busy.run_id}, or --wait",
         )

@@ -6,29 +6,26 @@ A script has no warm process, so a trial is an ordinary run of a few steps. Earl
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_file import COLD, Step, WorkerLine
+from trainfast_runner.records.run_file import PROBE, Step, WorkerLine
 from trainfast_runner.records.run_records import read_records
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.running.scripts.script_plan import plan_script
 from trainfast_runner.search.conduct import BatchConductor, MakeConductor
 from trainfast_runner.search.conductor import ConductOptions
 from trainfast_runner.search.journal import AnyLine, ConfirmationRun, Ended, Predicted, Probe, RankPeaks
 from trainfast_runner.search.opening import BatchSearchOptions, check_options
 from trainfast_runner.search.probe_record import probe_of_ended_run
 from trainfast_runner.search.processes import Interrupted, wait_for_result
+from trainfast_runner.search.script_runs import TrialPlan, incompatible, trial_plan_of
 from trainfast_runner.search.searches import SET_BY_A_BATCH_SEARCH
-from trainfast_runner.settings.knob_values import KnobValue
-from trainfast_runner.settings.knobs import knob
 from trainfast_runner.settings.script_preset import ScriptPreset
 
 STEPS = 4
@@ -38,9 +35,6 @@ CONTEXT_BYTES = 512 << 20
 """About what a CUDA context takes of a GPU's free memory."""
 PHASE = "step"
 """The phase of a script's peak: its hooks see no phases of memory."""
-
-TrialPlan = Callable[[Mapping[str, KnobValue]], RunPlan]
-"""Plans the script's run with these knobs."""
 
 
 class ScriptBatchConductor(BatchConductor):
@@ -75,7 +69,7 @@ class ScriptBatchConductor(BatchConductor):
     def _probe(self, batch_size: int) -> Ended | None:
         """Try one size in a process of its own."""
         began = time.monotonic()
-        directory = self._start(self._sized(batch_size, STEPS, TIMING_WARMUP), COLD)
+        directory = self._start(self._sized(batch_size, STEPS, TIMING_WARMUP), PROBE)
         result = wait_for_result(directory, self._check)
         self._live = None
         seconds = time.monotonic() - began
@@ -135,15 +129,6 @@ def why_not_usable(result: Result) -> str | None:
     return None
 
 
-def incompatible(result: Result, knobs: Collection[str]) -> str | None:
-    """Why a trial was not of the settings asked for: the script overrode one of these knobs; None if it did not."""
-    for one in result.script.overridden if result.script is not None else ():
-        if one.knob in knobs:
-            ran = "nothing shows what ran" if one.ran is None else f"{one.ran} ran"
-            return f"{one.knob}={one.asked} is incompatible with the script: {ran}, by {one.by}"
-    return None
-
-
 def fitting_probe(
     directory: Path, result: Result, batch_size: int, seconds: float, available_bytes: int | None
 ) -> Probe:
@@ -194,20 +179,6 @@ def _rank_peaks(rank: int, steps: list[Step], lines: list[WorkerLine], available
     )
 
 
-def trial_plan_of(preset: ScriptPreset, settings: Sequence[str], python: str | None) -> TrialPlan:
-    """The planner of trials of a preset's script. Raises UserError, also in its calls."""
-    kept = [setting for setting in settings if setting.partition("=")[0].strip() not in SET_BY_A_BATCH_SEARCH]
-
-    def trial_plan(knobs: Mapping[str, KnobValue]) -> RunPlan:
-        asked = [f"{name}={knob(name).show(value)}" for name, value in knobs.items()]
-        plan = plan_script((), [*kept, *asked], preset=preset, python=python, trial=True)
-        if plan.script is not None and plan.script.door_closed is not None:
-            raise UserError(f"its steps are not seen: {plan.script.door_closed}", key=preset.name)
-        return plan
-
-    return trial_plan
-
-
 def opening_plan(trial_plan: TrialPlan, options: BatchSearchOptions) -> RunPlan:
     """The plan that a script's batch search is opened with. Raises UserError for one that cannot be searched."""
     plan = trial_plan({"steps": STEPS, "timing_warmup": TIMING_WARMUP})
@@ -219,5 +190,5 @@ def planned_search(
     preset: ScriptPreset, settings: Sequence[str], python: str | None, options: BatchSearchOptions
 ) -> tuple[RunPlan, MakeConductor]:
     """The plan and the conductor of a script's batch search. Raises UserError for one that cannot be searched."""
-    trial_plan = trial_plan_of(preset, settings, python)
+    trial_plan = trial_plan_of(preset, settings, python, SET_BY_A_BATCH_SEARCH)
     return opening_plan(trial_plan, options), partial(ScriptBatchConductor, trial_plan=trial_plan)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from collections.abc import Callable, Sequence
-from itertools import takewhile
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,8 @@ from trainfast_runner.search.journal import AnyLine, Asked, Conducted, Confirmat
 if TYPE_CHECKING:
     from trainfast_runner.running.planning import RunPlan
 
+Read = Callable[[Path], Sequence[AnyLine | BestLine]]
+"""Reads the journal of a search."""
 SET_BY_A_SEARCH = ("steps", "timing_warmup")
 """Knobs that a search sets itself; commands that differ only in these continue the same search."""
 SET_BY_A_BATCH_SEARCH = ("batch_size", *SET_BY_A_SEARCH)
@@ -46,7 +49,27 @@ def key_of(plan: RunPlan) -> str:
     """Return the key that tells batch searches apart: of model, data or script, knobs, devices and versions."""
     knobs = {name: value for name, value in plan.spec.knobs.items() if name not in SET_BY_A_BATCH_SEARCH}
     asked = (plan.spec.model, plan.spec.data, knobs, plan.device, plan.device_uuids, plan.python, plan.versions)
-    return hash_of(asked if plan.script is None else (*asked, plan.script.command, plan.cwd))
+    return key_of_question(asked, plan)
+
+
+def key_of_question(asked: tuple[object, ...], plan: RunPlan) -> str:
+    """Return the key of a question; that of a script has the command and the folder too, and a dot and the file's hash.
+
+    A key with the same part before the dot is of the same question about the script as it was before an edit.
+    """
+    if plan.script is None:
+        return hash_of(asked)
+    question = hash_of((*asked, plan.script.command, plan.cwd))
+    return f"{question}.{_hash_of_script(plan.script.command, plan.cwd)}"
+
+
+def _hash_of_script(words: Sequence[str], cwd: str) -> str:
+    """8 hex digits of the content of a command's script: the first word that is a Python file, else its first word."""
+    files = [os.path.join(cwd, word) for word in (*(word for word in words if word.endswith(".py")), *words[:1])]
+    for file in files:
+        with suppress(OSError), open(file, "rb") as script:
+            return hashlib.file_digest(script, "sha256").hexdigest()[:8]
+    return "-"
 
 
 def hash_of(asked: object) -> str:
@@ -54,27 +77,44 @@ def hash_of(asked: object) -> str:
     return hashlib.sha256(msgspec.json.encode(asked, order="deterministic")).hexdigest()[:16]
 
 
-def unfinished(
-    home: Home, key: str, read: Callable[[Path], Sequence[AnyLine | BestLine]] = read_journal
-) -> Path | None:
+def unfinished(home: Home, key: str, read: Read = read_journal) -> Path | None:
     """The newest search of this key if it has no answer yet, else None. Raises as `search_directories`.
 
     One that ended before it tried anything, as by a refusal, does not hide an older one that did.
     `read` reads the journals of one kind of search; those of the other kind then have no first line.
     """
-    empty: Path | None = None
-    for directory in reversed(search_directories(home)):
+    found = _newest_open(search_directories(home), lambda one: one == key, read)
+    return None if found is None else found[0]
+
+
+def left_by_edit(home: Home, directory: Path, read: Read = read_journal) -> Path | None:
+    """The search before this one if it asked the same about a script that was edited since, and has no answer yet.
+
+    None for any other. `read` and errors as for `unfinished`.
+    """
+    first = read(directory)[0]
+    key = first.key if isinstance(first, Asked | BestQuestion) else ""
+    question, dot, _ = key.partition(".")
+    older = [one for one in search_directories(home) if one.name < directory.name]
+    found = _newest_open(older, lambda one: bool(dot) and one.partition(".")[0] == question, read)
+    return None if found is None or found[1] == key else found[0]
+
+
+def _newest_open(directories: Sequence[Path], is_ours: Callable[[str], bool], read: Read) -> tuple[Path, str] | None:
+    """The newest search whose key is ours, and that key; None if it has an answer, and without one."""
+    empty: tuple[Path, str] | None = None
+    for directory in reversed(directories):
         lines = read(directory)
         first = lines[0] if lines else None
         # A newer version's lines may mean something else.
-        if isinstance(first, Asked | BestQuestion) and first.key == key and first.schema <= SCHEMA:
+        if isinstance(first, Asked | BestQuestion) and is_ours(first.key) and first.schema <= SCHEMA:
             ended = next((line for line in reversed(lines) if isinstance(line, Ended | BestEnded)), None)
-            is_open = ended is None or ended.state == "cancelled"
+            found, is_open = (directory, first.key), ended is None or ended.state == "cancelled"
             is_answered = ended is not None and ended.state in ANSWERED
             if is_answered or any(isinstance(line, TRIES) for line in lines) or is_conducted(directory):
-                return directory if is_open else empty
+                return found if is_open else empty
             if is_open and empty is None:
-                empty = directory
+                empty = found
     return empty
 
 

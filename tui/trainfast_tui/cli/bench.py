@@ -204,7 +204,7 @@ def _run_one(
 
 def _refused_if_overridden(result: Result, varied: tuple[str, ...]) -> Outcome:
     """Return the result of a script's row, or the UserError for a value that the script overrode."""
-    from trainfast_runner.search.script_trials import incompatible
+    from trainfast_runner.search.script_runs import incompatible
 
     why = incompatible(result, varied)
     return result if why is None else UserError(why, key=result.run_id)

@@ -79,8 +79,11 @@ def _print_steps(directory: Path, as_json: bool) -> None:
 
 
 def _settings(result: Result, run: RunFile | None) -> str:
-    """Return the overrides; results of older versions have them only in `run.json`."""
-    if result.role in WARM_ROLES:
+    """Return the search of a process that tried settings for it, else the overrides.
+
+    Results of older versions have them only in `run.json`.
+    """
+    if result.role in WARM_ROLES and result.script is None:
         return f"its search: {result.search_id or 'not on record'}"
     changed = result.overrides or (run.override_values() if run is not None else {})
     return f"settings: {plain(' '.join(settings(changed)))}" if changed else "settings: as the preset sets them"

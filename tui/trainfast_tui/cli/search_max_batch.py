@@ -17,7 +17,7 @@ from trainfast_runner.search.conduct import MakeConductor, conduct
 from trainfast_runner.search.journal import AnyLine, Ended, Launched, Next, Probe, read_journal
 from trainfast_runner.search.opening import BatchSearchOptions, check_plan, open_search
 from trainfast_runner.search.report import report
-from trainfast_runner.search.searches import SET_BY_A_BATCH_SEARCH
+from trainfast_runner.search.searches import SET_BY_A_BATCH_SEARCH, left_by_edit
 from trainfast_runner.settings import presets, script_preset
 from trainfast_runner.settings.spec import RunSpec, resolve
 from trainfast_tui.cli.exit_codes import SEARCH_EXIT_CODES
@@ -104,6 +104,8 @@ def _conducted(
     if tried:
         sizes = ", ".join(str(line.batch_size) for line in tried)
         progress.print_line(f"continuing {directory.name}, which has tried {sizes}; --fresh begins anew")
+    elif (edited := left_by_edit(home, directory)) is not None:
+        progress.print_line(f"the script was edited since {edited.name}: a new search begins")
     printer = BatchPrinter(progress, home)
     return printer.watch(conducting, signals)
 

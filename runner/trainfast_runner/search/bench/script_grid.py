@@ -9,7 +9,8 @@ from functools import partial
 from trainfast_runner.errors import UserError
 from trainfast_runner.search.bench.grid import check_count, id_of
 from trainfast_runner.search.bench.variants import Bench, Entry
-from trainfast_runner.search.script_trials import TrialPlan, trial_plan_of
+from trainfast_runner.search.script_runs import TrialPlan, trial_plan_of
+from trainfast_runner.search.searches import SET_BY_A_BATCH_SEARCH
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import knob, setting_of
 from trainfast_runner.settings.script_preset import ScriptPreset
@@ -40,7 +41,7 @@ def prepare_script_grid(preset: ScriptPreset, vary: Vary, settings: Sequence[str
     ]
     if own not in combinations:
         combinations = [own, *combinations]
-    trial_plan = trial_plan_of(preset, settings, python)
+    trial_plan = trial_plan_of(preset, settings, python, SET_BY_A_BATCH_SEARCH)
     entries = [_entry(preset, base, combination, trial_plan) for combination in combinations]
     return Bench(preset.name, preset.title, id_of(own) or OWN, tuple(entries), varied=tuple(vary))
 

@@ -1,0 +1,44 @@
+"""The runs of a script's searches: each is planned as a trial, and tells which knobs the script overrode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.records.result import Result
+from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.running.scripts.script_plan import plan_script
+from trainfast_runner.settings.knob_values import KnobValue
+from trainfast_runner.settings.knobs import knob
+from trainfast_runner.settings.script_preset import ScriptPreset
+
+TrialPlan = Callable[[Mapping[str, KnobValue]], RunPlan]
+"""Plans the script's run with these knobs."""
+
+
+def trial_plan_of(
+    preset: ScriptPreset, settings: Sequence[str], python: str | None, set_by_search: Collection[str]
+) -> TrialPlan:
+    """The planner of trials of a preset's script; the knobs of `set_by_search` are left out of the settings.
+
+    Raises UserError, also in its calls.
+    """
+    kept = [setting for setting in settings if setting.partition("=")[0].strip() not in set_by_search]
+
+    def trial_plan(knobs: Mapping[str, KnobValue]) -> RunPlan:
+        asked = [f"{name}={knob(name).show(value)}" for name, value in knobs.items()]
+        plan = plan_script((), [*kept, *asked], preset=preset, python=python, trial=True)
+        if plan.script is not None and plan.script.door_closed is not None:
+            raise UserError(f"its steps are not seen: {plan.script.door_closed}", key=preset.name)
+        return plan
+
+    return trial_plan
+
+
+def incompatible(result: Result, knobs: Collection[str]) -> str | None:
+    """Why a trial was not of the settings asked for: the script overrode one of these knobs; None if it did not."""
+    for one in result.script.overridden if result.script is not None else ():
+        if one.knob in knobs:
+            ran = "nothing shows what ran" if one.ran is None else f"{one.ran} ran"
+            return f"{one.knob}={one.asked} is incompatible with the script: {ran}, by {one.by}"
+    return None
