@@ -48,3 +48,23 @@ def samples_of_steps(cli: Cli, result: dict[str, Any], rank: int = 0) -> set[int
     """The samples of the measured steps of a rank, as recorded: one number if all had as many."""
     steps = read_all(rank_file(cli.home / "runs" / result["run_id"], "steps", rank), Step)[0]
     return {step.samples for step in steps if not step.warmup}
+
+
+def preset_of(cli: Cli, *words: str) -> None:
+    """Make the preset `mine` of a script."""
+    done = cli("presets", "new", "mine", *words)
+    assert done.code == 0, done.err
+
+
+def files_below(folder: Path) -> list[Path]:
+    """Every file of a folder and its folders."""
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder that is the current one."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder

@@ -65,7 +65,8 @@ def test_argparse_flags_are_listed_and_mapped(cli: Cli, tmp_path: Path, monkeypa
     preset = tomllib.loads((cli.presets / "mine.toml").read_text())
     assert preset["script"]["cwd"] == str(tmp_path)
     assert preset["script"]["command"][-1] == "--bs=8"
-    assert preset["knobs"] == {"batch_size": 8, "grad_accum": 1, "precision": "fp32", "workers": 2}
+    known = {"batch_size": 8, "grad_accum": 1, "precision": "fp32", "workers": 2, "checkpointing": "off"}
+    assert preset["knobs"] == known
 
 
 def test_discovery_prints_flags_reasons_and_the_next_command(cli: Cli, tmp_path: Path) -> None:
@@ -225,7 +226,7 @@ def test_hard_coded_arguments_go_through_the_trainer(cli: Cli) -> None:
     ways = found["without_flag"]["the fields of TrainingArguments"]
     assert {"batch_size", "grad_accum", "precision", "workers"} <= set(ways)
     knobs = tomllib.loads((cli.presets / "mine.toml").read_text())["knobs"]
-    assert knobs == {"batch_size": 4, "grad_accum": 2, "precision": "fp32", "workers": 0}
+    assert knobs == {"batch_size": 4, "grad_accum": 2, "precision": "fp32", "workers": 0, "checkpointing": "off"}
 
 
 @pytest.mark.long

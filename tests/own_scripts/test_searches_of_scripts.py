@@ -8,22 +8,7 @@ from typing import Any
 import pytest
 
 from cli.command import Cli
-from own_scripts.conftest import PYTHON, script
-
-
-def preset_of(cli: Cli, *words: str) -> None:
-    """Make the preset `mine` of a script."""
-    done = cli("presets", "new", "mine", *words)
-    assert done.code == 0, done.err
-
-
-@pytest.fixture
-def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder that is the current one."""
-    folder = tmp_path / "work"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    return folder
+from own_scripts.conftest import PYTHON, files_below, preset_of, script
 
 
 def searched(cli: Cli, *options: str) -> dict[str, Any]:
@@ -32,11 +17,6 @@ def searched(cli: Cli, *options: str) -> dict[str, Any]:
     assert done.code == 0, done.err
     answer: dict[str, Any] = done.json
     return answer
-
-
-def files_below(folder: Path) -> list[Path]:
-    """Every file of a folder and its folders."""
-    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 @pytest.mark.long
@@ -48,6 +28,8 @@ def test_largest_batch_of_an_argparse_script_is_confirmed_and_a_larger_one_does_
     assert answer["proofs"][-1]["state"] == "finished"
     assert 0 <= answer["headroom_bytes"] < 64 << 20
     assert files_below(work) == [], "no trial has saved anything"
+    listed = {run["run_id"] for run in cli("runs", "list", "--json").json["runs"]}
+    assert listed == {proof["run_id"] for proof in answer["proofs"]}, "trials are listed with --probes alone"
     run_ids = [answer["proof_run_id"], *(probe["run_id"] for probe in answer["probes"])]
     for run_id in run_ids:
         shown = cli("runs", "show", run_id, "--json").json
@@ -139,7 +121,6 @@ def test_bench_compares_the_values_of_a_script_in_trials(
     ("words", "said"),
     [
         (["bench", "mine"], "mine is a script: name the values to compare; try trainfast-tui bench mine --vary"),
-        (["search", "best", "mine"], "mine is the preset of a script: trainfast-tui run, bench --vary and search"),
         (["predict", "mine"], "mine is the preset of a script"),
     ],
 )

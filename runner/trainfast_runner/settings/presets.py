@@ -134,7 +134,7 @@ def _read(path: Path) -> tuple[_Source, dict[str, Any]]:
         raise UserError(f"{path}: not valid TOML: {error}", key=str(path)) from None
     source = _Source(path, text)
     if "script" in raw:
-        takes = "trainfast-tui run, bench --vary and search max-batch take it"
+        takes = "trainfast-tui run, bench --vary and search take it"
         raise source.error_at(("script",), f"{path.stem} is the preset of a script: {takes}")
     source.known_keys(raw, TOP_KEYS, ())
     if "schema" not in raw:

@@ -60,7 +60,7 @@ PRECISIONS = (
 )
 """Families of words for a precision: accelerate's, torch's, plain, Lightning's new and old."""
 HALVES = {"bf16": ("bf16", "use_bf16", "bfloat16"), "fp16": ("fp16", "use_fp16", "half")}
-BASE = ("batch_size", "grad_accum", "precision", "workers")
+BASE = ("batch_size", "grad_accum", "precision", "workers", "checkpointing")
 """The knobs whose present values a preset of a script keeps: those that a search begins with."""
 OPTIMIZER = ("optim", "optimizer", "opt")
 TABLE = re.compile(r"[\w.-]+: ")
@@ -273,5 +273,6 @@ def knobs_of_fields(fields: Mapping[str, Any]) -> KnobValues:
         "grad_accum": _value("grad_accum", fields.get("gradient_accumulation_steps")),
         "precision": precision,
         "workers": _value("workers", fields.get("dataloader_num_workers")),
+        "checkpointing": "full" if fields.get("gradient_checkpointing") else "off",
     }
     return {name: value for name, value in found.items() if fields and value is not None}

@@ -18,6 +18,8 @@ from trainfast_runner.search.best.estimate import estimate
 from trainfast_runner.search.best.journal import BestEnded, Race, Trial, read_best_journal
 from trainfast_runner.search.best.opening import BestOptions, BestPlan, open_best, plan_best
 from trainfast_runner.search.best.report import best_report
+from trainfast_runner.search.searches import left_by_edit
+from trainfast_runner.settings import script_preset
 from trainfast_runner.settings.spec import resolve
 from trainfast_runner.settings.vary import read_vary
 from trainfast_tui.cli.best_printer import BestPrinter
@@ -66,9 +68,8 @@ def run(arguments: argparse.Namespace) -> int:
         budget_s=read_budget(arguments.budget),
     )
     options = BestOptions(fresh=arguments.fresh, wait=arguments.wait, cool_to_c=arguments.cool_to)
-    spec = resolve(arguments.preset, arguments.settings)
     with progress_when_slow("checking…"):
-        best = plan_best(spec, asked, options, arguments.python)
+        best = _planned(arguments, asked, options)
     if arguments.dry_run:
         _print_estimate(best, home, arguments.json)
         return 0
@@ -83,6 +84,15 @@ def run(arguments: argparse.Namespace) -> int:
     return SEARCH_EXIT_CODES[ended.state]
 
 
+def _planned(arguments: argparse.Namespace, asked: BestAsked, options: BestOptions) -> BestPlan:
+    """Return the checked question about a preset, or about the script of one. Raises UserError."""
+    if (script := script_preset.path_of(arguments.preset)) is not None:
+        from trainfast_runner.search.best.script_survey import plan_script_best
+
+        return plan_script_best(script_preset.load(script), arguments.settings, asked, options, arguments.python)
+    return plan_best(resolve(arguments.preset, arguments.settings), asked, options, arguments.python)
+
+
 def _conducted(
     directory: Path, best: BestPlan, home: Home, options: BestOptions, signals: Signals, began_ns: int
 ) -> BestEnded:
@@ -92,6 +102,8 @@ def _conducted(
     tried = sum(isinstance(line, Trial | Race) for line in lines)
     if tried:
         progress.print_line(f"continuing {directory.name}, with {tried} measurements; --fresh begins anew")
+    elif (edited := left_by_edit(home, directory, read_best_journal)) is not None:
+        progress.print_line(f"the script was edited since {edited.name}: a new search begins")
     printer = BestPrinter(progress, home, lines)
     printer.print_question(best.question)
 

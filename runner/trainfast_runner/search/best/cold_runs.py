@@ -252,7 +252,7 @@ class ColdRuns:
 
     def is_near_limit(self, number: int) -> bool:
         """True if a candidate needs nearly all of memory_limit, or an unknown part of it."""
-        limits = self.state.question.limits_bytes
+        limits = self.state.untested_limits
         needed = self.memory_bytes(number)
         return bool(limits) and (needed is None or needed > NEAR_LIMIT * min(limits))
 
@@ -325,7 +325,7 @@ def _confirming(cold: ColdRuns) -> bool:
 def _confirm(cold: ColdRuns) -> ColdRun | None:
     """The next run of winner, baseline, baseline, winner; None when both have two runs."""
     winner, baseline = cold.winner, cold.baseline
-    if cold.state.question.limits_bytes and not cold.runs(winner, "limit"):
+    if cold.state.untested_limits and not cold.runs(winner, "limit"):
         return ColdRun("limit", winner, "the winner, under memory_limit")
     if baseline in cold.state.ruled_out:
         order = [winner, winner]
@@ -364,7 +364,7 @@ def _turn_back(cold: ColdRuns) -> ColdRun | None:
 
 def _under_limit(cold: ColdRuns) -> ColdRun | None:
     """The run under memory_limit of the answer, then of candidates near that limit as long as the budget allows."""
-    if cold.state.question.limits_bytes and not cold.runs(cold.answer, "limit"):
+    if cold.state.untested_limits and not cold.runs(cold.answer, "limit"):
         return ColdRun("limit", cold.answer, "the answer, under memory_limit")
     number = next((one for one in cold.unchecked if cold.are_affordable([one])), None)
     return None if number is None else ColdRun("limit", number, NEARLY_ALL)

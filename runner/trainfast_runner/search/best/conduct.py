@@ -16,7 +16,6 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_file import COLD, TRIAL
-from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best.bounds import ceiling_here, flops_of, with_bounds
 from trainfast_runner.search.best.candidates import spec_of
@@ -37,17 +36,19 @@ from trainfast_runner.search.best.journal import (
     read_best_journal,
 )
 from trainfast_runner.search.best.left_runs import LeftRuns
+from trainfast_runner.search.best.observed import steps_for
 from trainfast_runner.search.best.opening import BestOptions, BestPlan
 from trainfast_runner.search.best.orders import read_orders
-from trainfast_runner.search.best.race_record import TIMING_WARMUP, race_of
+from trainfast_runner.search.best.race_record import TIMING_WARMUP, race_of, start_s
+from trainfast_runner.search.best.run_trial import trial_of_run
 from trainfast_runner.search.best.state import BestState, state_of_best_journal
 from trainfast_runner.search.best.too_large import Shortage, closest_to_fit, shortage_of
-from trainfast_runner.search.best.trial import take_trial
+from trainfast_runner.search.best.trial import UNTIMED, take_trial
 from trainfast_runner.search.conductor import ConductOptions, Conductor, sole_conductor, worked_seconds
 from trainfast_runner.search.journal import Conducted
 from trainfast_runner.search.processes import LOOK_EVERY_S, Interrupted, WarmProcess, wait_for_result
 from trainfast_runner.search.speed.speeds import with_predicted_speed
-from trainfast_runner.settings.world import device_count
+from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.worker.catalog import allows_warm_trials
 
 TRACE_WITHIN_S = 30.0
@@ -91,7 +92,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
     def __init__(self, directory: Path, best: BestPlan, home: Home, conduct_options: ConductOptions[BestLine]) -> None:
         super().__init__(directory, best.plan, home, read_best_journal(directory), conduct_options)
         self._question = next(line for line in self._lines if isinstance(line, BestQuestion))
-        self._spec, self._survey = best.survey.spec, best.survey
+        self._survey = best.survey
         self._space = best.space
         self._ceiling = ceiling_here(home, best.plan)
         self._left = LeftRuns(home, directory.name, self._lines)
@@ -178,20 +179,15 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         """Trace and predict while the baseline's process starts, and write the candidates before its first trial."""
         cancelled = threading.Event()
         with ThreadPoolExecutor(1) as pool:
-            surveyed = pool.submit(self._surveyed, cancelled)
+            surveyed = pool.submit(self._survey.surveyed, self._question, cancelled)
             try:
-                self._process_for(self._space.baseline)
+                if self._survey.tries_warm:
+                    self._process_for(self._space.baseline)
                 self._wait_for(surveyed, time.monotonic() + TRACE_WITHIN_S)
             finally:
                 cancelled.set()
         self._space = surveyed.result()
         self._write(self._space)
-
-    def _surveyed(self, cancelled: threading.Event) -> Space:
-        self._survey.ask_attentions(self._question)
-        space = self._survey.space(self._question)
-        self._survey.trace(space, cancelled)
-        return self._survey.predicted(space)
 
     def _wait_for(self, surveyed: Future[Space], latest: float) -> None:
         while not surveyed.done() and time.monotonic() < latest:
@@ -199,7 +195,10 @@ class BestConductor(Conductor[BestLine, BestEnded]):
             time.sleep(LOOK_EVERY_S)
 
     def _trial(self, move: Move, number: int) -> None:
-        """Measure a candidate in the warm process of its process knobs, or in a new one."""
+        """Measure a candidate: in the warm process of its process knobs, in a new one, or in a run by itself."""
+        if not self._survey.tries_warm:
+            self._trial_by_itself(move, number)
+            return
         if move.cold:
             self._end_process()
         process = self._process_for(number)
@@ -230,9 +229,41 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         elif not self._is_turned_warm(number):
             self._end_process()
 
+    def _trial_by_itself(self, move: Move, number: int) -> None:
+        """Measure a candidate in a run by itself, with as many steps as the noise so far asks for."""
+        self._left.end()
+        candidate, rule, began = self._space.candidates[number], move.steps, time.monotonic()
+        deviation = self._state().measured.step_deviation
+        steps = UNTIMED + steps_for(deviation, rule.standard_error, rule.least, rule.most)
+        plan = self._trial_plan(number, steps=steps, timing_warmup=UNTIMED)
+        if plan is None:
+            return
+        directory = self._start(plan, TRIAL, LaunchedBest(run_id="", role=TRIAL, candidate=number))
+        result = wait_for_result(directory, self._check)
+        self._live = None
+        if result.state in ("stopped", "killed"):
+            raise Interrupted
+        to_steady_s = start_s(directory)
+        trial = trial_of_run(
+            number,
+            candidate,
+            directory,
+            result,
+            time.monotonic() - began - to_steady_s,
+            counts=self._is_usually_disturbed(number),
+            checks_samples=any(isinstance(line, Trial) and line.outcome == "measured" for line in self._lines),
+        )
+        if trial.step_ms:
+            self._write(Visited(run_id=directory.name, process=candidate.process, start_s=to_steady_s))
+        self._write(trial)
+        learned = self._survey.learned(self._question, self._space, self._lines)
+        if learned != self._space:
+            self._space = learned
+            self._write(learned)
+
     def _is_turned_warm(self, number: int) -> bool:
         """True if a process of this candidate takes a second trial, even of the same setting."""
-        knobs = spec_of(self._spec, self._space.candidates[number].knobs).knobs
+        knobs = spec_of(self._survey.spec, self._space.candidates[number].knobs).knobs
         return allows_warm_trials(str(knobs["strategy"]), str(knobs["engine"]), str(knobs["compile"]))
 
     def _bound(self, process: WarmProcess) -> None:
@@ -251,12 +282,8 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         self._end_process()
         self._left.end()
         began = time.monotonic()
-        try:
-            plan = self._plan_of(number)
-        except UserError as error:
-            if number == self._space.baseline:
-                raise
-            self._record_failure(number, "", "failed", Shortage(error.line()))
+        plan = self._trial_plan(number)
+        if plan is None:
             return None
         directory = self._start(plan, TRIAL, LaunchedBest(run_id="", role=TRIAL, candidate=number))
         process = self._process = WarmProcess(directory, plan.world_size, self._check)
@@ -267,14 +294,20 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         self._write(Visited(run_id=directory.name, process=candidate.process, start_s=time.monotonic() - began))
         return process
 
-    def _plan_of(self, number: int, **knobs: object) -> RunPlan:
-        """The plan of a candidate's run, its speed not under `memory_limit`. Raises UserError."""
-        spec = spec_of(self._spec, self._space.candidates[number].knobs)
-        spec = spec.with_overrides(**{"memory_limit": None, **knobs})  # type: ignore[arg-type]
-        # Every process takes the same GPUs, whichever has the most free memory by now.
-        uuids = self._question.device_uuids
-        among = uuids[: device_count(spec, self._survey.machine)] if uuids else ()
-        return replace(planning.plan_run(spec, self._plan.python, among), search_id=self._directory.name)
+    def _plan_of(self, number: int, *, limited: bool = False, **knobs: KnobValue) -> RunPlan:
+        """The plan of a candidate's run, `limited` under `memory_limit`. Raises UserError."""
+        plan = self._survey.plan_of(self._question, self._space.candidates[number], limited=limited, **knobs)
+        return replace(plan, search_id=self._directory.name)
+
+    def _trial_plan(self, number: int, **knobs: KnobValue) -> RunPlan | None:
+        """Plan a candidate's trial; None if that is refused, which is recorded. Raises UserError for the baseline's."""
+        try:
+            return self._plan_of(number, limited=False, **knobs)
+        except UserError as error:
+            if number == self._space.baseline:
+                raise
+            self._record_failure(number, "", "failed", Shortage(error.line()))
+            return None
 
     def _start(self, plan: RunPlan, role: str, launched: LaunchedBest) -> Path:
         directory = self._launch(plan, role)
@@ -286,8 +319,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         self._end_process()
         launched = LaunchedBest(run_id="", role=move.action, candidate=number, knob=move.knob)
         if move.action == "limit":
-            limit = self._spec.knobs["memory_limit"]
-            plan = self._plan_of(number, memory_limit=limit, steps=LIMIT_STEPS, timing_warmup=1)
+            plan = self._plan_of(number, limited=True, steps=LIMIT_STEPS, timing_warmup=1)
         else:
             steps = self._cold_steps() or TIMING_WARMUP + move.steps.most
             plan = self._plan_of(number, steps=steps, timing_warmup=TIMING_WARMUP)
@@ -314,7 +346,8 @@ class BestConductor(Conductor[BestLine, BestEnded]):
             raise Interrupted
         # Others take no memory from a run under its own limit: that it fits counts, whatever its speed.
         counts = launched.role == "limit" or self._is_usually_disturbed(launched.candidate)
-        self._write(race_of(launched, directory, result, counts=counts))
+        knobs = self._space.candidates[launched.candidate].knobs
+        self._write(race_of(launched, directory, result, knobs, counts=counts))
 
     def _record_end(self, number: int, result: Result, seconds: float) -> None:
         """Record a trial whose process ended without an answer."""

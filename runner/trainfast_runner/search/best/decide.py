@@ -16,7 +16,7 @@ from functools import cached_property
 from trainfast_runner.results.distributions import NORMAL_95
 from trainfast_runner.search.best.cold_runs import COLD_ERROR, RESERVED, ColdRuns, next_cold_run
 from trainfast_runner.search.best.observed import relative_error, steps_for
-from trainfast_runner.search.best.state import MORE, MOST_VOID, BestState
+from trainfast_runner.search.best.state import MORE, MOST_VOID, UNUSABLE, BestState
 from trainfast_runner.settings.knobs import BY_NAME
 
 LIKELY = 0.05
@@ -217,7 +217,7 @@ def _baseline(state: BestState) -> Move | None:
     if number in state.rated:
         return None
     ran = [one for one in state.trials if one.candidate == number]
-    if any(one.outcome == "failed" for one in ran):
+    if any(one.outcome in UNUSABLE for one in ran):
         return _end("failed", f"the baseline failed: {ran[-1].reason}")
     if sum(one.outcome == "void" for one in ran) >= MOST_VOID:
         return _end("failed", f"other processes took the machine in {MOST_VOID} trials of the baseline")

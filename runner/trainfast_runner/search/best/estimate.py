@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.search.best.baseline_cost import earlier_starts
 from trainfast_runner.search.best.observed import Starts, process_key
 from trainfast_runner.search.best.opening import BestPlan
@@ -66,9 +67,17 @@ def estimate(best: BestPlan, home: Home) -> Estimate:
 
 
 def _start(best: BestPlan, home: Home) -> tuple[float, str]:
-    """Seconds that a process of this model takes to its steady steps, and where that is from."""
-    wanted = best.question.model, best.plan.device
-    seen = earlier_starts(home, lambda run: (run.model, run.device) == wanted)
+    """Seconds that a process of this model or script takes to its steady steps, and where that is from."""
+    what = "model" if best.plan.script is None else "script"
+    seen = earlier_starts(home, lambda run: run.device == best.plan.device and _is_alike(run, best))
     if not seen:
-        return Starts.GUESS_S, "assumed: no run of this model was timed here"
-    return statistics.median(seen), f"as {'a run' if len(seen) == 1 else f'{len(seen)} runs'} of this model took"
+        return Starts.GUESS_S, f"assumed: no run of this {what} was timed here"
+    count = "a run" if len(seen) == 1 else f"{len(seen)} runs"
+    return statistics.median(seen), f"as {count} of this {what} took"
+
+
+def _is_alike(run: RunFile, best: BestPlan) -> bool:
+    """True if a run is of the same model, or of the same script by its preset."""
+    if best.plan.script is not None:
+        return run.script is not None and run.preset == best.question.preset
+    return run.script is None and run.model == best.question.model

@@ -63,6 +63,8 @@ class BestQuestion(RecordedSpec, frozen=True, kw_only=True, tag_field="kind", ta
     device_names: list[str] = []
     device_uuids: list[str] = []
     limits_bytes: list[int] = []
+    limits_trials: bool = False
+    """True if every trial is under `limits_bytes`, as those of a script are."""
     earlier: list[EarlierEffect] = []
     clock: ClockAnchor
 
@@ -105,7 +107,9 @@ class Visited(Line, frozen=True, kw_only=True, tag="visited"):
 
 
 class Trial(Line, frozen=True, kw_only=True, tag="trial"):
-    """Some steps of one candidate in a warm process. `outcome` is measured, slow, oom, failed or void.
+    """Some steps of one candidate in a warm process, of a script in a run by itself.
+
+    `outcome` is measured, slow, oom, failed, void, or incompatible, where the script overrode a knob.
 
     `slow` was ended early: its best step was far below the leader's pace. `void` does not count: other processes took
     the machine, or a GPU was throttled. `step_ms` are its timed steps, `warm` is False for the first of a process.
@@ -133,7 +137,7 @@ class Trial(Line, frozen=True, kw_only=True, tag="trial"):
 class Race(Line, frozen=True, kw_only=True, tag="race"):
     """A run in a fresh process. `role` is race, confirm, limit (under the real memory_limit) or turn_back (of `knob`).
 
-    `outcome` is measured, oom, failed or void. `predicted` are the samples/s that were expected before its launch.
+    `outcome` is measured, oom, failed, void or incompatible; `predicted` the samples/s expected before the launch.
     `missing_bytes` is as in a trial.
     """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -17,11 +18,11 @@ from trainfast_runner.search.best.baseline_cost import check_budget
 from trainfast_runner.search.best.candidates import MESH, default_global_batch, spec_of
 from trainfast_runner.search.best.journal import BestQuestion, Space, read_best_journal
 from trainfast_runner.search.best.priors import earlier_effects
-from trainfast_runner.search.best.survey import Survey
+from trainfast_runner.search.best.survey import ModelSurvey, Survey
 from trainfast_runner.search.best.varied import vary_of
 from trainfast_runner.search.cool_down import check_coolable
 from trainfast_runner.search.journal import SearchJournal
-from trainfast_runner.search.searches import SET_BY_A_SEARCH, hash_of, new_search, unfinished
+from trainfast_runner.search.searches import SET_BY_A_SEARCH, key_of_question, new_search, unfinished
 from trainfast_runner.settings.spec import RunSpec, expand_paths
 from trainfast_runner.settings.world import device_choice, device_count, devices_asked
 
@@ -59,32 +60,47 @@ def plan_best(spec: RunSpec, asked: BestAsked, options: BestOptions, python: str
     plan = planning.plan_run(spec_of(spec, {}), python)
     check_asked(asked, plan)
     check_coolable(plan, options.cool_to_c)
-    survey = Survey(spec, plan)
+    survey = ModelSurvey(spec, plan)
     own = default_global_batch(spec, survey.machine)
     vary, left_alone = vary_of(spec, asked.vary, survey.machine, asked.global_batch or own, survey.refuse)
-    is_free = asked.global_batch is None and any(name in asked.vary for name in BATCH_KNOBS)
-    question = BestQuestion(
-        search_id="",
-        key="",
-        **spec.record_fields(),
+    question = question_of(
+        spec,
+        plan,
+        asked,
         vary=vary,
         left_alone=left_alone,
-        global_batch=None if is_free else asked.global_batch or own,
-        objective=asked.objective,
-        for_steps=asked.for_steps,
-        budget_s=asked.budget_s,
-        device=plan.device,
-        device_names=plan.device_names,
+        global_batch=global_batch_of(asked, own),
         limits_bytes=list(plan.memory_limit_bytes or ()),
-        clock=ClockAnchor(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns()),
     )
     space = survey.space(question)
     uuids = _gpus_of(survey, space)
     if uuids:
         plan = planning.plan_run(spec_of(spec, {}), python, uuids[: device_count(spec_of(spec, {}), survey.machine)])
-        survey = Survey(spec, plan)
+        survey = ModelSurvey(spec, plan)
         question = msgspec.structs.replace(question, device_uuids=uuids, device_names=plan.device_names)
     return BestPlan(question, plan, survey, space)
+
+
+def global_batch_of(asked: BestAsked, own: int) -> int | None:
+    """Samples of one optimizer step of every candidate: as asked, else the preset's `own`; None where they are free."""
+    is_free = asked.global_batch is None and any(name in asked.vary for name in BATCH_KNOBS)
+    return None if is_free else asked.global_batch or own
+
+
+def question_of(spec: RunSpec, plan: RunPlan, asked: BestAsked, **fields: Any) -> BestQuestion:
+    """The first line of a search's journal, without its id and key; `fields` are further ones of the line."""
+    return BestQuestion(
+        search_id="",
+        key="",
+        **spec.record_fields(),
+        objective=asked.objective,
+        for_steps=asked.for_steps,
+        budget_s=asked.budget_s,
+        device=plan.device,
+        device_names=plan.device_names,
+        clock=ClockAnchor(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns()),
+        **fields,
+    )
 
 
 def _gpus_of(survey: Survey, space: Space) -> list[str]:
@@ -113,7 +129,9 @@ def open_best(best: BestPlan, home: Home, options: BestOptions) -> Path:
     check_budget(best.question.budget_s, replace(best.plan, spec=own), baseline.samples_per_step, home)
     directory = new_search(home, best.question.name)
     journal = SearchJournal(directory)
-    earlier = [] if options.fresh else earlier_effects(home, best.question, before=directory)
+    # Scripts have no model by which their searches would be alike.
+    unlike = options.fresh or best.plan.script is not None
+    earlier = [] if unlike else earlier_effects(home, best.question, before=directory)
     journal.write(msgspec.structs.replace(best.question, search_id=directory.name, key=key, earlier=earlier))
     journal.close()
     return directory
@@ -129,4 +147,4 @@ def best_key(best: BestPlan) -> str:
     knobs = {name: value for name, value in question.knobs.items() if name not in SET_BY_A_SEARCH}
     varied = question.vary, question.global_batch, question.objective, question.for_steps, question.budget_s
     asked = (question.model, question.data, knobs, varied, plan.device, visible, plan.python, plan.versions)
-    return hash_of(asked)
+    return key_of_question(asked, plan)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Collection
 from pathlib import Path
 
 from trainfast_runner.records.result import Result
@@ -11,17 +12,23 @@ from trainfast_runner.records.run_records import RunRecords, read_records
 from trainfast_runner.search.best.disturbances import why_run_void
 from trainfast_runner.search.best.journal import LaunchedBest, Race
 from trainfast_runner.search.best.too_large import Shortage, shortage_of
+from trainfast_runner.search.script_runs import incompatible
 
 TIMING_WARMUP = 3
 """Steps of a cold run that are not timed, as in any run; on a CPU its memory is measured in them."""
 
 
-def race_of(launched: LaunchedBest, directory: Path, result: Result, *, counts: bool) -> Race:
-    """The line of an ended cold run. With `counts` one that other processes or heat disturbed is not void."""
+def race_of(launched: LaunchedBest, directory: Path, result: Result, knobs: Collection[str], *, counts: bool) -> Race:
+    """The line of an ended cold run of a candidate with these knobs.
+
+    With `counts` one that other processes or heat disturbed is not void. A script has no losses here: nothing says that
+    its samples come in the same order.
+    """
     rate = result.throughput.samples_per_s
     joules = result.energy.joules_per_sample
-    outcome, reason = outcome_of(result, counts=counts)
+    outcome, reason = outcome_of(result, knobs, counts=counts)
     shortage = shortage_of(result) if outcome == "oom" else Shortage(reason)
+    has_losses = result.script is None
     return Race(
         candidate=launched.candidate,
         role=launched.role,
@@ -34,26 +41,38 @@ def race_of(launched: LaunchedBest, directory: Path, result: Result, *, counts: 
         predicted=result.throughput.predicted,
         start_s=start_s(directory),
         peak_allocated_bytes=result.memory.peak_allocated_bytes,
-        first_loss=result.loss.first,
-        last_loss=result.loss.last,
+        first_loss=result.loss.first if has_losses else None,
+        last_loss=result.loss.last if has_losses else None,
         seconds=result.seconds or 0.0,
         reason=shortage.words,
         missing_bytes=shortage.missing_bytes,
     )
 
 
-def outcome_of(result: Result, *, counts: bool) -> tuple[str, str]:
-    """Outcome of an ended run and its reason: measured, oom, failed or void."""
+def outcome_of(result: Result, knobs: Collection[str] = (), *, counts: bool) -> tuple[str, str]:
+    """Outcome of an ended run and its reason: measured, oom, failed, void, or incompatible.
+
+    A run is incompatible when its script overrode one of these knobs.
+    """
     if result.state == "oom":
         return "oom", result.reason
     if result.state == "lost":
         return "void", f"lost: {result.reason}"
     if result.state != "finished" or result.throughput.samples_per_s.median is None:
-        return "failed", f"{result.state}: {result.reason}" if result.reason else result.state
+        why = result.reason or _why_no_rate(result)
+        return "failed", f"{result.state}: {why}" if why else result.state
     if result.loss.not_finite:
         return "failed", f"the loss of {result.loss.not_finite} steps is not finite"
+    overridden = incompatible(result, knobs)
+    if overridden is not None:
+        return "incompatible", overridden
     void = why_run_void(result)
     return "measured" if void is None or counts else "void", void or ""
+
+
+def _why_no_rate(result: Result) -> str:
+    """The reason that a script's samples are not known; empty for any other run."""
+    return "" if result.script is None else result.script.unknown.get("samples", "")
 
 
 def first_rank_steps(records: RunRecords) -> list[Step]:

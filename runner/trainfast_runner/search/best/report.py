@@ -27,6 +27,9 @@ from trainfast_runner.search.best.journal import (
 )
 from trainfast_runner.search.report_parts import fields_of, heading
 
+SCRIPT_MEMORY = "the memory of a script is predicted once two batch sizes of like settings were tried"
+"""Why `predicted_bytes` may be None for a script."""
+
 
 def best_report(directory: Path) -> dict[str, Any]:
     """Return the whole search as one object; absent figures are None."""
@@ -40,6 +43,7 @@ def best_report(directory: Path) -> dict[str, Any]:
         **_answer(ended, space, lines),
         "candidates": len(space.candidates) if space is not None else None,
         "dropped": space.dropped if space is not None else None,
+        "unpredicted": SCRIPT_MEMORY if question.limits_trials else None,
         "trials": [_trial(line, space) for line in lines if isinstance(line, Trial)] if space is not None else [],
         "races": [_race(line, space) for line in lines if isinstance(line, Race)] if space is not None else [],
         "disturbed": sum(

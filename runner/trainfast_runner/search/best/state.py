@@ -44,6 +44,8 @@ MORE = math.log(1.02)
 """A gain that is worth going on for, in ln rate."""
 MOST_VOID = 3
 """A setting whose trials or runs were voided so often is given up."""
+UNUSABLE = ("failed", "incompatible")
+"""Outcomes of a setting that is never the answer; `incompatible` is one that a script overrode."""
 MILESTONES = (8, 12, 17, 24, 33, 46, 64, 90)
 """Numbers of observations at which the scales of the effects are chosen anew."""
 MAINS, PAIRS, VISITS = (0.15, 0.3, 0.6), (0.04, 0.08, 0.16), (0.003, 0.01, 0.03, 0.08)
@@ -68,6 +70,11 @@ class BestState:
     def candidates(self) -> Sequence[Candidate]:
         """All candidates, by number."""
         return self.space.candidates
+
+    @property
+    def untested_limits(self) -> list[int]:
+        """Bytes of each rank under `memory_limit`; empty without one, and where every trial is under it."""
+        return [] if self.question.limits_trials else self.question.limits_bytes
 
     @cached_property
     def trials(self) -> list[Trial]:
@@ -208,8 +215,8 @@ class BestState:
         for line in self.ran:
             if line.outcome == "oom":
                 found += self._too_large(line)
-            elif line.outcome == "failed":
-                found.append(CandidateVerdict(candidate=line.candidate, verdict="failed", reason=line.reason))
+            elif line.outcome in UNUSABLE:
+                found.append(CandidateVerdict(candidate=line.candidate, verdict=line.outcome, reason=line.reason))
             elif line.outcome == "void":
                 void[line.candidate] += 1
         for number, count in void.items():
@@ -270,7 +277,7 @@ class BestState:
 
     def _failed_levels(self) -> list[CandidateVerdict]:
         """Verdicts of candidates with a value of a knob that has failed in every setting of two or more."""
-        failed = {one.candidate: one.reason for one in self.ran if one.outcome == "failed"}
+        failed = {one.candidate: one for one in self.ran if one.outcome in UNUSABLE}
         if len(failed) < 2:
             return []
         levels, found = self.posterior.levels, []
@@ -282,9 +289,10 @@ class BestState:
             for level, numbers in by_level.items():
                 if len(numbers) < 2 or level in rated:
                     continue
-                reason = f"{name}={levels.values[name][level]} failed in {len(numbers)} settings: {failed[numbers[0]]}"
+                first = failed[numbers[0]]
+                reason = f"{name}={levels.values[name][level]} failed in {len(numbers)} settings: {first.reason}"
                 found += [
-                    CandidateVerdict(candidate=number, verdict="failed", reason=reason)
+                    CandidateVerdict(candidate=number, verdict=first.outcome, reason=reason)
                     for number, setting in enumerate(levels.settings)
                     if setting[knob] == level
                 ]

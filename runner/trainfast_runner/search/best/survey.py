@@ -3,33 +3,75 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import replace
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
-from trainfast_runner.machine.devices import detect_machine
+from trainfast_runner.machine.devices import Machine, detect_machine
 from trainfast_runner.machine.worker_scripts import TraceCancelled
 from trainfast_runner.memory.sharding import PREDICTED
 from trainfast_runner.memory.tracing import cached_models, trace_models
+from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best.candidates import enumerate_space, predicted, spec_of
-from trainfast_runner.search.best.journal import BestQuestion, Space
+from trainfast_runner.search.best.journal import BestLine, BestQuestion, Candidate, Space
 from trainfast_runner.search.limits import limits_of
 from trainfast_runner.settings.compatibility.check import check
 from trainfast_runner.settings.compatibility.facts import Facts
+from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.spec import RunSpec
+from trainfast_runner.settings.world import device_count
 
 ASKS_THE_MODEL = ("sdpa", "flash")
 """Values of `attention` about which only the model's class has the answer, which takes an import of torch."""
 
 
-class Survey:
+class Survey(ABC):
     """The rules of this machine and training Python for runs like `plan`, whose search varies knobs of `spec`."""
+
+    tries_warm = True
+    """True if a process stays for further trials; else each trial is a run by itself."""
+
+    def __init__(self, spec: RunSpec, plan: RunPlan, machine: Machine) -> None:
+        self.spec, self.plan, self.machine = spec, plan, machine
+
+    @abstractmethod
+    def refuse(self, spec: RunSpec) -> UserError | None:
+        """Return the error of a run that cannot start here; None when it can."""
+
+    @abstractmethod
+    def plan_of(self, question: BestQuestion, one: Candidate, *, limited: bool = False, **knobs: KnobValue) -> RunPlan:
+        """Return the plan of a candidate's run with further knobs, `limited` under `memory_limit`. Raises UserError."""
+
+    def space(self, question: BestQuestion) -> Space:
+        """Return the candidates, their memory unpredicted. Raises UserError as `enumerate_space`."""
+        return enumerate_space(self.spec, self.machine, question.vary, question.global_batch, self.refuse)
+
+    def surveyed(self, question: BestQuestion, cancelled: threading.Event) -> Space:
+        """Return the candidates with all that is known of them before a run, found until `cancelled` is set."""
+        return self.space(question)
+
+    def learned(self, question: BestQuestion, space: Space, lines: Sequence[BestLine]) -> Space:
+        """Return the candidates with what the newest of these lines tells about others; the same if nothing."""
+        return space
+
+    def legal(self, space: Space) -> dict[int, RunSpec]:
+        """Return the run of each candidate that is not ruled out, by its number."""
+        return {
+            number: spec_of(self.spec, one.knobs)
+            for number, one in enumerate(space.candidates)
+            if one.ruled_out is None
+        }
+
+
+class ModelSurvey(Survey):
+    """The survey of a preset's model: its compatibility rules, and its memory by traced models."""
 
     def __init__(self, spec: RunSpec, plan: RunPlan) -> None:
         seen = training_python.inspect(plan.python, spec.model, spec.data["objective"])
-        self.spec, self.plan = spec, plan
-        self.machine = detect_machine(seen.versions, seen.executable).used_by(spec.knobs["devices"])
+        super().__init__(spec, plan, detect_machine(seen.versions, seen.executable).used_by(spec.knobs["devices"]))
         self._facts = Facts(spec, self.machine, seen.config, seen.versions, seen.executable)
 
     def refuse(self, spec: RunSpec) -> UserError | None:
@@ -40,11 +82,22 @@ class Survey:
             return error
         return None
 
-    def space(self, question: BestQuestion) -> Space:
-        """Return the candidates, their memory unpredicted. Raises UserError as `enumerate_space`."""
-        return enumerate_space(self.spec, self.machine, question.vary, question.global_batch, self.refuse)
+    def plan_of(self, question: BestQuestion, one: Candidate, *, limited: bool = False, **knobs: KnobValue) -> RunPlan:
+        """Return the plan of a candidate's run with further knobs, `limited` under `memory_limit`. Raises UserError."""
+        limit = self.spec.knobs["memory_limit"] if limited else None
+        spec = spec_of(self.spec, one.knobs).with_overrides(memory_limit=limit, **knobs)
+        # Every process takes the same GPUs, whichever has the most free memory by now.
+        uuids = question.device_uuids
+        return planning.plan_run(spec, self.plan.python, uuids[: device_count(spec, self.machine)] if uuids else ())
 
-    def ask_attentions(self, question: BestQuestion) -> None:
+    def surveyed(self, question: BestQuestion, cancelled: threading.Event) -> Space:
+        """Return the candidates with their predicted memory; models are traced until `cancelled` is set."""
+        self._ask_attentions(question)
+        space = self.space(question)
+        self._trace(space, cancelled)
+        return self._predicted(space)
+
+    def _ask_attentions(self, question: BestQuestion) -> None:
         """Learn which attention kernels the model has, if a candidate names one: some seconds the first time."""
         values = question.vary.get("attention", [self.spec.knobs["attention"]])
         if any(value in ASKS_THE_MODEL for value in values):
@@ -52,7 +105,7 @@ class Survey:
             seen = training_python.inspect(self.plan.python, model, objective, attention=True)
             self._facts = replace(self._facts, attentions=seen.attentions)
 
-    def trace(self, space: Space, cancelled: threading.Event) -> None:
+    def _trace(self, space: Space, cancelled: threading.Event) -> None:
         """Trace the memory models that the legal candidates need into the cache, until `cancelled` is set."""
         specs = [one for one in self.legal(space).values() if one.knobs["strategy"] in PREDICTED]
         plan = self.plan
@@ -62,7 +115,7 @@ class Survey:
         except (TraceCancelled, UserError):
             return  # candidates without a model are tried unpredicted
 
-    def predicted(self, space: Space) -> Space:
+    def _predicted(self, space: Space) -> Space:
         """Return the space with the memory that cached models predict, and without the candidates too large for it."""
         model_of = cached_models(self.plan.device, self.plan.python, next(iter(self.plan.device_names), None))
         needed: dict[int, int | None] = {}
@@ -79,11 +132,3 @@ class Survey:
         if plan.device == "cpu" or plan.memory_limit_bytes is not None:
             return min(limits_of(plan).by_rank, default=None)
         return min((gpu.memory_free_bytes for gpu in plan.gpus if gpu.memory_free_bytes is not None), default=None)
-
-    def legal(self, space: Space) -> dict[int, RunSpec]:
-        """Return the run of each candidate that is not ruled out, by its number."""
-        return {
-            number: spec_of(self.spec, one.knobs)
-            for number, one in enumerate(space.candidates)
-            if one.ruled_out is None
-        }

@@ -30,19 +30,24 @@ LEAST_WORTH = ("pin_memory", "workers", "attention", "optimizer", "checkpointing
 
 
 def vary_of(
-    spec: RunSpec, asked: Mapping[str, Sequence[object]], machine: Machine, global_batch: int, refuse: Refuse
+    spec: RunSpec,
+    asked: Mapping[str, Sequence[object]],
+    machine: Machine,
+    global_batch: int,
+    refuse: Refuse,
+    entries: Iterable[Knob] = KNOBS,
 ) -> tuple[Vary, dict[str, str]]:
     """Return the values of each varied knob, and the knobs and values left alone, each with the reason.
 
-    Without `asked` every knob that keeps the training the same is varied over its `tried` values, as far as a run with
-    them is legal here. `refuse` returns the UserError of a run that cannot start. Raises UserError for a knob or value
-    that cannot be varied.
+    Without `asked` those of `entries` that keep the training the same are varied over their `tried` values, as far as a
+    run with them is legal here. `refuse` returns the UserError of a run that cannot start. Raises UserError for a knob
+    or value that cannot be varied.
     """
     if asked:
         return {name: _asked_values(name, values) for name, values in asked.items()}, {}
     vary: Vary = {}
     left_alone: dict[str, str] = {}
-    for entry in KNOBS:
+    for entry in entries:
         now = spec.knobs[entry.name]
         if not entry.trains_same:
             left_alone[entry.name] = entry.training

@@ -1,0 +1,58 @@
+"""Measure one candidate in a run by itself, as each trial of a script is."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_records import read_records
+from trainfast_runner.search.best.journal import Candidate, Trial
+from trainfast_runner.search.best.race_record import outcome_of
+from trainfast_runner.search.best.too_large import Shortage, shortage_of
+
+
+def trial_of_run(
+    number: int,
+    candidate: Candidate,
+    directory: Path,
+    result: Result,
+    seconds: float,
+    *,
+    counts: bool,
+    checks_samples: bool,
+) -> Trial:
+    """Return the line of an ended run of candidate `number`, of which `seconds` were no preparation.
+
+    With `counts` a run that other processes or heat disturbed is not void. With `checks_samples` one whose steps took
+    other than the candidate's samples is incompatible: a flag of the script's own is believed where nothing else shows
+    its value. Its losses are left out: nothing says that a script's samples come in the same order.
+    """
+    outcome, reason = outcome_of(result, candidate.knobs, counts=counts)
+    shortage = shortage_of(result) if outcome == "oom" else Shortage(reason)
+    step_ms, samples = _timed_steps(directory)
+    if outcome in ("measured", "void") and checks_samples and samples != candidate.samples_per_step:
+        outcome = "incompatible"
+        shortage = Shortage(f"samples a step: {samples} ran, {candidate.samples_per_step} were asked for")
+    joules = result.energy.joules_per_sample
+    return Trial(
+        candidate=number,
+        run_id=result.run_id,
+        outcome=outcome,
+        warm=False,
+        samples_per_step=samples,
+        step_ms=step_ms,
+        joules=None if joules is None else joules * samples * len(step_ms),
+        peak_allocated_bytes=result.memory.peak_allocated_bytes,
+        seconds=seconds,
+        reason=shortage.words,
+        missing_bytes=shortage.missing_bytes,
+    )
+
+
+def _timed_steps(directory: Path) -> tuple[list[float], int]:
+    """The slowest rank's time of each timed step in ms, and the samples of a step on all ranks; 0 where unknown."""
+    ranks = [[step for step in steps if not step.warmup] for steps in read_records(directory).steps.values()]
+    steps = list(zip(*ranks, strict=False))  # a rank that was killed has fewer
+    samples = [sum(one.samples or 0 for one in same) for same in steps]
+    return [max(one.step_ms for one in same) for same in steps], statistics.median_low(samples) if samples else 0

@@ -1,0 +1,240 @@
+"""Best-fit searches of scripts of one's own: each trial is a run by itself that leaves nothing behind."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.command import Cli
+from own_scripts.conftest import PYTHON, files_below, preset_of, script
+from trainfast_runner.errors import UserError
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_file import TRIAL
+from trainfast_runner.running import launch
+from trainfast_runner.running.scripts.script_plan import plan_script
+from trainfast_runner.search.best.asked import BestAsked
+from trainfast_runner.search.best.journal import Candidate, Space, Trial, read_best_journal
+from trainfast_runner.search.best.opening import BestOptions, BestPlan, open_best
+from trainfast_runner.search.best.script_memory import with_fitted_memory, with_seen_samples
+from trainfast_runner.search.best.script_survey import plan_script_best
+from trainfast_runner.search.processes import end_run
+from trainfast_runner.search.searches import left_by_edit
+from trainfast_runner.settings import script_preset
+
+CLAMPED = (
+    "import argparse, torch\nparser = argparse.ArgumentParser()\n"
+    "parser.add_argument('--batch-size', type=int, default=2)\nparser.add_argument('--accum', type=int, default=1)\n"
+    "asked = parser.parse_args()\n"
+    "model = torch.nn.Linear(4, 1)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+    "data = torch.utils.data.TensorDataset(torch.ones(9999, 4))\n"
+    "for (rows,) in torch.utils.data.DataLoader(data, batch_size=min(3, asked.batch_size)):\n"
+    "    model(rows).mean().backward()\n    optimizer.step()\n"
+)
+"""A script that takes no more than three samples at once, and ignores --accum."""
+HUNGRY = (
+    "import argparse, torch\nparser = argparse.ArgumentParser()\n"
+    "parser.add_argument('--batch-size', type=int, default=16)\nparser.add_argument('--accum', type=int, default=8)\n"
+    "asked = parser.parse_args()\ntorch.set_num_threads(1)\n"
+    "model = torch.nn.Linear(4, 1)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+    "data = torch.utils.data.TensorDataset(torch.ones(1 << 17, 4))\n"
+    "for place, (rows,) in enumerate(torch.utils.data.DataLoader(data, batch_size=asked.batch_size), start=1):\n"
+    "    wide = rows.repeat(1, 1 << 16)\n    (model(rows).mean() + wide[0, 0]).backward()\n"
+    "    if place % asked.accum == 0:\n        optimizer.step()\n        torch.save(model.state_dict(), 'model.pt')\n"
+)
+"""A script that takes a mebibyte a sample, and saves every step."""
+
+
+def searched(cli: Cli, *options: str) -> dict[str, Any]:
+    """The answer of a best-fit search of `mine`."""
+    # A small budget is enough for trials of steps that take a second.
+    done = cli("search", "best", "mine", "--json", "--budget=90s", *options)
+    assert done.code == 0, f"{done.out}\n{done.err}"
+    answer: dict[str, Any] = done.json
+    return answer
+
+
+def verdicts(answer: dict[str, Any]) -> dict[int, tuple[str, str]]:
+    """Verdict and reason by batch size."""
+    return {one["knobs"]["batch_size"]: (one["verdict"], one["reason"]) for one in answer["verdicts"]}
+
+
+def written(folder: Path, text: str) -> tuple[str, ...]:
+    """The words behind `presets new` for a script of this text."""
+    path = folder / "train.py"
+    path.write_text(text)
+    return ("--", PYTHON, str(path))
+
+
+@pytest.mark.long
+def test_fastest_batch_of_a_script_under_a_limit(cli: Cli, tmp_path: Path, work: Path) -> None:
+    preset_of(cli, *written(tmp_path, HUNGRY))
+    limited = ("--set", "memory_limit=224MiB")
+    answer = searched(cli, "--vary=batch_size=16,32,256", "--global-batch=256", *limited)
+    assert answer["global_batch"] == 256
+    assert [one["knobs"] for one in answer["verdicts"]] == [
+        {"batch_size": 16, "grad_accum": 16},
+        {"batch_size": 32, "grad_accum": 8},
+        {"batch_size": 256, "grad_accum": 1},
+    ]
+    assert verdicts(answer)[256][0] == "too_large", verdicts(answer)
+    assert verdicts(answer)[16][0] == verdicts(answer)[32][0] == "measured"
+    assert len(answer["best"]["run_ids"]) >= 2
+    assert len(answer["baseline"]["run_ids"]) >= 2
+    assert not any(trial["warm"] for trial in answer["trials"])
+    assert files_below(work) == [], "no trial has saved anything"
+    listed = {run["run_id"] for run in cli("runs", "list", "--json").json["runs"]}
+    assert listed == {race["run_id"] for race in answer["races"]}, "trials are listed with --probes alone"
+    assert cli("runs", "show", "last", "--json").json["run_id"] in listed
+    trial = answer["trials"][0]["run_id"]
+    assert "a search's trial of a setting" in cli("runs", "show", trial).out
+    assert trial in {run["run_id"] for run in cli("runs", "list", "--probes", "--json").json["runs"]}
+    assert {race["role"] for race in answer["races"]} <= {"race", "confirm"}, "every trial was under the limit already"
+
+
+@pytest.mark.long
+def test_setting_that_the_script_overrides_is_incompatible(cli: Cli, tmp_path: Path) -> None:
+    preset_of(cli, *written(tmp_path, CLAMPED))
+    done = verdicts(searched(cli, "--vary=batch_size=2,4"))
+    assert done[4] == ("incompatible", "batch_size=4 is incompatible with the script: 3 ran, by torch")
+    assert done[2][0] == "measured"
+
+
+@pytest.mark.long
+def test_flag_that_the_script_ignores_shows_in_the_samples_of_a_step(cli: Cli, tmp_path: Path) -> None:
+    preset_of(cli, *written(tmp_path, CLAMPED))
+    done = verdicts(searched(cli, "--vary=batch_size=1,2", "--global-batch=2"))
+    assert done[1] == ("incompatible", "samples a step: 1 ran, 2 were asked for")
+
+
+@pytest.mark.long
+def test_fastest_settings_of_a_hard_coded_trainer(cli: Cli, work: Path) -> None:
+    preset_of(cli, *script("saving_trainer.py"))
+    answer = searched(cli, "--vary=batch_size=2,4", "--set", "memory_limit=512MiB")
+    assert {verdict for verdict, _ in verdicts(answer).values()} == {"measured"}
+    assert files_below(work / "out") == [], "the script saves every step"
+
+
+def test_knobs_with_a_named_value_are_varied_at_one_global_batch(cli: Cli) -> None:
+    preset_of(cli, *script("wide_argparse.py"))
+    found = cli("search", "best", "mine", "--dry-run", "--json").json
+    assert found["vary"]["batch_size"] == [1, 2, 4]
+    assert found["global_batch"] == 4
+    assert found["legal"] == found["candidates"] == 3 * len(found["vary"].get("workers", [0]))
+    assert found["basis"] == "assumed: no run of this script was timed here"
+    found = cli("search", "best", "mine", "--dry-run", "--json", "--vary=batch_size=4,8").json
+    assert found["global_batch"] is None, "a batch that is varied by name is another global batch"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "mine names the present value of no knob that keeps its training the same"),
+        (["--vary=lr=0.1,0.2"], "mine does not name the present lr of its script; try --set lr=VALUE"),
+        (["--vary=strategy=ddp"], "strategy has no place in mine: name its flag"),
+        (["--global-batch=8", "--vary=batch_size=4,8"], "mine does not name the present grad_accum of its script"),
+        (["--objective=tokens_per_s", "--vary=batch_size=4,8"], "no hook sees how many tokens a script's sample has"),
+    ],
+)
+def test_question_that_trials_cannot_answer_is_refused(cli: Cli, options: list[str], said: str) -> None:
+    preset_of(cli, *script("plain_torch.py"))
+    assert said in cli("search", "best", "mine", *options).refused()
+
+
+def planned(cli: Cli) -> BestPlan:
+    """The question about two batch sizes of `mine`."""
+    preset = script_preset.load(cli.presets / "mine.toml")
+    return plan_script_best(preset, (), BestAsked(vary={"batch_size": ["1", "2"]}), BestOptions())
+
+
+def test_edited_script_begins_a_new_search(cli: Cli, tmp_path: Path) -> None:
+    preset_of(cli, *written(tmp_path, CLAMPED))
+    home = Home(cli.home)
+    first = open_best(planned(cli), home, BestOptions())
+    assert open_best(planned(cli), home, BestOptions()) == first, "the same script continues"
+    assert left_by_edit(home, first, read_best_journal) is None
+    (tmp_path / "train.py").write_text(CLAMPED.replace("min(3", "min(5"))
+    second = open_best(planned(cli), home, BestOptions())
+    assert second != first
+    assert left_by_edit(home, second, read_best_journal) == first
+
+
+def test_script_whose_folder_is_gone_is_refused(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    words = written(tmp_path, CLAMPED)
+    monkeypatch.chdir(folder)
+    preset_of(cli, *words)
+    monkeypatch.chdir(tmp_path)
+    shutil.rmtree(folder)
+    said = cli("run", "mine").refused()
+    assert f"mine.toml: script.cwd: there is no folder {folder}" in said
+
+
+def measured(candidate: int, samples: int, peak: int | None) -> Trial:
+    """A trial of three equal steps."""
+    return Trial(
+        candidate=candidate,
+        run_id=f"run-{candidate}",
+        outcome="measured",
+        warm=False,
+        samples_per_step=samples,
+        step_ms=[10.0, 10.0, 10.0],
+        peak_allocated_bytes=peak,
+        seconds=1.0,
+    )
+
+
+def space_of(*sizes: int) -> Space:
+    """Candidates of one global batch of 64."""
+    knobs = [{"batch_size": size, "grad_accum": 64 // size} for size in sizes]
+    return Space(candidates=[Candidate(knobs=one, samples_per_step=64) for one in knobs], baseline=0)
+
+
+def test_memory_is_predicted_by_trials_of_two_sizes() -> None:
+    space, mib = space_of(1, 8, 16, 64), 1 << 20
+    trials = [measured(0, 64, 110 * mib), measured(1, 64, 180 * mib)]
+    assert with_fitted_memory(space, trials[:1], 1000 * mib, "cpu") == space, "one size has no line"
+    found = with_fitted_memory(space, trials, 400 * mib, "cpu").candidates
+    assert [one.predicted_bytes for one in found] == [None, None, 260 * mib, 740 * mib]
+    assert [one.ruled_out for one in found] == [None, None, None, "too_large"]
+
+
+def test_samples_of_a_script_that_accumulates_by_itself_are_those_of_its_steps() -> None:
+    seen = with_seen_samples(space_of(1, 2), measured(0, 256, None))
+    assert [one.samples_per_step for one in seen.candidates] == [256, 256]
+
+
+def test_unknown_value_of_a_mapping_is_incompatible_from_the_beginning(cli: Cli) -> None:
+    path = cli.presets / "mine.toml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(
+        f"schema = 1\n[script]\ncommand = ['{PYTHON}', '{script('plain_torch.py')[-1]}']\n"
+        "[script.knobs]\nbatch_size = '--batch-size {}'\nprecision = { fp32 = '', bf16 = '--bf16' }\n"
+        "[knobs]\nprecision = 'fp32'\n"
+    )
+    asked = BestAsked(vary={"precision": ["fp32", "bf16", "fp16"]})
+    best = plan_script_best(script_preset.load(path), (), asked, BestOptions())
+    ruled_out = {one.knobs["precision"]: one.reason for one in best.space.candidates if one.ruled_out is not None}
+    assert list(ruled_out) == ["fp16"]
+    assert "precision=fp16 has no words in [script.knobs]" in ruled_out["fp16"]
+    with pytest.raises(UserError, match="strategy has no place in mine"):
+        plan_script_best(script_preset.load(path), (), BestAsked(vary={"strategy": ["ddp"]}), BestOptions())
+
+
+def test_trial_is_not_listed_and_a_refusal_names_its_search(cli: Cli) -> None:
+    preset_of(cli, *script("plain_torch.py", "--pause=0.2", "--steps=1000"))
+    preset = script_preset.load(cli.presets / "mine.toml")
+    plan = plan_script((), preset=preset, steps=1000, trial=True)
+    search_id = "20261121-054455-mine-7f3a"
+    directory = launch.start(replace(plan, role=TRIAL, search_id=search_id), Home(cli.home))
+    try:
+        said = cli("run", "mine").refused()
+        assert f"the CPU is in use by {directory.name}, a run of search {search_id}" in said
+        assert cli("runs", "list", "--json").json["runs"] == []
+        assert "there is no run yet" in cli("runs", "show", "last").refused()
+    finally:
+        end_run(directory)
