@@ -3,8 +3,9 @@
     python -m benchmarks.own_scripts [--pairs 7]
 
 The hooks' own time is CPU time of the thread that trains, in one process that takes the hooks off and puts them back
-every few steps. Two neighbours differ by the hooks alone, so the median of their differences holds beside other load.
-Between processes, which start differently, the sides alternate as A B B A.
+every few steps. Other load only ever adds to a block of steps: the figure is the difference between the least disturbed
+tenth of the blocks with the hooks and of those without, the quartiles are of neighbours' differences. Between
+processes, which start differently, the sides alternate as A B B A.
 """
 
 import argparse
@@ -50,15 +51,13 @@ def switch_of(model):
             place.update(kept if on else {})
         loader.__next__ = timed if on else timed.__wrapped__
     return switch
-
-def differences(times):
-    # A block with the hooks less its neighbour without, from blocks in the order with, without, without, with.
-    return [one for a, b, c, d in zip(*[iter(times)] * 4) for one in (a - b, d - c)]
 """
 EMPTY = (
     ALTERNATION
     + """
-STEPS, BLOCKS = 300, 240
+from trainfast_door.script_run import current_run
+
+STEPS, BLOCKS = 50, 1600
 
 class Still(torch.optim.SGD):
     def step(self, closure=None):
@@ -68,11 +67,15 @@ model = torch.nn.Linear(1, 1)
 optimizer = Still(model.parameters(), lr=1.0)
 batches = iter(DataLoader(TensorDataset(torch.ones(STEPS * (BLOCKS + 1), 1)), batch_size=1))
 
+# Records are written ten times a second: here each block of steps writes its own.
+flush = current_run().steps.flush
+
 def step_us():
     begun_ns = time.thread_time_ns()
     for _ in range(STEPS):
         model(*next(batches))
         optimizer.step()
+    flush()
     return (time.thread_time_ns() - begun_ns) / STEPS / 1e3
 
 step_us()
@@ -80,17 +83,17 @@ switch, times = switch_of(model), []
 for block in range(BLOCKS):
     switch(block % 4 in (0, 3))
     times.append(step_us())
-print(json.dumps(differences(times)))
+print(json.dumps(times))
 """
 )
-"""Prints the microseconds of the hooks in steps that have a batch, a forward pass and an optimizer doing nothing."""
+"""Prints the microseconds of steps, by block, that have a batch, a forward pass and an optimizer doing nothing."""
 TRAINER = (
     ALTERNATION
     + """
 import tempfile
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
-STEPS, BLOCKS, WARMUP = 4, 200, 20
+STEPS, BLOCKS, WARMUP = 2, 400, 20
 
 class Alternation(TrainerCallback):
     times, begun_ns = [], 0
@@ -125,11 +128,10 @@ with tempfile.TemporaryDirectory() as folder:
     alternation = Alternation()
     trainer = Trainer(model=model, args=arguments, train_dataset=rows, callbacks=[alternation])
     trainer.train()
-step_us = statistics.median(alternation.times)
-print(json.dumps([[100 * one / step_us for one in differences(alternation.times)], step_us / 1e3]))
+print(json.dumps(alternation.times))
 """
 )
-"""Prints the hooks' share of a Trainer's steps in percent, and the step's median milliseconds."""
+"""Prints the microseconds of a Trainer's steps, by block."""
 IMPORT = """
 import json, os, time
 os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
@@ -165,27 +167,41 @@ def rows(pairs: int) -> list[Row]:
     """The budgets: what, measured, budget, held."""
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder)
-        hooks = _printed(EMPTY, _hooked(base / "empty"))
-        shares, step_ms = _printed(TRAINER, _hooked(base / "trainer"))
+        empty = _printed(EMPTY, _hooked(base / "empty"))
+        trainer = _printed(TRAINER, _hooked(base / "trainer"))
         imports, speeds = [], []
         for pair in range(pairs):
             imports.append(_import_difference(base / f"import-{pair}", pair))
             speeds.append(_speed(base, pair))
+    step_us = statistics.median(trainer)
     whole, door = zip(*imports, strict=True)
     speed = f"{statistics.median(speeds):.3f}{_quartiles(speeds, 3)}"
     held = statistics.median(speeds) >= SLOWEST
     return [
-        _row("hooks of a step", hooks, HOOKS_US, "us"),
-        _row(f"hooks of a Trainer's step of {step_ms:.1f} ms", shares, TRAINER_PERCENT, "%", digits=2),
-        _row("import torch, longer by", whole, IMPORT_MS, "ms"),
-        _row("its end alone, longer by", door, IMPORT_MS, "ms"),
+        _hooks_row("hooks of a step", empty, 1.0, HOOKS_US, "us"),
+        _hooks_row(
+            f"hooks of a Trainer's step of {step_us / 1e3:.1f} ms", trainer, 100 / step_us, TRAINER_PERCENT, "%"
+        ),
+        _median_row("import torch, longer by", whole, IMPORT_MS, "ms"),
+        _median_row("its end alone, longer by", door, IMPORT_MS, "ms"),
         ("speed under run --, of the bare script's", speed, f">= {SLOWEST}", held),
     ]
 
 
-def _row(what: str, measured: Sequence[float], most: float, unit: str, digits: int = 1) -> Row:
+def _hooks_row(what: str, times: list[float], unit_us: float, most: float, unit: str) -> Row:
+    """What the hooks add to a block's time, in units of `unit_us` a microsecond.
+
+    The blocks come in the order with, without, without, with.
+    """
+    hooked, bare = ([one * unit_us for n, one in enumerate(times) if (n % 4 in (0, 3)) is on] for on in (True, False))
+    least = statistics.quantiles(hooked, n=10)[0] - statistics.quantiles(bare, n=10)[0]
+    neighbours = [a - b for a, b in zip(hooked, bare, strict=False)]
+    return at_most(what, least, most, unit, digits=2, more=_quartiles(neighbours, 2))
+
+
+def _median_row(what: str, measured: Sequence[float], most: float, unit: str) -> Row:
     median = statistics.median(measured)
-    return at_most(what, median, most, unit, digits=digits, more=_quartiles(measured, digits))
+    return at_most(what, median, most, unit, digits=1, more=_quartiles(measured, 1))
 
 
 def _quartiles(measured: Sequence[float], digits: int) -> str:

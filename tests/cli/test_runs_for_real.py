@@ -46,6 +46,7 @@ def test_progress_goes_to_stderr_in_plain_lines(trained: tuple[Cli, Done]) -> No
     # A phase that is over before it is looked at is not said; imports take seconds anywhere.
     assert "importing the training stack" in done.err
     assert " is starting\n" in done.err, "its id can be used from another terminal at once"
+    assert "\nstarting\n" not in done.err, "a status is printed once"
     assert "\x1b" not in done.err
     assert "\r" not in done.err
 

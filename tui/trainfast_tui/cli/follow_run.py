@@ -53,14 +53,14 @@ def caught() -> Iterator[Signals]:
             signal.signal(number, handler)
 
 
-def follow(directory: Path, signals: Signals, *, interrupt_stops: bool) -> Result | None:
-    """Follow the run and return its result; None if it was left running.
+def follow(directory: Path, signals: Signals, *, interrupt_stops: bool, printed: str = "") -> Result | None:
+    """Follow the run and return its result; None if it was left running. `printed` is a status that is not repeated.
 
     Raises UserError if the run's records are gone, as after `runs rm`.
 
     With `interrupt_stops` the first Ctrl-C asks the run to stop (SIGKILL follows after 30 s) and the second kills it.
     """
-    follower, progress = Follower(directory), Progress()
+    follower, progress = Follower(directory), Progress(printed=printed)
     handled = 0
     try:
         while True:

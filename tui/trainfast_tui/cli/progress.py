@@ -82,10 +82,11 @@ class Slow:
 class Progress:
     """Shows progress on stderr; call `close` before printing anything else there."""
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    def __init__(self, stream: TextIO | None = None, printed: str = "") -> None:
+        """`printed` is a status that was printed before, and is not repeated."""
         self._stream = stream or sys.stderr
         self._live = self._stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-        self._last = ""
+        self._last = printed
         self._last_state = ""
         self._notices: set[int] = set()
         self._printed_at = float("-inf")

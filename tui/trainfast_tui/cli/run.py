@@ -105,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
             Progress().print_line(f"{directory.name} is starting{why}")
             if plan.script is not None and plan.script.door_closed and not plan.script.steps_from_log:
                 Progress().print_line(plain(f"its steps are not seen: {plan.script.door_closed}"))
-            result = follow(directory, signals, interrupt_stops=True)
+            result = follow(directory, signals, interrupt_stops=True, printed="starting")
         if result is None:
             return HUNG_UP
         return report(explained(directory, result, arguments.python), arguments.json)
