@@ -213,12 +213,17 @@ def _hooked(directory: Path) -> dict[str, str]:
     """The environment of a script with the hooks, whose records go to this new directory."""
     directory.mkdir()
     (directory / "run.json").write_text(json.dumps({"script": {"timing_warmup": 3}}))
-    return {**os.environ, "PYTHONPATH": str(DOOR), "TRAINFAST_RUN": str(directory)}
+    return {**_bare(), "PYTHONPATH": str(DOOR), "TRAINFAST_RUN": str(directory)}
+
+
+def _bare() -> dict[str, str]:
+    """The environment of a script without the hooks; Python keeps bytecode, as pip does when it installs."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def _import_difference(directory: Path, pair: int) -> tuple[float, float]:
     """Milliseconds that `import torch`, and its end, take longer with the hooks."""
-    sides = [_hooked(directory), dict(os.environ)]
+    sides = [_hooked(directory), _bare()]
     times = {id(side): _printed(IMPORT, side) for side in (sides if pair % 2 else sides[::-1])}
     hooked, bare = (times[id(side)] for side in sides)
     return hooked[0] - bare[0], hooked[1] - bare[1]

@@ -95,18 +95,11 @@ class ForwardTimes:
         self.begun_ns = 0
         """The beginning of the pass that runs; 0 between passes."""
         self._run = run
-        self._is_first = True
+        self.is_first = True
 
-    def add_input(self, args: Any, kwargs: Any) -> None:
-        """Count the samples of a pass, and record before the first what only a running model shows."""
-        if self._is_first:
-            self._is_first = False
-            self._begin_first()
-        # A DataLoader's batch has been counted before.
-        if not self.steps.loader_samples:
-            self.steps.forward_samples += leading_size(args) or leading_size(kwargs) or 0
-
-    def _begin_first(self) -> None:
+    def begin_first(self) -> None:
+        """Record what only a running model shows."""
+        self.is_first = False
         steps = self.steps
         steps.fired("model forward hook")
         self._run.actual["compute_dtype"] = _compute_dtype(self._run)
@@ -127,8 +120,13 @@ class Begun:
         if not torch.is_grad_enabled():
             return
         times = self._times
+        steps = times.steps
         try:
-            times.add_input(args, kwargs)
+            if times.is_first:
+                times.begin_first()
+            # A DataLoader's batch has been counted before.
+            if not steps.loader_samples:
+                steps.forward_samples += leading_size(args) or leading_size(kwargs) or 0
         except Exception as error:
             note_error("model forward hook", error)
         times.begun_ns = time.monotonic_ns()
@@ -156,7 +154,8 @@ _NOTHING = (getattr, (contextlib.nullcontext(), "__exit__"))
 def leading_size(batch: Any, depth: int = 3) -> int | None:
     """The first dimension of the first tensor in nested tuples, lists and mappings; None without one."""
     if isinstance(batch, Tensor):
-        return batch.shape[0] if batch.dim() else None
+        shape = batch.shape
+        return shape[0] if shape else None
     # Nothing else is looked into: to iterate a generator would empty it.
     values = batch if isinstance(batch, (tuple, list)) else batch.values() if isinstance(batch, Mapping) else ()
     for value in values if depth else ():

@@ -19,12 +19,6 @@ if TYPE_CHECKING:
 TIMING_WARMUP = 3
 NULL = "null"
 NOT_FINITE = 'null,"loss_not_finite":true'
-LINE = (
-    '{"t_ns":%d,"step":%d,"warmup":%s,"samples":%s,"tokens":null,"loss":%s,"step_ms":%s,"data_ms":%s,'
-    '"forward_ms":%s,"backward_ms":null,"optimizer_ms":%s,"other_ms":%s,"lr":%s%s}\n'
-)
-"""A step record as JSON. A time is its nanoseconds with an exponent, 1234567e-6 ms: decimal places take Python longer
-than all else here, and its JSON encoder 8 us more."""
 WRITE_EVERY_NS = 100_000_000
 SLOW_STEP_NS = 5_000_000
 """A step as slow as this is written at its end, which takes 0.3 % of it at most; faster ones every 0.1 s together."""
@@ -187,22 +181,25 @@ class StepLog:
         self._file.write_text(text)
 
     def _line(self, record: Record, loss: float | None) -> str:
-        """The record of a step as JSON; its times are those of the step, of data, forward and optimizer, in ns."""
+        """The record of a step as JSON; its times are those of the step, of data, forward and optimizer, in ns.
+
+        A time is written as its nanoseconds with an exponent, 1234567e-6 ms: decimal places take Python longer than all
+        else here, and its JSON encoder takes 8 us more.
+        """
         t_ns, step, samples, (step_ns, data_ns, forward_ns, optimizer_ns), lr, peaks = record
         seen_ns = (data_ns or 0) + (forward_ns or 0) + (optimizer_ns or 0)
-        return LINE % (
-            t_ns,
-            step,
-            "true" if step <= self._warmup else "false",
-            NULL if samples is None else samples,
-            NULL if loss is None else loss if math.isfinite(loss) else NOT_FINITE,
-            _ms(step_ns),
-            _ms(data_ns),
-            _ms(forward_ns),
-            _ms(optimizer_ns),
-            _ms(max(0, step_ns - seen_ns) if seen_ns else None),
-            NULL if lr is None else lr,
-            "".join([f',"{name}":{size}' for name, size in peaks.items()]) if peaks else "",
+        warmup = "true" if step <= self._warmup else "false"
+        known_loss = NULL if loss is None else loss if math.isfinite(loss) else NOT_FINITE
+        data = NULL if data_ns is None else f"{data_ns}e-6"
+        forward = NULL if forward_ns is None else f"{forward_ns}e-6"
+        optimizer = NULL if optimizer_ns is None else f"{optimizer_ns}e-6"
+        other = f"{max(0, step_ns - seen_ns)}e-6" if seen_ns else NULL
+        more = "".join([f',"{name}":{size}' for name, size in peaks.items()]) if peaks else ""
+        return (
+            f'{{"t_ns":{t_ns},"step":{step},"warmup":{warmup},"samples":{NULL if samples is None else samples},'
+            f'"tokens":null,"loss":{known_loss},"step_ms":{step_ns}e-6,"data_ms":{data},"forward_ms":{forward},'
+            f'"backward_ms":null,"optimizer_ms":{optimizer},"other_ms":{other},'
+            f'"lr":{NULL if lr is None else lr}{more}}}\n'
         )
 
     def _samples(self, given: int | None) -> int | None:
@@ -220,7 +217,3 @@ class StepLog:
         self._sources[source] = self._sources.get(source, 0) + 1
         self.unknown.pop("samples", None)
         return samples
-
-
-def _ms(duration_ns: int | None) -> str:
-    return NULL if duration_ns is None else f"{duration_ns}e-6"
