@@ -150,6 +150,8 @@ def test_a_home_without_permission(cli: Cli, tmp_path: Path) -> None:
     assert "no permission" in cli("run", "tiny-llama", TRAINFAST_HOME=str(locked / "home")).refused()
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_limit_below_the_parameters_is_an_answer_without_a_run(cli: Cli) -> None:
     done = cli("run", "tiny-llama", "--set", "memory_limit=1MiB", "--json")
     assert done.code == 3

@@ -32,7 +32,8 @@ def test_show_resolves_a_variant_and_prints_what_was_published(cli: Cli) -> None
 
 
 def test_new_keeps_comments_and_changes_only_what_was_set(cli: Cli) -> None:
-    settings = ["--set", "batch_size=16", "--set", "model.hidden_size=256", "--set", "memory_limit=2GiB"]
+    small = ["--set", "model.hidden_size=32", "--set", "model.num_hidden_layers=1"]  # as other tests have it
+    settings = ["--set", "batch_size=16", *small, "--set", "memory_limit=2GiB"]
     made = cli("presets", "new", "mine", "--from", "tiny-llama", *settings, "--json").json
     text = (cli.presets / "mine.toml").read_text()
     assert made == {"name": "mine", "path": str(cli.presets / "mine.toml")}
@@ -41,7 +42,7 @@ def test_new_keeps_comments_and_changes_only_what_was_set(cli: Cli) -> None:
     before = cli("presets", "show", "tiny-llama", "--json").json
     after = cli("presets", "show", "mine", "--json").json
     assert after["knobs"] == {**before["knobs"], "batch_size": 16, "memory_limit": "2GiB"}
-    assert after["model"] == {**before["model"], "hidden_size": 256}
+    assert after["model"] == {**before["model"], "hidden_size": 32, "num_hidden_layers": 1}
     assert after["data"] == before["data"]
     assert not after["shipped"]
 

@@ -106,7 +106,7 @@ def test_a_full_disk_behind_stdout_is_said() -> None:
 
 def test_a_reader_that_leaves_is_no_error() -> None:
     done = subprocess.run(
-        ["bash", "-c", f"'{COMMAND[0]}' {' '.join(COMMAND[1:])} presets show guide-single-gpu | true"],
+        ["bash", "-c", f"'{COMMAND[0]}' {' '.join(COMMAND[1:])} presets list | true"],
         capture_output=True,
         text=True,
     )

@@ -57,6 +57,8 @@ def test_loop_without_torch_optim_may_report_its_own_steps(cli: Cli, tmp_path: P
     )
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_step_of_two_optimizers_counts_once(cli: Cli, tmp_path: Path) -> None:
     lines = (
         "import torch\nnets = [torch.nn.Linear(2, 2), torch.nn.Linear(9, 9)]\n"
@@ -114,6 +116,8 @@ def test_script_with_its_own_signal_handler_is_stopped(cli: Cli, tmp_path: Path)
     assert (done.code, done.json["state"]) == (130, "stopped")
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_script_that_catches_the_clean_stop_is_ended(cli: Cli) -> None:
     result = run_script(cli, "--steps=5", *script("plain_torch.py", "--steps=1000000", "--catch-exit"))
     assert result["reason"] == "took the 5 steps asked for; the script caught SystemExit and was ended"

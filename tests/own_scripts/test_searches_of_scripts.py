@@ -11,6 +11,17 @@ from cli.command import Cli
 from own_scripts.conftest import PYTHON, files_below, preset_of, script
 
 
+@pytest.fixture
+def parser_alone(tmp_path: Path) -> tuple[str, ...]:
+    """The words of a script that ends behind its arguments and imports no torch."""
+    path = tmp_path / "parser_alone.py"
+    path.write_text(
+        "import argparse\nparser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--batch-size', type=int, default=4)\nparser.parse_args()\n"
+    )
+    return ("--", PYTHON, str(path))
+
+
 def searched(cli: Cli, *options: str) -> dict[str, Any]:
     """The answer of a batch search of `mine`."""
     done = cli("search", "max-batch", "mine", "--json", "--proof-steps=5", *options)
@@ -124,13 +135,15 @@ def test_bench_compares_the_values_of_a_script_in_trials(
         (["predict", "mine"], "mine is the preset of a script"),
     ],
 )
-def test_command_that_takes_no_script_says_which_do(cli: Cli, words: list[str], said: str) -> None:
-    preset_of(cli, *script("plain_torch.py"))
+def test_command_that_takes_no_script_says_which_do(
+    cli: Cli, parser_alone: tuple[str, ...], words: list[str], said: str
+) -> None:
+    preset_of(cli, *parser_alone)
     assert said in cli(*words).refused()
 
 
-def test_memory_limit_is_for_trials(cli: Cli) -> None:
-    preset_of(cli, *script("plain_torch.py"))
+def test_memory_limit_is_for_trials(cli: Cli, parser_alone: tuple[str, ...]) -> None:
+    preset_of(cli, *parser_alone)
     assert "memory_limit is for the trials of a search" in cli("run", "mine", "--set", "memory_limit=1GiB").refused()
 
 
