@@ -82,6 +82,11 @@ def test_the_preset_has_the_command_the_flags_and_the_knobs(tmp_path: Path) -> N
     assert preset.knobs == {"batch_size": 16, "lr": 0.1, "steps": 50}
 
 
+def test_the_preset_names_the_framework_that_takes_its_knobs(tmp_path: Path) -> None:
+    assert 'framework = "accelerate"' in exported(tmp_path, "preset", "accelerate", grad_accum=2)
+    assert "framework" not in exported(tmp_path, "preset", "accelerate", lr=0.1), "accelerate does not take a rate"
+
+
 def test_training_arguments_are_those_of_the_live_trainer(tmp_path: Path) -> None:
     ran = {"batch_size": 4, "grad_accum": 2, "precision": "bf16", "lr": 0.5, "optimizer": "lion", "prefetch": None}
     text = exported(tmp_path, "training-args", "HF Trainer", ran=ran, lr=0.5, steps=50)

@@ -87,7 +87,7 @@ def _preset(run: RunFile, asked: ScriptAsked, line: WorkerLine) -> Written:
     """A preset of the script: its command as it ran, the flags of its knobs, and the knobs."""
     stem, framework = Path(run.preset).stem or "script", line.framework or ""
     # Where the framework is known, a knob that it does not take without a flag is refused.
-    takes_all = framework == "HF Trainer" or not _without_flag(run, asked)
+    takes_all = framework == "HF Trainer" or _without_flag(run, asked).keys() <= set(BY_VARIABLES.get(framework, ()))
     made = ScriptPreset(
         command=tuple(asked.command),
         places=asked.places,
