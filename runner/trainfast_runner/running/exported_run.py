@@ -54,6 +54,7 @@ def _plan_own_script(run: RunFile, asked: ScriptAsked, exported: Exported, folde
         preset = ScriptPreset(tuple(words), name=run.preset, cwd=run.cwd)
     plan = plan_script(
         (),
+        [f"timing_warmup={asked.timing_warmup}"],
         preset=preset,
         steps=asked.steps,
         samples_per_step=asked.samples_per_step,
@@ -72,7 +73,9 @@ def _plan_typed(run: RunFile, exported: Exported, typed: Sequence[str], folder: 
     if "timing_warmup" in run.knobs:
         settings.append(f"timing_warmup={run.knobs['timing_warmup']}")
     plan = plan_script(words, settings, steps=run.knobs.get("steps"), python=command.interpreter)
-    return replace(plan, env={**plan.env, **variables})
+    # Threads that spin between their turns take much of a busy machine's speed: both runs wait alike.
+    threads = {name: value for name, value in run.env.items() if name.startswith(("OMP_", "KMP_"))}
+    return replace(plan, env={**plan.env, **threads, **variables})
 
 
 def _as_exported(exported: Exported, command: ScriptCommand, folder: Path) -> tuple[dict[str, str], list[str]]:
