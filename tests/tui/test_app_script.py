@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 from recorded import a_run, an_oom_run
-from still import FULL, SMALL, StillApp, a_live_run, a_snapshot, running, screen_text, until
+from still import FULL, SMALL, StillApp, a_live_run, a_snapshot, running, screen_text, until, until_true
 from textual.pilot import Pilot
 from textual.widgets import Input
 
@@ -20,6 +20,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_result, read_run_file
 from trainfast_runner.records.script_run import ScriptAsked, ScriptFigures
 from trainfast_tui.control.messages import SnapshotTaken
+from trainfast_tui.screens.best import PLANNING
 from trainfast_tui.screens.search import SearchScreen
 from trainfast_tui.widgets.dialogs import Confirm
 from trainfast_tui.widgets.knob_panel import KnobPanel
@@ -226,7 +227,7 @@ async def test_r_asks_before_a_script_trains_to_its_own_end(home: Home, work: Pa
         assert started[0].script.command[-1] == "train.py"
 
 
-async def test_b_asks_about_the_batch_search_of_a_script(home: Home, work: Path) -> None:
+async def test_both_searches_ask_first_about_a_script(home: Home, work: Path) -> None:
     async with running(home, size=SMALL) as (app, pilot):
         await looked_into(pilot)
         await saved(pilot, "mine")
@@ -237,7 +238,12 @@ async def test_b_asks_about_the_batch_search_of_a_script(home: Home, work: Path)
         assert "Enter starts the search; Esc goes back." in text
         await pilot.press("escape")
         await pilot.press("B")
-        assert "of a script b finds the largest batch" in screen_text(app)
+        await until_true(pilot, lambda: PLANNING not in screen_text(app), "the plan of a best-fit search")
+        text = screen_text(app)
+        assert "best fit: mine" in text
+        assert "Refused" not in text
+        assert "each trial is a process of its own" in " ".join(text.split())
+        assert "Enter starts the search; Esc goes back." in text
 
 
 async def test_a_script_that_fails_says_why_and_f5_looks_again(home: Home, work: Path) -> None:

@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +25,8 @@ from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.scripts.script_spec import settings_of
 from trainfast_runner.search.best.conduct import conduct_best
 from trainfast_runner.search.best.journal import BestLine
-from trainfast_runner.search.best.opening import BestOptions, open_best, plan_best
+from trainfast_runner.search.best.opening import BestOptions, open_best
+from trainfast_runner.search.best.spec_question import plan_spec_best
 from trainfast_runner.search.conduct import MakeConductor, conduct
 from trainfast_runner.search.conductor import AlreadyConducted
 from trainfast_runner.search.control import SearchRequest
@@ -79,7 +81,8 @@ def conduct_request(
 
     if request.best is not None:
         best_options = BestOptions(fresh=request.fresh, cool_to_c=request.cool_to_c)
-        best = plan_best(spec_of_record(request), request.best, best_options, request.python)
+        spec = replace(spec_of_record(request), script=request.script)
+        best = plan_spec_best(spec, request.best, best_options, request.python)
         directory = open_best(best, home, best_options)
         conducted = partial(conduct_best, directory, best, home, best_options)
     else:

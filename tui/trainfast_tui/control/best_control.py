@@ -77,10 +77,11 @@ class BestControl(SearchControl["BestSnapshot"]):
     def _plan(self, spec: RunSpec, question: BestAsked | None) -> BestPlanned:
         from trainfast_runner.search.best.asked import BestAsked
         from trainfast_runner.search.best.estimate import estimate
-        from trainfast_runner.search.best.opening import BestOptions, plan_best
+        from trainfast_runner.search.best.opening import BestOptions
+        from trainfast_runner.search.best.spec_question import plan_spec_best
         from trainfast_tui.text.best_search import estimate_lines
 
-        found = estimate(plan_best(spec, question or BestAsked(), BestOptions(), self._python), self._home)
+        found = estimate(plan_spec_best(spec, question or BestAsked(), BestOptions(), self._python), self._home)
         lines = estimate_lines(dataclasses.asdict(found))
         # The smallest screen may have no room for the knobs left alone: they come last.
         left = [line for line in lines if line.startswith("left alone")]

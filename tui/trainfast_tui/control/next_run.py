@@ -317,6 +317,13 @@ def is_about_model(record: RecordedSpec, spec: RunSpec) -> bool:
     return (record.preset, record.variant, record.model) == (spec.preset, spec.variant, spec.model)
 
 
+def spec_again(record: RecordedSpec, spec: RunSpec) -> RunSpec:
+    """The settings of a search about the same model or script as `spec`, to go on with that search."""
+    if spec.script is None:
+        return spec_of_record(record)
+    return replace(spec, knobs=dict(record.knobs), overrides=tuple(record.overrides))
+
+
 def is_about(search: SearchSnapshot, spec: RunSpec) -> bool:
     """True if the search was for these knobs, apart from the knobs that a search sets itself."""
     from trainfast_runner.search.searches import SET_BY_A_BATCH_SEARCH

@@ -9,9 +9,10 @@ from textual.app import ComposeResult
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.search.best.asked import BestAsked
-from trainfast_runner.settings.spec import spec_of_record
+from trainfast_runner.settings.knob_type import whole_number
+from trainfast_runner.settings.knobs import defaults
 from trainfast_tui.control.messages import BestPlanned, Notified
-from trainfast_tui.control.next_run import is_about_model
+from trainfast_tui.control.next_run import is_about_model, spec_again
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.screens.base import AppScreen, SessionMessage
 from trainfast_tui.session import Session
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
 WHY = (
     "Finds the fastest settings that fit, by short trials of real steps in warm processes; the best and your own"
     " settings are then confirmed in fresh ones."
+)
+WHY_OF_SCRIPT = (
+    "Finds the fastest settings of the script that fit: each trial is a process of its own, which ends after a few"
+    " steps and whose checkpoints and trackers are off; the best and your own settings are then confirmed."
 )
 PLANNING = "Listing the settings that can run here…"
 MOST_NAMED = 3
@@ -121,7 +126,8 @@ class BestScreen(AppScreen):
         else:
             asked = control.question or BestAsked()
             question = question_rows(asked, self._planned.global_batch, fresh=control.is_fresh)
-            rows = [("", WHY, "muted"), ("", ENTER, "title")]
+            of_script = next_run is not None and next_run.script is not None
+            rows = [("", WHY_OF_SCRIPT if of_script else WHY, "muted"), ("", ENTER, "title")]
             rows += [(f"{name:<16}", value, "text") for name, value in question]
             rows += [("", text, tone) for text, tone in self._planned.texts]
         self.view.show_plan(next_run.spec.name if next_run is not None else "", rows)
@@ -261,7 +267,7 @@ class BestScreen(AppScreen):
         asked, next_run = self._asked(), self.session.next_run
         if asked is not None:
             assert next_run is not None
-            steps = int(str(next_run.spec.knobs["steps"]))
+            steps = whole_number({**defaults(), **next_run.spec.knobs}, "steps")
             ask_about(part, self.app, asked, self._planned.vary, steps, self._put)
 
     def action_fresh(self) -> None:
@@ -332,7 +338,7 @@ class BestScreen(AppScreen):
         if question is not None and search is not None:
             session.best.question = asked_of(question)
             if search.state in UNFINISHED:
-                spec = spec_of_record(question)
+                spec = spec_again(question, spec)
         fresh = search is None and session.best.is_fresh
         session.best.start(spec, fresh=fresh, cool_to_c=session.runs.cool_to_c, first=first)
         session.predict()

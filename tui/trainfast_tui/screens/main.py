@@ -47,7 +47,6 @@ IN_USE = {
     SearchKind.BEST: "Best-fit search is using the device; B shows it, s there stops it.",
 }
 """The notice about a search that goes on."""
-NO_BEST = "The best fit is for models; of a script b finds the largest batch."
 TO_ITS_END = "{} runs to its own end and saves what it saves; the knob steps ends it sooner."
 
 
@@ -246,8 +245,6 @@ class MainScreen(AppScreen):
             self.notify(IN_USE[SearchKind.BATCH], severity="warning")
         elif session.next_run is None:
             self.notify("There is no preset to search; p chooses one.", severity="warning")
-        elif session.next_run.script is not None:
-            self.notify(NO_BEST, severity="warning")
         else:
             from trainfast_tui.screens.best import BestScreen
 
