@@ -32,9 +32,9 @@ STATES = (
     "failed_to_start",
 )
 END_STATES = STATES[3:]
-PROBE, PROOF = "probe", "proof"
 STEP_PHASES = ("data", "forward", "backward", "optimizer", "other")
 """Phases of a step, in their order; `other` is the remainder."""
+PROBE, PROOF = "probe", "proof"
 """The roles of a batch search's runs: the process in which it tries batch sizes, and its last run, which proves one."""
 TRIAL, COLD = "trial", "cold"
 """The roles of a best-fit search's runs: a process that tries settings (of a script: one), and a run that confirms."""
