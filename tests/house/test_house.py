@@ -34,7 +34,7 @@ from trainfast_runner.settings.knobs import BY_NAME
 
 answers = []
 for words in json.loads(sys.argv[1]):
-    out, err, code = io.StringIO(), io.StringIO(), 0
+    out, err, code = *(io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2)), 0
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         if words[0] == "help":
             knob = BY_NAME[words[1]]
@@ -44,7 +44,7 @@ for words in json.loads(sys.argv[1]):
                 code = main(words) or 0
             except SystemExit as end:
                 code = end.code
-    answers.append((code, out.getvalue(), err.getvalue()))
+    answers.append((code, *(stream.buffer.getvalue().decode() for stream in (out, err))))
 print(json.dumps(answers))
 """
 

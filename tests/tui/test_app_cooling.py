@@ -17,7 +17,8 @@ from textual.pilot import Pilot
 
 from trainfast_runner.machine import cooling
 from trainfast_runner.records.home import Home
-from trainfast_runner.running import launch, planning
+from trainfast_runner.running import launch
+from trainfast_runner.running.scripts import script_spec
 from trainfast_tui.control.messages import SnapshotTaken
 
 WARM_C = 71
@@ -43,7 +44,7 @@ class Warm:
 @pytest.fixture
 def warm(home: Home, monkeypatch: pytest.MonkeyPatch) -> Warm:
     found = Warm(home)
-    monkeypatch.setattr(planning, "plan_run", found.plan)
+    monkeypatch.setattr(script_spec, "plan_spec", found.plan)
     monkeypatch.setattr(launch, "start", found.start)
     monkeypatch.setattr(cooling, "LOOK_EVERY_S", 0.01)
     return found
