@@ -1,6 +1,6 @@
 """Speed of each form of export, run as exported in a script, beside runs of the same engine: A B B A, A the run.
 
-    python -m benchmarks.exports [--rounds 2] [--forms training-args accelerate]
+    python benchmarks/exports.py [--rounds 2] [--forms training-args accelerate]
 
 The scripts are those of the tests, on the model of the run.
 """
@@ -16,6 +16,10 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+if __name__ == "__main__":
+    # As a script, Python looks for modules beside this file only.
+    sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import as_installed
 from benchmarks.budget import Row, print_table
@@ -105,7 +109,7 @@ def main() -> int:
     """Measure, print, and return 1 unless every form ran as fast as its run."""
     forms = [form for form in ENGINES if form != "deepspeed" or find_spec("deepspeed") is not None]
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.exports",
+        prog="python benchmarks/exports.py",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

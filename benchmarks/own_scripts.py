@@ -1,6 +1,6 @@
 """What `run -- COMMAND` costs a script: the hooks of a step, `import torch`, and whole runs beside the bare script.
 
-    python -m benchmarks.own_scripts [--pairs 7]
+    python benchmarks/own_scripts.py [--pairs 7]
 
 The hooks' own time is CPU time of the thread that trains, in one process that takes the hooks off and puts them back
 every few steps. Other load only ever adds to a block of steps: the figure is the difference between the least disturbed
@@ -18,6 +18,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+if __name__ == "__main__":
+    # As a script, Python looks for modules beside this file only.
+    sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import as_installed
 from benchmarks.budget import Row, at_most, print_table
@@ -255,7 +259,7 @@ def _speed(base: Path, pair: int) -> float:
 def main() -> int:
     """Measure, print, and return 1 unless all budgets held."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.own_scripts",
+        prog="python benchmarks/own_scripts.py",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
