@@ -86,7 +86,7 @@ def _same_run(run: RunFile, asked: ScriptAsked) -> str:
 def _preset(run: RunFile, asked: ScriptAsked, line: WorkerLine) -> Written:
     """A preset of the script: its command as it ran, the flags of its knobs, and the knobs."""
     stem, framework = Path(run.preset).stem or "script", line.framework or ""
-    # Where the framework is known, a knob that it does not take without a flag is refused.
+    # A known framework refuses a knob that has no flag and that it does not take itself.
     takes_all = framework == "HF Trainer" or _without_flag(run, asked).keys() <= set(BY_VARIABLES.get(framework, ()))
     made = ScriptPreset(
         command=tuple(asked.command),

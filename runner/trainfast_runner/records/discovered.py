@@ -8,7 +8,7 @@ import msgspec
 
 DISCOVERED_FILE = "discovered.json"
 FRAMEWORKS = ("HF Trainer", "accelerate", "Lightning", "torch")
-"""What trains a script, the one that wins over the next first: a Trainer uses accelerate."""
+"""The frameworks that train scripts. The first found counts: a Trainer uses accelerate."""
 
 
 class Flag(msgspec.Struct, frozen=True, kw_only=True):

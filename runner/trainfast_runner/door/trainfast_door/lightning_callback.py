@@ -13,7 +13,7 @@ NAME = "Lightning"
 PRECISIONS = {"32-true": "fp32", "16-mixed": "fp16", "bf16-mixed": "bf16", "bf16-true": "bf16-pure"}
 """Lightning's names of precisions, and those of the knob."""
 DTYPES = {"16": "float16", "bf16": "bfloat16"}
-"""What Lightning's precisions compute in, by the beginning of their names."""
+"""The compute dtypes of Lightning's precisions, by the beginning of their names."""
 
 
 def callbacks_of_lightning() -> list[Any]:

@@ -22,7 +22,7 @@ def trial_of_run(
     counts: bool,
     checks_samples: bool,
 ) -> Trial:
-    """Return the line of an ended run of candidate `number`, of which `seconds` were no preparation.
+    """Return the line of an ended run of candidate `number`; `seconds` leave its preparation out.
 
     With `counts` a run that other processes or heat disturbed is not void. With `checks_samples` one whose steps took
     other than the candidate's samples is incompatible: a flag of the script's own is believed where nothing else shows
