@@ -51,7 +51,7 @@ def test_plain_torch_is_a_run_like_any_other(cli: Cli, tmp_path: Path) -> None:
     ours = [step["step_ms"] for step in steps_of(cli, result)]
     # Step by step: what else the machine does lengthens both clocks' steps alike.
     off = [abs(one - float(other)) for one, other in zip(ours[1:], own[1].split(), strict=True)]
-    assert statistics.median(off) <= 0.1 + 0.02 * result["step_ms"]["p50"]
+    assert statistics.median(off) <= max(0.1, 0.02 * result["step_ms"]["p50"])
     assert result["step_ms"]["p50"] == pytest.approx(statistics.median(ours[3:]), abs=0.01)
     assert result["throughput"]["samples_per_s"]["median"] > 0
     assert result["throughput"]["steps_per_s"]["median"] == pytest.approx(1e3 / result["step_ms"]["p50"], rel=0.01)

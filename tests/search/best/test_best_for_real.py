@@ -188,7 +188,7 @@ def test_a_device_in_use_is_refused_and_can_be_waited_for(cli: Cli) -> None:
 
 @pytest.mark.long
 def test_two_processes_pick_a_strategy_by_measurement(cli: Cli) -> None:
-    words = ("--set", "devices=2", "--vary", "strategy=single,ddp,fsdp", "--global-batch", "8", "--budget", "10m")
+    words = ("--set", "devices=2", "--vary", "strategy=single,ddp,fsdp", "--global-batch", "8", "--budget", "3m")
     done = cli("search", "best", "tiny-llama", *SMALL, *words, "--json")
     assert done.code == 0, done.err
     found = done.json
