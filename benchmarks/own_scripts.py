@@ -1,11 +1,11 @@
-"""What `run -- COMMAND` costs a script: the hooks of a step, `import torch`, and whole runs beside the bare script.
+"""What the hooks of `run -- COMMAND` cost a script, at each step and at `import torch`.
 
     python benchmarks/own_scripts.py [--pairs 7]
 
 The hooks' own time is CPU time of the thread that trains, in one process that takes the hooks off and puts them back
 every few steps. Other load only ever adds to a block of steps: the figure is the difference between the least disturbed
 tenth of the blocks with the hooks and of those without, the quartiles are of neighbours' differences. Between
-processes, which start differently, the sides alternate as A B B A.
+processes, which start differently, the sides alternate as A B B A. Whole runs are those of `script_speeds.py`.
 """
 
 import argparse
@@ -23,17 +23,13 @@ if __name__ == "__main__":
     # As a script, Python looks for modules beside this file only.
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks import as_installed
 from benchmarks.budget import Row, at_most, print_table
 
-from trainfast_runner.records.home import Home
 from trainfast_runner.running.scripts.script_plan import DOOR
 
 HOOKS_US = 15.0
 TRAINER_PERCENT = 0.3
 IMPORT_MS = 20.0
-SLOWEST = 0.98
-WORK_STEPS = 60
 ALTERNATION = """
 import json, statistics, time, torch
 from torch.optim import optimizer as optimizers
@@ -97,7 +93,7 @@ TRAINER = (
 import tempfile
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
-STEPS, BLOCKS, WARMUP = 2, 400, 20
+STEPS, BLOCKS, WARMUP = 2, 3000, 20
 
 class Alternation(TrainerCallback):
     times, begun_ns = [], 0
@@ -148,23 +144,6 @@ ended_ns = time.process_time_ns()
 print(json.dumps([(ended_ns - begun_ns) / 1e6, (ended_ns - imported_ns) / 1e6]))
 """
 """Prints the milliseconds of `import torch` and, of these, of its end: it looks for entry points and calls them."""
-WORK = f"""
-import statistics, time, torch
-from torch.utils.data import DataLoader, TensorDataset
-
-torch.manual_seed(0)
-layers = [layer for _ in range(6) for layer in (torch.nn.Linear(512, 512), torch.nn.ReLU())]
-model = torch.nn.Sequential(*layers)
-optimizer = torch.optim.AdamW(model.parameters())
-ends = []
-for (batch,) in DataLoader(TensorDataset(torch.randn(128 * {WORK_STEPS}, 512)), batch_size=128):
-    optimizer.zero_grad()
-    model(batch).square().mean().backward()
-    optimizer.step()
-    ends.append(time.perf_counter())
-print(statistics.median(after - before for before, after in zip(ends[5:], ends[6:])))
-"""
-"""Prints the median seconds of its steps, about 20 ms each."""
 
 
 def rows(pairs: int) -> list[Row]:
@@ -173,14 +152,9 @@ def rows(pairs: int) -> list[Row]:
         base = Path(folder)
         empty = _printed(EMPTY, _hooked(base / "empty"))
         trainer = _printed(TRAINER, _hooked(base / "trainer"))
-        imports, speeds = [], []
-        for pair in range(pairs):
-            imports.append(_import_difference(base / f"import-{pair}", pair))
-            speeds.append(_speed(base, pair))
+        imports = [_import_difference(base / f"import-{pair}", pair) for pair in range(pairs)]
     step_us = statistics.median(trainer)
     whole, door = zip(*imports, strict=True)
-    speed = f"{statistics.median(speeds):.3f}{_quartiles(speeds, 3)}"
-    held = statistics.median(speeds) >= SLOWEST
     return [
         _hooks_row("hooks of a step", empty, 1.0, HOOKS_US, "us"),
         _hooks_row(
@@ -188,7 +162,6 @@ def rows(pairs: int) -> list[Row]:
         ),
         _median_row("import torch, longer by", whole, IMPORT_MS, "ms"),
         _median_row("its end alone, longer by", door, IMPORT_MS, "ms"),
-        ("speed under run --, of the bare script's", speed, f">= {SLOWEST}", held),
     ]
 
 
@@ -239,21 +212,6 @@ def _printed(script: str, environment: dict[str, str]) -> Any:
         [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True, check=True
     )
     return json.loads(done.stdout.splitlines()[-1])
-
-
-def _speed(base: Path, pair: int) -> float:
-    """Speed of the steps under `run --` as a share of the bare script's."""
-    script = base / "work.py"
-    script.write_text(WORK)
-    bare = 0.0 if pair % 2 else _printed(WORK, dict(os.environ))
-    home = Home(base / "home")
-    command = [*as_installed.app(), "run", "--json", "--", sys.executable, str(script)]
-    environment = {**os.environ, "TRAINFAST_HOME": str(home.path)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    result = json.loads(done.stdout.splitlines()[-1])
-    supervised = float((home.directory(result["run_id"]) / "output.log").read_text())
-    bare = bare or _printed(WORK, dict(os.environ))
-    return float(bare / supervised)
 
 
 def main() -> int:

@@ -16,7 +16,6 @@ class StepEnds(TrainerCallback):
 
 def small_model():
     torch.manual_seed(0)
-    torch.set_num_threads(1)
     return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=VOCABULARY,

@@ -33,7 +33,6 @@ def get_batch():
 
 dist.init_process_group("gloo")
 torch.manual_seed(int(os.environ["RANK"]))
-torch.set_num_threads(1)
 data = torch.randint(VOCABULARY, (10_000,))
 model = DistributedDataParallel(GPT())
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

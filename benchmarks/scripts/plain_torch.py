@@ -15,7 +15,6 @@ parser.add_argument("--lr", type=float, default=1e-3)
 args = parser.parse_args()
 
 torch.manual_seed(0)
-torch.set_num_threads(1)
 model = nn.Sequential(*(layer for _ in range(DEPTH) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())))
 optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
 loader = DataLoader(TensorDataset(torch.randn(args.batch_size * STEPS, WIDTH)), batch_size=args.batch_size)

@@ -30,7 +30,6 @@ class StepEnds(lightning.Callback):
 
 
 torch.manual_seed(0)
-torch.set_num_threads(1)
 loader = DataLoader(TensorDataset(torch.randn(BATCH * STEPS, WIDTH)), batch_size=BATCH)
 trainer = lightning.Trainer(
     max_epochs=1,
