@@ -37,7 +37,7 @@ data = torch.randint(VOCABULARY, (10_000,))
 model = DistributedDataParallel(GPT())
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 ends = []
-for _ in range(STEPS):
+for _ in range(STEPS // 3):
     for micro_step in range(gradient_accumulation_steps):
         model.require_backward_grad_sync = micro_step == gradient_accumulation_steps - 1
         _, loss = model(*get_batch())

@@ -236,7 +236,8 @@ class Follower:
 
     def _add_steps(self, rank: int, steps: list[Step]) -> None:
         if rank == 0:
-            if steps and (self._known.first_loss is None or len(self._steps) < LOSSES_AT_START):
+            begins = self._known.first_loss is None or len(self._steps) < LOSSES_AT_START
+            if begins and any(step.loss is not None for step in steps):
                 self._known = replace(self._known, first_loss=_first_loss(self._step_tails[0].path))
             self._steps.extend(steps)
             if (join := self._joining()) is not None:
