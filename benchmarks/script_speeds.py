@@ -2,9 +2,10 @@
 
     python benchmarks/script_speeds.py [--pairs 6] [--only plain_torch ...] [--lightning PYTHON]
 
-The scripts of `benchmarks/scripts` keep a clock of their own. A pair is one run of each side, the order alternates. The
-recorded steps are compared with the script's own clock over the same steps: medians within 2 %. The speed is that of
-the script's clock, under `run --` at least 0.98 of the bare script's. The first steps are left out: they allocate.
+The scripts of `benchmarks/scripts` keep a clock of their own. The recorded steps are compared with that clock over the
+same steps: medians within 2 %. The speed under `run --` is at least 0.98 of the bare script's, by the same clock. The
+speed of a machine may change within seconds, so both sides of a pair run at once, each with all its processes on a core
+of its own, and change cores from pair to pair; steps count while both train.
 """
 
 import argparse
@@ -42,14 +43,15 @@ CLOCKS_PERCENT, SLOWEST = 2.0, 0.98
 
 def row(name: str, python: str, pairs: int) -> Row:
     """The steps, both clocks and the speed of one script."""
+    cores = sorted(os.sched_getaffinity(0))[:2]
     with tempfile.TemporaryDirectory() as folder:
-        both = [_pair(command(name, python), Path(folder), pair) for pair in range(pairs)]
+        both = [_pair(command(name, python), Path(folder), cores[:: (-1) ** pair]) for pair in range(pairs)]
     counts = {(len(bare), len(own), len(ours)) for bare, own, ours in both}
-    clocks = [100 * (_median(ours) / _median(own) - 1) for _, own, ours in both]
-    speeds = [_median(bare) / _median(own) for bare, own, _ in both]
+    clocks = [100 * (_median_s(ours) / _median_s(own) - 1) for _, own, ours in both]
+    speeds = [_speed(own, bare) for bare, own, _ in both]
     clock, speed = statistics.median(clocks), statistics.median(speeds)
     steps = " ".join("=".join(map(str, each)) for each in counts)
-    step_ms = 1e3 * statistics.median(_median(bare) for bare, _, _ in both)
+    step_ms = 1e3 * statistics.median(_median_s(bare) for bare, _, _ in both)
     shown = f"{steps} steps of {step_ms:.1f} ms, clocks {clock:+.2f} %, speed {speed:.3f}"
     shown += f" ({min(speeds):.3f} to {max(speeds):.3f})"
     alike = all(len(set(each)) == 1 for each in counts)
@@ -63,34 +65,54 @@ def command(name: str, python: str) -> list[str]:
     return [python, *launcher, str(SCRIPTS / f"{name}.py"), *ARGUMENTS[name].split()]
 
 
-def _pair(script: list[str], folder: Path, pair: int) -> tuple[list[float], list[float], list[float]]:
-    """Seconds of each step but the first: of the bare script, by its own clock under `run --`, and as recorded."""
-    bare = [] if pair % 2 else _steps(_output(script, folder))
+def _pair(script: list[str], folder: Path, cores: list[int]) -> tuple[list[float], list[float], list[float]]:
+    """Ends of the steps in seconds: of the bare script, under `run --` by the script's own clock, and as recorded."""
     home = folder / "home"
-    run = [*as_installed.app(), "run", "--json", "--", *script]
-    result = json.loads(_output(run, folder, TRAINFAST_HOME=str(home)).splitlines()[-1])
+    bare = _start(script, folder, cores[0])
+    run = _start([*as_installed.app(), "run", "--json", "--", *script], folder, cores[1], TRAINFAST_HOME=str(home))
+    bare_ends = _ends(_output(bare))
+    result = json.loads(_output(run).splitlines()[-1])
     directory = home / "runs" / result["run_id"]
-    own = _steps((directory / "output.log").read_text())
     records = [json.loads(line) for line in (directory / "steps.jsonl").read_text().splitlines()]
-    return bare or _steps(_output(script, folder)), own, [record["step_ms"] / 1e3 for record in records[1:]]
+    return bare_ends, _ends((directory / "output.log").read_text()), [record["t_ns"] / 1e9 for record in records]
 
 
-def _output(words: list[str], folder: Path, **more: str) -> str:
-    """What a command prints; a script's Trainer leaves its folder below `folder`."""
-    done = subprocess.run(words, env={**os.environ, **more}, cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{' '.join(words)} ended with exit code {done.returncode}\n{done.stderr}")
-    return done.stdout
+def _start(words: list[str], folder: Path, core: int, **more: str) -> subprocess.Popen[str]:
+    """Start a command on this core; a script's Trainer leaves its folder below `folder`."""
+    return subprocess.Popen(
+        ["taskset", "--cpu-list", str(core), *words],
+        env={**os.environ, **more},
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
-def _steps(output: str) -> list[float]:
-    """Seconds of each step but the first, of the line that a script prints last."""
-    ends = json.loads(next(line for line in reversed(output.splitlines()) if line.startswith("[")))
-    return [end - begin for begin, end in pairwise(ends)]
+def _output(process: subprocess.Popen[str]) -> str:
+    out, err = process.communicate()
+    if process.returncode:
+        sys.exit(f"{process.args!r} ended with exit code {process.returncode}\n{err}")
+    return out
 
 
-def _median(steps: list[float]) -> float:
-    return statistics.median(steps[SKIPPED:])
+def _ends(output: str) -> list[float]:
+    """The end of each step, of the line that a script prints last."""
+    ends: list[float] = json.loads(next(line for line in reversed(output.splitlines()) if line.startswith("[")))
+    return ends
+
+
+def _median_s(ends: list[float]) -> float:
+    """The median step; the first steps allocate."""
+    return statistics.median(after - before for before, after in pairwise(ends[SKIPPED:]))
+
+
+def _speed(own: list[float], bare: list[float]) -> float:
+    """Steps a second of one side as a share of the other's, while both train."""
+    begin, end = max(own[SKIPPED], bare[SKIPPED]), min(own[-1], bare[-1])
+    during = [[each for each in side if begin <= each <= end] for side in (own, bare)]
+    own_rate, bare_rate = ((len(side) - 1) / (side[-1] - side[0]) for side in during)
+    return own_rate / bare_rate
 
 
 def main() -> int:
