@@ -11,15 +11,16 @@ from types import FrameType
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_directory import RESULT_FILE
 from trainfast_runner.running.final_result import result_or_none_while_live
 from trainfast_runner.running.follower import Follower
 from trainfast_runner.running.recovery import state_of
 from trainfast_runner.running.stopping import STOP_GRACE_S, kill_now, request_stop, stop_unsupervised
 from trainfast_tui.cli.progress import Progress
 
-LOOK_EVERY_S = 0.15
-LONG_RUN_S, LOOK_AT_LONG_RUN_EVERY_S = 10.0, 0.5
-"""A look takes 1 to 2 ms of a core that the training may use; a short run's end is seen sooner."""
+LOOK_EVERY_S, READ_EVERY_S = 0.15, 0.6
+"""A look at the result and the signals is a few system calls; reading the records takes 1 to 2 ms of a core, which the
+training may use."""
 HUNG_UP = 129
 STOPPING = f"stopping the run; SIGKILL follows after {STOP_GRACE_S:.0f} s, Ctrl-C again sends it now"
 
@@ -63,23 +64,24 @@ def follow(directory: Path, signals: Signals, *, interrupt_stops: bool, printed:
     With `interrupt_stops` the first Ctrl-C asks the run to stop (SIGKILL follows after 30 s) and the second kills it.
     """
     follower, progress = Follower(directory), Progress(printed=printed)
-    begun_s, handled = time.monotonic(), 0
+    read_at_s, handled = 0.0, 0
     try:
         while True:
-            snapshot = follower.poll()
-            if snapshot.is_live:
-                progress.show(snapshot)
-            elif (result := result_or_none_while_live(directory)) is not None:
-                # The result is written a moment after the supervisor recorded the end.
-                return result
+            if time.monotonic() >= read_at_s or (directory / RESULT_FILE).exists():
+                read_at_s = time.monotonic() + READ_EVERY_S
+                snapshot = follower.poll()
+                if snapshot.is_live:
+                    progress.show(snapshot)
+                elif (result := result_or_none_while_live(directory)) is not None:
+                    # The result is written a moment after the supervisor recorded the end.
+                    return result
             if signals.hung_up or (signals.interrupts and not interrupt_stops):
                 return None
             if signals.interrupts > handled:
                 handled = signals.interrupts
                 progress.print_line("killing the run" if handled > 1 else STOPPING)
                 _ask(directory, progress, now=handled > 1)
-            is_long = time.monotonic() > begun_s + LONG_RUN_S
-            time.sleep(LOOK_AT_LONG_RUN_EVERY_S if is_long else LOOK_EVERY_S)
+            time.sleep(LOOK_EVERY_S)
     finally:
         progress.close()
 
