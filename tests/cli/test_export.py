@@ -93,7 +93,8 @@ def test_the_files_are_written_once(trained: tuple[Cli, Done], tmp_path: Path) -
     words = ("export", "last", "--to", "torchrun", "-o", str(tmp_path / "mine"))
     done = cli(*words)
     assert done.out.splitlines() == [str(tmp_path / "mine" / "train.sh")]
-    assert (tmp_path / "mine" / "train.sh").read_text().splitlines()[-1].startswith("python train.py --output_dir out")
+    command = (tmp_path / "mine" / "train.sh").read_text().splitlines()[-1]
+    assert command.startswith("env MALLOC_MMAP_THRESHOLD_=33554432 MALLOC_TRIM_THRESHOLD_=268435456 python train.py ")
     assert "train.sh exists already" in cli(*words).refused()
 
 

@@ -13,7 +13,7 @@ from trainfast_runner.export.accelerate_yaml import accelerate_yaml
 from trainfast_runner.export.deepspeed_json import FILE as DEEPSPEED_FILE
 from trainfast_runner.export.deepspeed_json import beside_the_trainer
 from trainfast_runner.export.trainer_arguments import overrides, trainer_arguments
-from trainfast_runner.export.written import Written, heading
+from trainfast_runner.export.written import Written, heading, malloc_variables
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import BY_NAME
@@ -88,7 +88,8 @@ def _launcher(run: RunFile) -> list[str]:
 
 
 def _environment(run: RunFile, knobs: KnobValues) -> list[str]:
-    """Variables in front of the command: the run's own GPUs, of which the Trainer takes all it sees, and p2p=off."""
+    """Variables before the command: the run's own GPUs, of which the Trainer takes all it sees, p2p=off, malloc's."""
     words = [f"CUDA_VISIBLE_DEVICES={','.join(run.device_uuids)}"] if run.device_uuids else []
     words += ["NCCL_P2P_DISABLE=1"] if knobs["p2p"] == "off" else []
+    words += [f"{name}={value}" for name, value in malloc_variables(run).items()]
     return ["env", *words] if words else []

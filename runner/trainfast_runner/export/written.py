@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from trainfast_runner.records.run_file import RunFile
+from trainfast_runner.worker.allocator import ORDINARY_VARIABLES
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,18 @@ class Written:
     """Overridden knobs that the form cannot express."""
     file: str
     beside: dict[str, str] = field(default_factory=dict)
+
+
+def malloc_variables(run: RunFile) -> dict[str, str]:
+    """The variables by which a script frees and takes memory as the timed steps of this CPU run did; else empty."""
+    ours = run.device == "cpu" and run.script is None and run.knobs.get("memory_limit") is None
+    return dict(ORDINARY_VARIABLES) if ours else {}
+
+
+def malloc_comments(run: RunFile) -> list[str]:
+    """Comment lines of a form that has no place for variables."""
+    variables = " ".join(f"{name}={value}" for name, value in malloc_variables(run).items())
+    return [f"# In front of the command, as fast on a CPU as the run: {variables}"] if variables else []
 
 
 def heading(run: RunFile, packages: Sequence[str], left_out: Sequence[str]) -> list[str]:

@@ -13,6 +13,7 @@ from trainfast_runner.export.deepspeed_json import FILE as DEEPSPEED_FILE
 from trainfast_runner.export.formats import Exported
 from trainfast_runner.export.imported import own_command
 from trainfast_runner.export.script_command import OUTPUT, SCRIPT
+from trainfast_runner.export.written import malloc_variables
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.script_run import ScriptAsked
 from trainfast_runner.running.planning import RunPlan, plan_run
@@ -75,7 +76,7 @@ def _plan_typed(run: RunFile, exported: Exported, typed: Sequence[str], folder: 
     plan = plan_script(words, settings, steps=run.knobs.get("steps"), python=command.interpreter)
     # Threads that spin between their turns take much of a busy machine's speed: both runs wait alike.
     threads = {name: value for name, value in run.env.items() if name.startswith(("OMP_", "KMP_"))}
-    return replace(plan, env={**plan.env, **threads, **variables})
+    return replace(plan, env={**plan.env, **threads, **malloc_variables(run), **variables})
 
 
 def _as_exported(exported: Exported, command: ScriptCommand, folder: Path) -> tuple[dict[str, str], list[str]]:

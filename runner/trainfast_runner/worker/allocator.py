@@ -19,6 +19,11 @@ STRICT_BYTES = 128 << 10
 ORDINARY_MMAP_BYTES = 32 << 20
 """The most that glibc's own threshold grows to on 64 bits (DEFAULT_MMAP_THRESHOLD_MAX, malloc.c)."""
 ORDINARY_TRIM_BYTES = 256 << 20
+ORDINARY_VARIABLES = {
+    "MALLOC_MMAP_THRESHOLD_": str(ORDINARY_MMAP_BYTES),
+    "MALLOC_TRIM_THRESHOLD_": str(ORDINARY_TRIM_BYTES),
+}
+"""The variables that start another program with ordinary thresholds (mallopt(3))."""
 LARGEST_WITHHELD_BYTES = 1 << 30
 SIZE_FIELD_BYTES, IS_MMAPPED = ctypes.sizeof(ctypes.c_size_t), 0x2
 """A block's size and flags stand in the word before it (struct malloc_chunk, malloc.c)."""
