@@ -17,10 +17,12 @@ from trainfast_runner.records.run_file import TRIAL
 from trainfast_runner.running import launch
 from trainfast_runner.running.scripts.script_plan import plan_script
 from trainfast_runner.search.best.asked import BestAsked
+from trainfast_runner.search.best.conduct import conduct_best
 from trainfast_runner.search.best.journal import Candidate, Space, Trial, read_best_journal
 from trainfast_runner.search.best.opening import BestOptions, BestPlan, open_best
 from trainfast_runner.search.best.script_memory import with_fitted_memory, with_seen_samples
 from trainfast_runner.search.best.script_survey import plan_script_best
+from trainfast_runner.search.journal import SearchJournal
 from trainfast_runner.search.processes import end_run
 from trainfast_runner.search.searches import left_by_edit
 from trainfast_runner.settings import script_preset
@@ -160,6 +162,23 @@ def test_edited_script_begins_a_new_search(cli: Cli, tmp_path: Path) -> None:
     second = open_best(planned(cli), home, BestOptions())
     assert second != first
     assert left_by_edit(home, second, read_best_journal) == first
+
+
+def test_samples_that_a_trial_saw_are_learned_where_a_killed_search_had_not_written_them(
+    cli: Cli, tmp_path: Path
+) -> None:
+    preset_of(cli, *written(tmp_path, CLAMPED))
+    home, best = Home(cli.home), planned(cli)
+    directory = open_best(best, home, BestOptions())
+    asked = [one.samples_per_step for one in best.space.candidates]
+    number = best.space.baseline
+    journal = SearchJournal(directory)
+    for line in (best.space, measured(number, 4 * asked[number], None)):
+        journal.write(line)
+    journal.close()
+    conduct_best(directory, best, home, BestOptions(), is_cancelled=lambda: True)
+    spaces = [line for line in read_best_journal(directory) if isinstance(line, Space)]
+    assert [one.samples_per_step for one in spaces[-1].candidates] == [4 * one for one in asked]
 
 
 def test_script_whose_folder_is_gone_is_refused(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

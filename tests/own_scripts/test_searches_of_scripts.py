@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,16 @@ import pytest
 
 from cli.command import Cli
 from own_scripts.conftest import PYTHON, files_below, preset_of, script
+from trainfast_runner.records.file_locks import is_alive
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_file import PROBE
+from trainfast_runner.running import launch
+from trainfast_runner.running.scripts.script_plan import plan_script
+from trainfast_runner.search.conduct import conduct
+from trainfast_runner.search.conductor import end_if_live
+from trainfast_runner.search.opening import BatchSearchOptions, open_search
+from trainfast_runner.search.script_trials import planned_search
+from trainfast_runner.settings import script_preset
 
 
 @pytest.fixture
@@ -145,6 +156,21 @@ def test_command_that_takes_no_script_says_which_do(
 def test_memory_limit_is_for_trials(cli: Cli, parser_alone: tuple[str, ...]) -> None:
     preset_of(cli, *parser_alone)
     assert "memory_limit is for the trials of a search" in cli("run", "mine", "--set", "memory_limit=1GiB").refused()
+
+
+def test_probe_that_a_killed_search_had_not_recorded_is_ended(cli: Cli) -> None:
+    preset_of(cli, *script("plain_torch.py", "--pause=0.2", "--steps=1000"))
+    home, options = Home(cli.home), BatchSearchOptions()
+    preset = script_preset.load(cli.presets / "mine.toml")
+    plan, make_conductor = planned_search(preset, (), None, options)
+    directory = open_search(plan, home, options)
+    left = plan_script((), preset=preset, steps=1000, trial=True)
+    probe = launch.start(replace(left, role=PROBE, search_id=directory.name), home)
+    try:
+        conduct(directory, plan, home, options, is_cancelled=lambda: True, make_conductor=make_conductor)
+        assert not is_alive(probe)
+    finally:
+        end_if_live(probe)
 
 
 @pytest.mark.long

@@ -145,6 +145,15 @@ def test_supervisor_that_fell_between_its_verdict_and_the_result(run: Run) -> No
     assert result.reason.endswith("the supervisor's own verdict was oom: CUDA out of memory")
 
 
+def test_files_of_a_trial_go_when_its_supervisor_did_not_remove_them(run: Run) -> None:
+    run.prepare("")
+    (run.directory / "alive.lock").touch()
+    (run.directory / "sandbox").mkdir()
+    (run.directory / "sandbox" / "checkpoint").write_bytes(b"x")
+    assert settle(run.directory) is not None
+    assert not (run.directory / "sandbox").exists()
+
+
 def test_nothing_but_an_empty_directory(tmp_path: Path) -> None:
     assert state_of(tmp_path).state == "starting"
     os.utime(tmp_path, (0, 0))

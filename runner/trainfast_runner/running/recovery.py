@@ -34,6 +34,7 @@ from trainfast_runner.records.run_file import END_STATES, SCHEMA, Event, RunFile
 from trainfast_runner.records.run_records import EVENTS_FILE, RunRecords, worker_lines
 from trainfast_runner.results.ended_result import read_records_or_note_trouble, result_with_figures, write_result
 from trainfast_runner.results.verdict import Verdict, one_line
+from trainfast_runner.running.scripts.sandbox import remove_sandbox
 
 BEING_MADE_S = 10.0
 """A directory without `run.json` this young is a run that is just being launched."""
@@ -121,6 +122,7 @@ def settle(directory: Path) -> Result | None:
         result = result_with_figures(directory, records, verdict, records.last_t_ns())
         with contextlib.suppress(OSError):  # A full or read-only disk: the next reader tries again.
             write_result(directory, result)
+        remove_sandbox(directory)
         return result
 
 

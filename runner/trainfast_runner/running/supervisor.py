@@ -283,6 +283,8 @@ class Supervisor:
         with suppress(Exception):  # the next prediction is then as good as the last
             # Before result.json: the app predicts the next run as soon as it appears.
             corrections.learn(self.directory.parent.parent, with_prediction(records), result)
+        # Before result.json: a run without one is settled by its next reader, which removes these files too.
+        remove_sandbox(self.directory)
         if not self._try_write_result(result):
             # The offloaded states may be on the same disk.
             self._remove_offloaded()
@@ -293,7 +295,6 @@ class Supervisor:
                 self._signals.wait(TICK_S)
         # After the result: another process may lock the user's directory, and gigabytes take time.
         self._remove_offloaded()
-        remove_sandbox(self.directory)
 
     def _try_write_result(self, result: Result) -> bool:
         """Write `result.json`; False when the disk does not take it."""

@@ -16,9 +16,11 @@ from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import read_result
+from trainfast_runner.records.run_file import PROBE
 from trainfast_runner.running import launch
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.conductor import ConductOptions, Conductor, end_if_live, sole_conductor
+from trainfast_runner.running.recovery import live_runs
+from trainfast_runner.search.conductor import ConductOptions, Conductor, sole_conductor
 from trainfast_runner.search.decide import Decision, SearchState, decide, state_of_journal
 from trainfast_runner.search.found import answer
 from trainfast_runner.search.journal import (
@@ -38,7 +40,7 @@ from trainfast_runner.search.nothing_fits import nothing_fits
 from trainfast_runner.search.opening import BatchSearchOptions
 from trainfast_runner.search.predicted_size import SizePrediction, predict_size
 from trainfast_runner.search.probe_record import confirmation_record, probe_of, probe_of_ended_run, taken_by_others
-from trainfast_runner.search.processes import LOOK_EVERY_S, Interrupted, WarmProcess, wait_for_result
+from trainfast_runner.search.processes import LOOK_EVERY_S, Interrupted, WarmProcess, end_run, wait_for_result
 
 STEPS = {"cpu": 2, "cuda": 4}
 """Optimizer steps of a process's first probe: the optimizer's states exist from the second on, and a GPU's first steps
@@ -252,10 +254,10 @@ class BatchConductor(Conductor[AnyLine, Ended]):
         return directory
 
     def _end_left_process(self) -> None:
-        """End the warm process of a conductor that died; its confirmation run goes on and is followed."""
-        for line in self._lines:
-            if isinstance(line, Launched) and line.role == "probe":
-                end_if_live(self._home.directory(line.run_id))
+        """End the probe of a conductor that died, recorded or not; its confirmation run goes on and is followed."""
+        for run in live_runs(self._home):
+            if run.role == PROBE and run.search_id == self._directory.name:
+                end_run(self._home.directory(run.run_id))
 
     def _unfinished_confirmation(self) -> Path | None:
         """The confirmation run that was started and has no recorded end; None when there is none."""

@@ -119,6 +119,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
             self._survey_while_starting()
         else:
             self._space = space
+            self._learn()
 
     def step(self) -> BestEnded | None:
         """Decide and take one step."""
@@ -256,6 +257,10 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         if trial.step_ms:
             self._write(Visited(run_id=directory.name, process=candidate.process, start_s=to_steady_s))
         self._write(trial)
+        self._learn()
+
+    def _learn(self) -> None:
+        """Write the candidates anew if trials tell more of them; a killed conductor may not have written that."""
         learned = self._survey.learned(self._question, self._space, self._lines)
         if learned != self._space:
             self._space = learned

@@ -1,0 +1,110 @@
+"""Searches of scripts of one's own that are killed at random moments: the same command goes on where they were."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from cli.command import Cli, Done, Started, until
+from own_scripts.conftest import PYTHON, SCRIPTS, files_below, preset_of
+from trainfast_runner.machine.processes.identity import Identity, send, started_with
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_directory import read_result
+from trainfast_runner.records.run_file import TRIAL
+from trainfast_runner.search.best.journal import LaunchedBest, Race, Trial, read_best_journal
+from trainfast_runner.search.journal import ConfirmationRun, Launched, Probe, read_journal
+
+pytestmark = pytest.mark.long
+KILLS = 6
+MOST_LINES = 30
+"""A run of a few steps records about as many lines."""
+
+
+def processes_of(cli: Cli) -> list[Identity]:
+    """Every process that works for this home: commands, supervisors, trainings."""
+    return started_with("TRAINFAST_HOME", str(cli.home))
+
+
+def lines_recorded(cli: Cli) -> int:
+    """The lines of the journal and of all runs: a clock that goes as the search does."""
+    files = [*cli.home.glob("searches/*/*.jsonl"), *cli.home.glob("runs/*/*.jsonl")]
+    return sum(file.read_bytes().count(b"\n") for file in files)
+
+
+def kill_everything(cli: Cli) -> None:
+    """Send SIGKILL to every process of the home, until none is left."""
+
+    def is_over() -> bool:
+        left = processes_of(cli)
+        for process in left:
+            send(process, signal.SIGKILL)
+        return not left
+
+    until(is_over, "the end of every process")
+
+
+def killed(cli: Cli, command: tuple[str, ...], lines: int, *, alone: bool) -> None:
+    """Start the command, and kill it when so many more lines are recorded: `alone`, or all that it has started too."""
+    moment = lines_recorded(cli) + lines
+    started = Started(cli, command)
+    until(lambda: lines_recorded(cli) >= moment or started.process.poll() is not None, "the moment")
+    assert started.process.poll() is None, f"it ended before it was killed:\n{started.err}"
+    # The command first: it sees nothing of what becomes of its run.
+    started.signal(signal.SIGKILL)
+    if not alone:
+        kill_everything(cli)
+    started.end()
+
+
+def answered_after_kills(cli: Cli, command: tuple[str, ...], work: Path) -> tuple[Done, Path]:
+    """The answer of a search of a script in `work` that was killed again and again, and the search's only directory."""
+    shutil.copy(SCRIPTS / "wide_argparse.py", work / "train.py")
+    preset_of(cli, "--", PYTHON, "train.py")
+    moments = random.Random(13)
+    for _ in range(KILLS):
+        killed(cli, command, moments.randint(1, MOST_LINES), alone=moments.random() < 0.3)
+    done = cli(*command)
+    assert done.code == 0, done.err
+    until(lambda: not processes_of(cli), "the last supervisor to end behind its result")
+    assert files_below(work) == [work / "train.py"], "a trial has written into the script's folder"
+    cli("runs", "list", "--probes")
+    assert list(cli.home.glob("runs/*/sandbox")) == [], "a killed trial has left its files"
+    (directory,) = (cli.home / "searches").iterdir()
+    return done, directory
+
+
+def test_batch_search_of_a_killed_script_tries_no_size_twice(cli: Cli, work: Path) -> None:
+    command = ("search", "max-batch", "mine", "--json", "--proof-steps=5", "--set", "memory_limit=256MiB")
+    done, directory = answered_after_kills(cli, command, work)
+    assert done.json["max_batch"] > 100
+    assert done.json["too_large"] > done.json["max_batch"]
+    lines = read_journal(directory)
+    tried = [line.batch_size for line in lines if isinstance(line, Probe)]
+    assert len(tried) == len(set(tried)), "a size was measured twice"
+    confirmed = [line.run_id for line in lines if isinstance(line, ConfirmationRun)]
+    assert len(confirmed) == len(set(confirmed)), "a run was recorded twice"
+    proofs = [line.run_id for line in lines if isinstance(line, Launched) and line.role == "proof"]
+    assert set(finished(cli, proofs)) <= set(confirmed), "a finished run was not taken"
+
+
+def test_best_fit_of_a_killed_script_measures_no_setting_twice(cli: Cli, work: Path) -> None:
+    command = ("search", "best", "mine", "--json", "--budget=300s", "--vary=batch_size=2,4,8")
+    done, directory = answered_after_kills(cli, command, work)
+    assert len(done.json["best"]["run_ids"]) >= 2
+    lines = read_best_journal(directory)
+    measured = [line.candidate for line in lines if isinstance(line, Trial) and line.outcome == "measured"]
+    assert len(measured) == len(set(measured)), "a setting was measured twice"
+    races = [line.run_id for line in lines if isinstance(line, Race)]
+    assert len(races) == len(set(races)), "a run was recorded twice"
+    cold = [line.run_id for line in lines if isinstance(line, LaunchedBest) and line.role != TRIAL]
+    assert set(finished(cli, cold)) == set(races), "a finished run was not taken"
+
+
+def finished(cli: Cli, run_ids: list[str]) -> list[str]:
+    """Those of the runs that finished."""
+    results = [read_result(Home(cli.home).directory(run_id)) for run_id in run_ids]
+    return [one.run_id for one in results if one is not None and one.state == "finished"]
