@@ -138,6 +138,7 @@ def test_a_diff_is_exact_whatever_the_encoding_of_stdout(trained: tuple[Cli, Don
         (("--to", "torchrun", "--prove"), "--to torchrun is for a script: which one?; try --prove -- python train.py"),
         (("--to", "preset", "--prove", "--", "python", "t.py"), "--to preset starts the run by itself"),
         (("--onto", "train.py", "--prove"), "--onto only prints a diff"),
+        (("--to", "torchrun", "--wait"), "--wait is for the run of --prove"),
     ],
 )
 def test_a_proof_of_nothing_is_refused(trained: tuple[Cli, Done], words: tuple[str, ...], said: str) -> None:

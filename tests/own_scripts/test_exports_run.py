@@ -168,6 +168,26 @@ def test_a_trainer_takes_deepspeed_by_flags_under_torchrun(
 
 
 @pytest.mark.long
+def test_proof_is_refused_or_waits_while_another_run_uses_the_device(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = trained(cli, monkeypatch)
+    endless = tmp_path / "steps.py"
+    endless.write_text("import time, trainfast_door\nwhile True:\n    trainfast_door.step()\n    time.sleep(0.01)\n")
+    other = cli("run", "--detach", "--samples-per-step=2", "--", PYTHON, str(endless)).out.strip()
+    prove = ("export", run.run_id, "--to", "command", "--prove")
+    said = cli(*prove).refused()
+    assert f"the CPU is in use by {other}" in said
+    assert "or --wait" in said
+    waiting = cli.start(*prove, "--wait", "--json")
+    waiting.until_said("waiting for")
+    cli("stop", other)
+    done = waiting.end()
+    assert done.code == 0, done.err
+    assert_same_speed(done.json["proof"])
+
+
+@pytest.mark.long
 def test_a_script_that_overrides_the_export_gets_no_proof(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,6 +36,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="run the export (of a form for a script: with your command behind --), compare what ran and its speed,"
         " and write the figures into the export",
     )
+    parser.add_argument("--wait", action="store_true", help="with --prove: wait while another run uses the device")
     parser.add_argument(
         "--json",
         action="store_true",
@@ -53,6 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(
             "a command behind -- is for --prove", key="--", advice="export RUN --to FORM --prove -- COMMAND"
         )
+    if arguments.wait and not arguments.prove:
+        raise UserError("--wait is for the run of --prove", key="--wait", advice="export RUN --to FORM --prove --wait")
     if arguments.onto is not None:
         return _print_diff(arguments, recorded)
     exported = export(recorded, directory, arguments.to)
@@ -62,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.prove:
         from trainfast_tui.cli.prove import prove
 
-        code = prove(recorded, directory, exported, arguments.script or ())
+        code = prove(recorded, directory, exported, arguments.script or (), wait=arguments.wait)
         if code:
             return code
         exported = export(recorded, directory, arguments.to)

@@ -13,25 +13,25 @@ from trainfast_runner.records.export_proof import append_proof
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.run_file import EXIT_CODES, RunFile
-from trainfast_runner.running import launch
 from trainfast_runner.running.exported_run import plan_exported
-from trainfast_tui.cli.follow_run import HUNG_UP, caught, follow
+from trainfast_tui.cli.follow_run import HUNG_UP, follow
 from trainfast_tui.cli.progress import Progress, progress_when_slow
+from trainfast_tui.cli.run import started_when_free
 from trainfast_tui.text.format import plain
 
 
-def prove(run: RunFile, directory: Path, exported: Exported, typed: Sequence[str]) -> int:
+def prove(run: RunFile, directory: Path, exported: Exported, typed: Sequence[str], *, wait: bool = False) -> int:
     """Run the export, follow it to its end, and keep the proof; 0, or 129 if the terminal went away.
 
-    Raises UserError, with the run's exit code, for a run that does not finish or that ran other settings.
+    With `wait` the run is started once no other uses its devices. Raises UserError for a device in use, and, with the
+    run's exit code, for a run that does not finish or that ran other settings.
     """
     with TemporaryDirectory(prefix="trainfast-export-") as folder:
         for name, text in exported.files.items():
             (Path(folder) / name).write_text(text, encoding="utf-8")
         with progress_when_slow("checking…"):
             plan = plan_exported(run, exported, typed, Path(folder))
-        with caught() as signals:
-            started = launch.start(plan, Home())
+        with started_when_free(plan, Home(), wait=wait) as (started, signals):
             Progress().print_line(f"{started.name} runs the export")
             result = follow(started, signals, interrupt_stops=True)
     if result is None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
@@ -20,7 +22,7 @@ from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.recovery import state_of
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.spec import resolve
-from trainfast_tui.cli.follow_run import HUNG_UP, caught, follow
+from trainfast_tui.cli.follow_run import HUNG_UP, Signals, caught, follow
 from trainfast_tui.cli.output import print_json, print_line, print_lines
 from trainfast_tui.cli.progress import Progress, progress_when_slow
 from trainfast_tui.text.format import duration, plain
@@ -83,32 +85,49 @@ def run(arguments: argparse.Namespace) -> int:
         plan = plan_asked(arguments)
     if plan.script is not None and plan.script.unconfirmed:
         Progress().print_line(_unconfirmed(plan.script.unconfirmed))
-    while True:
-        if arguments.wait:
-            wait_for_device(plan, home)
+
+    def prepared(plan: RunPlan) -> RunPlan:
         if arguments.cool_to is not None:
             from trainfast_tui.cli.cooling import report_cooling
 
             report_cooling(plan, arguments.cool_to)
         predict_memory(plan, home)
-        plan = with_predicted_speed(plan, home)
+        return with_predicted_speed(plan, home)
+
+    with started_when_free(plan, home, prepared, wait=arguments.wait) as (directory, signals):
+        if arguments.detach:
+            return _detached(directory, arguments.json)
+        why = f", {plan.devices_reason}" if plan.devices_reason else ""
+        Progress().print_line(f"{directory.name} is starting{why}")
+        if plan.script is not None and plan.script.door_closed and not plan.script.steps_from_log:
+            Progress().print_line(plain(f"its steps are not seen: {plan.script.door_closed}"))
+        result = follow(directory, signals, interrupt_stops=True, printed="starting")
+    if result is None:
+        return HUNG_UP
+    return report(explained(directory, result, arguments.python), arguments.json)
+
+
+@contextmanager
+def started_when_free(
+    plan: RunPlan, home: Home, prepared: Callable[[RunPlan], RunPlan] = lambda plan: plan, *, wait: bool
+) -> Iterator[tuple[Path, Signals]]:
+    """Start the run that `prepared` makes of the plan; give its directory, with signals caught from its start on.
+
+    With `wait` it is started once no other run uses its devices. Raises DevicesBusy otherwise.
+    """
+    while True:
+        if wait:
+            wait_for_device(plan, home)
+        ready = prepared(plan)
         with caught() as signals:
             try:
-                directory = launch.start(plan, home)
+                directory = launch.start(ready, home)
             except launch.DevicesBusy:
-                if not arguments.wait:
+                if not wait:
                     raise
                 continue  # another waiting run was faster
-            if arguments.detach:
-                return _detached(directory, arguments.json)
-            why = f", {plan.devices_reason}" if plan.devices_reason else ""
-            Progress().print_line(f"{directory.name} is starting{why}")
-            if plan.script is not None and plan.script.door_closed and not plan.script.steps_from_log:
-                Progress().print_line(plain(f"its steps are not seen: {plan.script.door_closed}"))
-            result = follow(directory, signals, interrupt_stops=True, printed="starting")
-        if result is None:
-            return HUNG_UP
-        return report(explained(directory, result, arguments.python), arguments.json)
+            yield directory, signals
+            return
 
 
 def plan_asked(arguments: argparse.Namespace) -> RunPlan:
