@@ -37,6 +37,7 @@ CLAMPED = (
     "    model(rows).mean().backward()\n    optimizer.step()\n"
 )
 """A script that takes no more than three samples at once, and ignores --accum."""
+TAKES_FILES = CLAMPED.replace("asked =", "parser.add_argument('--config')\nparser.add_argument('--data')\nasked =")
 HUNGRY = (
     "import argparse, torch\nparser = argparse.ArgumentParser()\n"
     "parser.add_argument('--batch-size', type=int, default=16)\nparser.add_argument('--accum', type=int, default=8)\n"
@@ -162,6 +163,26 @@ def test_edited_script_begins_a_new_search(cli: Cli, tmp_path: Path) -> None:
     second = open_best(planned(cli), home, BestOptions())
     assert second != first
     assert left_by_edit(home, second, read_best_journal) == first
+
+
+def test_edited_file_of_the_command_begins_a_new_search(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words, home = (*written(tmp_path, TAKES_FILES), "--config=hyper.yaml", "--data", "corpus"), Home(cli.home)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "hyper.yaml").write_text("hidden: 8\n")
+    preset_of(cli, *words)
+    monkeypatch.chdir("/")
+    first = open_best(planned(cli), home, BestOptions())
+    (tmp_path / "corpus" / "more.txt").write_text("a folder is only named")
+    assert open_best(planned(cli), home, BestOptions()) == first
+    (tmp_path / "hyper.yaml").write_text("hidden: 16\n")
+    second = open_best(planned(cli), home, BestOptions())
+    assert second != first
+    assert left_by_edit(home, second, read_best_journal) == first
+    (tmp_path / "hyper.yaml").write_text("hidden: 8\n")
+    assert open_best(planned(cli), home, BestOptions()) == first, "the file is as it was"
 
 
 def test_samples_that_a_trial_saw_are_learned_where_a_killed_search_had_not_written_them(

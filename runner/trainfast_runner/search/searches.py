@@ -35,6 +35,8 @@ ANSWERED = ("answered", "nothing_fits")
 TRIES = (Probe, ConfirmationRun, Trial, Race)
 """Lines of something that was tried; `TRIED` are their kinds, and `ENDS` those of a search's last line."""
 TRIED, ENDS = ([one.__struct_config__.tag for one in lines] for lines in (TRIES, (Ended, BestEnded)))
+MOST_HASHED_BYTES = 1 << 20
+"""Size of the files of a script's command from which they are not looked into."""
 LOOKED_AT = 20
 """Newest searches that are checked for a live one."""
 
@@ -54,23 +56,26 @@ def key_of(plan: RunPlan) -> str:
 
 
 def key_of_question(asked: tuple[object, ...], plan: RunPlan) -> str:
-    """Return the key of a question; that of a script has the command and the folder too, and a dot and the file's hash.
+    """Return the key of a question; that of a script has the command and the folder too, and a dot and its files' hash.
 
-    A key with the same part before the dot is of the same question about the script as it was before an edit.
+    A key with the same part before the dot is of the same question about the files as they were before an edit.
     """
     if plan.script is None:
         return hash_of(asked)
     question = hash_of((*asked, plan.script.command, plan.cwd))
-    return f"{question}.{_hash_of_script(plan.script.command, plan.cwd)}"
+    return f"{question}.{_hash_of_files(plan.script.command, plan.cwd)}"
 
 
-def _hash_of_script(words: Sequence[str], cwd: str) -> str:
-    """8 hex digits of the content of a command's script: the first word that is a Python file, else its first word."""
-    files = [os.path.join(cwd, word) for word in (*(word for word in words if word.endswith(".py")), *words[:1])]
-    for file in files:
-        with suppress(OSError), open(file, "rb") as script:
-            return hashlib.file_digest(script, "sha256").hexdigest()[:8]
-    return "-"
+def _hash_of_files(words: Sequence[str], cwd: str) -> str:
+    """8 hex digits of the contents of a command's files: its script, and configurations named alone or behind `=`."""
+    contents = hashlib.sha256()
+    for name in (name for word in words for name in (word, word.partition("=")[2])):
+        path = os.path.join(cwd, name)
+        # A larger one is an interpreter, or data.
+        with suppress(OSError):
+            if os.path.isfile(path) and os.path.getsize(path) < MOST_HASHED_BYTES:
+                contents.update(hashlib.sha256(Path(path).read_bytes()).digest())
+    return contents.hexdigest()[:8]
 
 
 def hash_of(asked: object) -> str:
@@ -89,7 +94,7 @@ def unfinished(home: Home, key: str, read: Read = read_journal) -> Path | None:
 
 
 def left_by_edit(home: Home, directory: Path, read: Read = read_journal) -> Path | None:
-    """The search before this one if it asked the same about a script that was edited since, and has no answer yet.
+    """The search before this one if it asked the same before the script or its files were edited, without an answer.
 
     None for any other. `read` and errors as for `unfinished`.
     """

@@ -103,7 +103,7 @@ def _conducted(
     if tried:
         progress.print_line(f"continuing {directory.name}, with {tried} measurements; --fresh begins anew")
     elif (edited := left_by_edit(home, directory, read_best_journal)) is not None:
-        progress.print_line(f"the script was edited since {edited.name}: a new search begins")
+        progress.print_line(f"a file of the command was edited since {edited.name}: a new search begins")
     printer = BestPrinter(progress, home, lines)
     printer.print_question(best.question)
 

@@ -105,7 +105,7 @@ def _conducted(
         sizes = ", ".join(str(line.batch_size) for line in tried)
         progress.print_line(f"continuing {directory.name}, which has tried {sizes}; --fresh begins anew")
     elif (edited := left_by_edit(home, directory)) is not None:
-        progress.print_line(f"the script was edited since {edited.name}: a new search begins")
+        progress.print_line(f"a file of the command was edited since {edited.name}: a new search begins")
     printer = BatchPrinter(progress, home)
     return printer.watch(conducting, signals)
 
