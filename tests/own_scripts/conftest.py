@@ -15,6 +15,8 @@ from trainfast_runner.records.run_records import rank_file
 
 SCRIPTS = Path(__file__).parent / "scripts"
 PYTHON = sys.executable
+TORCHRUN = (PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+"""Starts two ranks."""
 
 
 @pytest.fixture

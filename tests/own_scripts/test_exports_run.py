@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 
 from cli.command import SMALL, Cli
-from own_scripts.conftest import PYTHON, SCRIPTS, run_script
+from own_scripts.conftest import PYTHON, SCRIPTS, TORCHRUN, run_script
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.spec import resolve
 
 STEPS = 10
-TORCHRUN = (PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 FACTOR = 20
 """Two processes of milliseconds a step on a busy machine; `benchmarks/exports.py` measures the ratio."""
 PROOF = re.compile(r"ran as exported on \d{4}-\d\d-\d\d: ([\d.e+]+) samples/s, the run ([\d.e+]+)")

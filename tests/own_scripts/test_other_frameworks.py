@@ -1,7 +1,8 @@
-"""Scripts of frameworks that the tests' own environment need not have: Lightning and Hydra."""
+"""Scripts of frameworks that the tests' own environment need not have: Lightning, Hydra and DeepSpeed."""
 
 from __future__ import annotations
 
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,15 @@ from typing import Any
 import pytest
 
 from cli.command import Cli
-from own_scripts.conftest import run_script, script
+from own_scripts.conftest import SCRIPTS, TORCHRUN, run_script, script
 
 pytestmark = pytest.mark.long
 lightning = pytest.mark.skipif(find_spec("lightning") is None, reason="Lightning is not installed")
 hydra = pytest.mark.skipif(find_spec("hydra") is None, reason="Hydra is not installed")
+deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+
+
+DEEPSPEED = (str(Path(sys.executable).with_name("deepspeed")), "--num_gpus", "2")
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +39,12 @@ def samples_a_step(result: dict[str, Any]) -> float:
     """The median samples of a step, by both rates."""
     rates = result["throughput"]
     return float(rates["samples_per_s"]["median"] / rates["steps_per_s"]["median"])
+
+
+def counted_by_rank(cli: Cli, result: dict[str, Any]) -> list[int]:
+    """All steps of each rank, rank 0's first."""
+    folder = cli.home / "runs" / result["run_id"]
+    return [len(file.read_text().splitlines()) for file in sorted(folder.glob("steps*.jsonl"))]
 
 
 def trials(cli: Cli, *words: str) -> list[dict[str, Any]]:
@@ -79,6 +90,53 @@ def test_trial_of_lightning_leaves_no_file(cli: Cli, elsewhere: Path) -> None:
     rows = trials(cli, *script("lightning_flags.py", "--max-steps=1000"))
     assert [row["state"] for row in rows] == ["finished", "finished"]
     assert [counted(row["result"]) for row in rows] == [6, 6]
+    assert list(elsewhere.iterdir()) == []
+
+
+@lightning
+def test_ranks_that_lightning_starts_itself_are_all_recorded(cli: Cli) -> None:
+    result = run_script(cli, *script("lightning_flags.py", "--ranks=2"))
+    assert counted_by_rank(cli, result) == [10, 10]
+    assert result["script"]["framework"] == "Lightning"
+    assert (result["actual"]["wrapper"], result["actual"]["world_size"]) == ("DistributedDataParallel", 2)
+    assert samples_a_step(result) == pytest.approx(8, rel=0.1), "four on each rank"
+    assert result["troubles"] == []
+
+
+@lightning
+def test_trials_of_lightning_end_on_all_ranks_at_the_same_step(cli: Cli, elsewhere: Path) -> None:
+    rows = trials(cli, *script("lightning_flags.py", "--max-steps=1000", "--ranks=2"))
+    assert [row["state"] for row in rows] == ["finished", "finished"]
+    assert [counted_by_rank(cli, row["result"]) for row in rows] == [[6, 6], [6, 6]]
+    assert list(elsewhere.iterdir()) == []
+
+
+@deepspeed
+@pytest.mark.parametrize("launcher", [TORCHRUN, DEEPSPEED], ids=["torchrun", "deepspeed"])
+def test_both_ranks_of_deepspeed_are_recorded_whatever_starts_them(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, launcher: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    result = run_script(cli, "--", *launcher, str(SCRIPTS / "with_deepspeed.py"))
+    assert counted_by_rank(cli, result) == [8, 8]
+    assert (cli.home / "runs" / result["run_id"] / "output.log").read_text().count("took 8 steps") == 2
+    assert result["script"]["framework"] == "DeepSpeed"
+    assert (result["actual"]["wrapper"], result["actual"]["world_size"]) == ("DeepSpeedEngine", 2)
+    assert (result["actual"]["zero_stage"], result["script"]["samples_from"]) == (1, "framework")
+    assert samples_a_step(result) == pytest.approx(16, rel=0.1), "two micro-batches of four on each rank"
+
+
+@deepspeed
+def test_trials_of_deepspeed_end_on_both_ranks_at_the_same_step_and_save_nothing(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, elsewhere: Path
+) -> None:
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    words = (str(SCRIPTS / "with_deepspeed.py"), "--steps=1000", "--save=checkpoints")
+    rows = trials(cli, "--", *TORCHRUN, *words)
+    assert [row["state"] for row in rows] == ["finished", "finished"]
+    assert [counted_by_rank(cli, row["result"]) for row in rows] == [[6, 6], [6, 6]]
+    assert [round(samples_a_step(row["result"])) for row in rows] == [16, 32]
+    assert all("deepspeed: DeepSpeedEngine.save_checkpoint" in row["result"]["script"]["suppressed"] for row in rows)
     assert list(elsewhere.iterdir()) == []
 
 

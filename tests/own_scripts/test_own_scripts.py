@@ -16,11 +16,10 @@ from typing import Any
 import pytest
 
 from cli.command import Cli
-from own_scripts.conftest import PYTHON, SCRIPTS, run_script, samples_of_steps, script
+from own_scripts.conftest import PYTHON, SCRIPTS, TORCHRUN, run_script, samples_of_steps, script
 
 SAMPLES = 256
 """In the data of the Hugging Face scripts."""
-TORCHRUN = (PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
 
 def counted(result: dict[str, Any]) -> int:
@@ -145,18 +144,6 @@ def test_two_ranks_of_ddp_under_torchrun(cli: Cli) -> None:
     assert (result["actual"]["wrapper"], result["actual"]["world_size"]) == ("DistributedDataParallel", 2)
     assert result["script"]["samples_from"] == "forward input"
     assert [samples_of_steps(cli, result, rank) for rank in (0, 1)] == [{8}, {8}], "two micro-batches of four"
-
-
-@pytest.mark.long
-@pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
-def test_deepspeed_command_runs_its_ranks_under_torchrun(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-    launcher = Path(sys.executable).with_name("deepspeed")
-    result = run_script(cli, "--", str(launcher), "--num_gpus", "2", str(SCRIPTS / "with_deepspeed.py"))
-    assert counted(result) == 8
-    assert printed(cli, result).count("took 8 steps") == 2
-    assert result["script"]["framework"] == "DeepSpeed"
-    assert (result["actual"]["wrapper"], result["actual"]["world_size"]) == ("DeepSpeedEngine", 2)
 
 
 def test_script_sees_only_our_folder_and_the_run(cli: Cli, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 parser = argparse.ArgumentParser()
 parser.add_argument("--batch-size", type=int, default=4)
 parser.add_argument("--max-steps", type=int, default=10)
+parser.add_argument("--ranks", type=int, default=1, help="processes that Lightning starts itself")
 args = parser.parse_args()
 
 
@@ -35,6 +36,13 @@ class Regression(lightning.LightningModule):
 torch.manual_seed(0)
 torch.set_num_threads(1)
 rows = TensorDataset(torch.randn(400, 16), torch.randn(400, 1))
-trainer = lightning.Trainer(max_steps=args.max_steps, val_check_interval=5, accelerator="cpu", log_every_n_steps=1)
+trainer = lightning.Trainer(
+    max_steps=args.max_steps,
+    val_check_interval=5,
+    log_every_n_steps=1,
+    accelerator="cpu",
+    devices=args.ranks,
+    strategy="ddp" if args.ranks > 1 else "auto",
+)
 trainer.fit(Regression(), DataLoader(rows, batch_size=args.batch_size), DataLoader(rows, batch_size=100))
 print(f"took {trainer.global_step} steps", flush=True)
