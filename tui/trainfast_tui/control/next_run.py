@@ -44,14 +44,13 @@ class NextRun:
         return self.spec.script
 
     def text_of(self, name: str) -> str:
-        """Value of a knob as it is typed."""
-        if self.script is not None and name not in {**self.spec.knobs, **script_knobs.BY_LAUNCH}:
-            return script_knobs.OWN
-        return BY_NAME[name].show(self._value(self.spec.knobs, name))
+        """Value of a knob as it is typed; a preset names all knobs, a script's may leave some to the script."""
+        known = {**script_knobs.BY_LAUNCH, **self.spec.knobs}
+        return BY_NAME[name].show(known[name]) if name in known else script_knobs.OWN
 
-    def _value(self, knobs: KnobValues, name: str) -> KnobValue:
-        by_launch = script_knobs.BY_LAUNCH if self.script is not None else {}
-        return knobs.get(name, by_launch.get(name))
+    @staticmethod
+    def _value(knobs: KnobValues, name: str) -> KnobValue:
+        return knobs.get(name, script_knobs.BY_LAUNCH.get(name))
 
     def is_changed(self, name: str) -> bool:
         """True if the knob differs from the run on the screen, or without a run from the preset."""
