@@ -58,6 +58,96 @@ def test_knob_that_cannot_reach_the_script_is_refused_before_the_start(cli: Cli,
     assert "try presets new NAME --map lr=--FLAG -- COMMAND" in refused
 
 
+SCHEDULED = """
+import argparse, torch
+from torch.utils.data import DataLoader
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch-size", type=int)
+parser.add_argument("--lr", type=float)
+parser.add_argument("--by-hand", action="store_true")
+args = parser.parse_args()
+
+
+class Batch:
+    def __init__(self, rows):
+        self.rows = torch.stack(rows)
+
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)
+schedule = None if args.by_hand else torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=5)
+for step, batch in enumerate(DataLoader(torch.ones(64, 4), args.batch_size, collate_fn=Batch)):
+    if args.by_hand:
+        optimizer.param_groups[0]["lr"] = args.lr * (step + 1) / 10
+    model(batch.rows).sum().backward()
+    optimizer.step()
+    if schedule is not None:
+        schedule.step()
+"""
+"""A warm-up of the rate, and batches of the script's own class."""
+
+
+@pytest.mark.parametrize("by_hand", [(), ("--by-hand",)])
+def test_scheduled_rate_and_a_batch_that_nothing_counts_are_not_overridden(
+    cli: Cli, tmp_path: Path, by_hand: tuple[str, ...]
+) -> None:
+    mapping, path = tmp_path / "mine.toml", tmp_path / "train.py"
+    mapping.write_text('schema = 1\n[script.knobs]\nbatch_size = "--batch-size {}"\nlr = "--lr {}"\n')
+    path.write_text(SCHEDULED)
+    asked = ("--preset", str(mapping), "--set", "batch_size=8", "--set", "lr=0.5")
+    result = run_script(cli, *asked, "--", PYTHON, str(path), *by_hand)
+    assert result["script"]["overridden"] == []
+    assert result["script"]["samples_from"] == "forward input"
+
+
+def test_loss_of_lightning_is_of_one_batch_where_it_accumulates(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        "import sys, torch\nfrom types import SimpleNamespace as Some\n"
+        "sys.modules['lightning.pytorch.callbacks'] = Some(Callback=object)\n"
+        "from trainfast_door.lightning_callback import callbacks_of_lightning\n"
+        "trainer = Some(global_step=0, accumulate_grad_batches=4, precision='32-true', gradient_clip_val=None)\n"
+        "module, (callback,) = Some(automatic_optimization=True), callbacks_of_lightning()\n"
+        "callback.on_train_start(trainer, module)\n"
+        "for step in range(1, 9):\n    trainer.global_step = step\n"
+        "    callback.on_train_batch_end(trainer, module, {'loss': torch.tensor(3.0) / 4}, None, 0)\n"
+    )
+    result = run_script(cli, "--", PYTHON, str(path))
+    assert result["loss"]["first"] == 3.0, result["troubles"]
+
+
+@pytest.mark.long
+def test_compiled_layers_leave_the_precision_of_autocast_unknown(cli: Cli, tmp_path: Path) -> None:
+    mapping, path = tmp_path / "mine.toml", tmp_path / "train.py"
+    mapping.write_text('schema = 1\n[script.knobs.precision]\nbf16 = "--bf16"\n')
+    path.write_text(
+        "import torch\nmodel = torch.nn.Linear(4, 1)\nmodel.compile(backend='eager')\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\nfor _ in range(8):\n"
+        "    with torch.autocast('cpu', torch.bfloat16):\n        loss = model(torch.ones(2, 4)).sum()\n"
+        "    loss.backward()\n    optimizer.step()\n"
+    )
+    result = run_script(cli, "--preset", str(mapping), "--set", "precision=bf16", "--", PYTHON, str(path))
+    assert (result["actual"]["compiled"], result["actual"]["compute_dtype"]) == (True, None)
+    assert result["script"]["overridden"] == []
+
+
+@pytest.mark.long
+def test_accumulation_of_the_scripts_own_beside_accelerate_is_believed(cli: Cli, tmp_path: Path) -> None:
+    mapping, path = tmp_path / "mine.toml", tmp_path / "train.py"
+    mapping.write_text('schema = 1\n[script.knobs]\ngrad_accum = "--accumulate {}"\n')
+    path.write_text(
+        "import sys, torch\nfrom accelerate import Accelerator\naccelerator = Accelerator(cpu=True)\n"
+        "model = torch.nn.Linear(4, 1)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "model, optimizer = accelerator.prepare(model, optimizer)\nfor batch in range(1, 17):\n"
+        "    accelerator.backward(model(torch.ones(2, 4)).sum())\n"
+        "    if batch % int(sys.argv[2]) == 0:\n        optimizer.step()\n"
+    )
+    result = run_script(cli, "--preset", str(mapping), "--set", "grad_accum=2", "--", PYTHON, str(path))
+    assert (result["steps"]["measured"], result["script"]["framework"]) == (5, "accelerate")
+    assert result["script"]["overridden"] == []
+
+
 @pytest.mark.long
 def test_hard_coded_trainer_takes_the_knobs(cli: Cli) -> None:
     settings = {"batch_size": 2, "grad_accum": 3, "lr": 0.01, "checkpointing": "full", "precision": "bf16"}

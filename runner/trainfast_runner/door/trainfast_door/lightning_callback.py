@@ -52,7 +52,8 @@ def _callback_class(base: Any, run: ScriptRun) -> Any:
             loss: Any = outputs.get("loss") if isinstance(outputs, dict) else outputs
             known = None
             if loss is not None and loss.device.type == "cpu":
-                known = float(loss.detach())
+                # Lightning divides the loss by the batches that it accumulates.
+                known = float(loss.detach()) * (trainer.accumulate_grad_batches if module.automatic_optimization else 1)
             elif loss is not None:
                 run.steps.unknown["loss"] = "reading it would stall the GPU"
             if self._unread:

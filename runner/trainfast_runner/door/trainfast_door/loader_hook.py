@@ -42,7 +42,8 @@ def install(run: ScriptRun) -> None:
             steps.begun_ns = begun_ns
             run.ran.setdefault("workers", loader._num_workers)
             run.ran.setdefault("pin_memory", "on" if loader._pin_memory else "off")
-            run.ran.setdefault("batch_size", size or None)
+            if size:
+                run.ran.setdefault("batch_size", size)
         steps.add_batch(size, now_ns() - begun_ns)
 
     iterator.__next__ = timed  # type: ignore[method-assign]

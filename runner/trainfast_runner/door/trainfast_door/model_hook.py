@@ -70,11 +70,11 @@ def find_model(run: ScriptRun, parameters: Iterable[Tensor]) -> None:
         wrapper=next((one.__name__ for one in type(model).__mro__ if one.__name__ in WRAPPERS), _sharded(model)),
         compiled=compiled or getattr(model, "_compiled_call_impl", None) is not None or _has_compiled(),
         attention=getattr(getattr(model, "config", None), "_attn_implementation", None),
-        compute_dtype=run.actual.get("param_dtype"),
     )
     if run.actual["compiled"] and not compiled:
         run.steps.unknown["forward_ms"] = COMPILED
-        return
+        return  # autocast shows in a forward pass alone
+    run.actual["compute_dtype"] = run.actual.get("param_dtype")
     times = ForwardTimes(run)
     _handles.append(model.register_forward_pre_hook(Begun(times), with_kwargs=True))
     if run.steps.peaks.on_cpu:

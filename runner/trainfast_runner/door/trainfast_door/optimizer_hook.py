@@ -67,8 +67,7 @@ class OptimizerHook:
         elif steps.peaks.on_cpu:
             # A GPU works behind the host's clock.
             steps.optimizer_ns = (steps.optimizer_ns or 0) + time.monotonic_ns() - self._begun_ns
-        rate = optimizer.param_groups[0].get("lr")
-        steps.lr = rate if isinstance(rate, float) and math.isfinite(rate) else None
+        steps.lr = _finite(optimizer.param_groups[0].get("lr"))
         if steps.source != OPTIMIZER:
             return
         if steps.taken == 0:
@@ -86,6 +85,9 @@ class OptimizerHook:
             if self._run.steps.source == OPTIMIZER:
                 self._run.steps.forget()
         self._main, self._parameters = weakref.ref(optimizer), size
+        group = optimizer.param_groups[0]
+        self._run.has_scheduler = "initial_lr" in group
+        self._run.given_rate = _finite(group.get("initial_lr", group.get("lr")))
         self._run.steps.peaks.watch(parameters[0].device)
         self._run.actual.update(
             optimizer=type(optimizer).__name__,
@@ -95,3 +97,8 @@ class OptimizerHook:
         )
         find_model(self._run, parameters)
         return True
+
+
+def _finite(rate: Any) -> float | None:
+    """The rate as a finite number; None for a tensor, which a capturable optimizer has."""
+    return rate if isinstance(rate, float) and math.isfinite(rate) else None

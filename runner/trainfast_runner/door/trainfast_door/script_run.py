@@ -13,6 +13,9 @@ from .notes import VARIABLE, append_line
 from .rank_files import RankFiles
 from .step_log import StepLog
 
+PRECISIONS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+"""The knob's value by the dtype that the model computes in."""
+
 
 class ScriptRun:
     """One process of the run."""
@@ -36,6 +39,10 @@ class ScriptRun:
         """Settings read from live objects, for the `actual` record."""
         self.ran: dict[str, Any] = {}
         """Values of knobs, read from live objects."""
+        self.given_rate: float | None = None
+        """The rate that the script gave its optimizer, as far as a scheduler keeps it; else that of the first step."""
+        self.has_scheduler = False
+        """True if one of torch's schedulers changes the rate."""
         self.removals: list[Callable[[], None]] = []
         """Functions that take hooks off the script's own objects."""
         self.files = RankFiles(directory, counts_in_log=bool(self.asked.get("steps_from_log")))
@@ -81,11 +88,16 @@ class ScriptRun:
         if uses_accelerate() and self.steps.framework is None:
             mixed = sys.modules["accelerate.state"].AcceleratorState().mixed_precision
             ran["precision"] = {"no": "fp32"}.get(mixed, mixed)
-            ran["grad_accum"] = sys.modules["accelerate.state"].GradientState().num_steps
-        if self.steps.lr is not None:
-            ran.setdefault("lr", self.steps.lr)
-        dtype = self.actual.get("compute_dtype")
-        ran.setdefault("precision", {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}.get(str(dtype)))
+            accumulated = sys.modules["accelerate.state"].GradientState().num_steps
+            # A script that accumulates by a flag of its own leaves it at 1.
+            if accumulated > 1 or "grad_accum" not in self.asked.get("flagged", ()):
+                ran["grad_accum"] = accumulated
+        # A rate that the script changes by hand shows by its second step; what it was given is then unknown.
+        if self.given_rate is not None and (self.has_scheduler or self.given_rate == self.steps.lr):
+            ran.setdefault("lr", self.given_rate)
+        precision = PRECISIONS.get(str(self.actual.get("compute_dtype")))
+        if precision is not None:
+            ran.setdefault("precision", precision)
 
 
 _runs: dict[str, ScriptRun | None] = {}
