@@ -196,7 +196,10 @@ def _name(flag: list[str]) -> str:
 
 
 def _place_of(words: list[str], name: str) -> int | None:
-    return next((n for n, word in enumerate(words) if word == name or word.startswith(f"{name}=")), None)
+    """The place of a flag behind the script: a launcher before it may have one of the same name."""
+    script = next((n for n, word in enumerate(words) if word == "-m" or word.endswith(".py")), 0)
+    found = (n for n, word in enumerate(words) if n >= script and (word == name or word.startswith(f"{name}=")))
+    return next(found, None)
 
 
 def _end_of(words: list[str], place: int, values: int) -> int:
