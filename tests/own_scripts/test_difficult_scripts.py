@@ -44,6 +44,12 @@ def test_steps_may_be_counted_in_the_output(cli: Cli, tmp_path: Path) -> None:
     assert result["throughput"]["steps_per_s"]["median"] > 0
 
 
+def test_steps_at_the_end_of_much_output_are_counted(cli: Cli, tmp_path: Path) -> None:
+    lines = "for n in range(8):\n    print('x' * (1 << 20))\n    print(f'iter {n}', end='\\n' if n < 7 else '')\n"
+    result = run_script(cli, r"--steps-from-log=^iter \d", *written(tmp_path, lines))
+    assert result["steps"] == {"measured": 5, "warmup": 3}
+
+
 def test_loop_without_torch_optim_may_report_its_own_steps(cli: Cli, tmp_path: Path) -> None:
     result = run_script(
         cli,

@@ -198,7 +198,7 @@ class Supervisor:
         """Read the ranks' new lines, and note which ranks are gone."""
         try:
             if self._script is not None:
-                self._script.count_steps()
+                self._script.count_steps(has_ended=self._exit_code is not None)
             gone = ranks.follow()
         except OSError as error:
             self._events.record_trouble(f"{error.filename or 'the records'} cannot be read: {error.strerror}")

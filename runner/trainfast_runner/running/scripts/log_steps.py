@@ -6,6 +6,7 @@ import math
 import os
 import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
@@ -48,11 +49,15 @@ class LogSteps:
         self._last_ns = run.clock.monotonic_ns
         self._file: Appender | None = None
 
-    def follow(self) -> None:
-        """Record the steps printed since the last call; does nothing without a pattern. Raises OSError."""
-        if self._pattern is None:
+    def follow(self, *, to_the_end: bool = False) -> None:
+        """Record the steps printed since the last call; `to_the_end` of the output once nothing more is printed.
+
+        Does nothing without a pattern. Raises OSError.
+        """
+        pattern = self._pattern
+        if pattern is None:
             return
-        found = [match for line in self._lines() if (match := self._pattern.search(line)) is not None]
+        found = [match for line in self._lines(to_the_end) if (match := pattern.search(line)) is not None]
         if not found:
             return
         now_ns = time.monotonic_ns()
@@ -74,8 +79,20 @@ class LogSteps:
             )
         self._last_ns = now_ns
 
-    def _lines(self) -> list[str]:
-        """The whole lines printed since the last call, oldest first, at most `READ_BYTES`."""
+    def _lines(self, to_the_end: bool) -> Iterator[str]:
+        """Yield the lines printed since the last call, oldest first: the whole ones of `READ_BYTES`, or all."""
+        while new := self._read():
+            # A progress bar redraws its line with carriage returns.
+            *whole, self._begin = re.split(rb"[\r\n]", self._begin + new)
+            self._begin = self._begin[-LONGEST_LINE_BYTES:]
+            yield from (line.decode(errors="replace") for line in whole)
+            if not to_the_end:
+                return
+        if to_the_end:
+            yield self._begin.decode(errors="replace")
+
+    def _read(self) -> bytes:
+        """The next output, at most `READ_BYTES`; empty if there is none yet."""
         try:
             with self._output.open("rb") as file:
                 if os.fstat(file.fileno()).st_size < self._offset:
@@ -83,12 +100,9 @@ class LogSteps:
                 file.seek(self._offset)
                 new = file.read(READ_BYTES)
         except FileNotFoundError:
-            return []
+            return b""
         self._offset += len(new)
-        # A progress bar redraws its line with carriage returns.
-        *whole, self._begin = re.split(rb"[\r\n]", self._begin + new)
-        self._begin = self._begin[-LONGEST_LINE_BYTES:]
-        return [line.decode(errors="replace") for line in whole]
+        return new
 
 
 def _loss(match: re.Match[str]) -> float | None:

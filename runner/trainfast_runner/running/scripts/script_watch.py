@@ -27,9 +27,9 @@ class ScriptWatch:
         self._no_step_s = no_step_s
         self._notified = False
 
-    def count_steps(self) -> None:
-        """Record the steps printed since the last call. Raises OSError."""
-        self._log_steps.follow()
+    def count_steps(self, has_ended: bool) -> None:
+        """Record the steps printed since the last call, by a script that `has_ended` all of them. Raises OSError."""
+        self._log_steps.follow(to_the_end=has_ended)
 
     def look(self, in_training: bool) -> None:
         """Notify once, with the ways to report steps, that none has come; `in_training` is True after the first."""
