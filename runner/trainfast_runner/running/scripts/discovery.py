@@ -18,6 +18,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
 from trainfast_runner.machine.processes.identity import send, started_with
 from trainfast_runner.records.discovered import DISCOVERED_FILE, Discovered
+from trainfast_runner.records.output_log import OUTPUT_FILE, read_log
 from trainfast_runner.running.launch import SCRIPTS_VARIABLE
 from trainfast_runner.running.scripts.command import ScriptCommand, read_command
 from trainfast_runner.running.scripts.sandbox import sandbox
@@ -28,6 +29,8 @@ LIMIT_S = 30.0
 END_S = 2.0
 """Time to end the processes that a script started; one that keeps starting new ones wins."""
 LOOK_EVERY_S = 0.2
+READ_BYTES, MOST_SHOWN = 1 << 16, 300
+"""Bytes from the end of the output in which its last line is looked for, and the characters of that in an error."""
 FIND_FLAGS = DOOR / "trainfast_door" / "find_flags.py"
 ONLY_RANK = {
     **{"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"},
@@ -61,7 +64,7 @@ def discover(
         except FileNotFoundError:
             found = Discovered(stopped_at="")
         if code:
-            last = (_output(folder).strip().splitlines() or [f"exit status {code}"])[-1]
+            last = _last_line(folder) or f"exit status {code}"
             raise UserError(f"{command.name} ended before its arguments were read: {last}", key="--")
     if found.stopped_at in ("", "a first parser"):
         return msgspec.structs.replace(found, stopped_at=f"{limit_s:g} s")
@@ -74,7 +77,7 @@ def _run(
     """Run the script until it stops by itself and return its exit code, None if it was ended; nothing of it is left."""
     environment = {**os.environ, **(ONLY_RANK if command.launched else {}), **sandbox(folder)}
     environment[SCRIPTS_VARIABLE] = str(folder)
-    with (folder / "output.log").open("wb") as output:
+    with (folder / OUTPUT_FILE).open("wb") as output:
         process = subprocess.Popen(
             [interpreter, str(FIND_FLAGS), str(folder), *command.script],
             env=environment,
@@ -110,5 +113,7 @@ def _wait(process: subprocess.Popen[bytes], limit_s: float, cancelled: threading
     return None
 
 
-def _output(folder: Path) -> str:
-    return (folder / "output.log").read_text(errors="replace")
+def _last_line(folder: Path) -> str:
+    """The beginning of the last line that the script printed; empty if it printed none."""
+    lines = read_log(folder / OUTPUT_FILE, most_bytes=READ_BYTES)
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")[:MOST_SHOWN]
