@@ -104,11 +104,27 @@ def test_what_is_not_understood_is_listed_and_nothing_is_executed() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "hello", "{", "(" * 9999, "a: b\n", "args = TrainingArguments()\nb = TrainingArguments()"]
+    "text",
+    [
+        *("", "hello", "{", "(" * 9999, "a: b\n", "args = TrainingArguments()\nb = TrainingArguments()"),
+        pytest.param('{"a":' * 99999 + "1" + "}" * 99999, id="a deep JSON"),
+        pytest.param("a: " + "[" * 9999 + "]" * 9999, id="a deep YAML"),
+        pytest.param("num_processes: 2\nsince: 2026-02-30\n", id="a YAML with a date that there is not"),
+    ],
 )
 def test_a_text_of_no_kind_is_refused(text: str) -> None:
     with pytest.raises(UserError):
         import_settings(text, "it", "tiny-llama")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["args = TrainingArguments('o', report_to={[]: 1})", "python t.py --bf16 --report_to '{[]: 1}'"],
+    ids=["in a script", "in a command"],
+)
+def test_a_literal_that_makes_no_value_is_not_understood(text: str) -> None:
+    imported = import_settings(text, "it", "tiny-llama")
+    assert [one.partition("=")[0] for one in imported.not_understood] == ["report_to"]
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def _read(text: str, name: str) -> tuple[str, Found]:
     if text.lstrip().startswith("{"):
         try:
             config = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{name} is no valid JSON: {error}", key=name) from None
         return KINDS[2], from_deepspeed(config)
     table = _yaml(text)
@@ -104,7 +104,7 @@ def _trainer_block(text: str) -> Found | None:
     for keyword in calls[0].keywords:
         try:
             fields[str(keyword.arg)] = ast.literal_eval(keyword.value)
-        except ValueError:
+        except (ValueError, TypeError):
             unknown.append(f"{keyword.arg or '**'}={ast.unparse(keyword.value)} (line {keyword.value.lineno})")
     found = from_trainer_fields(fields)
     return Found(found.knobs, [*found.not_understood, *unknown])
@@ -114,7 +114,8 @@ def _yaml(text: str) -> dict[str, Any] | None:
     """A configuration of accelerate; None for another text."""
     try:
         table = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):
+        # The last two: a date that there is not, and levels too deep for the parser.
         return None
     known = ("distributed_type", "mixed_precision", "num_processes")
     return table if isinstance(table, dict) and any(key in table for key in known) else None

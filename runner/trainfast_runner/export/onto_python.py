@@ -106,7 +106,7 @@ def call_edits(node: ast.Call, wanted: CallFields, place: Places, file: str) -> 
             continue
         try:
             now = ast.literal_eval(given[name])
-        except ValueError:
+        except (ValueError, TypeError):
             notes.append(f"{file}:{given[name].lineno}: {name} is {ast.unparse(given[name])}: make it {value!r}")
             continue
         if now != value:

@@ -209,6 +209,7 @@ def literal(text: str) -> Any:
         return text.lower() == "true"
     try:
         value = ast.literal_eval(text)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
+        # The last two: expressions too deep for the parser.
         return text
     return value if isinstance(value, int | float) else text
