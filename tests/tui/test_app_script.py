@@ -6,6 +6,7 @@ import shlex
 import sys
 import tomllib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from textual.widgets import Input
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_result, read_run_file
 from trainfast_runner.records.script_run import ScriptAsked, ScriptFigures
+from trainfast_runner.running.scripts import discovery
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.screens.best import PLANNING
 from trainfast_tui.screens.search import SearchScreen
@@ -48,6 +50,12 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "train.py").write_text(ARGPARSE)
     monkeypatch.chdir(folder)
     return folder
+
+
+@pytest.fixture
+def patient_discovery(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script that does not reach its parser is ended by nothing but its screen."""
+    monkeypatch.setattr(discovery, "discover", partial(discovery.discover, limit_s=600.0))
 
 
 def command(*arguments: str) -> str:
@@ -273,6 +281,7 @@ async def test_a_script_without_flags_says_which_knobs_reach_it(home: Home, work
         assert "the script has no flags" in screen_text(app)
 
 
+@pytest.mark.usefixtures("patient_discovery")
 async def test_leaving_the_screen_ends_the_script(home: Home, work: Path) -> None:
     (work / "train.py").write_text("import pathlib, time\npathlib.Path('began').touch()\ntime.sleep(600)\n")
     async with running(home, size=SMALL) as (app, pilot):
@@ -286,7 +295,26 @@ async def test_leaving_the_screen_ends_the_script(home: Home, work: Path) -> Non
         thread = app.session.scripts._thread
         assert thread is not None
         thread.join(60)
-        assert not thread.is_alive(), "it ends long before the 30 s of discovery"
+        assert not thread.is_alive()
+
+
+@pytest.mark.usefixtures("patient_discovery")
+async def test_looking_again_beside_a_measured_run_ends_the_script(
+    home: Home, work: Path, hold: Callable[[Path], None]
+) -> None:
+    (work / "train.py").write_text("import time\ntime.sleep(600)\n")
+    async with running(home, size=FULL) as (app, pilot):
+        app.post(SnapshotTaken(a_snapshot(None)))
+        await pilot.press("o")
+        await typed(pilot, command())
+        await until(pilot, "running the script to its arguments…")
+        app.post(SnapshotTaken(a_snapshot(a_live_run(home, hold), second=23)))
+        await pilot.press("f5")
+        assert "is being measured, and starting the script would slow it" in screen_text(app)
+        thread = app.session.scripts._thread
+        assert thread is not None
+        thread.join(60)
+        assert not thread.is_alive()
 
 
 async def test_no_script_is_started_beside_a_measured_run(home: Home, work: Path, hold: Callable[[Path], None]) -> None:

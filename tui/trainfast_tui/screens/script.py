@@ -125,6 +125,7 @@ class ScriptScreen(AppScreen):
     def _look_into(self, words: tuple[str, ...]) -> None:
         """Have the flags of this command's script found, unless a run or a search is being measured."""
         session, run = self.session, self.session.shown_run
+        session.scripts.stop()
         if session.running_search is not None or session.runs.is_starting or (run is not None and run.is_live):
             busy = run.run_id if run is not None and run.is_live else "a search"
             self._words, self._found, self._mapping = words, None, {}
