@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from recorded import GIB, MIB, START_NS, WALL_NS, S, write_lines
 from still import StillApp, a_snapshot, screen_text
 from textual.pilot import Pilot
 
+from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.search.fit import MemoryLines, PhaseLine
@@ -27,7 +29,7 @@ from trainfast_runner.search.journal import (
     RankPeaks,
 )
 from trainfast_runner.search.search_follower import SearchFollower, SearchSnapshot
-from trainfast_runner.settings.spec import resolve
+from trainfast_runner.settings.spec import RunSpec, resolve
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.screens.search import SearchScreen
 
@@ -211,3 +213,32 @@ async def opened(pilot: Pilot[Any], search: Path) -> str:
     await pilot.pause()
     assert isinstance(app.screen, SearchScreen)
     return screen_text(app)
+
+
+class Starts:
+    """Stands in for the start of a conductor: remembers what was asked, and gives the search a test has prepared."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[dict[str, Any], bool]] = []
+        self.directory: Path | None = None
+        self.refusal: UserError | None = None
+        self.cool_to_c: float | None = None
+        self.go = threading.Event()
+        self.go.set()
+
+    def start(
+        self,
+        spec: RunSpec,
+        home: Home,
+        python: str | None = None,
+        *,
+        fresh: bool = False,
+        cool_to_c: float | None = None,
+    ) -> Path:
+        self.asked.append((dict(spec.knobs), fresh))
+        self.cool_to_c = cool_to_c
+        assert self.go.wait(60)
+        if self.refusal is not None:
+            raise self.refusal
+        assert self.directory is not None
+        return self.directory
