@@ -29,7 +29,7 @@ LIMIT_S = 30.0
 END_S = 2.0
 """Time to end the processes that a script started; one that keeps starting new ones wins."""
 LOOK_EVERY_S = 0.2
-READ_BYTES, MOST_SHOWN = 1 << 16, 300
+READ_BYTES, MOST_SHOWN = 1 << 20, 300
 """Bytes from the end of the output in which its last line is looked for, and the characters of that in an error."""
 FIND_FLAGS = DOOR / "trainfast_door" / "find_flags.py"
 ONLY_RANK = {
