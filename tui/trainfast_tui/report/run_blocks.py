@@ -148,6 +148,11 @@ def _asked_and_ran(runs: Sequence[ReportedRun]) -> Iterator[Block]:
         for run in runs
         for one in mismatches(run.records.run, run.records.worker)
     ]
+    rows += [
+        (run.label, one.knob, str(one.asked), "unknown" if one.ran is None else f"{one.ran} (by {one.by})")
+        for run in runs
+        for one in (run.result.script.overridden if run.result.script is not None else ())
+    ]
     yield Heading("Asked and ran", 3)
     if rows:
         yield Grid(("", "setting", "asked", "ran"), tuple(rows))

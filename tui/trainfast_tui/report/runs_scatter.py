@@ -42,8 +42,11 @@ def _placed(runs: Sequence[ReportedRun]) -> Iterator[tuple[str, int, float]]:
 
 
 def _work(run: ReportedRun) -> tuple[object, ...]:
-    """The work of a sample: the model, the data and the sample's length."""
-    model: tuple[object, ...] = (run.result.name,) if run.run is None else (run.run.model, run.run.data)
+    """The work of a sample: the model, the data and the sample's length; of a script its name and folder."""
+    recorded = run.run
+    model: tuple[object, object] = (run.result.name, "")
+    if recorded is not None:
+        model = (recorded.name, recorded.cwd) if recorded.script is not None else (recorded.model, recorded.data)
     return *model, run.result.knobs.get("seq_len")
 
 
