@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import pytest
 
 from own_scripts.conftest import SCRIPTS
 from trainfast_runner.running.scripts.command import read_command
+from trainfast_runner.running.scripts.script_plan import plan_script
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.script_reach import Way, reach_of
 
@@ -46,3 +48,9 @@ def test_each_knob_has_its_way_into_the_script(framework: str, knob: str, way: W
 )
 def test_a_title_is_the_script_and_its_own_arguments(words: tuple[str, ...], title: str) -> None:
     assert read_command(words).title == title
+
+
+@pytest.mark.parametrize(("asked", "ranks"), [("3", 3), ("auto", os.cpu_count())])
+def test_a_launcher_is_asked_for_a_number_of_ranks_or_for_one_on_each_device(asked: str, ranks: int) -> None:
+    words = (sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={asked}", TRAIN)
+    assert plan_script(words, ["devices=cpu"]).world_size == ranks

@@ -162,7 +162,7 @@ class NextRun:
         return texts
 
     def ranks(self, machine: Machine | None) -> int | None:
-        """Processes of the run; None while the machine is unknown or if they are refused."""
+        """Processes of the run; None while the machine is unknown, if they are refused, or if a launcher counts."""
         if machine is None:
             return None
         try:

@@ -18,6 +18,8 @@ ACCELERATE_MODULES = ("accelerate.commands.accelerate_cli", "accelerate.commands
 CONTAINERS = ("docker", "podman", "apptainer", "singularity", "srun", "ssh")
 WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")
 """Options of Python that take the next word."""
+EACH_DEVICE = ("gpu", "cpu", "auto", "xpu")
+"""Counts by which torchrun starts a process for each GPU, or for each core where it has none."""
 COUNTS = ("--nproc-per-node", "--nproc_per_node", "--num_processes", "--num-processes")
 DEEPSPEED_COUNT = ("--num_gpus", "--num_accelerators")
 
@@ -31,8 +33,8 @@ class ScriptCommand:
     name: str
     """The script's file name, or the module's, or the command's."""
     interpreter: str | None
-    processes: int
-    """Ranks that the launcher is asked for; 1 if it is not said."""
+    processes: int | None
+    """Ranks that the launcher is asked for, 1 if it is asked for none; None for one on each device."""
     isolated: bool = False
     """True if the interpreter ignores PYTHONPATH."""
     script: tuple[str, ...] = ()
@@ -98,7 +100,8 @@ def _python(words: Sequence[str], python: str | None, cwd: str) -> ScriptCommand
     interpreter = python or _found(words[0], cwd)
     flags, rest = _split_flags(words[1:])
     isolated = any(flag[1:].isalpha() and set(flag) & {"I", "E"} for flag in flags if flag[1] not in "WX-")
-    count, launched, script = 1, False, tuple(rest)
+    count: int | None = 1
+    launched, script = False, tuple(rest)
     if rest[:1] == ["-m"] and len(rest) > 1:
         launched = rest[1] in (*TORCHRUN_MODULES, *ACCELERATE_MODULES)
         if launched:
@@ -172,13 +175,13 @@ def _deepspeed(words: Sequence[str], python: str | None, cwd: str) -> ScriptComm
     return ScriptCommand(tuple(words), argv, Path(rest[0]).name, interpreter, count, script=tuple(rest), launched=True)
 
 
-def _count(words: Sequence[str]) -> int:
-    """The number of processes that a launcher's options ask for; 1 for `gpu`, `auto` and none."""
+def _count(words: Sequence[str]) -> int | None:
+    """The number of processes that a launcher's options ask for; 1 without such an option, None for `gpu` and `auto`."""
     for place, word in enumerate(words):
         option, equals, value = word.partition("=")
         if option in COUNTS:
             value = value if equals else words[place + 1] if place + 1 < len(words) else ""
-            return 1 if value in ("gpu", "cpu", "auto", "xpu") else _whole(option, value)
+            return None if value in EACH_DEVICE else _whole(option, value)
     return 1
 
 

@@ -61,14 +61,15 @@ def plan_script(
     if machine.refusal is not None:
         raise machine.refusal
     choice = _gpus(machine, knobs)
+    ranks = command.processes or len(choice.gpus) or os.cpu_count() or 1
     watch = knobs.get("watch")
     return RunPlan(
         spec=_spec(command.name if words else preset.name, command.title, knobs),
         device=machine.device,
-        world_size=command.processes,
+        world_size=ranks,
         gpus=choice.gpus,
         watched=machine.watched(None if watch is None else str(watch), choice.gpus),
-        memory_limit_bytes=_limits(knobs.get("memory_limit"), command.processes),
+        memory_limit_bytes=_limits(knobs.get("memory_limit"), ranks),
         python=command.interpreter or "",
         versions={"trainfast-tui": __version__, "driver": machine.driver_version, **versions},
         env={**_environment(knobs, choice), **environment(free)},
