@@ -23,14 +23,10 @@ from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.saving_script import script_preset_text
 from trainfast_runner.settings.script_preset import ScriptPreset
+from trainfast_runner.settings.script_reach import BY_ENVIRONMENT
 
 VARIABLES = {"accelerate": "ACCELERATE_", "Lightning": "PL_TRAINER_"}
 """Beginnings of the variables by which a framework takes knobs."""
-BY_VARIABLES: dict[str, tuple[str, ...]] = {
-    "accelerate": ("precision", "grad_accum"),
-    "Lightning": ("precision", "grad_accum", "grad_clip"),
-}
-"""Knobs that a framework takes by its variables."""
 REASONS = {
     "accelerate": "its launcher is in its command",
     "torchrun": "its launcher is in its command",
@@ -50,7 +46,7 @@ def own_script(run: RunFile, asked: ScriptAsked, directory: Path, to: str) -> Wr
 def _command(run: RunFile, asked: ScriptAsked, line: WorkerLine) -> Written:
     """The command that ran, with the variables that its framework reads and the flags that its Trainer takes."""
     free, framework = _without_flag(run, asked), line.framework or ""
-    text, expressed = shlex.join(asked.command), BY_VARIABLES.get(framework, ())
+    text, expressed = shlex.join(asked.command), BY_ENVIRONMENT.get(framework, ())
     if framework == "HF Trainer" and free:
         try:
             text, _ = onto_shell.edited(text, run.run_id, trainer_call(free))
@@ -87,7 +83,7 @@ def _preset(run: RunFile, asked: ScriptAsked, line: WorkerLine) -> Written:
     """A preset of the script: its command as it ran, the flags of its knobs, and the knobs."""
     stem, framework = Path(run.preset).stem or "script", line.framework or ""
     # A known framework refuses a knob that has no flag and that it does not take itself.
-    takes_all = framework == "HF Trainer" or _without_flag(run, asked).keys() <= set(BY_VARIABLES.get(framework, ()))
+    takes_all = framework == "HF Trainer" or _without_flag(run, asked).keys() <= set(BY_ENVIRONMENT.get(framework, ()))
     made = ScriptPreset(
         command=tuple(asked.command),
         places=asked.places,

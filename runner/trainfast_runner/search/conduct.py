@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,9 +38,9 @@ from trainfast_runner.search.journal import (
 from trainfast_runner.search.limits import limited
 from trainfast_runner.search.nothing_fits import nothing_fits
 from trainfast_runner.search.opening import BatchSearchOptions
-from trainfast_runner.search.predicted_size import SizePrediction, predict_size
+from trainfast_runner.search.predicted_size import predict_size
 from trainfast_runner.search.probe_record import confirmation_record, probe_of, probe_of_ended_run, taken_by_others
-from trainfast_runner.search.processes import LOOK_EVERY_S, Interrupted, WarmProcess, end_run, wait_for_result
+from trainfast_runner.search.processes import Interrupted, WarmProcess, end_run, wait_for_result
 
 STEPS = {"cpu": 2, "cuda": 4}
 """Optimizer steps of a process's first probe: the optimizer's states exist from the second on, and a GPU's first steps
@@ -163,11 +163,6 @@ class BatchConductor(Conductor[AnyLine, Ended]):
         if available is not None:
             limits = self._plan.memory_limit_bytes or tuple(available)
             self._write(prediction.result().against(self._plan, min(limits)))
-
-    def _wait_for(self, prediction: Future[SizePrediction], latest: float) -> None:
-        while not prediction.done() and time.monotonic() < latest:
-            self._check()
-            time.sleep(LOOK_EVERY_S)
 
     def _ready(self, process: WarmProcess) -> list[int] | None:
         """Available memory of each rank, once all are ready; None when the process ended before, which is recorded."""

@@ -9,6 +9,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,7 +36,7 @@ from trainfast_runner.search.journal import (
     Resumed,
     SearchJournal,
 )
-from trainfast_runner.search.processes import Interrupted, WarmProcess, end_run
+from trainfast_runner.search.processes import LOOK_EVERY_S, Interrupted, WarmProcess, end_run
 
 PAUSE_LOOK_S = 0.1
 
@@ -178,6 +179,12 @@ class Conductor(ABC, Generic[LineT, EndT]):
         self._live = self._process = None
         assert process.result is not None
         return process.result
+
+    def _wait_for(self, work: Future[Any], latest: float) -> None:
+        """Return when the work is done, at `latest` (time.monotonic) otherwise."""
+        while not work.done() and time.monotonic() < latest:
+            self._check()
+            time.sleep(LOOK_EVERY_S)
 
     def _wait_while_paused(self) -> None:
         """Return when the search is not paused; during a pause nothing of it runs or holds memory."""

@@ -18,13 +18,16 @@ FRAMEWORK_KNOBS = (
     *("prefetch", "lr", "lr_schedule", "weight_decay", "grad_clip", "seed"),
 )
 BY_LOADER = ("workers", "pin_memory")
-BY_ENVIRONMENT = ("precision", "grad_accum", "grad_clip")
-"""The knobs that need no hook in the script."""
+BY_ENVIRONMENT: dict[str, tuple[str, ...]] = {
+    "accelerate": ("precision", "grad_accum"),
+    "Lightning": ("precision", "grad_accum", "grad_clip"),
+}
+"""The knobs that a framework takes by variables of the environment, which need no hook in the script."""
 LOADER = "DataLoader's defaults"
 BY_FRAMEWORK: dict[str, dict[str, tuple[str, ...]]] = {
     "HF Trainer": {"the fields of TrainingArguments": FRAMEWORK_KNOBS},
-    "accelerate": {"accelerate's environment": ("precision", "grad_accum"), LOADER: BY_LOADER},
-    "Lightning": {"Lightning's environment": ("precision", "grad_accum", "grad_clip"), LOADER: BY_LOADER},
+    "accelerate": {"accelerate's environment": BY_ENVIRONMENT["accelerate"], LOADER: BY_LOADER},
+    "Lightning": {"Lightning's environment": BY_ENVIRONMENT["Lightning"], LOADER: BY_LOADER},
     "torch": {LOADER: BY_LOADER},
 }
 """The knobs that reach a script without a flag, by the framework that trains and the way that they take."""
@@ -85,7 +88,7 @@ def ways_without_flag(framework: str, mapped: Collection[str]) -> dict[str, list
 
 def why_unreachable(name: str, framework: str, door_closed: str | None) -> str | None:
     """Why a knob without a flag cannot reach a script; None if it may. `framework` is empty where it is unknown."""
-    if door_closed is not None and name not in BY_ENVIRONMENT:
+    if door_closed is not None and not any(name in names for names in BY_ENVIRONMENT.values()):
         return door_closed
     taken = [one for names in BY_FRAMEWORK.get(framework, {}).values() for one in names]
     if framework and name not in taken:

@@ -9,11 +9,11 @@ import msgspec
 
 from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.search.best.candidates import BATCH_KNOBS
 
 OBJECTIVES = ("samples_per_s", "tokens_per_s", "samples_per_joule", "time")
 BUDGET_S = 600.0
 UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-BATCH_KNOBS = ("batch_size", "grad_accum")
 
 
 class BestAsked(msgspec.Struct, frozen=True, kw_only=True):

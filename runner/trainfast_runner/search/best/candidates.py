@@ -23,7 +23,7 @@ from trainfast_runner.worker.catalog import allows_warm_trials
 
 MOST = 5000
 """A search has at most this many candidates."""
-BATCH = ("batch_size", "grad_accum")
+BATCH_KNOBS = ("batch_size", "grad_accum")
 MESH = ("strategy", "tp_degree", "pp_degree")
 """The knobs that decide how many slices the global batch is cut into."""
 MOST_COUNTED = 1_000_000
@@ -69,8 +69,9 @@ def enumerate_space(
         raise _too_many(count, vary)
     slices = _Slices(spec, machine)
     own = _baseline(slices, global_batch)
-    derives = global_batch is not None and any(name in vary for name in (*BATCH, *MESH))
-    shown = list(vary) + [name for name in BATCH if name not in vary and (derives or own[name] != spec.knobs[name])]
+    derives = global_batch is not None and any(name in vary for name in (*BATCH_KNOBS, *MESH))
+    others = [name for name in BATCH_KNOBS if name not in vary]
+    shown = [*vary, *(name for name in others if derives or own[name] != spec.knobs[name])]
     combinations: list[RecordedKnobs] = []
     dropped = 0
     for values in itertools.product(*vary.values()):
@@ -117,7 +118,7 @@ def bounded(space: Space, least_s_per_sample: Mapping[int, float | None]) -> Spa
 
 def count_of(spec: RunSpec, machine: Machine, vary: Mapping[str, Sequence[KnobValue]], global_batch: int | None) -> int:
     """Number of combinations with that global batch, without listing them; all of them beyond `MOST_COUNTED`."""
-    batch = {name: values for name, values in vary.items() if name in (*BATCH, *MESH)}
+    batch = {name: values for name, values in vary.items() if name in (*BATCH_KNOBS, *MESH)}
     rest = math.prod(len(values) for name, values in vary.items() if name not in batch)
     looked_at = math.prod(map(len, batch.values()))
     if global_batch is None or looked_at > MOST_COUNTED or rest > MOST:
@@ -134,7 +135,7 @@ def occurring(
     spec: RunSpec, machine: Machine, vary: Mapping[str, Sequence[KnobValue]], global_batch: int
 ) -> dict[str, list[KnobValue]]:
     """`vary` without the values that no combination of that global batch has."""
-    batch = {name: values for name, values in vary.items() if name in (*BATCH, *MESH)}
+    batch = {name: values for name, values in vary.items() if name in (*BATCH_KNOBS, *MESH)}
     slices = _Slices(spec, machine)
     combinations = (dict(zip(batch, values, strict=True)) for values in itertools.product(*batch.values()))
     kept = [one for one in combinations if slices.derive(one, set(vary), global_batch) is not None]
@@ -157,7 +158,7 @@ def changes_training(one: Candidate, baseline: Candidate) -> list[str]:
 def default_global_batch(spec: RunSpec, machine: Machine) -> int:
     """Samples of one optimizer step of the preset. Raises UserError when there are too few devices."""
     own = spec_of(spec, {})
-    batch, accumulation = (int(str(own.knobs[name])) for name in BATCH)
+    batch, accumulation = (int(str(own.knobs[name])) for name in BATCH_KNOBS)
     return batch * accumulation * data_parallel_degree(own.knobs, device_count(own, machine))
 
 
@@ -183,7 +184,7 @@ class _Slices:
         """The combination with batch and accumulation that give the global batch; None when it has another one."""
         if global_batch is None:
             return values
-        batch, accumulation = (int(str(values.get(name, self.spec.knobs[name]))) for name in BATCH)
+        batch, accumulation = (int(str(values.get(name, self.spec.knobs[name]))) for name in BATCH_KNOBS)
         per_rank, rest = divmod(global_batch, self.degree(values))
         if rest:
             return None
@@ -216,7 +217,7 @@ def _baseline(slices: _Slices, global_batch: int | None) -> KnobValues:
 def _candidate(slices: _Slices, knobs: RecordedKnobs, refuse: Callable[[RunSpec], UserError | None]) -> Candidate:
     one = spec_of(slices.spec, knobs)
     refusal = refuse(one)
-    batch, accumulation = (int(str(one.knobs[name])) for name in BATCH)
+    batch, accumulation = (int(str(one.knobs[name])) for name in BATCH_KNOBS)
     return Candidate(
         knobs=knobs,
         process=process_knobs(one.knobs, knobs),
@@ -237,7 +238,7 @@ def process_knobs(whole: KnobValues, shown: RecordedKnobs) -> RecordedKnobs:
 def _attainable(slices: _Slices, vary: Mapping[str, Sequence[KnobValue]], wanted: int) -> list[int]:
     """The nearest global batches below and above that the varied values give."""
     given: set[int] = set()
-    batch = {name: values for name, values in vary.items() if name in (*BATCH, *MESH)}
+    batch = {name: values for name, values in vary.items() if name in (*BATCH_KNOBS, *MESH)}
     for values in itertools.product(*batch.values()):
         knobs = {**slices.spec.knobs, **dict(zip(batch, values, strict=True))}
         size = slices.degree(knobs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from trainfast_runner.records.run_file import COLD, TRIAL
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best.bounds import ceiling_here, flops_of, with_bounds
 from trainfast_runner.search.best.candidates import spec_of
-from trainfast_runner.search.best.decide import Move, decide
+from trainfast_runner.search.best.decide import UNTIMED, Move, decide
 from trainfast_runner.search.best.found import best_so_far, found
 from trainfast_runner.search.best.journal import (
     BestEnded,
@@ -43,10 +43,10 @@ from trainfast_runner.search.best.race_record import TIMING_WARMUP, race_of, sta
 from trainfast_runner.search.best.run_trial import trial_of_run
 from trainfast_runner.search.best.state import BestState, state_of_best_journal
 from trainfast_runner.search.best.too_large import Shortage, closest_to_fit, shortage_of
-from trainfast_runner.search.best.trial import UNTIMED, take_trial
+from trainfast_runner.search.best.trial import take_trial
 from trainfast_runner.search.conductor import ConductOptions, Conductor, sole_conductor, worked_seconds
 from trainfast_runner.search.journal import Conducted
-from trainfast_runner.search.processes import LOOK_EVERY_S, Interrupted, WarmProcess, wait_for_result
+from trainfast_runner.search.processes import Interrupted, WarmProcess, wait_for_result
 from trainfast_runner.search.speed.speeds import with_predicted_speed
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.worker.catalog import allows_warm_trials
@@ -189,11 +189,6 @@ class BestConductor(Conductor[BestLine, BestEnded]):
                 cancelled.set()
         self._space = surveyed.result()
         self._write(self._space)
-
-    def _wait_for(self, surveyed: Future[Space], latest: float) -> None:
-        while not surveyed.done() and time.monotonic() < latest:
-            self._check()
-            time.sleep(LOOK_EVERY_S)
 
     def _trial(self, move: Move, number: int) -> None:
         """Measure a candidate: in the warm process of its process knobs, in a new one, or in a run by itself."""

@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import mul
 
-from trainfast_runner.search.best.candidates import BATCH, MESH
+from trainfast_runner.search.best.candidates import BATCH_KNOBS, MESH
 from trainfast_runner.search.best.journal import RecordedKnobs
 
 Setting = tuple[int, ...]
 """A setting as the level of each modelled knob."""
-SMOOTH = frozenset((*BATCH, "seq_len", "workers", "prefetch", "micro_batches", "tp_degree", "pp_degree"))
+SMOOTH = frozenset((*BATCH_KNOBS, "seq_len", "workers", "prefetch", "micro_batches", "tp_degree", "pp_degree"))
 """Numeric knobs whose near values have near effects."""
 LENGTH = 1.4
 """Two values of a smooth knob a factor of 2**LENGTH apart share exp(-1/2) of their effect."""
@@ -284,8 +284,8 @@ def _centered(observation: Observation, center: float) -> float:
 def _modelled(candidates: Sequence[RecordedKnobs]) -> list[str]:
     """The knobs that have several values, without accumulation or batch where the other one and strategy decide it."""
     names = [name for name in candidates[0] if len({_key(one[name]) for one in candidates}) > 1]
-    for derived in reversed(BATCH):
-        others = [name for name in names if name in (*BATCH, *MESH) and name != derived]
+    for derived in reversed(BATCH_KNOBS):
+        others = [name for name in names if name in (*BATCH_KNOBS, *MESH) and name != derived]
         if derived in names:
             decided = {tuple(_key(one[name]) for name in (*others, derived)) for one in candidates}
             if len(decided) == len({key[:-1] for key in decided}):

@@ -13,9 +13,9 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.best.asked import BATCH_KNOBS, BestAsked, check_asked
+from trainfast_runner.search.best.asked import BestAsked, check_asked
 from trainfast_runner.search.best.baseline_cost import check_budget
-from trainfast_runner.search.best.candidates import MESH, default_global_batch, spec_of
+from trainfast_runner.search.best.candidates import BATCH_KNOBS, MESH, default_global_batch, spec_of
 from trainfast_runner.search.best.journal import BestQuestion, Space, read_best_journal
 from trainfast_runner.search.best.priors import earlier_effects
 from trainfast_runner.search.best.survey import ModelSurvey, Survey

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from trainfast_runner.search.best.candidates import BATCH, predicted
+from trainfast_runner.search.best.candidates import BATCH_KNOBS, predicted
 from trainfast_runner.search.best.journal import Candidate, Space, Trial
 from trainfast_runner.search.fit import fit_lines
 
@@ -55,4 +55,4 @@ def with_seen_samples(space: Space, trial: Trial) -> Space:
 
 def _others(one: Candidate) -> tuple[tuple[str, object], ...]:
     """The knobs beside batch and accumulation, as a key."""
-    return tuple((name, value) for name, value in one.knobs.items() if name not in BATCH)
+    return tuple((name, value) for name, value in one.knobs.items() if name not in BATCH_KNOBS)

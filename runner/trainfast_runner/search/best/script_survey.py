@@ -16,14 +16,13 @@ from trainfast_runner.machine.cpu.device_names import CPU
 from trainfast_runner.machine.devices import Machine, detect_machine
 from trainfast_runner.records.script_run import OUR_KNOBS
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.best.asked import BATCH_KNOBS, BestAsked, check_asked
-from trainfast_runner.search.best.candidates import default_global_batch
-from trainfast_runner.search.best.decide import LEAST
+from trainfast_runner.search.best.asked import BestAsked, check_asked
+from trainfast_runner.search.best.candidates import BATCH_KNOBS, default_global_batch
+from trainfast_runner.search.best.decide import LEAST, UNTIMED
 from trainfast_runner.search.best.journal import BestLine, BestQuestion, Candidate, Space, Trial
 from trainfast_runner.search.best.opening import BestOptions, BestPlan, global_batch_of, question_of
 from trainfast_runner.search.best.script_memory import with_fitted_memory, with_seen_samples
 from trainfast_runner.search.best.survey import Survey
-from trainfast_runner.search.best.trial import UNTIMED
 from trainfast_runner.search.best.varied import vary_of
 from trainfast_runner.search.cool_down import check_coolable
 from trainfast_runner.search.limits import limits_of

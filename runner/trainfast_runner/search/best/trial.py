@@ -14,15 +14,13 @@ from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_records import worker_lines
 from trainfast_runner.records.warm_process import TrialLine
 from trainfast_runner.results.asked_and_ran import first_difference
-from trainfast_runner.search.best.decide import StepRule
+from trainfast_runner.search.best.decide import UNTIMED, StepRule
 from trainfast_runner.search.best.disturbances import CpuDisturbance, gpu_conditions, joules_of, why_throttled
 from trainfast_runner.search.best.journal import RecordedKnobs, Trial
 from trainfast_runner.search.best.observed import relative_error
 from trainfast_runner.search.best.too_large import shortage_in
 from trainfast_runner.search.processes import WarmProcess
 
-UNTIMED = 2
-"""Steps before the timed ones: the optimizer's states exist from the second on, and a CPU's memory is measured."""
 LEAST_MORE = 2
 SAMPLED_S = 3.0
 """Timed steps of this length have two samples of a GPU's energy counter, which is read once a second."""
