@@ -148,7 +148,7 @@ class BestScreen(AppScreen):
             **dict.fromkeys(QUESTION, live or starting or search is not None),
             QUESTION[0]: live or starting,
         }
-        footer.leave_out(frozenset(name for name, is_so in useless.items() if is_so))
+        footer.leave_out(useless)
         footer.relabel("apply", "start" if search is None else "take")
         footer.relabel(QUESTION[0], "vary" if search is None else "new question")
         footer.relabel("pause", "go on" if search is not None and search.state in ("pausing", "paused") else "pause")
@@ -317,13 +317,9 @@ class BestScreen(AppScreen):
         elif run is None or not run.is_live:
             self._begin(None)
         else:
-            from trainfast_tui.widgets.dialogs import Confirm
-
             question = f"{run.run_id} is live and uses the device. Stop it and search the best fit?"
             stop = partial(session.runs.end, run.directory)
-            self.app.push_screen(
-                Confirm(question, "stop it, then search"), lambda answer: self._begin(stop) if answer else None
-            )
+            self.confirm(question, "stop it, then search", partial(self._begin, stop))
 
     def _begin(self, first: partial[None] | None) -> None:
         """Start a search of the question on the screen, or of the shown search's, which goes on unless answered.

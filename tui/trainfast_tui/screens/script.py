@@ -101,7 +101,7 @@ class ScriptScreen(AppScreen):
             "map": bool(self._words) and not self._mapping,
             **dict.fromkeys(("command", "again"), not self._words),
         }
-        footer.leave_out(frozenset(name for name, is_so in useless.items() if is_so))
+        footer.leave_out(useless)
         footer.relabel("map", "flag" if self._words else "command")
 
     def action_command(self) -> None:

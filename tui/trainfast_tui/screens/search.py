@@ -91,7 +91,7 @@ class SearchScreen(AppScreen):
             "leave": self._is_asking,
             "again": live or self._is_asking,
         }
-        footer.leave_out(frozenset(name for name, is_so in useless.items() if is_so))
+        footer.leave_out(useless)
         footer.relabel("apply", "start" if self._is_asking else "apply")
         footer.relabel("cancel", "back" if over or self._is_asking else "cancel")
 

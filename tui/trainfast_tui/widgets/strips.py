@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -91,8 +91,9 @@ class Footer(Painted):
         self._useless: frozenset[str] = frozenset()
         self._pace = ""
 
-    def leave_out(self, action_ids: frozenset[str]) -> None:
-        """Leave out these actions, which have nothing to do now."""
+    def leave_out(self, useless: Mapping[str, bool]) -> None:
+        """Leave out the actions that are `useless` now, by their ids."""
+        action_ids = frozenset(name for name, is_so in useless.items() if is_so)
         if action_ids != self._useless:
             self._useless = action_ids
             self.repaint()
