@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.search.best.asked import BATCH_KNOBS, BestAsked, read_budget
+from trainfast_runner.search.best.asked import BestAsked, read_budget
+from trainfast_runner.search.best.candidates import BATCH_KNOBS
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.vary import read_vary

@@ -176,7 +176,7 @@ def _deepspeed(words: Sequence[str], python: str | None, cwd: str) -> ScriptComm
 
 
 def _count(words: Sequence[str]) -> int | None:
-    """The number of processes that a launcher's options ask for; 1 without such an option, None for `gpu` and `auto`."""
+    """The number of processes that a launcher's options ask for; 1 if they name none, None for `gpu` and `auto`."""
     for place, word in enumerate(words):
         option, equals, value = word.partition("=")
         if option in COUNTS:

@@ -24,7 +24,7 @@ LIKELY = 0.05
 HOPELESS = 0.7
 """A trial ends early when its best step is below this share of the leader's pace."""
 UNTIMED = 2
-"""Steps before a trial's timed ones: the optimizer's states exist from the second on, and a CPU's memory is measured."""
+"""Steps before a trial's timed ones: from the second on the optimizer has states, and a CPU's memory is measured."""
 LEAST, MOST, ERROR = 4, 25, 0.012
 """Timed steps of a trial, and the standard error that is enough."""
 
