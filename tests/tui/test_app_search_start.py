@@ -131,6 +131,21 @@ async def test_a_live_run_is_named_first_and_stopped_only_when_that_is_wanted(
         assert starts.asked == []
 
 
+async def test_f5_asks_before_it_stops_a_live_run(home: Home, starts: Starts, hold: Callable[[Path], None]) -> None:
+    run = a_run(home, with_result=False)
+    hold(run)
+    write_lines(run / "events.jsonl", [own_supervisor(), Event(t_ns=START_NS + S, kind="state", state="running")])
+    search = a_search(home, answered())
+    async with running(home, size=FULL) as (_, pilot):
+        await opened(pilot, search)
+        await show(pilot, search, run)
+        await pilot.press("f5")
+        await until(pilot, "y  stop it, then search")
+        await pilot.press("n")
+        await pilot.pause()
+        assert starts.asked == []
+
+
 async def test_a_search_whose_conductor_is_gone_says_so_and_f5_takes_it_up_again(home: Home, starts: Starts) -> None:
     search = starts.directory = a_search(home, going_on())
     conductor = os.open(search / LOCK_FILE, os.O_RDWR)

@@ -264,13 +264,12 @@ class Session:
         self.runs.start(next_run.spec, stop)
         self.predict()
 
-    def start_search(self, stop: Path | None = None) -> None:
-        """Search the largest batch of the next run, after the run in `stop` has ended."""
-        if self.next_run is not None:
-            self.calibrator.stop()
-            first = None if stop is None else partial(self.runs.end, stop)
-            self.search.start(self.next_run.spec, cool_to_c=self.runs.cool_to_c, first=first)
-            self.predict()
+    def start_search(self, spec: RunSpec, stop: Path | None = None, *, fresh: bool = False) -> None:
+        """Search the largest batch of `spec`, after the run in `stop` has ended; not `fresh` a search goes on."""
+        self.calibrator.stop()
+        first = None if stop is None else partial(self.runs.end, stop)
+        self.search.start(spec, fresh=fresh, cool_to_c=self.runs.cool_to_c, first=first)
+        self.predict()
 
     @property
     def running_search(self) -> SearchKind | None:

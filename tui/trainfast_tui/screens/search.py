@@ -132,24 +132,24 @@ class SearchScreen(AppScreen):
         else:
             self.session.search.pause(search.directory)
 
-    def _start(self) -> None:
-        """Start the search of the question; a live run is stopped first if the person agrees."""
+    def _start(self, *, fresh: bool = False) -> None:
+        """Start the search of the next run; a live run is stopped first if the person agrees."""
         session, run = self.session, self.session.shown_run
         if session.running_search is not None:
             self.notify("Another search is using the device.", severity="warning")
         elif session.runs.is_starting:
             self.notify("A run is starting; press Enter again once it is on the screen.", severity="warning")
         elif run is None or not run.is_live:
-            self._begin(None)
+            self._begin(None, fresh)
         else:
             question = f"{run.run_id} is {state_words(run.state)} and uses the device. Stop it and search the batch?"
-            self.confirm(question, "stop it, then search", partial(self._begin, run.directory))
+            self.confirm(question, "stop it, then search", partial(self._begin, run.directory, fresh))
 
-    def _begin(self, live: Path | None) -> None:
+    def _begin(self, live: Path | None, fresh: bool) -> None:
         """Start the search once the run in `live` has ended."""
-        self._is_asking = False
+        self._is_asking = self._refused = False
         self.notify("")
-        self.session.start_search(live)
+        self.session.start_search(self._next_run.spec, live, fresh=fresh)
         self._show(None)
 
     def action_again(self) -> None:
@@ -164,11 +164,7 @@ class SearchScreen(AppScreen):
             self.notify("The search is starting.", severity="warning")
             return
         # The journal of an interrupted or cancelled search is continued; an answered one leaves nothing to do.
-        is_over = search is not None and search.state in ("answered", "nothing_fits")
-        self._refused = False
-        self.notify("")
-        self.session.search.start(self._next_run.spec, fresh=is_over, cool_to_c=self.session.runs.cool_to_c)
-        self._show(None)
+        self._start(fresh=search is not None and search.state in ("answered", "nothing_fits"))
 
     def action_apply(self) -> None:
         if self._is_asking:
