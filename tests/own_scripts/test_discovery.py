@@ -332,5 +332,17 @@ def test_script_that_fails_before_its_parser_names_its_error(cli: Cli, tmp_path:
     assert len(refused) < 500
 
 
+def test_word_by_value_without_a_colon_is_refused(cli: Cli, tmp_path: Path) -> None:
+    mapping = "precision=fp32: --dtype float32, bf16"
+    refused = cli("presets", "new", "mine", "--map", mapping, *written(tmp_path, ARGPARSE)).refused()
+    assert "'bf16' of 'fp32: --dtype float32, bf16' is no VALUE: FLAG; try 'bf16: nothing'" in refused
+
+
+def test_script_whose_name_is_no_text_is_refused(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "tr\udcffain.py"
+    path.write_text(ARGPARSE)
+    assert "is not UTF-8 and cannot be saved" in cli("presets", "new", "mine", "--", PYTHON, str(path)).refused()
+
+
 def test_command_without_a_script_is_refused(cli: Cli) -> None:
     assert "does not say which script it starts" in cli("presets", "new", "mine", "--", "true").refused()

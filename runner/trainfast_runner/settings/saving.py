@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -56,10 +57,15 @@ def new_preset_path(name: str, overwrite: bool) -> Path:
 
 
 def write_preset(path: Path, text: str) -> None:
-    """Write the file of a preset. Raises UserError for a directory that cannot be written."""
+    """Write the file of a preset. Raises UserError for a directory that cannot be written, and for names not in UTF-8."""
+    try:
+        content = text.encode()
+    except UnicodeEncodeError as error:
+        word = text[: error.end].split()[-1]
+        raise UserError(f"{os.fsencode(word)!r} is not UTF-8 and cannot be saved", key="name") from None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, text.encode())
+        write_atomically(path, content)
     except OSError as error:
         raise UserError(home_error(path.parent, error).message.partition(";")[0], key="XDG_CONFIG_HOME") from None
 

@@ -147,7 +147,9 @@ def _table(name: str, typed: str, flags: Sequence[Flag]) -> dict[str, str]:
     """The words by value of `bf16: --half, fp32: nothing`. Raises UserError for a value or a flag that there is not."""
     found: dict[str, str] = {}
     for part in typed.split(", "):
-        value, _, words = part.partition(":")
+        value, colon, words = part.partition(":")
+        if not colon:
+            raise UserError(f"{part!r} of {typed!r} is no VALUE: FLAG", key=name, advice=f"'{part.strip()}: {NOTHING}'")
         words = "" if words.strip() == NOTHING else words.strip()
         for first in split_words(words, name)[:1]:
             _flag_of(first.partition("=")[0], flags)
