@@ -116,6 +116,7 @@ def load(path: str | Path) -> ScriptPreset:
         texts = list(place.values()) if isinstance(place, dict) else [place]
         if not all(isinstance(one, str) for one in texts) or (isinstance(place, str) and "{}" not in place):
             raise reader.error_at(f"{name} needs words with {{}} for its value, or a table of words by value", at)
+        reader.place(name, place, at)
     cwd = reader.words(script, "cwd", ("script",))
     framework = reader.words(script, "framework", ("script",))
     if framework and framework not in FRAMEWORKS:
@@ -241,6 +242,15 @@ class _Reader:
     def knob(self, name: str, at: tuple[str, ...]) -> None:
         try:
             knob(name)
+        except UserError as error:
+            raise self.error_at(error.message, at, allowed=error.allowed, nearest=error.nearest) from None
+
+    def place(self, name: str, place: Place, at: tuple[str, ...]) -> None:
+        try:
+            for value, words in place.items() if isinstance(place, dict) else ((None, place),):
+                split_words(words, name)
+                if value is not None:
+                    knob(name).read(value)
         except UserError as error:
             raise self.error_at(error.message, at, allowed=error.allowed, nearest=error.nearest) from None
 
