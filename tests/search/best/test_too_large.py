@@ -64,3 +64,19 @@ def test_a_larger_batch_lacks_at_least_as_much(space: Synthetic) -> None:
     larger = [one for one in verdicts.values() if one.reason.startswith("a smaller batch: an allocation of 64 MiB")]
     assert larger
     assert {one.excess_bytes for one in larger} == {MIB}
+
+
+def test_a_larger_batch_that_was_measured_stays(space: Synthetic) -> None:
+    base, candidates = space.space.baseline, space.space.candidates
+    own = candidates[base].knobs
+    larger = [
+        number
+        for number, one in enumerate(candidates)
+        if one.knobs["batch_size"] > own["batch_size"]
+        and all(one.knobs[name] == own[name] for name in own if name not in ("batch_size", "grad_accum"))
+    ]
+    oom = trial(base, outcome="oom", step_ms=[], reason="an allocation of 64 MiB failed")
+    ruled_out = state_of(space, *visited(space, larger[0]), trial(larger[0]), oom).ruled_out
+    assert base in ruled_out
+    assert larger[0] not in ruled_out
+    assert set(larger[1:]) <= set(ruled_out)

@@ -228,7 +228,10 @@ class BestState:
     def _too_large(self, line: Trial | Race) -> list[CandidateVerdict]:
         """Verdicts of a candidate that ran out of memory, and of larger batches that did not fit under its limit."""
         verdict = verdict_of(line, self.candidates[line.candidate])
-        fitted = {one.candidate for one in self.races if one.role == "limit" and one.outcome == "measured"}
+        # Trials are not under memory_limit: that one fitted says nothing of a run that is.
+        is_limited = isinstance(line, Race) and line.role == "limit"
+        like = [one for one in self.races if one.role == "limit"] if is_limited else self.ran
+        fitted = {one.candidate for one in like if one.outcome in ("measured", "slow")}
         larger = [number for number in self._larger(line.candidate) if number not in fitted]
         reason = f"a smaller batch: {verdict.reason}"
         return [verdict, *(msgspec.structs.replace(verdict, candidate=number, reason=reason) for number in larger)]
