@@ -118,6 +118,22 @@ def test_a_text_of_no_kind_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("args = TrainingArguments('o', optim=['adamw_torch'])", "optim=['adamw_torch']"),
+        ("args = TrainingArguments('o', torch_compile=True, torch_compile_mode=3)", "torch_compile_mode='3'"),
+        ('{"zero_optimization": [2]}', "zero_optimization: [2]"),
+        ('{"zero_optimization": {"stage": 2, "offload_optimizer": "cpu"}}', "offload_optimizer: cpu"),
+        ("num_processes: 2\ndistributed_type: [FSDP]\n", "distributed_type: ['FSDP']"),
+        ("num_processes: 2\nfsdp_config: full\n", "fsdp_config: full"),
+    ],
+)
+def test_a_value_of_another_kind_is_not_understood(text: str, named: str) -> None:
+    imported = import_settings(text, "it", "tiny-llama")
+    assert any(one.startswith(named) for one in imported.not_understood), imported.not_understood
+
+
+@pytest.mark.parametrize(
     "text",
     ["args = TrainingArguments('o', report_to={[]: 1})", "python t.py --bf16 --report_to '{[]: 1}'"],
     ids=["in a script", "in a command"],

@@ -46,6 +46,13 @@ class Found:
         except UserError as error:
             self.not_understood.append(f"{said}: {error.message}")
 
+    def section(self, table: dict[str, Any], name: str) -> dict[str, Any]:
+        """Remove a table from another one and return it, empty without it; anything else there is not understood."""
+        value = table.pop(name, None)
+        if value is not None and not isinstance(value, dict):
+            self.not_understood.append(f"{name}: {value}")
+        return dict(value) if isinstance(value, dict) else {}
+
 
 def from_trainer_fields(fields: dict[str, Any]) -> Found:
     """Knobs of the fields of a TrainingArguments call."""
@@ -56,7 +63,7 @@ def from_trainer_fields(fields: dict[str, Any]) -> Found:
         found.knobs["precision"] = next((name for name, on in halves.items() if on), "fp32")
     if rest.pop("use_cpu", False):
         found.knobs["devices"] = "cpu"
-    compiled, mode = rest.pop("torch_compile", None), rest.pop("torch_compile_mode", None) or "default"
+    compiled, mode = rest.pop("torch_compile", None), str(rest.pop("torch_compile_mode", None) or "default")
     if compiled is not None:
         found.take(
             "compile", mode.removesuffix("-no-cudagraphs") if compiled else "off", f"torch_compile_mode={mode!r}"
@@ -69,7 +76,7 @@ def from_trainer_fields(fields: dict[str, Any]) -> Found:
     elif deepspeed is not None:
         found.not_understood.append(f"deepspeed={deepspeed!r}: import that file")
     for name, value in rest.items():
-        if name == "optim" and value in OPTIMS:
+        if name == "optim" and isinstance(value, str) and value in OPTIMS:
             found.knobs["optimizer"] = OPTIMS[value]
         elif name == "gradient_checkpointing" and isinstance(value, bool):
             found.knobs["checkpointing"] = "full" if value else "off"
@@ -90,7 +97,7 @@ def from_accelerate(table: dict[str, Any]) -> Found:
         found.take("precision", "fp32" if mixed in ("no", False) else mixed, f"mixed_precision: {mixed}")
     kind, count = rest.pop("distributed_type", None), rest.pop("num_processes", 1)
     kinds = {"NO": "single", False: "single", "MULTI_GPU": "ddp", "FSDP": "fsdp"}
-    if kind in kinds:
+    if isinstance(kind, str | bool) and kind in kinds:
         found.knobs["strategy"] = kinds[kind]
     elif kind is not None:
         found.not_understood.append(f"distributed_type: {kind}")
@@ -103,7 +110,7 @@ def from_accelerate(table: dict[str, Any]) -> Found:
         found.take("compile", dynamo.get("dynamo_mode", "default"), "dynamo_mode")
     elif dynamo is not None:
         found.not_understood.append(f"dynamo_config: {dynamo}")
-    fsdp = dict(rest.pop("fsdp_config", None) or {})
+    fsdp = found.section(rest, "fsdp_config")
     for key, name in (("fsdp_reshard_after_forward", "reshard"), ("fsdp_activation_checkpointing", "checkpointing")):
         value = fsdp.pop(key, None)
         if isinstance(value, bool):
@@ -121,8 +128,8 @@ def from_deepspeed(config: dict[str, Any]) -> Found:
     """
     rest = {name: value for name, value in config.items() if name not in (*SILENT, "train_batch_size")}
     found = Found({}, [])
-    zero = dict(rest.pop("zero_optimization", None) or {})
-    offload, parameters = zero.get("offload_optimizer") or {}, zero.get("offload_param")
+    zero = found.section(rest, "zero_optimization")
+    offload, parameters = found.section(zero, "offload_optimizer"), zero.get("offload_param")
     names = [
         name
         for name, entry in STRATEGIES.items()
