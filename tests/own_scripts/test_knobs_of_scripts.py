@@ -206,7 +206,10 @@ def test_words_by_value() -> None:
         ('schema = 1\n[script.knobs]\nbatch_size = "--b"', "batch_size needs words with {} for its value"),
         ("schema = 1\n[knobs]\nbatch_size = 0", "mine.toml:3: batch_size"),
         ("schema = 1\n[script.knobs]\nlr = '--lr {} \"'", "mine.toml:3: a quote is open"),
-        ("schema = 1\n[script.knobs]\nprecision = { bf17 = '--bf16' }", "mine.toml:3: precision: 'bf17' is not one of its values; did you mean bf16?"),
+        (
+            "schema = 1\n[script.knobs]\nprecision = { bf17 = '--bf16' }",
+            "mine.toml:3: precision: 'bf17' is not one of its values; did you mean bf16?",
+        ),
     ],
 )
 def test_mistake_in_the_mapping_names_its_line(tmp_path: Path, text: str, said: str) -> None:
