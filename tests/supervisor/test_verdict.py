@@ -196,3 +196,10 @@ def test_an_error_that_hints_at_memory_is_judged_by_what_was_free(
     verdict = judge(Evidence(run=RUN, exit_code=1, worker=worker))
     assert verdict.state == state
     assert verdict.reason.endswith(ending)
+
+
+def test_a_rank_that_died_after_its_last_record_is_named_by_torchruns_report() -> None:
+    worker = {rank: life("finished") for rank in (0, 1)}
+    verdict = judge(Evidence(run=RUN, exit_code=1, worker=worker, output_tail=TORCHRUN_REPORT.format(code=-6)))
+    assert verdict.state == "failed"
+    assert verdict.reason.startswith("the training exited with status 1: rank 1 died of SIGABRT (")

@@ -247,7 +247,7 @@ def _ended(evidence: Evidence) -> Verdict:
         silent = [rank for rank, lines in enumerate(_all_ranks(evidence)) if not _has(lines, "finished")]
         reason = f"the training exited with status 0, but rank {silent[0]} never recorded that it finished"
         return Verdict("failed", reason, RunError(rank=silent[0], phase=_phase(evidence, silent[0]), message=reason))
-    printed = one_line(_last_line(evidence.output_tail)) + _no_stdin(evidence)
+    printed = _reported_end(evidence) or one_line(_last_line(evidence.output_tail)) + _no_stdin(evidence)
     reason = f"the training exited with status {code}" + (f": {printed}" if printed else "")
     if _in_training(evidence):
         return Verdict("failed", f"{reason} ({where})", RunError(message=reason, phase=_phase(evidence, 0)))
@@ -298,12 +298,23 @@ def _blames_a_peer(line: WorkerLine) -> bool:
 
 def _lost_rank(evidence: Evidence) -> tuple[int | None, int | None]:
     """The first rank that exited unasked, and its exit code if torchrun printed one; (None, None) without one."""
-    codes = {int(rank): int(code) for rank, code in _REPORTED.findall(evidence.output_tail)}
+    codes = _reported_codes(evidence)
     if not codes:
         return (evidence.gone[0], None) if evidence.gone else (None, None)
     # A rank that is missing in the report was ended by torchrun itself, after another one had failed.
     failed = [rank for rank in evidence.gone if codes.get(rank, -signal.SIGTERM) != -signal.SIGTERM]
     return (failed[0], codes[failed[0]]) if failed else (None, None)
+
+
+def _reported_codes(evidence: Evidence) -> dict[int, int]:
+    """The exit code of each rank in torchrun's report; empty without one."""
+    return {int(rank): int(code) for rank, code in _REPORTED.findall(evidence.output_tail)}
+
+
+def _reported_end(evidence: Evidence) -> str:
+    """The end of the first rank in torchrun's report that torchrun itself did not end; empty without one."""
+    ends = (f"rank {rank} {_exit_words(code)}" for rank, code in _reported_codes(evidence).items() if code != -signal.SIGTERM)
+    return next(ends, "")
 
 
 def _error(evidence: Evidence, rank: int, line: WorkerLine) -> RunError:

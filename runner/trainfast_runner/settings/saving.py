@@ -57,7 +57,7 @@ def new_preset_path(name: str, overwrite: bool) -> Path:
 
 
 def write_preset(path: Path, text: str) -> None:
-    """Write the file of a preset. Raises UserError for a text that is not UTF-8 and a file that cannot be written."""
+    """Write the file of a preset. Raises UserError for a text that is not UTF-8, or if the file cannot be written."""
     try:
         content = text.encode()
     except UnicodeEncodeError as error:
