@@ -159,8 +159,7 @@ def _take(request: dict[str, Any], size: int) -> dict[str, Any]:
 
 def _joined(few: dict[str, Any], many: dict[str, Any]) -> dict[str, Any]:
     """Join the traces at both sizes into one answer; the first failure if one failed."""
-    from .memory_trace.envelope import affine, deeper, deeper_work
-    from .memory_trace.step_timeline import BATCHES
+    from .memory_trace.envelope import BATCHES, affine, deeper, deeper_work
 
     for one in (few, many):
         if "error" in one or "untraceable" in one:

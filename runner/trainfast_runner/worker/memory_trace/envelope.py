@@ -11,6 +11,10 @@ Line = tuple[tuple[float, ...], tuple[float, ...]]
 """Bytes by category, or work by kind: fixed, and for each sample of the batch."""
 
 
+BATCHES = (2, 4)
+"""Batch sizes that are traced. Not 1: with one sample some copies are views."""
+
+
 class TimelinesDiffer(Exception):
     """The two timelines have different operations: there are no lines through them."""
 
@@ -21,14 +25,10 @@ def affine(first: list[TracedSegment], second: list[TracedSegment], few: int, ma
     `work` is the segment's, fixed and for each sample. `first` is the timeline with `few` samples, `second` that with
     `many`. Raises TimelinesDiffer.
     """
-    if [_name(one) for one in first] != [_name(one) for one in second]:
-        raise TimelinesDiffer("the step has other operations at another batch size")
+    _check(first, second)
     found = []
     for one, other in zip(first, second, strict=True):
-        pairs = list(zip(one.points, other.points, strict=False))
-        if len(one.points) != len(other.points):
-            pairs = [(max(one.points, key=sum), max(other.points, key=sum))] if one.points and other.points else []
-        lines = [_line(_above(a, one.start), _above(b, other.start), few, many) for a, b in pairs]
+        lines = [_line(_above(a, one.start), _above(b, other.start), few, many) for a, b in _pairs(one, other)]
         delta = _line(_above(one.end, one.start), _above(other.end, other.start), few, many)
         found.append(
             {
@@ -41,6 +41,31 @@ def affine(first: list[TracedSegment], second: list[TracedSegment], few: int, ma
             }
         )
     return found
+
+
+def peak_lines(
+    first: list[TracedSegment], second: list[TracedSegment], few: int, many: int
+) -> list[tuple[float, float]]:
+    """The lines of all live bytes, fixed and for each sample, that are the step's peak at some batch size.
+
+    The timelines are those with `few` and `many` samples. Raises TimelinesDiffer.
+    """
+    _check(first, second)
+    pairs = [pair for one, other in zip(first, second, strict=True) for pair in _pairs(one, other)]
+    lines = envelope([_line((sum(a),), (sum(b),), few, many) for a, b in pairs])
+    return [(fixed, each) for (fixed,), (each,) in lines]
+
+
+def _check(first: list[TracedSegment], second: list[TracedSegment]) -> None:
+    if [_name(one) for one in first] != [_name(one) for one in second]:
+        raise TimelinesDiffer("the step has other operations at another batch size")
+
+
+def _pairs(one: TracedSegment, other: TracedSegment) -> list[tuple[Bytes, Bytes]]:
+    """The points of a segment at both sizes; the highest of each where the operations differ."""
+    if len(one.points) == len(other.points):
+        return list(zip(one.points, other.points, strict=True))
+    return [(max(one.points, key=sum), max(other.points, key=sum))] if one.points and other.points else []
 
 
 def deeper(first: TracedSegment, second: TracedSegment, more: int) -> tuple[list[int], list[int]]:

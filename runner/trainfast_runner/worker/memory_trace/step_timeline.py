@@ -30,12 +30,12 @@ from ..optimizer import build_optimizer
 from ..spec import Knobs
 from ..strategies import make_strategy
 from ..strategies.base import Strategy
+from .envelope import BATCHES
 from .live_bytes import GRADS, OPTIMIZER, PARAMS, LiveBytes, TracedSegment
 from .repeated_blocks import KEPT, TracedStack, shorten
 from .step_watch import StepWatch
+from .without_memory import choose_foreach, place
 
-BATCHES = (2, 4)
-"""Batch sizes that are traced. Not 1: with one sample some copies are views."""
 MICRO_BATCHES = 2
 """Traced micro-batches: in the second, gradients are alive from its start, as in all but the first."""
 
@@ -159,25 +159,10 @@ def _model(request: dict[str, Any], config: Any, knobs: Knobs) -> nn.Module:
 def _traced(request: dict[str, Any], config: Any, knobs: Knobs, model: nn.Module) -> Iterator[Traced]:
     device = torch.device(request["device"])
     with FakeTensorMode(allow_non_fake_inputs=True) as fake:
-        _place(model, device)
+        place(model, device)
         strategy = make_strategy(knobs, device)
         strategy.module = model
         yield Traced(config, request["objective"], knobs, fake, strategy)
-
-
-def _place(model: nn.Module, device: torch.device) -> None:
-    """Move parameters and buffers from the meta device to `device`, in place; tied ones stay tied."""
-    made: dict[int, Tensor] = {}
-    for module in model.modules():
-        for held in (module._parameters, module._buffers):
-            for name, tensor in held.items():
-                if tensor is None:
-                    continue
-                if id(tensor) not in made:
-                    empty = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device)
-                    is_parameter = isinstance(tensor, nn.Parameter)
-                    made[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
-                held[name] = made[id(tensor)]  # type: ignore[assignment]
 
 
 def _forward_backward(traced: Traced, stacks: list[TracedStack], batch_size: int) -> list[TracedSegment]:
@@ -249,10 +234,7 @@ def _optimizer_step(traced: Traced, updated: list[nn.Parameter]) -> TracedSegmen
     live = LiveBytes(strategy.device.type)
     live.count_all([*strategy.module.parameters(), *strategy.module.buffers()], PARAMS)
     watch = StepWatch(live)
-    for group in optimizer.param_groups:
-        if is_cuda and group.get("foreach", 0) is None and not group.get("fused"):
-            # torch's own choice for tensors on a GPU, which it does not make for fake ones.
-            group["foreach"] = True
+    choose_foreach(optimizer, strategy.device.type)
     with live:
         watch.enter("other")
         if strategy.precision.scaler is not None:

@@ -1,0 +1,40 @@
+"""Put tensors without memory in the place of a model's own; use it inside a FakeTensorMode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def place(model: nn.Module, device: torch.device | None = None) -> dict[int, Tensor]:
+    """Replace parameters and buffers in place, on `device` or their own; tied ones stay tied.
+
+    Returns the new ones by the id of those that they replace.
+    """
+    made: dict[int, Tensor] = {}
+    for module in model.modules():
+        for held in (module._parameters, module._buffers):
+            for name, tensor in list(held.items()):
+                if tensor is None:
+                    continue
+                if id(tensor) not in made:
+                    empty = twin(tensor, device)
+                    is_parameter = isinstance(tensor, nn.Parameter)
+                    made[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
+                # Not the dictionary alone: an LSTM keeps a list of its weights as well.
+                setattr(module, name, made[id(tensor)])
+    return made
+
+
+def twin(tensor: Tensor, device: torch.device | None = None) -> Tensor:
+    """An empty tensor of the same form, on `device` or on the tensor's own."""
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device or tensor.device)
+
+
+def choose_foreach(optimizer: Any, device_type: str) -> None:
+    """Make torch's own choice for tensors on a GPU, which it does not make for fake ones."""
+    for group in optimizer.param_groups:
+        if device_type == "cuda" and group.get("foreach", 0) is None and not group.get("fused"):
+            group["foreach"] = True
