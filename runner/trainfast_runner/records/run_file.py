@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from trainfast_runner.records.script_run import ScriptAsked
+from trainfast_runner.records.script_run import ScriptAsked, TracedMemory
 
 SCHEMA = 1
 
@@ -272,6 +272,7 @@ class WorkerLine(Actual, frozen=True, kw_only=True):
     ran: dict[str, Any] | None = None
     suppressed: list[str] | None = None
     limit_peak_bytes: Count | None = None
+    traced_memory: TracedMemory | None = None
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):

@@ -38,6 +38,8 @@ class ScriptAsked(msgspec.Struct, frozen=True, kw_only=True):
     """Knobs set without a flag that the script may not take: an argument of its own wins over them."""
     trial: bool = False
     """True for a trial of a search: its memory is limited and it leaves nothing behind."""
+    trace: bool = False
+    """True for a trial whose step is traced after its last one."""
 
 
 class Overridden(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,12 +51,28 @@ class Overridden(msgspec.Struct, frozen=True, kw_only=True):
     by: str
 
 
+class TracedMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """A step's live bytes by the rows of its batch, traced on tensors without memory; the trial itself had `rows`.
+
+    `lines` are those that are the peak at some batch: bytes fixed, and bytes for each row.
+    """
+
+    rows: int
+    lines: list[tuple[float, float]]
+    seconds: float
+
+    def at(self, share: float) -> float:
+        """Bytes at the peak with this share of the trial's batch."""
+        return max(fixed + each * self.rows * share for fixed, each in self.lines)
+
+
 class ScriptFigures(msgspec.Struct, frozen=True, kw_only=True):
     """`script` of `result.json`.
 
     `exit_code` is the command's, negative for a signal, None if it never started. `framework` counted the steps and
     `hooks` fired; `samples_from` is where the samples of a step come from, `unknown` why each null field of the step
     records is null. `suppressed` lists what a trial kept the script from doing; a plain run suppresses nothing.
+    `traced_memory` is None unless a trial was asked for it; a trial that could not trace says why in `unknown`.
     """
 
     command: list[str]
@@ -65,6 +83,7 @@ class ScriptFigures(msgspec.Struct, frozen=True, kw_only=True):
     unknown: dict[str, str] = {}
     overridden: list[Overridden] = []
     suppressed: list[str] = []
+    traced_memory: TracedMemory | None = None
 
 
 class DoorLine(msgspec.Struct, frozen=True, kw_only=True):

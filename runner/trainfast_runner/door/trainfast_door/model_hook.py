@@ -21,6 +21,8 @@ from .script_run import uses_accelerate
 from .trial import limit_memory, silence_loaded
 
 if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
     from .script_run import ScriptRun
 
 WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "DeepSpeedEngine")
@@ -55,8 +57,8 @@ def install(run: ScriptRun) -> None:
 
 
 @never_raises
-def find_model(run: ScriptRun, parameters: Iterable[Tensor]) -> None:
-    """Hook the outermost module with most of these parameters; a wrapper counts as the module."""
+def find_model(run: ScriptRun, optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:
+    """Hook the outermost module with most of the optimizer's parameters; a wrapper counts as the module."""
     remove_hooks()
     wanted = {id(one) for one in parameters}
     outermost = [module for module in _modules if module not in _inner]
@@ -71,6 +73,10 @@ def find_model(run: ScriptRun, parameters: Iterable[Tensor]) -> None:
         compiled=compiled or getattr(model, "_compiled_call_impl", None) is not None or _has_compiled(),
         attention=getattr(getattr(model, "config", None), "_attn_implementation", None),
     )
+    if run.asked.get("trace"):
+        from .seen_step import watch_step
+
+        watch_step(run, model, optimizer)
     if run.actual["compiled"] and not compiled:
         run.steps.unknown["forward_ms"] = COMPILED
         return  # autocast shows in a forward pass alone

@@ -15,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from .model_hook import find_model
 from .notes import note_error
 from .step_log import OPTIMIZER
+from .step_trace import trace_memory
 
 if TYPE_CHECKING:
     from .script_run import ScriptRun
@@ -61,6 +62,7 @@ class OptimizerHook:
                 return
             if not self._is_largest(optimizer):
                 self._smaller.add(optimizer)
+                self._run.untraced = "its script has another optimizer"
                 return
         if has_closure:
             steps.unknown["optimizer_ms"] = "the step runs a closure, with forward and backward in it"
@@ -73,6 +75,7 @@ class OptimizerHook:
         if steps.taken == 0:
             run.steps.fired("optimizer step hook")
         if steps.count():
+            trace_memory(run)
             raise SystemExit(0)
 
     def _is_largest(self, optimizer: Optimizer) -> bool:
@@ -95,7 +98,7 @@ class OptimizerHook:
             device=str(parameters[0].device),
             parameters=size,
         )
-        find_model(self._run, parameters)
+        find_model(self._run, optimizer, parameters)
         return True
 
 

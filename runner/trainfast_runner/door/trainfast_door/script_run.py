@@ -32,6 +32,13 @@ class ScriptRun:
         """The memory that each rank of a trial may use."""
         self.limit_gauge: Any = None
         """Reads the peak of what the limit counts, once the limit is set; None on a GPU."""
+        self.limit_peak_bytes: int | None = None
+        """The peak that the gauge read last."""
+        self.seen_step: Any = None
+        """The step that is to be traced; None where it cannot be, or is not asked for."""
+        self.untraced: str | None = "no optimizer of torch.optim steps a model"
+        """Why a trial that is asked for a trace has none."""
+        self.traced_memory: dict[str, Any] | None = None
         self.suppressed: list[str] = []
         self.opened = False
         """True once the hooks are installed."""
@@ -70,11 +77,24 @@ class ScriptRun:
             framework=steps.framework or ("accelerate" if uses_accelerate() else "torch"),
             hooks=steps.hooks,
             samples_from=steps.samples_from,
-            unknown=steps.unknown,
+            unknown=self._unknown(),
             ran=self.ran,
             suppressed=self.suppressed,
-            limit_peak_bytes=self.limit_gauge.peak_bytes() if self.limit_gauge is not None else None,
+            limit_peak_bytes=self.read_limit_peak(),
+            traced_memory=self.traced_memory,
         )
+
+    def read_limit_peak(self) -> int | None:
+        """The peak of what the limit counts, as long as there is a limit; then the last one read."""
+        if self.limit_gauge is not None:
+            self.limit_peak_bytes = self.limit_gauge.peak_bytes()
+        return self.limit_peak_bytes
+
+    def _unknown(self) -> dict[str, str]:
+        """Why fields are null; of the traced memory once the trial is over."""
+        if not self.asked.get("trace") or not self.steps.stopping or self.untraced is None:
+            return self.steps.unknown
+        return {**self.steps.unknown, "traced_memory": self.untraced}
 
     def end_framework(self) -> None:
         """The framework's training is over: the script may go on with the model."""

@@ -143,7 +143,9 @@ def _silent(function: Any, label: str, run: ScriptRun) -> Any:
 
 
 def lift_limit(run: ScriptRun) -> None:
-    """Give the process memory again for its last records."""
+    """Give the process memory again for its last records, after the last look at the gauge."""
     if run.limit_gauge is not None:
+        run.read_limit_peak()
+        run.limit_gauge = None
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))

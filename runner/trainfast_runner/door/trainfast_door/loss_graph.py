@@ -1,0 +1,70 @@
+"""The loss's own part of a step's graph, between the outputs of the model and the loss: what it uses and its bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+SAVED = "_saved_"
+"""The names by which a node of the graph shows what it saved for its backward begin so."""
+
+
+class LossGraph:
+    """Walks from the roots of a backward pass to the outputs' own nodes, which it does not enter."""
+
+    def __init__(self, roots: Iterable[Tensor], outputs: list[Any]) -> None:
+        """`outputs` are the nodes of the model's outputs, None for one that needs no gradient."""
+        self.reached = set()
+        """The places of outputs that the roots depend on."""
+        self.saved: dict[int, int] = {}
+        """The bytes of every storage that a node saved, by its address."""
+        self.gradient_bytes = 0
+        """The gradients that the largest node takes and gives."""
+        stops = {id(node): place for place, node in enumerate(outputs) if node is not None}
+        waiting = [root.grad_fn for root in roots if root.grad_fn is not None]
+        # Nodes are known by their id, so that each must be kept.
+        seen: dict[int, Any] = {}
+        while waiting:
+            node = waiting.pop()
+            if id(node) in seen:
+                continue
+            seen[id(node)] = node
+            if id(node) in stops:
+                self.reached.add(stops[id(node)])
+                continue
+            self._add(node)
+            waiting += [following for following, _ in node.next_functions if following is not None]
+
+    def _add(self, node: Any) -> None:
+        for tensor in _saved_by(node):
+            storage = tensor.untyped_storage()
+            self.saved[storage.data_ptr()] = storage.nbytes()
+        taken = sum(map(_bytes_of, getattr(node, "_input_metadata", ())))
+        given = 0
+        for following, place in node.next_functions:
+            forms = getattr(following, "_input_metadata", ())
+            given += _bytes_of(forms[place]) if place < len(forms) else 0
+        self.gradient_bytes = max(self.gradient_bytes, taken + given)
+
+    def bytes_beside(self, known: Collection[int]) -> int:
+        """Bytes that the loss adds to the step's peak, without the storages at `known` addresses."""
+        return self.gradient_bytes + sum(size for address, size in self.saved.items() if address not in known)
+
+
+def _saved_by(node: Any) -> Iterator[Tensor]:
+    """The tensors that a node saved: fields of a built-in one, `saved_tensors` of a Function of the script's own."""
+    fields = [getattr(node, name) for name in dir(node) if name.startswith(SAVED)]
+    for value in (*fields, getattr(node, "saved_tensors", ())):
+        for one in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(one, Tensor):
+                yield one
+
+
+def _bytes_of(form: Any) -> int:
+    """Bytes of a gradient by the metadata of a node's input."""
+    size = form.dtype.itemsize
+    for dimension in form.shape:
+        size *= int(dimension)
+    return int(size)

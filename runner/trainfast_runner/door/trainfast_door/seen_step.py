@@ -1,0 +1,162 @@
+"""The step of a trial that is traced at its end: the shapes that its model got and gave, and the bytes of its loss."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map
+
+from .loss_graph import LossGraph
+from .notes import never_raises
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from .script_run import ScriptRun
+
+PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
+"""Inputs that a trace gives to the model as they are."""
+TRACED_WRAPPERS = ("none", "DistributedDataParallel")
+"""Wrappers in which the model has all its parameters and the whole batch of its rank."""
+
+
+class SeenStep:
+    """Watches the second step, the first in which the optimizer has its states; `why_not` is why it cannot be traced.
+
+    Nothing of the script's is kept alive: tensors are known by their shapes.
+    """
+
+    def __init__(self, run: ScriptRun, model: nn.Module, optimizer: Optimizer) -> None:
+        self.model, self.optimizer = weakref.ref(model), weakref.ref(optimizer)
+        self.why_not: str | None = "no forward pass of its model with a backward was seen"
+        self.arguments: tuple[Any, ...] = ()
+        self.keywords: dict[str, Any] = {}
+        self.rows = 0
+        self.used: tuple[int, ...] = ()
+        self.kept: tuple[int, ...] = ()
+        self.loss_bytes = 0
+        self.holds_gradients = False
+        self.autocast: torch.dtype | None = None
+        self._run = run
+        self._calls = 0
+        self._known: set[int] = set()
+        """The addresses of the model's inputs and outputs."""
+        self._outputs: list[tuple[weakref.ref[Tensor], Any, int]] = []
+        """Each output tensor, its node in the graph and its address; empty once the backward was seen."""
+        self._backward: Any = torch.autograd.backward
+        """The function of torch, as it was before it was watched."""
+        self._watched: Any = None
+        self._handles = [
+            model.register_forward_pre_hook(self._before, with_kwargs=True),
+            model.register_forward_hook(self._after),
+        ]
+        self._watch_backward()
+
+    def __deepcopy__(self, memo: Any) -> SeenStep:
+        """A copied model has the same hooks: this object itself."""
+        return self
+
+    def remove(self) -> None:
+        """Take the hooks off."""
+        self._outputs.clear()
+        while self._handles:
+            self._handles.pop().remove()
+        if torch.autograd.backward is self._watched:
+            torch.autograd.backward = self._backward
+
+    @never_raises
+    def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if not torch.is_grad_enabled():
+            return
+        if self._run.steps.taken != 1:
+            self.remove()
+            return
+        self._calls += 1
+        if self._calls > 1:
+            # A later micro-batch of the step begins with gradients.
+            self.holds_gradients = True
+            return
+        foreign = {
+            type(one).__name__ for one in tree_flatten((args, kwargs))[0] if not isinstance(one, (Tensor, *PLAIN))
+        }
+        if foreign:
+            self.why_not = f"its model takes a {min(foreign)}"
+            self.remove()
+            return
+        device = next(module.parameters()).device
+        self.autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+        inputs = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, Tensor)]
+        self.rows = next((len(one) for one in inputs if one.dim()), 0)
+        self._known = {_address(one) for one in inputs}
+        self.arguments, self.keywords = tree_map(_without_memory, (args, kwargs))
+
+    @never_raises
+    def _after(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._calls == 1 and torch.is_grad_enabled() and self.why_not is not None:
+            tensors = [one for one in tree_flatten(output)[0] if isinstance(one, Tensor)]
+            self._outputs = [(weakref.ref(one), one.grad_fn, _address(one)) for one in tensors]
+
+    def _watch_backward(self) -> None:
+        backward = self._backward
+
+        @functools.wraps(backward)
+        def watched(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._outputs:
+                self._see_loss((tensors,) if isinstance(tensors, Tensor) else tensors)
+            return backward(tensors, *args, **kwargs)
+
+        self._watched = torch.autograd.backward = watched
+
+    @never_raises
+    def _see_loss(self, roots: Any) -> None:
+        outputs, self._outputs = self._outputs, []
+        if self._calls != 1:
+            self.why_not = f"its model is called {self._calls} times before a backward"
+            return
+        graph = LossGraph(roots, [node for _, node, _ in outputs])
+        self.used = tuple(sorted(graph.reached))
+        if not self.used:
+            self.why_not = "its loss depends on no output of its model"
+            return
+        addresses = [address for _, _, address in outputs]
+        self.kept = tuple(
+            place
+            for place, (output, _, address) in enumerate(outputs)
+            if output() is not None or address in graph.saved
+        )
+        self.loss_bytes = graph.bytes_beside(self._known.union(addresses))
+        model = self.model()
+        self.holds_gradients |= model is not None and any(one.grad is not None for one in model.parameters())
+        self.why_not = None
+
+
+def watch_step(run: ScriptRun, model: nn.Module, optimizer: Optimizer) -> None:
+    """Watch the next step of the model that the optimizer trains, or note why it cannot be traced."""
+    wanted = {id(one) for group in optimizer.param_groups for one in group["params"]}
+    held = {id(one): type(one) for one in model.parameters()}
+    wrapper = str(run.actual["wrapper"])
+    if wrapper not in TRACED_WRAPPERS:
+        run.untraced = f"its model is in {wrapper}"
+    elif run.actual["compiled"]:
+        run.untraced = "its model is compiled"
+    elif not wanted <= set(held):
+        run.untraced = "its optimizer has parameters of several models"
+    elif set(held.values()) != {nn.Parameter}:
+        run.untraced = "its model has parameters of a class of its own"
+    else:
+        run.untraced, run.seen_step = None, SeenStep(run, model, optimizer)
+
+
+def _without_memory(value: Any) -> Any:
+    """A tensor's shape and dtype as a tensor without memory; another value as it is."""
+    if not isinstance(value, Tensor):
+        return value
+    return torch.empty(value.shape, dtype=value.dtype, device="meta", requires_grad=value.requires_grad)
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

@@ -1,0 +1,182 @@
+"""Trace a step of a script's own model and optimizer, whose tensors, states and random numbers stay as they were."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+from .envelope import BATCHES, peak_lines
+from .live_bytes import OPTIMIZER, PARAMS, TEMPORARY, LiveBytes, TracedSegment
+from .step_watch import StepWatch
+from .without_memory import choose_foreach, place, twin
+
+WITHIN_S = 30.0
+"""A trace that takes longer is given up: a search is faster without it."""
+
+
+@dataclass(frozen=True)
+class ScriptStep:
+    """A step as the script took it: the model's inputs, on the meta device, with `rows` in their batch dimension.
+
+    `used` and `kept` are the places of outputs that the loss depends on, and that outlive the forward pass.
+    `loss_bytes` are those of the loss's own part of the graph, `autocast` is the dtype that the script casts to around
+    the model. With `holds_gradients` the forward pass begins with the gradients of the one before.
+    """
+
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+    rows: int
+    used: tuple[int, ...]
+    kept: tuple[int, ...]
+    loss_bytes: int
+    holds_gradients: bool
+    autocast: torch.dtype | None
+
+
+def trace_peaks(model: nn.Module, optimizer: Any, step: ScriptStep) -> list[tuple[float, float]]:
+    """Return the lines, bytes fixed and for each row of the batch, that are the step's peak at some batch size.
+
+    Raises any error for a step that cannot be traced.
+    """
+    latest = time.monotonic() + WITHIN_S
+    few, many = (_traced(model, optimizer, step, share, latest) for share in BATCHES)
+    return peak_lines(few, many, *(share * step.rows for share in BATCHES))
+
+
+def tensors_of(values: Any) -> list[Tensor]:
+    """The tensors in nested tuples, lists, mappings and outputs of transformers, in their order."""
+    return [one for one in tree_flatten(values)[0] if isinstance(one, Tensor)]
+
+
+UNTRACED = ("mkldnn_rnn_layer", "_cudnn_rnn")
+"""Operations that keep a workspace which torch leaves out of their form (torch/_meta_registrations.py)."""
+
+
+class _LiveBytesInTime(LiveBytes):  # type: ignore[no-untyped-call]
+    """Raises TimeoutError for an operation after `latest` (`time.monotonic`), NotImplementedError for one untraced."""
+
+    def __init__(self, device_type: str, latest: float) -> None:
+        super().__init__(device_type)
+        self._latest = latest
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if time.monotonic() > self._latest:
+            raise TimeoutError(f"its trace takes more than {WITHIN_S:g} s")
+        if func._opname in UNTRACED:
+            raise NotImplementedError(f"no trace shows the workspace of {func._opname}")
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+def _traced(model: nn.Module, optimizer: Any, step: ScriptStep, share: int, latest: float) -> list[TracedSegment]:
+    """The timeline of a step with `share` times the rows."""
+    device = next(model.parameters()).device
+    with torch.enable_grad(), _restored(model, device), FakeTensorMode(allow_non_fake_inputs=True):
+        stand_in = _optimizer_of(optimizer, place(model))
+        live = _LiveBytesInTime(device.type, latest)
+        live.count_all([*model.parameters(), *model.buffers()], PARAMS)
+        live.count_all(tensors_of(list(stand_in.state.values())), OPTIMIZER)
+        watch = StepWatch(live)
+        with live:
+            watch.enter("other")
+            for parameter in model.parameters():
+                if step.holds_gradients and parameter.requires_grad:
+                    parameter.grad = torch.empty_like(parameter)
+            inputs = [step.arguments, step.keywords]
+            arguments, keywords = tree_map(lambda one: _grown(one, step.rows, share, device), inputs)
+            watch.enter("forward")
+            outputs = _forward(model, arguments, keywords, step.autocast, device.type)
+            loss = torch.stack([outputs[place].sum().float() for place in step.used]).sum()
+            outputs = [outputs[place] for place in step.kept]
+            watch.enter("loss")
+            live.segments[-1].points.append((*live.live[:TEMPORARY], live.live[TEMPORARY] + share * step.loss_bytes))
+            watch.enter("backward")
+            loss.backward()  # type: ignore[no-untyped-call]
+            del outputs
+            watch.enter("optimizer")
+            type(stand_in).step(stand_in)
+            live.end()
+    return live.segments
+
+
+def _forward(
+    model: nn.Module, arguments: Any, keywords: Any, autocast: torch.dtype | None, device_type: str
+) -> list[Tensor]:
+    """Call the model, and return the tensors of its output."""
+    with nullcontext() if autocast is None else torch.autocast(device_type, autocast):
+        return tensors_of(model(*arguments, **keywords))
+
+
+def _grown(value: Any, rows: int, share: int, device: torch.device) -> Any:
+    """An input with `share` times the rows; what has no such dimension keeps its own."""
+    if not isinstance(value, Tensor):
+        return value
+    shape = list(value.shape)
+    if shape and shape[0] == rows:
+        shape[0] *= share
+    return torch.empty(shape, dtype=value.dtype, device=device, requires_grad=value.requires_grad)
+
+
+def _optimizer_of(optimizer: Any, twins: dict[int, Tensor]) -> Any:
+    """A copy of the optimizer that steps the twins of its parameters, with states without memory.
+
+    The copy has the class's own `step`: a scheduler wraps that of the instance.
+    """
+    copied = object.__new__(type(optimizer))
+    vars(copied).update(vars(optimizer))
+    copied._optimizer_step_pre_hooks = copied._optimizer_step_post_hooks = {}
+    copied.param_groups = [
+        {**group, "params": [twins[id(one)] for one in group["params"]]} for group in optimizer.param_groups
+    ]
+    copied.state = defaultdict(dict)
+    for group, own in zip(optimizer.param_groups, copied.param_groups, strict=True):
+        for one, parameter in zip(group["params"], own["params"], strict=True):
+            if one in optimizer.state:
+                copied.state[parameter] = tree_map(_twin_of_tensor, dict(optimizer.state[one]))
+    choose_foreach(copied, next(iter(twins.values())).device.type)
+    return copied
+
+
+def _twin_of_tensor(value: Any) -> Any:
+    return twin(value) if isinstance(value, Tensor) else value
+
+
+@contextmanager
+def _restored(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Give the model its tensors, gradients and attributes back, and the process its random numbers."""
+    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    before = [
+        (module, dict(vars(module)), dict(module._parameters), dict(module._buffers)) for module in model.modules()
+    ]
+    numpy = getattr(sys.modules.get("numpy"), "random", None)
+    drawn, drawn_by_numpy = random.getstate(), numpy.get_state() if numpy is not None else None
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        try:
+            # An operation that meets a parameter of the script's own must not add to its gradient.
+            for parameter, _ in gradients:
+                parameter.grad = None
+            yield
+        finally:
+            for module, attributes, parameters, buffers in before:
+                for name, tensor in {**parameters, **buffers}.items():
+                    setattr(module, name, tensor)
+                vars(module).clear()
+                vars(module).update(attributes)
+                for held, own in ((module._parameters, parameters), (module._buffers, buffers)):
+                    held.clear()
+                    held.update(own)  # type: ignore[arg-type]
+            for parameter, gradient in gradients:
+                parameter.grad = gradient
+            random.setstate(drawn)
+            if numpy is not None:
+                numpy.set_state(drawn_by_numpy)
