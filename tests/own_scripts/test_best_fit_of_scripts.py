@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from cli.command import Cli
@@ -14,13 +15,14 @@ from own_scripts.conftest import PYTHON, files_below, preset_of, script
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import TRIAL
+from trainfast_runner.records.script_run import TracedMemory
 from trainfast_runner.running import launch
 from trainfast_runner.running.scripts.script_plan import plan_script
 from trainfast_runner.search.best.asked import BestAsked
 from trainfast_runner.search.best.conduct import conduct_best
 from trainfast_runner.search.best.journal import Candidate, Space, Trial, read_best_journal
 from trainfast_runner.search.best.opening import BestOptions, BestPlan, open_best
-from trainfast_runner.search.best.script_memory import with_fitted_memory, with_seen_samples
+from trainfast_runner.search.best.script_memory import memory_from, with_fitted_memory, with_seen_samples
 from trainfast_runner.search.best.script_survey import plan_script_best
 from trainfast_runner.search.journal import SearchJournal
 from trainfast_runner.search.processes import end_run
@@ -241,6 +243,20 @@ def test_memory_is_predicted_by_trials_of_two_sizes() -> None:
     found = with_fitted_memory(space, trials, 400 * mib, "cpu").candidates
     assert [one.predicted_bytes for one in found] == [None, None, 260 * mib, 740 * mib]
     assert [one.ruled_out for one in found] == [None, None, None, "too_large"]
+
+
+def test_memory_is_predicted_by_the_traced_step_of_one_trial() -> None:
+    space, mib = space_of(1, 8, 16, 32, 64), 1 << 20
+    traced = TracedMemory(rows=8, lines=[(150 * mib, 0), (100 * mib, 10 * mib)], seconds=0.1)
+    first = msgspec.structs.replace(measured(1, 64, 200 * mib), traced=traced)
+    found = with_fitted_memory(space, [first], 400 * mib, "cpu").candidates
+    assert [one.predicted_bytes for one in found] == [170 * mib, None, 280 * mib, 440 * mib, 760 * mib]
+    assert [one.ruled_out for one in found] == [None] * 5, "64 alone does not accumulate: its gradients die in between"
+    found = with_fitted_memory(space, [first], 300 * mib, "cpu").candidates
+    assert [one.ruled_out for one in found] == [None, None, None, "too_large", None]
+    assert "the traced step of run-1; trials of two" in memory_from([first])
+    untraced = msgspec.structs.replace(first, traced=None, untraced="its model is compiled")
+    assert memory_from([untraced]).endswith("run-1 has no trace: its model is compiled")
 
 
 def test_samples_of_a_script_that_accumulates_by_itself_are_those_of_its_steps() -> None:

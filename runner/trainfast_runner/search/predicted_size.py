@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from trainfast_runner.errors import UserError
@@ -37,30 +38,27 @@ class SizePrediction:
             fixed_bytes=there.fixed_bytes,
             bytes_per_sample=there.bytes_per_sample,
             max_batch=most or 0,
-            linear_from=self._linear_from(plan, most or 1),
+            linear_from=linear_from(lambda size: self._at(plan, size).traced_bytes[BATCH_PHASE], most or 1),
             basis=there.basis,
         )
-
-    def _linear_from(self, plan: RunPlan, most: int) -> int:
-        """The smallest batch whose peak of forward and backward is on the line through those of `most`.
-
-        A traced peak is convex in the batch, so every size off the line is below one size.
-        """
-
-        def traced(size: int) -> int:
-            return self._at(plan, size).traced_bytes[BATCH_PHASE]
-
-        highest, growth = traced(most), traced(most + 1) - traced(most)
-
-        def is_bent(size: int) -> bool:
-            return traced(size) > highest - (most - size) * growth + BEND_BYTES
-
-        return min(largest_fitting(is_bent, most) + 1, most)
 
     def _at(self, plan: RunPlan, batch_size: int) -> Prediction:
         assert self.model is not None
         knobs = {**plan.spec.knobs, "batch_size": batch_size}
         return self.model.predict(replace(plan.spec, knobs=knobs), plan.world_size)
+
+
+def linear_from(traced: Callable[[int], float], most: int) -> int:
+    """The smallest batch whose traced peak is on the line through that of `most`.
+
+    A traced peak is convex in the batch, so every size off the line is below one size.
+    """
+    highest, growth = traced(most), traced(most + 1) - traced(most)
+
+    def is_bent(size: int) -> bool:
+        return traced(size) > highest - (most - size) * growth + BEND_BYTES
+
+    return min(largest_fitting(is_bent, most) + 1, most)
 
 
 def predict_size(plan: RunPlan, cancelled: threading.Event) -> SizePrediction:

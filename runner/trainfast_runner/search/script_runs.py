@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+
+import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.result import Result
@@ -33,6 +36,12 @@ def trial_plan_of(
         return plan
 
     return trial_plan
+
+
+def traced(plan: RunPlan) -> RunPlan:
+    """The plan of a trial whose step is traced after its last one."""
+    assert plan.script is not None
+    return replace(plan, script=msgspec.structs.replace(plan.script, trace=True))
 
 
 def incompatible(result: Result, knobs: Collection[str]) -> str | None:

@@ -1,6 +1,7 @@
 """The batch search of a user's own script: each size is tried in a process of its own, under the memory limit.
 
-A script has no warm process, so a trial is an ordinary run of a few steps. Earlier trials predict its memory.
+A script has no warm process, so a trial is an ordinary run of a few steps. The step of the first that fits is traced
+for the memory of all other sizes; without a trace earlier trials predict it.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from trainfast_runner.search.journal import AnyLine, ConfirmationRun, Ended, Pre
 from trainfast_runner.search.opening import BatchSearchOptions, check_options
 from trainfast_runner.search.probe_record import probe_of_ended_run
 from trainfast_runner.search.processes import Interrupted, wait_for_result
-from trainfast_runner.search.script_runs import TrialPlan, incompatible, trial_plan_of
+from trainfast_runner.search.script_runs import TrialPlan, incompatible, traced, trial_plan_of
 from trainfast_runner.search.searches import SET_BY_A_BATCH_SEARCH
+from trainfast_runner.search.traced_script import TracedPeak, predicted_size, why_untraced
 from trainfast_runner.settings.script_preset import ScriptPreset
 
 STEPS = 4
@@ -56,7 +58,7 @@ class ScriptBatchConductor(BatchConductor):
         if not any(isinstance(line, (Predicted, Probe)) for line in self._lines):
             own = self._trial_plan({}).spec.knobs.get("batch_size")
             start = own if isinstance(own, int) else 1
-            self._write(Predicted(start=start, reason="the memory of a script is predicted from its own trials"))
+            self._write(Predicted(start=start, reason="the memory of a script is predicted from its first trial on"))
 
     def _sized(self, batch_size: int, steps: int, timing_warmup: int) -> RunPlan:
         knobs = {"batch_size": batch_size, "steps": steps, "timing_warmup": timing_warmup}
@@ -69,7 +71,9 @@ class ScriptBatchConductor(BatchConductor):
     def _probe(self, batch_size: int) -> Ended | None:
         """Try one size in a process of its own."""
         began = time.monotonic()
-        directory = self._start(self._sized(batch_size, STEPS, TIMING_WARMUP), PROBE)
+        plan = self._sized(batch_size, STEPS, TIMING_WARMUP)
+        is_first = self._state().best == 0
+        directory = self._start(traced(plan) if is_first else plan, PROBE)
         result = wait_for_result(directory, self._check)
         self._live = None
         seconds = time.monotonic() - began
@@ -84,7 +88,18 @@ class ScriptBatchConductor(BatchConductor):
             return Ended(state="failed", reason=failure)
         probe = fitting_probe(directory, result, filled or batch_size, seconds, self._available())
         self._write(msgspec.structs.replace(probe, fills_data=filled is not None))
+        if is_first:
+            self._write(self._predicted(result, probe))
         return None
+
+    def _predicted(self, result: Result, probe: Probe) -> Predicted:
+        """The largest size by the trace of the first that fitted, or the reason why there is no trace."""
+        found = result.script.traced_memory if result.script is not None else None
+        limit = min(self._plan.memory_limit_bytes or (), default=self._available())
+        if found is None or limit is None:
+            return Predicted(reason=f"memory is predicted from the trials alone: {why_untraced(result.script)}")
+        peak = TracedPeak(traced=found, batch_size=probe.batch_size, measured_bytes=probe.phase_peaks[PHASE])
+        return predicted_size(peak, limit, result.run_id)
 
     def _confirmed(self, directory: Path, result: Result, batch_size: int, seconds: float) -> ConfirmationRun:
         record = super()._confirmed(directory, result, batch_size, seconds)

@@ -80,7 +80,7 @@ def _question(asked: Asked, predicted: Predicted | None) -> Iterator[Block]:
     if asked.title:
         yield Prose(f"{asked.name}: {asked.title}.")
     if predicted is not None and predicted.max_batch is not None:
-        yield Prose(f"Predicted before the first probe: up to {count(predicted.max_batch)} ({predicted.basis}).")
+        yield Prose(f"Predicted: up to {count(predicted.max_batch)} ({predicted.basis}).")
     elif predicted is not None and predicted.reason:
         yield Prose(f"Not predicted: {predicted.reason}.")
 

@@ -234,6 +234,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         plan = self._trial_plan(number, steps=steps, timing_warmup=UNTIMED)
         if plan is None:
             return
+        plan = self._survey.trial_of(plan, self._space, number, self._lines)
         directory = self._start(plan, TRIAL, LaunchedBest(run_id="", role=TRIAL, candidate=number))
         result = wait_for_result(directory, self._check)
         self._live = None

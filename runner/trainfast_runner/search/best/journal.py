@@ -14,6 +14,7 @@ import msgspec
 
 from trainfast_runner.records.json_lines import read_all
 from trainfast_runner.records.run_file import SCHEMA, ClockAnchor, PredictedSpeed, RecordedSpec
+from trainfast_runner.records.script_run import TracedMemory
 from trainfast_runner.records.search_directories import JOURNAL_FILE
 from trainfast_runner.search.journal import Conducted, CoolingDown, Line, Paused, Resumed
 
@@ -115,7 +116,8 @@ class Trial(Line, frozen=True, kw_only=True, tag="trial"):
     the machine, or a GPU was throttled. `step_ms` are its timed steps, `warm` is False for the first of a process.
     `losses` are those of the timed steps, None where not finite: a trial trains as a fresh process does, so that they
     compare step by step. `repeats` marks the last trial of a process that repeats its first, to show drift. After an
-    oom `missing_bytes` is the least that was missing; None when unknown.
+    oom `missing_bytes` is the least that was missing; None when unknown. `traced` is the memory of a script's step, and
+    `untraced` why it has none although it was asked for.
     """
 
     candidate: int
@@ -132,6 +134,8 @@ class Trial(Line, frozen=True, kw_only=True, tag="trial"):
     reason: str = ""
     missing_bytes: int | None = None
     repeats: bool = False
+    traced: TracedMemory | None = None
+    untraced: str = ""
 
 
 class Race(Line, frozen=True, kw_only=True, tag="race"):

@@ -25,9 +25,10 @@ from trainfast_runner.search.best.journal import (
     Trial,
     read_best_journal,
 )
+from trainfast_runner.search.best.script_memory import memory_from
 from trainfast_runner.search.report_parts import fields_of, heading
 
-SCRIPT_MEMORY = "the memory of a script is predicted once two batch sizes of like settings were tried"
+SCRIPT_MEMORY = "the memory of a script is predicted from its trials of like settings"
 """Why `predicted_bytes` may be None for a script."""
 
 
@@ -37,6 +38,7 @@ def best_report(directory: Path) -> dict[str, Any]:
     question = next(line for line in lines if isinstance(line, BestQuestion))
     space = next((line for line in reversed(lines) if isinstance(line, Space)), None)
     ended = next((line for line in reversed(lines) if isinstance(line, BestEnded)), None)
+    trials = [line for line in lines if isinstance(line, Trial)]
     return {
         **heading(question, ended),
         **fields_of(question, "objective", "for_steps", "global_batch", "vary", "left_alone"),
@@ -44,7 +46,8 @@ def best_report(directory: Path) -> dict[str, Any]:
         "candidates": len(space.candidates) if space is not None else None,
         "dropped": space.dropped if space is not None else None,
         "unpredicted": SCRIPT_MEMORY if question.limits_trials else None,
-        "trials": [_trial(line, space) for line in lines if isinstance(line, Trial)] if space is not None else [],
+        "predicted_from": memory_from(trials) if question.limits_trials else None,
+        "trials": [_trial(line, space) for line in trials] if space is not None else [],
         "races": [_race(line, space) for line in lines if isinstance(line, Race)] if space is not None else [],
         "disturbed": sum(
             isinstance(line, Trial | Race) and line.outcome == "measured" and bool(line.reason) for line in lines

@@ -6,10 +6,12 @@ import statistics
 from pathlib import Path
 
 from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_records import read_records
 from trainfast_runner.search.best.journal import Candidate, Trial
 from trainfast_runner.search.best.race_record import outcome_of
 from trainfast_runner.search.best.too_large import Shortage, shortage_of
+from trainfast_runner.search.traced_script import why_untraced
 
 
 def trial_of_run(
@@ -34,6 +36,9 @@ def trial_of_run(
     if outcome in ("measured", "void") and checks_samples and samples != candidate.samples_per_step:
         outcome = "incompatible"
         shortage = Shortage(f"samples a step: {samples} ran, {candidate.samples_per_step} were asked for")
+    script, run = result.script, read_run_file(directory)
+    is_traced = run is not None and run.script is not None and run.script.trace
+    memory = script.traced_memory if script is not None else None
     joules = result.energy.joules_per_sample
     return Trial(
         candidate=number,
@@ -47,6 +52,8 @@ def trial_of_run(
         seconds=seconds,
         reason=shortage.words,
         missing_bytes=shortage.missing_bytes,
+        traced=memory,
+        untraced=why_untraced(script) if is_traced and memory is None else "",
     )
 
 

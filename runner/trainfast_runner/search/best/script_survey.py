@@ -1,7 +1,7 @@
 """The survey of a script's preset, and the plan of its best-fit search: every trial is a run by itself in a sandbox.
 
-The knobs that are varied are those whose present value the preset names. Nothing is known of the script's memory and
-FLOPs before its first trials.
+The knobs that are varied are those whose present value the preset names. Nothing is known of the script's memory before
+its first trial, whose step is traced, and nothing of its FLOPs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from trainfast_runner.search.best.survey import Survey
 from trainfast_runner.search.best.varied import vary_of
 from trainfast_runner.search.cool_down import check_coolable
 from trainfast_runner.search.limits import limits_of
-from trainfast_runner.search.script_runs import TrialPlan, trial_plan_of
+from trainfast_runner.search.script_runs import TrialPlan, traced, trial_plan_of
 from trainfast_runner.search.searches import SET_BY_A_SEARCH
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knob_values import KnobValue
@@ -74,6 +74,13 @@ class ScriptSurvey(Survey):
         space = super().space(question)
         alone = [msgspec.structs.replace(one, process=dict(one.knobs)) for one in space.candidates]
         return msgspec.structs.replace(space, candidates=alone)
+
+    def trial_of(self, plan: RunPlan, space: Space, number: int, lines: Sequence[BestLine]) -> RunPlan:
+        """Return the plan with a trace of its step, unless the memory of this candidate is known by now."""
+        one = space.candidates[number]
+        is_tried = any(isinstance(line, Trial) and line.candidate == number for line in lines)
+        is_known = one.predicted_bytes is not None or "batch_size" not in one.knobs
+        return plan if is_tried or is_known else traced(plan)
 
     def learned(self, question: BestQuestion, space: Space, lines: Sequence[BestLine]) -> Space:
         """Return the candidates with the samples of a step that the first trial saw, and memory by the trials."""

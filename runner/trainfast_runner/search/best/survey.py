@@ -53,6 +53,10 @@ class Survey(ABC):
         """Return the candidates with all that is known of them before a run, found until `cancelled` is set."""
         return self.space(question)
 
+    def trial_of(self, plan: RunPlan, space: Space, number: int, lines: Sequence[BestLine]) -> RunPlan:
+        """Return the plan of a candidate's run as that of its trial, which may be asked for more, after these lines."""
+        return plan
+
     def learned(self, question: BestQuestion, space: Space, lines: Sequence[BestLine]) -> Space:
         """Return the candidates with what the newest of these lines tells about others; the same if nothing."""
         return space
