@@ -12,8 +12,8 @@ from trainfast_runner.search.journal import Predicted
 from trainfast_runner.search.predicted_size import linear_from
 
 TRACED_SHARE = {"cpu": 0.5, "cuda": PREDICTED_SHARE}
-"""Error of the traced growth of a peak, as a share: malloc keeps blocks below 32 MiB, so that the peaks of small tensors
-grew by 0.6 to 1.4 of it."""
+"""Error of the traced growth of a peak, as a share: malloc keeps blocks below 32 MiB, so that small tensors grew by 0.6
+to 1.4 of it."""
 UNTRACED = "traced_memory"
 """The field of `script.unknown` that says why a trial has no trace."""
 
