@@ -37,6 +37,8 @@ TRIES = (Probe, ConfirmationRun, Trial, Race)
 TRIED, ENDS = ([one.__struct_config__.tag for one in lines] for lines in (TRIES, (Ended, BestEnded)))
 MOST_HASHED_BYTES = 1 << 20
 """Size of the files of a script's command from which they are not looked into."""
+SECOND = len("20260101-000000")
+"""Length of the second at the beginning of a search's name; what follows it has no order."""
 LOOKED_AT = 20
 """Newest searches that are checked for a live one."""
 
@@ -101,7 +103,8 @@ def left_by_edit(home: Home, directory: Path, read: Read = read_journal) -> Path
     first = read(directory)[0]
     key = first.key if isinstance(first, Asked | BestQuestion) else ""
     question, dot, _ = key.partition(".")
-    older = [one for one in search_directories(home) if one.name < directory.name]
+    begun = directory.name[:SECOND]
+    older = [one for one in search_directories(home) if one.name[:SECOND] <= begun and one != directory]
     found = _newest_open(older, lambda one: bool(dot) and one.partition(".")[0] == question, read)
     return None if found is None or found[1] == key else found[0]
 
