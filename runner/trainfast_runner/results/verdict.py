@@ -313,12 +313,8 @@ def _reported_codes(evidence: Evidence) -> dict[int, int]:
 
 def _reported_end(evidence: Evidence) -> str:
     """The end of the first rank in torchrun's report that torchrun itself did not end; empty without one."""
-    ends = (
-        f"rank {rank} {_exit_words(code)}"
-        for rank, code in _reported_codes(evidence).items()
-        if code != -signal.SIGTERM
-    )
-    return next(ends, "")
+    codes = _reported_codes(evidence).items()
+    return next((f"rank {rank} {_exit_words(code)}" for rank, code in codes if code != -signal.SIGTERM), "")
 
 
 def _error(evidence: Evidence, rank: int, line: WorkerLine) -> RunError:
