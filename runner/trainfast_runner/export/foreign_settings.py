@@ -39,12 +39,12 @@ class Found:
     knobs: KnobValues
     not_understood: list[str]
 
-    def take(self, name: str, value: object, said: str) -> None:
+    def take(self, name: str, value: object, words: str) -> None:
         """Set a knob; a value that it does not take is not understood."""
         try:
             self.knobs[name] = knob(name).read(value)
         except UserError as error:
-            self.not_understood.append(f"{said}: {error.message}")
+            self.not_understood.append(f"{words}: {error.message}")
 
     def section(self, table: dict[str, Any], name: str) -> dict[str, Any]:
         """Remove a table from another one and return it, empty without it; anything else there is not understood."""

@@ -43,10 +43,10 @@ def edited(source: str, file: str, values: Mapping[str, object]) -> tuple[str, l
             if _is_required(call):
                 notes.append(f"{file}:{call.lineno}: {flag} is required: give it {values[flag]!r}")
                 continue
-            made, said = call_edits(call, CallFields(DECLARING, {"default": values[flag]}), place, file)
+            made, sentences = call_edits(call, CallFields(DECLARING, {"default": values[flag]}), place, file)
             edits += made
             won = f"{file}:{call.lineno}: a command that names {flag} wins over its default"
-            notes += [*said, *([won] if made else [])]
+            notes += [*sentences, *([won] if made else [])]
     return with_edits(source, edits), notes, declared
 
 

@@ -39,9 +39,9 @@ def edited(source: str, file: str, calls: Sequence[CallFields]) -> tuple[str, li
             name = wanted.functions[0]
             notes += [f"{file} calls {name} in lines {lines}: the one that trains needs {settings}"] if settings else []
             continue
-        made, said = call_edits(node, wanted, place, file)
+        made, sentences = call_edits(node, wanted, place, file)
         edits += made
-        notes += said
+        notes += sentences
     return with_edits(source, edits), notes
 
 

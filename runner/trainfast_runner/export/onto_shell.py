@@ -97,8 +97,8 @@ def edited(
     flags = flags_of(words[script + 1 :])
     edits, notes = _word_edits(words, applied, file) if applied is not None else ([], [])
     if any(wanted.name_in(field, flags) in flags for field in wanted.fields) or "output_dir" in flags:
-        made, added, said = _edits(flags, wanted, file)
-        edits, notes = [*edits, *made], [*notes, *said]
+        made, added, sentences = _edits(flags, wanted, file)
+        edits, notes = [*edits, *made], [*notes, *sentences]
         if added:
             between = " \\\n  " if "\n" in text[words[0].begin : words[-1].end] else " "
             end = words[script].end
