@@ -11,10 +11,11 @@ from cli.command import Cli
 from cli.history import result, write, write_lost
 from trainfast_runner.machine.devices import cpu_has_fp16
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.result import Conditions, MemoryFigures, OomExplanation, RunError, Thinning
+from trainfast_runner.records.result import Conditions, Losses, MemoryFigures, OomExplanation, RunError, Thinning
 from trainfast_runner.records.run_file import Actual, Step
 from trainfast_runner.running.history import iter_rows
 from trainfast_tui.cli import output
+from trainfast_tui.widgets.runs_table import RunsTable
 
 
 def test_an_empty_history_says_what_to_do(cli: Cli) -> None:
@@ -43,6 +44,35 @@ def test_list_is_newest_first_and_filtered(cli: Cli) -> None:
     assert "synthetic data" in table[1]
     assert "100 samples/s" in table[3]
     assert "200 MiB" in table[3]
+
+
+def test_a_script_without_a_step_says_why(cli: Cli) -> None:
+    why = "no optimizer step seen: torch was imported, but none of its optimizers took a step"
+    write(cli.home, result("20261101-100000-early-py-aaaa", reason=why, steps=0))
+    assert f"finished: {why}" in cli("runs", "show", "last").out
+    assert why in cli("runs", "list").out
+    [row] = iter_rows(Home(cli.home))
+    assert why in "".join(text for text, _ in RunsTable().row_line(row, 200))
+
+
+def test_a_finished_run_keeps_its_reason_to_itself(cli: Cli) -> None:
+    write(cli.home, result("20261101-100000-tiny-llama-aaaa", reason="took all 43 steps"))
+    assert "took all" not in cli("runs", "show", "last").out + cli("runs", "list").out
+
+
+@pytest.mark.parametrize(
+    ("recorded", "words"),
+    [
+        (1, "6.83 (one value)"),
+        (3, "6.83 (mean of 3 values)"),
+        (6, "6.83 to 6.50 (means of the first and last five)"),
+        (None, "6.83 to 6.50 (means of the first and last five)"),
+    ],
+)
+def test_a_loss_names_the_values_behind_it(cli: Cli, recorded: int | None, words: str) -> None:
+    last = 6.5 if recorded is None or recorded > 5 else 6.83
+    write(cli.home, result("20261101-100000-a-aaaa", loss=Losses(first=6.83, last=last, recorded=recorded)))
+    assert words in cli("runs", "show", "last").out
 
 
 def test_what_was_changed_tells_runs_of_one_preset_apart(cli: Cli) -> None:

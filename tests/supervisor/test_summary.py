@@ -73,7 +73,7 @@ def test_a_training_that_diverged_has_no_last_loss(tmp_path: Path) -> None:
 def test_fewer_than_five_losses_are_their_own_mean(tmp_path: Path) -> None:
     write_lines(tmp_path / "steps.jsonl", [step(n, 100, loss=float(n)) for n in (1, 2)])
     loss = result_of(tmp_path).loss
-    assert (loss.first, loss.last, loss.not_finite) == (1.5, 1.5, 0)
+    assert (loss.first, loss.last, loss.not_finite, loss.recorded) == (1.5, 1.5, 0, 2)
 
 
 def test_ranks_that_share_a_batch_are_counted_once(tmp_path: Path) -> None:

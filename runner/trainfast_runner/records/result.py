@@ -17,15 +17,19 @@ class StepCount(msgspec.Struct, frozen=True, kw_only=True):
     warmup: int = 0
 
 
+LOSSES_IN_A_MEAN = 5
+
+
 class Losses(msgspec.Struct, frozen=True, kw_only=True):
     """Means of the first and last five recorded losses, None when one of those is not a finite number.
 
-    `not_finite` counts the steps whose loss was none.
+    `not_finite` counts the steps whose loss was none, `recorded` all losses; results of earlier versions lack it.
     """
 
     first: float | None = None
     last: float | None = None
     not_finite: int = 0
+    recorded: int | None = None
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):

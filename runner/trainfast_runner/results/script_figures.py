@@ -12,7 +12,6 @@ from trainfast_runner.records.run_records import RunRecords
 from trainfast_runner.records.script_run import OUR_KNOBS, DoorLine, Overridden, ScriptFigures
 
 DOOR_FILE = "door.jsonl"
-NO_STEP = "no optimizer step seen"
 WAYS = (
     "steps are seen in three ways: an optimizer of torch.optim (the HF Trainer, Lightning and DeepSpeed have one),"
     " `import trainfast_door; trainfast_door.step()` after each step, or --steps-from-log REGEX"

@@ -13,6 +13,7 @@ import msgspec
 
 from trainfast_runner.machine.peaks import peak_of
 from trainfast_runner.records.result import (
+    LOSSES_IN_A_MEAN,
     STRICT_SPEED,
     Conditions,
     Cpu,
@@ -43,7 +44,6 @@ from trainfast_runner.results.verdict import Verdict
 from trainfast_runner.units import highest
 from trainfast_runner.worker.allocator import KEPT, ORDINARY, STRICT
 
-LOSSES_IN_A_MEAN = 5
 MODEL_PARALLEL_AXES = ("tp", "pp")
 SCRIPTS_ALLOCATOR = "ordinary allocator"
 """Basis of a script's peak: resident memory above that after imports, with blocks that malloc keeps."""
@@ -222,7 +222,12 @@ def _losses(steps: list[Step], not_finite: int) -> Losses:
         finite = [loss for loss in few if loss is not None]
         return statistics.fmean(finite) if finite and len(finite) == len(few) else None
 
-    return Losses(first=mean(losses[:LOSSES_IN_A_MEAN]), last=mean(losses[-LOSSES_IN_A_MEAN:]), not_finite=not_finite)
+    return Losses(
+        first=mean(losses[:LOSSES_IN_A_MEAN]),
+        last=mean(losses[-LOSSES_IN_A_MEAN:]),
+        not_finite=not_finite,
+        recorded=len(losses),
+    )
 
 
 def _flops(run: RunFile | None, ran: WorkerLine | None, throughput: Throughput) -> Flops:

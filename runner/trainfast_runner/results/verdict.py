@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 
 from trainfast_runner.records.result import RunError
 from trainfast_runner.records.run_file import RunFile, WorkerLine
+from trainfast_runner.records.state_words import NO_STEP
 from trainfast_runner.results.asked_and_ran import first_difference
-from trainfast_runner.results.script_figures import NO_STEP
 from trainfast_runner.units import gibibytes
 from trainfast_runner.worker.oom import hints_at_memory, is_out_of_memory
 

@@ -11,6 +11,7 @@ import time
 from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import PROBE, SCHEMA, STATES, TRIAL
+from trainfast_runner.records.state_words import notable_reason
 from trainfast_runner.running.history import RunRow, iter_rows
 from trainfast_runner.settings import presets
 from trainfast_tui.cli.output import print_json, print_line, print_table, terminal_width
@@ -93,7 +94,7 @@ def _cells(row: RunRow) -> list[str]:
         "synthetic data" if row.synthetic_data else "",
         "speed under strict malloc thresholds" if row.measured_under else "",
         "" if row.clean else "conditions not clean",
-        row.reason if row.state not in ("finished", "running") else "",
+        notable_reason(row.state, row.reason) if row.state != "running" else "",
     ]
     return [
         row.run_id,

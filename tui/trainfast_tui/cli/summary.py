@@ -6,9 +6,10 @@ import shlex
 from collections.abc import Iterator
 
 from trainfast_runner.machine.devices import cpu_has_fp16
-from trainfast_runner.records.result import FEW_STEPS, Cpu, Flops, Result, Thinning
+from trainfast_runner.records.result import FEW_STEPS, LOSSES_IN_A_MEAN, Cpu, Flops, Losses, Result, Thinning
 from trainfast_runner.records.run_file import SCHEMA, STEP_PHASES, WARM_ROLES
 from trainfast_runner.records.script_run import ScriptFigures
+from trainfast_runner.records.state_words import notable_reason
 from trainfast_runner.results.bottleneck.doubts import doubts, marks, watched_words
 from trainfast_tui.cli.diagnosis import bottleneck_lines
 from trainfast_tui.text import oom
@@ -44,9 +45,9 @@ def lines(result: Result) -> list[str]:
 
 def headline(result: Result) -> str:
     """Return the run's id, its end and the reason."""
-    reason = f": {plain(result.reason)}" if result.reason and result.state != "finished" else ""
+    reason = plain(notable_reason(result.state, result.reason))
     role = f"{warm_words(result.role, result.tried)}: " if result.role in WARM_ROLES else ""
-    return f"{result.run_id}  {result.name}  {role}{result.state.replace('_', ' ')}{reason}"
+    return f"{result.run_id}  {result.name}  {role}{result.state.replace('_', ' ')}{f': {reason}' if reason else ''}"
 
 
 def notes(result: Result) -> Iterator[str]:
@@ -85,7 +86,7 @@ def figures(result: Result) -> Iterator[tuple[str, str]]:
     if measured:
         yield from _speed(result)
     if result.loss.first is not None or result.loss.last is not None:
-        yield "loss", f"{number(result.loss.first)} to {number(result.loss.last)} (means of the first and last five)"
+        yield "loss", _losses(result.loss)
     yield from _memory(result)
     if result.flops.model_tflops_per_device is not None:
         yield "model FLOPs", _flops(result.flops)
@@ -103,6 +104,13 @@ def figures(result: Result) -> Iterator[tuple[str, str]]:
         yield from _script(result.script, result.run_id)
     elif result.cpu is not None:
         yield "on the CPU", _cpu(result.cpu)
+
+
+def _losses(loss: Losses) -> str:
+    """Return the first and the last loss; one value where both are of the same steps."""
+    if loss.recorded is not None and loss.recorded <= LOSSES_IN_A_MEAN:
+        return f"{number(loss.first)} ({'one value' if loss.recorded == 1 else f'mean of {loss.recorded} values'})"
+    return f"{number(loss.first)} to {number(loss.last)} (means of the first and last five)"
 
 
 def _speed(result: Result) -> Iterator[tuple[str, str]]:

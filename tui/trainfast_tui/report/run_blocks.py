@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.records.result import FEW_STEPS, Result
-from trainfast_runner.records.state_words import state_words
+from trainfast_runner.records.state_words import notable_reason, state_words
 from trainfast_runner.results.asked_and_ran import mismatches
 from trainfast_runner.results.bottleneck.doubts import marks
 from trainfast_runner.results.comparison.difference import compare
@@ -114,7 +114,8 @@ def end_words(result: Result) -> str:
     """Return the end state, its reason, and what makes the figures doubtful."""
     doubt = [f"measured under {result.measured_under}"] if result.measured_under else []
     words = ", ".join([state_words(result.state), *marks(result), *doubt])
-    return f"{words}: {result.reason}" if result.reason and result.state != "finished" else words
+    reason = notable_reason(result.state, result.reason)
+    return f"{words}: {reason}" if reason else words
 
 
 def throttled_words(result: Result) -> str:

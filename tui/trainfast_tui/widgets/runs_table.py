@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from trainfast_runner.records.state_words import state_words
+from trainfast_runner.records.state_words import notable_reason, state_words
 from trainfast_runner.running.history import RunRow
 from trainfast_runner.settings.knobs import BY_NAME, defaults
 from trainfast_tui.text import format as fmt
@@ -121,7 +121,7 @@ class RunsTable(SortedTable[RunRow]):
         gap = "  " if changed else ""
         doubts = [SYNTHETIC] * bool(row.synthetic_data) + [STRICT] * bool(_starred(row))
         line.append((f"{gap}{', '.join(doubts)}" if doubts else "", "warning"))
-        return [*line, (f"  {row.reason}" if row.state != "finished" else "", "muted")]
+        return [*line, (f"  {notable_reason(row.state, row.reason)}", "muted")]
 
 
 def _speed(row: RunRow) -> str:

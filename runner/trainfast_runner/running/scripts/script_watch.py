@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainfast_runner.records.run_file import RunFile
-from trainfast_runner.results.script_figures import NO_STEP, why_no_step
+from trainfast_runner.records.state_words import NO_STEP
+from trainfast_runner.results.script_figures import why_no_step
 from trainfast_runner.running.scripts.log_steps import LogSteps
 
 NO_STEP_S = 60.0
