@@ -326,7 +326,13 @@ def write_batch_search(home: Path) -> None:
         Next(t_ns=40, action="probe", batch_size=42, why="the fit reaches the limit at 42.1", fits=[fit]),
         Probe(t_ns=44, batch_size=44, outcome="oom", reason=EVIL, peak_allocated_bytes=1020 * MIB, **probed),
         ConfirmationRun(
-            t_ns=50, batch_size=42, run_id=RECORDED.name, state="finished", peak_allocated_bytes=1021 * MIB, seconds=9.0
+            t_ns=50,
+            batch_size=42,
+            run_id=RECORDED.name,
+            state="finished",
+            peak_allocated_bytes=1021 * MIB,
+            step_ms=1661.0,
+            seconds=9.0,
         ),
         Ended(
             t_ns=60,
@@ -354,6 +360,7 @@ def test_a_batch_search_has_its_sizes_its_fit_and_its_confirmation_run(recorded:
     assert_loads_nothing(page)
     tried = next(table for table in page.tables if table[0][0] == "batch size")
     assert [row[0] for row in tried[1:]] == ["8", "32", "44", "42"]
+    assert tried[-1][tried[0].index("step")] == "1,661 ms", "the median of the confirmation run's result"
     for words in (
         "42; 44 ran out of memory",
         "fit, the highest phase",

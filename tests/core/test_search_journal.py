@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes.identity import boot_id
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.result import Result
+from trainfast_runner.records.result import Result, StepTime
 from trainfast_runner.records.run_file import SCHEMA, ClockAnchor
 from trainfast_runner.records.search_directories import JOURNAL_FILE, exclusive, is_conducted, search_directories
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading, HostReading, Tick
@@ -87,6 +87,11 @@ def test_a_size_that_fitted_warm_and_not_in_its_proof_is_marked(tmp_path: Path) 
     assert [probe["refuted_by"] for probe in report(directory)["probes"]] == [None, "cold"]
     finished = Result(run_id="cold", state="finished", knobs={"batch_size": 42})
     assert confirmation_record(tried, directory, finished, 42, 1.0).refutes == []
+
+
+def test_the_step_of_a_confirmation_run_is_its_results_median(tmp_path: Path) -> None:
+    result = Result(run_id="r", state="finished", step_ms=StepTime(p50=1661.0))
+    assert confirmation_record(SearchState("cpu", 1), tmp_path, result, 8, 1.0).step_ms == 1661.0
 
 
 def test_what_follows_a_half_written_line_is_read(tmp_path: Path) -> None:

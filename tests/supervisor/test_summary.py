@@ -21,6 +21,7 @@ from trainfast_runner.results.bottleneck.joined_steps import joined_steps
 from trainfast_runner.results.summary import percentile, spread, summarise
 from trainfast_runner.results.verdict import Verdict
 from trainfast_runner.running.recovery import settle
+from trainfast_runner.search.script_trials import fitting_probe
 
 S = 1_000_000_000
 GPU = "GPU-0001"
@@ -68,6 +69,14 @@ def test_a_training_that_diverged_has_no_last_loss(tmp_path: Path) -> None:
     write_lines(tmp_path / "steps.jsonl", lines)
     loss = result_of(tmp_path).loss
     assert (loss.first, loss.last, loss.not_finite) == (3, None, 2)
+
+
+def test_the_rate_of_a_scripts_trial_agrees_with_its_step(tmp_path: Path) -> None:
+    """The median of the two rates would be 12.9 samples a second beside a step of 0.9 s."""
+    lines = [step(n, ms, peak_allocated_bytes=99) for n, ms in ((1, 400), (2, 1400))]
+    write_lines(tmp_path / "steps.jsonl", lines)
+    probe = fitting_probe(tmp_path, result_of(tmp_path), 8, 1.0, None)
+    assert (probe.step_ms, probe.samples_per_s) == (900, pytest.approx(8 / 0.9))
 
 
 def test_fewer_than_five_losses_are_their_own_mean(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from still import StillApp, running, screen_text, until, until_true
 from trainfast_runner.machine.processes.identity import boot_id
 from trainfast_runner.records.home import Home
 from trainfast_runner.search import control
-from trainfast_runner.search.journal import PAUSE_FILE, ConfirmationRun, Ended, Paused
+from trainfast_runner.search.journal import PAUSE_FILE, ConfirmationRun, Ended, Paused, RankPeaks
 from trainfast_runner.search.searches import newest_search
 
 
@@ -54,6 +54,16 @@ async def test_the_answer_has_its_reasons_and_enter_applies_the_recommended_one(
         assert app.screen is app.main
         assert knob(app, "batch_size") == 40
         assert "batch_size = 40; r runs it" in screen_text(app)
+
+
+async def test_the_step_of_a_confirmation_run_is_its_median_and_not_its_last(home: Home) -> None:
+    *tried, confirmation, last, ended = answered()
+    ranks = [RankPeaks(rank=0, step_ms=985.0)]
+    confirmed = msgspec.structs.replace(confirmation, step_ms=1661.0, ranks=ranks)
+    async with StillApp(home).run_test(size=FULL) as pilot:
+        text = await opened(pilot, a_search(home, [*tried, confirmed, last, ended]))
+        assert "1,661 ms" in text
+        assert "985 ms" not in text
 
 
 async def test_a_size_that_its_proof_refuted_is_marked(home: Home) -> None:

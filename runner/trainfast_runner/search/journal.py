@@ -151,6 +151,7 @@ class ConfirmationRun(Line, frozen=True, kw_only=True, tag="proof"):
     """A confirmation run: a normal run of a fresh process. `state` is that run's end state.
 
     `ranks` has each rank's peaks over all its steps, warm-up included; a rank without a finished step is left out.
+    `step_ms` is the median that the run's result has; journals of earlier versions have none.
     `refutes` lists the sizes that had fitted in a probe but no longer count, because this run ran out of memory.
     """
 
@@ -161,6 +162,7 @@ class ConfirmationRun(Line, frozen=True, kw_only=True, tag="proof"):
     peak_allocated_bytes: int | None = None
     ranks: list[RankPeaks] = []
     samples_per_s: float | None = None
+    step_ms: float | None = None
     seconds: float
     refutes: list[int] = []
 

@@ -115,6 +115,7 @@ def confirmation_record(
         peak_allocated_bytes=result.memory.peak_allocated_bytes,
         ranks=[_highest(rank, steps) for rank, steps in sorted(read_records(directory).steps.items()) if steps],
         samples_per_s=result.throughput.samples_per_s.median,
+        step_ms=result.step_ms.p50,
         seconds=result.seconds if result.seconds is not None else seconds,
         refutes=warm if result.state == "oom" else [],
     )

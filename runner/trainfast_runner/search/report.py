@@ -37,6 +37,7 @@ CONFIRMATION_FIELDS = (
     "state",
     "peak_allocated_bytes",
     "samples_per_s",
+    "step_ms",
     "seconds",
     "reason",
     "run_id",

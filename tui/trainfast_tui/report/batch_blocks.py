@@ -137,11 +137,11 @@ def _try(line: Probe | ConfirmationRun, confirmations: Sequence[ConfirmationRun]
     if isinstance(line, Probe):
         by = refuted_by(line, confirmations)
         outcome = f"{line.outcome}, refuted by {by.run_id}" if by is not None else line.outcome
-        what, reserved, step_ms = ["probe", outcome], line.peak_reserved_bytes, line.step_ms
+        what, reserved = ["probe", outcome], line.peak_reserved_bytes
     else:
-        what, reserved, step_ms = ["confirmation run", line.state], None, None
+        what, reserved = ["confirmation run", line.state], None
     memory = [size(line.peak_allocated_bytes), size(reserved)]
-    times = [number(line.samples_per_s), milliseconds(step_ms), duration(line.seconds)]
+    times = [number(line.samples_per_s), milliseconds(line.step_ms), duration(line.seconds)]
     return [count(line.batch_size), *what, *memory, *times, line.run_id, line.reason]
 
 

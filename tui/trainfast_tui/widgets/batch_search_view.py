@@ -252,7 +252,7 @@ def _confirmation_row(confirmation: ConfirmationRun, width: int) -> Line:
         f"{confirmation.batch_size:,}",
         fmt.size(confirmation.peak_allocated_bytes),
         fmt.size(max((rank.phase_peaks.get("optimizer", 0) for rank in confirmation.ranks), default=0) or None),
-        fmt.milliseconds(max((rank.step_ms for rank in confirmation.ranks if rank.step_ms is not None), default=None)),
+        fmt.milliseconds(confirmation.step_ms),
         fmt.number(confirmation.samples_per_s),
         fmt.duration(confirmation.seconds),
     ]
