@@ -17,10 +17,19 @@ from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_result, read_run_file
 from trainfast_runner.records.search_directories import JOURNAL_FILE, is_conducted
-from trainfast_runner.search.journal import ConfirmationRun, CoolingDown, Launched, Next, Probe, read_journal
+from trainfast_runner.search.journal import (
+    Change,
+    ConfirmationRun,
+    CoolingDown,
+    Ended,
+    Launched,
+    Next,
+    Probe,
+    read_journal,
+)
 from trainfast_tui.cli import journal_printer, progress
 from trainfast_tui.cli.progress import Progress
-from trainfast_tui.cli.search_max_batch import BatchPrinter
+from trainfast_tui.cli.search_max_batch import BatchPrinter, without_answer
 
 SMALL = [
     *("--set", "data.kind=random", "--set", "model.hidden_size=64", "--set", "model.num_hidden_layers=1"),
@@ -213,6 +222,12 @@ def test_a_batch_of_one_that_does_not_fit_says_by_how_much(cli: Cli) -> None:
         turned = [word for knob, value in change["settings"].items() for word in ("--set", f"{knob}={value}")]
         run = cli("run", *settings, "--set", "batch_size=1", "--set", "steps=4", *turned, "--json")
         assert run.json["state"] == "finished", change
+
+
+def test_a_change_of_several_knobs_is_printed_as_it_is_typed(tmp_path: Path) -> None:
+    change = Change(settings={"optimizer": "adafactor", "precision": "bf16-pure"}, saves="needs 25 MiB of 60 MiB")
+    ended = Ended(state="nothing_fits", reason="a batch of 1 does not fit", changes=[change])
+    assert "  --set optimizer=adafactor --set precision=bf16-pure: needs" in without_answer(tmp_path, ended)[-1]
 
 
 def test_a_proof_says_how_long_it_has_taken_and_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,7 +158,7 @@ def _report(directory: Path, ended: Ended, as_json: bool) -> None:
         print_json(found)
         return
     if ended.answer is None:
-        print_lines(_without_answer(directory, ended))
+        print_lines(without_answer(directory, ended))
         return
     print_lines(pairs(_rows(found)))
 
@@ -199,7 +199,8 @@ def _times(count: int) -> str:
     return {0: "never", 1: "once"}.get(count, f"{count} times")
 
 
-def _without_answer(directory: Path, ended: Ended) -> list[str]:
+def without_answer(directory: Path, ended: Ended) -> list[str]:
+    """Return the end of a search that found no batch size, with the changes as they are typed."""
     if ended.state == "cancelled":
         return [f"cancelled; the same command continues {directory.name}"]
     lines = [ended.reason]
@@ -208,8 +209,8 @@ def _without_answer(directory: Path, ended: Ended) -> list[str]:
     if ended.changes and all(change.missing_bytes for change in ended.changes):
         lines.append("no change of knobs is enough by the prediction; the closest:")
     for change in ended.changes:
-        settings = " ".join(f"{knob}={value}" for knob, value in change.settings.items())
+        settings = " ".join(f"--set {knob}={value}" for knob, value in change.settings.items())
         doubt = ", not known to be enough" if change.predicted_bytes is None else ""
         costs = f"; speed: {change.costs}" if change.costs else ""
-        lines.append(f"  --set {settings}: {change.saves}{doubt}{costs}")
+        lines.append(f"  {settings}: {change.saves}{doubt}{costs}")
     return [plain(line) for line in lines]
