@@ -47,6 +47,32 @@ def test_a_setting_that_cannot_be(cli: Cli, setting: str, said: str, key: str, n
     assert cli("runs", "list", "--json").json["runs"] == []
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            ["--python", "/bin/ls", "run", "tiny-llama"],
+            "--python belongs behind run: trainfast-tui run --python /bin/ls ...",
+        ),
+        (["--preset", "nosuch", "run", "tiny-llama"], "--preset before run is for the app alone; leave it out"),
+        (["--python", "/bin/ls", "runs", "list"], "--python before runs list is for the app alone; leave it out"),
+    ],
+)
+def test_an_option_of_the_app_before_a_command(cli: Cli, words: list[str], line: str) -> None:
+    assert cli(*words).refused() == f"trainfast-tui: {line}"
+
+
+def test_a_script_without_its_dashes(cli: Cli, tmp_path: Path) -> None:
+    script = tmp_path / "train_cfg.py"
+    script.touch()
+    for words in ([str(script)], ["python", str(script)], ["--steps", "3", "python", str(script)]):
+        line = cli("run", *words).refused()
+        assert line == f"trainfast-tui: a script goes behind --: trainfast-tui run -- python {script}"
+    line = cli("run", str(script), "--lr", "1").refused()
+    assert line == f"trainfast-tui: a script goes behind --: trainfast-tui run -- python {script} --lr 1"
+    assert "goes behind" not in cli("run", str(tmp_path / "none.py")).refused()
+
+
 def test_an_unknown_preset(cli: Cli) -> None:
     done = cli("run", "tiny-lama", "--json")
     assert "did you mean tiny-llama?" in done.refused()

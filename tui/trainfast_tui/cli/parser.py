@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import importlib
 import itertools
+import os
+import shlex
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NoReturn
@@ -74,9 +76,33 @@ def parse(arguments: list[str]) -> tuple[Run, argparse.Namespace]:
         if word.partition("=")[0] not in parser.option_names():
             raise parser.unknown(word)  # before the word after it is taken for a command
     parsed, extra = parser.parse_known_args(arguments)
+    if parsed.leaf is not parser:
+        _refuse_app_options(parsed)
     if extra:
+        if parsed.leaf.prog == f"{PROGRAM} run" and parsed.script is None and parsed.preset is not None:
+            refuse_script_word([parsed.preset, *extra])
         raise parsed.leaf.unknown(extra[0])
     return parsed.run, parsed
+
+
+def _refuse_app_options(parsed: argparse.Namespace) -> None:
+    """Raise UserError for an option of the app in front of a command, which would not see it."""
+    command = parsed.leaf.prog.removeprefix(f"{PROGRAM} ")
+    for option, value in (("--preset", parsed.app_preset), ("--python", parsed.app_python)):
+        if value is None:
+            continue
+        if option == "--python" and option in parsed.leaf.option_names():
+            words = f"{option} belongs behind {command}: {PROGRAM} {command} {option} {value} ..."
+        else:
+            words = f"{option} before {command} is for the app alone; leave it out"
+        raise UserError(words, key=option)
+
+
+def refuse_script_word(words: list[str]) -> None:
+    """Raise UserError if one of these words, typed where `run` takes a preset, is a Python file that exists."""
+    if any(word.endswith(".py") and os.path.isfile(word) for word in words):
+        command = shlex.join(["python", *words] if words[0].endswith(".py") else words)
+        raise UserError(f"a script goes behind --: {PROGRAM} run -- {command}", key=words[0])
 
 
 def _build() -> Parser:
@@ -91,7 +117,7 @@ def _build() -> Parser:
     parser.add_argument(
         "--plain-output", action="store_true", help="the app with Textual's own output and keys, should ours fail"
     )
-    parser.add_argument("--preset", metavar="PRESET", help="the preset that the app starts with")
+    parser.add_argument("--preset", metavar="PRESET", dest="app_preset", help="the preset that the app starts with")
     parser.add_argument("--python", metavar="PATH", dest="app_python", help="the Python that the app trains with")
     parser.set_defaults(run=_open_app, leaf=parser)
     places = {"": parser.add_subparsers(title="commands", metavar="COMMAND")}
@@ -136,4 +162,4 @@ def _open_app(parsed: argparse.Namespace) -> int:
     from trainfast_runner.records.home import Home
     from trainfast_tui.app import run_app
 
-    return run_app(Home().create(), parsed.ascii, parsed.preset, parsed.app_python, parsed.plain_output)
+    return run_app(Home().create(), parsed.ascii, parsed.app_preset, parsed.app_python, parsed.plain_output)

@@ -24,6 +24,7 @@ from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.spec import resolve
 from trainfast_tui.cli.follow_run import HUNG_UP, Signals, caught, follow
 from trainfast_tui.cli.output import print_json, print_line, print_lines
+from trainfast_tui.cli.parser import refuse_script_word
 from trainfast_tui.cli.progress import Progress, progress_when_slow
 from trainfast_tui.text.format import duration, plain
 
@@ -157,6 +158,7 @@ def plan_asked(arguments: argparse.Namespace) -> RunPlan:
         if getattr(arguments, option) is not None:
             name = f"--{option.replace('_', '-')}"
             raise UserError(f"{name} is for a command behind --", key=name)
+    refuse_script_word([arguments.preset])
     steps = [] if arguments.steps is None else [f"steps={arguments.steps}"]
     return planning.plan_run(resolve(arguments.preset, [*arguments.settings, *steps]), arguments.python)
 
