@@ -78,7 +78,7 @@ def test_out_of_memory_is_a_result_with_advice(cli: Cli) -> None:
     assert done.code == 3, done.err
     assert "  oom: " in done.out
     assert "to make it fit, cheapest first" in done.out
-    assert "the prediction says that each fits:" in done.out or "those that name what they need fit by" in done.out
+    assert "the prediction says that each fits:" in done.out or "those with a predicted peak fit by" in done.out
     assert "--set batch_size=" in done.out
     shown = cli("runs", "show", "last", "--json").json
     assert shown["state"] == "oom"

@@ -103,7 +103,7 @@ def test_changes_that_fit_come_first_by_what_they_cost_and_keep_the_global_batch
     changes = explain(a_run(512 * MIB + BEYOND), error("backward"), ON_CPU, known).changes
     assert changes[0].settings == {"batch_size": "16", "grad_accum": "4"}
     assert changes[0].predicted_bytes == 470 * MIB
-    assert changes[0].saves == "needs 470 MiB of 545 MiB"
+    assert changes[0].saves == "predicted peak 470 MiB of 545 MiB"
     assert changes[0].costs == "little; the global batch stays"
     assert {"checkpointing": "full"} in [change.settings for change in changes]
     assert all(change.predicted_bytes is not None and change.predicted_bytes <= 512 * MIB for change in changes)
@@ -177,7 +177,8 @@ def test_where_no_change_is_enough_the_closest_are_listed_with_what_they_miss() 
     room = int(0.97 * 200 * MIB) - (32 << 20)
     assert [change.missing_bytes for change in found.changes] == [280 * MIB - room, 330 * MIB - room, 330 * MIB - room]
     assert found.changes[0].saves == (
-        "needs 280 MiB of 200 MiB, 118 MiB too much beside the 38 MiB that a run may take beyond its prediction"
+        "predicted peak 280 MiB of 200 MiB, 118 MiB too much"
+        " beside the 38 MiB that a run may take beyond its prediction"
     )
     assert "No change of knobs makes it fit by the prediction." in oom.facts(found)
     assert "the closest" in oom.title(found.changes)
@@ -235,7 +236,7 @@ def test_a_probe_is_explained_by_the_batch_it_was_trying_and_nothing_is_to_be_tu
     assert (found.batch_size, found.needed_bytes, found.changes) == (90, 1210 * MIB, [])
     said = list(oom.facts(found))
     assert said[0] == "A search was trying batch_size 90 to see whether it fits: no knob needs a change."
-    assert said[-1] == "By the prediction it needs 1.18 GiB of 1,000 MiB: 210 MiB too much."
+    assert said[-1] == "The predicted peak, without any margin, is 1.18 GiB of 1,000 MiB: 210 MiB too much."
     early = OutOfMemory(run, ON_CPU, error("model"), None, []).explained(known)
     assert (early.needed_bytes, early.changes) == (None, [])
 
@@ -295,7 +296,7 @@ def test_what_the_rank_held_tells_what_was_missing_where_nothing_is_predicted() 
     assert list(oom.facts(predicted)) == [
         "The activations had grown, to 640 MiB at the predicted peak.",
         "It held 500 MiB of its 512 MiB and asked for 64.0 MiB more.",
-        "By the prediction it needs 950 MiB of 512 MiB: 438 MiB too much.",
+        "The predicted peak, without any margin, is 950 MiB of 512 MiB: 438 MiB too much.",
     ]
 
 
@@ -309,16 +310,14 @@ def test_under_a_limit_it_does_not_matter_what_the_gpu_has_free() -> None:
 def test_an_end_that_was_not_predicted_says_so() -> None:
     found = explain(a_run(1000 * MIB), error("backward"), ON_CPU, known, held_bytes=990 * MIB)
     assert found.missing_bytes == 54 * MIB
-    assert list(oom.facts(found))[-1] == (
-        "By the prediction it needs 950 MiB of 1,000 MiB: it used more than predicted."
-    )
+    assert list(oom.facts(found))[-1] == "The predicted peak is 950 MiB of 1,000 MiB: it used more than predicted."
 
 
 def test_what_a_limit_counts_beyond_the_memory_held_is_named_and_left_free_by_every_change() -> None:
     run, said = a_run(512 * MIB), ON_CPU
     tight = explain(run, error("backward"), said, known, held_bytes=400 * MIB)
     assert tight.untouched_bytes == 48 * MIB
-    assert "48.0 MiB more count against the limit: address space reserved and not touched" in " ".join(oom.facts(tight))
+    assert "at least 48.0 MiB more counted against the limit: address space reserved" in " ".join(oom.facts(tight))
     assert tight.changes
     assert all((change.predicted_bytes or 0) <= 512 * MIB - 48 * MIB for change in tight.changes)
     on_gpu = explain(a_run(512 * MIB, "cuda"), error("backward"), ON_GPU, known, held_bytes=400 * MIB)

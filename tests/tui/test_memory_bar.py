@@ -88,6 +88,8 @@ def test_the_margin_of_a_limit_is_a_part_of_what_has_to_fit() -> None:
     assert total == "predicted 1.37 GiB + margin of 1.42 GiB"
     assert left == "50.0 MiB too much  batch_size up to 7"
     assert shown(MemoryView(tight), SMALL)[0] == "needs 1.46 GiB of 1.42 GiB"
+    few = a_fit(140, RankLimit(120 * MIB, "memory_limit"), max_batch=0, params=140)
+    assert shown(MemoryView(replace(few, margin_bytes=12 * MIB)), SMALL)[0] == "with margin 152 MiB of 120 MiB"
 
 
 @pytest.mark.parametrize("size", [FULL, SMALL])

@@ -95,7 +95,7 @@ class Goal:
         if found is None:
             return None
         predicted, besides = found
-        words = f"needs {_size(predicted.total_bytes)} of {_size(self.limit_bytes)}"
+        words = f"predicted peak {_size(predicted.total_bytes)} of {_size(self.limit_bytes)}"
         missing = predicted.total_bytes + besides - self.limit_bytes
         if missing > 0:
             words += (

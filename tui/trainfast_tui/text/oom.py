@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 WORTH_A_WORD = 1 << 20
 """Fewer bytes than this beyond the live ones are rounding."""
 ALL_FIT = "cheapest first, the prediction says that each fits:"
-MIXED = "cheapest first; those that name what they need fit by the prediction:"
+MIXED = "cheapest first; those with a predicted peak fit by the prediction:"
 CLOSEST = "no change is enough by the prediction; the closest:"
 ESTIMATED = "the cheapest knobs that free memory, by estimate:"
 
@@ -33,9 +33,10 @@ def facts(found: OomExplanation) -> Iterator[str]:
     needed, limit = found.needed_bytes, found.limit_bytes
     if needed is not None and limit is not None:
         if needed > limit:
-            yield f"By the prediction it needs {size(needed)} of {size(limit)}: {size(needed - limit)} too much."
+            too_much = size(needed - limit)
+            yield f"The predicted peak, without any margin, is {size(needed)} of {size(limit)}: {too_much} too much."
         else:
-            yield f"By the prediction it needs {size(needed)} of {size(limit)}: it used more than predicted."
+            yield f"The predicted peak is {size(needed)} of {size(limit)}: it used more than predicted."
     if needed is not None and found.batch_size is None and not any(may_fit(change) for change in found.changes):
         yield "No change of knobs makes it fit by the prediction."
     if found.others:
@@ -52,8 +53,8 @@ def _measured(found: OomExplanation) -> Iterator[str]:
         yield f"It held {size(found.held_bytes)}{of}{more}."
         if found.untouched_bytes is not None and found.untouched_bytes >= WORTH_A_WORD:
             yield (
-                f"{size(found.untouched_bytes)} more count against the limit: address space reserved and not touched,"
-                " such as the stacks of threads."
+                f"Since that was refused, at least {size(found.untouched_bytes)} more counted against the limit:"
+                " address space reserved and not touched, such as the stacks of threads."
             )
     elif asked is not None and found.missing_bytes is not None and found.needed_bytes is None:
         yield f"It asked for {size(asked)}, which is {size(found.missing_bytes)} more than was free."

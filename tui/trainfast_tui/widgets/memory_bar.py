@@ -114,7 +114,9 @@ def _peak_of_limit(fit: PredictedFit, width: int) -> Line:
     with_context = available.with_context and fit.predicted.context_bytes
     if (with_context or fit.margin_bytes) and width < ROOMY:
         # The allocator's peak and the context do not both fit.
-        return [("needs ", "muted"), (fmt.size(fit.needed_bytes), "title"), (of, "text")]
+        sizes: Line = [(fmt.size(fit.needed_bytes), "title"), (of, "text")]
+        head = "with context " if with_context else "with margin "
+        return [(head if len(head) + line_length(sizes) <= width else "needs ", "muted"), *sizes]
     line.append((" + context" if with_context else " + margin" if fit.margin_bytes else "", "text"))
     line.append((of, "text"))
     whose = f" ({available.words})"
