@@ -121,7 +121,8 @@ class RunsTable(SortedTable[RunRow]):
         gap = "  " if changed else ""
         doubts = [SYNTHETIC] * bool(row.synthetic_data) + [STRICT] * bool(_starred(row))
         line.append((f"{gap}{', '.join(doubts)}" if doubts else "", "warning"))
-        return [*line, (f"  {notable_reason(row.state, row.reason)}", "muted")]
+        reason = notable_reason(row.state, row.reason)
+        return [*line, (f"  {reason}" if reason else "", "muted")]
 
 
 def _speed(row: RunRow) -> str:
