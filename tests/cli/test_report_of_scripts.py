@@ -15,7 +15,7 @@ from trainfast_runner.records.script_run import Overridden, ScriptAsked, ScriptF
 def ran_script(cli: Cli, run_id: str, folder: str, *overridden: Overridden) -> None:
     """A run of `train.py` in this folder."""
     command = ["python", "train.py"]
-    figures = ScriptFigures(command=command, overridden=list(overridden))
+    figures = ScriptFigures(command=command, cwd=folder, overridden=list(overridden))
     write(cli.home, result(run_id, preset="train.py", knobs={}, script=figures))
     asked = ScriptAsked(command=command, argv=command)
     clock = ClockAnchor(monotonic_ns=0, wall_ns=0)
@@ -43,5 +43,7 @@ def test_scripts_of_one_name_in_two_folders_share_no_picture(cli: Cli, tmp_path:
     ran_script(cli, "20261101-100000-train-py-aaaa", "/a")
     ran_script(cli, "20261102-100000-train-py-bbbb", "/b")
     ran_script(cli, "20261103-100000-train-py-cccc", "/a")
-    assert "Memory against throughput" not in reported(cli, tmp_path, "20261101", "20261102")
+    apart = reported(cli, tmp_path, "20261101", "20261102")
+    assert "Memory against throughput" not in apart
+    assert "| not comparable: different scripts |" in apart
     assert "Memory against throughput" in reported(cli, tmp_path, "20261101", "20261103")

@@ -23,12 +23,15 @@ from trainfast_runner.records.result import (
     Throughput,
 )
 from trainfast_runner.records.run_file import Actual
+from trainfast_runner.records.script_run import ScriptFigures
 from trainfast_runner.results.bottleneck.doubts import doubts, watched_words
 from trainfast_runner.results.comparison.difference import (
     BETTER,
     NOISE,
     OTHER_DEVICES,
     OTHER_MODEL,
+    OTHER_SCRIPT,
+    SCRIPT_AND_PRESET,
     STRICT_THRESHOLDS,
     WORSE,
     ComparisonRow,
@@ -191,6 +194,38 @@ def test_a_field_of_the_model_or_the_data_is_a_setting_that_differs() -> None:
     assert found.knobs == [("model.num_hidden_layers", 1, 2), ("data.kind", None, "random")]
     assert setting("data.kind", None) == "the preset's"
     assert next(row.verdict for row in found.rows if row.label == "step") == OTHER_MODEL
+
+
+def of_script(*command: str, cwd: str | None = "/a", rate: float = 100) -> Result:
+    return result(rate, script=ScriptFigures(command=list(command), cwd=cwd))
+
+
+ONE = of_script("python", "train.py", "--bs", "4")
+
+
+@pytest.mark.parametrize(
+    ("other", "verdict"),
+    [
+        (of_script("python", "train.py", cwd="/b", rate=60), OTHER_SCRIPT),
+        (of_script("python", "other.py", rate=60), OTHER_SCRIPT),
+        (of_script("python", "-m", "train", rate=60), OTHER_SCRIPT),
+        (of_script("accelerate", "launch", "/a/train.py", cwd="/b", rate=60), WORSE),
+        (of_script("python", "train.py", cwd=None, rate=60), WORSE),
+        (result(60), SCRIPT_AND_PRESET),
+    ],
+)
+def test_speeds_of_different_scripts_rank_against_each_other_nowhere(other: Result, verdict: str) -> None:
+    found = compare(ONE, other)
+    rows = {row.label: row for row in found.rows}
+    assert (rows["throughput"].verdict, rows["step"].verdict) == (verdict, verdict)
+    assert (rows["throughput"].interval_percent is None) == (verdict != WORSE)
+    words = sentence(found) or ""
+    assert words.startswith("B has 40.0 % less") if verdict == WORSE else words == f"Speed is {verdict}."
+
+
+def test_presets_whose_models_differ_in_size_do_not_rank() -> None:
+    a, b = (result(rate, preset=name, actual=Actual(layers=n)) for rate, name, n in ((100, "s", 4), (60, "m", 8)))
+    assert compare(a, b).rows[0].verdict == OTHER_MODEL
 
 
 def phase(ms: float, mad: float) -> Result:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import msgspec
@@ -76,6 +77,8 @@ class ScriptFigures(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     command: list[str]
+    cwd: str | None = None
+    """The folder that the command started in; None in results of versions before this field."""
     exit_code: int | None = None
     framework: str | None = None
     hooks: list[str] = []
@@ -84,6 +87,19 @@ class ScriptFigures(msgspec.Struct, frozen=True, kw_only=True):
     overridden: list[Overridden] = []
     suppressed: list[str] = []
     traced_memory: TracedMemory | None = None
+
+    def is_of_one_script(self, other: ScriptFigures) -> bool:
+        """True if both commands start one script: one file, or one name where a folder is unknown."""
+        one, two = self._script(), other._script()
+        if not self.cwd or not other.cwd:
+            return os.path.basename(one) == os.path.basename(two)
+        return os.path.normpath(os.path.join(self.cwd, one)) == os.path.normpath(os.path.join(other.cwd, two))
+
+    def _script(self) -> str:
+        """The file or module that the command trains with, else its program."""
+        words = self.command
+        module = words[words.index("-m") + 1 :][:1] if "-m" in words else []
+        return next((word for word in words if word.endswith(".py")), [*module, *words, ""][0])
 
 
 class DoorLine(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,11 +28,12 @@ def script_figures(directory: Path, records: RunRecords) -> ScriptFigures | None
         return None
     line = script_line(records.worker)
     codes = [event.exit_code for event in records.events if event.kind == "exited"]
-    found = ScriptFigures(command=run.script.command, exit_code=codes[-1] if codes else None)
+    found = ScriptFigures(command=run.script.command, cwd=run.cwd or None, exit_code=codes[-1] if codes else None)
     if line is None:
         return msgspec.structs.replace(found, overridden=_overridden(run, None))
     return ScriptFigures(
         command=found.command,
+        cwd=found.cwd,
         exit_code=found.exit_code,
         framework=line.framework,
         hooks=line.hooks or [],

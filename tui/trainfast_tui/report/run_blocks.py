@@ -9,7 +9,7 @@ from trainfast_runner.records.result import FEW_STEPS, Result
 from trainfast_runner.records.state_words import notable_reason, state_words
 from trainfast_runner.results.asked_and_ran import mismatches
 from trainfast_runner.results.bottleneck.doubts import marks
-from trainfast_runner.results.comparison.difference import compare
+from trainfast_runner.results.comparison.difference import OTHER_SAMPLES, compare
 from trainfast_tui.report.bar_picture import Whisker, whisker_picture
 from trainfast_tui.report.document import Block, Grid, Heading, Listing, Prose, grid, pairs_grid
 from trainfast_tui.report.exports import export_blocks
@@ -104,7 +104,7 @@ def _row(run: ReportedRun, first: ReportedRun) -> list[str]:
 def _against(first: Result, result: Result) -> str:
     """Return the difference in throughput, its 95 % interval, and the verdict."""
     row = compare(first, result).rows[0]
-    if row.percent is None:
+    if row.percent is None or row.verdict in OTHER_SAMPLES:
         return row.verdict
     sure = f" (95 % CI: {interval(row)})" if row.interval_percent else ""
     return f"{signed_percent(row.percent)}{sure}: {row.verdict}"

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainfast_runner.results.comparison.difference import NOISE, STRICT_THRESHOLDS, Comparison, ComparisonRow
+from trainfast_runner.results.comparison.difference import (
+    NOISE,
+    OTHER_SAMPLES,
+    STRICT_THRESHOLDS,
+    Comparison,
+    ComparisonRow,
+)
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_tui.text import format as fmt
 
@@ -48,6 +54,8 @@ def sentence(found: Comparison) -> str | None:
         return None
     if row.verdict == STRICT_THRESHOLDS:
         return "Speed is not comparable: one of the runs was measured under strict malloc thresholds."
+    if row.verdict in OTHER_SAMPLES:
+        return f"Speed is {row.verdict}."
     certainty = f"95 % CI: {interval(row)}" if row.interval_percent else "too few steps for a 95 % CI"
     if row.verdict == NOISE:
         return f"No significant difference in throughput ({certainty})."

@@ -21,7 +21,7 @@ from typing import Any
 
 from trainfast_runner.machine.cpu.device_names import CPU, cpu_processes
 from trainfast_runner.records.result import FEW_STEPS, Result
-from trainfast_runner.records.run_file import PROBE, STEP_PHASES, WARM_ROLES
+from trainfast_runner.records.run_file import PROBE, STEP_PHASES, WARM_ROLES, Actual
 from trainfast_runner.records.state_words import state_words
 from trainfast_runner.results.bottleneck.doubts import doubts, watched_words
 from trainfast_runner.results.comparison.conditions import ConditionRow, compared_conditions
@@ -36,6 +36,10 @@ OTHER_BATCH = "not comparable: different batch"
 OTHER_DEVICES = "not comparable: different devices"
 OTHER_MODEL = "not comparable: different model"
 """Verdicts on a step whose work differs: it is neither better nor worse for taking longer."""
+OTHER_SCRIPT = "not comparable: different scripts"
+SCRIPT_AND_PRESET = "not comparable: a script and a preset"
+OTHER_SAMPLES = (OTHER_MODEL, OTHER_SCRIPT, SCRIPT_AND_PRESET)
+"""Verdicts on runs whose samples are other work: throughput and energy a sample rank no more than a step."""
 STRICT_THRESHOLDS = "not comparable: strict malloc thresholds"
 """The verdict on every speed if one of the runs was measured under strict thresholds."""
 BATCH_KNOBS = ("batch_size", "grad_accum", "seq_len")
@@ -54,8 +58,8 @@ class ComparisonRow:
     """One figure of both runs. `unit` is samples/s, tokens/s, ms, bytes, J or empty; `delta` is b - a in that unit.
 
     `verdict` is better, worse, changed (neither is better), "no significant difference", "not measured in both",
-    `OTHER_MODEL`, `OTHER_BATCH` or `OTHER_DEVICES` for a step and its phases if the work of a step differs, or
-    `STRICT_THRESHOLDS` for every speed if a run was measured under those.
+    `OTHER_BATCH` or `OTHER_DEVICES` for a step and its phases if the work of a step differs, one of `OTHER_SAMPLES` for
+    every speed if that of a sample does, or `STRICT_THRESHOLDS` for every speed if a run was measured under those.
     """
 
     label: str
@@ -119,7 +123,8 @@ def _fields(result: Result, section: str = "") -> dict[str, Any]:
 
 def _rows(a: Result, b: Result) -> Iterator[ComparisonRow]:
     noise, other_work = _relative_noise(a, b), _other_work(a, b)
-    unranked = None if speeds_rank(a, b) else STRICT_THRESHOLDS
+    other_samples = other_work if other_work in OTHER_SAMPLES else None
+    unranked = other_samples if speeds_rank(a, b) else STRICT_THRESHOLDS
     no_ranking = unranked or other_work
     rates_a, rates_b, step_a, step_b = a.throughput, b.throughput, a.step_ms.p50, b.step_ms.p50
     for label, unit, one, other, verdict in (
@@ -150,9 +155,11 @@ def _rows(a: Result, b: Result) -> Iterator[ComparisonRow]:
     ):
         counts = _ratio_counts(one, other, 0.0) and (unit != "bytes" or _is_more_than_pages(one, other))
         # Another batch or model takes other memory: neither is the better one for it.
-        is_better = None if unit == "bytes" and other_work in (OTHER_BATCH, OTHER_MODEL) else False
+        is_better = None if unit == "bytes" and (other_samples or other_work == OTHER_BATCH) else False
         row = _row(label, unit, one, other, counts, is_better)
-        yield _of_step(row, OTHER_DEVICES) if unit == "J" and _watched_differently(a, b) else row
+        if unit == "J":
+            row = _of_step(row, other_samples or (OTHER_DEVICES if _watched_differently(a, b) else None))
+        yield row
         if label == "peak allocated":
             one, other = a.memory.predicted_bytes, b.memory.predicted_bytes
             yield _row("peak predicted", "bytes", one, other, _ratio_counts(one, other, 0.0), None)
@@ -203,7 +210,11 @@ def _is_more_than_pages(a: float | None, b: float | None) -> bool:
 
 def _other_work(a: Result, b: Result) -> str | None:
     """Why a step of one run is not the work of a step of the other; None when it is."""
-    if _fields(a, "model.") != _fields(b, "model."):
+    if (a.script is None) != (b.script is None):
+        return SCRIPT_AND_PRESET
+    if a.script is not None and b.script is not None and not a.script.is_of_one_script(b.script):
+        return OTHER_SCRIPT
+    if _fields(a, "model.") != _fields(b, "model.") or _shapes_differ(a.actual, b.actual):
         return OTHER_MODEL
     if any(a.knobs.get(name) != b.knobs.get(name) for name in BATCH_KNOBS):
         return OTHER_BATCH
@@ -211,6 +222,12 @@ def _other_work(a: Result, b: Result) -> str | None:
     shared_out = None not in worlds and worlds[0] != worlds[1]
     one, other = _knobs(a), _knobs(b)
     return OTHER_DEVICES if shared_out or any(one.get(n) != other.get(n) for n in DEVICE_KNOBS) else None
+
+
+def _shapes_differ(a: Actual, b: Actual) -> bool:
+    """True if a size of the two models is known to differ, as between presets."""
+    sizes = zip((a.layers, a.hidden_size, a.vocab_size), (b.layers, b.hidden_size, b.vocab_size), strict=True)
+    return any(None not in pair and pair[0] != pair[1] for pair in sizes)
 
 
 def _knobs(result: Result) -> dict[str, Any]:
