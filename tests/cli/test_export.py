@@ -116,11 +116,16 @@ def test_an_export_is_imported_as_a_preset(trained: tuple[Cli, Done], tmp_path: 
     block.write_text(exported(trained, "training-args"))
     done = cli("import", str(block), "-o", str(preset))
     assert done.code == 0, done.err
-    assert done.err == ""
+    assert done.err == "model and data are those of tiny-llama; --from PRESET takes others\n"
     knobs, run, names = resolve(str(preset)).knobs, recorded(trained), ("batch_size", "lr", "steps")
     assert [knobs[name] for name in names] == [run.knobs[name] for name in names]
     assert "there is no preset" in cli("import", str(block), "--from", "tiny-lama").refused()
-    assert "cannot read" in cli("import", str(tmp_path / "none.json")).refused()
+    assert cli("import", str(tmp_path / "none.json")).refused().endswith("none.json: No such file or directory")
+    command = tmp_path / "go.sh"
+    command.write_text("accelerate launch t.py --mixed_precision bf16\n")
+    told = cli("import", str(command)).err
+    assert "model and data are those of tiny-llama; --from PRESET takes others" in told
+    assert "presets new NAME -- COMMAND" in told
 
 
 def test_a_diff_is_exact_whatever_the_encoding_of_stdout(trained: tuple[Cli, Done], tmp_path: Path) -> None:

@@ -91,6 +91,20 @@ def test_deepspeeds_json_comes_back(tmp_path: Path) -> None:
         assert {name: imported.knobs.get(name) for name in wanted} == {name: run.knobs[name] for name in wanted}
 
 
+@pytest.mark.parametrize(
+    ("command", "precision"),
+    [
+        ("accelerate launch t.py --train_batch_size 64 --lr 0.5 --mixed_precision bf16", "bf16"),
+        ("accelerate launch --mixed_precision fp16 t.py --batch-size 64 --lr 0.5", "fp16"),
+        ("accelerate launch --mixed_precision fp16 t.py --batch_size 64 --lr 0.5 --mixed_precision no", "fp32"),
+    ],
+)
+def test_a_command_of_accelerate_by_the_names_that_its_scripts_use(command: str, precision: str) -> None:
+    imported = import_settings(command, "it", "tiny-llama")
+    assert imported.knobs == {"batch_size": 64, "lr": 0.5, "precision": precision}
+    assert imported.not_understood == ()
+
+
 def test_what_is_not_understood_is_listed_and_nothing_is_executed() -> None:
     text = "import os; os.remove('/nothing')\nargs = TrainingArguments('o', optim='lion', lr=x, fsdp='full_shard')\n"
     imported = import_settings(text, "train.py", "tiny-llama")

@@ -22,8 +22,11 @@ FIELDS = {
 RENAMED = {
     "activation_checkpointing": "gradient_checkpointing",
     "per_gpu_train_batch_size": "per_device_train_batch_size",
+    "train_batch_size": "per_device_train_batch_size",
+    "batch_size": "per_device_train_batch_size",
+    "lr": "learning_rate",
 }
-"""Names of other versions of transformers."""
+"""Names of other versions of transformers, and those that scripts of Accelerate give their flags."""
 SILENT = (
     *("output_dir", "compute_environment", "num_machines", "machine_rank", "main_training_function", "rdzv_backend"),
     *("same_network", "debug", "downcast_bf16", "enable_cpu_affinity", "tpu_env", "tpu_use_cluster", "tpu_use_sudo"),
@@ -61,6 +64,8 @@ def from_trainer_fields(fields: dict[str, Any]) -> Found:
     halves = {name: rest.pop(name) for name in ("bf16", "fp16", "tf32") if name in rest}
     if halves:
         found.knobs["precision"] = next((name for name, on in halves.items() if on), "fp32")
+    if (mixed := rest.pop("mixed_precision", None)) is not None:
+        found.take("precision", "fp32" if mixed == "no" else mixed, f"mixed_precision={mixed!r}")
     if rest.pop("use_cpu", False):
         found.knobs["devices"] = "cpu"
     compiled, mode = rest.pop("torch_compile", None), str(rest.pop("torch_compile_mode", None) or "default")

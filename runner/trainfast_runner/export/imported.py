@@ -23,7 +23,8 @@ from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.settings.presets import user_directory
 from trainfast_runner.settings.spec import RunSpec, resolve
 
-KINDS = ("a TrainingArguments block", "an accelerate YAML", "a DeepSpeed json", "a shell command")
+SHELL_COMMAND = "a shell command"
+KINDS = ("a TrainingArguments block", "an accelerate YAML", "a DeepSpeed json", SHELL_COMMAND)
 
 
 @dataclass(frozen=True)
@@ -126,8 +127,12 @@ def _command(words: list[Word]) -> Found:
     place = script_place(words) or 0
     flags = flags_of(words[place + 1 :])
     fields = {name: True if value is None else literal(value.value) for name, (_, value) in flags.items()}
-    found = from_trainer_fields(fields)
     launch = flags_of(words[:place])
+    mixed = launch.pop("mixed_precision", (None, None))[1]
+    if mixed is not None:
+        # The script's own flag wins over the launcher's.
+        fields.setdefault("mixed_precision", mixed.value)
+    found = from_trainer_fields(fields)
     knobs = dict(found.knobs)
     for option in ("nproc_per_node", "num_processes", "num_gpus"):
         count = launch.pop(option, (None, None))[1]

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.export.imported import import_settings
+from trainfast_runner.export.imported import KINDS, SHELL_COMMAND, import_settings
 from trainfast_tui.cli.output import print_json, print_line, writable, write_output
 
 
@@ -31,7 +31,9 @@ def run(arguments: argparse.Namespace) -> int:
     name = "stdin" if arguments.file == "-" else arguments.file
     try:
         text = sys.stdin.read() if arguments.file == "-" else Path(arguments.file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise UserError(f"cannot read {name}: {error.strerror}", key="FILE") from None
+    except UnicodeDecodeError as error:
         raise UserError(f"cannot read {name}: {error}", key="FILE") from None
     imported = import_settings(text, name, arguments.base)
     if output is not None:
@@ -41,5 +43,9 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     for line in imported.not_understood:
         print(f"not understood: {line}", file=sys.stderr)
+    if imported.kind in KINDS:
+        print(f"model and data are those of {arguments.base}; --from PRESET takes others", file=sys.stderr)
+    if imported.kind == SHELL_COMMAND:
+        print("to run the script itself: trainfast-tui presets new NAME -- COMMAND", file=sys.stderr)
     print_line(imported.preset if output is None else f"{output}\nrun it with: trainfast-tui run {output}")
     return 0
