@@ -36,6 +36,7 @@ from cli.command import COMMAND, Cli
         ("seq_len=100000", "seq_len=100000 is longer than the model's", "seq_len", None),
         ("model.vocab_size=5", "needs at least 300", "model.vocab_size", None),
         ("model.hidden_sise=64", "hidden_sise", "model.hidden_sise", "hidden_size"),
+        ("model.num_layers=3", "did you mean num_hidden_layers?", "model.num_layers", "num_hidden_layers"),
     ],
 )
 def test_a_setting_that_cannot_be(cli: Cli, setting: str, said: str, key: str, nearest: str | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 from pathlib import Path
@@ -82,6 +83,12 @@ def test_script_that_reads_stdin_is_told_that_a_run_has_none(cli: Cli, tmp_path:
     assert "EOFError" in done.json["reason"]
     assert "a run has no standard input" in done.json["reason"]
     assert done.json["script"]["exit_code"] == 1
+
+
+def test_a_script_that_python_cannot_read_is_told_with_its_line(cli: Cli, tmp_path: Path) -> None:
+    done = cli("run", "--json", *written(tmp_path, "import sys\ndef broken(:\n"))
+    assert done.code == 4
+    assert re.search(r"exited with status 1: SyntaxError: .+ \(\w+\.py:2\)", done.json["reason"])
 
 
 def test_exit_code_of_the_script_is_kept_beside_ours(cli: Cli, tmp_path: Path) -> None:

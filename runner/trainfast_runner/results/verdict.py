@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from collections.abc import Iterator
@@ -247,7 +248,9 @@ def _ended(evidence: Evidence) -> Verdict:
         silent = [rank for rank, lines in enumerate(_all_ranks(evidence)) if not _has(lines, "finished")]
         reason = f"the training exited with status 0, but rank {silent[0]} never recorded that it finished"
         return Verdict("failed", reason, RunError(rank=silent[0], phase=_phase(evidence, silent[0]), message=reason))
-    printed = _reported_end(evidence) or one_line(_last_line(evidence.output_tail)) + _no_stdin(evidence)
+    printed = _reported_end(evidence) or one_line(_last_line(evidence.output_tail)) + _place(
+        evidence.output_tail
+    ) + _no_stdin(evidence)
     reason = f"the training exited with status {code}" + (f": {printed}" if printed else "")
     if _in_training(evidence):
         return Verdict("failed", f"{reason} ({where})", RunError(message=reason, phase=_phase(evidence, 0)))
@@ -378,6 +381,14 @@ def _no_stdin(evidence: Evidence) -> str:
     """The reason that a script could not read its standard input; empty for another error."""
     is_script = evidence.run is not None and evidence.run.script is not None
     return " (a run has no standard input)" if is_script and "EOFError" in _last_line(evidence.output_tail) else ""
+
+
+def _place(output: str) -> str:
+    """The file and line, ` (train.py:3)`, where the output ends in an error of Python's grammar; empty elsewhere."""
+    if not _last_line(output).startswith(("SyntaxError", "IndentationError", "TabError")):
+        return ""
+    places = re.findall(r'^ *File "(.+)", line (\d+)', output, re.MULTILINE)
+    return f" ({os.path.basename(places[-1][0])}:{places[-1][1]})" if places else ""
 
 
 def _last_line(text: str) -> str:

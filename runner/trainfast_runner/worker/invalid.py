@@ -33,6 +33,8 @@ class InvalidInput(Exception):
 def unknown_name(kind: str, name: str, key: str, allowed: Iterable[str]) -> InvalidInput:
     """Make the error for a name that does not exist; `kind` reads "field of llama's configuration"."""
     names = sorted(allowed)
-    close = difflib.get_close_matches(name, names, n=1)
+    # `num_layers` is nearer to `num_hidden_layers`, which has both of its words, than to `num_labels`.
+    with_its_words = [one for one in names if {*name.split("_")} <= {*one.split("_")}]
+    close = sorted(with_its_words, key=len) or difflib.get_close_matches(name, names, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return InvalidInput(f"{name!r} is not a {kind}{hint}", key, names, close[0] if close else None)

@@ -7,6 +7,7 @@ import importlib
 import itertools
 import os
 import shlex
+import re
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NoReturn
@@ -16,6 +17,9 @@ from trainfast_tui.cli.commands import COMMANDS, GROUPS, Command
 
 PROGRAM = "trainfast-tui"
 Run = Callable[[argparse.Namespace], int]
+
+NUMBERS = {"int": "a whole number", "float": "a number", "positive": "a whole number from 1 on"}
+"""The values that an option takes, by the function that reads them."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -42,6 +46,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         argument = message.removeprefix("argument ").partition(":")[0] if message.startswith("argument ") else None
+        if (refused := re.fullmatch(rf"argument .+?: invalid ({'|'.join(NUMBERS)}) value: (.*)", message)) is not None:
+            raise UserError(f"{argument}: must be {NUMBERS[refused[1]]}, not {refused[2]}", key=argument)
         raise UserError(f"{message}; see {self.prog} --help", key=argument)
 
     def option_names(self) -> list[str]:

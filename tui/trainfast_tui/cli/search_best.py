@@ -29,7 +29,7 @@ from trainfast_tui.cli.output import print_json, print_line
 from trainfast_tui.cli.progress import Progress, progress_when_slow
 from trainfast_tui.cli.run import wait_for_device
 from trainfast_tui.cli.search_arguments import add_search_arguments
-from trainfast_tui.text.best_search import answer_lines, estimate_lines
+from trainfast_tui.text.best_search import answer_lines, estimate_lines, measurements
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -101,7 +101,7 @@ def _conducted(
     lines = read_best_journal(directory)
     tried = sum(isinstance(line, Trial | Race) for line in lines)
     if tried:
-        progress.print_line(f"continuing {directory.name}, with {tried} measurements; --fresh begins anew")
+        progress.print_line(f"continuing {directory.name}, with {measurements(tried)}; --fresh begins anew")
     elif (edited := left_by_edit(home, directory, read_best_journal)) is not None:
         progress.print_line(f"a file of the command was edited since {edited.name}: a new search begins")
     printer = BestPrinter(progress, home, lines)

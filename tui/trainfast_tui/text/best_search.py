@@ -101,6 +101,11 @@ def _pareto(settings: Iterable[Fields]) -> list[str]:
     return table(["fastest in its memory", "rate", "peak"], rows, right=(2,))
 
 
+def measurements(number: int) -> str:
+    """`1 measurement`, `12 measurements`."""
+    return f"{number} measurement{'' if number == 1 else 's'}"
+
+
 def count_words(verdicts: Iterable[str]) -> str:
     """The number of each verdict: `12 measured, 17 beaten`."""
     counts = Counter(verdicts)
@@ -122,7 +127,7 @@ def _rest_rows(found: Fields) -> Iterable[tuple[str, str]]:
     if len(not_tried) > MOST_LISTED:
         yield "not tried", f"and {len(not_tried) - MOST_LISTED} more"
     if found["disturbed"]:
-        yield "disturbed", f"{found['disturbed']} measurements, by other processes or a throttled GPU"
+        yield "disturbed", f"{measurements(found['disturbed'])}, by other processes or a throttled GPU"
     if found["stopped_because"]:
         yield "stopped because", found["stopped_because"]
     if found["state"] == "cancelled":
@@ -159,7 +164,7 @@ def _left_alone(names: str, reason: str) -> str:
 def estimate_lines(found: Fields) -> list[str]:
     """The lines of `search best --dry-run`."""
     dropped = f", {found['dropped']} with another global batch left out" if found["dropped"] else ""
-    legal = f"{found['candidates']}, {found['legal']} of them can run here{dropped}"
+    legal = f"{found['candidates']}, {found['legal']} of them can run here{dropped}; the baseline is one"
     lines = question_lines(found["vary"], found["left_alone"], found["global_batch"])
     start = f"{fmt.duration(found['start_s'])} a process, {found['basis']}"
     rows = [

@@ -57,7 +57,7 @@ def wanted(condition: Condition) -> str:
     threshold = condition.threshold
     if isinstance(threshold, tuple):
         return f"one of {', '.join(threshold)}"
-    words = {">=": "at least ", "<": "below "}.get(condition.is_, "")
+    words = {">=": "at least ", "<": "below ", "is": "must be "}.get(condition.is_, "")
     return f"{words}{figure_text(condition.figure, threshold)}"
 
 

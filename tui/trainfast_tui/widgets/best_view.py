@@ -9,7 +9,7 @@ from trainfast_tui.charts.painted import Painted
 from trainfast_tui.charts.scatter import Spot, pareto, scatter
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.best_objective import UNITS
-from trainfast_tui.text.best_search import question_lines
+from trainfast_tui.text.best_search import measurements, question_lines
 from trainfast_tui.text.best_state import (
     best_words,
     chance_words,
@@ -143,7 +143,7 @@ def _question_rows(search: BestSnapshot, width: int) -> list[Line]:
 
 def _time_words(search: BestSnapshot, now_ns: int) -> str:
     so_far = search.so_far
-    measured = f"{len(so_far.ran)} measurements"
+    measured = measurements(len(so_far.ran))
     of_all = f"{len(so_far.candidates)} candidates, {measured}" if so_far.candidates else measured
     if not search.is_live:
         return f"{of_all}, took {fmt.duration(so_far.spent_s())}"

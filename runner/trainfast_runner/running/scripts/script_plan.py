@@ -100,7 +100,7 @@ def _knobs(settings: Iterable[str], preset: ScriptPreset, trial: bool) -> KnobVa
     """
     found: KnobValues = dict(preset.knobs)
     found |= dict(setting_of(setting) for setting in settings)
-    takes = (*OUR_KNOBS, *FRAMEWORK_KNOBS, *preset.places)
+    takes = dict.fromkeys((*OUR_KNOBS, *FRAMEWORK_KNOBS, *preset.places))
     for name in found:
         if name not in takes:
             raise UserError(
