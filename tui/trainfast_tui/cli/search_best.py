@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     with progress_when_slow("checking…"):
         best = _planned(arguments, asked, options)
     if arguments.dry_run:
-        _print_estimate(best, home, arguments.json)
+        _print_estimate(best, home, options, arguments.json)
         return 0
     if arguments.wait:
         asked_ns = time.monotonic_ns()
@@ -124,9 +124,9 @@ def _report(directory: Path, as_json: bool, record: Path | None) -> None:
         print_line(line)
 
 
-def _print_estimate(best: BestPlan, home: Home, as_json: bool) -> None:
+def _print_estimate(best: BestPlan, home: Home, options: BestOptions, as_json: bool) -> None:
     """Print the number of candidates and the time that a search of them takes."""
-    found = dataclasses.asdict(estimate(best, home))
+    found = dataclasses.asdict(estimate(best, home, options))
     if as_json:
         print_json(found)
         return

@@ -81,7 +81,9 @@ class BestControl(SearchControl["BestSnapshot"]):
         from trainfast_runner.search.best.spec_question import plan_spec_best
         from trainfast_tui.text.best_search import estimate_lines
 
-        found = estimate(plan_spec_best(spec, question or BestAsked(), BestOptions(), self._python), self._home)
+        options = BestOptions(fresh=self.is_fresh)
+        best = plan_spec_best(spec, question or BestAsked(), options, self._python)
+        found = estimate(best, self._home, options)
         lines = estimate_lines(dataclasses.asdict(found))
         # The smallest screen may have no room for the knobs left alone: they come last.
         left = [line for line in lines if line.startswith("left alone")]

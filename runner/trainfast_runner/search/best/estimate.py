@@ -10,7 +10,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.search.best.baseline_cost import earlier_starts
 from trainfast_runner.search.best.observed import Starts, process_key
-from trainfast_runner.search.best.opening import BestPlan
+from trainfast_runner.search.best.opening import BestOptions, BestPlan, continued
 
 COLD_RUNS = 6
 """Cold runs of a search: two each of the winner and the baseline, and about one for each of two of its knobs."""
@@ -39,8 +39,12 @@ class Estimate:
     grid_s: float
 
 
-def estimate(best: BestPlan, home: Home) -> Estimate:
-    """Return the candidates' count and the expected time; the trials end within the budget."""
+def estimate(best: BestPlan, home: Home, options: BestOptions) -> Estimate:
+    """Return the candidates' count and the expected time; the trials end within the budget.
+
+    Raises UserError for a budget that the search itself would refuse.
+    """
+    continued(best, home, options)
     question, space = best.question, best.space
     legal = [one for one in space.candidates if one.ruled_out is None]
     levels = {name: {repr(one.knobs[name]) for one in legal} for name in (legal[0].knobs if legal else ())}

@@ -121,12 +121,9 @@ def open_best(best: BestPlan, home: Home, options: BestOptions) -> Path:
     """
     home.create()
     key = best_key(best)
-    found = None if options.fresh else unfinished(home, key, read_best_journal)
+    found = continued(best, home, options)
     if found is not None:
         return found
-    baseline = best.space.candidates[best.space.baseline]
-    own = spec_of(best.survey.spec, baseline.knobs).with_overrides(memory_limit=None)  # as in a trial
-    check_budget(best.question.budget_s, replace(best.plan, spec=own), baseline.samples_per_step, home)
     directory = new_search(home, best.question.name)
     journal = SearchJournal(directory)
     # Scripts have no model by which their searches would be alike.
@@ -135,6 +132,19 @@ def open_best(best: BestPlan, home: Home, options: BestOptions) -> Path:
     journal.write(msgspec.structs.replace(best.question, search_id=directory.name, key=key, earlier=earlier))
     journal.close()
     return directory
+
+
+def continued(best: BestPlan, home: Home, options: BestOptions) -> Path | None:
+    """Return the directory of the unfinished search that this question continues; None for a new search.
+
+    Raises UserError when the budget of a new one does not pay for the baseline, as far as earlier runs tell.
+    """
+    found = None if options.fresh else unfinished(home, best_key(best), read_best_journal)
+    if found is None:
+        baseline = best.space.candidates[best.space.baseline]
+        own = spec_of(best.survey.spec, baseline.knobs).with_overrides(memory_limit=None)  # as in a trial
+        check_budget(best.question.budget_s, replace(best.plan, spec=own), baseline.samples_per_step, home)
+    return found
 
 
 def best_key(best: BestPlan) -> str:
