@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from best_searched import (
+    BASELINE,
     SPACE,
     a_best_search,
     a_question,
@@ -101,6 +102,22 @@ async def test_the_answer_has_the_effects_the_ties_and_the_verdicts_and_enter_ta
         assert app.screen is app.main
         assert (knob(app, "batch_size"), knob(app, "grad_accum"), knob(app, "precision")) == (4, 4, "bf16")
         assert "r runs it" in screen_text(app)
+
+
+@pytest.mark.parametrize("size", [FULL, SMALL])
+async def test_an_answer_that_the_budget_ended_says_how_far_the_search_came(home: Home, size: tuple[int, int]) -> None:
+    lines = best_answered(best=BASELINE, gain_percent=None, ties=[], tried_in_budget=5)
+    async with StillApp(home).run_test(size=size) as pilot:
+        text = await best_opened(pilot, a_best_search(home, lines))
+        assert "✓ 5 of 12 tried when the budget ended; best so far: the baseline" in text
+        assert "best so far 60.5 samples/s" in text
+
+
+async def test_only_a_gain_has_a_bar(home: Home) -> None:
+    async with StillApp(home).run_test(size=FULL) as pilot:
+        rows = (await best_opened(pilot, a_best_search(home, best_answered()))).splitlines()
+        assert "█" in next(row for row in rows if row.startswith("precision=bf16 for fp32"))
+        assert "█" not in next(row for row in rows if "-20.3 %" in row)
 
 
 @pytest.mark.parametrize("size", [FULL, SMALL])

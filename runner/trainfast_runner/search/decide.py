@@ -244,7 +244,7 @@ def _after_confirmation(state: SearchState, fits: tuple[MemoryLines, ...]) -> De
     smaller = max(1, smaller)
     where = "in a fresh process"
     if any(probe.batch_size == last.batch_size for probe in state.fitting):
-        where += ", which loads data and places its blocks otherwise than the warm one that it fitted in"
+        where += ", which loads data and places its blocks otherwise than the trial that it fitted in"
     return Decision("prove", f"{last.batch_size} ran out of memory {where}: {smaller} is confirmed instead", smaller)
 
 

@@ -157,6 +157,13 @@ def test_a_pinned_value_is_kept_and_a_skipped_one_left_out(space: Synthetic) -> 
     assert "you skipped checkpointing=full" in reasons
 
 
+def test_a_pin_that_leaves_the_measured_baseline_out_is_named_before_the_next_trial(space: Synthetic) -> None:
+    base = space.space.baseline
+    ran: list[BestLine] = [*visited(space, base), trial(base, warm=False)]
+    move = decide(state_of(space, *ran, Ordered(do="pin", knob="precision", value="bf16")))
+    assert move.why == "the baseline is left out (you pinned precision=bf16): the smallest setting first"
+
+
 def test_a_skipped_setting_alone_is_left_out(space: Synthetic) -> None:
     first = decide(state_of(space, trial(space.space.baseline))).candidate
     assert first is not None

@@ -17,13 +17,15 @@ from trainfast_tui.text.best_search import answer_lines
 from .synthetic import asking, confirmed, trial, visited
 
 
-def report(directory: Path, space: Synthetic, state: str, *rates: tuple[float, float]) -> dict[str, Any]:
+def report(
+    directory: Path, space: Synthetic, state: str, *rates: tuple[float, float], spent_s: float = 0.0
+) -> dict[str, Any]:
     """A search of two settings with these samples/s in fresh processes: another one's, then the baseline's."""
     base = space.space.baseline
     other = next(number for number in sorted(space.truth) if number != base)
     lines: list[BestLine] = [asking(space), space.space, *visited(space, base), trial(base, warm=False)]
     lines += [trial(other, ms=99.5), *confirmed(other, rates[0]), *confirmed(base, rates[1])]
-    answer = found(state_of_best_journal(lines, 0.0))
+    answer = found(state_of_best_journal(lines, spent_s))
     journal = SearchJournal(directory)
     for line in (*lines, BestEnded(state=state, found=answer)):
         journal.write(line)
@@ -57,3 +59,16 @@ def test_a_search_cut_short_has_no_winner_yet(tmp_path: Path, space: Synthetic) 
     cut = report(tmp_path, space, "cancelled", (90.0, 90.1), (80.0, 80.1))
     assert cut["winner"] is None
     assert "fastest so far" in "\n".join(answer_lines(cut))
+
+
+def test_a_search_that_its_budget_ended_says_how_far_it_came(tmp_path: Path, space: Synthetic) -> None:
+    cut = report(tmp_path, space, "answered", (60.0, 60.1), (80.0, 80.1), spent_s=2e9)
+    assert cut["tried_in_budget"] == 2
+    assert cut["best"]["knobs"] == cut["baseline"]["knobs"]
+    text = "\n".join(answer_lines(cut))
+    assert f"2 of {cut['candidates']} tried when the budget ended" in text
+    assert "fastest so far" in text
+    assert "none so far: the best is the baseline" in text
+    ran = [one["knobs"] for one in cut["trials"]]
+    assert cut["effects"]
+    assert all(any(knobs[one["knob"]] == one["value"] for knobs in ran) for one in cut["effects"]), "each was run"

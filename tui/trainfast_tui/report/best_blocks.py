@@ -15,7 +15,7 @@ from trainfast_tui.report.pareto_blocks import MeasuredCandidate, pareto_blocks
 from trainfast_tui.report.recorded import ReportedRun
 from trainfast_tui.report.run_blocks import ABSENT_NOTE, run_sections
 from trainfast_tui.text.best_objective import objective_words
-from trainfast_tui.text.best_search import KEPT, knob_words, noise_words
+from trainfast_tui.text.best_search import KEPT, budget_words, knob_words, noise_words
 from trainfast_tui.text.comparison import setting
 from trainfast_tui.text.format import count, duration, milliseconds, number, percent, signed_percent, size
 
@@ -121,9 +121,14 @@ def _answer(so_far: BestSoFar) -> Iterator[Block]:
     if found.within_percent is not None:
         noise = noise_words(found.within_percent)
         yield Prose(f"No winner. {noise.capitalize()}: no setting is faster beyond it.")
-    kept = KEPT if is_noise else "the baseline is the best"
+    is_cut = found.tried_in_budget is not None
+    if found.tried_in_budget is not None:
+        best = "the baseline" if found.best == space.baseline else knob_words(so_far.candidate(found.best).knobs)
+        tried = budget_words(found.tried_in_budget, len(space.candidates))
+        yield Prose(f"{tried[0].upper()}{tried[1:]}; best so far: {best}.")
+    kept = KEPT if is_noise else "none so far: the best is the baseline" if is_cut else "the baseline is the best"
     rows = [
-        ("chosen" if is_noise else "best", knob_words(so_far.candidate(found.best).knobs)),
+        (("chosen" if is_noise else "best") + (" so far" if is_cut else ""), knob_words(so_far.candidate(found.best).knobs)),
         ("", _rate(found.best_rate)),
         ("baseline", knob_words(so_far.candidate(space.baseline).knobs)),
         ("", _rate(found.baseline_rate)),
@@ -209,7 +214,7 @@ def _verdicts(so_far: BestSoFar, verdicts: Sequence[CandidateVerdict]) -> Iterat
 
 
 def _tried(so_far: BestSoFar) -> Iterator[Block]:
-    """Yield the trials in warm processes and the runs in fresh ones, in their order."""
+    """Yield the trials and the runs in fresh processes, in their order."""
     yield Heading("Trials and runs")
     rows = [_try(so_far, line) for line in so_far.ran]
     if not rows:
@@ -222,7 +227,9 @@ def _tried(so_far: BestSoFar) -> Iterator[Block]:
 
 def _try(so_far: BestSoFar, line: Trial | Race) -> list[str]:
     if isinstance(line, Trial):
-        role = "warm trial" if line.warm else "first trial of a process"
+        # Each trial of a script is a process of its own.
+        is_alone = so_far.question is not None and so_far.question.limits_trials
+        role = "trial" if is_alone else "warm trial" if line.warm else "first trial of a process"
         role += ", repeated" if line.repeats else ""
         step_ms = sorted(line.step_ms)[len(line.step_ms) // 2] if line.step_ms else None
         rate = 1e3 * line.samples_per_step / step_ms if step_ms else None

@@ -42,6 +42,11 @@ def noise_words(percent: float) -> str:
     return f"within {fmt.percent(percent, 1)}, the noise of this machine"
 
 
+def budget_words(tried: int, candidates: int) -> str:
+    """How far a search came that its budget ended: `2 of 28 tried when the budget ended`."""
+    return f"{tried} of {candidates} tried when the budget ended"
+
+
 def answer_lines(found: Fields) -> list[str]:
     """The answer of `best_report` in lines: the winner first, then the effects, the Pareto settings and the rest."""
     if found["best"] is None:
@@ -59,13 +64,17 @@ def _answer_rows(found: Fields) -> Iterable[tuple[str, str]]:
     best, baseline = found["best"], found["baseline"]
     is_same = best["knobs"] == baseline["knobs"]
     noise = found["within_percent"]
-    so_far = "" if found["state"] == "answered" else " so far"
+    tried = found["tried_in_budget"]
+    so_far = "" if found["state"] == "answered" and tried is None else " so far"
+    if tried is not None:
+        yield "budget", budget_words(tried, found["candidates"])
     if noise is not None:
         yield "no winner", f"{noise_words(noise)}: no setting is faster beyond it"
     label = "fastest" if noise is None else "chosen"
     yield label + so_far, f"{knob_words(best['knobs'])}: {_side_words(best, found)}"
     if is_same:
-        yield "gain", KEPT if noise is not None else "none: the baseline itself is the fastest"
+        none = "none: the baseline itself is the fastest" if tried is None else "none so far: the best is the baseline"
+        yield "gain", KEPT if noise is not None else none
     else:
         yield "baseline", f"{knob_words(baseline['knobs'])}: {_side_words(baseline, found)}"
         yield "gain", "unknown" if found["gain"] is None else gain_words(found["gain"])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.best_objective import objective_words
-from trainfast_tui.text.best_search import gain_words, knob_words, noise_words
+from trainfast_tui.text.best_search import budget_words, gain_words, knob_words, noise_words
 from trainfast_tui.text.cooling import cooling_words
 
 if TYPE_CHECKING:
@@ -85,14 +85,18 @@ def _answer_words(so_far: BestSoFar) -> str:
     found = so_far.ended.found if so_far.ended is not None else None
     assert found is not None
     assert so_far.space is not None
+    tried = found.tried_in_budget
+    budget = "" if tried is None else f"{budget_words(tried, len(so_far.candidates))}; "
     if found.within_percent is not None:
-        return f"no winner: {noise_words(found.within_percent)}"
-    if found.best == so_far.space.baseline:
+        return f"{budget}no winner: {noise_words(found.within_percent)}"
+    if found.best == so_far.space.baseline and tried is None:
         return "the baseline itself is the fastest"
+    if tried is not None:
+        budget += "best so far: "
     words = setting_words(so_far.space, found.best)
     if found.gain_percent is not None:
         words += f": {percent_words(found.gain_percent)}"
-    return words
+    return budget + words
 
 
 def best_words(so_far: BestSoFar) -> str:

@@ -99,21 +99,23 @@ def waiting_row(so_far: BestSoFar, width: int) -> Line:
 
 
 def effect_rows(found: Found, width: int) -> list[Line]:
-    """One row a value of a knob: a bar of its gain over the baseline's value, and the gain with its interval."""
+    """One row a value of a knob: a bar of its gain over the baseline's value, and the change with its interval."""
     if not found.effects:
         return []
     names = [_effect_name(one) for one in found.effects]
     label = min(max(map(len, names)), max(16, width - 50))
     words = [percent_words(one.gain_percent) for one in found.effects]
     room = max(6, min(40, width - label - max(map(len, words)) - 18))
-    most = max(abs(one.gain_percent.median) for one in found.effects) or 1.0
+    most = max(one.gain_percent.median for one in found.effects)
+    most = most if most > 0 else 1.0
     rows: list[Line] = [[("gained over the baseline's value (95 % CI)", "muted")]]
     for name, gain, one in sorted(
         zip(names, words, found.effects, strict=True), key=lambda row: -row[2].gain_percent.median
     ):
         tone: Tone = "success" if one.gain_percent.low > 0 else "error" if one.gain_percent.high < 0 else "secondary"
         basis = "  in a run" if one.measured else "  earlier" if one.earlier else ""
-        share = abs(one.gain_percent.median) / most
+        # Only a gain has a bar: one as long for a loss would look like a gain.
+        share = max(one.gain_percent.median, 0.0) / most
         rows.append(
             [(fmt.to_width(name, label + 1), "text"), *bar(share, room, tone), (f" {gain}", tone), (basis, "muted")]
         )

@@ -112,8 +112,10 @@ def _head(search: BestSnapshot, now_ns: int, width: int) -> list[Line]:
     first, *rest = paragraph(f"{sign} {state_of(search)}", width, "title", 2)
     lines += [[(first[0][0][:2], tone), (first[0][0][2:], "title")], *rest]
     if so_far.best is not None and so_far.space is not None:
-        is_noise = so_far.found is not None and so_far.found.within_percent is not None
-        label = ("chosen" if is_noise else "best") + ("" if search.state == "answered" else " so far")
+        found = so_far.found
+        is_noise = found is not None and found.within_percent is not None
+        is_final = search.state == "answered" and (found is None or found.tried_in_budget is None)
+        label = ("chosen" if is_noise else "best") + ("" if is_final else " so far")
         setting = setting_words(so_far.space, so_far.best[0])
         lines += labelled((f"{label} {best_words(so_far)}  ", "accent"), setting, width)
     facts = [chance_words(so_far) if search.is_live else "", _time_words(search, now_ns)]

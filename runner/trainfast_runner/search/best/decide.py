@@ -281,9 +281,15 @@ def _stopped(state: BestState, hopes: Hopes) -> str | None:
     """The reason why the trials end; None while they go on."""
     if not hopes.likely and not hopes.unseen:
         return "no setting left has a chance above 5 % to be 2 % better, and every value was run"
-    if hopes.affordable.isdisjoint((*hopes.likely, *hopes.unseen)):
+    if is_budget_spent(hopes):
         return f"the budget of {state.question.budget_s:g} s: {_price_words(state, hopes)}"
     return None
+
+
+def is_budget_spent(hopes: Hopes) -> bool:
+    """True if the budget pays for none of the settings that are worth a trial, and there are some."""
+    worth = {*hopes.likely, *hopes.unseen}
+    return bool(worth) and hopes.affordable.isdisjoint(worth)
 
 
 def _price_words(state: BestState, hopes: Hopes) -> str:
@@ -311,7 +317,18 @@ def _without_leader(state: BestState) -> Move | None:
         return _end("failed", f"no setting could be measured in the budget of {state.question.budget_s:g} s")
     sizes = {one: (state.candidates[one].predicted_bytes or 0, _batch(state, one)) for one in left}
     number = min(left, key=lambda one: sizes[one])
-    return _trial(state, number, "the baseline does not fit: the smallest setting first")
+    return _trial(state, number, f"{_why_no_baseline(state)}: the smallest setting first")
+
+
+def _why_no_baseline(state: BestState) -> str:
+    """The reason why the baseline does not lead."""
+    baseline = state.space.baseline
+    verdict = state.ruled_out.get(baseline)
+    if verdict is not None and verdict.verdict != "too_large":
+        return f"the baseline cannot run ({verdict.reason})"
+    if verdict is None and baseline in state.ordered_out:
+        return f"the baseline is left out ({state.ordered_out[baseline]})"
+    return "the baseline does not fit"
 
 
 def _finish(state: BestState, hopes: Hopes) -> Move:

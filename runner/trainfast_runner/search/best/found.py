@@ -10,7 +10,7 @@ import msgspec
 
 from trainfast_runner.results.distributions import NORMAL_95
 from trainfast_runner.search.best.cold_runs import ColdRuns, Difference
-from trainfast_runner.search.best.decide import LIKELY, Hopes
+from trainfast_runner.search.best.decide import LIKELY, Hopes, is_budget_spent
 from trainfast_runner.search.best.journal import (
     BestEnded,
     BestLine,
@@ -44,7 +44,9 @@ def found(state: BestState) -> Found | None:
     elif baseline_rate is not None and baseline not in state.ruled_out:
         gain = cold.difference(best, baseline)
     within = _within_percent(state, cold, best, gain)
-    every = verdicts(state, cold, best)
+    hopes = Hopes(state)
+    tried = {one.candidate for one in state.ran if one.outcome != "void"}
+    every = _verdicts(state, cold, hopes, best)
     if within is not None:
         every[best] = msgspec.structs.replace(every[best], reason=CHOSEN)
     return Found(
@@ -57,6 +59,7 @@ def found(state: BestState) -> Found | None:
         best_run_ids=_run_ids(state, best),
         baseline_run_ids=_run_ids(state, baseline),
         within_percent=within,
+        tried_in_budget=len(tried) if is_budget_spent(hopes) else None,
         ties=cold.rivals,
         effects=list(_effects(state, cold, best)),
         verdicts=every,
@@ -80,9 +83,8 @@ def best_so_far(lines: Sequence[BestLine]) -> Found | None:
     return None if answer is None else msgspec.structs.replace(answer, notes=[*answer.notes, note])
 
 
-def verdicts(state: BestState, cold: ColdRuns, best: int) -> list[CandidateVerdict]:
+def _verdicts(state: BestState, cold: ColdRuns, hopes: Hopes, best: int) -> list[CandidateVerdict]:
     """One verdict for every candidate, in their order."""
-    hopes = Hopes(state)
     return [_verdict(state, cold, hopes, best, number) for number in range(len(state.candidates))]
 
 
@@ -195,7 +197,10 @@ def _is_open(state: BestState, cold: ColdRuns, best: int, gain: Difference | Non
 
 
 def _effects(state: BestState, cold: ColdRuns, best: int) -> Iterator[Effect]:
-    """The gain of each value of each knob over the baseline's value, the other knobs as in the answer."""
+    """The gain of each value that was run, or that earlier searches know, over the baseline's.
+
+    The other knobs are as in the answer.
+    """
     levels, baseline = state.posterior.levels, state.space.baseline
     ran = [levels.settings[number] for number in state.rated]
     earlier = {one.knob for one in state.question.earlier}
@@ -211,6 +216,9 @@ def _effects(state: BestState, cold: ColdRuns, best: int) -> Iterator[Effect]:
             else:
                 continue
             measured = cold.every.difference(one, other)
+            was_run = {level, base} <= {setting[knob] for setting in ran}
+            if measured is None and not was_run and name not in earlier:
+                continue
             yield Effect(
                 knob=name,
                 value=value,
@@ -248,7 +256,7 @@ def _notes(state: BestState, cold: ColdRuns, best: int) -> Iterator[str]:
             if values and number in state.rated:
                 gap = statistics.fmean(values) - state.value(number)[0]
                 if abs(gap) > GAP and (name == "best" or best != baseline):
-                    yield f"the {name} is {100 * math.expm1(gap):+.1f} % in fresh processes beside its warm trial"
+                    yield f"the {name} is {100 * math.expm1(gap):+.1f} % in fresh processes beside its trial"
     if state.measured.void:
         yield f"{len(state.measured.void)} processes drifted by more than 2 % and were repeated"
     if state.question.earlier:

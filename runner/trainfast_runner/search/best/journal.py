@@ -235,6 +235,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
     Rates are in samples/s (None for a baseline that does not fit), values in the unit of the objective (seconds for
     time), the gain is by the objective.
+    `tried_in_budget` is the number of candidates tried when the budget ended; None if nothing was left to try.
     `ties` are candidates that the runs could not tell from the winner. `notes` are sentences on what limits the claim.
     """
 
@@ -247,6 +248,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     best_run_ids: list[str]
     baseline_run_ids: list[str]
     within_percent: float | None = None
+    tried_in_budget: int | None = None
     ties: list[int] = []
     effects: list[Effect] = []
     verdicts: list[CandidateVerdict] = []

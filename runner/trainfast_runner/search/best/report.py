@@ -62,7 +62,7 @@ def _answer(ended: BestEnded | None, space: Space | None, lines: Sequence[BestLi
     """The fields of the answer; None and empty lists before there is one. Where the noise decides, `winner` is None."""
     answer = ended.found if ended is not None else None
     if ended is None or answer is None or space is None:
-        names = ("winner", "best", "baseline", "gain", "within_percent")
+        names = ("winner", "best", "baseline", "gain", "within_percent", "tried_in_budget")
         return {
             **dict.fromkeys(names),
             **{name: [] for name in ("ties", "effects", "pareto", "changes_training", "notes")},
@@ -75,6 +75,7 @@ def _answer(ended: BestEnded | None, space: Space | None, lines: Sequence[BestLi
         "baseline": _side(space.baseline, answer.baseline_rate, answer.baseline_value, answer.baseline_run_ids, space),
         "gain": _gain(answer.gain_percent),
         "within_percent": answer.within_percent,
+        "tried_in_budget": answer.tried_in_budget,
         "ties": [space.candidates[number].knobs for number in answer.ties],
         "effects": [_effect(one, "measured", "earlier") for one in answer.effects],
         "verdicts": [_verdict(one, space) for one in answer.verdicts],
