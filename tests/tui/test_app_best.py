@@ -120,6 +120,21 @@ async def test_only_a_gain_has_a_bar(home: Home) -> None:
         assert "█" not in next(row for row in rows if "-20.3 %" in row)
 
 
+async def test_enter_takes_the_best_of_another_preset_with_that_preset(home: Home) -> None:
+    app = StillApp(home)
+    async with app.run_test(size=FULL) as pilot:
+        await best_opened(pilot, a_best_search(home, best_answered()))
+        app.session.choose_preset("gpt2")
+        await pilot.press("enter")
+        await pilot.pause()
+        assert app.screen is app.main
+        assert app.session.next_run is not None
+        assert app.session.next_run.spec.name == "tiny-llama"
+        assert (knob(app, "batch_size"), knob(app, "precision")) == (4, "bf16")
+        assert knob(app, "memory_limit") == a_question().knobs["memory_limit"], "the search's own settings"
+        assert "The next run is of tiny-llama, with the best setting of its search" in screen_text(app)
+
+
 @pytest.mark.parametrize("size", [FULL, SMALL])
 async def test_an_answer_that_the_noise_decides_names_no_winner(home: Home, size: tuple[int, int]) -> None:
     async with StillApp(home).run_test(size=size) as pilot:

@@ -323,6 +323,21 @@ def spec_again(record: RecordedSpec, spec: RunSpec) -> RunSpec:
     return replace(spec, knobs=dict(record.knobs), overrides=tuple(record.overrides))
 
 
+def next_run_of(record: RecordedSpec) -> NextRun:
+    """The settings that a search was asked about, with its own preset. Raises UserError if the preset is gone."""
+    from trainfast_runner.search.searches import SET_BY_A_SEARCH
+
+    own = run_of_preset(record.name)
+    spec = spec_again(record, own.spec)
+    if spec.script is not None:
+        # The steps of a trial are the search's, not the person's.
+        asked = {name: value for name, value in spec.knobs.items() if name not in SET_BY_A_SEARCH}
+        kept = {name: value for name, value in own.spec.knobs.items() if name in SET_BY_A_SEARCH}
+        overrides = tuple(name for name in spec.overrides if name not in SET_BY_A_SEARCH)
+        spec = replace(spec, knobs={**asked, **kept}, overrides=overrides)
+    return replace(own, spec=spec)
+
+
 def is_about(search: SearchSnapshot, spec: RunSpec) -> bool:
     """True if the search was for these knobs, apart from the knobs that a search sets itself."""
     from trainfast_runner.search.searches import SET_BY_A_BATCH_SEARCH

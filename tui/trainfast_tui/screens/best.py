@@ -12,7 +12,7 @@ from trainfast_runner.search.best.asked import BestAsked
 from trainfast_runner.settings.knob_type import whole_number
 from trainfast_runner.settings.knobs import defaults
 from trainfast_tui.control.messages import BestPlanned, Notified
-from trainfast_tui.control.next_run import is_about_model, spec_again
+from trainfast_tui.control.next_run import beside, is_about_model, next_run_of, spec_again
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.screens.base import AppScreen, SessionMessage
 from trainfast_tui.session import Session
@@ -182,6 +182,18 @@ class BestScreen(AppScreen):
         question, next_run = search.so_far.question, session.next_run
         assert question is not None
         assert next_run is not None
+        is_other = not is_about_model(question, next_run.spec)
+        if is_other:
+            name, other = question.name, next_run.spec.name
+            try:
+                next_run = next_run_of(question)
+            except UserError as error:
+                words = f"The search was of {name}, the next run is of {other}; {error.line()}"
+                self.notify(words, severity="error")
+                return
+            run = session.shown_run
+            next_run = beside(next_run, run.run_file if run is not None else None)
+            session.change(next_run)
         settings = [
             (name, text) for name, text in settings_of(search.so_far, best[0]) if next_run.text_of(name) != text
         ]
@@ -189,8 +201,8 @@ class BestScreen(AppScreen):
             session.post(Notified("The next run has the best setting already; r runs it"))
         else:
             session.apply(settings)
-        if not is_about_model(question, next_run.spec):
-            session.post(Notified("Applied, but the search had another preset: this may not fit with it.", "warning"))
+        if is_other:
+            session.post(Notified(f"The next run is of {name}, with the best setting of its search; r runs it"))
         elif len(settings) > MOST_NAMED and session.next_run is not next_run:
             session.post(Notified(f"{len(settings)} knobs have the values of the best setting; r runs it"))
         self.dismiss()
