@@ -23,13 +23,13 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.search import control
 from trainfast_runner.search.best.asked import BestAsked
-from trainfast_runner.search.best.journal import BestEnded
+from trainfast_runner.search.best.journal import UNNAMED, BestEnded
 from trainfast_runner.search.journal import CANCELLED
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.best_control import BestControl
 from trainfast_tui.control.messages import BestPlanned, SearchStarted
-from trainfast_tui.text.best_search import question_lines
+from trainfast_tui.text.best_search import BY_KEYS, question_lines
 from trainfast_tui.text.search_kind import SearchKind
 
 PLAN = "candidates 12, 11 of them can run here"
@@ -256,3 +256,11 @@ def test_a_refused_setting_is_named_once_in_the_plan() -> None:
         "left alone: precision=tf32 is a format of tensor cores",
         "left alone: workers=4: there are 2 cores",
     ]
+
+
+def test_a_knob_without_a_named_value_says_how_to_name_it_here() -> None:
+    left_alone = {"precision": UNNAMED}
+    reason = "left alone: precision: no present value is named"
+    assert question_lines({}, left_alone, None)[1] == f"{reason}; --set precision=VALUE names it"
+    assert question_lines({}, left_alone, None, to_name=BY_KEYS)[1] == f"{reason}; {BY_KEYS}"
+    assert "Enter" in BY_KEYS

@@ -79,12 +79,12 @@ class BestControl(SearchControl["BestSnapshot"]):
         from trainfast_runner.search.best.estimate import estimate
         from trainfast_runner.search.best.opening import BestOptions
         from trainfast_runner.search.best.spec_question import plan_spec_best
-        from trainfast_tui.text.best_search import estimate_lines
+        from trainfast_tui.text.best_search import BY_KEYS, estimate_lines
 
         options = BestOptions(fresh=self.is_fresh)
         best = plan_spec_best(spec, question or BestAsked(), options, self._python)
         found = estimate(best, self._home, options)
-        lines = estimate_lines(dataclasses.asdict(found))
+        lines = estimate_lines(dataclasses.asdict(found), to_name=BY_KEYS)
         # The smallest screen may have no room for the knobs left alone: they come last.
         left = [line for line in lines if line.startswith("left alone")]
         texts: list[Piece] = [(line, "text") for line in lines if line not in left]

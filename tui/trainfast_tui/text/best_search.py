@@ -13,6 +13,9 @@ from trainfast_tui.text.tables import pairs, table
 
 Fields = Mapping[str, Any]
 VERDICTS = ("measured", "beaten", "bound", "too_large", "incompatible", "failed", "not_tried")
+BY_COMMAND = "--set {knob}=VALUE names it"
+BY_KEYS = "Enter on it in the list of knobs types one"
+"""How a script's present value is named on the command line, and in the app."""
 MOST_LISTED = 5
 """Runner-ups and candidates that were not tried are listed up to this many."""
 KEPT = "none beyond the noise: the baseline is kept"
@@ -154,14 +157,26 @@ def _without_answer(found: Fields) -> list[str]:
     return [f"{found['reason']}{excess}", *([f"{found['candidates']} candidates: {counts}"] if counts else [])]
 
 
-def question_lines(vary: Mapping[str, list[Any]], left_alone: Mapping[str, str], global_batch: int | None) -> list[str]:
-    """The knobs that a search varies and those that it leaves alone, with the reasons."""
+def question_lines(
+    vary: Mapping[str, list[Any]],
+    left_alone: Mapping[str, str],
+    global_batch: int | None,
+    *,
+    to_name: str = BY_COMMAND,
+) -> list[str]:
+    """The knobs that a search varies and those that it leaves alone, with the reasons.
+
+    `to_name` says how the missing present value of a `{knob}` is named.
+    """
+    from trainfast_runner.search.best.journal import UNNAMED
+
     varied = "; ".join(f"{name} {', '.join(map(BY_NAME[name].show, values))}" for name, values in vary.items())
     at = f" at a global batch of {global_batch}" if global_batch is not None else ""
     lines = [f"varying {varied or 'nothing'}{at}"]
     by_reason: dict[str, list[str]] = {}
     for name, reason in left_alone.items():
-        by_reason.setdefault(reason, []).append(name)
+        words = f"{reason}; {to_name.format(knob=name)}" if reason == UNNAMED else reason
+        by_reason.setdefault(words, []).append(name)
     return [*lines, *(_left_alone(", ".join(names), reason) for reason, names in by_reason.items())]
 
 
@@ -170,11 +185,11 @@ def _left_alone(names: str, reason: str) -> str:
     return f"left alone: {reason}" if reason.startswith(f"{names} ") else f"left alone: {names}: {reason}"
 
 
-def estimate_lines(found: Fields) -> list[str]:
+def estimate_lines(found: Fields, *, to_name: str = BY_COMMAND) -> list[str]:
     """The lines of `search best --dry-run`."""
     dropped = f", {found['dropped']} with another global batch left out" if found["dropped"] else ""
     legal = f"{found['candidates']}, {found['legal']} of them can run here{dropped}; the baseline is one"
-    lines = question_lines(found["vary"], found["left_alone"], found["global_batch"])
+    lines = question_lines(found["vary"], found["left_alone"], found["global_batch"], to_name=to_name)
     start = f"{fmt.duration(found['start_s'])} a process, {found['basis']}"
     rows = [
         ("candidates", legal),

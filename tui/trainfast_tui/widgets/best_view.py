@@ -9,7 +9,7 @@ from trainfast_tui.charts.painted import Painted
 from trainfast_tui.charts.scatter import Spot, pareto, scatter
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.best_objective import UNITS
-from trainfast_tui.text.best_search import measurements, question_lines
+from trainfast_tui.text.best_search import BY_KEYS, measurements, question_lines
 from trainfast_tui.text.best_state import (
     best_words,
     chance_words,
@@ -139,7 +139,7 @@ def _question_rows(search: BestSnapshot, width: int) -> list[Line]:
     question = search.so_far.question
     if question is None or search.so_far.ran:
         return []
-    lines = question_lines(question.vary, question.left_alone, question.global_batch)
+    lines = question_lines(question.vary, question.left_alone, question.global_batch, to_name=BY_KEYS)
     return [[], *(row for line in lines for row in paragraph(line, width, "text", 2))]
 
 

@@ -18,6 +18,8 @@ from trainfast_runner.records.script_run import TracedMemory
 from trainfast_runner.records.search_directories import JOURNAL_FILE
 from trainfast_runner.search.journal import Conducted, CoolingDown, Line, Paused, Resumed
 
+UNNAMED = "no present value is named"
+"""Why a knob of a script is left alone whose value neither the preset nor a setting names."""
 RecordedKnobs = dict[str, Any]
 """Values of knobs, by name, as a line of the journal has them."""
 

@@ -19,7 +19,7 @@ from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best.asked import BestAsked, check_asked
 from trainfast_runner.search.best.candidates import BATCH_KNOBS, default_global_batch
 from trainfast_runner.search.best.decide import LEAST, UNTIMED
-from trainfast_runner.search.best.journal import BestLine, BestQuestion, Candidate, Space, Trial
+from trainfast_runner.search.best.journal import UNNAMED, BestLine, BestQuestion, Candidate, Space, Trial
 from trainfast_runner.search.best.opening import BestOptions, BestPlan, global_batch_of, question_of
 from trainfast_runner.search.best.script_memory import with_fitted_memory, with_seen_samples
 from trainfast_runner.search.best.survey import Survey
@@ -153,11 +153,7 @@ def _check(asked: BestAsked, named: Sequence[str], preset: ScriptPreset) -> None
 
 def _unnamed(preset: ScriptPreset, named: Sequence[str], has_batch: bool) -> dict[str, str]:
     """The mapped knobs that are left alone because a present value is missing, each with the reason."""
-    found = {
-        name: f"its present value is not named; --set {name}=VALUE"
-        for name in preset.places
-        if name not in named and BY_NAME[name].search_values
-    }
+    found = {name: UNNAMED for name in preset.places if name not in named and BY_NAME[name].search_values}
     if not has_batch:
         others = {"batch_size": "grad_accum", "grad_accum": "batch_size"}
         found |= {
