@@ -169,6 +169,22 @@ def test_a_best_fit_search_has_its_front_effects_verdicts_and_exports(home: Cli,
     assert "<script>alert(1)</script>" in page.text
 
 
+def test_a_search_of_a_script_that_its_budget_ended_says_how_far_it_came(home: Cli, tmp_path: Path) -> None:
+    found = answer(tried_in_budget=3)
+    directory = home.home / "searches" / SEARCH_ID
+    write(home, BestEnded(state="answered", stopped_because="the budget of 120 s", found=found))
+    lines = [
+        msgspec.structs.replace(question(), limits_trials=True),
+        *journal(BestEnded(state="answered", found=found))[1:],
+    ]
+    (directory / "journal.jsonl").write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    page = page_of(home, tmp_path, SEARCH_ID)
+    assert "3 of 5 tried when the budget ended; best so far: batch_size=16 grad_accum=2 precision=bf16." in page.text
+    assert any(row[0] == "best so far" for table in page.tables for row in table)
+    tried = next(table for table in page.tables if "predicted (90 %)" in table[0])
+    assert [row[1] for row in tried[1:]] == ["trial", "trial", "trial", "confirm"], "a script has no warm process"
+
+
 def test_its_markdown_has_the_same_tables(home: Cli, tmp_path: Path) -> None:
     write(home, BestEnded(state="answered", stopped_because="nothing left is likely to win", found=answer()))
     page, markdown = page_of(home, tmp_path, SEARCH_ID), markdown_of(home, tmp_path, SEARCH_ID)

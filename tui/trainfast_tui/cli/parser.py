@@ -6,8 +6,8 @@ import argparse
 import importlib
 import itertools
 import os
-import shlex
 import re
+import shlex
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NoReturn

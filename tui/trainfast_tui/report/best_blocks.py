@@ -128,7 +128,10 @@ def _answer(so_far: BestSoFar) -> Iterator[Block]:
         yield Prose(f"{tried[0].upper()}{tried[1:]}; best so far: {best}.")
     kept = KEPT if is_noise else "none so far: the best is the baseline" if is_cut else "the baseline is the best"
     rows = [
-        (("chosen" if is_noise else "best") + (" so far" if is_cut else ""), knob_words(so_far.candidate(found.best).knobs)),
+        (
+            ("chosen" if is_noise else "best") + (" so far" if is_cut else ""),
+            knob_words(so_far.candidate(found.best).knobs),
+        ),
         ("", _rate(found.best_rate)),
         ("baseline", knob_words(so_far.candidate(space.baseline).knobs)),
         ("", _rate(found.baseline_rate)),
