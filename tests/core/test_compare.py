@@ -115,7 +115,7 @@ def test_conditions_that_may_explain_a_difference_are_named() -> None:
         ("throttled by the power limit", "0.0 % of the time", "90.0 % of the time"),
         ("other processes", "0", "1"),
         ("driver", "570.1", "580.2"),
-        ("started clean", "yes", "no"),
+        ("GPU memory free at start", "yes", "no"),
         ("steady", "from step 9", "still warming up"),
     ]
     assert found.notes[0].startswith("the conditions differed (start temperature, throttled by heat,")
@@ -146,7 +146,12 @@ def test_a_page_or_two_of_memory_is_no_difference() -> None:
 def test_equal_conditions_are_shown_and_not_blamed() -> None:
     alike = Conditions(start_temperature_c=41, driver="580", still_warming=False, steady_from_step=4)
     found = compare(result(conditions=alike), result(conditions=Conditions(start_temperature_c=44, driver="580")))
-    assert [row.label for row in found.conditions] == ["start temperature", "driver", "started clean", "steady"]
+    assert [row.label for row in found.conditions] == [
+        "start temperature",
+        "driver",
+        "GPU memory free at start",
+        "steady",
+    ]
     assert not any(row.differs for row in found.conditions)
     assert not found.notes
 
@@ -226,6 +231,11 @@ def test_speeds_of_different_scripts_rank_against_each_other_nowhere(other: Resu
 def test_presets_whose_models_differ_in_size_do_not_rank() -> None:
     a, b = (result(rate, preset=name, actual=Actual(layers=n)) for rate, name, n in ((100, "s", 4), (60, "m", 8)))
     assert compare(a, b).rows[0].verdict == OTHER_MODEL
+
+
+def test_a_run_on_the_cpu_says_nothing_of_gpu_memory() -> None:
+    on_cpu = result(actual=Actual(device="cpu"), conditions=Conditions(others_cpu_percent=76))
+    assert "GPU memory free at start" not in [row.label for row in compare(on_cpu, on_cpu).conditions]
 
 
 def phase(ms: float, mad: float) -> Result:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from trainfast_runner.machine.cpu.device_names import CPU
 from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.records.result import Result
 from trainfast_runner.results.bottleneck.steady_state import drift_words
@@ -51,7 +52,7 @@ def _rows(a: Result, b: Result) -> Iterator[ConditionRow]:
         yield ConditionRow("other processes", str(others[0]), str(others[1]), others[0] != others[1])
     busy = a.conditions.others_cpu_percent, b.conditions.others_cpu_percent
     # A run on a GPU leaves most of the cores to others anyway.
-    on_cpu = a.actual.device == "cpu" or b.actual.device == "cpu"
+    on_cpu = CPU in (a.actual.device, b.actual.device)
     differs = on_cpu and _left_apart(*busy)
     yield ConditionRow("CPU taken by others", _percent(busy[0]), _percent(busy[1]), differs)
     for row in (
@@ -61,7 +62,7 @@ def _rows(a: Result, b: Result) -> Iterator[ConditionRow]:
         if row.differs:
             yield row
     yield _unequal("driver", a, b, lambda result: result.conditions.driver)
-    yield _unequal("started clean", a, b, lambda result: "yes" if _started_clean(result) else "no")
+    yield _unequal("GPU memory free at start", a, b, _free_at_start)
     silent = _silent_fraction(a), _silent_fraction(b)
     if any(silent):
         differs = _apart(*silent, THROTTLED_APART)
@@ -70,9 +71,13 @@ def _rows(a: Result, b: Result) -> Iterator[ConditionRow]:
     yield ConditionRow("steady", _steady(a), _steady(b), None not in warming and warming[0] != warming[1])
 
 
-def _started_clean(result: Result) -> bool:
+def _free_at_start(result: Result) -> str | None:
+    """`yes` if the GPUs had freed the memory of the run before; None for a run on the CPU, which waits for none."""
     conditions = result.conditions
-    return conditions.clean if conditions.started_clean is None else conditions.started_clean
+    if result.actual.device == CPU:
+        return None
+    clean = conditions.clean if conditions.started_clean is None else conditions.started_clean
+    return "yes" if clean else "no"
 
 
 def _silent_fraction(result: Result) -> float:
