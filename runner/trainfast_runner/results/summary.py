@@ -226,7 +226,7 @@ def _losses(steps: list[Step], not_finite: int) -> Losses:
         first=mean(losses[:LOSSES_IN_A_MEAN]),
         last=mean(losses[-LOSSES_IN_A_MEAN:]),
         not_finite=not_finite,
-        recorded=len(losses),
+        recorded=min(len(losses), 2 * LOSSES_IN_A_MEAN),
     )
 
 
