@@ -23,7 +23,7 @@ LOSSES_IN_A_MEAN = 5
 class Losses(msgspec.Struct, frozen=True, kw_only=True):
     """Means of the first and last five recorded losses, None when one of those is not a finite number.
 
-    `not_finite` counts the steps whose loss was none, `recorded` the losses up to ten, which both means need; results of
+    `not_finite` counts the steps whose loss was none, `recorded` the losses up to ten, as both means need; results of
     earlier versions lack it.
     """
 
