@@ -88,7 +88,7 @@ def _launcher(run: RunFile) -> list[str]:
 
 
 def _environment(run: RunFile, knobs: KnobValues) -> list[str]:
-    """Variables before the command: the run's own GPUs, of which the Trainer takes all it sees, p2p=off, malloc's."""
+    """Return the words that set variables: the run's GPUs (the Trainer takes all visible ones), p2p=off, malloc."""
     words = [f"CUDA_VISIBLE_DEVICES={','.join(run.device_uuids)}"] if run.device_uuids else []
     words += ["NCCL_P2P_DISABLE=1"] if knobs["p2p"] == "off" else []
     words += [f"{name}={value}" for name, value in malloc_variables(run).items()]

@@ -11,8 +11,9 @@ from benchmarks.best_fit_replay import FakeConductor
 from benchmarks.best_fit_spaces import Synthetic
 
 from trainfast_runner.search.best.cold_runs import COLD_LEAST, ColdRuns
-from trainfast_runner.search.best.decide import LEAST, MOST, Hopes, StepRule, decide
+from trainfast_runner.search.best.decide import decide
 from trainfast_runner.search.best.found import best_so_far, found
+from trainfast_runner.search.best.hopes import Hopes
 from trainfast_runner.search.best.journal import (
     BestLine,
     EarlierEffect,
@@ -25,6 +26,7 @@ from trainfast_runner.search.best.journal import (
     Visited,
 )
 from trainfast_runner.search.best.state import state_of_best_journal
+from trainfast_runner.search.best.step_rule import LEAST, MOST, StepRule
 
 from .synthetic import asking, state_of, trial, visited
 

@@ -10,8 +10,8 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.best.decide import LEAST, UNTIMED
 from trainfast_runner.search.best.race_record import start_s
+from trainfast_runner.search.best.step_rule import LEAST, UNTIMED
 from trainfast_runner.search.speed.speeds import with_predicted_speed
 
 LOOKED_AT, ENOUGH = 50, 3

@@ -19,7 +19,7 @@ from trainfast_runner.records.run_file import COLD, TRIAL
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best.bounds import ceiling_here, flops_of, with_bounds
 from trainfast_runner.search.best.candidates import spec_of
-from trainfast_runner.search.best.decide import UNTIMED, Move, decide
+from trainfast_runner.search.best.decide import Move, decide
 from trainfast_runner.search.best.found import best_so_far, found
 from trainfast_runner.search.best.journal import (
     BestEnded,
@@ -42,6 +42,7 @@ from trainfast_runner.search.best.orders import read_orders
 from trainfast_runner.search.best.race_record import TIMING_WARMUP, race_of, start_s
 from trainfast_runner.search.best.run_trial import trial_of_run
 from trainfast_runner.search.best.state import BestState, state_of_best_journal
+from trainfast_runner.search.best.step_rule import UNTIMED
 from trainfast_runner.search.best.too_large import Shortage, closest_to_fit, shortage_of
 from trainfast_runner.search.best.trial import take_trial
 from trainfast_runner.search.conductor import ConductOptions, Conductor, sole_conductor, worked_seconds

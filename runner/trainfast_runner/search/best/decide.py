@@ -1,53 +1,26 @@
 """Decide the next step of a best-fit search from its knowledge, with the reason in words. Touches nothing.
 
 The baseline opens; in its process the largest batch, and each warm knob's other values there. Then the next trial is
-the one of the greatest expected improvement a second (Snoek, Larochelle and Adams, "Practical Bayesian Optimization",
-2012), until nothing is likely to be 2 % better and every value of every knob was run once, or the budget ends. Runs in
-fresh processes choose among the leaders and confirm the winner.
+the one of the greatest expected improvement a second (`hopes.py`), until nothing is likely to be 2 % better and every
+value of every knob was run once, or the budget ends. Runs in fresh processes choose among the leaders and confirm the
+winner.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from trainfast_runner.results.distributions import NORMAL_95
 from trainfast_runner.search.best.cold_runs import COLD_ERROR, RESERVED, ColdRuns, next_cold_run
-from trainfast_runner.search.best.observed import relative_error, steps_for
-from trainfast_runner.search.best.state import MORE, MOST_VOID, UNUSABLE, BestState
+from trainfast_runner.search.best.hopes import Hopes
+from trainfast_runner.search.best.state import MOST_VOID, UNUSABLE, BestState
+from trainfast_runner.search.best.step_rule import LEAST, ORDINARY, StepRule
 from trainfast_runner.settings.knobs import BY_NAME
 
-LIKELY = 0.05
-"""The search goes on while some candidate has this chance to be 2 % better than the leader."""
 HOPELESS = 0.7
 """A trial ends early when its best step is below this share of the leader's pace."""
-UNTIMED = 2
-"""Steps before a trial's timed ones: from the second on the optimizer has states, and a CPU's memory is measured."""
-LEAST, MOST, ERROR = 4, 25, 0.012
-"""Timed steps of a trial, and the standard error that is enough."""
-
-
-@dataclass(frozen=True)
-class StepRule:
-    """Timed steps of a trial: from `least` to `most`, until the median's standard error is below `standard_error`.
-
-    `give_up_ms` ends the trial when its best step is slower; None never does.
-    """
-
-    least: int = LEAST
-    most: int = MOST
-    standard_error: float = ERROR
-    give_up_ms: float | None = None
-
-    def judge(self, step_ms: Sequence[float]) -> str:
-        """`more` steps are needed, `enough` were taken, or the setting is too `slow`."""
-        if self.give_up_ms is not None and len(step_ms) >= 2 and min(step_ms) > self.give_up_ms:
-            return "slow"
-        if len(step_ms) < self.least:
-            return "more"
-        return "enough" if len(step_ms) >= self.most or relative_error(step_ms) <= self.standard_error else "more"
 
 
 @dataclass(frozen=True)
@@ -64,7 +37,7 @@ class Move:
     knob: str | None = None
     cold: bool = False
     repeats: bool = False
-    steps: StepRule = StepRule()
+    steps: StepRule = ORDINARY
     state: str = ""
     stopped_because: str = ""
     leader: int | None = None
@@ -87,129 +60,6 @@ def _next_trial(state: BestState, hopes: Hopes) -> Move | None:
     if ColdRuns(state).begun and state.leader is not None:
         return None
     return _baseline(state) or _without_leader(state) or _opening(state, hopes) or _loop(state, hopes)
-
-
-class Hopes:
-    """For each candidate that is left: its expected improvement on the leader, chance and cost."""
-
-    def __init__(self, state: BestState) -> None:
-        self._state = state
-        self.leader = state.leader
-
-    @cached_property
-    def open(self) -> list[int]:
-        """Candidates that a trial could make the leader. None is tried twice: the race tells equals apart."""
-        state, leader = self._state, self.leader
-        return [
-            number
-            for number in state.alive
-            if number not in state.rated and (leader is None or not state.is_bound(number, leader))
-        ]
-
-    @cached_property
-    def gains(self) -> dict[int, tuple[float, float]]:
-        """The mean and deviation of the ln of each open candidate's objective over the leader's."""
-        state, leader = self._state, self.leader
-        if leader is None:
-            return {}
-        posterior = state.posterior
-        covariances = posterior.covariances(leader)
-        own, own_slope = state.value(leader)
-        own_variance = own_slope**2 * posterior.variance[leader]
-        variances, found = posterior.variance, {}
-        for number in self.open:
-            mean, slope = state.value(number)
-            variance = slope * slope * variances[number] + own_variance
-            variance -= 2 * slope * own_slope * covariances[number]
-            found[number] = (mean - own, math.sqrt(variance) if variance > 1e-12 else 1e-6)
-        return found
-
-    @cached_property
-    def chances(self) -> dict[int, float]:
-        """The probability of each open candidate to be 2 % better than the leader."""
-        return {number: _above((mean - MORE) / deviation) for number, (mean, deviation) in self.gains.items()}
-
-    @cached_property
-    def likely(self) -> list[int]:
-        """Candidates that are likely enough to be 2 % better than the leader."""
-        return [number for number, chance in self.chances.items() if chance > LIKELY]
-
-    @cached_property
-    def affordable(self) -> set[int]:
-        """Open candidates whose trial is expected to end within the time of the trials, its process closed."""
-        state, budget_s = self._state, self._state.question.budget_s
-        left_s = max(budget_s - ColdRuns(state).reserve_s(), RESERVED * budget_s) - state.spent_s
-        return {
-            number
-            for number in self.open
-            if self.cost_s(number) + (self._closing_s if state.is_warm(number) else 0.0) <= left_s
-        }
-
-    def improvement_per_s(self, number: int) -> float:
-        """The expected improvement in ln of the objective, per second of its cost."""
-        mean, deviation = self.gains[number]
-        ratio = mean / deviation
-        density = math.exp(-0.5 * ratio * ratio) / math.sqrt(2 * math.pi)
-        return (mean * _above(ratio) + deviation * density) / self.cost_s(number)
-
-    def cost_s(self, number: int) -> float:
-        """Expected seconds of a trial: the process if none waits for it, untimed and timed steps."""
-        return self._costs_s[number]
-
-    @cached_property
-    def _costs_s(self) -> dict[int, float]:
-        state, steps = self._state, UNTIMED + self.steps
-        # The process that waits is closed with a repeat of its first setting.
-        before_s = {
-            process: 0.0 if process == state.warm_process else self._closing_s + state.starts.seconds(process)
-            for process in set(state.processes)
-        }
-        return {
-            number: steps * state.step_s(number) + state.switch_s + before_s[state.processes[number]]
-            for number in self.open
-        }
-
-    @cached_property
-    def _closing_s(self) -> float:
-        """Expected seconds of that repeat."""
-        visit = self._state.visit
-        return (UNTIMED + self.steps) * self._state.step_s(visit[0].candidate) if visit else 0.0
-
-    @cached_property
-    def steps(self) -> int:
-        """Timed steps that bring the standard error of a trial below `ERROR`."""
-        return steps_for(self._state.measured.step_deviation, ERROR, LEAST, MOST)
-
-    @cached_property
-    def unseen(self) -> dict[int, int]:
-        """Open candidates with values of knobs that were never run, each with the number of such values."""
-        state = self._state
-        settings = state.posterior.levels.settings
-        # A value that failed or did not fit was run, too.
-        ran = {one.candidate for one in state.trials if one.outcome != "void" and one.run_id not in state.measured.void}
-        seen = [set(levels) for levels in zip(*(settings[number] for number in ran), strict=True)]
-        columns = state.posterior.levels.columns
-        unfinished = [knob for knob, levels in enumerate(seen) if not levels.issuperset(columns[knob])]
-        found = {}
-        for number in self.open:
-            new = sum(settings[number][knob] not in seen[knob] for knob in unfinished)
-            if new:
-                found[number] = new
-        return found
-
-    @cached_property
-    def outlook(self) -> tuple[float, float]:
-        """The chance that going on finds 2 % more, and the seconds that takes.
-
-        Candidates of one process have much in common, so the best of each counts, and these as independent.
-        """
-        best: dict[object, int] = {}
-        for number, chance in self.chances.items():
-            group = self._state.processes[number]
-            if chance > 0.01 and chance > self.chances.get(best.get(group, -1), 0.0):
-                best[group] = number
-        none = math.prod(1 - self.chances[number] for number in best.values())
-        return 1 - none, sum(self.cost_s(number) for number in best.values())
 
 
 def _baseline(state: BestState) -> Move | None:
@@ -281,15 +131,9 @@ def _stopped(state: BestState, hopes: Hopes) -> str | None:
     """The reason why the trials end; None while they go on."""
     if not hopes.likely and not hopes.unseen:
         return "no setting left has a chance above 5 % to be 2 % better, and every value was run"
-    if is_budget_spent(hopes):
+    if hopes.is_budget_spent:
         return f"the budget of {state.question.budget_s:g} s: {_price_words(state, hopes)}"
     return None
-
-
-def is_budget_spent(hopes: Hopes) -> bool:
-    """True if the budget pays for none of the settings that are worth a trial, and there are some."""
-    worth = {*hopes.likely, *hopes.unseen}
-    return bool(worth) and hopes.affordable.isdisjoint(worth)
 
 
 def _price_words(state: BestState, hopes: Hopes) -> str:
@@ -407,8 +251,3 @@ def _batch(state: BestState, number: int) -> int:
 
 def _shown(name: str, value: object) -> str:
     return BY_NAME[name].show(value) if name in BY_NAME and isinstance(value, int | float | str | None) else str(value)
-
-
-def _above(ratio: float) -> float:
-    """The probability that a normal value exceeds -ratio deviations."""
-    return 0.5 * math.erfc(-ratio / math.sqrt(2))

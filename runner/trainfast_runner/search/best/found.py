@@ -10,7 +10,7 @@ import msgspec
 
 from trainfast_runner.results.distributions import NORMAL_95
 from trainfast_runner.search.best.cold_runs import ColdRuns, Difference
-from trainfast_runner.search.best.decide import LIKELY, Hopes, is_budget_spent
+from trainfast_runner.search.best.hopes import LIKELY, Hopes
 from trainfast_runner.search.best.journal import (
     BestEnded,
     BestLine,
@@ -59,7 +59,7 @@ def found(state: BestState) -> Found | None:
         best_run_ids=_run_ids(state, best),
         baseline_run_ids=_run_ids(state, baseline),
         within_percent=within,
-        tried_in_budget=len(tried) if is_budget_spent(hopes) else None,
+        tried_in_budget=len(tried) if hopes.is_budget_spent else None,
         ties=cold.rivals,
         effects=list(_effects(state, cold, best)),
         verdicts=every,

@@ -18,10 +18,10 @@ from trainfast_runner.records.script_run import OUR_KNOBS
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best.asked import BestAsked, check_asked
 from trainfast_runner.search.best.candidates import BATCH_KNOBS, default_global_batch
-from trainfast_runner.search.best.decide import LEAST, UNTIMED
 from trainfast_runner.search.best.journal import UNNAMED, BestLine, BestQuestion, Candidate, Space, Trial
 from trainfast_runner.search.best.opening import BestOptions, BestPlan, global_batch_of, question_of
 from trainfast_runner.search.best.script_memory import with_fitted_memory, with_seen_samples
+from trainfast_runner.search.best.step_rule import LEAST, UNTIMED
 from trainfast_runner.search.best.survey import Survey
 from trainfast_runner.search.best.varied import vary_of
 from trainfast_runner.search.cool_down import check_coolable

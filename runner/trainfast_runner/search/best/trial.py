@@ -14,10 +14,10 @@ from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_records import worker_lines
 from trainfast_runner.records.warm_process import TrialLine
 from trainfast_runner.results.asked_and_ran import first_difference
-from trainfast_runner.search.best.decide import UNTIMED, StepRule
 from trainfast_runner.search.best.disturbances import CpuDisturbance, gpu_conditions, joules_of, why_throttled
 from trainfast_runner.search.best.journal import RecordedKnobs, Trial
 from trainfast_runner.search.best.observed import relative_error
+from trainfast_runner.search.best.step_rule import UNTIMED, StepRule
 from trainfast_runner.search.best.too_large import shortage_in
 from trainfast_runner.search.processes import WarmProcess
 
