@@ -1,9 +1,10 @@
 """Record a grid: every setting of a small space that is legal and fits, trained on this machine, pass after pass.
 
-A pass visits each process of the space once, in random order, and tries its settings there in random order. A visit
-ends with the first setting once more, its anchor. It is repeated when others took more than 2 % of the CPU meanwhile.
-The grid is written after each visit, and the same command goes on where another stopped. Every rank has one thread:
-two that compete for two cores run ten times slower, at random.
+A pass visits each process of the space once, in random order, and tries its settings there in random order. The speed
+of a machine drifts, so a second process holds the baseline: its steps stand before and after every few steps of a
+setting, as their anchor. A visit is repeated when others took more than 2 % of the CPU meanwhile. The grid is written
+after each visit, and the same command goes on where another stopped. Every rank has one thread: two that compete for
+two cores run ten times slower, at random.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import json
 import os
 import platform
 import random
+import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +40,8 @@ from trainfast_runner.search.searches import new_search
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.spec import RunSpec, resolve
 
-UNTIMED, STEPS = 2, 12
+UNTIMED, STEPS, ROUNDS = 2, 12, 1
+ANCHOR_STEPS = 4
 MOST_COMPANY = 0.02
 """Others may take this share of the CPU."""
 MOST_TRIES = 5
@@ -49,7 +53,7 @@ class Recipe:
     """One grid: a preset with settings, and the values of each varied knob.
 
     `fewer` narrows the values of other knobs for a strategy: each of its settings takes a process of its own. A
-    setting takes `steps` timed steps a visit.
+    setting takes `rounds` times `steps` timed steps a visit, each round between steps of the anchor.
     """
 
     name: str
@@ -58,6 +62,7 @@ class Recipe:
     vary: Mapping[str, tuple[Any, ...]]
     fewer: Mapping[str, Mapping[str, tuple[Any, ...]]] = field(default_factory=dict)
     steps: int = STEPS
+    rounds: int = ROUNDS
 
     def records(self, knobs: Mapping[str, Any]) -> bool:
         """True if the grid has this setting."""
@@ -84,13 +89,13 @@ RECIPES = {
             "bert",
             "bert-base",
             (
-                *("model.num_hidden_layers=2", "model.hidden_size=128", "model.num_attention_heads=4"),
-                *("model.intermediate_size=512", "model.vocab_size=2048", "data.kind=random", "seq_len=32"),
-                *("devices=cpu:2", "strategy=ddp", "workers=0", "pin_memory=off", "batch_size=16", "grad_accum=1"),
+                *("model.num_hidden_layers=2", "model.hidden_size=256", "model.num_attention_heads=4"),
+                *("model.intermediate_size=1024", "model.vocab_size=4096", "data.kind=random", "seq_len=32"),
+                *("devices=cpu:2", "strategy=ddp", "workers=0", "pin_memory=off", "batch_size=8", "grad_accum=1"),
             ),
-            {**COMMON, "batch_size": (1, 2, 4, 8, 16), "strategy": ("single", "ddp", "fsdp")},
-            fewer={"fsdp": {"optimizer": ("adamw",), "checkpointing": ("off",)}},
-            steps=20,
+            {**COMMON, "batch_size": (2, 4, 8), "strategy": ("single", "ddp", "fsdp")},
+            fewer={"fsdp": {"checkpointing": ("off",)}},
+            rounds=4,
         ),
         Recipe(
             "vit",
@@ -128,19 +133,13 @@ def record_grid(recipe: Recipe, passes: int, path: Path) -> None:
     grid = json.loads(path.read_text()) if path.exists() else _begin(recipe, space)
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        home = Home(Path(folder)).create()
-        for number in range(passes):
-            order = random.Random(f"{recipe.name} {number}")
-            visits = list(groups(space).items())
-            order.shuffle(visits)
-            for place, (process, members) in enumerate(visits):
-                settings = [one for one in members if space.candidates[one].ruled_out is None]
-                if not settings or _is_recorded(grid, number, dict(process)):
-                    continue
-                order.shuffle(settings)
-                print(f"{recipe.name}, pass {number + 1}, process {place + 1} of {len(visits)}", file=sys.stderr)
-                for visit in _visits(spec, space, settings, home, recipe.steps):
-                    grid["visits"].append({"pass": number, "process": dict(process), **visit})
+        # In homes of their own: one home gives a device to one run at a time.
+        homes = [Home(Path(folder, name)).create() for name in ("anchor", "visits")]
+        with _warm_process(_spec_of(spec, space, space.baseline), homes[0]) as anchor:
+            recorder = _Recorder(recipe, spec, space, homes[1], anchor)
+            for number in range(passes):
+                for visit in recorder.record_pass(number, grid["visits"]):
+                    grid["visits"].append({"pass": number, **visit})
                     _write(path, grid)
 
 
@@ -171,6 +170,7 @@ def _begin(recipe: Recipe, space: Space) -> dict[str, Any]:
         "settings": list(recipe.settings),
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, one thread a rank",
         "steps": recipe.steps,
+        "rounds": recipe.rounds,
         "baseline": space.baseline,
         "candidates": [
             {
@@ -186,59 +186,95 @@ def _begin(recipe: Recipe, space: Space) -> dict[str, Any]:
     }
 
 
-def _is_recorded(grid: Mapping[str, Any], number: int, process: Mapping[str, Any]) -> bool:
-    return any(
-        one["pass"] == number and one["process"] == process and one["outcome"] == "measured" for one in grid["visits"]
-    )
+class _Recorder:
+    """Tries the settings of one grid beside its anchor, a process that holds the baseline."""
+
+    def __init__(self, recipe: Recipe, spec: RunSpec, space: Space, home: Home, anchor: WarmProcess) -> None:
+        self._recipe, self._spec, self._space, self._home, self._anchor = recipe, spec, space, home, anchor
+        _trial(anchor, self._spec_of(space.baseline), space.baseline, ANCHOR_STEPS)
+
+    def record_pass(self, number: int, recorded: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Visit each process that this pass has not recorded. Raises InUse after `MOST_TRIES` visits with company."""
+        order = random.Random(f"{self._recipe.name} {number}")
+        visits = list(groups(self._space).items())
+        order.shuffle(visits)
+        for place, (key, members) in enumerate(visits):
+            process = dict(key)
+            settings = [one for one in members if self._space.candidates[one].ruled_out is None]
+            if not settings or _is_recorded(recorded, number, process):
+                continue
+            order.shuffle(settings)
+            print(f"{self._recipe.name}, pass {number + 1}, process {place + 1} of {len(visits)}", file=sys.stderr)
+            for _ in range(MOST_TRIES):
+                visit = self._visit(settings)
+                yield {"process": process, **visit}
+                if visit["outcome"] == "measured":
+                    break
+            else:
+                share = visit["others_share"]
+                taken = "an unknown share" if share is None else f"{100 * share:.0f} %"
+                raise InUse(f"others took {taken} of the CPU in {MOST_TRIES} visits")
+
+    def _visit(self, settings: Sequence[int]) -> dict[str, Any]:
+        """One process that tries every setting, each round between two looks at the anchor."""
+        began_s = time.monotonic()
+        trials = []
+        with _warm_process(self._spec_of(settings[0]), self._home) as process:
+            start_s = time.monotonic() - began_s
+            window = CpuWindow()
+            before = self._anchor_ms()
+            for number in settings:
+                spec = self._spec_of(number)
+                for place in range(self._recipe.rounds):
+                    trial = _trial(process, spec, number, self._recipe.steps, more=place > 0)
+                    after = self._anchor_ms()
+                    trials.append({**trial, "anchor_ms": round((before + after) / 2, 3)})
+                    before = after
+            others = window.others_cores()
+        share = None if others is None else others / (os.cpu_count() or 1)
+        failed = any(trial["outcome"] != "measured" for trial in trials)
+        company = share is None or share > MOST_COMPANY
+        return {
+            "outcome": "failed" if failed else "company" if company else "measured",
+            "start_s": start_s,
+            "others_share": share,
+            "load": os.getloadavg()[0],
+            "seconds": time.monotonic() - began_s,
+            "trials": trials,
+        }
+
+    def _anchor_ms(self) -> float:
+        """Median of the anchor's next steps."""
+        baseline = self._space.baseline
+        trial = _trial(self._anchor, self._spec_of(baseline), baseline, ANCHOR_STEPS, more=True)
+        return float(statistics.median(trial["step_ms"]))
+
+    def _spec_of(self, number: int) -> RunSpec:
+        return _spec_of(self._spec, self._space, number)
 
 
-def _visits(spec: RunSpec, space: Space, settings: Sequence[int], home: Home, steps: int) -> list[dict[str, Any]]:
-    """The visits of one process, each but the last with company. Raises InUse after `MOST_TRIES`."""
-    found = []
-    for _ in range(MOST_TRIES):
-        found.append(_visit(spec, space, settings, home, steps))
-        if found[-1]["outcome"] == "measured":
-            return found
-    raise InUse(f"others took {100 * found[-1]['others_share']:.0f} % of the CPU in {MOST_TRIES} visits")
-
-
-def _visit(spec: RunSpec, space: Space, settings: Sequence[int], home: Home, steps: int) -> dict[str, Any]:
-    """One process that tries every setting, then the first one again."""
-    first = space.candidates[settings[0]]
-    plan = plan_run(spec_of(spec, first.knobs))
+@contextmanager
+def _warm_process(spec: RunSpec, home: Home) -> Iterator[WarmProcess]:
+    """A process of one thread a rank that is ready for its first trial, ended with the context."""
     search = new_search(home, "grid")
+    plan = plan_run(spec)
     plan = replace(plan, role="trial", search_id=search.name, env={**plan.env, "OMP_NUM_THREADS": "1"})
-    trials = []
-    began_s = time.monotonic()
     with exclusive(search):
         process = WarmProcess(launch.start(plan, home), plan.world_size, lambda: None)
-        process.ready()
-        start_s = time.monotonic() - began_s
-        window = CpuWindow()
-        for number in settings:
-            trials.append(_trial(process, spec_of(spec, space.candidates[number].knobs), number, steps))
-        # A process that is no warm one takes further steps of its only setting.
-        only = len(settings) == 1
-        trials.append(_trial(process, spec_of(spec, first.knobs), settings[0], steps, repeats=True, more=only))
-        others = window.others_cores()
-        process.end()
-    share = None if others is None else others / (os.cpu_count() or 1)
-    failed = [trial for trial in trials if trial["outcome"] != "measured"]
-    company = share is None or share > MOST_COMPANY
-    return {
-        "outcome": "failed" if failed else "company" if company else "measured",
-        "start_s": start_s,
-        "others_share": share,
-        "load": os.getloadavg()[0],
-        "seconds": time.monotonic() - began_s,
-        "trials": trials,
-    }
+        try:
+            process.ready()
+            yield process
+        finally:
+            process.end()
 
 
-def _trial(
-    process: WarmProcess, spec: RunSpec, number: int, steps: int, repeats: bool = False, more: bool = False
-) -> dict[str, Any]:
-    """The steps of one setting, by the slowest rank."""
+def _spec_of(spec: RunSpec, space: Space, number: int) -> RunSpec:
+    """The run of a candidate of the space."""
+    return spec_of(spec, space.candidates[number].knobs)
+
+
+def _trial(process: WarmProcess, spec: RunSpec, number: int, steps: int, more: bool = False) -> dict[str, Any]:
+    """The steps of one setting, by the slowest rank; `more` takes further steps of the process's last setting."""
     knobs = {name: value for name, value in spec.knobs.items() if BY_NAME[name].changes_in_warm_process}
     answers = process.trial(knobs, 0 if more else UNTIMED, steps, more)
     if answers is None:
@@ -252,8 +288,11 @@ def _trial(
         "switch_s": slowest.switch_s,
         "peak_allocated_bytes": slowest.peak_allocated_bytes,
         "losses": slowest.losses,
-        "repeats": repeats,
     }
+
+
+def _is_recorded(visits: Sequence[Mapping[str, Any]], number: int, process: Mapping[str, Any]) -> bool:
+    return any(one["pass"] == number and one["process"] == process and one["outcome"] == "measured" for one in visits)
 
 
 def _write(path: Path, grid: Mapping[str, Any]) -> None:

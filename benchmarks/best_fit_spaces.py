@@ -221,7 +221,10 @@ class _Drawn:
 
 
 class Recorded:
-    """A grid of this machine: `passes` over every setting, each a visit of each process with its steps."""
+    """A grid of this machine: `passes` over every setting, each a visit of each process with its steps.
+
+    Steps are those of a machine that does not drift: each is scaled by the grid's median anchor over its own anchor.
+    """
 
     is_synthetic = False
 
@@ -240,14 +243,13 @@ class Recorded:
         ]
         self.space = Space(candidates=candidates, baseline=stored["baseline"])
         self._visits: list[dict[str, Any]] = [one for one in stored["visits"] if one["outcome"] == "measured"]
+        anchor_ms = statistics.median(trial["anchor_ms"] for visit in self._visits for trial in visit["trials"])
         by_setting: dict[int, list[float]] = {}
         for visit in self._visits:
-            for trial in visit["trials"]:
-                if trial["repeats"]:
-                    continue
-                one = candidates[trial["candidate"]]
-                rate = math.log(1000 * one.samples_per_step / statistics.median(trial["step_ms"]))
-                by_setting.setdefault(trial["candidate"], []).append(rate)
+            for number, steps in _steps_of(visit, anchor_ms).items():
+                rate = math.log(1000 * candidates[number].samples_per_step / statistics.median(steps))
+                by_setting.setdefault(number, []).append(rate)
+        self.anchor_ms: float = anchor_ms
         self.rates: Mapping[int, Sequence[float]] = by_setting
         self.truth: dict[int, float] = {number: statistics.median(rates) for number, rates in by_setting.items()}
 
@@ -269,25 +271,36 @@ class Recorded:
     def process(self, candidate: int, seed: random.Random, cold: bool = False) -> Process:
         """One of the recorded visits of the candidate's process that tried it."""
         of = [one for one in self._visits if any(trial["candidate"] == candidate for trial in one["trials"])]
-        return _Replayed(seed.choice(of), self.truth, self.space, seed)
+        return _Replayed(seed.choice(of), self, seed)
+
+
+def _steps_of(visit: Mapping[str, Any], anchor_ms: float) -> dict[int, list[float]]:
+    """The scaled steps in ms of each setting that a visit tried."""
+    steps: dict[int, list[float]] = {}
+    for trial in visit["trials"]:
+        scale = anchor_ms / trial["anchor_ms"]
+        steps.setdefault(trial["candidate"], []).extend(scale * step for step in trial["step_ms"])
+    return steps
 
 
 class _Replayed:
-    """A recorded visit: its steps in random order, as often as asked for."""
+    """A recorded visit: its steps from a random one on, as often as asked for."""
 
-    def __init__(self, visit: Mapping[str, Any], truth: Mapping[int, float], space: Space, seed: random.Random) -> None:
+    def __init__(self, visit: Mapping[str, Any], grid: Recorded, seed: random.Random) -> None:
         self.start_s = float(visit["start_s"])
-        self._trials = {trial["candidate"]: trial for trial in visit["trials"] if not trial["repeats"]}
-        self._truth, self._space, self._seed = truth, space, seed
+        self._steps = _steps_of(visit, grid.anchor_ms)
+        # The first round of a setting holds the switch to it.
+        self._switches_s = {trial["candidate"]: float(trial["switch_s"]) for trial in reversed(visit["trials"])}
+        self._grid, self._seed = grid, seed
 
     def switch_s(self, candidate: int) -> float:
-        return float(self._trials[candidate]["switch_s"]) if candidate in self._trials else 0.3
+        return self._switches_s.get(candidate, 0.3)
 
     def steps(self, candidate: int) -> Iterator[float]:
-        if candidate in self._trials:
-            steps = self._trials[candidate]["step_ms"]
-        else:
-            steps = [1000 * self._space.candidates[candidate].samples_per_step / math.exp(self._truth[candidate])]
+        steps = self._steps.get(candidate)
+        if steps is None:
+            one = self._grid.space.candidates[candidate]
+            steps = [1000 * one.samples_per_step / math.exp(self._grid.truth[candidate])]
         begin = self._seed.randrange(len(steps))
         # In their order, because a machine's slow moments follow each other.
         yield from itertools.chain(steps[begin:], itertools.cycle(steps))

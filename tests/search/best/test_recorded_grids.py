@@ -18,7 +18,7 @@ PRECISIONS = ("fp32", "bf16")
 
 
 def grid(folder: Path, factors: tuple[float, ...] = (1.0, 1.0, 1.0)) -> Recorded:
-    """A grid of a pass for each factor, which slows the larger batches of that pass."""
+    """A grid of a pass for each factor, which slows the larger batches of that pass. Each pass drifts further."""
     candidates: list[dict[str, Any]] = []
     for precision in PRECISIONS:
         for size in SIZES:
@@ -32,9 +32,11 @@ def grid(folder: Path, factors: tuple[float, ...] = (1.0, 1.0, 1.0)) -> Recorded
         for place, one in enumerate(candidates):
             size = one["knobs"]["batch_size"]
             ms = (60 + 80 / size) * (0.8 if one["knobs"]["precision"] == "bf16" else 1.0) * (factor if size > 4 else 1)
-            steps = [ms * (1 + 0.002 * (step % 3)) for step in range(12)]
-            trials.append({"candidate": place, "step_ms": steps, "switch_s": 0.2, "repeats": False})
-        trials.append({**trials[0], "repeats": True})
+            for round_ in range(2):
+                drift = 1 + 0.3 * number + 0.02 * len(trials)
+                steps = [ms * drift * (1 + 0.002 * (step % 3)) for step in range(6)]
+                switch_s = 0.0 if round_ else 0.2
+                trials.append({"candidate": place, "step_ms": steps, "anchor_ms": 100 * drift, "switch_s": switch_s})
         visits.append({"pass": number, "process": {}, "outcome": "measured", "start_s": 4.0, "trials": trials})
     visits.append({"pass": 0, "process": {}, "outcome": "company", "start_s": 4.0, "trials": []})
     path = folder / "small.json"
@@ -51,6 +53,11 @@ def test_a_search_finds_the_best_of_a_recorded_grid(tmp_path: Path) -> None:
     assert regret(small, told.answer) <= 0.02
     assert told.starts == 1
     assert 0 < told.leader_s < cold_grid_s(small)
+
+
+def test_the_anchor_takes_the_drift_of_the_machine_out_of_the_figures(tmp_path: Path) -> None:
+    for rates in grid(tmp_path).rates.values():
+        assert rates == pytest.approx([rates[0]] * 3)
 
 
 def test_a_grid_says_how_far_the_winner_of_one_pass_is_off_in_another(tmp_path: Path) -> None:
