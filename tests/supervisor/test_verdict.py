@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from trainfast_runner.records.run_file import ClockAnchor, RunFile, WorkerLine
-from trainfast_runner.results.verdict import Evidence, judge, one_line
+from trainfast_runner.records.script_run import ScriptAsked
+from trainfast_runner.results.verdict import Evidence, Verdict, judge, one_line
 
 RUN = RunFile(run_id="r", preset="p", world_size=2, clock=ClockAnchor(monotonic_ns=0, wall_ns=0))
 TORCHRUN_REPORT = """
@@ -203,3 +205,42 @@ def test_a_rank_that_died_after_its_last_record_is_named_by_torchruns_report() -
     verdict = judge(Evidence(run=RUN, exit_code=1, worker=worker, output_tail=TORCHRUN_REPORT.format(code=-6)))
     assert verdict.state == "failed"
     assert verdict.reason.startswith("the training exited with status 1: rank 1 died of SIGABRT (")
+
+
+def script_of(steps: int | None, ranks: int = 2) -> RunFile:
+    """A run of a script of the user's own."""
+    asked = ScriptAsked(command=["torchrun", "train.py"], argv=["torchrun", "train.py"], steps=steps)
+    return RunFile(run_id="r", preset="p", world_size=ranks, clock=ClockAnchor(monotonic_ns=0, wall_ns=0), script=asked)
+
+
+def test_script_whose_group_aborts_after_its_last_step_has_finished() -> None:
+    ended = Evidence(
+        run=script_of(10),
+        exit_code=1,
+        worker={0: life("finished"), 1: life("finished")},
+        last_step={0: 10, 1: 10},
+        output_tail=TORCHRUN_REPORT.format(code=-6),
+    )
+    assert judge(ended) == Verdict("finished", "took the 10 steps asked for; then rank 1 died of SIGABRT")
+    alone = replace(ended, run=script_of(10, ranks=1), exit_code=-6, output_tail="")
+    assert judge(alone) == Verdict("finished", "took the 10 steps asked for; then its process died of SIGABRT")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"run": script_of(None)},
+        {"last_step": {0: 10, 1: 9}},
+        {"worker": {0: life("finished"), 1: life()}},
+        {"output_tail": TORCHRUN_REPORT.format(code=3)},
+    ],
+)
+def test_script_that_fails_in_any_other_way_has_failed(changed: dict[str, Any]) -> None:
+    evidence = Evidence(
+        run=script_of(10),
+        exit_code=1,
+        worker={0: life("finished"), 1: life("finished")},
+        last_step={0: 10, 1: 10},
+        output_tail=TORCHRUN_REPORT.format(code=-6),
+    )
+    assert judge(replace(evidence, **changed)).state == "failed"

@@ -122,10 +122,25 @@ def _script_finished(evidence: Evidence) -> Verdict | None:
     if any(_has(lines, "ignored_stop") for lines in evidence.worker.values()):
         return Verdict("finished", f"took the {steps} steps asked for; the script caught SystemExit and was ended")
     if evidence.exit_code != 0:
-        return None
+        return _script_aborted(evidence, evidence.run.script.steps)
     return Verdict(
         "finished", f"took {steps} step{'' if steps == 1 else 's'}" if steps else f"{NO_STEP}: {evidence.no_step}"
     )
+
+
+def _script_aborted(evidence: Evidence, asked: int | None) -> Verdict | None:
+    """The verdict if every rank had taken the steps asked for and recorded its end before one died of a signal.
+
+    The hooks end a script within its loop, before it leaves its process group; gloo's threads sometimes abort then.
+    """
+    codes = list(_reported_codes(evidence).values()) or [evidence.exit_code or 0]
+    if asked is None or max(codes) >= 0:
+        return None
+    for rank, lines in enumerate(_all_ranks(evidence)):
+        if evidence.last_step.get(rank, 0) < asked or not _has(lines, "finished"):
+            return None
+    died = _reported_end(evidence) or f"its process {_exit_words(codes[0])}"
+    return Verdict("finished", f"took the {asked} steps asked for; then {died}")
 
 
 def _refused(evidence: Evidence) -> Verdict | None:
