@@ -17,6 +17,11 @@ class Rows(torch.utils.data.Dataset):
         return {"input_ids": row, "labels": row}
 
 
+if any(word.startswith("--deepspeed") for word in sys.argv):
+    import deepspeed
+
+    # Only inference calls it, and its C++ takes minutes to compile on a busy machine.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 if len(sys.argv) > 1:
     (args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
 else:
