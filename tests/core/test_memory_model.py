@@ -118,8 +118,10 @@ def test_many_questions_of_one_moment_read_the_disk_once_and_see_what_is_traced_
     tracer: Tracer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[str] = []
-    installed = tracing.training_python.installed
-    monkeypatch.setattr(tracing.training_python, "installed", lambda python: looks.append(python) or installed(python))
+    stamps = tracing.training_python.install_stamps
+    monkeypatch.setattr(
+        tracing.training_python, "install_stamps", lambda python: looks.append(python) or stamps(python)
+    )
     model_of_spec = cached_models()
     assert model_of_spec(spec_with()) is None
     model = tracing.trace_model(spec_with())

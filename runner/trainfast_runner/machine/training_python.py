@@ -128,6 +128,10 @@ def find(python: str | None) -> str:
         raise UserError(f"there is no Python at {path}", key="python", nearest=_sibling(path))
     if not os.access(path, os.X_OK):
         raise UserError(f"{path} cannot be executed", key="python")
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{os.fsencode(path)!r} is not UTF-8 and cannot be recorded", key="python") from None
     return str(path)
 
 
@@ -140,7 +144,7 @@ def missing_packages(executable: str, missing: Iterable[str]) -> UserError:
     )
 
 
-def installed(executable: str) -> list[str]:
+def install_stamps(executable: str) -> list[str]:
     """Changes when a package is installed or removed, or when our own scripts change."""
     stamps = [f"{path}:{path.stat().st_mtime_ns}" for path in sorted(WORKER.rglob("*.py"))]
     prefix = Path(executable).parent.parent
@@ -154,9 +158,9 @@ def installed(executable: str) -> list[str]:
 def stamp(executable: str, request: str, more: str = "", there: list[str] | None = None) -> str:
     """A hash that changes with the installed packages or a local model; `request` is JSON with its `model`.
 
-    `there` is `installed(executable)`, where the caller has looked already.
+    `there` is `install_stamps(executable)`, where the caller has looked already.
     """
-    stamps = [*(installed(executable) if there is None else there)]
+    stamps = [*(install_stamps(executable) if there is None else there)]
     path = json.loads(request)["model"].get("path")
     if path and Path(path).is_dir():
         stamps += [f"{file}:{file.stat().st_mtime_ns}" for file in sorted(Path(path).glob("*.json"))]

@@ -74,7 +74,7 @@ def ask(
 
     Raises UserError, which says that the Python cannot do the `task`, and TraceCancelled once `cancelled` is set.
     """
-    stdout, stderr = _printed(executable, [executable, str(WORKER / script), *arguments], environment, cancelled)
+    stdout, stderr = _output_of(executable, [executable, str(WORKER / script), *arguments], environment, cancelled)
     if answers := list(json_objects(stdout.splitlines())):
         return answers[-1]
     if arguments and arguments[0] in stderr and "Traceback" not in stderr:
@@ -118,7 +118,7 @@ def start_script(
         raise UserError(f"{executable} does not start: {error.strerror}", key="python") from None
 
 
-def _printed(
+def _output_of(
     executable: str, command: list[str], environment: Mapping[str, str] | None, cancelled: threading.Event | None
 ) -> tuple[str, str]:
     """The command's stdout and stderr, once it has ended."""
@@ -130,7 +130,7 @@ def _printed(
             # Not collected here: until then no other group gets its pid.
             while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 if time.monotonic() >= deadline:
-                    raise late(executable)
+                    raise timed_out(executable)
                 if cancelled is not None and cancelled.is_set():
                     raise TraceCancelled
                 time.sleep(ENDED_EVERY_S)
@@ -153,6 +153,6 @@ def last_line(text: str) -> str:
     return lines[-1] if lines else "it exited without reporting an error"
 
 
-def late(executable: str) -> UserError:
+def timed_out(executable: str) -> UserError:
     """The error of a script that did not answer in time."""
     return UserError(f"{executable} did not answer within {PATIENCE_S} s", key="python")

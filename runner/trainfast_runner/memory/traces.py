@@ -82,7 +82,7 @@ def traces_of(
 ) -> TraceRequests:
     """Return the requests for a run's model on `device`, cpu or cuda; `whole` traces every block.
 
-    `there` is `training_python.installed(executable)` if the caller has it already.
+    `there` is `training_python.install_stamps(executable)` if the caller has it already.
     """
     step, optimizer = requests_of(spec, device, whole)
     return TraceRequests(_request(step, executable, there), _request(optimizer, executable, there))

@@ -65,7 +65,7 @@ def cached_models(
         executable = training_python.find(python)
     except UserError:
         return lambda spec: None
-    there = training_python.installed(executable)
+    there = training_python.install_stamps(executable)
     found: dict[Path, Found] = {}
     models: dict[TraceRequests, MemoryModel] = {}
 
@@ -121,7 +121,7 @@ def trace_models(
     holds a CUDA context while it traces, so nobody may measure that GPU's free memory meanwhile.
     """
     executable = training_python.find(python)
-    there = training_python.installed(executable)
+    there = training_python.install_stamps(executable)
     wanted = [traces_of(spec, device, executable, there=there) for spec in specs]
     found: dict[Path, Found] = {}
     _read(wanted, found)

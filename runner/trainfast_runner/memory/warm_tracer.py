@@ -27,10 +27,10 @@ from trainfast_runner.machine.worker_scripts import (
     TraceCancelled,
     json_objects,
     last_line,
-    late,
     own_environment,
     start_script,
     text_of,
+    timed_out,
 )
 
 LOOK_EVERY_S = 0.1
@@ -93,7 +93,7 @@ class WarmTracer:
 
     def _server_for(self, executable: str, variables: Mapping[str, str]) -> _Server:
         """The live process, or a new one if it died or the packages it imported have changed."""
-        key = (executable, variables, training_python.installed(executable))
+        key = (executable, variables, training_python.install_stamps(executable))
         if self._server is not None and self._server.key == key and self._server.is_alive():
             return self._server
         self._end_server()
@@ -151,7 +151,7 @@ class _Server:
                 if owed and cancelled.is_set():
                     raise TraceCancelled
                 if owed and time.monotonic() > deadline:
-                    raise late(self._executable)
+                    raise timed_out(self._executable)
         finally:
             if owed:
                 self._cancel(batch)

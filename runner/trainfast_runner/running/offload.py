@@ -1,7 +1,8 @@
-"""A run's `offload_path`: whether its disk is full, and the files that a dead training left there."""
+"""A run's `offload_path`: its free space, and the removal of files that a dead training left there."""
 
 from __future__ import annotations
 
+import os
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +18,7 @@ DISK_ANSWERS_S = 5.0
 def offload_path(run: RunFile) -> Path | None:
     """The directory of the offloaded states; None when the run offloads none to disk."""
     path = run.knobs.get("offload_path")
-    return None if path is None else Path(str(path)).expanduser()
+    return None if path is None else Path(os.path.expanduser(str(path)))
 
 
 def full_disk(path: Path | None) -> str | None:

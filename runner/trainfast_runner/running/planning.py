@@ -21,7 +21,7 @@ from trainfast_runner.settings import world
 from trainfast_runner.settings.compatibility import zero_rules
 from trainfast_runner.settings.compatibility.check import check
 from trainfast_runner.settings.compatibility.facts import Facts
-from trainfast_runner.settings.knob_values import parse_bytes_per_rank
+from trainfast_runner.settings.knob_values import bytes_of_ranks
 from trainfast_runner.settings.spec import RunSpec, expand_paths
 from trainfast_runner.settings.world import strategy_of
 
@@ -117,10 +117,8 @@ def plan_run(spec: RunSpec, python: str | None = None, among: Sequence[str] = ()
         choice = machine.choose_gpus(world.device_choice(devices), str(spec.knobs["strategy"]))
     chosen = choice.gpus
     watch = spec.knobs["watch"]
-    limits = None
-    if isinstance(limit, str):
-        given = parse_bytes_per_rank(limit)
-        limits = tuple(given * ranks if len(given) == 1 else given)
+    limits = bytes_of_ranks(limit, ranks)
+    if limits is not None:
         hopeless = hopeless_limit(spec, seen.parameters, world.device_count(spec, machine))
         if hopeless is not None:
             raise hopeless

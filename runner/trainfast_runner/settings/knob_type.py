@@ -52,7 +52,7 @@ class Knob:
 
     @property
     def training(self) -> str:
-        """Its help on whether another value keeps the training the same."""
+        """Help text: the values that train the same."""
         if isinstance(self.trains_same, tuple):
             return f"{', '.join(map(str, self.trains_same))} train alike; another value trains differently"
         if self.trains_same:

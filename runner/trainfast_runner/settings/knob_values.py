@@ -161,7 +161,7 @@ class FreeText:
     def read(self, raw: object) -> str | None:
         if raw in (None, "none", "auto"):
             return None
-        if not isinstance(raw, str) or not raw:
+        if not isinstance(raw, str) or not raw or "\0" in raw:
             raise UserError("must be a path", allowed=[self.describe()])
         return raw
 
@@ -217,6 +217,14 @@ def parse_bytes_per_rank(text: str) -> list[int]:
         joined = "+".join(part.strip() for part in text.split(","))
         raise UserError(f"{text!r}: figures of several ranks are joined by +", nearest=joined)
     return [parse_bytes(part) for part in text.split("+")]
+
+
+def bytes_of_ranks(limit: KnobValue, ranks: int) -> tuple[int, ...] | None:
+    """Return the bytes of each rank that a `memory_limit` gives; None without a limit. Raises UserError."""
+    if not isinstance(limit, str):
+        return None
+    given = parse_bytes_per_rank(limit)
+    return tuple(given * ranks if len(given) == 1 else given)
 
 
 def _number(raw: object, kind: type[float]) -> float:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
+import math
 import os
-import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
@@ -12,8 +13,7 @@ from typing import Any
 
 from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.settings.knob_type import KnobValues
-from trainfast_runner.settings.knobs import knob
-from trainfast_runner.settings.toml_places import line_of
+from trainfast_runner.settings.toml_source import KeyPath, TomlSource, read_toml
 from trainfast_runner.worker.catalog import DATA_KINDS, DATA_SAMPLES, OBJECTIVES
 
 SCHEMA = 1
@@ -102,7 +102,7 @@ def load(reference: str) -> tuple[Preset, Variant | None]:
     """
     head, separator, id = reference.partition(".toml/")
     if separator or reference.endswith(".toml"):
-        preset = _load_file(Path(head + ".toml" if separator else reference).expanduser(), ())
+        preset = _load_file(Path(os.path.expanduser(head + ".toml" if separator else reference)), ())
     else:
         name, separator, id = reference.partition("/")
         preset = _load_file(_file_of(name), ())
@@ -116,27 +116,13 @@ def _file_of(name: str) -> Path:
     return known[name]
 
 
-def _read(path: Path) -> tuple[_Source, dict[str, Any]]:
-    """Read one file. Raises UserError unless it is TOML of this schema."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UserError(f"there is no preset file {path}", key=str(path)) from None
-    except IsADirectoryError:
-        raise UserError(f"{path} is a directory, not a preset file", key=str(path)) from None
-    except OSError as error:
-        raise UserError(f"cannot read preset {path}: {error.strerror}", key=str(path)) from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"cannot read preset {path}: {error}", key=str(path)) from None
-    try:
-        raw = tomllib.loads(text)
-    except ValueError as error:  # TOMLDecodeError, or a whole number of more digits than Python reads
-        raise UserError(f"{path}: not valid TOML: {error}", key=str(path)) from None
-    source = _Source(path, text)
+def _read(path: Path) -> tuple[TomlSource, dict[str, Any]]:
+    """Return the file of a preset of a model. Raises UserError unless it is TOML of this schema."""
+    source, raw = read_toml(path)
     if "script" in raw:
         takes = "trainfast-tui run, bench --vary and search take it"
         raise source.error_at(("script",), f"{path.stem} is the preset of a script: {takes}")
-    source.known_keys(raw, TOP_KEYS, ())
+    source.known_keys(raw, TOP_KEYS)
     if "schema" not in raw:
         raise source.error_at(("schema",), f"schema is missing: add schema = {SCHEMA}")
     if raw["schema"] != SCHEMA:
@@ -149,18 +135,17 @@ def _load_file(path: Path, above: tuple[Path, ...]) -> Preset:
     source, raw = _read(path)
     mine = Preset(
         name=path.stem,
-        title=source.text(raw, "title", ()) or path.stem,
+        title=source.text(raw, "title") or path.stem,
         model=_model(raw, source, (), whole="extends" not in raw),
         data=_data(raw, source, ()),
-        knobs=source.knobs(source.table(raw, "knobs", ()), ("knobs",)),
-        baseline=source.text(raw, "baseline", ()),
+        knobs=source.knobs(source.table(raw, "knobs"), ("knobs",)),
+        baseline=source.text(raw, "baseline") if "baseline" in raw else None,
         variants=_variants(raw, source),
         files=(path,),
         shipped=path.parent == shipped_directory(),
     )
-    parent = source.text(raw, "extends", ())
-    if parent is not None:
-        mine = _on_top_of(_parent(parent, source, above), mine, keep_title="title" not in raw)
+    if "extends" in raw:
+        mine = _on_top_of(_parent(source.text(raw, "extends"), source, above), mine, keep_title="title" not in raw)
     ids = [row.id for row in mine.variants]
     if mine.baseline is not None and mine.baseline not in ids:
         raise source.error_at(
@@ -172,11 +157,11 @@ def _load_file(path: Path, above: tuple[Path, ...]) -> Preset:
     return mine
 
 
-def _parent(reference: str, source: _Source, above: tuple[Path, ...]) -> Preset:
+def _parent(reference: str, source: TomlSource, above: tuple[Path, ...]) -> Preset:
     chain = (*above, source.path)
     try:
         if reference.endswith(".toml"):
-            path = source.path.parent / Path(reference).expanduser()
+            path = source.path.parent / os.path.expanduser(reference)
         elif reference == source.path.stem and source.path.parent == user_directory():
             # A user's preset of the same name refines the shipped one it hides.
             path = shipped_directory() / f"{reference}.toml"
@@ -186,7 +171,7 @@ def _parent(reference: str, source: _Source, above: tuple[Path, ...]) -> Preset:
             path = _file_of(reference)
     except UserError as error:
         raise source.placed(error, "extends") from None
-    if path.resolve() in [file.resolve() for file in chain]:
+    if os.path.realpath(path) in [os.path.realpath(file) for file in chain]:
         circle = " extends ".join([*(file.stem for file in chain), path.stem])
         raise source.error_at(("extends",), f"a preset cannot extend itself: {circle}")
     return _load_file(path, chain)
@@ -212,7 +197,7 @@ def _on_top_of(base: Preset, mine: Preset, keep_title: bool) -> Preset:
     )
 
 
-def _model(raw: Mapping[str, Any], source: _Source, at: tuple[str | int, ...], whole: bool) -> dict[str, Any]:
+def _model(raw: Mapping[str, Any], source: TomlSource, at: KeyPath, whole: bool) -> dict[str, Any]:
     model = source.table(raw, "model", at)
     given = [key for key in model if key in MODEL_SOURCES]
     if len(given) > 1 or (whole and not given):
@@ -224,12 +209,17 @@ def _model(raw: Mapping[str, Any], source: _Source, at: tuple[str | int, ...], w
     for key in given:
         if not isinstance(model[key], str) or not model[key]:
             raise source.error_at((*at, "model", key), f"model.{key} must be text, not {model[key]!r}")
+    for key, value in model.items():
+        try:
+            read_model_field(key, value)
+        except UserError as error:
+            raise source.placed(error, *at, "model", key) from None
     if "path" in model:
-        model["path"] = str((source.path.parent / Path(model["path"]).expanduser()).resolve())
+        model["path"] = os.path.realpath(source.path.parent / os.path.expanduser(model["path"]))
     return model
 
 
-def _data(raw: Mapping[str, Any], source: _Source, at: tuple[str | int, ...]) -> dict[str, Any]:
+def _data(raw: Mapping[str, Any], source: TomlSource, at: KeyPath) -> dict[str, Any]:
     data = source.table(raw, "data", at)
     for key, value in data.items():
         try:
@@ -237,8 +227,29 @@ def _data(raw: Mapping[str, Any], source: _Source, at: tuple[str | int, ...]) ->
         except UserError as error:
             raise source.placed(error, *at, "data", key) from None
     if "paths" in data:
-        data["paths"] = [str(source.path.parent / Path(path).expanduser()) for path in data["paths"]]
+        data["paths"] = [str(source.path.parent / os.path.expanduser(path)) for path in data["paths"]]
     return data
+
+
+def read_model_field(key: str, value: object) -> object:
+    """Return one field of `[model]`. Raises UserError naming `model.KEY` for a value that no record can hold."""
+    if (why := _unrecordable(value)) is not None:
+        raise UserError(f"model.{key} cannot be {why}", key=f"model.{key}")
+    return value
+
+
+def _unrecordable(value: object) -> str | None:
+    """Return the kind of a TOML value that `run.json` cannot hold; None for any other."""
+    if isinstance(value, dict | list):
+        items: Iterable[object] = value.values() if isinstance(value, dict) else value
+        return next(filter(None, map(_unrecordable, items)), None)
+    if isinstance(value, datetime.date | datetime.time):
+        return "a date or a time"
+    if isinstance(value, str) and "\0" in value:
+        return "text with a NUL character"
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        return "a whole number of more than 64 bits"
+    return "infinite or NaN" if isinstance(value, float) and not math.isfinite(value) else None
 
 
 def read_data_field(key: str, value: object) -> object:
@@ -268,7 +279,7 @@ def read_data_field(key: str, value: object) -> object:
     return value
 
 
-def _variants(raw: Mapping[str, Any], source: _Source) -> tuple[Variant, ...]:
+def _variants(raw: Mapping[str, Any], source: TomlSource) -> tuple[Variant, ...]:
     rows = raw.get("variants", [])
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise source.error_at(("variants",), "variants must be tables: [[variants]]")
@@ -291,48 +302,3 @@ def _variants(raw: Mapping[str, Any], source: _Source) -> tuple[Variant, ...]:
             )
         )
     return tuple(found)
-
-
-@dataclass(frozen=True)
-class _Source:
-    """A preset's text, for errors that name file and line."""
-
-    path: Path
-    content: str
-
-    def error_at(
-        self, key_path: tuple[str | int, ...], message: str, allowed: Any = None, nearest: str | None = None
-    ) -> UserError:
-        line = line_of(self.content, key_path)
-        where = f"{self.path}:{line}" if line else str(self.path)
-        return UserError(message, key=".".join(map(str, key_path)), allowed=allowed, nearest=nearest, where=where)
-
-    def placed(self, error: UserError, *key_path: str | int) -> UserError:
-        """The error about a value, with its place in this file."""
-        return self.error_at(key_path, error.message, error.allowed, error.nearest)
-
-    def known_keys(self, table: Mapping[str, Any], allowed: tuple[str, ...], at: tuple[str | int, ...]) -> None:
-        for key in table:
-            if key not in allowed:
-                raise self.error_at((*at, key), f"unknown key {key!r}", allowed=allowed, nearest=nearest(key, allowed))
-
-    def table(self, raw: Mapping[str, Any], key: str, at: tuple[str | int, ...]) -> dict[str, Any]:
-        value = raw.get(key, {})
-        if not isinstance(value, dict):
-            raise self.error_at((*at, key), f"{key} must be a table, not {value!r}")
-        return dict(value)
-
-    def text(self, raw: Mapping[str, Any], key: str, at: tuple[str | int, ...]) -> str | None:
-        value = raw.get(key)
-        if value is not None and not isinstance(value, str):
-            raise self.error_at((*at, key), f"{key} must be text, not {value!r}")
-        return value
-
-    def knobs(self, table: Mapping[str, Any], at: tuple[str | int, ...]) -> KnobValues:
-        found: KnobValues = {}
-        for name, value in table.items():
-            try:
-                found[name] = knob(name).read(value)
-            except UserError as error:
-                raise self.placed(error, *at, name) from None
-        return found

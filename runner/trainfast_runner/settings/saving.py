@@ -88,7 +88,7 @@ def _write(document: TOMLDocument, spec: RunSpec, preset: presets.Preset) -> Non
     before = from_preset(preset, None)
     parent = document.get("extends")
     if isinstance(parent, str) and parent.endswith(".toml"):
-        document["extends"] = str((preset.files[0].parent / Path(parent).expanduser()).resolve())
+        document["extends"] = os.path.realpath(preset.files[0].parent / os.path.expanduser(parent))
     if spec.variant is not None:
         # Its knobs are among the spec's; as variants they would be applied a second time.
         for key in ("variants", "baseline"):
@@ -102,7 +102,7 @@ def _write(document: TOMLDocument, spec: RunSpec, preset: presets.Preset) -> Non
     _set(document, "model", model, was, relative=("path",))
     data = dict(spec.data)
     if "paths" in data:
-        data["paths"] = [str(Path(path).expanduser().absolute()) for path in data["paths"]]
+        data["paths"] = [os.path.abspath(os.path.expanduser(path)) for path in data["paths"]]
     _set(document, "data", data, before.data, relative=("paths",))
     knobs = {name: BY_NAME[name].show(value) if value is None else value for name, value in spec.knobs.items()}
     known = {name: BY_NAME[name].show(value) if value is None else value for name, value in before.knobs.items()}

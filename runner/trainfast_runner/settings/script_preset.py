@@ -15,20 +15,20 @@ batch_size = 16
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
-import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainfast_runner.errors import UserError, nearest
+from trainfast_runner.errors import UserError
 from trainfast_runner.records.discovered import FRAMEWORKS
 from trainfast_runner.settings import presets
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import knob
-from trainfast_runner.settings.toml_places import line_of
+from trainfast_runner.settings.toml_source import TomlSource, read_toml
 
 TOP_KEYS = ("schema", "title", "script", "knobs")
 SCRIPT_KEYS = ("command", "cwd", "framework", "knobs")
@@ -81,53 +81,42 @@ class ScriptPreset:
 def path_of(reference: str) -> Path | None:
     """The file of a preset that has `[script]`, by its name or path; None for any other, also an unreadable one."""
     if reference.endswith(".toml"):
-        path: Path | None = Path(reference).expanduser()
+        path: Path | None = Path(os.path.expanduser(reference))
     else:
         path = presets.preset_files().get(reference)
     if path is None:
         return None
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return path if "script" in read_toml(path)[1] else None
+    except UserError:
         return None
-    return path if "script" in raw else None
 
 
 def load(path: str | Path) -> ScriptPreset:
     """Read a preset file that has `[script]`. Raises UserError naming file, line and key."""
-    file = Path(path).expanduser()
-    try:
-        text = file.read_text(encoding="utf-8")
-        raw = tomllib.loads(text)
-    except OSError as error:
-        raise UserError(f"cannot read preset {file}: {error.strerror}", key="--preset") from None
-    except ValueError as error:
-        raise UserError(f"{file}: not valid TOML: {error}", key="--preset") from None
-    reader = _Reader(file, text)
-    reader.known(raw, TOP_KEYS, ())
-    if raw.get("schema") != 1:
-        raise reader.error_at("schema must be 1", ("schema",))
-    script = reader.table(raw, "script", ())
-    reader.known(script, SCRIPT_KEYS, ("script",))
-    places = reader.table(script, "knobs", ("script",))
+    file = Path(os.path.expanduser(path))
+    source, raw = read_toml(file)
+    source.known_keys(raw, TOP_KEYS)
+    if raw.get("schema") != presets.SCHEMA:
+        raise source.error_at(("schema",), f"schema must be {presets.SCHEMA}")
+    script = source.table(raw, "script")
+    source.known_keys(script, SCRIPT_KEYS, ("script",))
+    places = source.table(script, "knobs", ("script",))
     for name, place in places.items():
-        at = ("script", "knobs", name)
-        reader.knob(name, at)
-        texts = list(place.values()) if isinstance(place, dict) else [place]
-        if not all(isinstance(one, str) for one in texts) or (isinstance(place, str) and "{}" not in place):
-            raise reader.error_at(f"{name} needs words with {{}} for its value, or a table of words by value", at)
-        reader.place(name, place, at)
-    cwd = reader.words(script, "cwd", ("script",))
-    framework = reader.words(script, "framework", ("script",))
+        try:
+            _check_place(name, place)
+        except UserError as error:
+            raise source.placed(error, "script", "knobs", name) from None
+    cwd, framework = (source.text(script, key, ("script",)) for key in ("cwd", "framework"))
     if framework and framework not in FRAMEWORKS:
-        raise reader.error_at(f"there is no framework {framework!r}", ("script", "framework"), allowed=FRAMEWORKS)
+        raise source.error_at(("script", "framework"), f"there is no framework {framework!r}", allowed=FRAMEWORKS)
     return ScriptPreset(
-        tuple(reader.command(script)),
+        _command_of(script, source),
         places,
-        {name: reader.value(name, value) for name, value in reader.table(raw, "knobs", ()).items()},
+        source.knobs(source.table(raw, "knobs"), ("knobs",)),
         name=file.stem,
-        title=reader.words(raw, "title", ()),
-        cwd=str((file.parent / Path(cwd).expanduser()).resolve()) if cwd else "",
+        title=source.text(raw, "title"),
+        cwd=os.path.realpath(file.parent / os.path.expanduser(cwd)) if cwd else "",
         framework=framework,
         file=str(file),
     )
@@ -211,58 +200,22 @@ def _end_of(words: list[str], place: int, values: int) -> int:
     return end
 
 
-@dataclass(frozen=True)
-class _Reader:
-    file: Path
-    text: str
+def _check_place(name: str, place: object) -> None:
+    """Raise UserError unless the place is words with {} or words by value, for a knob and values that there are."""
+    entry = knob(name)
+    by_value: dict[str, Any] = place if isinstance(place, dict) else {}
+    texts: list[Any] = list(by_value.values()) if isinstance(place, dict) else [place]
+    if not all(isinstance(one, str) for one in texts) or (isinstance(place, str) and "{}" not in place):
+        raise UserError(f"{name} needs words with {{}} for its value, or a table of words by value")
+    for words in texts:
+        split_words(words, name)
+    for value in by_value:
+        entry.read(value)
 
-    def error_at(self, message: str, at: tuple[str, ...], **more: Any) -> UserError:
-        line = line_of(self.text, at)
-        where = f"{self.file}:{line}" if line else str(self.file)
-        return UserError(message, key=".".join(at), where=where, **more)
 
-    def known(self, table: dict[str, Any], allowed: tuple[str, ...], at: tuple[str, ...]) -> None:
-        for key in table:
-            if key not in allowed:
-                near = nearest(key, allowed)
-                raise self.error_at(f"unknown key {key!r}", (*at, key), allowed=allowed, nearest=near)
-
-    def table(self, raw: dict[str, Any], key: str, at: tuple[str, ...]) -> dict[str, Any]:
-        value = raw.get(key, {})
-        if not isinstance(value, dict):
-            raise self.error_at(f"{key} must be a table, not {value!r}", (*at, key))
-        return value
-
-    def command(self, script: dict[str, Any]) -> list[str]:
-        words = script.get("command", [])
-        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-            raise self.error_at("command must be a list of words", ("script", "command"))
-        return words
-
-    def knob(self, name: str, at: tuple[str, ...]) -> None:
-        try:
-            knob(name)
-        except UserError as error:
-            raise self.error_at(error.message, at, allowed=error.allowed, nearest=error.nearest) from None
-
-    def place(self, name: str, place: Place, at: tuple[str, ...]) -> None:
-        try:
-            for value, words in place.items() if isinstance(place, dict) else ((None, place),):
-                split_words(words, name)
-                if value is not None:
-                    knob(name).read(value)
-        except UserError as error:
-            raise self.error_at(error.message, at, allowed=error.allowed, nearest=error.nearest) from None
-
-    def value(self, name: str, value: object) -> KnobValue:
-        try:
-            return knob(name).read(value)
-        except UserError as error:
-            at = ("knobs", name)
-            raise self.error_at(error.message, at, allowed=error.allowed, nearest=error.nearest) from None
-
-    def words(self, raw: dict[str, Any], key: str, at: tuple[str, ...]) -> str:
-        value = raw.get(key, "")
-        if not isinstance(value, str):
-            raise self.error_at(f"{key} must be text, not {value!r}", (*at, key))
-        return value
+def _command_of(script: dict[str, Any], source: TomlSource) -> tuple[str, ...]:
+    """Return the words of the command; empty if the preset has none. Raises UserError."""
+    words = script.get("command", [])
+    if not isinstance(words, list) or not all(isinstance(word, str) and "\0" not in word for word in words):
+        raise source.error_at(("script", "command"), "command must be a list of words")
+    return tuple(words)

@@ -87,7 +87,10 @@ def ways_without_flag(framework: str, mapped: Collection[str]) -> dict[str, list
 
 
 def why_unreachable(name: str, framework: str, door_closed: str | None) -> str | None:
-    """Why a knob without a flag cannot reach a script; None if it may. `framework` is empty where it is unknown."""
+    """Return the reason that a knob without a flag cannot reach a script; None if it may.
+
+    `framework` is empty if it is unknown.
+    """
     if door_closed is not None and not any(name in names for names in BY_ENVIRONMENT.values()):
         return door_closed
     taken = [one for names in BY_FRAMEWORK.get(framework, {}).values() for one in names]

@@ -103,7 +103,7 @@ def with_setting(spec: RunSpec, setting: str) -> RunSpec:
             # A path is taken from where the command is typed, and another model brings its own fields.
             model = {name: os.path.abspath(os.path.expanduser(value)) if name == "path" else value}
         else:
-            model[name] = _toml_value(value)
+            model[name] = presets.read_model_field(name, _toml_value(value))
     elif dot and section == "data":
         given: object = value.split("+") if name == "paths" else value
         data[name] = presets.read_data_field(name, given)
@@ -159,5 +159,5 @@ def _toml_value(text: str) -> Any:
     """A number, boolean, list or quoted text as TOML reads it; anything else as text."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except ValueError:  # not TOML, or a whole number of more digits than Python reads
+    except (ValueError, RecursionError):  # as in `read_toml`
         return text

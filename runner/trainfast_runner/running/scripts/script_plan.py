@@ -19,7 +19,7 @@ from trainfast_runner.running.scripts.command import ScriptCommand, read_command
 from trainfast_runner.running.scripts.knob_places import environment, loader_defaults, trainer_fields
 from trainfast_runner.running.scripts.log_steps import compiled
 from trainfast_runner.settings.knob_type import KnobValues, whole_number
-from trainfast_runner.settings.knob_values import KnobValue, parse_bytes_per_rank
+from trainfast_runner.settings.knob_values import bytes_of_ranks
 from trainfast_runner.settings.knobs import knob, setting_of
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.script_reach import FRAMEWORK_KNOBS, check_reach
@@ -69,7 +69,7 @@ def plan_script(
         world_size=ranks,
         gpus=choice.gpus,
         watched=machine.watched(None if watch is None else str(watch), choice.gpus),
-        memory_limit_bytes=_limits(knobs.get("memory_limit"), ranks),
+        memory_limit_bytes=bytes_of_ranks(knobs.get("memory_limit"), ranks),
         python=command.interpreter or "",
         versions={"trainfast-tui": __version__, "driver": machine.driver_version, **versions},
         env={**_environment(knobs, choice), **environment(free)},
@@ -152,14 +152,6 @@ def _spec(name: str, title: str, knobs: KnobValues) -> RunSpec:
     usual = knobs["timing_warmup"] == knob("timing_warmup").default
     overrides = tuple(one for one in knobs if one != "timing_warmup" or not usual)
     return RunSpec(name, None, title, model={}, data={}, knobs=knobs, overrides=overrides)
-
-
-def _limits(limit: KnobValue, ranks: int) -> tuple[int, ...] | None:
-    """The bytes of each rank; None without a limit."""
-    if not isinstance(limit, str):
-        return None
-    given = parse_bytes_per_rank(limit)
-    return tuple(given * ranks if len(given) == 1 else given)
 
 
 def _gpus(machine: Machine, knobs: KnobValues) -> GpuChoice:

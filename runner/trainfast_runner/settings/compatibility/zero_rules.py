@@ -38,7 +38,7 @@ def _offload_path_takes_files(facts: Facts) -> None:
             key="offload_path",
             advice=f"strategy={' or '.join(strategies_obeying('offload_path'))}, or leaving offload_path out",
         )
-    folder = Path(str(path)).expanduser()
+    folder = Path(os.path.expanduser(str(path)))
     if not folder.is_dir():
         is_file = folder.exists()
         raise UserError(
@@ -83,7 +83,7 @@ def refuse_small_disk(knobs: KnobValues, parameters: int | None) -> None:
         return
     width = 2 if knobs["precision"] == "bf16-pure" else 4
     needed = parameters * width * (1 + OPTIMIZERS[str(knobs["optimizer"])].state_tensors)
-    free = free_bytes(Path(str(path)).expanduser())
+    free = free_bytes(Path(os.path.expanduser(str(path))))
     if free < needed:
         raise UserError(
             f"offload_path={path} has {mebibytes(free)} free; the states of {parameters:,} parameters take"
