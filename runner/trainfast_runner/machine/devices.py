@@ -79,7 +79,7 @@ class Machine:
 
     def choose_gpus(self, devices: int | str | None, strategy: str) -> GpuChoice:
         """The GPUs of a run for the `devices` knob, with the reason. Raises UserError naming the GPUs."""
-        usable = [gpu for gpu in self.gpus if gpu.error is None and not self._is_cut(gpu)]
+        usable = [gpu for gpu in self.gpus if gpu.error is None and not self._is_in_mig_mode(gpu)]
         if not usable:
             raise UserError("no GPU answers", key="devices", advice=ON_THE_CPU)
         if devices is None:
@@ -114,7 +114,7 @@ class Machine:
         gpu = self.gpus[place]
         if gpu.error is not None:
             raise UserError(f"devices={place}+: that GPU does not answer: {gpu.error}", key="devices")
-        if self._is_cut(gpu):
+        if self._is_in_mig_mode(gpu):
             raise _by_instance_only([gpu], self.instances, f"devices={place}+: ")
         return gpu
 
@@ -122,11 +122,11 @@ class Machine:
         """Words about the GPUs that MIG takes away from a run; empty if none."""
         if any(is_instance(gpu.uuid) for gpu in self.gpus):
             return " (CUDA gives a process one MIG instance)"
-        cut = [str(gpu.index) for gpu in self.gpus if self._is_cut(gpu)]
+        cut = [str(gpu.index) for gpu in self.gpus if self._is_in_mig_mode(gpu)]
         return f" (GPU {'+'.join(cut)} in MIG mode not counted)" if cut else ""
 
     @staticmethod
-    def _is_cut(gpu: DeviceReading) -> bool:
+    def _is_in_mig_mode(gpu: DeviceReading) -> bool:
         """True for a GPU in MIG mode, which can be trained on by its instances only."""
         return gpu.mig_mode is True and not is_instance(gpu.uuid)
 

@@ -1,4 +1,4 @@
-"""The end of a training, as its supervisor brings it about: requests by signal, the stop ladder, SIGKILL outlived."""
+"""The supervisor's end of a training: requests by signal, the stop ladder, processes that outlive SIGKILL."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from trainfast_runner.records.json_lines import Tail
 from trainfast_runner.records.run_file import Step, WorkerLine
 from trainfast_runner.records.run_records import rank_file
 
-LAST_WORDS = ("finished", "exception", "invalid", "signal")
+END_KINDS = ("finished", "exception", "invalid", "signal")
 """Kinds of worker lines that record the end of a rank."""
 
 
@@ -60,9 +60,7 @@ class Ranks:
             self.in_training = bool(self._first_steps.new())
         known = {gone.rank for gone in self.gone}
         new = [
-            LostRank(rank.number, time.monotonic_ns())
-            for rank in dead
-            if rank.last_words is None and rank.number not in known
+            LostRank(rank.number, time.monotonic_ns()) for rank in dead if rank.end is None and rank.number not in known
         ]
         self.gone += new
         return new
@@ -70,13 +68,13 @@ class Ranks:
     @property
     def first_exception_ns(self) -> int | None:
         """Time of the first recorded failure of a rank, or None."""
-        times = [rank.last_words.t_ns for rank in self._ranks if rank.failed and rank.last_words]
+        times = [rank.end.t_ns for rank in self._ranks if rank.failed and rank.end]
         return min(times, default=None)
 
     @property
     def finished_ns(self) -> int | None:
         """Time at which the last rank recorded that it had finished; None while one has not."""
-        ends = [rank.last_words for rank in self._ranks]
+        ends = [rank.end for rank in self._ranks]
         if any(end is None or end.kind != "finished" for end in ends):
             return None
         return max(end.t_ns for end in ends if end)
@@ -97,7 +95,7 @@ class _FollowedRank:
     def __init__(self, directory: Path, number: int, on_trouble: Callable[[int, str], None] | None) -> None:
         self.number = number
         self._on_trouble = on_trouble
-        self.last_words: WorkerLine | None = None
+        self.end: WorkerLine | None = None
         self.pidfd: int | None = None
         self._tail = Tail(rank_file(directory, "worker", number), WorkerLine)
         self._identity: Identity | None = None
@@ -105,7 +103,7 @@ class _FollowedRank:
 
     @property
     def failed(self) -> bool:
-        return self.last_words is not None and self.last_words.kind in ("exception", "invalid")
+        return self.end is not None and self.end.kind in ("exception", "invalid")
 
     def follow(self) -> bool:
         """Read new lines; True if one of them records that training begins."""
@@ -113,8 +111,8 @@ class _FollowedRank:
         for line in self._tail.new():
             if line.kind == "started" and line.pid is not None and line.start_ticks is not None:
                 self._begin(Identity(line.pid, line.start_ticks))
-            elif line.kind in LAST_WORDS:
-                self.last_words = line
+            elif line.kind in END_KINDS:
+                self.end = line
             elif line.kind == "trouble" and self._on_trouble is not None:
                 self._on_trouble(self.number, line.detail or "")
             self.ignored_stop |= line.kind == "ignored_stop"
@@ -135,7 +133,7 @@ class _FollowedRank:
 
     def _begin(self, identity: Identity) -> None:
         self.forget()
-        self._identity, self.last_words = identity, None
+        self._identity, self.end = identity, None
         try:
             self.pidfd = os.pidfd_open(identity.pid)
         except OSError:

@@ -86,7 +86,7 @@ def state_of(directory: Path, run: RunFile | None = None, events: StateEvents | 
         return RunState(state=result.state, reason=result.reason)
     if is_alive(directory):
         live = _live(directory, run, events)
-        if live.supervised or _alive_for_sure(directory):
+        if live.supervised or _is_still_alive(directory):
             return live
     result = settle(directory)
     if result is not None:
@@ -230,19 +230,19 @@ def lost_verdict(records: RunRecords, why: str) -> Verdict:
     steps = max((line[-1].step for line in records.steps.values() if line), default=0)
     parts = [f"{steps} step{'' if steps == 1 else 's'} recorded"]
     world_size = records.run.world_size if records.run else 1
-    last_words = {
+    ends = {
         rank: line
         for rank, lines in records.worker.items()
         for line in lines
         if line.kind in ("finished", "exception", "invalid")
     }
-    failed = next(((rank, line) for rank, line in last_words.items() if line.kind != "finished"), None)
+    failed = next(((rank, line) for rank, line in ends.items() if line.kind != "finished"), None)
     error = None
     if failed is not None:
         rank, line = failed
         parts.append(f"rank {rank} had recorded {line.type or line.kind}: {one_line(line.message or '')}")
         error = RunError(rank=rank, phase=line.phase, type=line.type, message=line.message, chain=line.chain or [])
-    elif len(last_words) >= world_size:
+    elif len(ends) >= world_size:
         parts.append("every rank had recorded that it finished")
     else:
         parts.append("no end was recorded")
@@ -267,8 +267,8 @@ def _exclusive_lock(directory: Path) -> Iterator[bool]:
         os.close(fd)
 
 
-def _alive_for_sure(directory: Path) -> bool:
-    """Two readers asking at once each see the other's lock: ask again before believing in an unsupervised run."""
+def _is_still_alive(directory: Path) -> bool:
+    """Return True if the lock stays held: two readers that ask at once each see the other's."""
     for _ in range(LOCK_TRIES):
         if not is_alive(directory):
             return False

@@ -75,7 +75,7 @@ RESULT_RETRIES = 40
 
 @dataclass(frozen=True)
 class SupervisorBounds:
-    """How long a process is waited for, in seconds, and how much of a file is kept, in bytes."""
+    """The longest waits for a process, in seconds, and the largest files, in bytes."""
 
     grace_s: float = STOP_GRACE_S
     """Between SIGTERM and SIGKILL; for processes that the training left behind, `LEFTOVER_GRACE_S` at most."""
@@ -127,7 +127,7 @@ class Supervisor:
         self._launch()
         if self._child is not None:
             self._watch(self._child)
-            self._sweep()
+            self._end_leftovers()
         self._finish()
 
     def _launch(self) -> None:
@@ -161,7 +161,7 @@ class Supervisor:
 
     def _watch(self, child: Identity) -> None:
         """Follow the training until its direct child has ended, or outlived SIGKILL."""
-        ranks = Ranks(self.directory, self.run_file.world_size, child.pid, self._trouble_of_rank)
+        ranks = Ranks(self.directory, self.run_file.world_size, child.pid, self._record_rank_trouble)
         try:
             while not self._reap_child(child):
                 self._signals.wait(TICK_S, ranks.watched_fds())
@@ -237,12 +237,12 @@ class Supervisor:
             self._unended = unended(os.getpid())
         return bool(self._unended)
 
-    def _sweep(self) -> None:
+    def _end_leftovers(self) -> None:
         """End and collect the processes that the direct child left behind."""
         deadline = time.monotonic() + (0 if self._ladder.killing else min(self._ladder.granted_s, LEFTOVER_GRACE_S))
         asked: set[Identity] = set()
         if self._script is not None and not self._ladder.begun:
-            self._name_what_is_left()
+            self._record_leftovers()
         while not self._unended and collect_orphans():
             kill = time.monotonic() >= deadline
             for process in descendants(os.getpid()):
@@ -254,7 +254,7 @@ class Supervisor:
                 deadline = time.monotonic()
             self._note_unkillable(deadline)
 
-    def _name_what_is_left(self) -> None:
+    def _record_leftovers(self) -> None:
         """Record the processes of a script that outlive its command, its loader workers' last moments apart."""
         deadline = time.monotonic() + LAST_MOMENTS_S
         while collect_orphans() and time.monotonic() < deadline:
@@ -372,7 +372,7 @@ class Supervisor:
     def _record_no_step(self, why: str) -> None:
         self._events.record("no_step", detail=why)
 
-    def _trouble_of_rank(self, rank: int, what: str) -> None:
+    def _record_rank_trouble(self, rank: int, what: str) -> None:
         self._events.record_trouble(f"rank {rank}: {what}")
 
 

@@ -90,7 +90,7 @@ class Trials:
         """Take the steps of one `TrialOrder` and return the fields of its record."""
         began, more = time.monotonic(), order["more"]
         untimed = 0 if more else order["untimed"]
-        state = self._continued() if more else self._turned(order["knobs"], untimed)
+        state = self._same_setting() if more else self._next_setting(order["knobs"], untimed)
         records: list[dict[str, Any]] = []
         step_log = state.step_log(records.append, self.log, untimed)
         write_actual = None if more else partial(state.write_actual, self.log)
@@ -100,7 +100,7 @@ class Trials:
         step_log.flush()
         return {"switch_s": switch_s, **fields_of(records)}
 
-    def _continued(self) -> TrainState:
+    def _same_setting(self) -> TrainState:
         """Return the last trial's setting once all ranks have read the order for more steps."""
         if self._state is None:
             raise ValueError("more steps were ordered before any trial")
@@ -108,16 +108,16 @@ class Trials:
         self._state.strategy.all_reduce(torch.zeros((), device=self.device))
         return self._state
 
-    def _turned(self, turned: dict[str, Any], untimed: int) -> TrainState:
-        """Let go of the last setting and build the next one. Raises InvalidInput for one that needs a new process."""
-        knobs = replace(self.spec.knobs, **turned)
+    def _next_setting(self, overrides: dict[str, Any], untimed: int) -> TrainState:
+        """Drop the last setting and build the next one. Raises InvalidInput for one that needs a new process."""
+        knobs = replace(self.spec.knobs, **overrides)
         if self._state is not None and not allows_warm_trials(knobs.strategy, knobs.engine, knobs.compile):
             raise InvalidInput(
                 f"strategy={knobs.strategy}, engine={knobs.engine}, compile={knobs.compile}: a process tries one"
                 " setting of these",
                 "strategy",
             )
-        self.log.enter("model", " ".join(f"{name}={value}" for name, value in turned.items()))
+        self.log.enter("model", " ".join(f"{name}={value}" for name, value in overrides.items()))
         self._state = None
         gc.collect()
         self.memory.give_back()

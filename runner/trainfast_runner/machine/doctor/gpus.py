@@ -42,8 +42,8 @@ def gpu_checks(tick: Tick, versions: Mapping[str, str | None], refusal: UserErro
         yield Check(
             "GPU processes",
             "ok",
-            "this is a container: the driver tells the host's process ids, so of processes that come while a run trains"
-            " it cannot be said whose they are",
+            "this is a container: the driver lists the host's process ids, so the owner of a process that starts during"
+            " a run is unknown",
         )
     torch = versions.get("torch")
     if tick.devices and torch is not None and versions.get(CUDA_BUILD) is versions.get(HIP_BUILD) is None:

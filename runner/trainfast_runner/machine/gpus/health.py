@@ -28,12 +28,12 @@ class Ailment:
 
 def ailments(gpu: DeviceReading) -> Iterator[Ailment]:
     """Findings in one reading: throttling first, then memory errors and the link."""
-    yield from _held_back(gpu)
+    yield from _throttling(gpu)
     yield from _memory(gpu)
     yield from _link(gpu)
 
 
-def _held_back(gpu: DeviceReading) -> Iterator[Ailment]:
+def _throttling(gpu: DeviceReading) -> Iterator[Ailment]:
     reasons = [name for name in gpu.throttle_reasons or () if throttle.severity(name) == "warning"]
     # The general bit is set together with the bit of the cause.
     if len(reasons) > 1 and "hw_slowdown" in reasons:

@@ -79,7 +79,7 @@ class Nvml:
         second. `instances` are UUIDs of MIG instances to read after the GPUs."""
         self.driver_version: str | None = None
         self.failure: str | None = None
-        """Why NVML as a whole does not answer, or None."""
+        """The reason that NVML as a whole does not answer, or None."""
         self.binding_warning: str | None = None
         """A sentence when the imported pynvml is not nvidia-ml-py's, or None."""
         self._sparse_every = sparse_every
@@ -156,7 +156,7 @@ class Nvml:
                 raise job.error
 
     def close(self) -> None:
-        """Lets go of the driver. A later `sample` opens it again."""
+        """Close the driver. A later `sample` opens it again."""
         self._shut()
         self._patience.close()
 
@@ -229,7 +229,7 @@ class Nvml:
             device.fail(failures.device(code, text), lost=failures.may_pass(code))
 
     def _open_when_due(self, t_ns: int) -> None:
-        """Opens NVML, or takes up a lost GPU again, in the thread that may hang."""
+        """Open NVML, or look for a lost GPU again, in the thread that may hang."""
         hanging = any(not hang.job.over for hang in self._hangs.values())
         if self._opening is not None or t_ns < self._retry_at_ns or (hanging and not self._open):
             return
@@ -270,7 +270,7 @@ class Nvml:
             self._watch_for_xids(nv)
 
     def _watch_for_xids(self, nv: ModuleType) -> None:
-        """Waits for the errors of the GPUs that answer now."""
+        """Watch for errors of the GPUs that answer now."""
         self._stop_watching()
         if self._open and self._on_xid is not None:
             answering = [device for device in self._devices if device.error is None]
@@ -284,7 +284,7 @@ class Nvml:
         return watch is None or watch.stop()
 
     def _shut(self) -> None:
-        # With a call still in the driver, shutting it down would pull the ground from under that call.
+        # Shutting the driver down under a call that is still in it may crash this process.
         idle = self._stop_watching() and all(hang.job.over for hang in self._hangs.values())
         if self._nv is not None and self._open and idle:
             _shut_down(self._nv)
@@ -292,7 +292,7 @@ class Nvml:
         self._retry_at_ns = 0
 
     def _initialize(self, t_ns: int, *, may_close: bool) -> list[Found]:
-        """Opens NVML, or where it `may_close` closes and opens it again; the GPUs to ask: all, or the lost ones."""
+        """Open NVML, or if it `may_close` close and open it again; return the GPUs to ask: all, or the lost ones."""
         if self._open:
             if not (self._reopen and may_close) and ((regained := self._regain()) or not may_close):
                 return regained

@@ -76,11 +76,11 @@ class Patience:
         self._rounds: queue.SimpleQueue[_Round | None] | None = None
 
     def run(self, jobs: Sequence[Job[Any]], patience_s: float) -> None:
-        """Returns when every job is over, or has taken more than there is patience for: `patience_s` seconds.
+        """Run the jobs; leave one behind that takes longer than `patience_s` seconds.
 
-        A job that hangs stays not `over`; it may be so later. What a call raised is in its `error`. A driver that
-        hangs mostly does so for all: with each job that hangs there is half the patience for the next, so that all of
-        them together take little more than twice as long.
+        A job left behind may be `over` later. An exception of a call is in the job's `error`. Each job that hangs
+        halves the patience for the next ones: a driver that hangs mostly does so for every GPU, and all jobs together
+        then take little more than twice `patience_s`.
         """
         waiting = list(jobs)
         while waiting:
@@ -98,7 +98,7 @@ class Patience:
             waiting = waiting[waiting.index(hung) + 1 :]
 
     def close(self) -> None:
-        """Lets the thread end, at once or when its call comes back."""
+        """Let the thread end, at once or when its call comes back."""
         if self._rounds is not None:
             self._rounds.put(None)
             self._rounds = None

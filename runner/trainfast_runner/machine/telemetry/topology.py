@@ -87,7 +87,7 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
     matrix: list[list[str]] = []
     p2p: list[list[str | None]] = []
     missing: str | None = None
-    """Why there is no GPU to show."""
+    """The reason that there is no GPU to show; None with GPUs."""
 
 
 def read_topology() -> Topology:
