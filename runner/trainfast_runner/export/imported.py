@@ -136,7 +136,7 @@ def _command(words: list[Word]) -> Found:
     knobs = dict(found.knobs)
     for option in ("nproc_per_node", "num_processes", "num_gpus"):
         count = launch.pop(option, (None, None))[1]
-        if count is not None and count.value.isdigit() and int(count.value) > 1:
+        if count is not None and count.value.isdecimal() and int(count.value) > 1:
             knobs["devices"] = int(count.value)
             knobs.setdefault("strategy", "ddp")
     launch.pop("standalone", None)

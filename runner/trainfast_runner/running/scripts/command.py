@@ -50,7 +50,7 @@ class ScriptCommand:
 
     @property
     def door_closed(self) -> str | None:
-        """Why the hooks cannot load in this command; None if they can."""
+        """The reason that the hooks cannot load in this command; None if they can."""
         if self.isolated:
             return "the interpreter ignores PYTHONPATH (-I or -E), by which the hooks load"
         launcher = Path(self.words[0]).name
@@ -75,20 +75,20 @@ def read_command(words: Sequence[str], python: str | None = None, cwd: str = "")
         return _deepspeed(words, python, cwd)
     module = {"torchrun": TORCHRUN_MODULES[0], "accelerate": ACCELERATE_MODULES[0]}.get(first)
     if module is None:
-        argv = (_found(words[0], cwd), *words[1:])
+        argv = (_command_path(words[0], cwd), *words[1:])
         interpreter = _shebang(argv[0])
         # A console script is a Python file.
         script = argv if interpreter is not None else ()
         place = next((n for n, word in enumerate(words) if n and word.endswith(".py")), 0)
         count = _count(words[:place] if place else words)
         return ScriptCommand(tuple(words), argv, Path(words[place]).name, python or interpreter, count, script=script)
-    argv = (_found(words[0], cwd), *words[1:]) if python is None else (python, "-m", module, *words[1:])
-    script = _launched(words[1:], cwd)
+    argv = (_command_path(words[0], cwd), *words[1:]) if python is None else (python, "-m", module, *words[1:])
+    script = _launched_script(words[1:], cwd)
     interpreter = python or _shebang(argv[0])
     return ScriptCommand(
         tuple(words),
         argv,
-        _name(script) or first,
+        _name_of(script) or first,
         interpreter,
         _count(words[: len(words) - len(script)]),
         script=script,
@@ -97,7 +97,7 @@ def read_command(words: Sequence[str], python: str | None = None, cwd: str = "")
 
 
 def _python(words: Sequence[str], python: str | None, cwd: str) -> ScriptCommand:
-    interpreter = python or _found(words[0], cwd)
+    interpreter = python or _command_path(words[0], cwd)
     flags, rest = _split_flags(words[1:])
     isolated = any(flag[1:].isalpha() and set(flag) & {"I", "E"} for flag in flags if flag[1] not in "WX-")
     count: int | None = 1
@@ -105,14 +105,14 @@ def _python(words: Sequence[str], python: str | None, cwd: str) -> ScriptCommand
     if rest[:1] == ["-m"] and len(rest) > 1:
         launched = rest[1] in (*TORCHRUN_MODULES, *ACCELERATE_MODULES)
         if launched:
-            script = _launched(rest[2:], cwd)
+            script = _launched_script(rest[2:], cwd)
             count = _count(rest[: len(rest) - len(script)])
-        name = _name(script) or rest[1]
+        name = _name_of(script) or rest[1]
     elif rest[:1] == ["-c"]:
         name, script = "-c", ()
     elif rest:
         name = Path(rest[0]).name
-        _existing(rest[0], cwd)
+        _refuse_missing(rest[0], cwd)
     else:
         raise UserError(f"{words[0]} has no script to run", key="--", advice=f"run -- {words[0]} train.py")
     argv = (interpreter, *words[1:])
@@ -121,18 +121,18 @@ def _python(words: Sequence[str], python: str | None, cwd: str) -> ScriptCommand
     )
 
 
-def _launched(words: Sequence[str], cwd: str) -> tuple[str, ...]:
+def _launched_script(words: Sequence[str], cwd: str) -> tuple[str, ...]:
     """The script behind a launcher's options, or `-m` and its module, with its words; empty if none is seen."""
     for place, word in enumerate(words):
         if word.endswith(".py"):
-            _existing(word, cwd)
+            _refuse_missing(word, cwd)
             return tuple(words[place:])
         if word in ("-m", "--module"):
             return ("-m", *words[place + 1 :])
     return ()
 
 
-def _name(script: Sequence[str]) -> str:
+def _name_of(script: Sequence[str]) -> str:
     """The name of a script or of a module; empty for neither."""
     return (script[1] if script[0] == "-m" and len(script) > 1 else Path(script[0]).name) if script else ""
 
@@ -163,13 +163,13 @@ def _deepspeed(words: Sequence[str], python: str | None, cwd: str) -> ScriptComm
         if not equals:
             value = rest.pop(0) if rest else ""
         if option in DEEPSPEED_COUNT:
-            count = _whole(option, value)
+            count = _process_count(option, value)
         elif option == "--num_nodes" and value != "1":
             raise UserError(f"deepspeed --num_nodes {value}: a run is on one machine", key=option)
     if not rest:
         raise UserError("deepspeed has no script to run", key="--", advice="run -- deepspeed train.py")
-    _existing(rest[0], cwd)
-    interpreter = python or _shebang(_found(words[0], cwd)) or _found("python", cwd)
+    _refuse_missing(rest[0], cwd)
+    interpreter = python or _shebang(_command_path(words[0], cwd)) or _command_path("python", cwd)
     torchrun = (interpreter, "-m", TORCHRUN_MODULES[0], "--standalone", f"--nproc-per-node={count}")
     argv = (*torchrun, *rest)
     return ScriptCommand(tuple(words), argv, Path(rest[0]).name, interpreter, count, script=tuple(rest), launched=True)
@@ -181,17 +181,17 @@ def _count(words: Sequence[str]) -> int | None:
         option, equals, value = word.partition("=")
         if option in COUNTS:
             value = value if equals else words[place + 1] if place + 1 < len(words) else ""
-            return None if value in EACH_DEVICE else _whole(option, value)
+            return None if value in EACH_DEVICE else _process_count(option, value)
     return 1
 
 
-def _whole(option: str, value: str) -> int:
-    if not value.isdigit() or not 1 <= int(value) <= 1024:
+def _process_count(option: str, value: str) -> int:
+    if not value.isdecimal() or not 1 <= int(value) <= 1024:
         raise UserError(f"{option} {value!r} is not a number of processes", key=option, allowed=["1 to 1024"])
     return int(value)
 
 
-def _found(word: str, cwd: str) -> str:
+def _command_path(word: str, cwd: str) -> str:
     """The command's path. Raises UserError with the nearest name beside it."""
     place = os.path.join(cwd, word) if os.sep in word else word
     path = shutil.which(place)
@@ -199,17 +199,17 @@ def _found(word: str, cwd: str) -> str:
         return os.path.abspath(path) if os.sep in word else path
     if word.endswith(".py") and os.path.exists(place):
         raise UserError(f"{word} cannot be executed", key=word, advice=f"run -- python {word}")
-    raise UserError(f"there is no command {word!r}", key=word, nearest=_beside(word, cwd))
+    raise UserError(f"there is no command {word!r}", key=word, nearest=_nearest_file(word, cwd))
 
 
-def _existing(script: str, cwd: str) -> None:
-    """Raises UserError if there is no such script."""
+def _refuse_missing(script: str, cwd: str) -> None:
+    """Raise UserError if there is no such script."""
     if script != "-" and not os.path.exists(os.path.join(cwd, script)):
         where = f" in {cwd}" if cwd else ""
-        raise UserError(f"there is no script {script}{where}", key=script, nearest=_beside(script, cwd))
+        raise UserError(f"there is no script {script}{where}", key=script, nearest=_nearest_file(script, cwd))
 
 
-def _beside(path: str, cwd: str) -> str | None:
+def _nearest_file(path: str, cwd: str) -> str | None:
     """The file in that folder with the nearest name; None if none is near."""
     folder = os.path.join(cwd, os.path.dirname(path)) or "."
     try:

@@ -24,9 +24,11 @@ def compiled(pattern: str) -> re.Pattern[str]:
 
     Raises UserError.
     """
+    if not pattern:
+        raise UserError("--steps-from-log is empty: every line would count", key="--steps-from-log")
     try:
         return re.compile(pattern)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise UserError(f"--steps-from-log {pattern!r}: {error}", key="--steps-from-log") from None
 
 
