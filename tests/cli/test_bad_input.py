@@ -57,6 +57,8 @@ def test_a_setting_that_cannot_be(cli: Cli, setting: str, said: str, key: str, n
         ),
         (["--preset", "nosuch", "run", "tiny-llama"], "--preset before run is for the app alone; leave it out"),
         (["--python", "/bin/ls", "runs", "list"], "--python before runs list is for the app alone; leave it out"),
+        (["--ascii", "runs", "list"], "--ascii before runs list is for the app alone; leave it out"),
+        (["--plain-output", "topo"], "--plain-output before topo is for the app alone; leave it out"),
     ],
 )
 def test_an_option_of_the_app_before_a_command(cli: Cli, words: list[str], line: str) -> None:

@@ -84,6 +84,6 @@ def test_ctrl_c_stops_the_run_and_the_bench(cli: Cli) -> None:
 
 def test_what_bench_cannot_take_is_refused_at_once(cli: Cli) -> None:
     assert "no variants" in cli("bench", "tiny-llama").refused()
-    assert "--repeat 0" in cli("bench", "benchmarks-bert", "--repeat", "0").refused()
+    assert "--repeat: must be a whole number from 1 on" in cli("bench", "benchmarks-bert", "--repeat", "0").refused()
     assert "--scale-batch" in cli("bench", "benchmarks-bert", "--scale-batch", "-1").refused()
     assert "did you mean steps?" in cli("bench", "benchmarks-bert", "--set", "step=3").refused()

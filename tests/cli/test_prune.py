@@ -224,7 +224,7 @@ def test_an_extension_is_as_old_as_the_newest_file_in_any_folder_of_it(own: Cli)
         (("--older-than", "30"), "did you mean 30d?"),
         (("--older-than", "30days"), "did you mean 30d?"),
         (("--older-than", "soon"), "(allowed: 12h, 30d, 2w)"),
-        (("--keep", "-1"), "at least 0"),
+        (("--keep", "-1"), "--keep: must be a whole number from 0 on, not '-1'"),
         (("--keep", "ten"), "must be a whole number, not 'ten'"),
         (("--kep", "3"), "did you mean --keep?"),
     ],

@@ -64,12 +64,36 @@ def test_files_named_like_modules_do_not_reach_doctor(cli: Cli, shadows: Path) -
     assert typed_in(cli, shadows, "doctor", "--json").json["healthy"]
 
 
+GONE = "mkdir gone && cd gone && rmdir ../gone"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["run", "tiny-llama", "--python", "venv"],
+        ["run", "tiny-llama", "--set", "model.path=weights"],
+        ["report", "last", "-o", "report.html"],
+        ["bench", "benchmarks-bert", "-o", "table.md"],
+    ],
+)
+def test_a_name_in_a_deleted_working_directory_is_refused(cli: Cli, tmp_path: Path, words: list[str]) -> None:
+    line = typed_in(cli, tmp_path, *words, before=GONE).refused()
+    assert line == "trainfast-tui: the current directory has been deleted: cd to another one"
+
+
+@pytest.mark.parametrize("words", [["runs", "list"], ["presets", "show", "tiny-llama"], ["import", "none.json"]])
+def test_other_commands_do_without_a_working_directory(cli: Cli, tmp_path: Path, words: list[str]) -> None:
+    done = typed_in(cli, tmp_path, *words, before=GONE)
+    assert done.code == (2 if words[0] == "import" else 0), done.err
+    assert "Traceback" not in done.err
+
+
 @pytest.mark.long
 def test_a_deleted_working_directory_is_no_obstacle(cli: Cli, tmp_path: Path) -> None:
-    gone = "mkdir gone && cd gone && rmdir ../gone"
-    done = typed_in(cli, tmp_path, *RUN, "--json", before=gone)
+    done = typed_in(cli, tmp_path, *RUN, "--json", before=GONE)
     assert done.json["state"] == "finished", done.json["reason"]
-    refusal = typed_in(cli, tmp_path, "runs", "list", before=gone, TRAINFAST_HOME="relative").refused()
+    refusal = typed_in(cli, tmp_path, "runs", "list", before=GONE, TRAINFAST_HOME="relative").refused()
     assert "the current directory, which has been deleted" in refusal
 
 

@@ -99,16 +99,18 @@ def test_the_app_needs_a_terminal(cli: Cli) -> None:
     assert "needs a terminal" in cli().refused()
 
 
-def test_a_full_disk_behind_stdout_is_said() -> None:
+@pytest.mark.parametrize("words", [["presets", "list"], ["--version"]])
+def test_a_full_disk_behind_stdout_is_said(words: list[str]) -> None:
     with open("/dev/full", "w") as full:
-        done = subprocess.run([*COMMAND, "presets", "list"], stdout=full, stderr=subprocess.PIPE, text=True)
+        done = subprocess.run([*COMMAND, *words], stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 2
     assert done.stderr.strip() == "trainfast-tui: No space left on device"
 
 
-def test_a_reader_that_leaves_is_no_error() -> None:
+@pytest.mark.parametrize("words", ["presets list", "--help", "run --help", "--version"])
+def test_a_reader_that_leaves_is_no_error(words: str) -> None:
     done = subprocess.run(
-        ["bash", "-c", f"'{COMMAND[0]}' {' '.join(COMMAND[1:])} presets list | true"],
+        ["bash", "-c", f"'{COMMAND[0]}' {' '.join(COMMAND[1:])} {words} | true"],
         capture_output=True,
         text=True,
     )

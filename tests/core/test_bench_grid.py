@@ -17,7 +17,7 @@ from trainfast_runner.search.bench.variants import Bench, Outcome, run_order, ta
 from trainfast_runner.search.bench.warm_rows import warm_groups
 from trainfast_runner.settings.vary import read_vary
 from trainfast_tui.cli.bench_file import WRITERS
-from trainfast_tui.cli.output import writable, write_output
+from trainfast_tui.cli.output import output_path, write_output
 
 
 def grid(reference: str, *vary: str, settings: tuple[str, ...] = ()) -> Bench:
@@ -169,7 +169,7 @@ def outcomes(bench: Bench) -> dict[str, list[Outcome]]:
 
 
 def written(bench: Bench, outcomes: dict[str, list[Outcome]], path: Path) -> str:
-    output = writable(str(path), tuple(WRITERS))
+    output = output_path(str(path), tuple(WRITERS))
     write_output(output, WRITERS[output.suffix.lower()](bench, tabulate(bench, outcomes), "trainfast-tui bench x"))
     return path.read_text()
 
@@ -234,5 +234,5 @@ def test_html_is_one_page_with_all_text_escaped(
 )
 def test_a_file_that_cannot_be_written_is_refused_first(tmp_path: Path, name: str, said: str) -> None:
     with pytest.raises(UserError) as refused:
-        writable(str(tmp_path / name), tuple(WRITERS))
+        output_path(str(tmp_path / name), tuple(WRITERS))
     assert said in refused.value.line()

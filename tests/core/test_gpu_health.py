@@ -9,7 +9,7 @@ import pytest
 from trainfast_runner.machine.doctor.gpus import gpu_checks
 from trainfast_runner.machine.gpus.health import ailments
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading, HostReading, Tick
-from trainfast_tui.cli.monitor_details import below, ecc_errors
+from trainfast_tui.cli.monitor_details import ecc_errors, lines_below
 from trainfast_tui.text.topology import pcie
 
 LINK = {"pcie_generation": 4, "pcie_width": 16, "pcie_generation_max": 4, "pcie_width_max": 16}
@@ -40,7 +40,7 @@ def test_each_ailment_is_a_warning_with_its_cure(fields: dict[str, Any], said: s
     (one,) = (check for check in gpu_checks(tick, {}) if check.name == "GPU 2" and check.state == "warn")
     assert said in one.finding
     assert cure in (one.cure or "")
-    assert any(line.startswith("GPU 2: ") and said in line for line in below([gpu(**fields)]))
+    assert any(line.startswith("GPU 2: ") and said in line for line in lines_below([gpu(**fields)]))
 
 
 @pytest.mark.parametrize(
@@ -60,5 +60,5 @@ def test_the_link_and_the_errors_stand_in_the_table_of_the_monitor_and_the_proce
     assert (pcie(gpu()), ecc_errors(gpu())) == ("4 x16", "–")
     assert pcie(gpu(pcie_generation=1, pcie_width=8)) == "1 x8 of 4 x16"
     assert ecc_errors(gpu(ecc_uncorrected_errors=0, ecc_corrected_errors=3)) == "0 (+3)"
-    text = " ".join(" ".join(below([gpu(processes=[DeviceProcess(pid=1 << 22)])])).split())
+    text = " ".join(" ".join(lines_below([gpu(processes=[DeviceProcess(pid=1 << 22)])])).split())
     assert text == f"GPU PID OWNER MEMORY COMMAND 2 {1 << 22} – – –", "of one that has ended nothing is made up"

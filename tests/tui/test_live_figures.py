@@ -15,7 +15,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import ClockAnchor, Event, RunFile, Step
 from trainfast_runner.running.follower import Follower, RunSnapshot
 from trainfast_runner.settings.knobs import defaults
-from trainfast_tui.cli.progress import so_far, status_line
+from trainfast_tui.cli.progress import live_record, status_line
 from trainfast_tui.live.figures import recent_figures
 from trainfast_tui.widgets.step_panel import StepPanel
 
@@ -63,7 +63,7 @@ def test_the_command_line_leaves_the_warm_up_out_of_the_rate_as_the_screen_does(
 ) -> None:
     snapshot = live(6, 6 - behind)
     assert recent_figures(snapshot).samples_per_s == pytest.approx(32.0), "of both ranks, without the slow warm-up"
-    assert so_far(snapshot)["samples_per_s"] == pytest.approx(32.0)
+    assert live_record(snapshot)["samples_per_s"] == pytest.approx(32.0)
     assert "  32.0 samples/s  500 ms  " in status_line(snapshot)
     assert "17 s left" in status_line(snapshot)
     assert shown(snapshot).count("32.0 samples/s") == 1
@@ -72,7 +72,7 @@ def test_the_command_line_leaves_the_warm_up_out_of_the_rate_as_the_screen_does(
 
 def test_while_it_warms_up_there_is_no_rate(live: Callable[[int, int], RunSnapshot]) -> None:
     snapshot = live(3, 3)
-    assert so_far(snapshot)["samples_per_s"] is None
+    assert live_record(snapshot)["samples_per_s"] is None
     line = status_line(snapshot)
     assert "warming up" in line
     assert "samples/s" not in line

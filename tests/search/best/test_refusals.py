@@ -27,7 +27,7 @@ BEST = ("search", "best", "tiny-llama", *SMALL)
         (("--for-steps", "100"), ("--for-steps is about --objective time",)),
         (("--objective", "time", "--for-steps", "9", "--vary", "batch_size=1,2"), ("needs --global-batch N",)),
         (("--objective", "samples_per_joule"), ("energy counter",)),
-        (("--global-batch", "0"), ("at least 1",)),
+        (("--global-batch", "0"), ("must be a whole number from 1 on",)),
         (("--budget", "soon"), ("not a time", "10m")),
         (("--vary", "batch_size=4,8", "--vary", "grad_accum=1", "--global-batch", "7"), ("did you mean 8?",)),
     ],

@@ -5,16 +5,15 @@ Exit codes: finished 0, usage or an invalid preset 2, out of memory 3, failed or
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from typing import TYPE_CHECKING
 
-from trainfast_tui.cli.exit_codes import INTERRUPTED
+from trainfast_tui.cli.exit_codes import CUT_OFF, INTERRUPTED
 
 if TYPE_CHECKING:
     from trainfast_runner.errors import UserError
-
-CUT_OFF = 141
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -44,10 +43,16 @@ def _run(arguments: list[str]) -> int:
         return command(parsed)
     except UserError as error:
         return _refuse(error, arguments)
+    except SystemExit as ended:
+        # argparse, after `--help` and `--version`.
+        return int(ended.code or 0)
     except OSError as error:
-        if error.filename is None:
-            raise  # our own output failed, so nothing more can be printed
-        return _refuse(UserError(f"{os.fsdecode(error.filename)}: {error.strerror or error}"), arguments)
+        if error.filename is not None:
+            return _refuse(UserError(f"{os.fsdecode(error.filename)}: {error.strerror or error}"), arguments)
+        if isinstance(error, FileNotFoundError):
+            # Only os.getcwd names no file.
+            return _refuse(UserError("the current directory has been deleted: cd to another one"), arguments)
+        raise  # our own output failed, so nothing more can be printed
 
 
 def _refuse(error: UserError, arguments: list[str]) -> int:
@@ -55,7 +60,8 @@ def _refuse(error: UserError, arguments: list[str]) -> int:
 
     # The error may quote a script's own words.
     print(f"trainfast-tui: {plain(error.line())}", file=sys.stderr)
-    if "--json" in arguments:
+    # Words behind `--` are a script's own.
+    if "--json" in itertools.takewhile(lambda word: word != "--", arguments):
         import json
 
         print(json.dumps({"error": error.as_json()}))

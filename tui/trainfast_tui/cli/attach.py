@@ -8,12 +8,12 @@ import sys
 from trainfast_runner.results.explained_run import explained_now
 from trainfast_runner.running.final_result import result_or_none_while_live
 from trainfast_runner.running.follower import Follower
-from trainfast_tui.cli.exit_codes import INTERRUPTED
-from trainfast_tui.cli.follow_run import HUNG_UP, caught, follow
+from trainfast_tui.cli.exit_codes import HUNG_UP, INTERRUPTED
+from trainfast_tui.cli.follow_run import caught, follow
 from trainfast_tui.cli.output import print_json
-from trainfast_tui.cli.progress import so_far
+from trainfast_tui.cli.progress import live_record
 from trainfast_tui.cli.reference import add_run, directory_of
-from trainfast_tui.cli.run import report
+from trainfast_tui.cli.run import print_result
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -27,14 +27,14 @@ def run(arguments: argparse.Namespace) -> int:
     directory = directory_of(arguments)
     result = result_or_none_while_live(directory)
     if result is not None:
-        return report(explained_now(directory, result), arguments.json)
+        return print_result(explained_now(directory, result), arguments.json)
     with caught() as signals:
         result = follow(directory, signals, interrupt_stops=False)
     if result is not None:
-        return report(explained_now(directory, result), arguments.json)
+        return print_result(explained_now(directory, result), arguments.json)
     if signals.hung_up:
         return HUNG_UP
     print(f"left {directory.name} running", file=sys.stderr)
     if arguments.json:
-        print_json(so_far(Follower(directory).poll()))
+        print_json(live_record(Follower(directory).poll()))
     return INTERRUPTED

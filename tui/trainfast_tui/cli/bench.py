@@ -28,13 +28,16 @@ from trainfast_runner.search.processes import Interrupted
 from trainfast_runner.settings import script_preset
 from trainfast_runner.settings.vary import read_vary
 from trainfast_tui.cli.bench_file import WRITERS
-from trainfast_tui.cli.cooling import report_cooling
-from trainfast_tui.cli.exit_codes import INTERRUPTED
-from trainfast_tui.cli.follow_run import HUNG_UP, Signals, caught, follow
-from trainfast_tui.cli.output import print_json, print_line, print_lines, print_table, writable, write_output
+from trainfast_tui.cli.exit_codes import HUNG_UP, INTERRUPTED
+from trainfast_tui.cli.follow_run import Signals, caught, follow
+from trainfast_tui.cli.number_types import finite, positive
+from trainfast_tui.cli.output import output_path, print_json, print_line, print_lines, print_table, write_output
 from trainfast_tui.cli.progress import Progress
-from trainfast_tui.cli.run import add_settings, predict_memory, wait_for_device
+from trainfast_tui.cli.run import add_settings, predict_memory
+from trainfast_tui.cli.waits import await_cooling, await_devices
 from trainfast_tui.text.format import plain
+
+MOST_SCALE = 1_000_000
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -52,9 +55,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="a row for each value; may be given again: a row for each combination",
     )
     add_settings(parser)
-    parser.add_argument("--repeat", type=int, default=1, metavar="N", help="run every row N times, A B A B")
+    parser.add_argument("--repeat", type=positive, default=1, metavar="N", help="run every row N times, A B A B")
     parser.add_argument(
-        "--scale-batch", type=float, default=1.0, metavar="F", help="multiply every variant's batch by F, at least 1"
+        "--scale-batch", type=finite, default=1.0, metavar="F", help="multiply every variant's batch by F, at least 1"
     )
     parser.add_argument(
         "-o", dest="output", metavar="FILE", help="write the table there too, by the name as .md, .csv, .json or .html"
@@ -63,19 +66,17 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--cold", action="store_true", help="run every row in a process of its own, also where several can share one"
     )
     parser.add_argument("--wait", action="store_true", help="wait while another run uses the device")
-    parser.add_argument("--cool-to", type=float, metavar="C", help="wait until the GPUs are below C degrees Celsius")
+    parser.add_argument("--cool-to", type=finite, metavar="C", help="wait until the GPUs are below C degrees Celsius")
     parser.add_argument("--python", metavar="PATH", help="train with this Python, whatever torch it has")
     parser.add_argument("--json", action="store_true", help="print {preset, baseline, rows[...]}")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the rows one after another; return 0 if the baseline finished, else the code of its end."""
-    if arguments.repeat < 1:
-        raise UserError(f"--repeat {arguments.repeat} runs nothing", key="--repeat", allowed=["1 or more"])
-    if not 0 < arguments.scale_batch < float("inf"):
-        raise UserError("--scale-batch must be above 0", key="--scale-batch", allowed=["such as 0.25 or 2"])
+    if not 0 < arguments.scale_batch <= MOST_SCALE:
+        raise UserError(f"--scale-batch must be above 0 and at most {MOST_SCALE}", key="--scale-batch")
     bench = _prepared(arguments)
-    output = writable(arguments.output, tuple(WRITERS)) if arguments.output else None
+    output = output_path(arguments.output, tuple(WRITERS)) if arguments.output else None
     outcomes: dict[str, list[Outcome]] = {entry.id: [] for entry in bench.entries}
     with caught() as signals:
         went_on = _run_all(bench, outcomes, Home().create(), signals, arguments)
@@ -191,9 +192,9 @@ def _run_one(
     if not is_started:
         warm.end()
         if arguments.wait:
-            wait_for_device(plan, home)
+            await_devices(plan, home)
     if arguments.cool_to is not None:
-        report_cooling(plan, arguments.cool_to)
+        await_cooling(plan, arguments.cool_to)
     if group is None:
         predict_memory(plan, home)
         return follow(launch.start(plan, home), signals, interrupt_stops=True)

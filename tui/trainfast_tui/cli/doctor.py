@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.doctor.examine import examine, is_healthy
+from trainfast_runner.machine.doctor.finding import Check
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import SCHEMA
 from trainfast_tui.cli.output import print_json, print_line
 from trainfast_tui.cli.progress import progress_when_slow
 from trainfast_tui.text.format import plain, to_width
+
+if TYPE_CHECKING:
+    from trainfast_runner.machine.calibration import Ceiling
 
 PYTHON_CHECKS = ("training Python", "training stack")
 
@@ -43,19 +48,9 @@ def run(arguments: argparse.Namespace) -> int:
         measured = {"calibration": ceiling} if ceiling else {}
         print_json({"schema": SCHEMA, "healthy": is_healthy(checks), "checks": checks, **measured})
         return 0
-    width = max(len(check.name) for check in checks)
-    for check in checks:
-        print_line(f"{check.state:<4}  {to_width(check.name, width)}  {plain(check.finding)}")
-        if check.cure:
-            print_line(f"      {' ' * width}  cure: {plain(check.cure)}")
+    _print_checks(checks)
     if ceiling is not None:
-        rates = ", ".join(f"{name} {tflops:.3g} TFLOP/s" for name, tflops in ceiling.tflops.items())
-        print_line(
-            f"\nmeasured on {plain(ceiling.name)}: {rates}; copy {ceiling.copy_gb_per_s:.3g} GB/s (read and written)"
-        )
-        if ceiling.disturbed:
-            words = f"other processes took {100 * (1 - (ceiling.cpu_share or 0)):.0f} % of the CPU meanwhile"
-            print_line(f"{words}: the ceiling is too low, measure it again on a quiet machine")
+        _print_ceiling(ceiling)
     warnings = sum(check.state == "warn" for check in checks)
     if not is_healthy(checks):
         print_line('\nRuns cannot start here. Fix the checks marked "fail" first.')
@@ -64,3 +59,22 @@ def run(arguments: argparse.Namespace) -> int:
     if unusable is not None:
         raise unusable
     return 0
+
+
+def _print_checks(checks: list[Check]) -> None:
+    width = max(len(check.name) for check in checks)
+    for check in checks:
+        print_line(f"{check.state:<4}  {to_width(check.name, width)}  {plain(check.finding)}")
+        if check.cure:
+            print_line(f"      {' ' * width}  cure: {plain(check.cure)}")
+
+
+def _print_ceiling(ceiling: Ceiling) -> None:
+    """Print the measured speeds, with a warning if other processes slowed them down."""
+    rates = ", ".join(f"{name} {tflops:.3g} TFLOP/s" for name, tflops in ceiling.tflops.items())
+    print_line(
+        f"\nmeasured on {plain(ceiling.name)}: {rates}; copy {ceiling.copy_gb_per_s:.3g} GB/s (read and written)"
+    )
+    if ceiling.disturbed:
+        words = f"other processes took {100 * (1 - (ceiling.cpu_share or 0)):.0f} % of the CPU meanwhile"
+        print_line(f"{words}: the ceiling is too low, measure it again on a quiet machine")

@@ -1,6 +1,6 @@
 """Exit codes that no state of a run gives."""
 
-INTERRUPTED = 130
-"""Ctrl-C: 128 + SIGINT, as shells have it."""
+HUNG_UP, INTERRUPTED, CUT_OFF = 129, 130, 141
+"""128 and the signal, as shells have it: SIGHUP, SIGINT (Ctrl-C), and SIGPIPE for a reader that has gone."""
 SEARCH_EXIT_CODES = {"answered": 0, "nothing_fits": 3, "failed": 4, "cancelled": INTERRUPTED}
 """Exit code by the state of a search that has ended."""

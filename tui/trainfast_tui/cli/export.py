@@ -105,14 +105,16 @@ def _left_out(exported: Exported) -> list[str]:
 
 
 def _refuse_existing(exported: Exported, folder: Path, same_is_replaced: bool) -> None:
-    """Raises UserError if a file exists, with `same_is_replaced` unless it is this very export."""
+    """Raise UserError if the folder is a file, or has one of the files; `same_is_replaced`: of another text."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file", key="-o", advice="a folder")
     for name, text in exported.files.items():
         path = folder / name
-        if path.exists() and not (same_is_replaced and _is(path, text)):
+        if path.exists() and not (same_is_replaced and _has_text(path, text)):
             raise UserError(f"{path} exists already", key="-o", advice="another folder")
 
 
-def _is(path: Path, text: str) -> bool:
+def _has_text(path: Path, text: str) -> bool:
     """True if the file has this text."""
     try:
         return path.read_text(encoding="utf-8") == text
@@ -121,7 +123,7 @@ def _is(path: Path, text: str) -> bool:
 
 
 def _write(exported: Exported, folder: Path) -> list[Path]:
-    """Write the form's files and return their paths. Raises UserError where one cannot be written."""
+    """Write the form's files and return their paths. Raises UserError if one cannot be written."""
     paths = [folder / name for name in exported.files]
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.imported import KINDS, SHELL_COMMAND, import_settings
-from trainfast_tui.cli.output import print_json, print_line, writable, write_output
+from trainfast_tui.cli.output import output_path, print_json, print_line, write_output
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +27,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print or write the preset, and on stderr what was not understood."""
-    output = None if arguments.output is None else writable(arguments.output, (".toml",))
+    output = None if arguments.output is None else output_path(arguments.output, (".toml",))
     name = "stdin" if arguments.file == "-" else arguments.file
     try:
         text = sys.stdin.read() if arguments.file == "-" else Path(arguments.file).read_text(encoding="utf-8")

@@ -18,7 +18,7 @@ from trainfast_tui.text.cooling import cooling_words
 from trainfast_tui.text.format import duration, plain
 
 TICK_S = 2.0
-BOTH_KINDS: dict[type, str] = {Paused: "paused", Resumed: "going on"}
+COMMON_WORDS: dict[type, str] = {Paused: "paused", Resumed: "going on"}
 """Words for the lines that both kinds of search write."""
 LineT = TypeVar("LineT")
 EndT = TypeVar("EndT")
@@ -63,7 +63,7 @@ class JournalPrinter(ABC, Generic[LineT]):
 
     def print_line(self, line: LineT) -> None:
         """Print a line of the journal."""
-        words = BOTH_KINDS.get(type(line)) or self.words(line)
+        words = COMMON_WORDS.get(type(line)) or self.words(line)
         if words:
             self._progress.print_line(plain(words))
         self._wait = None

@@ -11,6 +11,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.output_log import OUTPUT_FILE, read_log
 from trainfast_runner.records.run_directory import is_unfinished
 from trainfast_tui.cli.exit_codes import INTERRUPTED
+from trainfast_tui.cli.number_types import whole
 from trainfast_tui.cli.output import print_json, print_line, print_lines
 from trainfast_tui.cli.reference import add_run, directory_of
 from trainfast_tui.text.format import plain
@@ -20,14 +21,12 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_run(parser)
     parser.add_argument("-f", "--follow", action="store_true", help="go on until the run ends")
-    parser.add_argument("-n", type=int, metavar="N", help="only the last N lines")
+    parser.add_argument("-n", type=whole, metavar="N", help="only the last N lines")
     parser.add_argument("--json", action="store_true", help="print {run_id, lines[...]}")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the log."""
-    if arguments.n is not None and arguments.n < 0:
-        raise UserError(f"-n {arguments.n}: at least 0", key="-n")
     if arguments.follow and arguments.json:
         raise UserError("logs --json prints one object and -f never ends: take one of them", key="-f")
     directory = directory_of(arguments)

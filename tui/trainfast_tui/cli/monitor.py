@@ -17,7 +17,8 @@ from trainfast_runner.machine.telemetry.nvml import Nvml
 from trainfast_runner.machine.telemetry.sampler import Cadence, read_tick, take_tick
 from trainfast_runner.machine.telemetry.slowdown import slows_down_at_c
 from trainfast_runner.records.tick import DeviceReading, Tick
-from trainfast_tui.cli.monitor_details import below, ecc_errors
+from trainfast_tui.cli.monitor_details import ecc_errors, lines_below
+from trainfast_tui.cli.number_types import finite
 from trainfast_tui.cli.output import print_json, print_lines
 from trainfast_tui.text.format import (
     ABSENT,
@@ -40,7 +41,7 @@ SHORTEST_S, LONGEST_S = 0.1, 3600.0
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("--once", action="store_true", help="one reading, then exit")
-    parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between readings (1)")
+    parser.add_argument("--interval", type=finite, default=1.0, metavar="S", help="seconds between readings (1)")
     parser.add_argument("--json", action="store_true", help="print one JSON object a reading")
 
 
@@ -114,7 +115,7 @@ def _lines(tick: Tick) -> list[str]:
     rows = [_row(gpu, tick.missing) for gpu in tick.devices]
     # A sentence with its cure does not fit in a cell.
     silent = [f"GPU {gpu.index}: {gpu.error}" for gpu in tick.devices if gpu.error]
-    return [*found, *table(header, rows, right=(2, 3, 4, 5, 6, 7, 8), widest=48), *silent, *below(tick.devices)]
+    return [*found, *table(header, rows, right=(2, 3, 4, 5, 6, 7, 8), widest=48), *silent, *lines_below(tick.devices)]
 
 
 def _row(gpu: DeviceReading, missing: Mapping[str, str]) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ def ecc_errors(gpu: DeviceReading) -> str:
     return count(gpu.ecc_uncorrected_errors) + corrected
 
 
-def below(gpus: Sequence[DeviceReading]) -> list[str]:
+def lines_below(gpus: Sequence[DeviceReading]) -> list[str]:
     """Return the lines below the table: the processes on the GPUs, then each problem with its cure."""
     answering = [gpu for gpu in gpus if not gpu.error]
     processes = [row for gpu in answering for row in _processes(gpu)]

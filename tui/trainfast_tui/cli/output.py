@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -21,34 +22,45 @@ WIDEST = 120
 """The most cells of a column."""
 
 
-def writable(name: str, endings: Sequence[str]) -> Path:
-    """The file of `-o NAME`. Raises UserError, before any work, for another ending and for a file nobody can write."""
+def output_path(name: str, endings: Sequence[str]) -> Path:
+    """Return the path of `-o NAME`. Raises UserError for another ending, and for a file that cannot be written."""
     path = Path(name).absolute()
     if path.suffix.lower() not in endings:
         close = nearest(path.suffix, endings) if path.suffix else None
         raise UserError(f"{name}: no known kind of file", key="-o", allowed=endings, nearest=close)
-    if not path.parent.is_dir():
-        raise UserError(f"there is no folder {path.parent}", key="-o")
-    if path.is_dir():
-        raise UserError(f"{path} is a folder", key="-o")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise UserError(f"{path} cannot be written", key="-o")
+    refuse_unwritable(path, "-o")
     return path
 
 
-def write_output(path: Path, text: str) -> int:
-    """Write the file of `-o` and return its bytes. Raises UserError when the disk refuses it."""
-    content = text.encode()
+def refuse_unwritable(path: Path, option: str) -> None:
+    """Raise UserError, before any work, if the file that `option` names cannot be written."""
+    if not path.parent.is_dir():
+        raise UserError(f"there is no folder {path.parent}", key=option)
+    if path.is_dir():
+        raise UserError(f"{path} is a folder", key=option)
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UserError(f"{path} cannot be written", key=option)
+
+
+def write_output(path: Path, text: str, option: str = "-o") -> int:
+    """Write the file that `option` names, and return its bytes. Raises UserError."""
     try:
-        path.write_bytes(content)
+        return path.write_bytes(text.encode())
     except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}", key="-o") from None
-    return len(content)
+        raise UserError(f"cannot write {path}: {error.strerror}", key=option) from None
+    except UnicodeEncodeError as error:
+        word = os.fsencode(error.object[error.start : error.end])
+        raise UserError(f"cannot write {path}: {word!r} is not UTF-8", key=option) from None
 
 
 def print_json(value: Any) -> None:
     """Print one line of JSON; takes dicts, lists, Structs and dataclasses."""
-    print_line(msgspec.json.encode(value).decode())
+    try:
+        line = msgspec.json.encode(value).decode()
+    except UnicodeEncodeError:
+        # The name of a file that is not UTF-8: json escapes its bytes.
+        line = json.dumps(msgspec.to_builtins(value))
+    print_line(line)
 
 
 def print_line(text: str = "") -> None:

@@ -6,7 +6,6 @@ import argparse
 import importlib
 import itertools
 import os
-import re
 import shlex
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -18,9 +17,6 @@ from trainfast_tui.cli.commands import COMMANDS, GROUPS, Command
 PROGRAM = "trainfast-tui"
 Run = Callable[[argparse.Namespace], int]
 
-NUMBERS = {"int": "a whole number", "float": "a number", "positive": "a whole number from 1 on"}
-"""The values that an option takes, by the function that reads them."""
-
 
 class Parser(argparse.ArgumentParser):
     """An argparse parser that raises UserError instead of printing its usage and takes no abbreviated options.
@@ -29,7 +25,7 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, *arguments: Any, command: Command | None = None, **keywords: Any) -> None:
-        super().__init__(*arguments, **{"allow_abbrev": False, **keywords})
+        super().__init__(*arguments, **{"allow_abbrev": False, "exit_on_error": False, **keywords})
         self._command = command
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -42,13 +38,17 @@ class Parser(argparse.ArgumentParser):
                 place = args.index("--")
                 args, script = args[:place], args[place + 1 :]
             self.set_defaults(run=module.run, leaf=self, script=script)
-        return super().parse_known_args(args, namespace)
+        try:
+            return super().parse_known_args(args, namespace)
+        except argparse.ArgumentError as error:
+            name = error.argument_name
+            if isinstance(error.__context__, argparse.ArgumentTypeError):
+                # From `number_types`: it names what the option takes, so the help would add nothing.
+                raise UserError(f"{name}: {error.message}", key=name) from None
+            raise UserError(f"{error}; see {self.prog} --help", key=name) from None
 
     def error(self, message: str) -> NoReturn:
-        argument = message.removeprefix("argument ").partition(":")[0] if message.startswith("argument ") else None
-        if (refused := re.fullmatch(rf"argument .+?: invalid ({'|'.join(NUMBERS)}) value: (.*)", message)) is not None:
-            raise UserError(f"{argument}: must be {NUMBERS[refused[1]]}, not {refused[2]}", key=argument)
-        raise UserError(f"{message}; see {self.prog} --help", key=argument)
+        raise UserError(f"{message}; see {self.prog} --help")
 
     def option_names(self) -> list[str]:
         """Return all options, long ones first."""
@@ -94,8 +94,13 @@ def parse(arguments: list[str]) -> tuple[Run, argparse.Namespace]:
 def _refuse_app_options(parsed: argparse.Namespace) -> None:
     """Raise UserError for an option of the app in front of a command, which would not see it."""
     command = parsed.leaf.prog.removeprefix(f"{PROGRAM} ")
-    for option, value in (("--preset", parsed.app_preset), ("--python", parsed.app_python)):
-        if value is None:
+    for option, value in (
+        ("--preset", parsed.app_preset),
+        ("--python", parsed.app_python),
+        ("--ascii", parsed.ascii),
+        ("--plain-output", parsed.plain_output),
+    ):
+        if value in (None, False):
             continue
         if option == "--python" and option in parsed.leaf.option_names():
             words = f"{option} belongs behind {command}: {PROGRAM} {command} {option} {value} ..."
@@ -161,6 +166,7 @@ def _open_app(parsed: argparse.Namespace) -> int:
     import gc
     import sys
 
+    os.getcwd()  # raises FileNotFoundError if it has been deleted: the screens read files by names from here
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UserError("the app needs a terminal; without one: trainfast-tui run PRESET, see trainfast-tui --help")
     # Collecting garbage among the imported modules would delay the first frame.

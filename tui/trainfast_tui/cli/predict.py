@@ -63,27 +63,9 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"trainfast-tui: {plain(damage)}", file=sys.stderr)
     asked = runs_to_predict(arguments.preset, arguments.settings)
     table = _Table(asked) if len(asked) > 1 and not arguments.json else None
-    found: dict[int, PredictedRow] = {}
-
-    def heard(tracing: Tracing) -> None:
-        if tracing.importing:
-            slow.update(plain(importing(tracing.importing)))
-        elif tracing.words:
-            what = (
-                TRACING
-                if len(asked) == 1
-                else f"tracing {plain(asked[tracing.place].id)}, {tracing.place + 1} of {len(asked)}"
-            )
-            slow.update(f"{what}: {tracing.words}", tracing.done / tracing.total)
-
-    with progress_when_slow(f"{TRACING}…", everywhere=len(asked) > 1) as slow:
-        for place, answer in predict_rows(asked, arguments.python, heard):
-            found[place] = answer
-            if table is not None and table.is_next(place):
-                slow.print(lambda: table.print_ready(found))
-    if len(found) == 1 and found[0].error is not None:
-        raise found[0].error
-    answered = [found[place] for place in range(len(asked))]
+    answered = _predict(asked, arguments.python, table)
+    if len(answered) == 1 and answered[0].error is not None:
+        raise answered[0].error
     if arguments.json:
         rows = [_fields(one, _speed(one, arguments.python)) for one in answered]
         whole = (
@@ -99,6 +81,27 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     print(f"trainfast-tui: {plain(hopeless.line())}", file=sys.stderr)
     return hopeless.exit_code
+
+
+def _predict(asked: list[RunToPredict], python: str | None, table: _Table | None) -> list[PredictedRow]:
+    """Return the prediction of each run, with progress on stderr; rows are printed as soon as they are known."""
+    found: dict[int, PredictedRow] = {}
+
+    def show_tracing(tracing: Tracing) -> None:
+        if tracing.importing:
+            slow.update(plain(importing(tracing.importing)))
+        elif tracing.words:
+            what = TRACING
+            if len(asked) > 1:
+                what = f"tracing {plain(asked[tracing.place].id)}, {tracing.place + 1} of {len(asked)}"
+            slow.update(f"{what}: {tracing.words}", tracing.done / tracing.total)
+
+    with progress_when_slow(f"{TRACING}…", everywhere=len(asked) > 1) as slow:
+        for place, answer in predict_rows(asked, python, show_tracing):
+            found[place] = answer
+            if table is not None and table.is_next(place):
+                slow.print(lambda: table.print_ready(found))
+    return [found[place] for place in range(len(asked))]
 
 
 def _speed(answer: PredictedRow, python: str | None) -> PredictedSpeed | Unknown:
@@ -197,7 +200,7 @@ class _Table:
 
     def print_ready(self, found: Mapping[int, PredictedRow]) -> None:
         """Print all rows that are ready."""
-        table = self._table = self._table or self._begun()
+        table = self._table = self._table or self._new_table()
         while self._printed in found:
             answer = found[self._printed]
             if answer.error is not None:
@@ -206,7 +209,7 @@ class _Table:
                 table.add(_cells(answer))
             self._printed += 1
 
-    def _begun(self) -> GrowingTable:
+    def _new_table(self) -> GrowingTable:
         parts = list(map(short, CATEGORIES))
         header = ["variant", "predicted", "published", "difference", *parts, "peak in", "fits", "max batch"]
         name, phase = max(map(len, self._names)), max(map(len, PHASES.values()))

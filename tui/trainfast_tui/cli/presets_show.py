@@ -115,14 +115,14 @@ def _variant_lines(preset: Preset, width: int | None) -> list[str]:
         for row in preset.variants
     ]
     figures = range(1, len(header))
-    settings = [_settings(row) for row in preset.variants]
-    whole = table([*header, "KNOBS"], [[*row, knobs] for row, knobs in zip(rows, settings, strict=True)], figures)
+    knobs = [_settings(row) for row in preset.variants]
+    whole = table([*header, "KNOBS"], [[*row, changed] for row, changed in zip(rows, knobs, strict=True)], figures)
     if width is None or max(map(len, whole)) <= width:
         return whole
     narrow = table([header[0], *published], rows, figures)
     lines = [f"  published: {', '.join(published)}"] if published else []
-    for line, knobs in zip(narrow, ["", *settings], strict=True):
-        lines += [line, *textwrap.wrap(knobs, width, initial_indent=" " * 6, subsequent_indent=" " * 6)]
+    for line, changed in zip(narrow, ["", *knobs], strict=True):
+        lines += [line, *textwrap.wrap(changed, width, initial_indent=" " * 6, subsequent_indent=" " * 6)]
     return lines
 
 
@@ -130,7 +130,6 @@ def _settings(row: Variant) -> str:
     """Return a variant's settings as they are typed."""
     fields = {f"model.{name}": value for name, value in row.model.items()}
     fields |= {f"data.{name}": value for name, value in row.data.items()}
-
     return plain(" ".join(settings({**fields, **row.knobs})))
 
 

@@ -171,7 +171,7 @@ def status_line(snapshot: RunSnapshot, bar: Any = None) -> str:
     return plain("  ".join(part for part in parts if part))
 
 
-def so_far(snapshot: RunSnapshot) -> dict[str, Any]:
+def live_record(snapshot: RunSnapshot) -> dict[str, Any]:
     """Return a live run's figures so far for `--json`; absent readings are null."""
     run, last = snapshot.run_file, snapshot.steps[-1] if snapshot.steps else None
     figures = recent_figures(snapshot)

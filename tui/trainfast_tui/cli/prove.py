@@ -14,7 +14,8 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.run_file import EXIT_CODES, RunFile
 from trainfast_runner.running.exported_run import plan_exported
-from trainfast_tui.cli.follow_run import HUNG_UP, follow
+from trainfast_tui.cli.exit_codes import HUNG_UP
+from trainfast_tui.cli.follow_run import follow
 from trainfast_tui.cli.progress import Progress, progress_when_slow
 from trainfast_tui.cli.run import started_when_free
 from trainfast_tui.text.format import plain

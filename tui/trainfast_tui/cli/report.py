@@ -13,7 +13,7 @@ from trainfast_runner.running.final_result import final_result
 from trainfast_runner.search.best.best_follower import BestSoFar
 from trainfast_runner.search.best.journal import read_best_journal
 from trainfast_tui.cli import summary
-from trainfast_tui.cli.output import print_json, print_line, writable, write_output
+from trainfast_tui.cli.output import output_path, print_json, print_line, write_output
 from trainfast_tui.report.as_html import as_html
 from trainfast_tui.report.as_markdown import as_markdown
 from trainfast_tui.report.batch_blocks import batch_search_report, confirmed_by
@@ -39,7 +39,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the report; a file of that name is replaced, as `bench -o` does."""
-    path = writable(arguments.output, FORMS)
+    path = output_path(arguments.output, FORMS)
     document, run_ids = _document(Home(), arguments.references)
     text = as_html(document) if path.suffix.lower() == ".html" else as_markdown(document)
     written = write_output(path, text)

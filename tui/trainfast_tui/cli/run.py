@@ -15,18 +15,21 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import read_run_file
-from trainfast_runner.records.run_file import EXIT_CODES, RunFile
+from trainfast_runner.records.run_file import EXIT_CODES
 from trainfast_runner.running import launch, planning
-from trainfast_runner.running.launch import busy_with, wait_for_devices
+from trainfast_runner.running.launch import busy_with
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.recovery import state_of
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.spec import resolve
-from trainfast_tui.cli.follow_run import HUNG_UP, Signals, caught, follow
+from trainfast_tui.cli.exit_codes import HUNG_UP
+from trainfast_tui.cli.follow_run import Signals, caught, follow
+from trainfast_tui.cli.number_types import finite, positive
 from trainfast_tui.cli.output import print_json, print_line, print_lines
 from trainfast_tui.cli.parser import refuse_script_word
 from trainfast_tui.cli.progress import Progress, progress_when_slow
-from trainfast_tui.text.format import duration, plain
+from trainfast_tui.cli.waits import await_cooling, await_devices
+from trainfast_tui.text.format import plain
 
 TRACES_WITHIN_S = 20.0
 """After an out-of-memory error, trace possible fixes for at most this long before printing the result."""
@@ -61,7 +64,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--detach", action="store_true", help="print the run's id and leave it running")
     parser.add_argument("--wait", action="store_true", help="wait while another run uses the device")
-    parser.add_argument("--cool-to", type=float, metavar="C", help="wait until the GPUs are below C degrees Celsius")
+    parser.add_argument("--cool-to", type=finite, metavar="C", help="wait until the GPUs are below C degrees Celsius")
     parser.add_argument("--python", metavar="PATH", help="train with this Python, whatever torch it has")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object, the last line")
     parser.epilog = f"Knobs: {', '.join(BY_NAME)}."
@@ -89,10 +92,10 @@ def run(arguments: argparse.Namespace) -> int:
 
     def prepared(plan: RunPlan) -> RunPlan:
         if arguments.cool_to is not None:
-            from trainfast_tui.cli.cooling import report_cooling
-
-            report_cooling(plan, arguments.cool_to)
+            await_cooling(plan, arguments.cool_to)
         predict_memory(plan, home)
+        from trainfast_runner.search.speed.speeds import with_predicted_speed
+
         return with_predicted_speed(plan, home)
 
     with started_when_free(plan, home, prepared, wait=arguments.wait) as (directory, signals):
@@ -105,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
         result = follow(directory, signals, interrupt_stops=True, printed="starting")
     if result is None:
         return HUNG_UP
-    return report(explained(directory, result, arguments.python), arguments.json)
+    return print_result(with_traced_changes(directory, result, arguments.python), arguments.json)
 
 
 @contextmanager
@@ -118,7 +121,7 @@ def started_when_free(
     """
     while True:
         if wait:
-            wait_for_device(plan, home)
+            await_devices(plan, home)
         ready = prepared(plan)
         with caught() as signals:
             try:
@@ -163,14 +166,6 @@ def plan_asked(arguments: argparse.Namespace) -> RunPlan:
     return planning.plan_run(resolve(arguments.preset, [*arguments.settings, *steps]), arguments.python)
 
 
-def positive(text: str) -> int:
-    """A whole number from 1 on."""
-    number = int(text)
-    if number < 1:
-        raise ValueError(text)
-    return number
-
-
 def _unconfirmed(names: list[str]) -> str:
     """Return a line on the knobs of a script that may keep values of its own."""
     return f"{', '.join(names)}: set without a flag, so the script may keep its own; the result lists what ran"
@@ -192,15 +187,8 @@ def predict_memory(plan: RunPlan, home: Home) -> None:
         Progress().print_line(plain(f"memory is not predicted: {error.line()}"))
 
 
-def with_predicted_speed(plan: RunPlan, home: Home) -> RunPlan:
-    """Return the plan with its predicted speed, if one can be shown."""
-    from trainfast_runner.search.speed import speeds
-
-    return speeds.with_predicted_speed(plan, home)
-
-
-def explained(directory: Path, result: Result, python: str | None) -> Result:
-    """Return the result of an out-of-memory run with traced changes; Ctrl-C or some seconds end the tracing."""
+def with_traced_changes(directory: Path, result: Result, python: str | None) -> Result:
+    """Return the result, of an out-of-memory run with traced changes; Ctrl-C or `TRACES_WITHIN_S` end the tracing."""
     run = read_run_file(directory)
     if result.state != "oom" or run is None or run.script is not None:
         return result
@@ -223,7 +211,7 @@ def explained(directory: Path, result: Result, python: str | None) -> Result:
     return explained_now(directory, result)
 
 
-def report(result: Result, as_json: bool) -> int:
+def print_result(result: Result, as_json: bool) -> int:
     """Print a result for a person or a program and return its exit code."""
     from trainfast_tui.cli import summary
 
@@ -240,14 +228,3 @@ def _detached(directory: Path, as_json: bool) -> int:
     else:
         print_line(directory.name)
     return 0
-
-
-def wait_for_device(plan: RunPlan, home: Home) -> None:
-    """Wait, with progress on stderr, until no other run uses the plan's devices."""
-    progress = Progress()
-
-    def show(run: RunFile, seconds: float) -> None:
-        progress.waiting(f"waiting for {run.run_id} to end, {duration(seconds)} so far")
-
-    wait_for_devices(plan, home, show)
-    progress.close()

@@ -14,9 +14,16 @@ from trainfast_runner.records.run_file import PROBE, SCHEMA, STATES, TRIAL
 from trainfast_runner.records.state_words import notable_reason
 from trainfast_runner.running.history import RunRow, iter_rows
 from trainfast_runner.settings import presets
+from trainfast_tui.cli.number_types import positive
 from trainfast_tui.cli.output import print_json, print_line, print_table, terminal_width
 from trainfast_tui.text.format import ABSENT, duration, milliseconds, per_second, plain, size
 from trainfast_tui.text.overrides import brief
+
+HEADER = ("RUN", "STATE", "CHANGED", "SAMPLES", "STEP", "PEAK MEMORY", "TOOK", "STARTED", "NOTE")
+DROPPED = ("NOTE", "STARTED", "TOOK", "STEP", "PEAK MEMORY", "SAMPLES", "CHANGED")
+"""The columns that a narrow terminal leaves out, the first ones first; the id has the start time."""
+CHANGED_CELLS = 48
+NOTE_CELLS = 40
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +31,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--state", help="only runs in this state: running, finished, oom, failed, ...")
     parser.add_argument("--preset", help="only runs of this preset, NAME or NAME/VARIANT")
     parser.add_argument("--probes", action="store_true", help="also the processes in which searches tried settings")
-    parser.add_argument("-n", type=int, metavar="N", help="only the newest N")
+    parser.add_argument("-n", type=positive, metavar="N", help="only the newest N")
     parser.add_argument("--json", action="store_true", help="print {schema, runs[...]}")
 
 
@@ -37,8 +44,6 @@ def run(arguments: argparse.Namespace) -> int:
             allowed=STATES,
             nearest=nearest(arguments.state, STATES),
         )
-    if arguments.n is not None and arguments.n < 1:
-        raise UserError(f"-n {arguments.n}: at least 1", key="-n")
     wanted = (row for row in iter_rows(Home(), arguments.probes) if _matches(row, arguments))
     rows = list(itertools.islice(wanted, arguments.n))
     if not rows and arguments.preset is not None:
@@ -52,13 +57,6 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print_table(HEADER, map(_cells, rows), right=(3, 4, 5, 6), drop=DROPPED)
     return 0
-
-
-HEADER = ("RUN", "STATE", "CHANGED", "SAMPLES", "STEP", "PEAK MEMORY", "TOOK", "STARTED", "NOTE")
-DROPPED = ("NOTE", "STARTED", "TOOK", "STEP", "PEAK MEMORY", "SAMPLES", "CHANGED")
-"""The columns that a narrow terminal leaves out, the first ones first; the id has the start time."""
-CHANGED_CELLS = 48
-NOTE_CELLS = 40
 
 
 def _refuse_unknown(preset: str, home: Home) -> None:
@@ -79,7 +77,7 @@ def _cells_for_changes() -> int:
     return CHANGED_CELLS if width is None else min(CHANGED_CELLS, width * 2 // 7)
 
 
-def _in_words(note: str) -> str:
+def _cut_note(note: str) -> str:
     """Return the note, on a terminal cut to words that leave room for the figures."""
     return textwrap.shorten(note, NOTE_CELLS, placeholder=" …") if sys.stdout.isatty() else note
 
@@ -105,5 +103,5 @@ def _cells(row: RunRow) -> list[str]:
         size(row.peak_allocated_bytes),
         duration(row.seconds),
         started,
-        _in_words(plain("; ".join(note for note in notes if note))),
+        _cut_note(plain("; ".join(note for note in notes if note))),
     ]

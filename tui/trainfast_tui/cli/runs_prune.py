@@ -11,6 +11,7 @@ from trainfast_runner.records.home import Home, cache_directory
 from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.running import pruning
 from trainfast_runner.running.pruning import PrunePlan
+from trainfast_tui.cli.number_types import whole
 from trainfast_tui.cli.output import print_json, print_line, print_lines
 from trainfast_tui.text.format import count, size
 
@@ -26,7 +27,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         " them keeps. A live run or search and what belongs to it are never deleted. Everything in the caches is made"
         " again when it is needed. Exit code 4 when something could not be deleted."
     )
-    parser.add_argument("--keep", type=int, metavar="N", help="delete runs and searches before the newest N runs")
+    parser.add_argument("--keep", type=whole, metavar="N", help="delete runs and searches before the newest N runs")
     parser.add_argument("--older-than", metavar="AGE", help="delete runs, searches and cache entries older than 30d")
     parser.add_argument("--dry-run", action="store_true", help="only print what it would free")
     parser.add_argument("--yes", action="store_true", help="delete without asking")
@@ -35,8 +36,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what it frees, ask, and delete."""
-    if arguments.keep is not None and arguments.keep < 0:
-        raise UserError(f"--keep {arguments.keep}: at least 0", key="--keep", nearest="--keep 0")
     older_than_s = None if arguments.older_than is None else pruning.seconds_of(arguments.older_than)
     home = Home()
     found = pruning.plan(home, cache_directory(), arguments.keep, older_than_s)

@@ -29,9 +29,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
     for run_id in ids:
         home.remove(run_id)
+        if not arguments.json:
+            print_line(f"deleted {run_id}")
     if arguments.json:
         print_json({"removed": ids})
-    else:
-        for run_id in ids:
-            print_line(f"deleted {run_id}")
     return 0

@@ -11,11 +11,11 @@ from trainfast_runner.records.run_file import WARM_ROLES, RunFile
 from trainfast_runner.results.bottleneck.joined_steps import as_record, joined_steps
 from trainfast_runner.results.explained_run import explained_now
 from trainfast_runner.running.final_result import result_or_none_while_live
-from trainfast_runner.running.follower import Follower
+from trainfast_runner.running.follower import Follower, RunSnapshot
 from trainfast_tui.cli import summary
 from trainfast_tui.cli.diagnosis import explained_bottlenecks
 from trainfast_tui.cli.output import print_json, print_line, print_lines
-from trainfast_tui.cli.progress import so_far, status_line
+from trainfast_tui.cli.progress import live_record, status_line
 from trainfast_tui.cli.reference import add_run, directory_of
 from trainfast_tui.cli.step_table import print_steps
 from trainfast_tui.text.diagnosis_figures import nothing_found
@@ -40,28 +40,32 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     result = result_or_none_while_live(directory)
     if result is not None:
-        result = explained_now(directory, result)
-        if arguments.json:
-            print_json(result)
-        elif arguments.why:
-            nothing = nothing_found(live=False, measured=result.steps.measured, diagnosed=result.diagnosed)
-            print_lines(explained_bottlenecks(result.diagnosis, nothing))
-        else:
-            print_lines([*summary.lines(result), _settings(result, read_run_file(directory))])
-        return 0
+        _print_ended(explained_now(directory, result), read_run_file(directory), arguments)
+    else:
+        _print_live(Follower(directory).poll(), arguments)
+    return 0
 
-    snapshot = Follower(directory).poll()
+
+def _print_ended(result: Result, run: RunFile | None, arguments: argparse.Namespace) -> None:
     if arguments.json:
-        print_json(so_far(snapshot))
+        print_json(result)
+    elif arguments.why:
+        nothing = nothing_found(live=False, measured=result.steps.measured, diagnosed=result.diagnosed)
+        print_lines(explained_bottlenecks(result.diagnosis, nothing))
+    else:
+        print_lines([*summary.lines(result), _settings(result, run)])
+
+
+def _print_live(snapshot: RunSnapshot, arguments: argparse.Namespace) -> None:
+    if arguments.json:
+        print_json(live_record(snapshot))
     elif arguments.why:
         measured = sum(not step.warmup for step in snapshot.steps)
-        print_lines(
-            explained_bottlenecks(snapshot.diagnosis, nothing_found(live=True, measured=measured, diagnosed=True))
-        )
+        nothing = nothing_found(live=True, measured=measured, diagnosed=True)
+        print_lines(explained_bottlenecks(snapshot.diagnosis, nothing))
     else:
         print_line(f"{snapshot.run_id}  {status_line(snapshot)}")
         print_line(f"follow it with: trainfast-tui attach {snapshot.run_id}")
-    return 0
 
 
 def _print_steps(directory: Path, as_json: bool) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import msgspec
 
-from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.search.best.asked import BestAsked, read_budget
 from trainfast_runner.search.best.conduct import conduct_best
@@ -25,10 +24,11 @@ from trainfast_runner.settings.vary import read_vary
 from trainfast_tui.cli.best_printer import BestPrinter
 from trainfast_tui.cli.exit_codes import SEARCH_EXIT_CODES
 from trainfast_tui.cli.follow_run import Signals, caught
-from trainfast_tui.cli.output import print_json, print_line
+from trainfast_tui.cli.number_types import positive
+from trainfast_tui.cli.output import print_json, print_lines, refuse_unwritable, write_output
 from trainfast_tui.cli.progress import Progress, progress_when_slow
-from trainfast_tui.cli.run import wait_for_device
 from trainfast_tui.cli.search_arguments import add_search_arguments
+from trainfast_tui.cli.waits import await_devices
 from trainfast_tui.text.best_search import answer_lines, estimate_lines, measurements
 
 
@@ -42,14 +42,16 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="KNOB=A,B,C",
         help="vary this knob; may be given again. Without it: every knob that keeps the training the same",
     )
-    parser.add_argument("--global-batch", type=int, metavar="N", help="samples of one optimizer step (the preset's)")
+    parser.add_argument(
+        "--global-batch", type=positive, metavar="N", help="samples of one optimizer step (the preset's)"
+    )
     parser.add_argument(
         "--objective",
         default="samples_per_s",
         metavar="NAME",
         help="samples_per_s (the default), tokens_per_s, samples_per_joule, or time with --for-steps",
     )
-    parser.add_argument("--for-steps", type=int, metavar="N", help="length of the training that time is about")
+    parser.add_argument("--for-steps", type=positive, metavar="N", help="length of the training that time is about")
     parser.add_argument("--budget", default="10m", metavar="T", help="time for finding the leader: 90s, 10m, 1h (10m)")
     parser.add_argument("--dry-run", action="store_true", help="print the number of candidates and the expected time")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the answer and the whole journal to FILE")
@@ -67,6 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
         for_steps=arguments.for_steps,
         budget_s=read_budget(arguments.budget),
     )
+    if arguments.record is not None:
+        refuse_unwritable(arguments.record, "--record")
     options = BestOptions(fresh=arguments.fresh, wait=arguments.wait, cool_to_c=arguments.cool_to)
     with progress_when_slow("checking…"):
         best = _planned(arguments, asked, options)
@@ -75,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.wait:
         asked_ns = time.monotonic_ns()
-        wait_for_device(best.plan, home)
+        await_devices(best.plan, home)
         began_ns += time.monotonic_ns() - asked_ns
     directory = open_best(best, home, options)
     with caught() as signals:
@@ -112,16 +116,14 @@ def _conducted(
 
 def _report(directory: Path, as_json: bool, record: Path | None) -> None:
     found = best_report(directory)
-    if record is not None:
-        try:
-            record.write_bytes(msgspec.json.encode({**found, "journal": read_best_journal(directory)}))
-        except OSError as error:
-            raise UserError(f"{record}: {error.strerror}", key="--record") from None
     if as_json:
         print_json(found)
-        return
-    for line in answer_lines(found):
-        print_line(line)
+    else:
+        print_lines(answer_lines(found))
+    if record is not None:
+        write_output(
+            record, msgspec.json.encode({**found, "journal": read_best_journal(directory)}).decode(), "--record"
+        )
 
 
 def _print_estimate(best: BestPlan, home: Home, options: BestOptions, as_json: bool) -> None:
@@ -129,6 +131,5 @@ def _print_estimate(best: BestPlan, home: Home, options: BestOptions, as_json: b
     found = dataclasses.asdict(estimate(best, home, options))
     if as_json:
         print_json(found)
-        return
-    for line in estimate_lines(found):
-        print_line(line)
+    else:
+        print_lines(estimate_lines(found))

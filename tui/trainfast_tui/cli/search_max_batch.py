@@ -23,10 +23,11 @@ from trainfast_runner.settings.spec import RunSpec, resolve
 from trainfast_tui.cli.exit_codes import SEARCH_EXIT_CODES
 from trainfast_tui.cli.follow_run import Signals, caught
 from trainfast_tui.cli.journal_printer import JournalPrinter
+from trainfast_tui.cli.number_types import positive
 from trainfast_tui.cli.output import print_json, print_lines
 from trainfast_tui.cli.progress import Progress, progress_when_slow
-from trainfast_tui.cli.run import wait_for_device
 from trainfast_tui.cli.search_arguments import add_search_arguments
+from trainfast_tui.cli.waits import await_devices
 from trainfast_tui.text.format import duration, milliseconds, per_second, plain, size
 from trainfast_tui.text.memory import PHASES
 from trainfast_tui.text.tables import pairs
@@ -40,7 +41,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="never run out of memory on purpose: stop where the fit says that no more fits",
     )
-    parser.add_argument("--proof-steps", type=int, default=10, metavar="N", help="steps of the confirmation run (10)")
+    parser.add_argument(
+        "--proof-steps", type=positive, default=10, metavar="N", help="steps of the confirmation run (10)"
+    )
     parser.epilog = "Ctrl-C cancels; the same command then continues. The search itself sets batch_size and steps."
 
 
@@ -59,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         plan, make_conductor = _planned(arguments, options)
     if arguments.wait:
         asked_ns = time.monotonic_ns()
-        wait_for_device(plan, home)
+        await_devices(plan, home)
         began_ns += time.monotonic_ns() - asked_ns
     directory = open_search(plan, home, options)
     conducting = partial(conduct, directory, plan, home, options, began_ns=began_ns, make_conductor=make_conductor)

@@ -12,7 +12,7 @@ from trainfast_tui.cli import summary
 from trainfast_tui.cli.exit_codes import INTERRUPTED
 from trainfast_tui.cli.follow_run import caught, stop
 from trainfast_tui.cli.output import print_json, print_line
-from trainfast_tui.cli.progress import so_far
+from trainfast_tui.cli.progress import live_record
 from trainfast_tui.cli.reference import add_run, directory_of
 
 
@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     if result is None:
         print(f"{directory.name} was asked to stop and has not ended yet", file=sys.stderr)
         if arguments.json:
-            print_json(so_far(Follower(directory).poll()))
+            print_json(live_record(Follower(directory).poll()))
         return INTERRUPTED
     if arguments.json:
         print_json(result)

@@ -39,7 +39,7 @@ def lines(result: Result) -> list[str]:
     found += [f"note: {note}" for note in notes(result)]
     found += bottleneck_lines(result.diagnosis)
     if result.state == "oom":
-        found += _explained(result)
+        found += _oom_lines(result)
     return found
 
 
@@ -63,13 +63,13 @@ def notes(result: Result) -> Iterator[str]:
     for doubt in doubts(result):
         yield f"the run {plain(doubt)}"
     if result.thinning is not None:
-        yield from _thinned(result.thinning, result.steps.measured + result.steps.warmup)
+        yield from _thinning_notes(result.thinning, result.steps.measured + result.steps.warmup)
     yield from (plain(trouble) for trouble in result.troubles)
     if result.unreadable_lines:
         yield f"{count(result.unreadable_lines)} damaged line(s) in its records were left out"
 
 
-def _thinned(thinning: Thinning, steps: int) -> Iterator[str]:
+def _thinning_notes(thinning: Thinning, steps: int) -> Iterator[str]:
     """Yield the notes on a long run, whose figures rest on a share of its records."""
     if thinning.steps_dropped:
         yield f"the records of {count(thinning.steps_dropped)} steps were dropped: steps.jsonl had reached its cap"
@@ -208,7 +208,7 @@ def _actual(result: Result) -> str:
     return plain(", ".join(words)) or ABSENT
 
 
-def _explained(result: Result) -> list[str]:
+def _oom_lines(result: Result) -> list[str]:
     """Return the explanation of the out-of-memory error and the changes that would fit."""
     found = result.oom
     if found is None:

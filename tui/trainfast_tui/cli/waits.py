@@ -1,0 +1,38 @@
+"""The waits before a run, with progress on stderr: for devices in use, and for GPUs that are too warm."""
+
+from __future__ import annotations
+
+from trainfast_runner.machine.cooling import Cooling, wait_until_cool
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_file import RunFile
+from trainfast_runner.running.launch import wait_for_devices
+from trainfast_runner.running.planning import RunPlan
+from trainfast_tui.cli.progress import Progress
+from trainfast_tui.text.cooling import cooling_words
+from trainfast_tui.text.format import duration
+
+
+def await_devices(plan: RunPlan, home: Home) -> None:
+    """Wait until no other run uses the plan's devices."""
+    progress = Progress()
+
+    def show(run: RunFile, seconds: float) -> None:
+        progress.waiting(f"waiting for {run.run_id} to end, {duration(seconds)} so far")
+
+    try:
+        wait_for_devices(plan, home, show)
+    finally:
+        progress.close()
+
+
+def await_cooling(plan: RunPlan, below_c: float) -> None:
+    """Wait until every watched GPU is below `below_c`; raises UserError if it never will be."""
+    progress = Progress()
+
+    def show(look: Cooling) -> None:
+        progress.waiting(cooling_words(look.index, look.temperature_c, below_c, look.waited_s, look.stuck_s))
+
+    try:
+        wait_until_cool(plan.watched_uuids, below_c, show)
+    finally:
+        progress.close()
