@@ -31,6 +31,7 @@ from trainfast_runner.results.comparison.difference import (
     OTHER_DEVICES,
     OTHER_MODEL,
     OTHER_SCRIPT,
+    OTHER_SEQ_LEN,
     SCRIPT_AND_PRESET,
     STRICT_THRESHOLDS,
     WORSE,
@@ -231,6 +232,21 @@ def test_speeds_of_different_scripts_rank_against_each_other_nowhere(other: Resu
 def test_presets_whose_models_differ_in_size_do_not_rank() -> None:
     a, b = (result(rate, preset=name, actual=Actual(layers=n)) for rate, name, n in ((100, "s", 4), (60, "m", 8)))
     assert compare(a, b).rows[0].verdict == OTHER_MODEL
+
+
+def test_samples_of_different_lengths_do_not_rank_and_their_tokens_do() -> None:
+    def of_length(seq_len: int, rate: float) -> Result:
+        samples, tokens = Spread(median=rate, mad=1.0), Spread(median=rate * seq_len, mad=1.0)
+        rates = Throughput(samples_per_s=samples, tokens_per_s=tokens)
+        return msgspec.structs.replace(result(rate, knobs={"batch_size": 8, "seq_len": seq_len}), throughput=rates)
+
+    found = compare(of_length(128, 100), of_length(256, 60))
+    rows = {row.label: row for row in found.rows}
+    assert (rows["throughput"].verdict, rows["step"].verdict) == (OTHER_SEQ_LEN, OTHER_SEQ_LEN)
+    assert (rows["throughput"].interval_percent, rows["step"].interval_percent) == (None, None)
+    assert (rows["token throughput"].verdict, rows["token throughput"].percent) == (BETTER, pytest.approx(20))
+    assert rows["token throughput"].interval_percent is not None
+    assert sentence(found) == "Samples/s are not comparable: different seq_len; compare tokens/s."
 
 
 def test_a_run_on_the_cpu_says_nothing_of_gpu_memory() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from trainfast_runner.results.comparison.difference import (
     NOISE,
     OTHER_SAMPLES,
+    OTHER_SEQ_LEN,
     STRICT_THRESHOLDS,
     Comparison,
     ComparisonRow,
@@ -54,6 +55,8 @@ def sentence(found: Comparison) -> str | None:
         return None
     if row.verdict == STRICT_THRESHOLDS:
         return "Speed is not comparable: one of the runs was measured under strict malloc thresholds."
+    if row.verdict == OTHER_SEQ_LEN:
+        return f"Samples/s are {row.verdict}; compare tokens/s."
     if row.verdict in OTHER_SAMPLES:
         return f"Speed is {row.verdict}."
     certainty = f"95 % CI: {interval(row)}" if row.interval_percent else "too few steps for a 95 % CI"

@@ -38,7 +38,9 @@ OTHER_MODEL = "not comparable: different model"
 """Verdicts on a step whose work differs: it is neither better nor worse for taking longer."""
 OTHER_SCRIPT = "not comparable: different scripts"
 SCRIPT_AND_PRESET = "not comparable: a script and a preset"
-OTHER_SAMPLES = (OTHER_MODEL, OTHER_SCRIPT, SCRIPT_AND_PRESET)
+OTHER_SEQ_LEN = "not comparable: different seq_len"
+"""The verdict on figures of samples and steps of different lengths; tokens/s still rank."""
+OTHER_SAMPLES = (OTHER_MODEL, OTHER_SCRIPT, SCRIPT_AND_PRESET, OTHER_SEQ_LEN)
 """Verdicts on runs whose samples are other work: throughput and energy a sample rank no more than a step."""
 STRICT_THRESHOLDS = "not comparable: strict malloc thresholds"
 """The verdict on every speed if one of the runs was measured under strict thresholds."""
@@ -59,7 +61,8 @@ class ComparisonRow:
 
     `verdict` is better, worse, changed (neither is better), "no significant difference", "not measured in both",
     `OTHER_BATCH` or `OTHER_DEVICES` for a step and its phases if the work of a step differs, one of `OTHER_SAMPLES` for
-    every speed if that of a sample does, or `STRICT_THRESHOLDS` for every speed if a run was measured under those.
+    every speed if that of a sample does (tokens/s rank across `seq_len`), or `STRICT_THRESHOLDS` for every speed if a
+    run was measured under those.
     """
 
     label: str
@@ -126,14 +129,16 @@ def _rows(a: Result, b: Result) -> Iterator[ComparisonRow]:
     other_samples = other_work if other_work in OTHER_SAMPLES else None
     unranked = other_samples if speeds_rank(a, b) else STRICT_THRESHOLDS
     no_ranking = unranked or other_work
+    unranked_tokens = None if unranked == OTHER_SEQ_LEN else unranked
     rates_a, rates_b, step_a, step_b = a.throughput, b.throughput, a.step_ms.p50, b.step_ms.p50
     for label, unit, one, other, verdict in (
         ("throughput", "samples/s", rates_a.samples_per_s.median, rates_b.samples_per_s.median, unranked),
-        ("token throughput", "tokens/s", rates_a.tokens_per_s.median, rates_b.tokens_per_s.median, unranked),
+        ("token throughput", "tokens/s", rates_a.tokens_per_s.median, rates_b.tokens_per_s.median, unranked_tokens),
         ("step", "ms", step_a, step_b, no_ranking),
     ):
         row = _row(label, unit, one, other, _ratio_counts(one, other, noise), more_is_better=unit != "ms")
-        interval = None if unranked else _interval(one, other, noise)
+        # Steps of another batch have no ranking, and an interval all the same.
+        interval = None if verdict is not None and unranked else _interval(one, other, noise)
         yield _of_step(replace(row, interval_percent=interval), verdict)
         if unit == "samples/s" and (rates_a.predicted or rates_b.predicted):
             one, other = (rates.predicted.median if rates.predicted else None for rates in (rates_a, rates_b))
@@ -216,6 +221,9 @@ def _other_work(a: Result, b: Result) -> str | None:
         return OTHER_SCRIPT
     if _fields(a, "model.") != _fields(b, "model.") or _shapes_differ(a.actual, b.actual):
         return OTHER_MODEL
+    lengths = a.knobs.get("seq_len"), b.knobs.get("seq_len")
+    if None not in lengths and lengths[0] != lengths[1]:
+        return OTHER_SEQ_LEN
     if any(a.knobs.get(name) != b.knobs.get(name) for name in BATCH_KNOBS):
         return OTHER_BATCH
     worlds = a.actual.world_size, b.actual.world_size
