@@ -75,8 +75,11 @@ def test_the_rate_of_a_scripts_trial_agrees_with_its_step(tmp_path: Path) -> Non
     """The median of the two rates would be 12.9 samples a second beside a step of 0.9 s."""
     lines = [step(n, ms, peak_allocated_bytes=99) for n, ms in ((1, 400), (2, 1400))]
     write_lines(tmp_path / "steps.jsonl", lines)
-    probe = fitting_probe(tmp_path, result_of(tmp_path), 8, 1.0, None)
+    result = result_of(tmp_path)
+    probe = fitting_probe(tmp_path, result, 8, 1.0, None)
     assert (probe.step_ms, probe.samples_per_s) == (900, pytest.approx(8 / 0.9))
+    assert result.throughput.samples_per_s.median == probe.samples_per_s, "one rate in the search and in the run"
+    assert result.throughput.steps_per_s.median == pytest.approx(1 / 0.9)
 
 
 def test_fewer_than_five_losses_are_their_own_mean(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
-"""Constants of the normal and of Student's distribution, for intervals of medians and means."""
+"""Medians of rates, and constants of the normal and of Student's distribution for intervals of medians and means."""
 
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Sequence
 
 NORMAL_95 = 1.960
 """The two-sided 95 % quantile of the normal distribution."""
@@ -20,3 +22,13 @@ _STUDENT_95 = (
 def student_95(freedom: int) -> float:
     """Return the two-sided 95 % quantile of Student's distribution; from 31 degrees of freedom on the normal one."""
     return _STUDENT_95[freedom - 1] if freedom <= len(_STUDENT_95) else NORMAL_95
+
+
+def median_rate(rates: Sequence[float]) -> float:
+    """Return the rate at the median time; of an even number, of both middle rates together (their harmonic mean).
+
+    Their arithmetic mean belongs to no step time: steps of 1 s and 3 s have rates of 1 and 1/3, and a median of 2 s.
+    Raises statistics.StatisticsError without rates.
+    """
+    low, high = statistics.median_low(rates), statistics.median_high(rates)
+    return low if low == high else 2 * low * high / (low + high)

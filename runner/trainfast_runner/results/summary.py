@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from trainfast_runner.results.bottleneck.measured_window import MeasuredWindow, 
 from trainfast_runner.results.bottleneck.steady_state import steady_state
 from trainfast_runner.results.bottleneck.step_conditions import join_of
 from trainfast_runner.results.compile_cost import compile_cost
+from trainfast_runner.results.distributions import median_rate
 from trainfast_runner.results.explained_run import explanation_of
 from trainfast_runner.results.script_figures import door_troubles, script_figures
 from trainfast_runner.results.verdict import Verdict
@@ -117,13 +118,13 @@ def without_figures(directory: Path, records: RunRecords, verdict: Verdict, ende
     )
 
 
-def spread(values: Iterable[float]) -> Spread:
+def spread(values: Iterable[float], median: Callable[[Sequence[float]], float] = statistics.median) -> Spread:
     """Median and median absolute deviation; None without values."""
-    found = list(values)
-    if not found:
+    known = list(values)
+    if not known:
         return Spread()
-    middle = statistics.median(found)
-    return Spread(median=middle, mad=statistics.median(abs(value - middle) for value in found))
+    middle = median(known)
+    return Spread(median=middle, mad=statistics.median(abs(value - middle) for value in known))
 
 
 def percentile(values: list[float], share: float) -> float | None:
@@ -158,9 +159,9 @@ def _throughput(records: RunRecords, ran: WorkerLine | None) -> tuple[Throughput
     samples = sum(rank[number].samples or 0 for number in common for rank in ranks) / sharing
     line = _cpu_line(records)
     return Throughput(
-        samples_per_s=spread(rates(lambda step: step.samples)),
-        tokens_per_s=spread(rates(lambda step: step.tokens)),
-        steps_per_s=spread(1000 / ranks[0][number].step_ms for number in common),
+        samples_per_s=spread(rates(lambda step: step.samples), median_rate),
+        tokens_per_s=spread(rates(lambda step: step.tokens), median_rate),
+        steps_per_s=spread((1000 / ranks[0][number].step_ms for number in common), median_rate),
         measured_under=STRICT_SPEED if line is not None and line.thresholds == STRICT else None,
         predicted=records.run.predicted_speed if records.run is not None else None,
     ), samples

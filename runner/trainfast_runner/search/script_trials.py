@@ -156,7 +156,7 @@ def fitting_probe(
         run_id=result.run_id,
         seconds=seconds,
         step_ms=result.step_ms.p50,
-        samples_per_s=_rate(result),
+        samples_per_s=result.throughput.samples_per_s.median,
         alloc_retries=sum(one.alloc_retries or 0 for one in ranks),
         ranks=ranks,
         rank=tightest.rank,
@@ -165,14 +165,6 @@ def fitting_probe(
         peak_allocated_bytes=tightest.peak_allocated_bytes,
         peak_reserved_bytes=tightest.peak_reserved_bytes,
     )
-
-
-def _rate(result: Result) -> float | None:
-    """Samples a second of the median step: of two uneven steps, the median of both rates belongs to no step time."""
-    samples, steps = result.throughput.samples_per_s.median, result.throughput.steps_per_s.median
-    if samples is None or not steps or not result.step_ms.p50:
-        return samples
-    return samples / steps * 1000 / result.step_ms.p50
 
 
 def peaks_of(directory: Path, available_bytes: int | None) -> list[RankPeaks]:

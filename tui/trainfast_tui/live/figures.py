@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
 from trainfast_runner.records.result import FEW_STEPS
 from trainfast_runner.records.run_file import STEP_PHASES
+from trainfast_runner.results.distributions import median_rate
 
 if TYPE_CHECKING:
     from trainfast_runner.records.result import Result
@@ -59,8 +60,8 @@ def _figures_of_steps(run: RunSnapshot) -> Figures:
     rates = [place for place in range(len(run.rates.steps))[-2 * RECENT :] if run.rates.steps[place] in numbers]
     words = "warming up" if warming_up else _basis_words(len(last), "the last ")
     return Figures(
-        _median([run.rates.samples_per_s[place] for place in rates]),
-        _median([run.rates.tokens_per_s[place] for place in rates]),
+        _median([run.rates.samples_per_s[place] for place in rates], median_rate),
+        _median([run.rates.tokens_per_s[place] for place in rates], median_rate),
         _median([step.step_ms for step in last]),
         {name: _median([getattr(step, f"{name}_ms") for step in last]) for name in STEP_PHASES},
         words if last else "",
@@ -81,9 +82,9 @@ def latest_measured(steps: Sequence[Step]) -> Sequence[Step]:
     return [step for step in last if not step.warmup] or last
 
 
-def _median(values: Sequence[float | None]) -> float | None:
+def _median(values: Sequence[float | None], median_of: Callable[[Sequence[float]], float] = median) -> float | None:
     known = [value for value in values if value is not None]
-    return median(known) if known else None
+    return median_of(known) if known else None
 
 
 def planned_steps(run: RunSnapshot) -> int | None:
