@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -54,3 +55,49 @@ def test_a_title_is_the_script_and_its_own_arguments(words: tuple[str, ...], tit
 def test_a_launcher_is_asked_for_a_number_of_ranks_or_for_one_on_each_device(asked: str, ranks: int) -> None:
     words = (sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={asked}", TRAIN)
     assert plan_script(words, ["devices=cpu"]).world_size == ranks
+
+
+CONFIG = "compute_environment: LOCAL_MACHINE\ndistributed_type: {}\nnum_processes: {}\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "config", "gpus", "ranks"),
+    [
+        ((), None, 4, 4),
+        ((), None, 1, 1),
+        ((), None, 0, 1),
+        (("--num_processes", "2"), None, 4, 2),
+        (("--num-processes=2",), None, 1, 1),
+        (("--multi_gpu",), None, 4, 4),
+        (("--use_fsdp", "--num_processes=2"), None, 1, 2),
+        (("--cpu",), None, 4, 1),
+        ((), CONFIG.format("MULTI_GPU", 3), 4, 3),
+        ((), CONFIG.format("DEEPSPEED", 2), 4, 2),
+        ((), CONFIG.format("'NO'", 1), 4, 1),
+        ((), CONFIG.format("NO", 4), 4, 1),
+        (("--cpu",), CONFIG.format("MULTI_GPU", 3), 4, 1),
+        (("--num_processes", "2"), CONFIG.format("MULTI_GPU", 3), 4, 2),
+    ],
+)
+def test_accelerate_starts_the_ranks_that_its_options_its_file_or_the_gpus_say(
+    options: tuple[str, ...],
+    config: str | None,
+    gpus: int,
+    ranks: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    if config is not None:
+        (tmp_path / "accelerate").mkdir()
+        (tmp_path / "accelerate" / "default_config.yaml").write_text(config)
+    launch = (sys.executable, "-m", "accelerate.commands.launch")
+    assert read_command((*launch, *options, TRAIN)).ranks(gpus) == ranks
+
+
+def test_accelerate_reads_the_file_that_its_command_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    (tmp_path / "two.yaml").write_text(CONFIG.format("FSDP", 2))
+    launch = (sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch")
+    for option in (("--config_file", "two.yaml"), ("--config-file=two.yaml",)):
+        assert read_command((*launch, *option, TRAIN), cwd=str(tmp_path)).ranks(4) == 2

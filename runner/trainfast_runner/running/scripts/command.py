@@ -11,10 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainfast_runner.errors import UserError, nearest
+from trainfast_runner.running.scripts.accelerate_launch import AccelerateLaunch, read_accelerate_launch
 
 PYTHON = re.compile(r"python(\d(\.\d+)*)?")
 TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 ACCELERATE_MODULES = ("accelerate.commands.accelerate_cli", "accelerate.commands.launch")
+LAUNCHERS = {
+    "torchrun": TORCHRUN_MODULES[0],
+    "accelerate": ACCELERATE_MODULES[0],
+    "accelerate-launch": ACCELERATE_MODULES[1],
+}
+"""Modules of the launchers' console scripts."""
 CONTAINERS = ("docker", "podman", "apptainer", "singularity", "srun", "ssh")
 WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")
 """Options of Python that take the next word."""
@@ -35,12 +42,20 @@ class ScriptCommand:
     interpreter: str | None
     processes: int | None
     """Ranks that the launcher is asked for, 1 if it is asked for none; None for one on each device."""
+    accelerate: AccelerateLaunch | None = None
+    """The ranks that `accelerate launch` starts, in place of `processes`; None for any other launcher."""
     isolated: bool = False
     """True if the interpreter ignores PYTHONPATH."""
     script: tuple[str, ...] = ()
     """The script, or `-m` and its module, and the words behind; empty if it is not seen in the command."""
     launched: bool = False
     """True if a launcher starts the script's ranks."""
+
+    def ranks(self, gpus: int) -> int:
+        """Return the number of ranks that start on a machine where the script sees so many GPUs."""
+        if self.accelerate is not None:
+            return self.accelerate.ranks(gpus)
+        return self.processes or gpus or os.cpu_count() or 1
 
     @property
     def title(self) -> str:
@@ -73,7 +88,7 @@ def read_command(words: Sequence[str], python: str | None = None, cwd: str = "")
         return _python(words, python, cwd)
     if first == "deepspeed":
         return _deepspeed(words, python, cwd)
-    module = {"torchrun": TORCHRUN_MODULES[0], "accelerate": ACCELERATE_MODULES[0]}.get(first)
+    module = LAUNCHERS.get(first)
     if module is None:
         argv = (_command_path(words[0], cwd), *words[1:])
         interpreter = _shebang(argv[0])
@@ -84,13 +99,14 @@ def read_command(words: Sequence[str], python: str | None = None, cwd: str = "")
         return ScriptCommand(tuple(words), argv, Path(words[place]).name, python or interpreter, count, script=script)
     argv = (_command_path(words[0], cwd), *words[1:]) if python is None else (python, "-m", module, *words[1:])
     script = _launched_script(words[1:], cwd)
-    interpreter = python or _shebang(argv[0])
+    count, accelerate = _asked_ranks(module, words[1 : len(words) - len(script)], cwd)
     return ScriptCommand(
         tuple(words),
         argv,
         _name_of(script) or first,
-        interpreter,
-        _count(words[: len(words) - len(script)]),
+        python or _shebang(argv[0]),
+        count,
+        accelerate,
         script=script,
         launched=True,
     )
@@ -101,12 +117,13 @@ def _python(words: Sequence[str], python: str | None, cwd: str) -> ScriptCommand
     flags, rest = _split_flags(words[1:])
     isolated = any(flag[1:].isalpha() and set(flag) & {"I", "E"} for flag in flags if flag[1] not in "WX-")
     count: int | None = 1
+    accelerate: AccelerateLaunch | None = None
     launched, script = False, tuple(rest)
     if rest[:1] == ["-m"] and len(rest) > 1:
         launched = rest[1] in (*TORCHRUN_MODULES, *ACCELERATE_MODULES)
         if launched:
             script = _launched_script(rest[2:], cwd)
-            count = _count(rest[: len(rest) - len(script)])
+            count, accelerate = _asked_ranks(rest[1], rest[2 : len(rest) - len(script)], cwd)
         name = _name_of(script) or rest[1]
     elif rest[:1] == ["-c"]:
         name, script = "-c", ()
@@ -117,7 +134,15 @@ def _python(words: Sequence[str], python: str | None, cwd: str) -> ScriptCommand
         raise UserError(f"{words[0]} has no script to run", key="--", advice=f"run -- {words[0]} train.py")
     argv = (interpreter, *words[1:])
     return ScriptCommand(
-        tuple(words), argv, name.replace("/", "-"), interpreter, count, isolated, script=script, launched=launched
+        tuple(words),
+        argv,
+        name.replace("/", "-"),
+        interpreter,
+        count,
+        accelerate,
+        isolated,
+        script=script,
+        launched=launched,
     )
 
 
@@ -175,14 +200,21 @@ def _deepspeed(words: Sequence[str], python: str | None, cwd: str) -> ScriptComm
     return ScriptCommand(tuple(words), argv, Path(rest[0]).name, interpreter, count, script=tuple(rest), launched=True)
 
 
-def _count(words: Sequence[str]) -> int | None:
-    """The number of processes that a launcher's options ask for; 1 if they name none, None for `gpu` and `auto`."""
+def _asked_ranks(module: str, options: Sequence[str], cwd: str) -> tuple[int | None, AccelerateLaunch | None]:
+    """The ranks that a launcher's options ask for, as the fields of a ScriptCommand."""
+    if module in ACCELERATE_MODULES:
+        return None, read_accelerate_launch(options, _count(options, None), cwd)
+    return _count(options), None
+
+
+def _count(words: Sequence[str], default: int | None = 1) -> int | None:
+    """The processes that a launcher's options ask for; `default` if they name none, None for `gpu` and `auto`."""
     for place, word in enumerate(words):
         option, equals, value = word.partition("=")
         if option in COUNTS:
             value = value if equals else words[place + 1] if place + 1 < len(words) else ""
             return None if value in EACH_DEVICE else _process_count(option, value)
-    return 1
+    return default
 
 
 def _process_count(option: str, value: str) -> int:

@@ -61,7 +61,7 @@ def plan_script(
     if machine.refusal is not None:
         raise machine.refusal
     choice = _gpus(machine, knobs)
-    ranks = command.processes or len(choice.gpus) or os.cpu_count() or 1
+    ranks = command.ranks(len(choice.gpus))
     watch = knobs.get("watch")
     return RunPlan(
         spec=_spec(command.name if words else preset.name, command.title, knobs),

@@ -1,0 +1,81 @@
+"""The ranks that `accelerate launch` starts: by its options, else its configuration file, else one on each GPU.
+
+The rules are those of accelerate's `_validate_launch_command` and `launch_command` (accelerate/commands/launch.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+DISTRIBUTED_OPTIONS = ("multi_gpu", "use_deepspeed", "use_fsdp", "use_megatron_lm", "tpu", "mpirun_hostfile")
+DISTRIBUTED_TYPES = ("DEEPSPEED", "FSDP", "MEGATRON_LM", "XLA")
+"""Values of `distributed_type` that start several ranks, beside those that begin with MULTI_ and name a GPU."""
+
+
+@dataclass(frozen=True)
+class AccelerateLaunch:
+    """The ranks asked for. `processes` is None for one on each GPU; `is_distributed` None for only on several GPUs."""
+
+    processes: int | None
+    is_distributed: bool | None
+
+    def ranks(self, gpus: int) -> int:
+        """Return the number of ranks on a machine with so many visible GPUs: 1 unless they are launched distributed."""
+        count = gpus if self.processes is None else self.processes
+        is_distributed = count > 1 and gpus > 1 if self.is_distributed is None else self.is_distributed
+        return max(1, count) if is_distributed else 1
+
+
+def read_accelerate_launch(options: Sequence[str], processes: int | None, cwd: str) -> AccelerateLaunch:
+    """Return the ranks by the words before the script; `processes` is the count that they name, None if they name none.
+
+    An unreadable configuration file is taken for none: accelerate itself refuses it.
+    """
+    values = dict(_named(options))
+    is_on_cpu = "cpu" in values
+    is_distributed: bool | None = any(option in values for option in DISTRIBUTED_OPTIONS) or None
+    config = _config(os.path.join(cwd, values["config_file"]) if values.get("config_file") else None, is_on_cpu)
+    if config is not None:
+        kind = str(config.get("distributed_type", "NO"))
+        if is_distributed is None:
+            is_distributed = kind in DISTRIBUTED_TYPES or (kind.startswith("MULTI_") and kind != "MULTI_CPU")
+        configured = config.get("num_processes", 1)
+        if processes is None and isinstance(configured, int):
+            processes = configured
+    if is_on_cpu and "mpirun_hostfile" not in values:
+        is_distributed = False
+    return AccelerateLaunch(processes, is_distributed)
+
+
+def _named(options: Sequence[str]) -> list[tuple[str, str]]:
+    """Each option with the word behind it, which is its value where it takes one. accelerate reads - and _ alike."""
+    named = []
+    for word, after in zip(options, (*options[1:], ""), strict=False):
+        if word.startswith("--"):
+            option, equals, value = word[2:].partition("=")
+            named.append((option.replace("-", "_"), value if equals else after))
+    return named
+
+
+def _config(path: str | None, is_on_cpu: bool) -> dict[str, Any] | None:
+    """Return the configuration file's table; with no `path` that of the default file, which --cpu ignores."""
+    if path is None and is_on_cpu:
+        return None
+    try:
+        table = yaml.safe_load(Path(path or _default_config()).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        return None
+    return table if isinstance(table, dict) else None
+
+
+def _default_config() -> str:
+    """Return the path of `accelerate config`'s file, by the variables that accelerate reads."""
+    cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
+    home = os.path.expanduser(os.environ.get("HF_HOME", os.path.join(cache, "huggingface")))
+    return os.path.join(home, "accelerate", "default_config.yaml")
