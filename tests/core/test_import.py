@@ -165,3 +165,12 @@ def test_a_literal_that_makes_no_value_is_not_understood(text: str) -> None:
 def test_a_preset_needs_no_import(text: str) -> None:
     with pytest.raises(UserError, match=r"mine\.toml is a preset already; try trainfast-tui run mine\.toml"):
         import_settings(text, "mine.toml", "tiny-llama")
+
+
+def test_model_and_data_are_not_imported_from_a_script(tmp_path: Path) -> None:
+    preset = tmp_path / "mine.toml"
+    preset.write_text('schema = 1\n[script]\ncommand = ["python", "t.py"]\n')
+    with pytest.raises(UserError) as refused:
+        import_settings("accelerate launch t.py --train_batch_size 64", "it", str(preset))
+    assert refused.value.line().startswith(f"--from: {preset} is the preset of a script")
+    assert "try --from tiny-llama" in refused.value.line()

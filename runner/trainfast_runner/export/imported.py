@@ -18,6 +18,7 @@ from trainfast_runner.export.foreign_settings import Found, from_accelerate, fro
 from trainfast_runner.export.onto_python import calls_of
 from trainfast_runner.export.onto_shell import Word, flags_of, literal, script_commands, script_place
 from trainfast_runner.export.own_command import preset_text
+from trainfast_runner.settings import script_preset
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.settings.presets import user_directory
@@ -40,13 +41,20 @@ class Imported:
 def import_settings(text: str, name: str, base: str) -> Imported:
     """Read `text`; what it does not say is from the preset `base`. `name` is for the preset's title and for errors.
 
-    Raises UserError for a text of no known kind, and for a preset.
+    Raises UserError for a text of no known kind, for a preset, and for a `base` of a script.
     """
     _refuse_preset(text, name)
     spec = own_command(text)
     if spec is not None:
         changed = {key: spec.knobs[key] for key in spec.knobs if key in spec.overrides}
         return Imported("a trainfast-tui command", changed, (), _preset(name, spec, {}))
+    if script_preset.path_of(base) is not None:
+        raise UserError(
+            f"{base} is the preset of a script, which has no model and data to import",
+            where="--from",
+            key="--from",
+            advice="--from tiny-llama, or another preset with [model]",
+        )
     kind, found = _read(text, name)
     return Imported(kind, found.knobs, tuple(found.not_understood), _preset(name, resolve(base), found.knobs))
 
