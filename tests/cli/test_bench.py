@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from cli.command import Cli
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.result import Result
+from trainfast_runner.running.launch import DevicesBusy
+from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.search.bench.variants import Entry
+from trainfast_runner.search.bench.warm_rows import warm_rows
+from trainfast_runner.settings.spec import resolve
+from trainfast_tui.cli import bench
+from trainfast_tui.cli.follow_run import Signals
 
 pytestmark = pytest.mark.xdist_group("trainings-of-the-command-line")
 
@@ -87,3 +98,45 @@ def test_what_bench_cannot_take_is_refused_at_once(cli: Cli) -> None:
     assert "--repeat: must be a whole number from 1 on" in cli("bench", "benchmarks-bert", "--repeat", "0").refused()
     assert "--scale-batch" in cli("bench", "benchmarks-bert", "--scale-batch", "-1").refused()
     assert "did you mean steps?" in cli("bench", "benchmarks-bert", "--set", "step=3").refused()
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_with_wait_a_run_that_takes_the_device_between_two_rows_fails_none(
+    wait: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    def noting(name: str) -> Callable[..., None]:
+        return lambda *arguments: done.append(name)
+
+    def start(plan: RunPlan, home: Home) -> Path:
+        done.append("start")
+        if done.count("start") == 1:
+            raise DevicesBusy("the CPU is in use by another-run")
+        return tmp_path
+
+    for name in ("wait_for_device", "predict_memory", "report_cooling"):
+        monkeypatch.setattr(bench, name, noting(name))
+    monkeypatch.setattr(bench.launch, "start", start)
+    monkeypatch.setattr(bench, "follow", lambda *arguments, **options: Result(run_id="r", state="finished"))
+    plan = RunPlan(
+        spec=resolve("tiny-llama"),
+        device="cpu",
+        world_size=1,
+        gpus=(),
+        watched=(),
+        memory_limit_bytes=None,
+        python="python",
+        versions={},
+        env={},
+    )
+    row, asked = Entry("one", plan.spec, {}, lambda: plan), argparse.Namespace(wait=wait, cool_to=50.0)
+    home = Home(tmp_path)
+    with warm_rows(home, lambda: None) as warm:
+        if not wait:
+            with pytest.raises(DevicesBusy):
+                bench._run_one(row, None, warm, home, Signals(), asked)
+            return
+        outcome = bench._run_one(row, None, warm, home, Signals(), asked)
+    assert isinstance(outcome, Result)
+    assert done == ["wait_for_device", "report_cooling", "predict_memory", "start"] * 2

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from collections.abc import Callable
+from typing import TypeVar
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
@@ -38,6 +40,7 @@ from trainfast_tui.cli.waits import await_cooling, await_devices
 from trainfast_tui.text.format import plain
 
 MOST_SCALE = 1_000_000
+T = TypeVar("T")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -152,11 +155,11 @@ def _run_all(
     is_cold = arguments.cold or any(entry.plan is not None for entry in bench.entries)
     groups = {} if is_cold else warm_groups(bench)
 
-    def check() -> None:
+    def raise_if_stopped() -> None:
         if signals.interrupts or signals.hung_up:
             raise Interrupted
 
-    with warm_rows(home, check) as warm:
+    with warm_rows(home, raise_if_stopped) as warm:
         total = len(bench.entries) * arguments.repeat
         for number, (_, entry) in enumerate(run_order(bench, arguments.repeat, groups), start=1):
             if again_is_pointless(outcomes[entry.id]):
@@ -188,19 +191,33 @@ def _run_one(
         plan = planning.plan_run(entry.spec, arguments.python) if entry.plan is None else entry.plan()
     except UserError as error:
         return error
-    is_started = group is not None and warm.has_process(group)
-    if not is_started:
-        warm.end()
-        if arguments.wait:
-            await_devices(plan, home)
-    if arguments.cool_to is not None:
-        await_cooling(plan, arguments.cool_to)
-    if group is None:
-        predict_memory(plan, home)
-        return follow(launch.start(plan, home), signals, interrupt_stops=True)
-    if not is_started:
-        warm.start(plan, group)
-    return warm.train(plan)
+
+    def prepare() -> None:
+        if arguments.cool_to is not None:
+            await_cooling(plan, arguments.cool_to)
+        if group is None:
+            predict_memory(plan, home)
+
+    def start_when_free(start: Callable[[], T]) -> T:
+        """Start a process, with --wait once no other run uses the device: one may begin during the preparation."""
+        while True:
+            if arguments.wait:
+                await_devices(plan, home)
+            prepare()
+            try:
+                return start()
+            except launch.DevicesBusy:
+                if not arguments.wait:
+                    raise
+
+    if group is not None and warm.has_process(group):
+        prepare()
+        return warm.train(plan)
+    warm.end()
+    if group is not None:
+        start_when_free(lambda: warm.start(plan, group))
+        return warm.train(plan)
+    return follow(start_when_free(lambda: launch.start(plan, home)), signals, interrupt_stops=True)
 
 
 def _refused_if_overridden(result: Result, varied: tuple[str, ...]) -> Outcome:
