@@ -14,13 +14,30 @@ from .synthetic import asking, confirmed, state_of, trial, visited
 
 def test_a_value_that_always_fails_is_given_up(space: Synthetic) -> None:
     base = space.space.baseline
-    compiled = [n for n in sorted(space.truth) if space.space.candidates[n].knobs["compile"] == "default"][:2]
+    knobs = [one.knobs for one in space.space.candidates]
+    compiled = [n for n in sorted(space.truth) if knobs[n]["compile"] == "default"]
+    smallest = [n for n in compiled if knobs[n]["batch_size"] == 1]
+    other = next(n for n in compiled if knobs[n] == {**knobs[base], "compile": "default"})
     lines = [*visited(space, base), trial(base, warm=False)]
-    lines += [trial(one, outcome="failed", step_ms=[], reason="no compiler") for one in compiled]
+    lines += [trial(one, outcome="failed", step_ms=[], reason="no compiler") for one in (smallest[0], other)]
     verdicts = state_of(space, *lines).ruled_out
-    last = [n for n in sorted(space.truth) if space.space.candidates[n].knobs["compile"] == "default"][-1]
-    assert verdicts[last].verdict == "failed"
-    assert "compile=default failed in 2 settings: no compiler" in verdicts[last].reason
+    assert verdicts[compiled[-1]].verdict == "failed"
+    assert "compile=default failed in 2 settings: no compiler" in verdicts[compiled[-1]].reason
+
+
+def test_of_two_values_that_failed_only_together_neither_is_given_up_alone(space: Synthetic) -> None:
+    base = space.space.baseline
+    knobs = [one.knobs for one in space.space.candidates]
+    compiled = [n for n in sorted(space.truth) if knobs[n]["compile"] == "default"]
+    small = [n for n in sorted(space.truth) if knobs[n]["batch_size"] == 1]
+    both = [n for n in compiled if n in small]
+    lines = [*visited(space, base), trial(base, warm=False)]
+    lines += [trial(one, outcome="failed", step_ms=[], reason="it crashed") for one in both[:2]]
+    state = state_of(space, *lines)
+    assert "batch_size=1 with " in state.ruled_out[both[-1]].reason
+    assert "compile=default" in state.ruled_out[both[-1]].reason
+    assert set(compiled) - set(both) <= set(state.alive), "a larger batch may compile"
+    assert set(small) - set(both) <= set(state.alive), "the smallest batch may run without compiling"
 
 
 def test_a_bound_by_flops_labels_candidates_that_are_never_run(space: Synthetic) -> None:

@@ -141,7 +141,7 @@ class BestState:
         return self.value_at(number, mean)
 
     def value_at(self, number: int, log_of_rate: float) -> tuple[float, float]:
-        """The same at another ln rate."""
+        """The ln of the objective at another ln rate of the candidate, and its change with that rate."""
         objective = self.question.objective
         if objective in ("samples_per_s", "samples_per_joule"):
             return log_of_rate, 1.0
@@ -279,26 +279,32 @@ class BestState:
         return changes_training(self.candidates[number], self.candidates[self.space.baseline])
 
     def _failed_levels(self) -> list[CandidateVerdict]:
-        """Verdicts of candidates with a value of a knob that has failed in every setting of two or more."""
+        """Verdicts of candidates with a value of a knob that has failed in every setting of two or more.
+
+        Where these settings share several values that were never measured, it is the candidates with all of them.
+        """
         failed = {one.candidate: one for one in self.ran if one.outcome in UNUSABLE}
         if len(failed) < 2:
             return []
-        levels, found = self.posterior.levels, []
-        for knob, name in enumerate(levels.names):
-            by_level: dict[int, list[int]] = defaultdict(list)
-            for number in failed:
-                by_level[levels.settings[number][knob]].append(number)
-            rated = {levels.settings[number][knob] for number in self.rated}
-            for level, numbers in by_level.items():
-                if len(numbers) < 2 or level in rated:
-                    continue
-                first = failed[numbers[0]]
-                reason = f"{name}={levels.values[name][level]} failed in {len(numbers)} settings: {first.reason}"
-                found += [
-                    CandidateVerdict(candidate=number, verdict=first.outcome, reason=reason)
-                    for number, setting in enumerate(levels.settings)
-                    if setting[knob] == level
-                ]
+        levels = self.posterior.levels
+        measured = {pair for number in self.rated for pair in enumerate(levels.settings[number])}
+        unmeasured = {number: set(enumerate(levels.settings[number])) - measured for number in failed}
+        found = []
+        for pair in dict.fromkeys(pair for number in failed for pair in sorted(unmeasured[number])):
+            numbers = [number for number in failed if pair in unmeasured[number]]
+            if len(numbers) < 2:
+                continue
+            shared = sorted(set.intersection(*(unmeasured[number] for number in numbers)))
+            names = [levels.names[knob] for knob, _ in shared]
+            values = [levels.values[name][level] for name, (_, level) in zip(names, shared, strict=True)]
+            words = " with ".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
+            first = failed[numbers[0]]
+            reason = f"{words} failed in {len(numbers)} settings: {first.reason}"
+            found += [
+                CandidateVerdict(candidate=number, verdict=first.outcome, reason=reason)
+                for number, setting in enumerate(levels.settings)
+                if all(setting[knob] == level for knob, level in shared)
+            ]
         return found
 
 
