@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from benchmarks.best_fit_spaces import UNTIMED, Process, Terrain
 
 from trainfast_runner.records.run_file import ClockAnchor
+from trainfast_runner.search.best.answer import answer_of
 from trainfast_runner.search.best.cold_runs import ROLES, ColdRuns
 from trainfast_runner.search.best.decide import Move, decide
-from trainfast_runner.search.best.found import found
 from trainfast_runner.search.best.journal import (
+    BestAnswer,
     BestLine,
     BestQuestion,
     EarlierEffect,
-    Found,
     LaunchedBest,
     Race,
     Space,
@@ -44,7 +44,7 @@ class Replayed:
     starts: int = 0
     cold: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ROLES, 0))
     decisions_s: list[float] = field(default_factory=list)
-    found: Found | None = None
+    found: BestAnswer | None = None
     stopped_because: str = ""
     lines: list[BestLine] = field(default_factory=list)
 
@@ -81,7 +81,7 @@ class FakeConductor:
         assert self.latest is not None
         told.stopped_because = move.stopped_because
         told.leader, told.seconds = self.latest.leader, self.spent_s
-        told.found = found(self.latest)
+        told.found = answer_of(self.latest)
         told.answer = told.found.best if told.found is not None else None
         told.starts = sum(isinstance(line, Visited) for line in self.lines)
         for line in self.lines:

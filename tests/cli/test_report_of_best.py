@@ -13,6 +13,7 @@ from cli.command import Cli
 from cli.test_report import EVIL, MIB, RECORDED, assert_loads_nothing, assert_tables_are_even, markdown_of, page_of
 from trainfast_runner.records.run_file import ClockAnchor, PredictedSpeed
 from trainfast_runner.search.best.journal import (
+    BestAnswer,
     BestEnded,
     BestLine,
     BestQuestion,
@@ -20,7 +21,6 @@ from trainfast_runner.search.best.journal import (
     CandidateVerdict,
     EarlierEffect,
     Effect,
-    Found,
     Interval,
     Race,
     Space,
@@ -65,7 +65,7 @@ def question() -> BestQuestion:
     )
 
 
-def answer(**changes: Any) -> Found:
+def answer(**changes: Any) -> BestAnswer:
     """Candidate 2 won; 3 was beaten without a run, 4 is too large."""
     given: dict[str, Any] = {
         "best": 2,
@@ -89,7 +89,7 @@ def answer(**changes: Any) -> Found:
         "pareto": [2, 0],
         "notes": ["a warm trial was 4 % faster than a fresh process"],
     }
-    return Found(**{**given, **changes})
+    return BestAnswer(**{**given, **changes})
 
 
 def journal(ended: BestEnded) -> list[BestLine]:

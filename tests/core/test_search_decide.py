@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace as replace_struct
 
+from trainfast_runner.search.answer import aligned, answer_of
 from trainfast_runner.search.decide import TOLERANCE_BYTES, TOLERANCE_SHARE, SearchState, decide
-from trainfast_runner.search.found import aligned, answer
 from trainfast_runner.search.journal import ConfirmationRun, Predicted, Probe, RankPeaks
 
 MIB = 1 << 20
@@ -149,7 +149,7 @@ def test_the_tightest_of_two_ranks_decides_and_is_named(device: Device, second: 
     if not state.confirmations:
         assert not both.fits(1)
         return
-    found = answer(state)
+    found = answer_of(state)
     assert both.fits(found.max_batch)
     assert ooms(state) <= 1
     if abs(device.limits[0] - second) > 64 * MIB:
@@ -214,7 +214,7 @@ def test_the_tightest_bound_is_named_and_so_is_what_was_not_tried() -> None:
     state = SearchState(device="cpu", world_size=1, limits_bytes=(600 * MIB,), probes=(*fitting, too_large))
     assert "than the trial that it fitted in" in decide(replace(state, confirmations=tuple(confirmations))).why
     confirmations.append(ConfirmationRun(batch_size=36, run_id="p", state="finished", seconds=1.0))
-    found = answer(replace(state, confirmations=tuple(confirmations)))
+    found = answer_of(replace(state, confirmations=tuple(confirmations)))
     assert (found.max_batch, found.too_large) == (36, 39)
     assert found.certainty.startswith("39 ran out of memory; 37 and 38, within the tolerance")
     assert found.certainty.endswith("were not tried")
@@ -258,7 +258,7 @@ def test_a_fit_that_a_proof_refutes_is_set_right_by_a_size_between() -> None:
 
 def test_the_answer_names_limits_margins_and_the_fastest() -> None:
     device = Device(fixed=100 * MIB, per_sample=10 * MIB, optimizer=0, limits=(2048 * MIB,))
-    found = answer(search(device))
+    found = answer_of(search(device))
     assert device.is_exact(found.max_batch)
     assert found.aligned_batch == found.max_batch // 8 * 8
     margin = sum(one.margin_bytes for one in found.margins)

@@ -15,13 +15,13 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import TRIAL, ClockAnchor
 from trainfast_runner.search.best.best_follower import BestFollower, BestSnapshot
 from trainfast_runner.search.best.journal import (
+    BestAnswer,
     BestEnded,
     BestQuestion,
     Candidate,
     CandidateVerdict,
     Chosen,
     Effect,
-    Found,
     Interval,
     LaunchedBest,
     Race,
@@ -190,7 +190,7 @@ def best_answered(**changes: Any) -> list[Any]:
         a_trial(11, 60.1, 35),
         *races,
         chosen(40, "end", None, "the best is confirmed"),
-        BestEnded(t_ns=START_NS + 41 * S, state="answered", found=Found(**{**fields, **changes}), seconds=41.0),
+        BestEnded(t_ns=START_NS + 41 * S, state="answered", found=BestAnswer(**{**fields, **changes}), seconds=41.0),
     ]
 
 

@@ -36,7 +36,7 @@ SILENT = (
 
 
 @dataclass(frozen=True)
-class Found:
+class ForeignKnobs:
     """Knobs, and what was not understood, in words."""
 
     knobs: KnobValues
@@ -57,10 +57,10 @@ class Found:
         return dict(value) if isinstance(value, dict) else {}
 
 
-def from_trainer_fields(fields: dict[str, Any]) -> Found:
+def from_trainer_fields(fields: dict[str, Any]) -> ForeignKnobs:
     """Knobs of the fields of a TrainingArguments call."""
     rest = {RENAMED.get(name, name): value for name, value in fields.items() if name not in SILENT}
-    found = Found({}, [])
+    found = ForeignKnobs({}, [])
     halves = {name: rest.pop(name) for name in ("bf16", "fp16", "tf32") if name in rest}
     if halves:
         found.knobs["precision"] = next((name for name, on in halves.items() if on), "fp32")
@@ -92,10 +92,10 @@ def from_trainer_fields(fields: dict[str, Any]) -> Found:
     return found
 
 
-def from_accelerate(table: dict[str, Any]) -> Found:
+def from_accelerate(table: dict[str, Any]) -> ForeignKnobs:
     """Knobs of a file for `accelerate launch --config_file`."""
     rest = {name: value for name, value in table.items() if name not in SILENT}
-    found = Found({}, [])
+    found = ForeignKnobs({}, [])
     mixed = rest.pop("mixed_precision", None)
     if mixed is not None:
         # YAML 1.1 reads a bare `no` as false.
@@ -126,13 +126,13 @@ def from_accelerate(table: dict[str, Any]) -> Found:
     return found
 
 
-def from_deepspeed(config: dict[str, Any]) -> Found:
+def from_deepspeed(config: dict[str, Any]) -> ForeignKnobs:
     """Knobs of DeepSpeed's json.
 
     Sizes of buckets are computed anew from the model, and "auto" is left to the Trainer.
     """
     rest = {name: value for name, value in config.items() if name not in (*SILENT, "train_batch_size")}
-    found = Found({}, [])
+    found = ForeignKnobs({}, [])
     zero = found.section(rest, "zero_optimization")
     offload, parameters = found.section(zero, "offload_optimizer"), zero.get("offload_param")
     names = [

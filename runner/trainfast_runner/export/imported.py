@@ -14,7 +14,7 @@ import yaml
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.call_fields import TRAINER_CALLS
-from trainfast_runner.export.foreign_settings import Found, from_accelerate, from_deepspeed, from_trainer_fields
+from trainfast_runner.export.foreign_settings import ForeignKnobs, from_accelerate, from_deepspeed, from_trainer_fields
 from trainfast_runner.export.onto_python import calls_of
 from trainfast_runner.export.onto_shell import Word, flags_of, literal, script_commands, script_place
 from trainfast_runner.export.own_command import preset_text
@@ -74,7 +74,7 @@ def _refuse_preset(text: str, name: str) -> None:
         )
 
 
-def _read(text: str, name: str) -> tuple[str, Found]:
+def _read(text: str, name: str) -> tuple[str, ForeignKnobs]:
     block = _trainer_block(text)
     if block is not None:
         return KINDS[0], block
@@ -95,7 +95,7 @@ def _read(text: str, name: str) -> tuple[str, Found]:
     raise UserError(f"{name} is of no known kind", key=name, allowed=KINDS)
 
 
-def _trainer_block(text: str) -> Found | None:
+def _trainer_block(text: str) -> ForeignKnobs | None:
     """The fields of the only TrainingArguments call; None for a text that is no Python or has none."""
     try:
         tree = ast.parse(text)
@@ -116,7 +116,7 @@ def _trainer_block(text: str) -> Found | None:
         except (ValueError, TypeError):
             unknown.append(f"{keyword.arg or '**'}={ast.unparse(keyword.value)} (line {keyword.value.lineno})")
     found = from_trainer_fields(fields)
-    return Found(found.knobs, [*found.not_understood, *unknown])
+    return ForeignKnobs(found.knobs, [*found.not_understood, *unknown])
 
 
 def _yaml(text: str) -> dict[str, Any] | None:
@@ -130,7 +130,7 @@ def _yaml(text: str) -> dict[str, Any] | None:
     return table if isinstance(table, dict) and any(key in table for key in known) else None
 
 
-def _command(words: list[Word]) -> Found:
+def _command(words: list[Word]) -> ForeignKnobs:
     """The flags behind the script as fields of TrainingArguments, and the launcher's processes."""
     place = script_place(words) or 0
     flags = flags_of(words[place + 1 :])
@@ -150,7 +150,7 @@ def _command(words: list[Word]) -> Found:
     launch.pop("standalone", None)
     if any(word.value == "NCCL_P2P_DISABLE=1" for word in words[:place]):
         knobs["p2p"] = "off"
-    return Found(knobs, [*found.not_understood, *(f"--{name}" for name in launch)])
+    return ForeignKnobs(knobs, [*found.not_understood, *(f"--{name}" for name in launch)])
 
 
 def own_command(text: str) -> RunSpec | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from trainfast_runner.errors import UserError
 from trainfast_runner.export import onto_shell
 from trainfast_runner.export.call_fields import trainer_call
-from trainfast_runner.export.foreign_settings import Found
+from trainfast_runner.export.foreign_settings import ForeignKnobs
 from trainfast_runner.export.script_command import has_field
 from trainfast_runner.export.trainer_arguments import fields_of
 from trainfast_runner.export.training_block import FILE, block_text
@@ -105,7 +105,7 @@ def _training_block(run: RunFile, asked: ScriptAsked, line: WorkerLine) -> Writt
             key="--to",
             advice="--to command",
         )
-    found = Found({}, [])
+    found = ForeignKnobs({}, [])
     for name, value in (line.ran or {}).items():
         if value is not None and name in BY_NAME:
             found.take(name, value, f"{name}={value}")

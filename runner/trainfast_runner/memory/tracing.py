@@ -30,7 +30,7 @@ from trainfast_runner.records.home import cache_directory
 from trainfast_runner.records.json_lines import read_cached, write_cached
 from trainfast_runner.settings.spec import RunSpec
 
-Found = Trace | UserError
+TraceOrError = Trace | UserError
 """The answer to a request."""
 KINDS: tuple[type[Trace], ...] = (StepTrace, OptimizerTrace)
 
@@ -66,7 +66,7 @@ def cached_models(
     except UserError:
         return lambda spec: None
     there = training_python.install_stamps(executable)
-    found: dict[Path, Found] = {}
+    found: dict[Path, TraceOrError] = {}
     models: dict[TraceRequests, MemoryModel] = {}
 
     def model_of(spec: RunSpec) -> MemoryModel | None:
@@ -123,7 +123,7 @@ def trace_models(
     executable = training_python.find(python)
     there = training_python.install_stamps(executable)
     wanted = [traces_of(spec, device, executable, there=there) for spec in specs]
-    found: dict[Path, Found] = {}
+    found: dict[Path, TraceOrError] = {}
     _read(wanted, found)
     owed = dict(enumerate(wanted))
 
@@ -164,7 +164,7 @@ def trace_anew(spec: RunSpec, device: str = "cpu", python: str | None = None, wh
     return model
 
 
-def _model(traces: TraceRequests, found: Mapping[Path, Found], device: str) -> MemoryModel | UserError | None:
+def _model(traces: TraceRequests, found: Mapping[Path, TraceOrError], device: str) -> MemoryModel | UserError | None:
     """Make the model of both traces, or return the UserError of one; None if one is missing."""
     step, optimizer = found.get(traces.step.file), found.get(traces.optimizer.file)
     for trace in (step, optimizer):
@@ -189,7 +189,9 @@ def _model(traces: TraceRequests, found: Mapping[Path, Found], device: str) -> M
     )
 
 
-def _requests(wanted: list[TraceRequests], found: Mapping[Path, Found]) -> list[tuple[TraceRequest, dict[str, Any]]]:
+def _requests(
+    wanted: list[TraceRequests], found: Mapping[Path, TraceOrError]
+) -> list[tuple[TraceRequest, dict[str, Any]]]:
     """The missing traces, each once, in the order of `wanted`. An optimizer's waits for its model's step."""
     requests: dict[Path, tuple[TraceRequest, dict[str, Any]]] = {}
     for traces in wanted:
@@ -206,7 +208,7 @@ def _requests(wanted: list[TraceRequests], found: Mapping[Path, Found]) -> list[
 
 
 def _progress(
-    requests: list[tuple[TraceRequest, dict[str, Any]]], found: Mapping[Path, Found], wanted: list[TraceRequests]
+    requests: list[tuple[TraceRequest, dict[str, Any]]], found: Mapping[Path, TraceOrError], wanted: list[TraceRequests]
 ) -> Tracing:
     missing = [(asked, request) for asked, request in requests if asked.file not in found]
     done = len(requests) - len(missing)
@@ -236,7 +238,7 @@ def _traced(
     cancelled: threading.Event | None = None,
     on_imported: Callable[[], None] = lambda: None,
     tracer: WarmTracer | None = None,
-) -> Generator[tuple[TraceRequest, Found]]:
+) -> Generator[tuple[TraceRequest, TraceOrError]]:
     """Yield each trace as soon as it is made; if the process fails, the missing ones get its UserError."""
     if not requests:
         return
@@ -276,7 +278,7 @@ def _decoded(answer: dict[str, Any], request: dict[str, Any]) -> Trace:
         raise UserError(f"the tracer's answer is not understood: {error}", key="model") from None
 
 
-def _read(wanted: list[TraceRequests], found: dict[Path, Found]) -> None:
+def _read(wanted: list[TraceRequests], found: dict[Path, TraceOrError]) -> None:
     """Add the cached traces to `found`."""
     for traces in wanted:
         for asked, kind in zip((traces.step, traces.optimizer), KINDS, strict=True):

@@ -20,9 +20,9 @@ from trainfast_runner.records.run_file import PROBE
 from trainfast_runner.running import launch
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.recovery import live_runs
-from trainfast_runner.search.conductor import ConductOptions, Conductor, sole_conductor
+from trainfast_runner.search.answer import answer_of
+from trainfast_runner.search.conductor import ConductOptions, Conductor, conduct_alone
 from trainfast_runner.search.decide import Decision, SearchState, decide, state_of_journal
-from trainfast_runner.search.found import answer
 from trainfast_runner.search.journal import (
     AnyLine,
     Asked,
@@ -134,7 +134,7 @@ class BatchConductor(Conductor[AnyLine, Ended]):
             self._confirm(step.batch_size)
             return None
         if step.action == "answer":
-            return Ended(state="answered", reason=step.why, answer=answer(self._state()))
+            return Ended(state="answered", reason=step.why, answer=answer_of(self._state()))
         if step.action == "nothing_fits":
             return self._nothing_fits(step.why)
         return Ended(state="failed", reason=step.why)

@@ -10,10 +10,9 @@ import pytest
 from benchmarks.best_fit_replay import FakeConductor
 from benchmarks.best_fit_spaces import Synthetic
 
+from trainfast_runner.search.best.answer import answer_of, best_so_far
 from trainfast_runner.search.best.cold_runs import COLD_LEAST, ColdRuns
 from trainfast_runner.search.best.decide import decide
-from trainfast_runner.search.best.found import best_so_far, found
-from trainfast_runner.search.best.hopes import Hopes
 from trainfast_runner.search.best.journal import (
     BestLine,
     EarlierEffect,
@@ -25,6 +24,7 @@ from trainfast_runner.search.best.journal import (
     Trial,
     Visited,
 )
+from trainfast_runner.search.best.prospects import Prospects
 from trainfast_runner.search.best.state import state_of_best_journal
 from trainfast_runner.search.best.step_rule import LEAST, MOST, StepRule
 
@@ -85,7 +85,7 @@ def test_nothing_fits_where_every_setting_is_too_large(space: Synthetic) -> None
     )
     lines = [trial(terrain.space.baseline, outcome="oom", step_ms=[])]
     assert decide(state_of(terrain, *lines)).state == "nothing_fits"
-    assert found(state_of(terrain, *lines)) is None
+    assert answer_of(state_of(terrain, *lines)) is None
 
 
 def test_a_process_that_drifted_is_void_and_its_settings_are_tried_again(space: Synthetic) -> None:
@@ -124,7 +124,7 @@ def test_a_search_that_is_stopped_answers_with_processes_that_drifted_if_there_a
     other = next(number for number in sorted(space.truth) if number != base)
     lines = [asking(space), space.space, *visited(space, base), trial(base, warm=False)]
     measured = [*lines, trial(other), trial(base, ms=105.0, repeats=True)]
-    assert found(state_of_best_journal(measured, 0.0)) is None
+    assert answer_of(state_of_best_journal(measured, 0.0)) is None
     stopped = best_so_far(measured)
     assert stopped is not None
     assert any("every process drifted" in note for note in stopped.notes)
@@ -190,11 +190,11 @@ def test_no_trial_begins_that_is_expected_to_pass_the_budget(space: Synthetic) -
     slow = Visited(run_id="two", process=space.space.candidates[compiled].process, start_s=500.0)
     lines = [*visited(space, base), trial(base, warm=False), slow]
     asked = [asking(space, budget_s=600.0), space.space, *lines]
-    hopes = Hopes(state_of_best_journal(asked, 120.0))
-    assert compiled in hopes.open
-    assert compiled not in hopes.affordable, "its process alone starts for 500 s of 480"
-    assert hopes.affordable, "others start in 5 s"
-    assert decide(state_of_best_journal(asked, 120.0)).candidate in hopes.affordable
+    prospects = Prospects(state_of_best_journal(asked, 120.0))
+    assert compiled in prospects.open
+    assert compiled not in prospects.affordable, "its process alone starts for 500 s of 480"
+    assert prospects.affordable, "others start in 5 s"
+    assert decide(state_of_best_journal(asked, 120.0)).candidate in prospects.affordable
 
 
 def test_an_oom_under_the_real_limit_rules_the_leader_out(space: Synthetic) -> None:

@@ -6,7 +6,7 @@ import msgspec
 from benchmarks.best_fit_replay import FakeConductor
 from benchmarks.best_fit_spaces import Synthetic
 
-from trainfast_runner.search.best.found import found
+from trainfast_runner.search.best.answer import answer_of
 from trainfast_runner.search.best.journal import BestLine, Race
 
 from .synthetic import asking, confirmed, state_of, trial, visited
@@ -83,12 +83,12 @@ def test_a_baseline_that_wins_on_a_noisy_machine_says_within_how_much(space: Syn
     other = next(number for number in sorted(space.truth) if number != base)
     lines = [*visited(space, base), trial(base, warm=False), trial(other, ms=99.5)]
     noisy = state_of(space, *lines, *confirmed(other, (80.0, 74.0)), *confirmed(base, (77.0, 84.0)))
-    answer = found(noisy)
+    answer = answer_of(noisy)
     assert answer is not None
     assert (answer.best, answer.ties) == (base, [other])
     assert answer.within_percent is not None
     assert answer.within_percent > 5
-    quiet = found(state_of(space, *lines, *confirmed(other, (60.0, 60.1)), *confirmed(base, (80.0, 80.1))))
+    quiet = answer_of(state_of(space, *lines, *confirmed(other, (60.0, 60.1)), *confirmed(base, (80.0, 80.1))))
     assert quiet is not None
     assert (quiet.best, quiet.within_percent, quiet.ties) == (base, None, []), "clearly slower in fresh processes"
 
@@ -97,7 +97,7 @@ def test_a_leader_that_loses_in_fresh_processes_is_not_within_the_noise_of_the_b
     base = space.space.baseline
     other = next(number for number in sorted(space.truth) if number != base)
     lines = [*visited(space, base), trial(base, warm=False), trial(other, ms=90.0)]
-    answer = found(state_of(space, *lines, *confirmed(other, (50.0, 50.5)), *confirmed(base, (80.0, 80.5))))
+    answer = answer_of(state_of(space, *lines, *confirmed(other, (50.0, 50.5)), *confirmed(base, (80.0, 80.5))))
     assert answer is not None
     assert answer.best == base
     assert answer.verdicts[other].reason == "-37.4 % beside the best"
@@ -118,7 +118,7 @@ def test_drift_on_a_machine_that_others_disturb_is_noise_and_voids_nothing(space
     other = next(number for number in sorted(space.truth) if number != base)
     noisy = state_of(space, *lines, trial(other, ms=95.0), trial(base, ms=130.0, repeats=True))
     assert set(noisy.rated) == {base, other}
-    answer = found(noisy)
+    answer = answer_of(noisy)
     assert answer is not None
     assert answer.within_percent is not None
     assert answer.within_percent > 30, "the drift widens every interval"

@@ -10,22 +10,22 @@ from benchmarks.best_fit_replay import FakeConductor, Replayed
 from benchmarks.best_fit_spaces import Synthetic
 
 from cli.command import Cli
+from trainfast_runner.search.best.answer import answer_of
 from trainfast_runner.search.best.cold_runs import NEAR_LIMIT, ColdRuns
 from trainfast_runner.search.best.decide import decide
-from trainfast_runner.search.best.found import found
-from trainfast_runner.search.best.journal import BestLine, BestQuestion, Found, LaunchedBest, Race
+from trainfast_runner.search.best.journal import BestAnswer, BestLine, BestQuestion, LaunchedBest, Race
 from trainfast_runner.search.best.state import state_of_best_journal
 
 from .synthetic import asking, confirmed, trial, visited
 from .test_best_for_real import SMALL
 
 
-def answer_of(told: Replayed) -> Found:
+def replayed_answer(told: Replayed) -> BestAnswer:
     assert told.found is not None
     return told.found
 
 
-def measured(answer: Found) -> list[int]:
+def measured(answer: BestAnswer) -> list[int]:
     return [one.candidate for one in answer.verdicts if one.verdict == "measured"]
 
 
@@ -35,18 +35,20 @@ def needed(space: Synthetic, number: int) -> int:
 
 def limited(space: Synthetic, **more: object) -> BestQuestion:
     """The question under a limit that the largest setting of the same search without one just fits."""
-    largest = max(needed(space, number) for number in measured(answer_of(FakeConductor(space, asking(space), 1).run())))
+    largest = max(
+        needed(space, number) for number in measured(replayed_answer(FakeConductor(space, asking(space), 1).run()))
+    )
     return msgspec.structs.replace(asking(space, **more), limits_bytes=[largest])
 
 
-def near(space: Synthetic, question: BestQuestion, answer: Found) -> set[int]:
+def near(space: Synthetic, question: BestQuestion, answer: BestAnswer) -> set[int]:
     return {one for one in measured(answer) if needed(space, one) > NEAR_LIMIT * question.limits_bytes[0]}
 
 
 def test_the_answer_and_every_measured_setting_near_the_limit_run_under_it_once(space: Synthetic) -> None:
     asked = limited(space)
     told = FakeConductor(space, asked, 1).run()
-    answer = answer_of(told)
+    answer = replayed_answer(told)
     ran = [one.candidate for one in told.lines if isinstance(one, Race) and one.role == "limit"]
     assert len(ran) == len(set(ran)), "once each"
     expected = near(space, asked, answer)
@@ -60,7 +62,7 @@ def test_the_answer_and_every_measured_setting_near_the_limit_run_under_it_once(
 def test_a_setting_that_does_not_fit_under_the_limit_is_too_large_and_the_answer_stays(space: Synthetic) -> None:
     asked = limited(space)
     told = FakeConductor(space, asked, 1).run()
-    answer = answer_of(told)
+    answer = replayed_answer(told)
     beside = min(near(space, asked, answer) - {answer.best, space.space.baseline, *answer.ties})
     lines: list[BestLine] = [
         msgspec.structs.replace(one, outcome="oom", reason="an allocation of 8 MiB failed", missing_bytes=2**20)
@@ -68,7 +70,7 @@ def test_a_setting_that_does_not_fit_under_the_limit_is_too_large_and_the_answer
         else one
         for one in told.lines
     ]
-    again = found(state_of_best_journal(lines, told.seconds))
+    again = answer_of(state_of_best_journal(lines, told.seconds))
     assert again is not None
     assert again.best == answer.best
     verdict = again.verdicts[beside]
@@ -80,7 +82,7 @@ def test_a_run_under_the_limit_is_no_speed(space: Synthetic) -> None:
     base = space.space.baseline
     slow = Race(candidate=base, role="limit", run_id="l", outcome="measured", samples_per_s=1.0, seconds=1.0)
     lines = [asking(space), space.space, *visited(space, base), trial(base, warm=False), slow]
-    answer = found(state_of_best_journal(lines, 0.0))
+    answer = answer_of(state_of_best_journal(lines, 0.0))
     assert answer is not None
     assert answer.best_rate.low > 50, "its trial took 100 ms for 8 samples"
 
@@ -97,7 +99,7 @@ def test_without_time_a_setting_near_the_limit_says_that_it_was_not_run_under_it
     late = state_of_best_journal(lines, 700.0)
     assert ColdRuns(late).answer == small
     assert ColdRuns(late).unchecked == [large]
-    answer = found(late)
+    answer = answer_of(late)
     assert answer is not None
     assert answer.verdicts[large].reason.endswith("no time was left to run it under memory_limit")
 
@@ -109,7 +111,7 @@ def test_a_baseline_that_does_not_fit_under_the_limit_is_not_the_answer(space: S
     end = Race(candidate=base, role="limit", run_id="u", outcome="oom", reason="it failed", seconds=1.0)
     lines = [asked, space.space, *visited(space, base), trial(base, warm=False), trial(other, ms=99.9)]
     lines += [*confirmed(other, (80.0, 80.1)), *confirmed(base, (80.0, 80.1)), end]
-    answer = found(state_of_best_journal(lines, 0.0))
+    answer = answer_of(state_of_best_journal(lines, 0.0))
     assert answer is not None
     assert answer.best == other
     assert answer.gain_percent is None, "there is nothing to gain on"

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.best_fit_spaces import Synthetic
 
-from trainfast_runner.search.best.found import CHOSEN, found
+from trainfast_runner.search.best.answer import CHOSEN, answer_of
 from trainfast_runner.search.best.journal import BestEnded, BestLine
 from trainfast_runner.search.best.report import best_report
 from trainfast_runner.search.best.state import state_of_best_journal
@@ -25,7 +25,7 @@ def report(
     other = next(number for number in sorted(space.truth) if number != base)
     lines: list[BestLine] = [asking(space), space.space, *visited(space, base), trial(base, warm=False)]
     lines += [trial(other, ms=99.5), *confirmed(other, rates[0]), *confirmed(base, rates[1])]
-    answer = found(state_of_best_journal(lines, spent_s))
+    answer = answer_of(state_of_best_journal(lines, spent_s))
     journal = SearchJournal(directory)
     for line in (*lines, BestEnded(state=state, found=answer)):
         journal.write(line)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from trainfast_runner.search.best.answer import verdicts_without_answer
 from trainfast_runner.search.best.best_follower import BestSoFar
-from trainfast_runner.search.best.found import verdicts_without_answer
-from trainfast_runner.search.best.journal import BestQuestion, CandidateVerdict, Found, Interval, Race, Trial
+from trainfast_runner.search.best.journal import BestAnswer, BestQuestion, CandidateVerdict, Interval, Race, Trial
 from trainfast_tui.report.bar_picture import Whisker, whisker_picture
 from trainfast_tui.report.document import Block, Heading, Listing, Prose, grid, pairs_grid
 from trainfast_tui.report.exports import export_blocks
@@ -38,7 +38,7 @@ BEST_BY = {
 
 def cold_runs(so_far: BestSoFar) -> list[str]:
     """Return the runs that confirmed the answer: the baseline's, then the winner's."""
-    found = so_far.found
+    found = so_far.answer
     return [] if found is None else list(dict.fromkeys([*found.baseline_run_ids, *found.best_run_ids]))
 
 
@@ -46,7 +46,7 @@ def best_search_report(so_far: BestSoFar, question: BestQuestion, runs: Sequence
     """Return the whole report; `runs` are those of `cold_runs` that are still on the disk."""
     blocks: list[Block] = [*_question(question), *(machine_blocks(runs) if runs else ())]
     blocks += [Heading("Answer"), *_answer(so_far)]
-    found = so_far.found
+    found = so_far.answer
     if found is not None:
         blocks += [*_pareto(so_far, found), *_effects(found), *_verdicts(so_far, found.verdicts)]
     elif verdicts := verdicts_without_answer(so_far.lines):
@@ -106,7 +106,7 @@ def _question(question: BestQuestion) -> Iterator[Block]:
 
 
 def _answer(so_far: BestSoFar) -> Iterator[Block]:
-    ended, found, space = so_far.ended, so_far.found, so_far.space
+    ended, found, space = so_far.ended, so_far.answer, so_far.space
     if ended is None:
         yield Prose("The search has no answer yet: the same command continues it.")
         return
@@ -173,7 +173,7 @@ def _gain(gain: Interval | None) -> str:
     return f"{signed_percent(gain.median)} (95 % CI: {gain.low:+.1f} to {gain.high:+.1f} %)"
 
 
-def _pareto(so_far: BestSoFar, found: Found) -> list[Block]:
+def _pareto(so_far: BestSoFar, found: BestAnswer) -> list[Block]:
     baseline = so_far.space.baseline if so_far.space is not None else None
     measured = [
         MeasuredCandidate(one.candidate, knob_words(so_far.candidate(one.candidate).knobs), one.rate, peak)
@@ -183,7 +183,7 @@ def _pareto(so_far: BestSoFar, found: Found) -> list[Block]:
     return pareto_blocks(measured, found.best, baseline, found.pareto, so_far.limit_bytes)
 
 
-def _effects(found: Found) -> Iterator[Block]:
+def _effects(found: BestAnswer) -> Iterator[Block]:
     if not found.effects:
         return
     yield Heading("Gain of each knob")

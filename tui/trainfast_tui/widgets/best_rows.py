@@ -14,7 +14,7 @@ from trainfast_tui.widgets.bar import bar
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.best_follower import BestSoFar
-    from trainfast_runner.search.best.journal import Effect, Found, Race, Trial
+    from trainfast_runner.search.best.journal import BestAnswer, Effect, Race, Trial
 
 OUTCOMES: dict[str, tuple[str, Tone, str]] = {
     "measured": ("●", "success", ""),
@@ -98,7 +98,7 @@ def waiting_row(so_far: BestSoFar, width: int) -> Line:
     ]
 
 
-def effect_rows(found: Found, width: int) -> list[Line]:
+def effect_rows(found: BestAnswer, width: int) -> list[Line]:
     """One row a value of a knob: a bar of its gain over the baseline's value, and the change with its interval."""
     if not found.effects:
         return []
@@ -127,7 +127,7 @@ def _effect_name(one: Effect) -> str:
     return f"{one.knob}={show(one.value)} for {show(one.before)}"
 
 
-def rest_rows(so_far: BestSoFar, found: Found, width: int, most_ties: int) -> list[Line]:
+def rest_rows(so_far: BestSoFar, found: BestAnswer, width: int, most_ties: int) -> list[Line]:
     """The runner-ups within the noise, the verdict counts, and the notes on the claim."""
     assert so_far.space is not None
     rows: list[Line] = []

@@ -112,7 +112,7 @@ def _head(search: BestSnapshot, now_ns: int, width: int) -> list[Line]:
     first, *rest = paragraph(f"{sign} {state_of(search)}", width, "title", 2)
     lines += [[(first[0][0][:2], tone), (first[0][0][2:], "title")], *rest]
     if so_far.best is not None and so_far.space is not None:
-        found = so_far.found
+        found = so_far.answer
         is_noise = found is not None and found.within_percent is not None
         is_final = search.state == "answered" and (found is None or found.tried_in_budget is None)
         label = ("chosen" if is_noise else "best") + ("" if is_final else " so far")

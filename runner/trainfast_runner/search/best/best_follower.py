@@ -13,6 +13,7 @@ from trainfast_runner.records.json_lines import Tail
 from trainfast_runner.records.search_directories import JOURNAL_FILE, is_conducted
 from trainfast_runner.results.distributions import NORMAL_95
 from trainfast_runner.search.best.journal import (
+    BestAnswer,
     BestEnded,
     BestLine,
     BestQuestion,
@@ -78,7 +79,7 @@ class BestSoFar:
         return last if isinstance(last, BestEnded) else None
 
     @property
-    def found(self) -> Found | None:
+    def answer(self) -> BestAnswer | None:
         """The answer, or the best so far of a cancelled search; None before either."""
         return None if self.ended is None else self.ended.found
 
@@ -155,8 +156,8 @@ class BestSoFar:
     @cached_property
     def best(self) -> tuple[int, Interval] | None:
         """The best setting so far by its number, and its objective; None before anything was measured."""
-        if self.found is not None:
-            return self.found.best, self.found.best_value or self.found.best_rate
+        if self.answer is not None:
+            return self.answer.best, self.answer.best_value or self.answer.best_rate
         step = self.leading
         if step is None or step.leader is None or step.rate is None:
             return None

@@ -17,10 +17,10 @@ from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_file import COLD, TRIAL
 from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.search.best.answer import answer_of, best_so_far
 from trainfast_runner.search.best.bounds import ceiling_here, flops_of, with_bounds
 from trainfast_runner.search.best.candidates import spec_of
 from trainfast_runner.search.best.decide import Move, decide
-from trainfast_runner.search.best.found import best_so_far, found
 from trainfast_runner.search.best.journal import (
     BestEnded,
     BestLine,
@@ -173,7 +173,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
             state=move.state,
             reason=reason,
             stopped_because=move.stopped_because,
-            found=found(self._state()) if move.state == "answered" else None,
+            found=answer_of(self._state()) if move.state == "answered" else None,
             missing_bytes=min(excess, default=None) if move.state == "nothing_fits" else None,
         )
 

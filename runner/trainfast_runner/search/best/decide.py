@@ -1,9 +1,9 @@
 """Decide the next step of a best-fit search from its knowledge, with the reason in words. Touches nothing.
 
 The baseline opens; in its process the largest batch, and each warm knob's other values there. Then the next trial is
-the one of the greatest expected improvement a second (`hopes.py`), until nothing is likely to be 2 % better and every
-value of every knob was run once, or the budget ends. Runs in fresh processes choose among the leaders and confirm the
-winner.
+the one of the greatest expected improvement a second (`prospects.py`), until nothing is likely to be 2 % better and
+every value of every knob was run once, or the budget ends. Runs in fresh processes choose among the leaders and confirm
+the winner.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from trainfast_runner.results.distributions import NORMAL_95
 from trainfast_runner.search.best.cold_runs import COLD_ERROR, RESERVED, ColdRuns, next_cold_run
-from trainfast_runner.search.best.hopes import Hopes
+from trainfast_runner.search.best.prospects import Prospects
 from trainfast_runner.search.best.state import MOST_VOID, UNUSABLE, BestState
 from trainfast_runner.search.best.step_rule import LEAST, ORDINARY, StepRule
 from trainfast_runner.settings.knobs import BY_NAME
@@ -50,16 +50,16 @@ class Move:
 
 def decide(state: BestState) -> Move:
     """Return the next step."""
-    hopes = Hopes(state)
-    move = _next_trial(state, hopes) or _finish(state, hopes)
-    return _with_figures(_closing_visit(state, move), state, hopes)
+    prospects = Prospects(state)
+    move = _next_trial(state, prospects) or _finish(state, prospects)
+    return _with_figures(_closing_visit(state, move), state, prospects)
 
 
-def _next_trial(state: BestState, hopes: Hopes) -> Move | None:
+def _next_trial(state: BestState, prospects: Prospects) -> Move | None:
     """The next trial, or the end of a search that measures nothing; None once the trials are over."""
     if ColdRuns(state).begun and state.leader is not None:
         return None
-    return _baseline(state) or _without_leader(state) or _opening(state, hopes) or _loop(state, hopes)
+    return _baseline(state) or _without_leader(state) or _opening(state, prospects) or _loop(state, prospects)
 
 
 def _baseline(state: BestState) -> Move | None:
@@ -75,7 +75,7 @@ def _baseline(state: BestState) -> Move | None:
     return None if number in state.ruled_out else _trial(state, number, "the baseline, to compare with")
 
 
-def _opening(state: BestState, hopes: Hopes) -> Move | None:
+def _opening(state: BestState, prospects: Prospects) -> Move | None:
     """In the baseline's process: the largest batch that fits, then each warm knob's other values there."""
     process = state.candidates[state.space.baseline].process
     if any(state.candidates[one.candidate].process != process for one in state.trials):
@@ -84,7 +84,7 @@ def _opening(state: BestState, hopes: Hopes) -> Move | None:
         return None
     ran = {one.candidate for one in state.trials if one.run_id not in state.measured.void}
     for number, why in _openers(state):
-        if number not in ran and number in hopes.affordable:
+        if number not in ran and number in prospects.affordable:
             return _trial(state, number, why)
     return None
 
@@ -110,38 +110,39 @@ def _openers(state: BestState) -> list[tuple[int, str]]:
     return found
 
 
-def _loop(state: BestState, hopes: Hopes) -> Move | None:
+def _loop(state: BestState, prospects: Prospects) -> Move | None:
     """The trial of the greatest expected improvement a second; None when the trials end."""
-    if _stopped(state, hopes):
+    if _stopped(state, prospects):
         return None
-    tries, unseen = ([one for one in some if one in hopes.affordable] for some in (hopes.likely, hopes.unseen))
-    number = max(tries or unseen, key=hopes.improvement_per_s)
+    tries = [number for number in prospects.likely if number in prospects.affordable]
+    unseen = [number for number in prospects.unseen if number in prospects.affordable]
+    number = max(tries or unseen, key=prospects.improvement_per_s)
     if not state.is_warm(number):
         # A value costs a second in the process that waits, and a start once it is gone.
-        number = max(filter(state.is_warm, unseen), key=hopes.improvement_per_s, default=number)
+        number = max(filter(state.is_warm, unseen), key=prospects.improvement_per_s, default=number)
     if number in tries:
-        gain = hopes.gains[number][0]
-        why = f"{100 * hopes.chances[number]:.0f} % chance of 2 % more, expected {100 * math.expm1(gain):+.1f} %"
+        gain = prospects.gains[number][0]
+        why = f"{100 * prospects.chances[number]:.0f} % chance of 2 % more, expected {100 * math.expm1(gain):+.1f} %"
         return _trial(state, number, why)
     new = ", ".join(_new_values(state, number))
     return _trial(state, number, f"{new} was never run")
 
 
-def _stopped(state: BestState, hopes: Hopes) -> str | None:
+def _stopped(state: BestState, prospects: Prospects) -> str | None:
     """The reason why the trials end; None while they go on."""
-    if not hopes.likely and not hopes.unseen:
+    if not prospects.likely and not prospects.unseen:
         return "no setting left has a chance above 5 % to be 2 % better, and every value was run"
-    if hopes.is_budget_spent:
-        return f"the budget of {state.question.budget_s:g} s: {_price_words(state, hopes)}"
+    if prospects.is_budget_spent:
+        return f"the budget of {state.question.budget_s:g} s: {_price_words(state, prospects)}"
     return None
 
 
-def _price_words(state: BestState, hopes: Hopes) -> str:
+def _price_words(state: BestState, prospects: Prospects) -> str:
     """The use of going on beyond the budget and its price, for a search with something left to try."""
-    chance, price = hopes.outlook
+    chance, price = prospects.outlook
     if round(100 * chance) > 0:
         return f"{price:.0f} s more have a {100 * chance:.0f} % chance of 2 % more"
-    values = list(dict.fromkeys(value for number in hopes.unseen for value in _new_values(state, number)))
+    values = list(dict.fromkeys(value for number in prospects.unseen for value in _new_values(state, number)))
     return f"never run: {', '.join(values)}"
 
 
@@ -175,11 +176,11 @@ def _why_no_baseline(state: BestState) -> str:
     return "the baseline does not fit"
 
 
-def _finish(state: BestState, hopes: Hopes) -> Move:
+def _finish(state: BestState, prospects: Prospects) -> Move:
     """Runs in fresh processes, then the end."""
     run = next_cold_run(state)
     if run is None:
-        because = _stopped(state, hopes) or "the runs that confirm had begun"
+        because = _stopped(state, prospects) or "the runs that confirm had begun"
         return replace(_end("answered", because), stopped_because=because)
     steps = ColdRuns(state).steps
     rule = StepRule(steps, steps, COLD_ERROR)
@@ -224,14 +225,14 @@ def _end(state: str, why: str) -> Move:
     return Move("end", None, why, state=state, stopped_because=why)
 
 
-def _with_figures(move: Move, state: BestState, hopes: Hopes) -> Move:
+def _with_figures(move: Move, state: BestState, prospects: Prospects) -> Move:
     """The move with the leader's figures and the price of going on."""
-    leader = hopes.leader
+    leader = prospects.leader
     if leader is None:
         return move
     mean = state.posterior.mean[leader]
     half = NORMAL_95 * math.sqrt(max(state.posterior.variance[leader], 0.0))
-    chance, price = hopes.outlook
+    chance, price = prospects.outlook
     low, rate, high = (math.exp(mean + shift) for shift in (-half, 0.0, half))
     return replace(move, leader=leader, rate=rate, low=low, high=high, chance=chance, price_s=price)
 

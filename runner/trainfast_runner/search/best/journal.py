@@ -232,7 +232,7 @@ class CandidateVerdict(msgspec.Struct, frozen=True, kw_only=True):
     excess_bytes: int | None = None
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
+class BestAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The answer. `within_percent` is the noise of the machine where it cannot carry the claim, else None.
 
     Rates are in samples/s (None for a baseline that does not fit), values in the unit of the objective (seconds for
@@ -269,7 +269,7 @@ class BestEnded(Line, frozen=True, kw_only=True, tag="best-ended"):
     state: str
     reason: str = ""
     stopped_because: str = ""
-    found: Found | None = None
+    found: BestAnswer | None = None
     missing_bytes: int | None = None
     seconds: float = 0.0
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import msgspec
 
-from trainfast_runner.search.best.found import verdicts_without_answer
+from trainfast_runner.search.best.answer import verdicts_without_answer
 from trainfast_runner.search.best.journal import (
+    BestAnswer,
     BestEnded,
     BestLine,
     BestQuestion,
     CandidateVerdict,
     EarlierEffect,
     Effect,
-    Found,
     Interval,
     Ordered,
     Race,
@@ -158,7 +158,7 @@ def _rate(line: Trial) -> dict[str, float] | None:
     return {"median": middle, "mad": statistics.median(abs(rate - middle) for rate in rates)}
 
 
-def _pareto(number: int, answer: Found, space: Space, lines: Sequence[BestLine]) -> dict[str, Any]:
+def _pareto(number: int, answer: BestAnswer, space: Space, lines: Sequence[BestLine]) -> dict[str, Any]:
     """A candidate that no other beats in both speed and memory; its peak is the highest that was measured."""
     rate = next((one.rate for one in answer.verdicts if one.candidate == number), None)
     peaks = [

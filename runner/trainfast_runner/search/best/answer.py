@@ -10,17 +10,17 @@ import msgspec
 
 from trainfast_runner.results.distributions import NORMAL_95
 from trainfast_runner.search.best.cold_runs import ColdRuns, Difference
-from trainfast_runner.search.best.hopes import LIKELY, Hopes
 from trainfast_runner.search.best.journal import (
+    BestAnswer,
     BestEnded,
     BestLine,
     CandidateVerdict,
     Effect,
-    Found,
     Interval,
     Space,
 )
 from trainfast_runner.search.best.observed import log_rate
+from trainfast_runner.search.best.prospects import LIKELY, Prospects
 from trainfast_runner.search.best.state import MORE, BestState, state_of_best_journal
 from trainfast_runner.search.conductor import worked_seconds
 
@@ -29,7 +29,7 @@ GAP = 0.03
 CHOSEN = "chosen: no setting is faster beyond the noise of this machine"
 
 
-def found(state: BestState) -> Found | None:
+def answer_of(state: BestState) -> BestAnswer | None:
     """Return the answer, or the best so far of a search that goes on; None before anything was measured."""
     cold = ColdRuns(state)
     if state.leader is None:
@@ -44,12 +44,12 @@ def found(state: BestState) -> Found | None:
     elif baseline_rate is not None and baseline not in state.ruled_out:
         gain = cold.difference(best, baseline)
     within = _within_percent(state, cold, best, gain)
-    hopes = Hopes(state)
+    prospects = Prospects(state)
     tried = {one.candidate for one in state.ran if one.outcome != "void"}
-    every = _verdicts(state, cold, hopes, best)
+    every = _verdicts(state, cold, prospects, best)
     if within is not None:
         every[best] = msgspec.structs.replace(every[best], reason=CHOSEN)
-    return Found(
+    return BestAnswer(
         best=best,
         best_rate=best_rate,
         baseline_rate=baseline_rate,
@@ -59,7 +59,7 @@ def found(state: BestState) -> Found | None:
         best_run_ids=_run_ids(state, best),
         baseline_run_ids=_run_ids(state, baseline),
         within_percent=within,
-        tried_in_budget=len(tried) if hopes.is_budget_spent else None,
+        tried_in_budget=len(tried) if prospects.is_budget_spent else None,
         ties=cold.rivals,
         effects=list(_effects(state, cold, best)),
         verdicts=every,
@@ -69,26 +69,26 @@ def found(state: BestState) -> Found | None:
     )
 
 
-def best_so_far(lines: Sequence[BestLine]) -> Found | None:
+def best_so_far(lines: Sequence[BestLine]) -> BestAnswer | None:
     """Return the answer so far of a search that is stopped; None before anything was measured.
 
     Where every process drifted, their trials count all the same, with intervals as wide as the drift.
     """
     spent_s = worked_seconds(lines)
-    answer = found(state_of_best_journal(lines, spent_s))
+    answer = answer_of(state_of_best_journal(lines, spent_s))
     if answer is not None:
         return answer
-    answer = found(state_of_best_journal(lines, spent_s, voids_drifted=False))
+    answer = answer_of(state_of_best_journal(lines, spent_s, voids_drifted=False))
     note = "every process drifted by more than 2 %: going on measures these settings again"
     return None if answer is None else msgspec.structs.replace(answer, notes=[*answer.notes, note])
 
 
-def _verdicts(state: BestState, cold: ColdRuns, hopes: Hopes, best: int) -> list[CandidateVerdict]:
+def _verdicts(state: BestState, cold: ColdRuns, prospects: Prospects, best: int) -> list[CandidateVerdict]:
     """One verdict for every candidate, in their order."""
-    return [_verdict(state, cold, hopes, best, number) for number in range(len(state.candidates))]
+    return [_verdict(state, cold, prospects, best, number) for number in range(len(state.candidates))]
 
 
-def _verdict(state: BestState, cold: ColdRuns, hopes: Hopes, best: int, number: int) -> CandidateVerdict:
+def _verdict(state: BestState, cold: ColdRuns, prospects: Prospects, best: int, number: int) -> CandidateVerdict:
     if number in state.ruled_out:
         return state.ruled_out[number]
     rate = _rate(state, cold, number)
@@ -100,10 +100,10 @@ def _verdict(state: BestState, cold: ColdRuns, hopes: Hopes, best: int, number: 
     if number in state.ordered_out:
         return CandidateVerdict(candidate=number, verdict="not_tried", reason=state.ordered_out[number])
     least = state.candidates[number].least_s_per_sample
-    if least and hopes.leader is not None and state.is_bound(number, hopes.leader):
+    if least and prospects.leader is not None and state.is_bound(number, prospects.leader):
         reason = f"at most {1 / least:.4g} samples/s by its FLOPs and the device's peak"
         return CandidateVerdict(candidate=number, verdict="bound", reason=reason)
-    chance = hopes.chances.get(number, 0.0)
+    chance = prospects.chances.get(number, 0.0)
     words = f"{_shown_chance(chance)} chance to be 2 % better than the best"
     if chance <= LIKELY:
         return CandidateVerdict(candidate=number, verdict="beaten", reason=words)

@@ -1,4 +1,4 @@
-"""What is left to gain in a best-fit search, and its price: expected improvement a second.
+"""The gain that a best-fit search may still expect, and its price: expected improvement a second.
 
 Snoek, Larochelle and Adams, "Practical Bayesian Optimization", 2012.
 """
@@ -17,8 +17,8 @@ LIKELY = 0.05
 """The search goes on while some candidate has this chance to be 2 % better than the leader."""
 
 
-class Hopes:
-    """For each candidate that is left: its expected improvement on the leader, chance and cost."""
+class Prospects:
+    """The expected improvement on the leader of each candidate that is left, its chance and its cost."""
 
     def __init__(self, state: BestState) -> None:
         self._state = state
@@ -105,7 +105,7 @@ class Hopes:
 
     @cached_property
     def _closing_s(self) -> float:
-        """Expected seconds of that repeat."""
+        """Expected seconds of the repeat of the first setting that closes the process."""
         visit = self._state.visit
         return (UNTIMED + self.steps) * self._state.step_s(visit[0].candidate) if visit else 0.0
 

@@ -24,7 +24,7 @@ SPREAD_SHARE = TOLERANCE_SHARE
 As much as a maximum may be off and still be called exact."""
 
 
-def answer(state: SearchState) -> Answer:
+def answer_of(state: SearchState) -> Answer:
     """Return the answer of a journal whose last confirmation run finished."""
     confirmation = state.confirmations[-1]
     most, fits = confirmation.batch_size, lines_by_rank(state)
@@ -39,7 +39,7 @@ def answer(state: SearchState) -> Answer:
         samples_per_s=confirmation.samples_per_s,
         aligned_batch=aligned(most),
         recommended_batch=recommended,
-        recommended_why=_why(state, most, recommended, tight, margins),
+        recommended_why=_recommended_why(state, most, recommended, tight, margins),
         margins=margins,
         fastest_batch=fastest,
         fastest_samples_per_s=rate,
@@ -130,7 +130,7 @@ def _smallest_retried(state: SearchState) -> int | None:
     return min((probe.batch_size for probe in state.fitting if probe.alloc_retries), default=None)
 
 
-def _why(state: SearchState, most: int, recommended: int, tight: MemoryLines, margins: list[Margin]) -> str:
+def _recommended_why(state: SearchState, most: int, recommended: int, tight: MemoryLines, margins: list[Margin]) -> str:
     if recommended == 1 and most == 1:
         return "there is no smaller one; it may run out of memory in a long run"
     left, source = tight.limit_bytes - tight.need_bytes(recommended), " by the fit"
