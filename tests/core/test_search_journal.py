@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes.identity import boot_id
+from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result, StepTime
-from trainfast_runner.records.run_file import SCHEMA, ClockAnchor
+from trainfast_runner.records.run_file import SCHEMA, ClockAnchor, RunFile
 from trainfast_runner.records.search_directories import JOURNAL_FILE, exclusive, is_conducted, search_directories
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading, HostReading, Tick
+from trainfast_runner.running import launch
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search import conduct
 from trainfast_runner.search.conductor import worked_seconds
@@ -35,6 +40,7 @@ from trainfast_runner.search.journal import (
     Probe,
     Resumed,
     SearchJournal,
+    Waiting,
     read_journal,
 )
 from trainfast_runner.search.opening import BatchSearchOptions
@@ -199,6 +205,21 @@ def test_time_worked_leaves_pauses_and_gaps_out(tmp_path: Path) -> None:
     assert worked_seconds(lines) == 3 + 2 + 1
 
 
+def test_time_worked_leaves_waits_for_other_runs_out(tmp_path: Path) -> None:
+    lines = [
+        asked(tmp_path),
+        conducted(10 * SECOND),
+        Waiting(t_ns=12 * SECOND, run_id="another"),
+        Resumed(t_ns=70 * SECOND),
+        Launched(t_ns=71 * SECOND, run_id="r", role="probe"),
+        Waiting(t_ns=73 * SECOND, run_id="another"),
+        conducted(200 * SECOND),
+        Waiting(t_ns=201 * SECOND, run_id="another"),
+        Ended(t_ns=300 * SECOND, state="cancelled"),
+    ]
+    assert worked_seconds(lines) == 2 + 3 + 1
+
+
 def tick(t_s: int, *processes: tuple[int, int]) -> Tick:
     listed = [DeviceProcess(pid=pid, memory_used_bytes=used * MIB) for pid, used in processes]
     device = DeviceReading(index=0, uuid="GPU-0", processes=listed)
@@ -222,6 +243,102 @@ def test_a_process_that_comes_during_a_probe_voids_it() -> None:
     assert said == "process 42 took 300 MiB of GPU 0 meanwhile"
 
 
+PLAN = RunPlan(
+    spec=resolve("tiny-llama"),
+    device="cpu",
+    world_size=1,
+    gpus=(),
+    watched=(),
+    memory_limit_bytes=None,
+    python="python",
+    versions={},
+    env={},
+)
+
+
+def a_run(home: Home, directory: Path, *, role: str | None = None, steps: int = 10, state: str = "") -> Path:
+    """A confirmation run of the search in `directory`, or with no role a run of somebody else's."""
+    _, run_directory = home.new_run("tiny-llama")
+    spec = PLAN.spec.with_overrides(batch_size=4, steps=steps, timing_warmup=min(3, steps - 1))
+    run = RunFile(
+        run_id=run_directory.name,
+        **spec.record_fields(),
+        device="cpu",
+        role=role,
+        search_id=None if role is None else directory.name,
+        clock=ClockAnchor(monotonic_ns=0, wall_ns=0),
+    )
+    (run_directory / "run.json").write_bytes(msgspec.json.encode(run))
+    if state:
+        result = Result(run_id=run_directory.name, state=state, knobs=run.knobs)
+        (run_directory / "result.json").write_bytes(msgspec.json.encode(result))
+    return run_directory
+
+
+def proving(monkeypatch: pytest.MonkeyPatch, started: Callable[[RunPlan, Home], Path]) -> None:
+    """Let a search confirm 4 until a run has finished with it; `started` takes the place of a launch."""
+
+    def decided(state: SearchState) -> Decision:
+        return Decision("fail" if state.confirmations else "prove", "because", 4)
+
+    monkeypatch.setattr(conduct, "decide", decided)
+    monkeypatch.setattr(launch, "start", started)
+
+
+@pytest.mark.parametrize("is_launch_recorded", [True, False])
+@pytest.mark.parametrize("state", ["finished", "failed"])
+def test_a_confirmation_run_that_ended_behind_a_killed_conductor_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, is_launch_recorded: bool
+) -> None:
+    home = Home(tmp_path).create()
+    directory, journal = search(home)
+    journal.write(Predicted(reason="nothing is predicted"))
+    left = a_run(home, directory, role="proof", state=state)
+    a_run(home, directory, role="proof", state="stopped")
+    a_run(home, directory, role="proof", steps=50, state="finished")
+    if is_launch_recorded:
+        journal.write(Launched(run_id=left.name, role="proof"))
+
+    def started(plan: RunPlan, home: Home) -> Path:
+        raise AssertionError("it is measured a second time")
+
+    proving(monkeypatch, started)
+    conduct.conduct(directory, PLAN, home, BatchSearchOptions())
+    lines = read_journal(directory)
+    assert [line.run_id for line in lines if isinstance(line, ConfirmationRun)] == [left.name]
+    assert [line.run_id for line in lines if isinstance(line, Launched)] == [left.name]
+
+
+def test_a_search_that_waits_for_another_run_says_so_in_its_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home(tmp_path).create()
+    directory, journal = search(home)
+    journal.write(Predicted(reason="nothing is predicted"))
+    other = a_run(home, directory)
+    monkeypatch.setattr(launch.time, "sleep", lambda seconds: None)
+
+    def started(plan: RunPlan, home: Home) -> Path:
+        return a_run(home, directory, role="proof", state="finished")
+
+    proving(monkeypatch, started)
+    with ExitStack() as held:
+        held.enter_context(shared_lock(other))
+        looks: list[None] = []
+
+        def is_cancelled() -> bool:
+            looks.append(None)
+            if len(looks) == 5:
+                held.close()
+            return False
+
+        conduct.conduct(directory, PLAN, home, BatchSearchOptions(wait=True), is_cancelled=is_cancelled)
+    kinds = [type(line) for line in read_journal(directory)]
+    assert kinds[3:7] == [Next, Waiting, Resumed, Launched]
+    waiting = next(line for line in read_journal(directory) if isinstance(line, Waiting))
+    assert waiting.run_id == other.name
+
+
 def test_an_error_of_our_own_ends_the_search_in_its_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = Home(tmp_path)
     directory, journal = search(home)
@@ -231,19 +348,8 @@ def test_an_error_of_our_own_ends_the_search_in_its_journal(tmp_path: Path, monk
         raise ZeroDivisionError("division by zero")
 
     monkeypatch.setattr(conduct, "decide", broken)
-    plan = RunPlan(
-        spec=resolve("tiny-llama"),
-        device="cpu",
-        world_size=1,
-        gpus=(),
-        watched=(),
-        memory_limit_bytes=None,
-        python="python",
-        versions={},
-        env={},
-    )
     with pytest.raises(ZeroDivisionError):
-        conduct.conduct(directory, plan, home, BatchSearchOptions())
+        conduct.conduct(directory, PLAN, home, BatchSearchOptions())
     seen = SearchFollower(directory).poll()
     assert (seen.state, seen.ended.reason if seen.ended else "") == ("failed", "ZeroDivisionError: division by zero")
     assert not seen.is_live

@@ -12,6 +12,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.memory.tracing import trace_model
 from trainfast_runner.memory.warm_tracer import WarmTracer
 from trainfast_runner.records.home import Home
+from trainfast_runner.running import launch
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search import conduct
 from trainfast_runner.search.opening import BatchSearchOptions, open_search
@@ -97,7 +98,7 @@ def test_the_tracer_has_ended_before_a_warm_process_measures_what_is_free_on_a_g
         raise UserError("enough")
 
     monkeypatch.setattr(conduct, "predict_size", trace)
-    monkeypatch.setattr(conduct.launch, "start", start)
+    monkeypatch.setattr(launch, "start", start)
     home = Home(tmp_path)
     plan = RunPlan(
         spec=resolve("tiny-llama", ["memory_limit=1GiB"]),

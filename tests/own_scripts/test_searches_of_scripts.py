@@ -16,7 +16,7 @@ from trainfast_runner.records.run_file import PROBE
 from trainfast_runner.running import launch
 from trainfast_runner.running.scripts.script_plan import plan_script
 from trainfast_runner.search.conduct import conduct
-from trainfast_runner.search.conductor import end_if_live
+from trainfast_runner.search.left_runs import end_if_live
 from trainfast_runner.search.opening import BatchSearchOptions, open_search
 from trainfast_runner.search.script_trials import planned_search
 from trainfast_runner.settings import script_preset

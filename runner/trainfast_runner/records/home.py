@@ -19,7 +19,9 @@ from trainfast_runner.records.file_locks import locked
 from trainfast_runner.records.run_directory import is_alive_after_grace, is_listed, is_unfinished
 
 LAUNCH_LOCK_FILE = "launch.lock"
-STAMP, STAMP_EXAMPLE = "%Y%m%d-%H%M%S", "20261121-054455"
+STAMP = "%Y%m%d-%H%M%S"
+STAMP_CHARACTERS = len("20261121-054455")
+"""Length of the second that an id begins with; the characters behind it have no order."""
 MOST_AHEAD_S = 60
 """A newest run further in the future than this was started by a clock that was wrong."""
 
@@ -146,7 +148,7 @@ class Home:
     def _next_stamp(self) -> str:
         """This second, or the one after the newest run's: of two runs started in one second the later is `last`."""
         now = time.time()
-        newest = "".join(self.run_ids()[-1:])[: len(STAMP_EXAMPLE)]
+        newest = "".join(self.run_ids()[-1:])[:STAMP_CHARACTERS]
         # UTC, in which no hour comes twice.
         for ahead_s in range(MOST_AHEAD_S):
             stamp = time.strftime(STAMP, time.gmtime(now + ahead_s))

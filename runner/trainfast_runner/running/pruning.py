@@ -15,7 +15,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records import cache_entries
 from trainfast_runner.records.cache_entries import Unneeded, disk_bytes
 from trainfast_runner.records.file_locks import LOCK_FILE, is_alive
-from trainfast_runner.records.home import STAMP, STAMP_EXAMPLE, Home
+from trainfast_runner.records.home import STAMP, STAMP_CHARACTERS, Home
 from trainfast_runner.records.run_directory import RUN_FILE, read_run_file
 from trainfast_runner.records.run_file import WARM_ROLES
 from trainfast_runner.records.search_directories import exclusive, is_conducted, search_directories
@@ -153,7 +153,7 @@ def _is_a_run(directory: Path) -> bool:
 def _is_being_made(directory: Path, now_s: float) -> bool:
     """True if a launch may have made the directory just now, before its lock."""
     try:
-        began_s = calendar.timegm(time.strptime(directory.name[: len(STAMP_EXAMPLE)], STAMP))
+        began_s = calendar.timegm(time.strptime(directory.name[:STAMP_CHARACTERS], STAMP))
     except ValueError:
         return False
     return not (directory / RUN_FILE).exists() and abs(now_s - began_s) < BEING_MADE_S

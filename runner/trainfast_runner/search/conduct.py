@@ -12,12 +12,9 @@ from pathlib import Path
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_directory import read_result
-from trainfast_runner.records.run_file import PROBE
-from trainfast_runner.running import launch
+from trainfast_runner.records.run_file import PROBE, PROOF
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.recovery import live_runs
 from trainfast_runner.search.answer import answer_of
@@ -35,6 +32,7 @@ from trainfast_runner.search.journal import (
     Probe,
     read_journal,
 )
+from trainfast_runner.search.left_runs import end_if_live, has_settings, is_usable, runs_of_search
 from trainfast_runner.search.limits import limited
 from trainfast_runner.search.nothing_fits import nothing_fits
 from trainfast_runner.search.opening import BatchSearchOptions
@@ -73,12 +71,8 @@ def conduct(
     Raises UserError when another process conducts the search, and when its device is in use.
     """
     conduct_options = ConductOptions(options.wait, options.cool_to_c, on_line, is_cancelled, began_ns)
-    with sole_conductor(directory):
-        conductor = (make_conductor or BatchConductor)(directory, plan, home, options, conduct_options)
-        try:
-            return conductor.run()
-        finally:
-            conductor.close()
+    make = make_conductor or BatchConductor
+    return conduct_alone(directory, lambda: make(directory, plan, home, options, conduct_options))
 
 
 class BatchConductor(Conductor[AnyLine, Ended]):
@@ -110,7 +104,7 @@ class BatchConductor(Conductor[AnyLine, Ended]):
         """Decide and take one step."""
         return self._do(decide(self._state()))
 
-    def ended(self, state: str, reason: str) -> Ended:
+    def end_line(self, state: str, reason: str) -> Ended:
         """Return an end without an answer."""
         return Ended(state=state, reason=reason)
 
@@ -152,12 +146,12 @@ class BatchConductor(Conductor[AnyLine, Ended]):
                     self._wait_for(prediction, time.monotonic() + TRACE_WITHIN_S)
                     cancelled.set()
                     prediction.result()
-                began = time.monotonic()
+                began_s = self._clock_s()
                 available = self._ready(self._warm_process())
                 # A prediction saves a few sizes: worth about as long a wait as the process was.
-                latest = 2 * time.monotonic() - began + PATIENCE_S
+                patience_s = self._clock_s() - began_s + PATIENCE_S
                 if available is not None:
-                    self._wait_for(prediction, latest)
+                    self._wait_for(prediction, time.monotonic() + patience_s)
             finally:
                 cancelled.set()
         if available is not None:
@@ -171,7 +165,7 @@ class BatchConductor(Conductor[AnyLine, Ended]):
             return [line.room_bytes or 0 for _, line in sorted(answers.items())]
         result = self._ended_process(process)
         if result.state != "oom":
-            raise UserError(_words(result), key=result.run_id, exit_code=4)
+            raise UserError(_ended_words(result), key=result.run_id, exit_code=4)
         # Without a batch there is nothing smaller to try: the model itself does not fit.
         self._write(probe_of_ended_run(1, result, result.seconds or 0.0, phase="model"))
         return None
@@ -194,7 +188,7 @@ class BatchConductor(Conductor[AnyLine, Ended]):
             if result.state in ("stopped", "killed"):
                 raise Interrupted
             if result.state != "oom":
-                return Ended(state="failed", reason=_words(result))
+                return Ended(state="failed", reason=_ended_words(result))
             self._write(probe_of_ended_run(batch_size, result, seconds))
             return None
         void = None
@@ -211,18 +205,15 @@ class BatchConductor(Conductor[AnyLine, Ended]):
         return None
 
     def _confirm(self, batch_size: int) -> None:
-        """Make the confirmation run, a normal run with data, or follow one that an earlier conductor started."""
-        left = self._unfinished_confirmation()
-        began = time.monotonic()
-        if left is None:
-            steps = self._options.proof_steps
-            left = self._start(self._sized(batch_size, steps, min(TIMED_WARMUP, steps - 1)), "proof")
-        self._live = left
-        result = wait_for_result(left, self._check)
+        """Make the confirmation run, a normal run with data, or take the one of a killed conductor."""
+        began_s, steps = self._clock_s(), self._options.proof_steps
+        plan = self._sized(batch_size, steps, min(TIMED_WARMUP, steps - 1))
+        directory = self._live = self._take_left_confirmation(plan) or self._start(plan, PROOF)
+        result = wait_for_result(directory, self._raise_if_cancelled)
         self._live = None
         if result.state in ("stopped", "killed"):
             raise Interrupted
-        self._write(self._confirmed(left, result, batch_size, time.monotonic() - began))
+        self._write(self._confirmed(directory, result, batch_size, self._clock_s() - began_s))
 
     def _confirmed(self, directory: Path, result: Result, batch_size: int, seconds: float) -> ConfirmationRun:
         """Return the record of an ended confirmation run."""
@@ -235,16 +226,15 @@ class BatchConductor(Conductor[AnyLine, Ended]):
 
     def _nothing_fits(self, why: str) -> Ended:
         """Return the end of a search in which a batch of 1 does not fit."""
-        return nothing_fits(self._plan, self._home, self._state(), why, self._check)
+        return nothing_fits(self._plan, self._home, self._state(), why, self._raise_if_cancelled)
 
     def _warm_process(self) -> WarmProcess:
         directory = self._start(self._plan, "probe")
-        self._process = WarmProcess(directory, self._plan.world_size, self._check)
+        self._process = WarmProcess(directory, self._plan.world_size, self._raise_if_cancelled)
         return self._process
 
     def _start(self, plan: RunPlan, role: str) -> Path:
-        left = self._unrecorded_confirmation if role == "proof" else lambda plan: None
-        directory = self._launch(plan, role, left)
+        directory = self._launch(plan, role)
         self._write(Launched(run_id=directory.name, role=role))
         return directory
 
@@ -254,26 +244,25 @@ class BatchConductor(Conductor[AnyLine, Ended]):
             if run.role == PROBE and run.search_id == self._directory.name:
                 end_run(self._home.directory(run.run_id))
 
-    def _unfinished_confirmation(self) -> Path | None:
-        """The confirmation run that was started and has no recorded end; None when there is none."""
-        ended = {line.run_id for line in self._lines if isinstance(line, ConfirmationRun)}
-        started = [line.run_id for line in self._lines if isinstance(line, Launched) and line.role == "proof"]
-        for run_id in started[-1:]:
-            directory = self._home.directory(run_id)
-            result = read_result(directory)
-            if run_id not in ended and (
-                is_alive(directory) or (result is not None and result.state in ("finished", "oom"))
-            ):
-                return directory
-        return None
+    def _take_left_confirmation(self, plan: RunPlan) -> Path | None:
+        """Take the newest usable run of the plan that has no recorded end, and end all others; None without one.
 
-    def _unrecorded_confirmation(self, plan: RunPlan) -> Path | None:
-        """The same confirmation run, alive: a killed conductor started it without recording that; None otherwise."""
-        run = launch.busy_with(plan, self._home)
-        if run is None or run.role != "proof":
-            return None
-        same = all(getattr(run, name) == value for name, value in plan.spec.record_fields().items())
-        return self._home.directory(run.run_id) if same else None
+        A killed conductor may not have recorded the launch either, which is recorded now.
+        """
+        ended = {line.run_id for line in self._lines if isinstance(line, ConfirmationRun)}
+        found: Path | None = None
+        for run_id, run in reversed(runs_of_search(self._home, self._directory.name).items()):
+            if run.role != PROOF or run_id in ended:
+                continue
+            directory = self._home.directory(run_id)
+            if found is None and has_settings(run, plan) and is_usable(directory):
+                found = directory
+            else:
+                end_if_live(directory)
+        launched = {line.run_id for line in self._lines if isinstance(line, Launched)}
+        if found is not None and found.name not in launched:
+            self._write(Launched(run_id=found.name, role=PROOF))
+        return found
 
     def _state(self) -> SearchState:
         return state_of_journal(self._lines, self._options.no_oom)
@@ -283,5 +272,5 @@ MakeConductor = Callable[[Path, RunPlan, Home, BatchSearchOptions, ConductOption
 """Makes the conductor of a search, with the arguments of `BatchConductor`."""
 
 
-def _words(result: Result) -> str:
+def _ended_words(result: Result) -> str:
     return f"{result.run_id} ended {result.state}: {result.reason}"

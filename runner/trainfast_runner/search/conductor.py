@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, cast
@@ -19,10 +19,8 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes.identity import boot_id, identify
-from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home, home_error
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.search_directories import exclusive
 from trainfast_runner.running import launch
 from trainfast_runner.running.planning import RunPlan
@@ -35,6 +33,7 @@ from trainfast_runner.search.journal import (
     Paused,
     Resumed,
     SearchJournal,
+    Waiting,
 )
 from trainfast_runner.search.processes import LOOK_EVERY_S, Interrupted, WarmProcess, end_run
 
@@ -72,19 +71,6 @@ class AlreadyConducted(UserError):
     """Another process conducts the search."""
 
 
-@contextmanager
-def sole_conductor(directory: Path) -> Iterator[None]:
-    """Hold the search's lock. Raises AlreadyConducted when another process does."""
-    with exclusive(directory) as is_ours:
-        if not is_ours:
-            raise AlreadyConducted(
-                f"{directory.name} is being conducted by another process",
-                key=directory.name,
-                advice="--fresh for another search beside it",
-            )
-        yield
-
-
 class Conductor(ABC, Generic[LineT, EndT]):
     """One process's work on a search, until the search ends or is interrupted."""
 
@@ -97,6 +83,7 @@ class Conductor(ABC, Generic[LineT, EndT]):
         self._journal = SearchJournal(directory)
         self._process: WarmProcess | None = None
         self._live: Path | None = None
+        self._waited_s = 0.0
 
     @abstractmethod
     def first_line(self, conducted: Conducted) -> Conducted:
@@ -111,8 +98,8 @@ class Conductor(ABC, Generic[LineT, EndT]):
         """Decide and take one step; return the end after the last one."""
 
     @abstractmethod
-    def ended(self, state: str, reason: str) -> EndT:
-        """Return an end without a new answer."""
+    def end_line(self, state: str, reason: str) -> EndT:
+        """Return the last line of a search that ends without a new answer."""
 
     def run(self) -> EndT:
         """Continue the search from where its journal ends. A pause of an earlier conductor is over."""
@@ -133,15 +120,15 @@ class Conductor(ABC, Generic[LineT, EndT]):
                 if ended is not None:
                     return self._end(ended)
         except Interrupted:
-            return self._end(self.ended("cancelled", CANCELLED))
+            return self._end(self.end_line("cancelled", CANCELLED))
         except UserError as error:
             with suppress(UserError):  # a full disk takes no last line either
-                self._end(self.ended("cancelled", error.line()))
+                self._end(self.end_line("cancelled", error.line()))
             raise
         except Exception as error:
             # A screen learns of the error from the journal alone.
             with suppress(UserError):
-                self._end(self.ended("failed", f"{type(error).__name__}: {error}"))
+                self._end(self.end_line("failed", f"{type(error).__name__}: {error}"))
             raise
 
     def close(self) -> None:
@@ -150,23 +137,34 @@ class Conductor(ABC, Generic[LineT, EndT]):
             end_run(self._live)
         self._journal.close()
 
-    def _launch(self, plan: RunPlan, role: str, left: Callable[[RunPlan], Path | None] = lambda plan: None) -> Path:
-        """Start a run of the search and return its directory, or the same run `left` by a killed conductor."""
-        cool_down(plan, self._conduct_options.cool_to_c, self._write, self._check)
+    def _launch(self, plan: RunPlan, role: str) -> Path:
+        """Start a run of the search and return its directory."""
         while True:
+            if self._conduct_options.wait:
+                self._wait_for_devices(plan)
+            cool_down(plan, self._conduct_options.cool_to_c, self._write, self._raise_if_cancelled)
             try:
-                directory = launch.start(replace(plan, role=role), self._home)
-                break
+                self._live = launch.start(replace(plan, role=role), self._home)
             except launch.DevicesBusy:
-                if (found := left(plan)) is not None:
-                    directory = found
-                    break
-                # Another run came between two of ours.
                 if not self._conduct_options.wait:
                     raise
-                launch.wait_for_devices(plan, self._home, lambda run, seconds: self._check())
-        self._live = directory
-        return directory
+                continue  # another waiting run was faster
+            return self._live
+
+    def _wait_for_devices(self, plan: RunPlan) -> None:
+        """Return when no other run uses the plan's devices; the search's clock stands still meanwhile."""
+        other = launch.busy_with(plan, self._home)
+        if other is None:
+            return
+        began = time.monotonic()
+        self._write(Waiting(run_id=other.run_id))
+        launch.wait_for_devices(plan, self._home, lambda run, seconds: self._raise_if_cancelled())
+        self._write(Resumed())
+        self._waited_s += time.monotonic() - began
+
+    def _clock_s(self) -> float:
+        """CLOCK_MONOTONIC in seconds, less the time spent waiting for other runs."""
+        return time.monotonic() - self._waited_s
 
     def _end_process(self) -> None:
         """End the warm process, if there is one."""
@@ -183,23 +181,23 @@ class Conductor(ABC, Generic[LineT, EndT]):
     def _wait_for(self, work: Future[Any], latest: float) -> None:
         """Return when the work is done, at `latest` (time.monotonic) otherwise."""
         while not work.done() and time.monotonic() < latest:
-            self._check()
+            self._raise_if_cancelled()
             time.sleep(LOOK_EVERY_S)
 
     def _wait_while_paused(self) -> None:
         """Return when the search is not paused; during a pause nothing of it runs or holds memory."""
         mark = self._directory / PAUSE_FILE
         if not mark.exists():
-            self._check()
+            self._raise_if_cancelled()
             return
         self._end_process()
         self._write(Paused())
         while mark.exists():
-            self._check()
+            self._raise_if_cancelled()
             time.sleep(PAUSE_LOOK_S)
         self._write(Resumed())
 
-    def _check(self) -> None:
+    def _raise_if_cancelled(self) -> None:
         if self._conduct_options.is_cancelled():
             raise Interrupted
 
@@ -212,7 +210,7 @@ class Conductor(ABC, Generic[LineT, EndT]):
         self._write(whole)
         return whole
 
-    def _write(self, line: LineT | EndT | Conducted | CoolingDown | Paused | Resumed) -> None:
+    def _write(self, line: LineT | EndT | Conducted | CoolingDown | Paused | Waiting | Resumed) -> None:
         """Append a line; the ends and the lines named here are lines of every journal."""
         try:
             self._journal.write(cast(msgspec.Struct, line))
@@ -223,18 +221,31 @@ class Conductor(ABC, Generic[LineT, EndT]):
         self._conduct_options.on_line(ours)
 
 
-def end_if_live(directory: Path) -> None:
-    """End a run that a killed conductor left; do nothing for one that has ended."""
-    if read_result(directory) is None and is_alive(directory):
-        end_run(directory)
+def conduct_alone(directory: Path, make: Callable[[], Conductor[LineT, EndT]]) -> EndT:
+    """Make the conductor under the search's lock, and conduct the search to its end.
+
+    Raises AlreadyConducted when another process holds the lock.
+    """
+    with exclusive(directory) as is_ours:
+        if not is_ours:
+            raise AlreadyConducted(
+                f"{directory.name} is being conducted by another process",
+                key=directory.name,
+                advice="--fresh for another search beside it",
+            )
+        conductor = make()
+        try:
+            return conductor.run()
+        finally:
+            conductor.close()
 
 
 def worked_seconds(lines: Iterable[Any]) -> float:
-    """Seconds conductors worked on a search, without pauses and the time between two conductors."""
+    """Seconds that conductors worked on a search, without pauses, waits for other runs, and gaps between conductors."""
     total_ns, since_ns, last_ns = 0, None, 0
     for line in lines:
-        if isinstance(line, (Conducted, Paused)) and since_ns is not None:
-            total_ns += (line.t_ns if isinstance(line, Paused) else last_ns) - since_ns
+        if isinstance(line, (Conducted, Paused, Waiting)) and since_ns is not None:
+            total_ns += (last_ns if isinstance(line, Conducted) else line.t_ns) - since_ns
             since_ns = None
         if isinstance(line, (Conducted, Resumed)):
             since_ns = line.t_ns

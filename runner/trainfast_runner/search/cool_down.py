@@ -22,12 +22,12 @@ def check_coolable(plan: RunPlan, below_c: float | None) -> None:
 
 
 def cool_down(
-    plan: RunPlan, below_c: float | None, write: Callable[[CoolingDown], None], check: Callable[[], None]
+    plan: RunPlan, below_c: float | None, write: Callable[[CoolingDown], None], raise_if_cancelled: Callable[[], None]
 ) -> None:
     """Return when every watched GPU is below `below_c`; at once when that is None.
 
     `write` gets a line at the first look, at each new whole degree of the hottest GPU, and once when it stops falling.
-    `check` is called all the while and may raise. Raises UserError when the GPUs cool no further.
+    `raise_if_cancelled` is called all the while and may raise. Raises UserError when the GPUs cool no further.
     """
     if below_c is None:
         return
@@ -51,7 +51,7 @@ def cool_down(
     def wait(seconds: float) -> None:
         again = time.monotonic() + seconds
         while (left := again - time.monotonic()) > 0:
-            check()
+            raise_if_cancelled()
             time.sleep(min(left, CHECK_EVERY_S))
 
     cooling.wait_until_cool(plan.watched_uuids, below_c, note, wait)

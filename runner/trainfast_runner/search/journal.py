@@ -171,8 +171,14 @@ class Paused(Line, frozen=True, kw_only=True, tag="paused"):
     """The search was paused: nothing of it runs or holds memory until it is resumed."""
 
 
+class Waiting(Line, frozen=True, kw_only=True, tag="waiting"):
+    """The next process waits until the run `run_id`, which is not the search's, has left the device."""
+
+    run_id: str
+
+
 class Resumed(Line, frozen=True, kw_only=True, tag="resumed"):
-    """The search was resumed."""
+    """The search was resumed after a pause, or the device it waited for is free."""
 
 
 class Margin(msgspec.Struct, frozen=True, kw_only=True):
@@ -230,11 +236,22 @@ class Ended(Line, frozen=True, kw_only=True, tag="ended"):
     missing_bytes: int | None = None
     changes: list[Change] = []
     seconds: float = 0.0
-    """Time all conductors worked on the search, without pauses."""
+    """Time all conductors worked on the search, without pauses and waits for another run."""
 
 
 AnyLine = (
-    Asked | Conducted | Predicted | Next | Launched | CoolingDown | Probe | ConfirmationRun | Paused | Resumed | Ended
+    Asked
+    | Conducted
+    | Predicted
+    | Next
+    | Launched
+    | CoolingDown
+    | Probe
+    | ConfirmationRun
+    | Paused
+    | Waiting
+    | Resumed
+    | Ended
 )
 
 

@@ -24,8 +24,10 @@ TRACES_WITHIN_S = 30.0
 """After a search without an answer, trace possible changes for at most this long."""
 
 
-def nothing_fits(plan: RunPlan, home: Home, state: SearchState, why: str, check: Callable[[], None]) -> Ended:
-    """Return the end of a search without an answer. `check` is called between traces and may raise to stop."""
+def nothing_fits(
+    plan: RunPlan, home: Home, state: SearchState, why: str, raise_if_cancelled: Callable[[], None]
+) -> Ended:
+    """Return the end of a search without an answer. `raise_if_cancelled` is called between traces."""
     failed = _last_failure(state)
     run = read_run_file(home.directory(failed.run_id)) if failed is not None else None
     if failed is None or run is None:
@@ -38,7 +40,7 @@ def nothing_fits(plan: RunPlan, home: Home, state: SearchState, why: str, check:
     held = failed.peak_allocated_bytes if isinstance(failed, Probe) else None
     if held is None and failed.batch_size == 1:
         held = held_by(read_records(home.directory(failed.run_id)), error)
-    _trace_changes(one, error, plan.python, held, check)
+    _trace_changes(one, error, plan.python, held, raise_if_cancelled)
     explained = explain(one, error, failed.reason, models_of(one, plan.python), held_bytes=held)
     missing = missing_bytes(explained, failed)
     changes = [
@@ -48,19 +50,19 @@ def nothing_fits(plan: RunPlan, home: Home, state: SearchState, why: str, check:
 
 
 def _trace_changes(
-    run: RunFile, error: RunError, python: str, held_bytes: int | None, check: Callable[[], None]
+    run: RunFile, error: RunError, python: str, held_bytes: int | None, raise_if_cancelled: Callable[[], None]
 ) -> None:
     """Trace the memory models of changes that may be enough."""
     deadline = time.monotonic() + TRACES_WITHIN_S
     with suppress(UserError), closing(trace_changes(run, error, python, held_bytes=held_bytes)) as traces:
         for _ in traces:
-            check()
+            raise_if_cancelled()
             if time.monotonic() > deadline:
                 return  # the rest is listed without a prediction
 
 
 def missing_bytes(explained: OomExplanation, failed: Probe | ConfirmationRun) -> int | None:
-    """Missing bytes by the prediction; else the peak beyond the limit, or the last request; None when nothing tells."""
+    """Missing bytes by the prediction; else the peak beyond the limit, or the last request; None when unknown."""
     if explained.missing_bytes is not None:
         return explained.missing_bytes
     beyond = 0

@@ -26,20 +26,20 @@ L = TypeVar("L", bound=WarmLine)
 
 
 class Interrupted(Exception):
-    """Raised when the search must stop now: its run is ended and nothing more started."""
+    """Raised when a search must stop now: its run is ended, and no other run is started."""
 
 
 class WarmProcess:
-    """The run that tries settings in one process per rank. `check` is called while waiting and may raise Interrupted.
+    """The run that tries settings in one process per rank; `raise_if_cancelled` is called while waiting for it.
 
     An answer of the ranks is None when the run ended without one.
     """
 
-    def __init__(self, directory: Path, world_size: int, check: Callable[[], None]) -> None:
+    def __init__(self, directory: Path, world_size: int, raise_if_cancelled: Callable[[], None]) -> None:
         self.directory = directory
         self.result: Result | None = None
         """The run's result; None while it lives."""
-        self._check = check
+        self._raise_if_cancelled = raise_if_cancelled
         self._tails = [
             Tail(rank_file(directory, "worker", rank), WarmLine, decoder=WarmLines()) for rank in range(world_size)
         ]
@@ -92,18 +92,18 @@ class WarmProcess:
 
     def _wait(self, over: Callable[[], bool]) -> bool:
         """Wait until `over`; False when the run ended before."""
-        looked, end = 0.0, _ResultWatch(self.directory)
+        looked, watch = 0.0, _ResultWatch(self.directory)
         while True:
             # The result is looked at before the lines: all lines of an ended run are then there.
             if (self.directory / RESULT_FILE).exists() or time.monotonic() - looked > STATE_EVERY_S:
                 looked = time.monotonic()
-                self.result = end.result()
+                self.result = watch.result()
             self._read()
             if over():
                 return True
             if self.result is not None:
                 return False
-            self._check()
+            self._raise_if_cancelled()
             time.sleep(LOOK_EVERY_S)
 
     def _read(self) -> None:
@@ -119,11 +119,11 @@ class WarmProcess:
                     self._trials.setdefault(line.number, {})[rank] = line
 
 
-def wait_for_result(directory: Path, check: Callable[[], None]) -> Result:
+def wait_for_result(directory: Path, raise_if_cancelled: Callable[[], None]) -> Result:
     """Wait for the result of a run and return it. Raises UserError if the run ends without one."""
-    end = _ResultWatch(directory)
-    while (result := end.result()) is None:
-        check()
+    watch = _ResultWatch(directory)
+    while (result := watch.result()) is None:
+        raise_if_cancelled()
         time.sleep(LOOK_EVERY_S)
     return result
 

@@ -6,7 +6,6 @@ for the memory of all other sizes; without a trace earlier trials predict it.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -70,13 +69,13 @@ class ScriptBatchConductor(BatchConductor):
 
     def _probe(self, batch_size: int) -> Ended | None:
         """Try one size in a process of its own."""
-        began = time.monotonic()
+        began_s = self._clock_s()
         plan = self._sized(batch_size, STEPS, TIMING_WARMUP)
         is_first = self._state().best == 0
         directory = self._start(traced(plan) if is_first else plan, PROBE)
-        result = wait_for_result(directory, self._check)
+        result = wait_for_result(directory, self._raise_if_cancelled)
         self._live = None
-        seconds = time.monotonic() - began
+        seconds = self._clock_s() - began_s
         if result.state in ("stopped", "killed"):
             raise Interrupted
         if result.state == "oom":
@@ -134,7 +133,7 @@ def data_filled(result: Result, asked: int, best: int) -> int | None:
 
 
 def why_not_usable(result: Result) -> str | None:
-    """Why a trial says nothing of its size: it failed, or took no step; None if it does."""
+    """Why a trial gives no figures for its size: it failed, or took no step; None if it gives them."""
     if result.state != "finished":
         return f"{result.run_id} ended {result.state}: {result.reason}"
     if result.steps.measured == 0:
@@ -194,16 +193,11 @@ def _rank_peaks(rank: int, steps: list[Step], lines: list[WorkerLine], available
     )
 
 
-def opening_plan(trial_plan: TrialPlan, options: BatchSearchOptions) -> RunPlan:
-    """The plan that a script's batch search is opened with. Raises UserError for one that cannot be searched."""
-    plan = trial_plan({"steps": STEPS, "timing_warmup": TIMING_WARMUP})
-    check_options(plan, options)
-    return plan
-
-
 def planned_search(
     preset: ScriptPreset, settings: Sequence[str], python: str | None, options: BatchSearchOptions
 ) -> tuple[RunPlan, MakeConductor]:
     """The plan and the conductor of a script's batch search. Raises UserError for one that cannot be searched."""
     trial_plan = trial_plan_of(preset, settings, python, SET_BY_A_BATCH_SEARCH)
-    return opening_plan(trial_plan, options), partial(ScriptBatchConductor, trial_plan=trial_plan)
+    plan = trial_plan({"steps": STEPS, "timing_warmup": TIMING_WARMUP})
+    check_options(plan, options)
+    return plan, partial(ScriptBatchConductor, trial_plan=trial_plan)

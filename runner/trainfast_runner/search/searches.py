@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from trainfast_runner.machine.processes.identity import boot_id
-from trainfast_runner.records.home import STAMP, Home, home_error, new_id
+from trainfast_runner.records.home import STAMP, STAMP_CHARACTERS, Home, home_error, new_id
 from trainfast_runner.records.json_lines import DAMAGE, read_all
 from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.records.search_directories import JOURNAL_FILE, is_conducted, search_directories
@@ -33,12 +33,12 @@ BATCH, BEST = "asked", "question"
 """Kinds of search, by the first line of their journals."""
 ANSWERED = ("answered", "nothing_fits")
 TRIES = (Probe, ConfirmationRun, Trial, Race)
-"""Lines of something that was tried; `TRIED` are their kinds, and `ENDS` those of a search's last line."""
-TRIED, ENDS = ([one.__struct_config__.tag for one in lines] for lines in (TRIES, (Ended, BestEnded)))
+"""Lines of something that was tried."""
+TRIED = [line.__struct_config__.tag for line in TRIES]
+ENDS = [line.__struct_config__.tag for line in (Ended, BestEnded)]
+"""Kinds of these lines, and of a search's last line."""
 MOST_HASHED_BYTES = 1 << 20
 """Size of the files of a script's command from which they are not looked into."""
-SECOND = len("20260101-000000")
-"""Length of the second at the beginning of a search's name; what follows it has no order."""
 LOOKED_AT = 20
 """Newest searches that are checked for a live one."""
 
@@ -103,8 +103,8 @@ def left_by_edit(home: Home, directory: Path, read: Read = read_journal) -> Path
     first = read(directory)[0]
     key = first.key if isinstance(first, Asked | BestQuestion) else ""
     question, dot, _ = key.partition(".")
-    begun = directory.name[:SECOND]
-    older = [one for one in search_directories(home) if one.name[:SECOND] <= begun and one != directory]
+    begun = directory.name[:STAMP_CHARACTERS]
+    older = [one for one in search_directories(home) if one.name[:STAMP_CHARACTERS] <= begun and one != directory]
     found = _newest_open(older, lambda one: bool(dot) and one.partition(".")[0] == question, read)
     return None if found is None or found[1] == key else found[0]
 

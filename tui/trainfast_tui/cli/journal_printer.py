@@ -11,7 +11,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import Tail
 from trainfast_runner.records.run_file import Step
 from trainfast_runner.records.run_records import rank_file
-from trainfast_runner.search.journal import CoolingDown, Paused, Resumed
+from trainfast_runner.search.journal import CoolingDown, Paused, Resumed, Waiting
 from trainfast_tui.cli.follow_run import Signals
 from trainfast_tui.cli.progress import Progress
 from trainfast_tui.text.cooling import cooling_words
@@ -29,7 +29,8 @@ class JournalPrinter(ABC, Generic[LineT]):
 
     def __init__(self, progress: Progress, home: Home) -> None:
         self._progress, self._home = progress, home
-        self._cooling = ""
+        self._cooling = self._held = ""
+        """The work that cooling GPUs, or another run, hold up."""
         self._wait: tuple[CoolingDown, float] | None = None
         """The newest reading of GPUs that are too warm, and when it was printed; None if nothing waits for them."""
         self._steps: Tail[Step] | None = None
@@ -73,8 +74,12 @@ class JournalPrinter(ABC, Generic[LineT]):
             self._wait = line, self._printed
             self._show_wait(line, self._printed, self._printed)
             self._doing, self._cooling = "", self._doing or self._cooling
-        elif isinstance(line, Paused):
-            self._begin("")
+        elif isinstance(line, Waiting):
+            self._held = self._doing
+            self._begin(f"waiting for {line.run_id} to end")
+        elif isinstance(line, Paused | Resumed):
+            self._begin(self._held)
+            self._held = ""
         elif doing is not None:
             self._begin(doing)
         if (run := self.run_of(line)) is not None:

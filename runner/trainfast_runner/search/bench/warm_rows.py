@@ -49,11 +49,11 @@ def _shared(spec: RunSpec) -> str | None:
 class WarmRows:
     """The warm process of one group of rows; a row of another group ends it and starts the next.
 
-    `check` is called while a row trains and may raise Interrupted.
+    `raise_if_cancelled` is called while a row trains and may raise Interrupted.
     """
 
-    def __init__(self, home: Home, held: ExitStack, check: Callable[[], None]) -> None:
-        self._home, self._held, self._check = home, held, check
+    def __init__(self, home: Home, held: ExitStack, raise_if_cancelled: Callable[[], None]) -> None:
+        self._home, self._held, self._raise_if_cancelled = home, held, raise_if_cancelled
         self._search_id: str | None = None
         self._process: WarmProcess | None = None
         self._group = ""
@@ -70,7 +70,7 @@ class WarmRows:
             self._held.enter_context(exclusive(search))
             self._search_id = search.name
         directory = launch.start(replace(plan, role=TRIAL, search_id=self._search_id), self._home)
-        self._process, self._group = WarmProcess(directory, plan.world_size, self._check), group
+        self._process, self._group = WarmProcess(directory, plan.world_size, self._raise_if_cancelled), group
 
     def train(self, plan: RunPlan) -> Result:
         """Train a row of the group as long as a run would, and return its result; the process may end with it."""
@@ -103,10 +103,10 @@ class WarmRows:
 
 
 @contextmanager
-def warm_rows(home: Home, check: Callable[[], None]) -> Iterator[WarmRows]:
+def warm_rows(home: Home, raise_if_cancelled: Callable[[], None]) -> Iterator[WarmRows]:
     """Make a place for warm processes, which end at the latest with this process: they watch the lock of a search."""
     with ExitStack() as held:
-        rows = WarmRows(home, held, check)
+        rows = WarmRows(home, held, raise_if_cancelled)
         try:
             yield rows
         finally:

@@ -19,7 +19,6 @@ from trainfast_runner.search.best.journal import (
     BestQuestion,
     Candidate,
     Chosen,
-    Found,
     Interval,
     Ordered,
     Race,
@@ -30,7 +29,7 @@ from trainfast_runner.search.best.objective import objective_interval
 from trainfast_runner.search.best.observed import Starts, log_rate, measurements, process_key
 from trainfast_runner.search.best.orders import KnobOrder, read_orders
 from trainfast_runner.search.conductor import worked_seconds
-from trainfast_runner.search.journal import Conducted, CoolingDown, Paused, Resumed, state_of_search
+from trainfast_runner.search.journal import Conducted, CoolingDown, Paused, Resumed, Waiting, state_of_search
 
 LineT = TypeVar("LineT")
 
@@ -203,7 +202,9 @@ class BestSoFar:
         """Seconds that conductors worked on the search; with `now_ns` (CLOCK_MONOTONIC) until then."""
         if self.ended is not None:
             return self.ended.seconds
-        since_last = 0 if now_ns is None or self.is_paused or not self.lines else now_ns - self.lines[-1].t_ns
+        last = self.lines[-1] if self.lines else None
+        is_working = last is not None and not self.is_paused and not isinstance(last, Waiting)
+        since_last = now_ns - last.t_ns if now_ns is not None and last is not None and is_working else 0
         return worked_seconds(self.lines) + max(0, since_last) / 1e9
 
     def _newest(self, kind: type[LineT]) -> LineT | None:

@@ -45,7 +45,7 @@ from trainfast_runner.search.best.state import BestState, state_of_best_journal
 from trainfast_runner.search.best.step_rule import UNTIMED
 from trainfast_runner.search.best.too_large import Shortage, closest_to_fit, shortage_of
 from trainfast_runner.search.best.trial import take_trial
-from trainfast_runner.search.conductor import ConductOptions, Conductor, sole_conductor, worked_seconds
+from trainfast_runner.search.conductor import ConductOptions, Conductor, conduct_alone, worked_seconds
 from trainfast_runner.search.journal import Conducted
 from trainfast_runner.search.processes import Interrupted, WarmProcess, wait_for_result
 from trainfast_runner.search.speed.speeds import with_predicted_speed
@@ -79,12 +79,7 @@ def conduct_best(
     pay for the baseline.
     """
     conduct_options = ConductOptions(options.wait, options.cool_to_c, on_line, is_cancelled, began_ns)
-    with sole_conductor(directory):
-        conductor = BestConductor(directory, best, home, conduct_options)
-        try:
-            return conductor.run()
-        finally:
-            conductor.close()
+    return conduct_alone(directory, lambda: BestConductor(directory, best, home, conduct_options))
 
 
 class BestConductor(Conductor[BestLine, BestEnded]):
@@ -105,7 +100,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         """Return the line as it is: a best-fit search has no options of its own here."""
         return conducted
 
-    def ended(self, state: str, reason: str) -> BestEnded:
+    def end_line(self, state: str, reason: str) -> BestEnded:
         """Return an end with the best found so far, if anything was measured."""
         is_cancelled = state == "cancelled" and any(isinstance(line, Space) for line in self._lines)
         return BestEnded(state=state, reason=reason, found=best_so_far(self._lines) if is_cancelled else None)
@@ -201,7 +196,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         process = self._process_for(number)
         if process is None:
             return
-        candidate, began = self._space.candidates[number], time.monotonic()
+        candidate, began_s = self._space.candidates[number], self._clock_s()
         knobs = {name: value for name, value in candidate.knobs.items() if name not in candidate.process}
         taken = take_trial(
             process,
@@ -214,7 +209,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
             counts=self._is_usually_disturbed(number),
         )
         if taken is None:
-            self._record_end(number, self._ended_process(process), time.monotonic() - began)
+            self._record_end(number, self._ended_process(process), self._clock_s() - began_s)
             return
         trial, has_ended = taken
         is_warm = any(isinstance(line, Trial) and line.run_id == trial.run_id for line in self._lines)
@@ -229,7 +224,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
     def _trial_by_itself(self, move: Move, number: int) -> None:
         """Measure a candidate in a run by itself, with as many steps as the noise so far asks for."""
         self._left.end()
-        candidate, rule, began = self._space.candidates[number], move.steps, time.monotonic()
+        candidate, rule, began_s = self._space.candidates[number], move.steps, self._clock_s()
         deviation = self._state().measured.step_deviation
         steps = UNTIMED + steps_for(deviation, rule.standard_error, rule.least, rule.most)
         plan = self._trial_plan(number, steps=steps, timing_warmup=UNTIMED)
@@ -237,7 +232,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
             return
         plan = self._survey.trial_of(plan, self._space, number, self._lines)
         directory = self._start(plan, TRIAL, LaunchedBest(run_id="", role=TRIAL, candidate=number))
-        result = wait_for_result(directory, self._check)
+        result = wait_for_result(directory, self._raise_if_cancelled)
         self._live = None
         if result.state in ("stopped", "killed"):
             raise Interrupted
@@ -247,7 +242,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
             candidate,
             directory,
             result,
-            time.monotonic() - began - to_steady_s,
+            self._clock_s() - began_s - to_steady_s,
             counts=self._is_usually_disturbed(number),
             checks_samples=any(isinstance(line, Trial) and line.outcome == "measured" for line in self._lines),
         )
@@ -283,17 +278,17 @@ class BestConductor(Conductor[BestLine, BestEnded]):
             return self._process
         self._end_process()
         self._left.end()
-        began = time.monotonic()
+        began_s = self._clock_s()
         plan = self._trial_plan(number)
         if plan is None:
             return None
         directory = self._start(plan, TRIAL, LaunchedBest(run_id="", role=TRIAL, candidate=number))
-        process = self._process = WarmProcess(directory, plan.world_size, self._check)
+        process = self._process = WarmProcess(directory, plan.world_size, self._raise_if_cancelled)
         self._process_knobs, self._process_uuids = candidate.process, plan.device_uuids
         if process.ready() is None:
-            self._record_end(number, self._ended_process(process), time.monotonic() - began)
+            self._record_end(number, self._ended_process(process), self._clock_s() - began_s)
             return None
-        self._write(Visited(run_id=directory.name, process=candidate.process, start_s=time.monotonic() - began))
+        self._write(Visited(run_id=directory.name, process=candidate.process, start_s=self._clock_s() - began_s))
         return process
 
     def _plan_of(self, number: int, *, limited: bool = False, **knobs: KnobValue) -> RunPlan:
@@ -342,7 +337,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
     def _follow(self, launched: LaunchedBest, directory: Path) -> None:
         """Wait for the end of a cold run and record it."""
         self._live = directory
-        result = wait_for_result(directory, self._check)
+        result = wait_for_result(directory, self._raise_if_cancelled)
         self._live = None
         if result.state in ("stopped", "killed"):
             raise Interrupted

@@ -16,7 +16,7 @@ from trainfast_runner.records.json_lines import read_all
 from trainfast_runner.records.run_file import SCHEMA, ClockAnchor, PredictedSpeed, RecordedSpec
 from trainfast_runner.records.script_run import TracedMemory
 from trainfast_runner.records.search_directories import JOURNAL_FILE
-from trainfast_runner.search.journal import Conducted, CoolingDown, Line, Paused, Resumed
+from trainfast_runner.search.journal import Conducted, CoolingDown, Line, Paused, Resumed, Waiting
 
 UNNAMED = "no present value is named"
 """Why a knob of a script is left alone whose value neither the preset nor a setting names."""
@@ -286,6 +286,7 @@ BestLine = (
     | Ordered
     | CoolingDown
     | Paused
+    | Waiting
     | Resumed
     | BestEnded
 )

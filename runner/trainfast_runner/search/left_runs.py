@@ -1,0 +1,36 @@
+"""Runs that a killed conductor left behind: which they are, and whether their figures can still be taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainfast_runner.records.file_locks import is_alive
+from trainfast_runner.records.home import STAMP_CHARACTERS, Home
+from trainfast_runner.records.run_directory import read_result, read_run_file
+from trainfast_runner.records.run_file import RunFile
+from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.search.processes import end_run
+
+
+def runs_of_search(home: Home, search_id: str) -> dict[str, RunFile]:
+    """The search's runs, by id, oldest first. Ids begin with their time, and no run is older than its search."""
+    since = search_id[:STAMP_CHARACTERS]
+    runs = {run_id: read_run_file(home.directory(run_id)) for run_id in home.run_ids() if run_id >= since}
+    return {run_id: run for run_id, run in runs.items() if run is not None and run.search_id == search_id}
+
+
+def has_settings(run: RunFile, plan: RunPlan) -> bool:
+    """True if the run was started with the plan's model, data and knobs."""
+    return (run.model, run.data, run.knobs) == (plan.spec.model, plan.spec.data, plan.spec.knobs)
+
+
+def is_usable(directory: Path) -> bool:
+    """True if the run lives, or ended by itself: one that was stopped has no figures."""
+    result = read_result(directory)
+    return is_alive(directory) if result is None else result.state in ("finished", "oom", "failed")
+
+
+def end_if_live(directory: Path) -> None:
+    """End a run; do nothing for one that has ended."""
+    if read_result(directory) is None and is_alive(directory):
+        end_run(directory)
