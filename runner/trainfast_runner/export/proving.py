@@ -1,4 +1,4 @@
-"""The proof of an export: the records of a run that took its settings, held against what the export says."""
+"""The proof of an export: the records of a run that took its settings, compared with these settings."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def proof_of(run: RunFile, before: Result | None, exported: Exported, directory:
 
 
 def _asked(run: RunFile, exported: Exported) -> dict[str, Any]:
-    """The knobs that the export says, with their values."""
+    """The knobs that the export sets, with their values."""
     if run.script is None or exported.to == "training-args":
         return import_settings(exported.text, exported.to, PLAIN_PRESET).knobs if exported.to != "preset" else {}
     names = [name for name in run.overrides if name in BY_NAME and name not in (*OUR_KNOBS, *exported.left_out)]

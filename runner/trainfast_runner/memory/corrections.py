@@ -144,7 +144,7 @@ def _limit_of(run: RunFile, rank: int = 0) -> int | None:
 
 
 def _failed(run: RunFile, result: Result) -> Correction | None:
-    """The least that a run which ran out of memory under a limit took beyond its trace; None if no run tells."""
+    """The least that a run which ran out of memory under a limit took beyond its trace; None for any other run."""
     error = result.error
     if result.state != "oom" or error is None or error.phase not in TRAINING_PHASES:
         return None
@@ -176,7 +176,7 @@ def _keep(found: dict[str, Correction], where: str, new: Correction) -> None:
 
 
 def _beyond(records: RunRecords, result: Result) -> dict[str, int]:
-    """Bytes beyond the trace by phase; empty for a run that tells nothing of the next one."""
+    """Bytes beyond the trace by phase; empty for a run that is no guide to the next one."""
     run = records.run
     if run is None or result.state != "finished":
         return {}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 COUNTED_BYTES = 12 << 20
 """Address space reserved and not touched, which a limit of a CPU counts beyond the peak (measured: 8.0 to 10.8 MiB)."""
 UNMEASURED_BYTES = 32 << 20
-"""The same plus the buffers of libraries and small blocks beyond a prediction not corrected yet (7 to 21 MiB)."""
+"""`COUNTED_BYTES`, buffers of libraries and small blocks beyond an uncorrected prediction (measured: 7 to 21 MiB)."""
 UNMEASURED_SHARE = 0.03
 """Least share of the peak that an uncorrected margin has: the error of uncorrected predictions of larger models."""
 EXTRAPOLATED_SHARE = 0.015

@@ -105,7 +105,7 @@ def _untouched(run: RunFile, limit: int | None, held: int | None, asked: float |
 
 
 def _missing(needed: int | None, limit: int | None, message: str, held: int | None, *, is_set: bool) -> int | None:
-    """Bytes missing by the prediction; else the least missing of the last request; None if nothing tells.
+    """Bytes missing by the prediction; else the least missing of the last request; None if unknown.
 
     Under a limit that `is_set` for the run the GPU's free memory does not matter.
     """

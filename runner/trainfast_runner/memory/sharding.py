@@ -92,11 +92,11 @@ class Replicated(Sharing):
     """DDP: the buckets in which gradients are averaged are a second copy of them, kept from the first step on."""
 
     def at(self, moment: Moment) -> Vector:
-        """The buckets are there throughout."""
+        """Live bytes and the buckets, which exist from the first step on."""
         return (*moment.live, self.whole.standing[GRADS])
 
     def in_optimizer(self, live: Vector) -> Vector:
-        """The buckets are there throughout."""
+        """Live bytes and the buckets, which exist from the first step on."""
         return (*live, self.whole.standing[GRADS])
 
 
@@ -197,7 +197,7 @@ class ZeroPartitioned(Sharing):
         return LOOP_SCRATCH * flat if live[TEMPORARY] else 0.0
 
     def _host_scratch(self, live: Vector, flat: float) -> float:
-        """The same on the host: DeepSpeed's own AdamW needs none there; other optimizers are torch's loop."""
+        """Temporary bytes of an update on the host: none with DeepSpeed's own AdamW, else those of torch's loop."""
         return 0.0 if self.knobs["optimizer"] == "adamw" or not live[TEMPORARY] else LOOP_SCRATCH * flat
 
 
@@ -277,7 +277,7 @@ class ZeroParametersOffloaded(ZeroParameters):
         return (params, grads + self.masters, optimizer, activations, temporary, sent)
 
     def in_optimizer(self, live: Vector) -> Vector:
-        """Nothing happens on the device."""
+        """No states and no update on the device; on a CPU those of ZeRO-3 in the host's memory."""
         if self.on_gpu:
             return (0.0, 0.0, 0.0, live[ACTIVATIONS], 0.0, 0.0)
         params, grads, optimizer, activations, _, sent = super().in_optimizer(live)

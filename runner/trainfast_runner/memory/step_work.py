@@ -31,7 +31,7 @@ def step_work(model: MemoryModel, batch_size: int, grad_accum: int) -> StepWork:
 
 
 def _times(micro: int, phase: str, grad_accum: int) -> float:
-    """How often a traced segment occurs: the last traced micro-batch stands for all that follow it."""
+    """Occurrences of a traced segment in a step: the last traced micro-batch stands for all that follow it."""
     if phase == "data":
         return grad_accum / TRACED_MICROS
     return max(0, grad_accum - TRACED_MICROS + 1) if micro == TRACED_MICROS else 1

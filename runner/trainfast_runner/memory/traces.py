@@ -22,7 +22,7 @@ from trainfast_runner.settings.world import strategy_of
 
 STEP_KNOBS = ("precision", "seq_len", "checkpointing", "attention")
 """The knobs that decide the live bytes of forward and backward. The optimizer decides those of its own step; all other
-knobs only say how often, how many and on which rank."""
+knobs only change the number of repetitions and of ranks."""
 FORMAT = "6"
 """Format of the cached traces; a trace of another format is made again."""
 

@@ -131,7 +131,7 @@ class _Server:
     def answers(
         self, requests: list[dict[str, Any]], devices: Mapping[str, str | None], cancelled: threading.Event
     ) -> Generator[dict[str, Any]]:
-        """As `WarmTracer.ask_each`, with `devices` as DEVICE_VARIABLES. Cancels missing answers when closed."""
+        """Yield the answers for `ask_each`; `devices` sets DEVICE_VARIABLES. Closing cancels the missing answers."""
         self._batch += 1
         batch, owed = self._batch, len(requests)
 

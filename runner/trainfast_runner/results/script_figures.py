@@ -28,20 +28,22 @@ def script_figures(directory: Path, records: RunRecords) -> ScriptFigures | None
         return None
     line = script_line(records.worker)
     codes = [event.exit_code for event in records.events if event.kind == "exited"]
-    found = ScriptFigures(command=run.script.command, cwd=run.cwd or None, exit_code=codes[-1] if codes else None)
+    figures = ScriptFigures(
+        command=run.script.command,
+        cwd=run.cwd or None,
+        exit_code=codes[-1] if codes else None,
+        overridden=_overridden(run, line),
+    )
     if line is None:
-        return msgspec.structs.replace(found, overridden=_overridden(run, None))
-    return ScriptFigures(
-        command=found.command,
-        cwd=found.cwd,
-        exit_code=found.exit_code,
+        return figures
+    return msgspec.structs.replace(
+        figures,
         framework=line.framework,
         hooks=line.hooks or [],
         samples_from=line.samples_from,
         unknown=line.unknown or {},
         suppressed=line.suppressed or [],
         traced_memory=line.traced_memory,
-        overridden=_overridden(run, line),
     )
 
 

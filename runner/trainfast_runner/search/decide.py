@@ -280,7 +280,7 @@ def ceiling(state: SearchState, fits: tuple[MemoryLines, ...], best: int) -> int
 
 
 def uncounted_bytes(state: SearchState, rank: int) -> int:
-    """Bytes the rank's limit counts beyond its peak, by the largest size that tells."""
+    """Bytes the rank's limit counts beyond its peak, at the largest size where both were measured."""
     return _points(state, rank)[1]
 
 

@@ -59,7 +59,7 @@ def probe_of(
 
 
 def probe_of_ended_run(batch_size: int, result: Result, seconds: float, phase: str | None = None) -> Probe:
-    """The record of a size whose run ended out of memory before its ranks answered; `phase` if the run tells none."""
+    """The record of a size whose run ended out of memory before its ranks answered; `phase` if the run has none."""
     error = result.error
     return Probe(
         batch_size=batch_size,

@@ -1,4 +1,4 @@
-"""The runs of a script's searches: each is planned as a trial, and tells which knobs the script overrode."""
+"""Plan the runs of a script's searches as trials, and name the knobs that the script overrode in one."""
 
 from __future__ import annotations
 

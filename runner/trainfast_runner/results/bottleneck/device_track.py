@@ -25,7 +25,7 @@ LEAST_COVERED = 0.5
 """Share of a window that samples must cover for a figure of the whole window."""
 ENERGY_FIELD = "energy_mj"
 ENERGY_COUNTER, INTEGRATED_POWER = "energy counter", "integrated power"
-TELLING = ("temperature_c", "throttle_reasons", "energy_mj", "power_w", "sm_clock_mhz", "memory_used_bytes")
+CHANGING = ("temperature_c", "throttle_reasons", "energy_mj", "power_w", "sm_clock_mhz", "memory_used_bytes")
 """Changing readings that some GPU lacks, but none lacks all of."""
 SAMPLES_DROPPED_AT_ONCE = 256
 LATE_NS = 1_000_000_000
@@ -363,7 +363,7 @@ def _product(a: float | None, b: float | None) -> float | None:
 
 def _answers(sample: Reading) -> bool:
     """True if the sample holds any changing reading."""
-    return any(getattr(sample, name, None) is not None for name in (*TELLING, *REASONS_OF_COUNTER))
+    return any(getattr(sample, name, None) is not None for name in (*CHANGING, *REASONS_OF_COUNTER))
 
 
 def reading_of(sample: Reading, field: str) -> float | None:

@@ -98,7 +98,7 @@ def throttle(devices: Sequence[DeviceConditions], window: Window | None, steps: 
 
 
 def _row(device: DeviceConditions, window: Window, steps: int) -> dict[str, Any]:
-    """`steps` of the run trained on it."""
+    """Return one device's row; `steps` is the number of steps that trained on the device."""
     row: dict[str, Any] = {"index": device.index, "uuid": device.uuid}
     for cause in CAUSES:
         throttled = device.throttled_ms.get(cause.name)

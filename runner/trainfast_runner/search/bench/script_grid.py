@@ -18,7 +18,7 @@ from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.settings.vary import Vary
 
 OWN = "as it is"
-"""The baseline's id where the preset does not say what the script runs with."""
+"""The baseline's id where the preset sets none of the varied knobs."""
 
 
 def prepare_script_grid(preset: ScriptPreset, vary: Vary, settings: Sequence[str], python: str | None) -> Bench:

@@ -15,7 +15,7 @@ from trainfast_runner.search.best.step_rule import LEAST, UNTIMED
 from trainfast_runner.search.speed.speeds import with_predicted_speed
 
 LOOKED_AT, ENOUGH = 50, 3
-"""How many of the newest runs are looked at for starts of the same model, and how many are enough."""
+"""Number of newest runs searched for starts of the same model, and number of starts that is enough."""
 START_KNOBS = ("strategy", "engine", "compile")
 """The knobs that change the start of a process by many seconds."""
 STEPS = UNTIMED + LEAST

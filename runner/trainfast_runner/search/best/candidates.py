@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -229,7 +229,7 @@ def _candidate(slices: _Slices, knobs: RecordedKnobs, refuse: Callable[[RunSpec]
 
 
 def process_knobs(whole: KnobValues, shown: RecordedKnobs) -> RecordedKnobs:
-    """Those of the `shown` knobs that need a new process, in a run with the `whole` knobs."""
+    """Return the `shown` knobs that need a new process, in a run with the `whole` knobs."""
     if not allows_warm_trials(*(str(whole[name]) for name in ("strategy", "engine", "compile"))):
         return dict(shown)
     return {name: value for name, value in shown.items() if BY_NAME[name].needs_process(value)}
@@ -266,7 +266,7 @@ def _impossible(wanted: int, possible: Sequence[int]) -> UserError:
 def _too_many(count: int, vary: Mapping[str, Sequence[KnobValue]]) -> UserError:
     """The refusal of a space with too many candidates: the count, and the fewest knobs whose removal is enough."""
     left, drop = count, []
-    for name, values in _by_size(vary):
+    for name, values in sorted(vary.items(), key=lambda item: -len(item[1])):
         if left <= MOST:
             break
         left = math.ceil(left / len(values))
@@ -276,7 +276,3 @@ def _too_many(count: int, vary: Mapping[str, Sequence[KnobValue]]) -> UserError:
         key="--vary",
         advice="leaving out " + " and ".join(f"--vary {name}" for name in drop),
     )
-
-
-def _by_size(vary: Mapping[str, Sequence[KnobValue]]) -> Iterator[tuple[str, Sequence[KnobValue]]]:
-    return iter(sorted(vary.items(), key=lambda item: -len(item[1])))

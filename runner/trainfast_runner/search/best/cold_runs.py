@@ -132,7 +132,7 @@ class ColdRuns:
         return self.every.difference(one, other) or self.by_trials(one, other)
 
     def by_trials(self, one: int, other: int) -> Difference:
-        """The same by the trials and the effects alone."""
+        """The ln of the objective of `one` over `other` by the trials and the effects alone."""
         (mine, slope), (theirs, _) = self.state.value(one), self.state.value(other)
         _, variance = self.state.posterior.difference(one, other)
         return Difference(mine - theirs, NORMAL_95 * slope * math.sqrt(variance))

@@ -258,7 +258,7 @@ class Posterior:
 
 
 class Likelihood:
-    """How likely observations are under other scales; what they share is counted once."""
+    """The likelihood of observations under other scales; their shares are computed once."""
 
     def __init__(self, levels: Levels, observations: Sequence[Observation], center: float) -> None:
         self._levels = levels

@@ -193,7 +193,7 @@ def _drift(trials: Sequence[Trial]) -> tuple[float, float] | None:
 
 
 def _deviations(step_ms: Sequence[float]) -> list[float]:
-    """The ln of each step less that of the median one; empty below three steps, whose spread tells nothing."""
+    """The ln of each step less that of the median one; empty below three steps, too few for a spread."""
     if len(step_ms) < 3:
         return []
     middle = math.log(statistics.median(step_ms))

@@ -29,7 +29,7 @@ from trainfast_runner.settings.world import device_choice, device_count, devices
 
 @dataclass(frozen=True)
 class BestOptions:
-    """How a best-fit search is opened and conducted.
+    """Options of a best-fit search.
 
     `fresh` ignores an unfinished search and the effects of earlier ones, `wait` queues behind a run on the same device,
     `cool_to_c` is the temperature below which each process starts.

@@ -11,7 +11,7 @@ from trainfast_runner.search.best.journal import BestEnded, BestQuestion, Earlie
 from trainfast_runner.search.searches import BEST, kind_of
 
 LOOKED_AT = 50
-"""How many of the newest searches are looked at."""
+"""Number of newest searches whose effects are read."""
 
 
 def earlier_effects(home: Home, question: BestQuestion, before: Path) -> list[EarlierEffect]:

@@ -58,7 +58,7 @@ class Survey(ABC):
         return plan
 
     def learned(self, question: BestQuestion, space: Space, lines: Sequence[BestLine]) -> Space:
-        """Return the candidates with what the newest of these lines tells about others; the same if nothing."""
+        """Return the candidates with the memory that trials among these lines predict; unchanged without any."""
         return space
 
     def legal(self, space: Space) -> dict[int, RunSpec]:

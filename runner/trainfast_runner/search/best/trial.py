@@ -22,13 +22,14 @@ from trainfast_runner.search.best.too_large import shortage_in
 from trainfast_runner.search.processes import WarmProcess
 
 LEAST_MORE = 2
+"""Steps that are added at least."""
 SAMPLED_S = 3.0
 """Timed steps of this length have two samples of a GPU's energy counter, which is read once a second."""
 
 
 @dataclass
-class _Taken:
-    """The steps of a trial so far: the slowest rank's time of each, the losses, the peak, and how it goes."""
+class _StepsTaken:
+    """The steps of a trial so far: the slowest rank's time of each, the losses, the peak, and the outcome."""
 
     step_ms: list[float] = field(default_factory=list)
     losses: list[float | None] = field(default_factory=list)
@@ -105,9 +106,9 @@ def take_trial(
 
 def _take_steps(
     process: WarmProcess, knobs: RecordedKnobs, rule: StepRule, *, needs_energy: bool, counts: bool
-) -> _Taken | None:
+) -> _StepsTaken | None:
     """Order timed steps until the rule is satisfied, or nothing more can come; None if the process did not answer."""
-    disturbance, taken, steps = CpuDisturbance(), _Taken(), rule.least
+    disturbance, taken, steps = CpuDisturbance(), _StepsTaken(), rule.least
     while steps:
         answers = process.trial(knobs, UNTIMED, steps, more=bool(taken.step_ms))
         if answers is None:

@@ -21,13 +21,13 @@ from trainfast_runner.search.searches import BEST, kind_of
 from trainfast_runner.settings.spec import RunSpec, spec_of_record
 
 LOOKED_AT, SEARCHES_LOOKED_AT = 200, 20
-"""How many of the newest runs and searches are looked at."""
+"""Number of newest runs and searches that are read."""
 MOST, MOST_OF_OTHERS = 60, 10
-"""How many measured speeds count: of the model asked about, and of other models."""
+"""Number of measured speeds that count: of the model asked about, and of other models."""
 SLOW_SHARE = 0.5
 """The part of the deviation between steps that the next run has as a whole: slow and fast moments last for long."""
 MOST_THROTTLED = 0.05
-"""A run that was throttled for a larger share of its time says nothing of its settings."""
+"""The speed of a run that was throttled for a larger share of its time does not count."""
 
 
 @dataclass(frozen=True)

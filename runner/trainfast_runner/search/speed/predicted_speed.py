@@ -24,11 +24,11 @@ from trainfast_runner.settings.spec import RunSpec
 SURE = 1.645
 """Standard deviations of a normal distribution on each side of its 90 % interval."""
 WIDEST = 3.0
-"""An interval whose upper end is this many times its lower end says nothing, and is not shown."""
+"""An interval whose upper end is this many times its lower end is too wide to be shown."""
 PARTS = (0.35, 0.25, 0.4)
 """Prior deviations, in ln seconds, of how much longer calls, FLOPs and moved bytes take than calibrated."""
 UNCALIBRATED = (1.5, 1.5, 1.5)
-"""The same where nothing was calibrated and nominal speeds stand in."""
+"""`PARTS` of a device that was not calibrated: nominal speeds stand in."""
 WIDTHS = {
     "precision": 0.15,
     "batch_size": 0.08,
@@ -65,9 +65,9 @@ REFERENCE = {
 }
 """Settings whose time is no more than their work: what any other value of a knob adds is its effect."""
 NEAREST = 16
-"""How many measured settings a prediction rests on: those that differ least."""
+"""Number of measured settings behind a prediction: those that differ least."""
 NOISE = 1e-4
-"""Variance of the ln rate that a run measures, before any run tells."""
+"""Variance of the ln rate that a run measures, before any run was measured."""
 
 MeasuredStep = tuple[MeasuredSpeed, ExpectedStep]
 """An earlier speed, and the step that the calibration expects of its settings."""
@@ -161,7 +161,7 @@ class SpeedModel:
 
 
 def _apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
-    """How much two settings differ: the prior variance of the knobs that they do not share."""
+    """Prior variance of the knobs in which two settings differ."""
     return sum(WEIGHTS[name] for name, value in one.items() if other[name] != value)
 
 
