@@ -216,7 +216,7 @@ def test_the_tightest_bound_is_named_and_so_is_what_was_not_tried() -> None:
     confirmations.append(ConfirmationRun(batch_size=36, run_id="p", state="finished", seconds=1.0))
     found = answer_of(replace(state, confirmations=tuple(confirmations)))
     assert (found.max_batch, found.too_large) == (36, 39)
-    assert found.certainty.startswith("39 ran out of memory; 37 and 38, within the tolerance")
+    assert found.certainty.startswith("39 ran out of memory; 37 and 38, within the tolerance of 48 MiB, ")
     assert found.certainty.endswith("were not tried")
 
 
@@ -268,7 +268,8 @@ def test_the_answer_names_limits_margins_and_the_fastest() -> None:
     assert found.bytes_per_sample == pytest.approx(10 * MIB, rel=0.02)
     assert found.headroom_bytes == 2048 * MIB - (100 + 10 * found.max_batch) * MIB
     assert f"{found.too_large} ran out of memory" in found.certainty
-    assert "within the tolerance of 3 % or 48 MiB, were not tried" in found.certainty
+    tolerance = f"{0.03 * (100 + 10 * found.max_batch):.0f} MiB (3 % of what {found.max_batch} needs)"
+    assert f"within the tolerance of {tolerance}, were not tried" in found.certainty
     assert "leaves" in found.recommended_why
 
 

@@ -6,10 +6,12 @@ from trainfast_runner.memory.model import largest_fitting
 from trainfast_runner.search.decide import (
     ALIGNED,
     MOST,
+    TOLERANCE_BYTES,
     TOLERANCE_SHARE,
     SearchState,
     lines_by_rank,
     tightest,
+    tolerance_bytes,
     uncounted_bytes,
 )
 from trainfast_runner.search.fit import MemoryLines
@@ -73,9 +75,16 @@ def _certainty(state: SearchState, tight: MemoryLines, most: int, too_large: int
         words += f"; {_listed(warm)} fitted in a probe and {'was' if len(warm) == 1 else 'were'} not confirmed"
     untried = [size for size in range(most + 1, too_large) if size not in warm]
     if untried:
-        why = "below the next multiple of 8" if state.device == "cuda" else "within the tolerance of 3 % or 48 MiB"
+        why = "below the next multiple of 8" if state.device == "cuda" else _near_words(tight, most)
         words += f"; {_listed(untried)}, {why}, {'was' if len(untried) == 1 else 'were'} not tried"
     return words
+
+
+def _near_words(tight: MemoryLines, most: int) -> str:
+    """Name the tolerance in force above the largest batch: a share of its memory, or the least one in bytes."""
+    tolerance = tolerance_bytes(tight.need_bytes(most))
+    share = f" ({100 * TOLERANCE_SHARE:.0f} % of what {most} needs)" if tolerance > TOLERANCE_BYTES else ""
+    return f"within the tolerance of {mebibytes(tolerance)}{share}"
 
 
 def _listed(sizes: list[int]) -> str:

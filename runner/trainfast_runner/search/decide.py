@@ -269,7 +269,7 @@ def ceiling(state: SearchState, fits: tuple[MemoryLines, ...], best: int) -> int
     if state.device == "cuda":
         return (best // ALIGNED + 1) * ALIGNED
     tight = tightest(fits, best)
-    more = max(TOLERANCE_SHARE * tight.need_bytes(best), TOLERANCE_BYTES)
+    more = tolerance_bytes(tight.need_bytes(best))
 
     def is_near(size: int) -> bool:
         """True if it needs less than that more, growing as fast as the error of the fit lets it."""
@@ -277,6 +277,11 @@ def ceiling(state: SearchState, fits: tuple[MemoryLines, ...], best: int) -> int
         return tight.need_bytes(size) + faster < tight.need_bytes(best) + more
 
     return max(best, largest_fitting(is_near, MOST)) + 1
+
+
+def tolerance_bytes(need_bytes: float) -> float:
+    """Return the bytes by which a size may need more than the maximum, which needs `need_bytes`, and stay untried."""
+    return max(TOLERANCE_SHARE * need_bytes, TOLERANCE_BYTES)
 
 
 def uncounted_bytes(state: SearchState, rank: int) -> int:
