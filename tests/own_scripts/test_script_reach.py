@@ -29,7 +29,7 @@ TRAIN = str(SCRIPTS / "plain_torch.py")
         ("accelerate", "grad_accum", Way.FRAMEWORK, "by accelerate's environment"),
         ("accelerate", "lr", Way.NONE, "without a flag accelerate takes only precision, grad_accum"),
         ("", "lr", Way.FRAMEWORK, "only if a Trainer, accelerate or Lightning takes it"),
-        ("HF Trainer", "strategy", Way.NONE, "no flag of the script is mapped to it"),
+        ("HF Trainer", "strategy", Way.NONE, "no flag is mapped to it"),
     ],
 )
 def test_each_knob_has_its_way_into_the_script(framework: str, knob: str, way: Way, words: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from trainfast_runner.errors import UserError, nearest
@@ -31,7 +32,7 @@ NUMBERS = {
     ),
     "workers": (
         *("dataloader_num_workers", "num_workers", "n_workers", "nworkers", "data_workers", "loader_workers"),
-        *("workers", "j"),
+        *("workers", "nw", "j"),
     ),
     "seq_len": ("max_seq_length", "sequence_length", "seq_length", "seq_len", "block_size", "max_seq_len"),
     "prefetch": ("dataloader_prefetch_factor", "prefetch_factor"),
@@ -59,7 +60,11 @@ PRECISIONS = (
     {"fp32": "32", "fp16": "16", "bf16": "bf16"},
 )
 """Families of words for a precision: accelerate's, torch's, plain, Lightning's new and old."""
-HALVES = {"bf16": ("bf16", "use_bf16", "bfloat16"), "fp16": ("fp16", "use_fp16", "half")}
+HALVES = {"bf16": ("bf16", "use_bf16", "bfloat16"), "fp16": ("fp16", "use_fp16")}
+EITHER_HALF = "half"
+"""Name of a flag for fp16, or for bf16 where its help says so."""
+BF16 = re.compile(r"\bb(?:float|f)16\b", re.IGNORECASE)
+FP16 = re.compile(r"\bf(?:loat|p)16\b", re.IGNORECASE)
 BASE = ("batch_size", "grad_accum", "precision", "workers", "checkpointing")
 """The knobs whose present values a preset of a script keeps: those that a search begins with."""
 OPTIMIZER = ("optim", "optimizer", "opt")
@@ -118,7 +123,8 @@ def place_typed(name: str, typed: str, flags: Sequence[Flag], reason: str, examp
     """
     typed = typed.strip()
     if TABLE.match(typed):
-        return Proposal(name, _table(name, typed, flags), None, reason)
+        table = _table(name, typed, flags)
+        return Proposal(name, table, _value_in_force(name, table, flags), reason)
     parts = split_words(typed, name)
     word = parts[0].partition("=")[0] if parts else ""
     flag = _flag_of(word, flags)
@@ -155,6 +161,27 @@ def _table(name: str, typed: str, flags: Sequence[Flag]) -> dict[str, str]:
             _flag_of(first.partition("=")[0], flags)
         found[knob(name).show(knob(name).read(value.strip()))] = words
     return found
+
+
+def _value_in_force(name: str, table: Mapping[str, str], flags: Sequence[Flag]) -> KnobValue:
+    """The value whose words the command has, else the one that has none; None if neither can be told."""
+    in_force = [value for value, words in table.items() if _are_in_force(split_words(words, name), flags)]
+    without = [value for value, words in table.items() if not words]
+    return next((knob(name).read(value) for value in (*in_force, *without)), None)
+
+
+def _are_in_force(words: Sequence[str], flags: Sequence[Flag]) -> bool:
+    """True if the command gives every flag in these words its value there."""
+    by_name = {one: flag for flag in flags for one in flag.names}
+    found: list[bool] = []
+    for word, following in zip_longest(words, words[1:], fillvalue=""):
+        first, equals, value = word.partition("=")
+        if (flag := by_name.get(first)) is None:
+            continue
+        value = value if equals or following.partition("=")[0] in by_name else following
+        wanted = value or str("off" not in flag.type and first != flag.off)
+        found.append(str(flag.value).lower() == wanted.lower())
+    return bool(found) and all(found)
 
 
 def _number(name: str, names: Sequence[str], flags: Sequence[Flag]) -> Proposal | None:
@@ -198,8 +225,8 @@ def _halves(flags: Sequence[Flag]) -> Proposal | None:
     found = {
         precision: (flag, word)
         for precision, names in HALVES.items()
-        for flag, word in _named(names, flags)
-        if flag.type in ("switch", "bool")
+        for flag, word in _named((*names, EITHER_HALF), flags)
+        if flag.type in ("switch", "bool") and (_bare(word) != EITHER_HALF or _half_meant(flag) == precision)
     }
     if not found:
         return None
@@ -208,6 +235,10 @@ def _halves(flags: Sequence[Flag]) -> Proposal | None:
     now = next((precision for precision, (flag, _) in found.items() if flag.value is True), "fp32")
     flag, word = found[next(iter(found))]
     return Proposal("precision", place, now, _reason("precision", flag, word))
+
+
+def _half_meant(flag: Flag) -> str:
+    return "bf16" if BF16.search(flag.help) and not FP16.search(flag.help) else "fp16"
 
 
 def _optimizer(flags: Sequence[Flag]) -> Proposal | None:

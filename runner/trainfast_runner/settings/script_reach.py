@@ -68,7 +68,7 @@ def reach_of(name: str, preset: ScriptPreset) -> Reach:
     if name in LAUNCH:
         return Reach(Way.LAUNCH, LAUNCH[name])
     if name not in FRAMEWORK_KNOBS:
-        return Reach(Way.NONE, "no flag of the script is mapped to it; o maps one")
+        return Reach(Way.NONE, "no flag is mapped to it; o maps one")
     if (why := why_unreachable(name, preset.framework, None)) is not None:
         return Reach(Way.NONE, f"{why}; o maps a flag")
     ways = [way for way, names in BY_FRAMEWORK.get(preset.framework, {}).items() if name in names]
