@@ -11,6 +11,7 @@ from diagnosed import GIB, Case, S, always
 
 from trainfast_runner.records.run_file import ClockAnchor, Event, RunFile
 from trainfast_runner.records.run_records import read_records
+from trainfast_runner.records.script_run import ScriptAsked
 from trainfast_runner.results.bottleneck.device_window import Window
 from trainfast_runner.results.bottleneck.diagnose import diagnose
 from trainfast_runner.results.bottleneck.figures import figures_by_scope
@@ -133,6 +134,15 @@ def test_the_live_view_says_the_same(rule: str, tmp_path: Path) -> None:
         assert (rule in [finding.rule for finding in seen.diagnosis]) is speaks
         for path in tmp_path.iterdir():
             path.unlink()
+
+
+def test_a_script_whose_threads_spin_beside_load_is_told_the_variable() -> None:
+    busy = always(cpu_percent=95.0, own_percent=700.0)
+    script = ScriptAsked(command=["python", "train.py"], argv=["python", "train.py"])
+    spinning = Case(device="cpu", run={"threads": {"wait": "default"}, "script": script}, host=busy)
+    (finding,) = (one for one in spinning.findings() if one.rule == "spinning-threads")
+    assert finding.advice.startswith("run again with OMP_WAIT_POLICY=PASSIVE, which lets the threads sleep")
+    assert "spinning-threads" not in Case(device="cpu", run={"script": script}, host=busy).found(), "not known"
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])

@@ -17,6 +17,7 @@ from trainfast_runner.machine.cpu.others import CpuWindow, _busy_s
 from trainfast_runner.machine.cpu.thread_policy import (
     kept_policy,
     policy_beside,
+    script_policy,
     shared_cores,
     thread_count,
 )
@@ -148,3 +149,13 @@ def test_zero_offload_on_several_gpus_shares_the_cores_between_ranks() -> None:
 def test_a_process_alone_on_the_cpu_has_the_threads_of_the_users_own_script() -> None:
     assert shared_cores("cpu", "single", 16, 1, {}) == {}
     assert shared_cores("cpu", "ddp", 16, 4, {}) == {"OMP_NUM_THREADS": "4"}
+
+
+def test_threads_of_a_script_are_known_by_its_environment_alone() -> None:
+    policies = [
+        script_policy({}, 1),
+        script_policy({"OMP_WAIT_POLICY": "PASSIVE"}, 1),
+        script_policy({"OMP_NUM_THREADS": "1"}, 1),
+        script_policy({}, 2),
+    ]
+    assert [policy and policy.wait for policy in policies] == ["default", "passive", "unused", None]

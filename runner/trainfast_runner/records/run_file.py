@@ -143,7 +143,10 @@ class RunFile(RecordedSpec, frozen=True, kw_only=True):
     script: ScriptAsked | None = None
     """The user's own script that the run is about; None for a preset's."""
     threads: dict[str, Any] | None = None
-    """The wait policy of a CPU run's OpenMP threads, its reason, and the load of others; None for a run on GPUs."""
+    """The wait policy of a CPU run's OpenMP threads, its reason, and the load of others.
+
+    None for a run on GPUs, and for a script with several ranks, whose launcher sets their threads.
+    """
 
     @property
     def predicted_bytes(self) -> int | None:

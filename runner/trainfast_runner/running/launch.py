@@ -22,6 +22,7 @@ from trainfast_runner.machine.calibration import ceiling_of
 from trainfast_runner.machine.cpu.thread_policy import (
     choose_policy,
     kept_policy,
+    script_policy,
     thread_count,
 )
 from trainfast_runner.machine.devices import sample_gpus
@@ -70,10 +71,12 @@ def start(plan: RunPlan, home: Home) -> Path:
 
 
 def _with_thread_policy(plan: RunPlan) -> RunPlan:
-    """The plan of a CPU run with the wait policy of its threads, by the present load of others."""
-    if plan.device != "cpu" or plan.script is not None:
+    """The plan of a CPU run with the wait policy of its threads, by the present load of others; a script's is noted."""
+    if plan.device != "cpu":
         return plan
     environment = {**os.environ, **plan.env}
+    if plan.script is not None:
+        return replace(plan, threads=script_policy(environment, plan.world_size))
     policy = kept_policy(environment, thread_count(environment)) or choose_policy()
     return replace(plan, threads=policy, env={**plan.env, **policy.env})
 

@@ -66,6 +66,14 @@ def kept_policy(environment: Mapping[str, str], threads: int | None) -> ThreadPo
     return None
 
 
+def script_policy(environment: Mapping[str, str], ranks: int) -> ThreadPolicy | None:
+    """The policy of a script's threads, which the launch leaves alone; None where a launcher of ranks sets them."""
+    if ranks > 1:
+        return None
+    reason = "nothing in the script's environment sets another"
+    return kept_policy(environment, thread_count(environment)) or ThreadPolicy(wait=DEFAULT, reason=reason)
+
+
 def choose_policy() -> ThreadPolicy:
     """Choose by the load of others, measured for a second."""
     return policy_beside(others_cores(LOOK_S))

@@ -26,6 +26,11 @@ BACKWARD_OVER_FORWARD = 2.0
 BACKWARD_OVER_FORWARD_RECOMPUTED = 3.0
 """Time of a backward in forwards; full checkpointing computes the forward once more."""
 
+SLEEP_ADVICE = "run again beside them: a launch that sees them lets the threads sleep (OMP_WAIT_POLICY=PASSIVE)"
+SLEEP_ADVICE_FOR_SCRIPTS = (
+    "run again with OMP_WAIT_POLICY=PASSIVE, which lets the threads sleep unless the script sets its own policy"
+)
+
 
 def figure_text(value: float) -> str:
     """Three significant digits, never an exponent."""
@@ -54,6 +59,7 @@ def _run(window: MeasuredWindow) -> Figures:
         "data_percent": data_percent,
         "device": window.run.device,
         "wait_policy": (window.run.threads or {}).get("wait"),
+        "sleep_advice": SLEEP_ADVICE if window.run.script is None else SLEEP_ADVICE_FOR_SCRIPTS,
         "world_size": window.run.world_size,
         **{name: _plain(knobs.get(name)) for name in ("strategy", "precision", "batch_size", "compile", "p2p")},
         "more_accum": 2 * _whole(knobs.get("grad_accum"), 1),

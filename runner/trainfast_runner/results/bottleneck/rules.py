@@ -317,7 +317,7 @@ RULES: tuple[Rule, ...] = (
         (_is("wait_policy", "default"), _at_least("others_cores", 0.25)),
         "the run's threads spin while they wait for each other, and others came to take {others_cores:figure} of its"
         " {cores} cores",
-        "run again beside them: a launch that sees them lets the threads sleep (OMP_WAIT_POLICY=PASSIVE); or end them",
+        "{sleep_advice}; or end them",
         "ours: a spinning thread keeps the core that the thread it waits for needs. Beside one busy core of two,"
         " tiny-llama made 1.5 samples/s with spinning threads and 21.7 with sleeping ones.",
         evidence=("wait_policy", "others_cores", "cores", "host_cpu_percent", "run_cpu_percent"),
