@@ -6,7 +6,12 @@ from collections.abc import Iterator, Sequence
 
 from trainfast_runner.search.best.answer import verdicts_without_answer
 from trainfast_runner.search.best.best_follower import BestSoFar
+<<<<<<< HEAD
 from trainfast_runner.search.best.journal import BestAnswer, BestQuestion, CandidateVerdict, Interval, Race, Trial
+=======
+from trainfast_runner.search.best.found import verdicts_without_answer
+from trainfast_runner.search.best.journal import BestQuestion, CandidateVerdict, Found, Interval, Race, Space, Trial
+>>>>>>> 40f8407f (Take the end of throttled time as it is, and split a report's answer)
 from trainfast_tui.report.bar_picture import Whisker, whisker_picture
 from trainfast_tui.report.document import Block, Heading, Listing, Prose, grid, pairs_grid
 from trainfast_tui.report.exports import export_blocks
@@ -117,40 +122,37 @@ def _answer(so_far: BestSoFar) -> Iterator[Block]:
         yield Prose(f"At least {size(ended.missing_bytes)} are missing.")
     if found is None or space is None:
         return
-    is_noise = found.within_percent is not None
     if found.within_percent is not None:
         noise = noise_words(found.within_percent)
         yield Prose(f"No winner. {noise.capitalize()}: no setting is faster beyond it.")
-    is_cut = found.tried_in_budget is not None
     if found.tried_in_budget is not None:
         best = "the baseline" if found.best == space.baseline else knob_words(so_far.candidate(found.best).knobs)
         tried = budget_words(found.tried_in_budget, len(space.candidates))
         yield Prose(f"{tried[0].upper()}{tried[1:]}; best so far: {best}.")
-    kept = KEPT if is_noise else "none so far: the best is the baseline" if is_cut else "the baseline is the best"
-    rows = [
-        (
-            ("chosen" if is_noise else "best") + (" so far" if is_cut else ""),
-            knob_words(so_far.candidate(found.best).knobs),
-        ),
-        ("", _rate(found.best_rate)),
-        ("baseline", knob_words(so_far.candidate(space.baseline).knobs)),
-        ("", _rate(found.baseline_rate)),
-        ("gain", kept if found.best == space.baseline else _gain(found.gain_percent)),
-    ]
-    if so_far.objective != "samples_per_s":
-        rows += [("best by its objective", _value(so_far, found.best_value))]
-        rows += [("baseline by its objective", _value(so_far, found.baseline_value))]
-    rows += [("cannot be told from the best", knob_words(so_far.candidate(place).knobs)) for place in found.ties]
-    if found.changes_training:
-        rows.append(("changes the training", ", ".join(found.changes_training)))
-    rows += [
-        ("candidates", f"{count(len(space.candidates))}, and {count(space.dropped)} of another global batch left out"),
-        ("ended because", ended.stopped_because or ended.reason),
-        ("took", duration(ended.seconds)),
-    ]
-    yield pairs_grid("", rows)
+    ending = [("ended because", ended.stopped_because or ended.reason), ("took", duration(ended.seconds))]
+    yield pairs_grid("", [*_answer_rows(so_far, found, space), *ending])
     if found.notes:
         yield Listing(tuple(found.notes))
+
+
+def _answer_rows(so_far: BestSoFar, found: Found, space: Space) -> Iterator[tuple[str, str]]:
+    """Yield the best setting and the baseline with their figures, the gain, the ties and the number of candidates."""
+    is_noise, is_cut = found.within_percent is not None, found.tried_in_budget is not None
+    kept = KEPT if is_noise else "none so far: the best is the baseline" if is_cut else "the baseline is the best"
+    label = ("chosen" if is_noise else "best") + (" so far" if is_cut else "")
+    yield label, knob_words(so_far.candidate(found.best).knobs)
+    yield "", _rate(found.best_rate)
+    yield "baseline", knob_words(so_far.candidate(space.baseline).knobs)
+    yield "", _rate(found.baseline_rate)
+    yield "gain", kept if found.best == space.baseline else _gain(found.gain_percent)
+    if so_far.objective != "samples_per_s":
+        yield "best by its objective", _value(so_far, found.best_value)
+        yield "baseline by its objective", _value(so_far, found.baseline_value)
+    for place in found.ties:
+        yield "cannot be told from the best", knob_words(so_far.candidate(place).knobs)
+    if found.changes_training:
+        yield "changes the training", ", ".join(found.changes_training)
+    yield "candidates", f"{count(len(space.candidates))}, and {count(space.dropped)} of another global batch left out"
 
 
 def _rate(rate: Interval | None) -> str:

@@ -49,9 +49,8 @@ def _block(value: float, ends: tuple[float, float], y_min: float | None) -> str:
 def _letters(data: ChartData, column_ns: int) -> str:
     marks = [" "] * COLUMNS
     for span in sorted(data.spans, key=lambda span: -rank(shade_of(span.kind))):
-        end_ns = data.t_max_ns if span.end_ns is None else span.end_ns
         first = max(0, (span.start_ns - data.t_min_ns) // column_ns)
-        last = min(COLUMNS - 1, (end_ns - data.t_min_ns) // column_ns)
+        last = min(COLUMNS - 1, (span.end_ns - data.t_min_ns) // column_ns)
         for place in range(first, last + 1):
             marks[place] = shade_of(span.kind).letter
     return "".join(marks)

@@ -100,17 +100,13 @@ def _path(columns: Columns, y: Scale) -> Iterator[str]:
 
 def _spans(data: ChartData) -> list[Span]:
     """Return the throttled time on the axis, the worst cause last, so that it is drawn on top."""
-    on_axis = [span for span in data.spans if _end_ns(span, data) >= data.t_min_ns and span.start_ns <= data.t_max_ns]
+    on_axis = [span for span in data.spans if span.end_ns >= data.t_min_ns and span.start_ns <= data.t_max_ns]
     return sorted(on_axis, key=lambda span: -rank(shade_of(span.kind)))
-
-
-def _end_ns(span: Span, data: ChartData) -> int:
-    return data.t_max_ns if span.end_ns is None else span.end_ns
 
 
 def _span(span: Span, data: ChartData, origin_ns: int, x: Scale) -> str:
     shade, begin = shade_of(span.kind), x.at((span.start_ns - origin_ns) / 1e9)
-    width = max(LEAST_WIDTH, x.at((_end_ns(span, data) - origin_ns) / 1e9) - begin)
+    width = max(LEAST_WIDTH, x.at((span.end_ns - origin_ns) / 1e9) - begin)
     tone = TONE_OF_SHADE.get(span.kind, "warning")
     box = element(
         "rect",
@@ -126,8 +122,8 @@ def _span(span: Span, data: ChartData, origin_ns: int, x: Scale) -> str:
 
 def _when(span: Span, data: ChartData, origin_ns: int) -> str:
     """Return the span's ends in words."""
-    end_s = min(_end_ns(span, data), data.t_max_ns) - origin_ns
-    return f"from {duration((span.start_ns - origin_ns) / 1e9)} to {duration(end_s / 1e9)}"
+    end_ns = min(span.end_ns, data.t_max_ns)
+    return f"from {duration((span.start_ns - origin_ns) / 1e9)} to {duration((end_ns - origin_ns) / 1e9)}"
 
 
 def _limit(value: float, words: str, data: ChartData, x: Scale, y: Scale) -> str:
