@@ -87,6 +87,22 @@ def _median(values: Sequence[float | None], median_of: Callable[[Sequence[float]
     return median_of(known) if known else None
 
 
+def peak_allocated_bytes(run: RunSnapshot) -> int | None:
+    """Peak of the run's result, else of its steps so far."""
+    peak = run.result.memory.peak_allocated_bytes if run.result is not None else None
+    return run.peak_allocated_bytes if peak is None else peak
+
+
+def first_and_last_loss(run: RunSnapshot) -> tuple[float | None, float | None]:
+    """Losses of the run's result, else of its steps: the first, and the median of the last five."""
+    losses = run.result.loss if run.result is not None else None
+    first, last = (losses.first, losses.last) if losses is not None else (None, None)
+    return (
+        run.first_loss if first is None else first,
+        _median([step.loss for step in run.steps[-5:]]) if last is None else last,
+    )
+
+
 def planned_steps(run: RunSnapshot) -> int | None:
     """Number of steps that the run was started with; None while unknown."""
     steps = run.run_file.knobs.get("steps") if run.run_file is not None else None

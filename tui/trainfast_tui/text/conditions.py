@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.lines import Line, Piece, Tone, line_length
+from trainfast_tui.text.lines import Line, Piece, Tone, first_fitting
 from trainfast_tui.text.shades import SHADES, Shade
 
 if TYPE_CHECKING:
@@ -44,20 +44,22 @@ def conditions_line(run: RunSnapshot, width: int) -> Line:
     throttled = [*_no_reading(silent), ("  ", "text"), *throttled] if silent else throttled
     clock, degrees = _clock(counted), _temperature(run, counted, wide)
     energy = [*each_step, *each_sample] if wide else each_sample
-    line: Line = []
-    for parts in (
+    choices = (
         (throttled, clock, energy, degrees, warming),
         (throttled, clock, each_sample, degrees, warming),
         (throttled, energy, degrees, warming),
         (throttled, energy, warming),
         (throttled, warming),
         (throttled,),
-    ):
-        line = []
-        for part in filter(None, parts):
-            line += [("   " if wide else "  ", "text"), *part] if line else part
-        if line_length(line) <= width:
-            break
+    )
+    return first_fitting([_spaced(parts, "   " if wide else "  ") for parts in choices], width)
+
+
+def _spaced(parts: Iterable[Line], gap: str) -> Line:
+    """Return the parts that are not empty as one line."""
+    line: Line = []
+    for part in filter(None, parts):
+        line += [(gap, "text"), *part] if line else part
     return line
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from rich.cells import cell_len
@@ -27,11 +27,14 @@ Tone = Literal[
 """The name of a style; `cursor`, `badge` and `alarm` have a background of their own."""
 Piece = tuple[str, Tone]
 Line = list[Piece]
+Paragraph = tuple[str, str, Tone]
+"""A label, a text beside it, and the tone of the text."""
 
 
-def rule(title: str, width: int) -> Line:
-    """Return a section title with a line to the right edge."""
-    return [(f"{title} ", "title"), ("─" * max(0, width - cell_len(title) - 1), "muted")]
+def rule(title: str, width: int, note: str = "") -> Line:
+    """Return a section title with a line to the right edge, or to a note there."""
+    end = f" {note}" if note else ""
+    return [(f"{title} ", "title"), ("─" * max(0, width - cell_len(title) - 1 - cell_len(end)) + end, "muted")]
 
 
 def wrap(text: str, width: int) -> list[str]:
@@ -59,11 +62,34 @@ def with_more(line: str, width: int) -> str:
     return f"{line[: width - 2].rstrip()} …"
 
 
+def scrolled(lines: list[Line], top: int, height: int) -> tuple[list[Line], int]:
+    """Return the lines in sight from line `top` on, and the number of the first one; `top` is held to the text.
+
+    If not all fit in `height`, the last line counts those out of sight and names the keys.
+    """
+    if len(lines) <= height:
+        return lines, 0
+    room = max(0, height - 1)
+    top = max(0, min(top, len(lines) - room))
+    words = f"more lines: {out_of_sight(top, len(lines) - top - room)}  ↑ ↓"
+    return [*lines[top : top + room], [(words, "key")]], top
+
+
+def out_of_sight(above: int, below: int) -> str:
+    """Return how many lines are out of sight: `4 above, 20 below`; empty if none is."""
+    return ", ".join(f"{count} {where}" for count, where in ((above, "above"), (below, "below")) if count)
+
+
 def labelled(label: Piece, text: str, width: int, tone: Tone = "text") -> list[Line]:
     """Return the text beside its label, in lines of `width` cells; empty without a text."""
     indent = cell_len(label[0])
     first, *rest = wrap(text, max(8, width - indent)) or [""]
     return [[label, (first, tone)], *([(" " * indent + line, tone)] for line in rest)] if text else []
+
+
+def paragraphs(rows: Iterable[Paragraph], width: int) -> list[Line]:
+    """Return each text beside its label, in lines of `width` cells."""
+    return [line for label, text, tone in rows for line in labelled((label, "accent"), text, width, tone)]
 
 
 def joined(cells: Iterable[Piece]) -> Line:
@@ -85,3 +111,8 @@ def line_text(line: Line) -> str:
 def line_length(line: Line) -> int:
     """Return the cells that a line takes."""
     return sum(cell_len(text) for text, _ in line)
+
+
+def first_fitting(lines: Sequence[Line], width: int) -> Line:
+    """Return the first of these lines that fits in `width` cells, else the last."""
+    return next((line for line in lines if line_length(line) <= width), lines[-1])

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from trainfast_runner.records.result import Result
 from trainfast_tui.charts.painted import PaintedValue
 from trainfast_tui.control.next_run import predicted_of
-from trainfast_tui.live.figures import Figures, planned_steps, recent_figures, seconds_left
+from trainfast_tui.live.figures import (
+    Figures,
+    first_and_last_loss,
+    peak_allocated_bytes,
+    planned_steps,
+    recent_figures,
+    seconds_left,
+)
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.conditions import conditions_line, has_conditions, steadiness
 from trainfast_tui.text.lines import Line, Tone, line_length
@@ -47,13 +52,12 @@ class StepPanel(PaintedValue["RunSnapshot"]):
         run = self.shown
         if run is None:
             return []
-        result = run.result
         figures = recent_figures(run)
         watched = [conditions_line(run, width)] if self.has_class("-watched") else []
         return [
             _progress(run, width),
             _speed(figures, width) + ([] if watched else _steady(run, width)),
-            _quality(run, result, width),
+            _quality(run, width),
             *watched,
             *_phases(figures.phases, width, height - len(watched)),
         ]
@@ -94,16 +98,8 @@ def _steady(run: RunSnapshot, width: int) -> Line:
     return [("   ", "text"), mark] if mark is not None else []
 
 
-def _quality(run: RunSnapshot, result: Result | None, width: int) -> Line:
-    losses = [step.loss for step in run.steps[-5:] if step.loss is not None]
-    first = result.loss.first if result is not None and result.loss.first is not None else run.first_loss
-    last = (
-        result.loss.last
-        if result is not None and result.loss.last is not None
-        else (statistics.median(losses) if losses else None)
-    )
-    peak = result.memory.peak_allocated_bytes if result is not None else None
-    peak = peak if peak is not None else run.peak_allocated_bytes
+def _quality(run: RunSnapshot, width: int) -> Line:
+    (first, last), peak = first_and_last_loss(run), peak_allocated_bytes(run)
     line: Line = [
         (fmt.to_width(f"loss {fmt.number(first)} → {fmt.number(last)}", 19) + " ", "text"),
         (f"peak {peak_word_of(run.run_file)} ", "muted"),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.records.state_words import state_words
 from trainfast_tui.charts.painted import PaintedValue
-from trainfast_tui.live.figures import planned_steps, recent_figures
+from trainfast_tui.live.figures import peak_allocated_bytes, planned_steps, recent_figures
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, labelled, paragraph
 from trainfast_tui.text.memory import peak_word_of
@@ -56,7 +56,6 @@ class TooSmall(PaintedValue["RunSnapshot"]):
             return [*lines, [("No run. r starts one, q leaves.", "text")]]
         planned, figures = planned_steps(run), recent_figures(run)
         done = run.steps[-1].step if run.steps else 0
-        peak = run.result.memory.peak_allocated_bytes if run.result is not None else run.peak_allocated_bytes
         synthetic = "  synthetic data" if run.synthetic else ""
         sign, tone = STATE_SIGNS.get(run.state, ("○", "text"))
         return [
@@ -64,6 +63,6 @@ class TooSmall(PaintedValue["RunSnapshot"]):
             [(f"{sign} {state_words(run.state)}", tone), (f"  {run.run_id}", "muted")],
             [(f"step {fmt.count(done)} of {fmt.count(planned)}", "title")],
             [(fmt.per_second(figures.samples_per_s, "samples"), "title"), (synthetic, "warning")],
-            [(f"peak {peak_word_of(run.run_file)} ", "muted"), (fmt.size(peak), "text")],
+            [(f"peak {peak_word_of(run.run_file)} ", "muted"), (fmt.size(peak_allocated_bytes(run)), "text")],
             [(run.reason, "text")],
         ]
