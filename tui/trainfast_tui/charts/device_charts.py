@@ -38,7 +38,7 @@ def device_charts(
         charts = cpu_charts(recent, axis, snapshot.run is not None)
         return [charts[at] for at in wanted]
     uuids = charted_uuids(snapshot.run, ticks[-1])
-    values = (cache or TickValuesCache()).of(recent, uuids)
+    values = (cache or TickValuesCache()).values_of(recent, uuids)
     by_uuid = {device.uuid: device for device in recent[-1].devices} if recent else {}
     newest = [by_uuid.get(uuid) for uuid in uuids] if recent else []
     times = [tick.t_ns for tick in recent]

@@ -43,7 +43,7 @@ def throughput_chart(
         gap_ns=_step_gap(run),
         scale_of=f"{run.run_id if run is not None else ''} {noun}/s",
         unit=fmt.number,
-        spans=throttled_spans((cache or TickValuesCache()).of(ticks, uuids)),
+        spans=throttled_spans((cache or TickValuesCache()).values_of(ticks, uuids)),
         empty=empty,
         now_label=axis.now_label,
     )

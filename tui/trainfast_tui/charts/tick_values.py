@@ -35,7 +35,7 @@ class TickValuesCache:
         self._uuids: Sequence[str] = ()
         self._known: dict[int, TickValues] = {}
 
-    def of(self, ticks: Sequence[Tick], uuids: Sequence[str]) -> list[TickValues]:
+    def values_of(self, ticks: Sequence[Tick], uuids: Sequence[str]) -> list[TickValues]:
         """Return the values of these ticks for the GPUs `uuids`, and forget those of other ticks."""
         if uuids != self._uuids:
             self._uuids, self._known = uuids, {}

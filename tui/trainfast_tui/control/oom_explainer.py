@@ -32,7 +32,7 @@ class OomExplainer:
         self._post = post
         self._tracer = tracer
         self._python = python
-        self._of: str | None = None
+        self._explained_run_id: str | None = None
         self._cancelled = threading.Event()
         self._newest: OomExplained | None = None
         self._thread: threading.Thread | None = None
@@ -55,9 +55,9 @@ class OomExplainer:
         )
         if not may_trace or not is_oom:
             self.stop()
-        elif run is not None and run.run_id != self._of:
+        elif run is not None and run.run_id != self._explained_run_id:
             self.stop()
-            self._of, self._cancelled = run.run_id, threading.Event()
+            self._explained_run_id, self._cancelled = run.run_id, threading.Event()
             self._thread = in_background("explain", partial(self._explain, run, self._cancelled), self._post)
 
     def stop(self, wait_s: float = 0.0) -> None:
@@ -66,7 +66,7 @@ class OomExplainer:
         The same run may be looked at again afterwards.
         """
         self._cancelled.set()
-        self._of = None
+        self._explained_run_id = None
         if self._thread is not None and wait_s:
             self._thread.join(wait_s)
 

@@ -25,7 +25,7 @@ from trainfast_tui.session import Session
 from trainfast_tui.text.format import duration
 from trainfast_tui.text.lines import Tone
 from trainfast_tui.text.script import command_words
-from trainfast_tui.widgets.script_view import LookedInto, ScriptView
+from trainfast_tui.widgets.script_view import ScriptFindings, ScriptView
 from trainfast_tui.widgets.strips import Footer
 
 if TYPE_CHECKING:
@@ -92,8 +92,9 @@ class ScriptScreen(AppScreen):
     def _show(self, knob: str = "") -> None:
         waited = duration((time.monotonic_ns() - self._since_ns) // 10**9)
         waiting = f"running the script to its arguments… {waited} of at most 30 s"
-        shown = LookedInto(self._words, os.getcwd(), self._found, tuple(self._mapping.values()), waiting, self._refusal)
-        self.view.show(shown, knob)
+        mapping = tuple(self._mapping.values())
+        found = ScriptFindings(self._words, os.getcwd(), self._found, mapping, waiting, self._refusal)
+        self.view.show(found, knob)
         is_known, footer = self._found is not None, self.query_one(Footer)
         useless = {
             **dict.fromkeys(("save", "add"), not is_known),

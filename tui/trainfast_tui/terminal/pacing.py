@@ -9,7 +9,7 @@ SLOWEST_S = 4.0
 LATE_S = 0.4
 """A snapshot that waited longer than this for the event loop was delayed by output or by a busy CPU."""
 BACKLOG = 3
-"""More unwritten texts than this mean a slow terminal: a frame is one, or three on a terminal that is told its ends."""
+"""More unwritten texts than this mean a slow terminal: a frame is one text, or three with synchronized output."""
 CALM_TO_SPEED_UP = 6
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 UNITS = {"samples_per_s": "samples/s", "tokens_per_s": "tokens/s", "samples_per_joule": "samples/J"}
 """The unit of each objective that is a rate; a time is in seconds."""
 TIME_UNITS = ((7200.0, 3600.0, "h"), (120.0, 60.0, "min"), (0.0, 1.0, "s"))
-"""From so many seconds on a time is shown in units of so many seconds, by this name."""
+"""Least seconds, seconds of the unit and its name, the largest unit first."""
 
 
 def unit_of(objective: str, median: float) -> tuple[str, float]:

@@ -15,11 +15,11 @@ Fields = Mapping[str, Any]
 VERDICTS = ("measured", "beaten", "bound", "too_large", "incompatible", "failed", "not_tried")
 BY_COMMAND = "--set {knob}=VALUE names it"
 BY_KEYS = "Enter on it in the list of knobs types one"
-"""How a script's present value is named on the command line, and in the app."""
+"""Words on how to name a script's present value: on the command line, and in the app."""
 MOST_LISTED = 5
 """Runner-ups and candidates that were not tried are listed up to this many."""
 KEPT = "none beyond the noise: the baseline is kept"
-"""The gain of a baseline that the noise of the machine leaves in place."""
+"""The gain where the noise of the machine keeps the baseline."""
 
 
 def knob_words(knobs: Fields) -> str:
@@ -46,7 +46,7 @@ def noise_words(percent: float) -> str:
 
 
 def budget_words(tried: int, candidates: int) -> str:
-    """How far a search came that its budget ended: `2 of 28 tried when the budget ended`."""
+    """Return the number of candidates tried within the budget: `2 of 28 tried when the budget ended`."""
     return f"{tried} of {candidates} tried when the budget ended"
 
 

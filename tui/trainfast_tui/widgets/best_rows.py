@@ -9,7 +9,7 @@ from trainfast_tui.text import format as fmt
 from trainfast_tui.text.best_objective import figure_words, unit_of
 from trainfast_tui.text.best_search import count_words
 from trainfast_tui.text.best_state import percent_words, setting_words
-from trainfast_tui.text.lines import Line, Tone, labelled
+from trainfast_tui.text.lines import Line, Piece, Tone, labelled
 from trainfast_tui.widgets.bar import bar
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ ROLES = {"race": "cold race", "confirm": "confirm", "limit": "at limit", "turn_b
 def trial_rows(so_far: BestSoFar, width: int) -> list[Line]:
     """One row a trial or run, in their order, below a title."""
     title = f"{_unit(so_far)[0]} (95 % CI)"
-    rows = [_row(" ", "text", "setting", title, "steps", "took", "process", width, "muted")]
+    rows = [_row((" ", "text"), ("setting", title, "steps", "took", "process"), width, "muted")]
     for place, line in enumerate(so_far.ran):
         rows.append(_ran_row(so_far, place, line, width))
     return rows
@@ -65,25 +65,17 @@ def _ran_row(so_far: BestSoFar, place: int, line: Trial | Race, width: int) -> L
         words = f"{words}, given up" if width >= WIDE else words
     elif line.outcome == "void" and words != "void":
         words = f"void: {words}"
-    return _row(sign, tone, setting, words, steps, fmt.duration(line.seconds), process, width)
+    return _row((sign, tone), (setting, words, steps, fmt.duration(line.seconds), process), width)
 
 
-def _row(
-    sign: str,
-    sign_tone: Tone,
-    setting: str,
-    rate: str,
-    steps: str,
-    took: str,
-    process: str,
-    width: int,
-    tone: Tone = "text",
-) -> Line:
+def _row(sign: Piece, cells: tuple[str, str, str, str, str], width: int, tone: Tone = "text") -> Line:
+    """Return a sign and the cells of setting, rate, steps, time and process."""
+    setting, *figures, process = cells
     widths = (RATE, STEPS, TOOK, PROCESS) if width >= WIDE else (NARROW_RATE, STEPS, NARROW_TOOK, NARROW_PROCESS)
     room = max(12, width - 2 - sum(widths))
-    right = "".join(fmt.to_width(cell, wide, "right") for cell, wide in zip((rate, steps, took), widths, strict=False))
+    right = "".join(fmt.to_width(cell, wide, "right") for cell, wide in zip(figures, widths, strict=False))
     last = fmt.to_width(f"  {process}", widths[3])
-    return [(f"{sign} ", sign_tone), (fmt.to_width(setting, room) + right + last, tone)]
+    return [(f"{sign[0]} ", sign[1]), (fmt.to_width(setting, room) + right + last, tone)]
 
 
 def waiting_row(so_far: BestSoFar, width: int) -> Line:

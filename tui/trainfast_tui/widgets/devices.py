@@ -94,13 +94,13 @@ def _what_is_broken(tick: Tick) -> Line:
 
 def host_line(host: HostReading, cpu_percent: float | None, width: int, has_gpu: bool) -> Line:
     """Return the line of the machine's processor and memory."""
-    bar = 18 if width >= WIDE else 8
+    cells = 18 if width >= WIDE else 8
     used, total = host.memory_used_bytes, host.memory_total_bytes
     cores = f" {host.cpu_count} cores" if host.cpu_count else ""
     line: Line = [(fmt.to_width("CPU", 4) if has_gpu else "CPU", "title"), (f"{cores} ", "muted")]
-    line += _bar(_share(cpu_percent, 100), bar)
+    line += _bar(_share(cpu_percent, 100), cells)
     line += [(fmt.to_width(fmt.percent(cpu_percent), 6, "right"), "text"), ("   memory ", "muted")]
-    line += _bar(_share(used, total), bar, NEARLY_FULL)
+    line += _bar(_share(used, total), cells, NEARLY_FULL)
     line += [(f" {fmt.size(used)} of {fmt.size(total)}", "text")]
     return [*line, (f"   {fmt.celsius(host.temperature_c)}", "text")] if host.temperature_c is not None else line
 

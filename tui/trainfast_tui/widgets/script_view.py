@@ -27,10 +27,10 @@ WIDE = 100
 
 
 @dataclass(frozen=True, slots=True)
-class LookedInto:
-    """A script: the words of its command, the folder that it starts in, and what is known of it.
+class ScriptFindings:
+    """The command of a script, the folder that it starts in, its flags and their mapping.
 
-    `waiting` says what goes on while nothing is found yet; `refusal` why nothing could be.
+    `waiting` describes discovery while `found` is None; `refusal` is the reason why it failed.
     """
 
     words: tuple[str, ...] = ()
@@ -48,7 +48,7 @@ class ScriptView(Painted):
 
     def __init__(self) -> None:
         super().__init__()
-        self._shown = LookedInto()
+        self._shown = ScriptFindings()
         self._notice: Piece = ("", "muted")
         self._at = 0
         self._flags_from = 0
@@ -59,7 +59,7 @@ class ScriptView(Painted):
         mapping = self._shown.mapping
         return mapping[self._at].knob if mapping else None
 
-    def show(self, shown: LookedInto, knob: str = "") -> None:
+    def show(self, shown: ScriptFindings, knob: str = "") -> None:
         """Show this script, with the cursor on `knob` where one is named."""
         if shown.found is not self._shown.found:
             self._at = self._flags_from = 0
@@ -119,7 +119,7 @@ class ScriptView(Painted):
         return rows, paragraph(mapping[self._at].reason, width, "muted", MOST_REASON_LINES)
 
 
-def _head(shown: LookedInto, width: int) -> list[Line]:
+def _head(shown: ScriptFindings, width: int) -> list[Line]:
     lines = [rule("own script", width)]
     if not shown.words:
         about = (
