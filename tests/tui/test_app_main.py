@@ -14,7 +14,7 @@ from trainfast_runner.machine.telemetry.failures import UNIFIED_MEMORY
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import RunError
 from trainfast_runner.records.run_file import Event
-from trainfast_tui.control.messages import SnapshotTaken
+from trainfast_tui.control.messages import Notified, SnapshotTaken
 
 
 async def test_a_live_run_shows_where_it_is_and_how_fast(home: Home, hold: Callable[[Path], None]) -> None:
@@ -217,6 +217,19 @@ async def test_on_the_smallest_screen_phases_have_their_unit_and_keys_one_row(
     assert "step 30 of 50 █████████" in text
     tiny, _ = await shown(home, a_snapshot(directory, second=23), size=(60, 20))
     assert tiny.count("q quit") == 1
+
+
+@pytest.mark.parametrize("keys", [(), ("m",), ("h",)])
+async def test_a_long_notice_wraps_on_the_smallest_screen(home: Home, keys: tuple[str, ...]) -> None:
+    async with running(home, size=SMALL) as (app, pilot):
+        app.post(SnapshotTaken(a_snapshot(a_run(home))))
+        await pilot.press(*keys)
+        for words in (f"{'why ' * 40}and what to do", "in short"):
+            app.post(Notified(words))
+            await pilot.pause()
+            text = screen_text(app)
+            assert words in " ".join(text.split())
+            assert "q quit" in text.splitlines()[-1], "the footer keeps its row"
 
 
 async def test_the_cpu_keeps_its_last_figure_until_the_next(home: Home) -> None:

@@ -37,10 +37,10 @@ class Charts(Vertical):
     Charts .-away { display: none; }
     """
 
-    def __init__(self, *, of_machine: bool = False) -> None:
-        """Leave out throughput with `of_machine`, for a machine without a run."""
+    def __init__(self, *, with_run: bool = True) -> None:
+        """Without `with_run` leave out throughput, for a machine without a run."""
         super().__init__()
-        self._of_machine = of_machine
+        self._with_run = with_run
         self._snapshot: Snapshot | None = None
         self._window = DEFAULT_WINDOW
         self._drawn_axis: TimeAxis | None = None
@@ -72,17 +72,17 @@ class Charts(Vertical):
         if now.run is not None and not now.run.is_live:
             # An ended run has one last snapshot, again and again.
             return before.run is now.run
-        begun, axis = self._drawn_axis, time_axis(now, self._window)
-        if begun is None or before.taken_ns == now.taken_ns or (before.run is None) != (now.run is None):
+        drawn, axis = self._drawn_axis, time_axis(now, self._window)
+        if drawn is None or before.taken_ns == now.taken_ns or (before.run is None) != (now.run is None):
             return False
         if before.run is not None and now.run is not None and before.run.directory != now.run.directory:
             return False
-        if axis.end_ns - begun.end_ns >= MOST_BEHIND_NS:
+        if axis.end_ns - drawn.end_ns >= MOST_BEHIND_NS:
             return False
-        if axis.end_ns - axis.start_ns != begun.end_ns - begun.start_ns or axis.now_label != begun.now_label:
+        if axis.end_ns - axis.start_ns != drawn.end_ns - drawn.start_ns or axis.now_label != drawn.now_label:
             return False
         cells = time_cells(self.size.width, GUTTER, axis.start_ns, axis.end_ns)
-        return begun.end_ns // cells.cell_ns == axis.end_ns // cells.cell_ns
+        return drawn.end_ns // cells.cell_ns == axis.end_ns // cells.cell_ns
 
     def repaint(self) -> None:
         """Draw as many charts as fit."""
@@ -92,14 +92,14 @@ class Charts(Vertical):
         axis = self._drawn_axis = time_axis(snapshot, self._window)
         height -= self._show_events(snapshot, axis, height)
         readings = len(reading_names(snapshot))
-        fitting = max(0, min(readings, height // LEAST_ROWS - (not self._of_machine), MOST_DEVICE_CHARTS))
+        fitting = max(0, min(readings, height // LEAST_ROWS - self._with_run, MOST_DEVICE_CHARTS))
         if fitting == 0 and height >= 8:
             fitting = 1
         cursor_ns = self.query_one(EventLine).chosen_ns
         devices = device_charts(snapshot, axis, self._first_reading, fitting, self._device_ticks)
         top = self.query_one("#throughput", StripChart)
-        top.set_class(self._of_machine, "-away")
-        if not self._of_machine:
+        top.set_class(not self._with_run, "-away")
+        if self._with_run:
             uuids = sorted(used_uuids(snapshot.run))
             steps = throughput_chart(snapshot, axis, self._rate_noun, uuids, self._run_ticks)
             top.show(replace(steps, cursor_ns=cursor_ns))
@@ -112,7 +112,7 @@ class Charts(Vertical):
     def _show_events(self, snapshot: Snapshot, axis: TimeAxis, height: int) -> int:
         """Show the events and return the rows they take."""
         rows = sum(height >= least for least in ROWS_FOR_EVENTS)
-        if self._of_machine and height <= len(ROWS_FOR_EVENTS):
+        if not self._with_run and height <= len(ROWS_FOR_EVENTS):
             rows = height  # no room for a chart, but for the words of an event
         line = self.query_one(EventLine)
         line.set_class(not rows, "-away")

@@ -30,6 +30,11 @@ class SeenSearch(Protocol):
         """True if a conductor works on the search."""
         ...
 
+    @property
+    def state(self) -> str:
+        """The state of the search, `paused` for instance."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
@@ -81,7 +86,7 @@ class Snapshot:
         before = bisect_left(self.ticks, run.ticks[0].t_ns, key=lambda tick: tick.t_ns)
         return (*self.ticks[:before], *run.ticks)
 
-    def of_machine(self) -> Snapshot:
+    def without_run(self) -> Snapshot:
         """The same moment without its run: the machine's samples and Xid errors, the run's included."""
         run = self.run
         theirs = [event for event in run.events if event.kind == "xid"] if run is not None and run.is_live else []

@@ -19,12 +19,13 @@ from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.screens.base import AppScreen
 from trainfast_tui.session import Session
 from trainfast_tui.text import format as fmt
+from trainfast_tui.text.lines import Tone
 from trainfast_tui.widgets.monitor_devices import MonitorDevices, MonitorHead
 from trainfast_tui.widgets.process_table import ProcessTable
 from trainfast_tui.widgets.strips import StatusLine
 
-AROUND = 3
-"""Rows of head, status and footer."""
+AROUND = 2
+"""Rows of head and footer."""
 LEAST_CHART_ROWS = 7
 CHART_ROWS = ((38, 15), (26, 8))
 """(rows of the screen, rows kept for charts before a GPU shows all its readings)."""
@@ -52,7 +53,7 @@ class MonitorScreen(AppScreen):
     def compose(self) -> ComposeResult:
         yield MonitorHead()
         yield MonitorDevices()
-        yield Charts(of_machine=True)
+        yield Charts(with_run=False)
         yield ProcessTable()
         yield StatusLine(id="status")
         yield self.footer()
@@ -68,6 +69,12 @@ class MonitorScreen(AppScreen):
     def on_resize(self) -> None:
         self._share_out()
 
+    def show_notice(self, text: str, tone: Tone = "text") -> None:
+        """Show a notice, and leave it the rows it needs."""
+        super().show_notice(text, tone)
+        if self.children:
+            self._share_out()
+
     def show_snapshot(self, snapshot: Snapshot) -> None:
         """Paint the machine of this snapshot."""
         self._snapshot = snapshot
@@ -82,12 +89,13 @@ class MonitorScreen(AppScreen):
         devices.repaint()
         charts = self.query_one(Charts)
         if charts.display:
-            charts.show(snapshot.of_machine())
+            charts.show(snapshot.without_run())
         self._follow_asked(snapshot.processes)
 
     def _share_out(self) -> None:
         """Divide the rows: devices first, then a few processes, then charts, whose line of events always stays."""
-        room, width = self.size.height - AROUND, self.size.width
+        width = self.size.width
+        room = self.size.height - AROUND - self.query_one(StatusLine).lines_wanted
         tick = self._snapshot.tick if self._snapshot is not None else None
         gpus = len(tick.devices) if tick is not None else 0
         if room <= 0:
@@ -141,7 +149,8 @@ class MonitorScreen(AppScreen):
         """Offer to stop the run of a process: ending the process alone would make the run a failed one."""
         run_id = member.directory.name
         if member.role is not None:
-            self.notify(f"Process {row.pid} works for a search ({run_id}): b on the main screen, then Esc, ends that.")
+            words = f"Process {row.pid} works for a search ({run_id})"
+            self.notify(f"{words}: b or B on the main screen shows it, s there stops it.")
             return
         question = f"Stop the run {run_id}?\nProcess {row.pid} is {member.place}.\n{_described(row)}"
         yes = "stop the run: it is asked to end, and killed after a countdown"

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
+
 from trainfast_runner.records.state_words import state_words
 from trainfast_tui.charts.painted import Painted
 from trainfast_tui.text.keys import Action
-from trainfast_tui.text.lines import Line, Piece, Tone
+from trainfast_tui.text.lines import Line, Piece, Tone, paragraph
 
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
@@ -26,6 +28,7 @@ STATE_SIGNS: dict[str, Piece] = {
     "killed": ("✗", "warning"),
     "lost": ("✗", "warning"),
 }
+MOST_NOTICE_LINES = 6
 
 
 class Header(Painted):
@@ -56,7 +59,7 @@ class Header(Painted):
 
 
 class StatusLine(Painted):
-    """One line: the last notice, or the countdown of a stop."""
+    """The last notice in as many lines as it needs, or the countdown of a stop."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -66,7 +69,7 @@ class StatusLine(Painted):
     def show(self, text: str, tone: Tone = "text") -> None:
         """Show this notice until the next one."""
         self._notice = (text, tone)
-        self.repaint()
+        self._show()
 
     def count_down(self, seconds: float | None) -> None:
         """Show the seconds until SIGKILL; None ends the countdown."""
@@ -74,12 +77,25 @@ class StatusLine(Painted):
             self._countdown = ""
         else:
             self._countdown = f" stopping: SIGKILL in {max(0, round(seconds))} s " if seconds > 0 else " SIGKILL now "
+        self._show()
+
+    def on_resize(self) -> None:
+        self._show()
+
+    def _show(self) -> None:
+        self.set_height(self.lines_wanted)
         self.repaint()
+
+    @property
+    def lines_wanted(self) -> int:
+        """The number of lines that the notice needs."""
+        return len(self.lines(self.size.width, 0)) if self.size.width else 1
 
     def lines(self, width: int, height: int) -> list[Line]:
         if self._countdown:
             return [[(self._countdown, "alarm"), ("  s again kills it at once", "muted")]]
-        return [[self._notice]]
+        text, tone = self._notice
+        return [[self._notice]] if cell_len(text) <= width else paragraph(text, width, tone, MOST_NOTICE_LINES)
 
 
 class Footer(Painted):
