@@ -37,7 +37,7 @@ def journal(cli: Cli) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_b_draws_the_ladder_escape_cancels_and_enter_applies(cli: Cli, terminal: Terminal) -> None:
+def test_b_draws_the_ladder_s_stops_and_enter_applies(cli: Cli, terminal: Terminal) -> None:
     (cli.presets / "limited.toml").write_text(LIMITED)
     terminal.open([*COMMAND, "--preset", "limited"])
     terminal.until_shows("No run yet", "b max batch", "predicted")
@@ -45,7 +45,7 @@ def test_b_draws_the_ladder_escape_cancels_and_enter_applies(cli: Cli, terminal:
     terminal.until_shows("Enter starts the search")
     terminal.press("Enter")
     terminal.until_shows("largest batch: limited", "limit 256 MiB", "● fits", seconds=120)
-    terminal.press("Escape")
+    terminal.press("s")
     terminal.until_shows("cancelled; its journal is kept, f5 continues")
     before = [line["batch_size"] for line in journal(cli) if line["kind"] == "probe"]
     terminal.press("F5")

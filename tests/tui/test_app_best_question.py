@@ -167,6 +167,55 @@ async def test_nonsense_in_the_question_says_what_is_allowed_and_changes_nothing
         assert "10 min" in screen_text(app)
 
 
+async def test_escape_closes_the_question_and_forgets_it(home: Home, planned: None) -> None:
+    app = StillApp(home)
+    async with app.run_test(size=SMALL) as pilot:
+        await best_opened(pilot, None)
+        await until(pilot, PLAN)
+        await pilot.press("g", *"32", "enter", "f")
+        await until(pilot, "g global batch  32 samples")
+        await pilot.press("escape")
+        await pilot.pause()
+        assert app.screen is app.main
+        assert (app.session.best.question, app.session.best.is_fresh) == (None, False)
+
+
+async def test_s_while_a_search_starts_stops_it(
+    home: Home, planned: None, started: list[Asked], conduct: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cancelled: list[Path] = []
+    monkeypatch.setattr(control, "cancel", lambda directory: cancelled.append(directory) or True)
+    search = a_best_search(home, best_going_on())
+    conduct(search)
+    app = StillApp(home)
+    async with app.run_test(size=SMALL) as pilot:
+        await best_opened(pilot, None)
+        await until(pilot, PLAN)
+        await pilot.press("enter")
+        await until(pilot, "The knobs are being checked")
+        await pilot.press("s")
+        assert "Stopping as soon as the search has started" in screen_text(app)
+        while not cancelled:
+            await show_best(pilot, search)
+    assert cancelled == [search]
+
+
+async def test_a_plan_longer_than_the_screen_scrolls(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = [(f"left alone: knob {number}", "muted") for number in range(40)]
+    monkeypatch.setattr(BestControl, "_plan", lambda self, spec, question: BestPlanned(question, long))
+    async with StillApp(home).run_test(size=SMALL) as pilot:
+        await best_opened(pilot, None)
+        text = await until(pilot, "left alone: knob 1")
+        assert "below  ↑ ↓" in text
+        assert "knob 39" not in text
+        await pilot.press(*["down"] * 40)
+        text = screen_text(pilot.app)  # type: ignore[arg-type]
+        assert "knob 39" in text
+        assert "above  ↑ ↓" in text
+        await pilot.press(*["up"] * 30)
+        assert "best fit: tiny-llama" in screen_text(pilot.app), "held at both ends"  # type: ignore[arg-type]
+
+
 async def test_after_an_answer_another_question_can_be_put(home: Home, planned: None, started: list[Asked]) -> None:
     async with StillApp(home).run_test(size=SMALL) as pilot:
         text = await best_opened(pilot, a_best_search(home, best_answered()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_tui.control.memory_view import MemoryView
 from trainfast_tui.control.messages import KnobRefused, SituationGathered, SnapshotTaken
 from trainfast_tui.control.next_run import preset_choices, repeat_of, run_of_preset
-from trainfast_tui.widgets.knob_panel import KnobPanel
+from trainfast_tui.widgets.knob_panel import IN_ORDER, KnobPanel
 
 
 async def test_the_next_run_of_an_old_record_that_says_nothing_of_its_data(home: Home) -> None:
@@ -262,6 +263,53 @@ async def test_a_model_that_was_changed_is_said_above_the_knobs_of_the_next_run(
     assert "with model.num_hidden_layers=1" in text
     assert app.session.next_run is not None
     assert app.session.next_run.fields() == ["model.num_hidden_layers=1"]
+
+
+async def test_the_smallest_screen_counts_the_knobs_out_of_sight(home: Home) -> None:
+    async with running(home, size=SMALL) as (app, pilot):
+        app.post(SnapshotTaken(a_snapshot(None)))
+        await pilot.pause()
+        panel = app.main.query_one(KnobPanel)
+        rows = [row for row in screen_text(app).splitlines() if any(f"{name:<15}" in row for name in IN_ORDER)]
+        assert re.search(rf"next run ─+ {len(panel.listed) - len(rows)} below", screen_text(app))
+        assert len(rows) >= 5
+        await pilot.press("end")
+        assert panel.current == panel.listed[-1]
+        assert re.search(r"next run ─+ \d+ above", screen_text(app))
+        await pilot.press("home")
+        assert panel.current == panel.listed[0]
+
+
+async def test_i_shows_the_whole_text_about_a_knob_and_the_refusal_of_it(home: Home) -> None:
+    async with running(home, size=SMALL) as (app, pilot):
+        app.post(SnapshotTaken(a_snapshot(None)))
+        await pilot.pause()
+        app.post(KnobRefused(UserError("because " * 40 + "it is so", key="strategy", advice="strategy=ddp")))
+        await pilot.pause()
+        assert "i: all of it" in screen_text(app)
+        await pilot.press("i")
+        text = " ".join(screen_text(app).split())
+        entry = BY_NAME["strategy"]
+        assert f"Refused: {'because ' * 40}it is so; try strategy=ddp" in text
+        assert entry.what in text
+        await pilot.press("pagedown")
+        assert f"memory {entry.memory}" in " ".join(screen_text(app).split())
+        await pilot.press("escape")
+        assert app.screen is app.main
+
+
+async def test_the_name_of_a_preset_is_shown_as_plain_text(home: Home) -> None:
+    async with running(home, size=FULL) as (app, pilot):
+        app.post(SnapshotTaken(a_snapshot(None)))
+        await pilot.pause()
+        assert app.session.next_run is not None
+        spec = replace(app.session.next_run.spec, preset="\x1b]0;owned\x07mine\n\x1b[31m")
+        app.session.next_run = replace(app.session.next_run, spec=spec)
+        panel = app.main.query_one(KnobPanel)
+        panel.show()
+        texts = [text for line in panel.lines(46, 30) for text, _ in line]
+        assert "mine" in [text.strip() for text in texts]
+        assert "".join(texts).isprintable()
 
 
 async def test_the_smallest_screen_cuts_a_refusal_but_not_its_cure(home: Home) -> None:

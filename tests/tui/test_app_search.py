@@ -97,15 +97,15 @@ async def test_where_batch_1_does_not_fit_enter_applies_all_of_a_change(home: Ho
         assert knob(app, "precision") == "bf16"
 
 
-async def test_escape_cancels_what_goes_on_and_leaves_what_has_ended(
+async def test_s_stops_what_goes_on_and_escape_leaves_what_has_ended(
     home: Home, live_search: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cancelled: list[Path] = []
     monkeypatch.setattr(control, "cancel", lambda directory: cancelled.append(directory) or True)
     async with running(home, size=FULL) as (app, pilot):
         await opened(pilot, live_search)
-        await pilot.press("escape")
-        await until(pilot, "Cancelling: the probe is stopped, the journal is kept")
+        await pilot.press("s")
+        await until(pilot, "Stopping: the running process is ended, the journal is kept")
         await until_true(pilot, lambda: cancelled, "the cancel")
         assert cancelled == [live_search]
         write_lines(
@@ -115,7 +115,9 @@ async def test_escape_cancels_what_goes_on_and_leaves_what_has_ended(
         await show(pilot, live_search)
         text = screen_text(app)
         assert "■ cancelled; its journal is kept, f5 continues  took 16 s" in text
-        assert text.splitlines()[-1].startswith("Esc back  b leave  f5 go on"), "nothing to apply, nothing to pause"
+        assert text.splitlines()[-1].startswith("Esc back  f5 go on"), "nothing to apply, nothing to pause"
+        await pilot.press("s")
+        assert "There is no live search." in screen_text(app)
         await pilot.press("escape")
         await pilot.pause()
         assert app.screen is app.main
@@ -143,10 +145,13 @@ async def test_space_pauses_after_the_probe_and_again_goes_on(home: Home, live_s
         await until_true(pilot, lambda: not (live_search / PAUSE_FILE).exists(), "the end of the pause")
 
 
-async def test_leaving_lets_it_go_on_and_its_end_is_said_on_the_main_screen(home: Home, live_search: Path) -> None:
+@pytest.mark.parametrize("key", ["b", "escape"])
+async def test_leaving_lets_it_go_on_and_its_end_is_said_on_the_main_screen(
+    home: Home, live_search: Path, key: str
+) -> None:
     async with running(home, size=FULL) as (app, pilot):
         await opened(pilot, live_search)
-        await pilot.press("b")
+        await pilot.press(key)
         await pilot.pause()
         assert app.screen is app.main
         assert "The search goes on; b shows it." in screen_text(app)

@@ -46,7 +46,7 @@ async def test_the_answer_for_the_same_knobs_is_shown_again_without_another_sear
         assert starts.asked[0][1], "an answered search starts anew"
 
 
-async def test_b_starts_a_search_of_the_knobs_and_escape_while_it_starts_cancels_it(
+async def test_b_starts_a_search_of_the_knobs_and_s_while_it_starts_stops_it(
     home: Home, starts: Starts, conduct: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cancelled: list[Path] = []
@@ -59,8 +59,8 @@ async def test_b_starts_a_search_of_the_knobs_and_escape_while_it_starts_cancels
         await pilot.press("right", "b", "enter")
         await until(pilot, "The knobs are being checked")
         assert not app.session.requests[-1].may_trace
-        await pilot.press("escape")
-        await until(pilot, "Cancelling as soon as the search has started")
+        await pilot.press("s")
+        await until(pilot, "Stopping as soon as the search has started")
         starts.go.set()
         while not cancelled:
             await show(pilot, search)

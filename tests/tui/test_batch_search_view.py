@@ -71,7 +71,7 @@ async def test_on_the_smallest_screen_in_ascii_what_is_tried_still_stands(home: 
     assert "@ fits" in text
     assert "|----" in text
     assert "now: probe batch_size 42" in text
-    assert "Esc cancel" in text
+    assert "Esc leave  s stop" in text
 
 
 async def test_on_a_narrow_screen_how_a_size_came_out_still_stands(home: Home, live_search: Path) -> None:

@@ -16,7 +16,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.memory.available import RankLimit
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import Event
-from trainfast_tui.control.memory_view import Measured, MemoryView
+from trainfast_tui.control.memory_view import MeasuredMemory, MemoryView
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.text.ascii import to_ascii
 from trainfast_tui.widgets.memory_bar import LIMIT, MEASURED, SIGNS, MemoryBar, memory_lines
@@ -107,22 +107,35 @@ def test_a_small_model_on_a_large_device_still_shows_every_category() -> None:
 
 
 def test_beside_a_measurement_stands_the_difference_in_percent() -> None:
-    same = MemoryView(FITS, measured=Measured(1386 * MIB, 1400 * MIB, same_knobs=True))
+    same = MemoryView(FITS, measured=MeasuredMemory(1386 * MIB, 1400 * MIB, same_knobs=True))
     lines = shown(same)
-    assert lines[-1] == "measured 1.35 GiB, -1.0 % of the prediction"
+    assert lines[-1] == "measured 1.35 GiB (predicted 1.37 GiB, -1.0 %)"
     assert set(lines[-2]) == {"━"}
     assert len(lines[-2]) < len(lines[1])
-    other = shown(MemoryView(FITS, measured=Measured(700 * MIB, 800 * MIB, same_knobs=False)))
-    assert other[-1] == "measured 700 MiB, -12.5 % of its 800 MiB", "of another prediction than the one above it"
-    corrected = shown(MemoryView(FITS, measured=Measured(1400 * MIB, 1300 * MIB, same_knobs=True)))
-    assert corrected[-1] == "measured 1.37 GiB, +7.7 % of its 1.27 GiB", "the bar above has learnt from it"
+    other = shown(MemoryView(FITS, measured=MeasuredMemory(700 * MIB, 800 * MIB, same_knobs=False)))
+    assert other[-1] == "measured 700 MiB (predicted 800 MiB, -12.5 %)", "of another prediction than the one above it"
+    corrected = shown(MemoryView(FITS, measured=MeasuredMemory(1400 * MIB, 1300 * MIB, same_knobs=True)))
+    assert corrected[-1] == "measured 1.37 GiB (predicted 1.27 GiB, +7.7 %)", "the bar above has learnt from it"
     assert len(shown(same, SMALL)) == 5
+    assert shown(same, SMALL)[-1] == "1.35 GiB (predicted 1.37 GiB)", "no percentage without what it is relative to"
+
+
+def test_turned_knobs_show_the_change_with_the_peak_before_and_never_between_need_and_limit() -> None:
+    few = a_fit(140, RankLimit(120 * MIB, "memory_limit"), max_batch=0, params=140)
+    tight = MemoryView(replace(few, margin_bytes=31 * MIB), before_bytes=140 * MIB)
+    total, _, left = shown(tight, SMALL)
+    assert total == "with margin 171 MiB of 120 MiB"
+    assert left == "51.0 MiB too much; nor batch 1"
+    assert "turned knobs: 0.0 % from 140 MiB" in shown(tight)
+    grown = MemoryView(replace(FITS, available=None), before_bytes=400 * MIB)
+    assert "turned knobs: +250.0 % from 400 MiB" in shown(grown)
 
 
 def test_a_measurement_without_its_prediction_has_no_percentage() -> None:
-    lines = shown(MemoryView(FITS, measured=Measured(700 * MIB, None, same_knobs=False)))
+    lines = shown(MemoryView(FITS, measured=MeasuredMemory(700 * MIB, None, same_knobs=False)))
     assert lines[-1] == "measured 700 MiB with other knobs"
-    unknown = MemoryView(words="cannot be traced", failed=True, measured=Measured(700 * MIB, None, same_knobs=True))
+    alone = MeasuredMemory(700 * MIB, None, same_knobs=True)
+    unknown = MemoryView(why="cannot be traced", failed=True, measured=alone)
     assert (shown(unknown))[-1] == "measured 700 MiB"
 
 
@@ -130,17 +143,17 @@ def test_a_measurement_without_its_prediction_has_no_percentage() -> None:
 def test_while_the_model_is_traced_and_when_it_cannot_be_a_line_says_so(
     size: tuple[int, int],
 ) -> None:
-    tracing = MemoryView(words="tracing the model…", since_ns=time.monotonic_ns() - 3_200_000_000)
+    tracing = MemoryView(why="tracing the model…", since_ns=time.monotonic_ns() - 3_200_000_000)
     lines = shown(tracing, size)
     assert lines[0].startswith("memory ─")
     assert re.fullmatch(r"tracing the model… \d+ s", lines[1])
     why = "no prediction: the tracer does not follow mamba, whose kernel is not PyTorch's; b searches by trying"
-    lines = shown(MemoryView(words=why, failed=True), size)
+    lines = shown(MemoryView(why=why, failed=True), size)
     assert lines[1].startswith("no prediction: the tracer")
 
 
 def test_in_ascii_every_category_has_its_own_sign() -> None:
-    measured = MemoryView(FITS, measured=Measured(1386 * MIB, None, same_knobs=True))
+    measured = MemoryView(FITS, measured=MeasuredMemory(1386 * MIB, None, same_knobs=True))
     lines = [to_ascii(line) for line in shown(measured)]
     assert lines[1].startswith("#####%%%%+++++++++:::")
     assert "# parameters 200 MiB" in lines[2]
@@ -164,7 +177,7 @@ async def test_the_panel_gives_it_the_room_it_needs_and_takes_it_back(home: Home
     async with running(home, ascii=True, size=FULL) as (app, pilot):
         await pilot.pause()
         bar = app.main.query_one(MemoryBar)
-        for view in (MemoryView(FITS), MemoryView(words="tracing the model…"), None):
+        for view in (MemoryView(FITS), MemoryView(why="tracing the model…"), None):
             bar.show(view)
             await pilot.pause()
             lines = [] if view is None else memory_lines(view, PANEL[FULL], FULL[1])
@@ -188,10 +201,10 @@ async def test_a_run_s_prediction_stands_beside_its_measurement_live_and_ended(
         await pilot.pause()
         text = screen_text(app)
         assert "peak allocated 412 MiB (predicted 400 MiB, +3.0 %)" in text
-        assert "measured 412 MiB, +3.0 % of the prediction" in text
+        assert "measured 412 MiB (predicted 400 MiB, +3.0 %)" in text
         await pilot.press("right")
         await pilot.pause()
-        assert "measured 412 MiB, +3.0 % of its 400 MiB" in screen_text(app), "the next run is another one"
+        assert "measured 412 MiB (predicted 400 MiB, +3.0 %)" in screen_text(app), "the next run is another one"
 
 
 def test_of_a_category_too_long_for_its_column_the_word_is_cut_and_not_the_figure() -> None:

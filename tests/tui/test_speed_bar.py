@@ -46,18 +46,22 @@ def test_the_smallest_screen_says_it_in_two_lines() -> None:
 
 def test_turned_knobs_show_the_change_in_both_bars() -> None:
     faster = replace(PREDICTED, before=10.0)
-    _, bar, words = shown(faster)
-    assert words == "14.2 samples/s (12.9 to 15.6) +42.0 %", "as much as there is room for"
+    _, bar, words, change = shown(faster)
+    assert words == "predicted 14.2 samples/s (12.9 to 15.6)"
+    assert change == "turned knobs: +42.0 % from 10.0 samples/s"
+    assert shown(faster, SMALL)[1:] == ["14.2/s, +42.0 % from 10.0/s"]
     assert bar[29] == "┃", "where it was"
     fit = a_fit(500, RankLimit(1024 * MIB, "memory_limit"), activations=500)
     lines = memory_lines(MemoryView(fit, before_bytes=400 * MIB), 46, 48)
-    assert any("predicted 500 MiB +25.0 % of 1.00 GiB" in "".join(text for text, _ in line) for line in lines)
+    texts = ["".join(text for text, _ in line) for line in lines]
+    assert "predicted 500 MiB of 1.00 GiB (memory_limit)" in texts
+    assert "turned knobs: +25.0 % from 400 MiB" in texts
 
 
 def test_an_ended_run_stands_below_with_the_difference_to_its_own_prediction() -> None:
     measured = MeasuredSpeed(15.0, replace_median(SPEED, 12.0))
-    assert shown(replace(PREDICTED, measured=measured))[-1] == "measured 15.0 samples/s, +25.0 % of its 12.0"
-    assert shown(replace(PREDICTED, measured=measured), SMALL)[-1] == "measured 15.0/s, +25.0 %"
+    assert shown(replace(PREDICTED, measured=measured))[-1] == "measured 15.0/s (predicted 12.0/s, +25.0 %)"
+    assert shown(replace(PREDICTED, measured=measured), SMALL)[-1] == "ran 15.0/s, predicted 12.0/s"
     alone = SpeedView(measured=MeasuredSpeed(15.0, None))
     assert shown(alone)[-1] == "measured 15.0 samples/s"
 
@@ -76,7 +80,7 @@ async def test_the_main_screen_shows_speed_below_memory(home: Home, size: tuple[
     app = StillApp(home)
     async with app.run_test(size=size) as pilot:
         app.post(SnapshotTaken(a_snapshot(None)))
-        app.post(MemoryPredicted(MemoryView(words="tracing the model…"), PREDICTED))
+        app.post(MemoryPredicted(MemoryView(why="tracing the model…"), PREDICTED))
         await pilot.pause()
         text = screen_text(app)
         assert text.index("tracing the model") < text.index("14.2 samples/s (12.9 to 15.6)")

@@ -115,9 +115,9 @@ class TrainfastApp(TerminalApp):
             case OomExplained():
                 if self.session.snapshot is not None:
                     self.main.show_snapshot(self.session.snapshot)
-            case Notified(text, severity):
+            case Notified():
                 for screen in self._concerned():
-                    screen.notify(text, severity=severity)
+                    screen.show_notified(message.content)
             case KnobRefused(error) | RunRefused(error):
                 for screen in self._concerned():
                     screen.refuse(error)

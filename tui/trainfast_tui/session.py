@@ -38,7 +38,7 @@ from trainfast_tui.control.messages import (
 )
 from trainfast_tui.control.next_run import (
     NextRun,
-    beside,
+    compared_with,
     is_about,
     is_about_model,
     measured_memory,
@@ -49,7 +49,7 @@ from trainfast_tui.control.oom_explainer import OomExplainer
 from trainfast_tui.control.predictor import Predictor, knows_free_memory, request_for
 from trainfast_tui.control.run_control import RunControl
 from trainfast_tui.control.script_control import ScriptControl
-from trainfast_tui.control.search_control import BatchControl
+from trainfast_tui.control.search_control import BatchControl, SearchControl, SeenT
 from trainfast_tui.control.speed_view import SpeedView, measured_speed
 from trainfast_tui.live.reader import Reader
 from trainfast_tui.text.search_kind import SearchKind
@@ -67,7 +67,7 @@ CPU_PRESET, GPU_PRESET = "tiny-llama", "gpt2-medium"
 END_TRACES_S = 0.5
 """Time for a trace's process to end when the app is left; it takes a tenth of a second."""
 ENDED_WITH_ANSWER = ("answered", "nothing_fits")
-"""States of a search that has told all it can about its knobs."""
+"""States of a search with an answer about its knobs."""
 OF_SCRIPT = "the memory of a script is not predicted; b finds its largest batch by trials"
 
 
@@ -84,7 +84,7 @@ class Session:
         self.memory: MemoryView | None = None
         """The newest prediction for the next run."""
         self.speed: SpeedView | None = None
-        """Its predicted speed."""
+        """The newest predicted speed of the next run."""
         self.runs = RunControl(home, self.post, python)
         self.search = BatchControl(home, self.post, python)
         self.best = BestControl(home, self.post, python)
@@ -104,7 +104,7 @@ class Session:
         self._is_chosen = preset is not None
         """True if the knobs were chosen: a run on the screen and the machine do not replace them then."""
         self.calibrations = 0
-        """How often the device was calibrated by this app."""
+        """Number of times this app has calibrated the device."""
         self._predicted_for: tuple[NextRun, Machine, bool, str, bool] | None = None
         self._gathered_for: tuple[str, str, str] | None = None
         self._adopted: str | None = None
@@ -181,14 +181,8 @@ class Session:
     def _on_snapshot(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
         self._adopt(snapshot)
-        if self.search.is_news(snapshot.search):
-            self.post(Notified("A batch search is live; b shows it."))
-        if self.best.is_news(snapshot.best):
-            self.post(Notified("A best-fit search is live; B shows it."))
-        if ended := self.search.note_seen(snapshot.search):
-            self.post(SearchEnded(ended))
-        if ended := self.best.note_seen(snapshot.best):
-            self.post(SearchEnded(ended, SearchKind.BEST))
+        self._note_search(self.search, snapshot.search, SearchKind.BATCH)
+        self._note_search(self.best, snapshot.best, SearchKind.BEST)
         self.gather_advice()
         self.predict()
         self._calibrate_when_idle(snapshot)
@@ -199,6 +193,13 @@ class Session:
             self._notified_elsewhere = elsewhere
             self.post(Notified(f"{elsewhere} was started elsewhere: h lists it, Enter there shows it."))
 
+    def _note_search(self, control: SearchControl[SeenT], search: SeenT | None, kind: SearchKind) -> None:
+        """Note the followed search of a kind, and post that it is live or has ended."""
+        if control.is_news(search):
+            self.post(Notified(f"A {kind.label} search is live; {kind.key} shows it."))
+        if ended := control.note_seen(search):
+            self.post(SearchEnded(ended, kind))
+
     def _adopt(self, snapshot: Snapshot) -> None:
         """Compare the next run with a run that has come onto the screen; unless knobs were chosen, repeat that run."""
         run = snapshot.run.run_file if snapshot.run is not None else None
@@ -206,7 +207,7 @@ class Session:
             return
         self._adopted = run.run_id
         if self._is_chosen and self.next_run is not None:
-            self.next_run = beside(self.next_run, run)
+            self.next_run = compared_with(self.next_run, run)
         else:
             self.next_run = run_like(run, self.home) or self.next_run
         self.post(NextRunChanged())
@@ -254,7 +255,7 @@ class Session:
     def choose_preset(self, name: str) -> NextRun:
         """Train this preset or variant next. Raises UserError."""
         run = self.shown_run
-        chosen = beside(run_of_preset(name), run.run_file if run is not None else None)
+        chosen = compared_with(run_of_preset(name), run.run_file if run is not None else None)
         self.change(chosen)
         return chosen
 
@@ -346,7 +347,7 @@ class Session:
         if self.next_run is not None and self.next_run.script is not None:
             # A script has no model to trace before it runs.
             self.predictor.stop()
-            self.memory, self.speed, self._predicted_for = MemoryView(words=OF_SCRIPT), None, None
+            self.memory, self.speed, self._predicted_for = MemoryView(why=OF_SCRIPT), None, None
             return
         if self.next_run is None or self.machine is None:
             return

@@ -48,6 +48,10 @@ class GrowingPanel(Painted):
 
     def set_shown(self, is_shown: bool) -> None:
         """Draw again in the height that the text needs now; `is_shown` is False without a text."""
+        width, height = self.size
+        if width and self.has_class("-shown") == is_shown and len(self.lines(width, 100)) == height:
+            self.repaint()
+            return
         self.set_class(is_shown, "-shown")
         self._rows = None
         self.refresh(layout=True)

@@ -6,14 +6,14 @@ import threading
 from collections.abc import Callable
 
 from trainfast_runner.errors import UserError
-from trainfast_tui.control.messages import Post, ThreadFailed, warning
+from trainfast_tui.control.messages import Post, ThreadFailed, as_warning
 
 
 def in_background(
     name: str,
     work: Callable[[], object],
     post: Post,
-    refused: Callable[[UserError], object] = warning,
+    refused: Callable[[UserError], object] = as_warning,
 ) -> threading.Thread:
     """Run `work` and post the message that it returns, or the message that `refused` makes of its error."""
 

@@ -35,7 +35,7 @@ def importing(executable: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredMemory:
     """The worst rank's peak in the run on the screen, and the peak that was predicted for that run."""
 
     peak_bytes: int
@@ -46,16 +46,16 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class MemoryView:
-    """A prediction, or else `words` that say why there is none (yet); and a measurement where there is one."""
+    """A prediction, or else `why` there is none (yet); and a measurement where there is one."""
 
     fit: PredictedFit | None = None
     batch_size: int | None = None
     """batch_size of the predicted settings."""
-    words: str = ""
+    why: str = ""
     failed: bool = False
-    """True if `words` say that there will be no prediction."""
+    """True if there will be no prediction."""
     since_ns: int | None = None
     """CLOCK_MONOTONIC at which the trace under way began."""
-    measured: Measured | None = None
+    measured: MeasuredMemory | None = None
     before_bytes: int | None = None
     """The peak predicted for the knobs before they were turned; None if none was turned."""

@@ -180,6 +180,6 @@ class ThreadFailed:
     error: BaseException
 
 
-def warning(error: UserError) -> Notified:
-    """The notice of an error that concerns no knob."""
+def as_warning(error: UserError) -> Notified:
+    """Return the notice of an error that concerns no knob."""
     return Notified(error.line(), "warning")

@@ -19,7 +19,7 @@ from trainfast_runner.settings.knobs import BY_NAME, defaults, knob
 from trainfast_runner.settings.script_reach import Way, reach_of
 from trainfast_runner.settings.spec import RunSpec, resolve, spec_of_record, with_setting
 from trainfast_tui.control import script_knobs
-from trainfast_tui.control.memory_view import Measured
+from trainfast_tui.control.memory_view import MeasuredMemory
 from trainfast_tui.text.overrides import settings
 
 if TYPE_CHECKING:
@@ -52,14 +52,18 @@ class NextRun:
     def _value(knobs: KnobValues, name: str) -> KnobValue:
         return knobs.get(name, script_knobs.BY_LAUNCH.get(name))
 
+    @property
+    def reference_knobs(self) -> KnobValues:
+        """Knobs of the run on the screen, or without a run those of the preset."""
+        return self.preset_knobs if self.shown_run_knobs is None else self.shown_run_knobs
+
     def is_changed(self, name: str) -> bool:
-        """True if the knob differs from the run on the screen, or without a run from the preset."""
-        reference = self.preset_knobs if self.shown_run_knobs is None else self.shown_run_knobs
-        return not asks_for_same(name, self._value(reference, name), self._value(self.spec.knobs, name))
+        """True if the knob differs from `reference_knobs`."""
+        return not asks_for_same(name, self._value(self.reference_knobs, name), self._value(self.spec.knobs, name))
 
     def turned_from(self) -> RunSpec | None:
-        """The same model with the knobs of the run on the screen, or of the preset; None if they are the same."""
-        reference = self.preset_knobs if self.shown_run_knobs is None else self.shown_run_knobs
+        """The same model with `reference_knobs`; None if no knob differs from them."""
+        reference = self.reference_knobs
         changed = {name: reference[name] for name in self.spec.knobs if name in reference and self.is_changed(name)}
         return replace(self.spec, knobs={**self.spec.knobs, **changed}) if changed else None
 
@@ -239,7 +243,7 @@ def run_like(run: RunFile, home: Home) -> NextRun | None:
     return NextRun(spec, dict(spec.script.knobs), shown_run_knobs=run.knobs)
 
 
-def beside(next_run: NextRun, run: RunFile | None) -> NextRun:
+def compared_with(next_run: NextRun, run: RunFile | None) -> NextRun:
     """The next run compared with this run, unless a script would be compared with the training of something else."""
     of_scripts = run is not None and (run.script is not None or next_run.script is not None)
     if run is None or (of_scripts and not is_about_model(run, next_run.spec)):
@@ -278,11 +282,11 @@ def _asked(run: RunFile, home: Home) -> RecordedSpec | None:
     return next((line for line in lines if isinstance(line, Asked)), None)
 
 
-def measured_memory(run: RunSnapshot | None, next_run: NextRun | None) -> Measured | None:
+def measured_memory(run: RunSnapshot | None, next_run: NextRun | None) -> MeasuredMemory | None:
     """Peak memory of the run on the screen; None before the second step, when the optimizer's states are allocated."""
     if run is None or run.run_file is None or run.peak_allocated_bytes is None or len(run.steps) < 2:
         return None
-    return Measured(
+    return MeasuredMemory(
         run.peak_allocated_bytes, predicted_of(run), next_run is not None and next_run.repeats(run.run_file)
     )
 
@@ -323,7 +327,7 @@ def spec_again(record: RecordedSpec, spec: RunSpec) -> RunSpec:
     return replace(spec, knobs=dict(record.knobs), overrides=tuple(record.overrides))
 
 
-def next_run_of(record: RecordedSpec) -> NextRun:
+def next_run_of_search(record: RecordedSpec) -> NextRun:
     """The settings that a search was asked about, with its own preset. Raises UserError if the preset is gone."""
     from trainfast_runner.search.searches import SET_BY_A_SEARCH
 

@@ -151,7 +151,7 @@ class Predictor:
                 self._drop_trace()
             if not self._started:
                 self._started = True
-                for name, work in (("predict", self._answer_on), ("trace", self._trace_on)):
+                for name, work in (("predict", self._answer_loop), ("trace", self._trace_loop)):
                     threading.Thread(target=self._guarded, args=(work,), name=f"trainfast-{name}", daemon=True).start()
             self._wake.notify_all()
 
@@ -173,7 +173,7 @@ class Predictor:
             # Else the last bar would stay on the screen as if it were about these knobs.
             self._post(ThreadFailed(error))
 
-    def _answer_on(self) -> None:
+    def _answer_loop(self) -> None:
         while True:
             with self._wake:
                 self._wake.wait_for(lambda: not self._answered)
@@ -195,7 +195,7 @@ class Predictor:
             if (model := model_of(request.spec)) is not None:
                 return self._predicted(request, model, None if request.before is None else model_of(request.before))
         except UserError as error:
-            return MemoryView(words=f"no prediction: {error.message}", failed=True), None
+            return MemoryView(why=f"no prediction: {error.message}", failed=True), None
         return self._unpredicted(request), None
 
     def _predicted(
@@ -217,11 +217,11 @@ class Predictor:
         """The reason for no prediction, or the trace that will give one."""
         reason = self._failed.get(_key(request))
         if reason is not None:
-            return MemoryView(words=f"no prediction: {reason}", failed=True)
+            return MemoryView(why=f"no prediction: {reason}", failed=True)
         if not request.may_trace:
-            return MemoryView(words=NOT_NOW)
+            return MemoryView(why=NOT_NOW)
         since_ns = self._want_trace(request)
-        return MemoryView(words=f"{importing(self._importing) or 'tracing the model'}…", since_ns=since_ns)
+        return MemoryView(why=f"{importing(self._importing) or 'tracing the model'}…", since_ns=since_ns)
 
     def _want_trace(self, request: PredictionRequest) -> int | None:
         """Have the model traced, giving up another trace, and return when it began; None if the request is outdated."""
@@ -241,7 +241,7 @@ class Predictor:
                 self._importing, self._answered = tracing.importing, False
                 self._wake.notify_all()
 
-    def _trace_on(self) -> None:
+    def _trace_loop(self) -> None:
         from trainfast_runner.machine.worker_scripts import TraceCancelled
         from trainfast_runner.memory.tracing import trace_model
 

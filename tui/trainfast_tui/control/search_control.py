@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 SeenT = TypeVar("SeenT", bound=SeenSearch)
+NOT_LIVE = Notified("There is no live search.", "warning")
 
 
 class SearchControl(Generic[SeenT]):
@@ -31,8 +32,10 @@ class SearchControl(Generic[SeenT]):
         self._seen: SeenT | None = None
         self._is_starting = False
         self._awaited: Path | None = None
-        self._left: Path | None = None
+        self._outdated: Path | None = None
         """The search that was followed when the next one was refused."""
+        self._stop_wanted = False
+        """True if the search being started is to be stopped once it is seen."""
         self.asked_ns: int | None = None
         """CLOCK_MONOTONIC at which the newest search was started."""
 
@@ -40,7 +43,7 @@ class SearchControl(Generic[SeenT]):
     def current(self) -> SeenT | None:
         """The newest snapshot of the followed search; None while another one is starting or after it was refused."""
         seen = self._seen
-        return None if self._is_starting or seen is None or seen.directory == self._left else seen
+        return None if self._is_starting or seen is None or seen.directory == self._outdated else seen
 
     @property
     def is_going_on(self) -> bool:
@@ -53,8 +56,8 @@ class SearchControl(Generic[SeenT]):
 
     def note_refused(self) -> None:
         """The started search was refused."""
-        self._is_starting = False
-        self._left = self._seen.directory if self._seen is not None else None
+        self._is_starting = self._stop_wanted = False
+        self._outdated = self._seen.directory if self._seen is not None else None
 
     def is_news(self, search: SeenT | None) -> bool:
         """True if this search is live, and was neither started here nor seen before."""
@@ -71,6 +74,8 @@ class SearchControl(Generic[SeenT]):
             return ""
         if search.directory == self._awaited:
             self._is_starting, self._awaited = False, None
+            if self._stop_wanted:
+                self.stop()
         was_live = before is not None and before.directory == search.directory and before.is_live
         if search.is_live or not was_live:
             return ""
@@ -82,28 +87,37 @@ class SearchControl(Generic[SeenT]):
 
     def note_starting(self) -> None:
         """Another search is being started."""
-        self._is_starting, self._left, self.asked_ns = True, None, time.monotonic_ns()
+        self._is_starting, self._stop_wanted, self._outdated = True, False, None
+        self.asked_ns = time.monotonic_ns()
 
-    def pause(self, directory: Path) -> None:
-        """Pause the search after the current probe."""
-        from trainfast_runner.search.control import pause
+    def toggle_pause(self) -> Notified:
+        """Pause the live search after its present step, or resume it; return a notice, empty if it is done."""
+        from trainfast_runner.search.control import pause, resume
 
-        in_background("pause", partial(pause, directory), self._post)
+        search = self.current
+        if search is None or not search.is_live:
+            return NOT_LIVE
+        do = resume if search.state in ("pausing", "paused") else pause
+        in_background("pause", partial(do, search.directory), self._post)
+        return Notified("")
 
-    def resume(self, directory: Path) -> None:
-        """Resume the search."""
-        from trainfast_runner.search.control import resume
+    def stop(self) -> Notified:
+        """End the live search, or the one being started once it is seen; return the notice of it."""
+        search = self.current
+        self._stop_wanted = search is None and self._is_starting
+        if self._stop_wanted:
+            # It cannot be ended before it holds its lock.
+            return Notified("Stopping as soon as the search has started…", "warning")
+        if search is None or not search.is_live:
+            return NOT_LIVE
+        in_background("cancel", partial(self._cancel, search.directory), self._post)
+        return Notified("Stopping: the running process is ended, the journal is kept…", "warning")
 
-        in_background("resume", partial(resume, directory), self._post)
-
-    def cancel(self, directory: Path) -> None:
-        """Stop the running probe and end the search; its journal stays."""
+    @staticmethod
+    def _cancel(directory: Path) -> Notified | None:
         from trainfast_runner.search.control import cancel
 
-        def ask() -> Notified | None:
-            return None if cancel(directory) else Notified("The search has already ended.", "warning")
-
-        in_background("cancel", ask, self._post)
+        return None if cancel(directory) else Notified("The search has already ended.", "warning")
 
 
 class BatchControl(SearchControl["SearchSnapshot"]):

@@ -55,10 +55,10 @@ class _Choice:
     def change(self, before: Path | None, after: Path) -> bool:
         """Follow `after` if `before` still is the choice; return True if so."""
         with self._lock:
-            is_so = self._directory == before
-            if is_so:
+            is_unchanged = self._directory == before
+            if is_unchanged:
                 self._directory, self.is_made = after, True
-        return is_so
+        return is_unchanged
 
     @property
     def chosen(self) -> Path | None:
@@ -168,8 +168,8 @@ class Reader(threading.Thread):
         """The run to be shown."""
         return self._run_choice.chosen
 
-    def follow_search(self, directory: Path | None, kind: SearchKind = SearchKind.BATCH) -> None:
-        """Follow this search of one kind as well from now on, or none. Safe from any thread."""
+    def follow_search(self, directory: Path, kind: SearchKind) -> None:
+        """Follow this search from now on, in place of another of its kind. Safe from any thread."""
         (self._best if kind is SearchKind.BEST else self._search).choice.make(directory)
         self._wake.set()
 
@@ -187,7 +187,7 @@ class Reader(threading.Thread):
 
     def run(self) -> None:
         try:
-            self._read_on()
+            self._read_loop()
         except Exception as error:
             if self._failed is None:
                 raise
@@ -197,7 +197,7 @@ class Reader(threading.Thread):
             if self._sampler is not None:
                 self._sampler.stop(timeout_s=0.2)
 
-    def _read_on(self) -> None:
+    def _read_loop(self) -> None:
         while not self._stopping:
             began = time.monotonic()
             self._post(self._snapshot())
@@ -210,7 +210,7 @@ class Reader(threading.Thread):
         search = best = None
         elsewhere: str | None = None
         try:
-            run = self._poll()
+            run = self._poll_run()
             search = self._search.poll()
             best = self._best.poll()
             elsewhere = self._new_runs.newest(self.followed)
@@ -269,7 +269,7 @@ class Reader(threading.Thread):
 
         return newest_search(self._home, BEST)
 
-    def _poll(self) -> RunSnapshot | None:
+    def _poll_run(self) -> RunSnapshot | None:
         directory = self._run_choice.get()
         if directory is not None and not directory.exists():
             self._run_choice.drop(directory)

@@ -10,7 +10,7 @@ from textual.app import ComposeResult
 from textual.message import Message
 from textual.screen import Screen
 
-from trainfast_tui.control.messages import SnapshotTaken
+from trainfast_tui.control.messages import Notified, SnapshotTaken
 from trainfast_tui.text.keys import actions_of, bindings
 from trainfast_tui.text.lines import Line, Tone
 from trainfast_tui.widgets.page import Page
@@ -82,6 +82,10 @@ class AppScreen(Screen[None]):
     ) -> None:
         """Put a line on the status line, in place of Textual's toast."""
         self.show_notice(message, "text" if severity == "information" else severity)
+
+    def show_notified(self, notified: Notified) -> None:
+        """Put a message of the session on the status line."""
+        self.notify(notified.text, severity=notified.severity)
 
     def refuse(self, error: UserError) -> None:
         """Show why something cannot be done."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,19 +13,20 @@ from trainfast_runner.search.best.asked import BestAsked
 from trainfast_runner.settings.knob_type import whole_number
 from trainfast_runner.settings.knobs import defaults
 from trainfast_tui.control.messages import BestPlanned, Notified
-from trainfast_tui.control.next_run import beside, is_about_model, next_run_of, spec_again
+from trainfast_tui.control.next_run import NextRun, compared_with, is_about_model, next_run_of_search, spec_again
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.screens.base import AppScreen, SessionMessage
 from trainfast_tui.session import Session
 from trainfast_tui.text.best_state import open_values, orders_in_force, setting_words, settings_of
 from trainfast_tui.text.format import duration
-from trainfast_tui.text.lines import Tone
-from trainfast_tui.widgets.best_question import ask_about, asked_of, question_rows
+from trainfast_tui.text.lines import Paragraph, Tone
+from trainfast_tui.widgets.best_question import ask_about, asked_of, best_question_rows
 from trainfast_tui.widgets.best_view import BestView
 from trainfast_tui.widgets.strips import Footer
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.best_follower import BestSnapshot
+    from trainfast_runner.search.best.journal import BestQuestion
 
 WHY = (
     "Finds the fastest settings that fit, by short trials of real steps in warm processes; the best and your own"
@@ -40,8 +42,8 @@ MOST_NAMED = 3
 ENTER = "Enter starts the search; Esc goes back."
 UNFINISHED = ("interrupted", "cancelled")
 """States of a search that f5 continues; an ended one starts anew."""
-THIS = "setting "
-"""Stands before a candidate's number in a choice."""
+Orders = dict[str, tuple[str, Callable[[], object]]]
+"""Orders to a live search, by name: the words beside the name, and the function that gives the order."""
 QUESTION = ("ask('vary')", "ask('batch')", "ask('objective')", "ask('budget')", "fresh")
 """The actions that change the question of the next search."""
 
@@ -56,7 +58,7 @@ class BestScreen(AppScreen):
         self._search: BestSnapshot | None = None
         self._planned = BestPlanned(None, [])
         self._is_asking = False
-        """True while the question of another search is put, though one that has ended could be shown."""
+        """True while a new question is on the screen in place of a search that has ended."""
         self._now_ns = 0
 
     def compose(self) -> ComposeResult:
@@ -122,10 +124,10 @@ class BestScreen(AppScreen):
         next_run, control = self.session.next_run, self.session.best
         if control.is_going_on:
             waited = "" if control.asked_ns is None else duration(max(0, self._now_ns - control.asked_ns) // 10**9)
-            rows: list[tuple[str, str, Tone]] = [("", f"The knobs are being checked… {waited}", "text")]
+            rows: list[Paragraph] = [("", f"The knobs are being checked… {waited}", "text")]
         else:
             asked = control.question or BestAsked()
-            question = question_rows(asked, self._planned.global_batch, fresh=control.is_fresh)
+            question = best_question_rows(asked, self._planned.global_batch, fresh=control.is_fresh)
             of_script = next_run is not None and next_run.script is not None
             rows = [("", WHY_OF_SCRIPT if of_script else WHY, "muted"), ("", ENTER, "title")]
             rows += [(f"{name:<16}", value, "text") for name, value in question]
@@ -143,7 +145,7 @@ class BestScreen(AppScreen):
             "pause": not live,
             "pin": not live,
             "skip": not live,
-            "cancel": not live,
+            "cancel": not (live or starting),
             "again": live or search is None,
             **dict.fromkeys(QUESTION, live or starting or search is not None),
             QUESTION[0]: live or starting,
@@ -166,62 +168,60 @@ class BestScreen(AppScreen):
         self._show()
 
     def action_leave(self) -> None:
-        if self.session.best.is_going_on:
+        control = self.session.best
+        if control.is_going_on:
             self.session.post(Notified("The search goes on; B shows it."))
+        elif self._search is None:
+            control.question, control.is_fresh = None, False
         self.dismiss()
 
     def action_apply(self) -> None:
-        search, session = self._search, self.session
+        search = self._search
         if search is None:
             self._start()
-            return
-        best = search.so_far.best
-        if best is None:
+        elif search.so_far.best is None:
             self.notify("Nothing was measured yet.", severity="warning")
-            return
-        question, next_run = search.so_far.question, session.next_run
+        else:
+            self._take(search, search.so_far.best[0])
+
+    def _take(self, search: BestSnapshot, best: int) -> None:
+        """Give the knobs the values of this candidate, of the search's own preset, and close the screen."""
+        session, question = self.session, search.so_far.question
+        next_run = session.next_run
         assert question is not None
         assert next_run is not None
         is_other = not is_about_model(question, next_run.spec)
         if is_other:
-            name, other = question.name, next_run.spec.name
             try:
-                next_run = next_run_of(question)
+                next_run = self._change_preset(question)
             except UserError as error:
-                words = f"The search was of {name}, the next run is of {other}; {error.line()}"
+                words = f"The search was of {question.name}, the next run is of {next_run.spec.name}; {error.line()}"
                 self.notify(words, severity="error")
                 return
-            run = session.shown_run
-            next_run = beside(next_run, run.run_file if run is not None else None)
-            session.change(next_run)
-        settings = [
-            (name, text) for name, text in settings_of(search.so_far, best[0]) if next_run.text_of(name) != text
-        ]
+        settings = [(name, text) for name, text in settings_of(search.so_far, best) if next_run.text_of(name) != text]
         if not settings:
             session.post(Notified("The next run has the best setting already; r runs it"))
         else:
             session.apply(settings)
         if is_other:
-            session.post(Notified(f"The next run is of {name}, with the best setting of its search; r runs it"))
+            words = f"The next run is of {question.name}, with the best setting of its search; r runs it"
+            session.post(Notified(words))
         elif len(settings) > MOST_NAMED and session.next_run is not next_run:
             session.post(Notified(f"{len(settings)} knobs have the values of the best setting; r runs it"))
         self.dismiss()
 
+    def _change_preset(self, question: BestQuestion) -> NextRun:
+        """Make the question's preset the next run. Raises UserError if the preset is gone."""
+        run = self.session.shown_run
+        next_run = compared_with(next_run_of_search(question), run.run_file if run is not None else None)
+        self.session.change(next_run)
+        return next_run
+
     def action_pause(self) -> None:
-        search = self._live()
-        if search is None:
-            return
-        self.notify("")
-        if search.state in ("pausing", "paused"):
-            self.session.best.resume(search.directory)
-        else:
-            self.session.best.pause(search.directory)
+        self.show_notified(self.session.best.toggle_pause())
 
     def action_cancel(self) -> None:
-        search = self._live()
-        if search is not None:
-            self.notify("Stopping: the running process is ended, the journal is kept…", severity="warning")
-            self.session.best.cancel(search.directory)
+        self.show_notified(self.session.best.stop())
 
     def action_again(self) -> None:
         search = self._search
@@ -235,56 +235,53 @@ class BestScreen(AppScreen):
         if search is None:
             return
         pinned = [one.knob for one in orders_in_force(search.so_far) if one.do == "pin"]
-        choices = [(f"unpin {name}", "try all its values again") for name in pinned]
-        self._ask_order(search, "pin", "Pin a knob to one value from now on", choices)
+        order = partial(self.session.best.order, search.directory, "unpin")
+        orders: Orders = {f"unpin {name}": ("try all its values again", partial(order, name)) for name in pinned}
+        self._ask_order(search, "pin", "Pin a knob to one value from now on", orders)
 
     def action_skip(self) -> None:
         search = self._live()
         if search is None:
             return
         now, space = search.so_far.chosen, search.so_far.space
-        choices: list[tuple[str, str]] = []
+        orders: Orders = {}
         if now is not None and now.candidate is not None and space is not None:
-            choices = [(f"{THIS}{now.candidate}", f"{setting_words(space, now.candidate)}, the one under way")]
-        self._ask_order(search, "skip", "Never try a setting, or a value", choices)
+            words = f"{setting_words(space, now.candidate)}, the one under way"
+            skip = partial(self.session.best.skip_setting, search.directory, now.candidate)
+            orders = {f"setting {now.candidate}": (words, skip)}
+        self._ask_order(search, "skip", "Never try a setting, or a value", orders)
 
-    def _ask_order(self, search: BestSnapshot, do: str, title: str, choices: list[tuple[str, str]]) -> None:
-        """Let the person choose a value of a knob that the search varies, and order it."""
+    def _ask_order(self, search: BestSnapshot, do: str, title: str, orders: Orders) -> None:
+        """Let the person choose one of `orders`, or a value of a varied knob, and give that order."""
         from trainfast_tui.widgets.dialogs import Pick
 
         if search.so_far.space is None:
             self.notify("The candidates are not listed yet.", severity="warning")
             return
-        values = open_values(search, do)
-        choices = [*choices, *((f"{name}={value}", f"{count} candidates") for (name, value), count in values.items())]
-        if not choices:
+        order = partial(self.session.best.order, search.directory, do)
+        for (name, value), count in open_values(search, do).items():
+            orders[f"{name}={value}"] = f"{count} candidates", partial(order, name, value)
+        if not orders:
             self.notify("Your orders leave one setting: there is nothing to choose.", severity="warning")
             return
 
         def on_answer(answer: object) -> None:
-            if not isinstance(answer, str):
-                return
-            if answer.startswith("unpin "):
-                self.session.best.order(search.directory, "unpin", answer.removeprefix("unpin "))
-            elif answer.startswith(THIS):
-                self.session.best.skip_setting(search.directory, int(answer.removeprefix(THIS)))
-            else:
-                name, _, value = answer.partition("=")
-                self.session.best.order(search.directory, do, name, value)
+            if isinstance(answer, str):
+                orders[answer][1]()
 
-        self.app.push_screen(Pick(title, choices, None), on_answer)
+        self.app.push_screen(Pick(title, [(name, words) for name, (words, _) in orders.items()], None), on_answer)
 
     def action_ask(self, part: str) -> None:
         """Ask for a part of the next search's question, and plan with the answer."""
-        asked, next_run = self._asked(), self.session.next_run
+        asked, next_run = self._question_to_change(), self.session.next_run
         if asked is not None:
             assert next_run is not None
             steps = whole_number({**defaults(), **next_run.spec.knobs}, "steps")
-            ask_about(part, self.app, asked, self._planned.vary, steps, self._put)
+            ask_about(part, self.app, asked, self._planned.vary, steps, self._plan_question)
 
     def action_fresh(self) -> None:
         """Let the next search use no earlier one, or use them; after an answer, put its question for a fresh one."""
-        asked, control = self._asked(), self.session.best
+        asked, control = self._question_to_change(), self.session.best
         if asked is None:
             return
         if self._search is None:
@@ -292,10 +289,10 @@ class BestScreen(AppScreen):
             self._show()
         else:
             control.is_fresh = True
-            self._put(asked)
+            self._plan_question(asked)
 
-    def _asked(self) -> BestAsked | None:
-        """The question to change: that of the shown search, else of the next one; None with a notice if one is live."""
+    def _question_to_change(self) -> BestAsked | None:
+        """Return the question of the shown search, else of the next one; None with a notice if a search is live."""
         control, search = self.session.best, self._search
         if control.is_going_on:
             self.notify("The search is live: s stops it, then another question can be put.", severity="warning")
@@ -304,7 +301,7 @@ class BestScreen(AppScreen):
             return asked_of(search.so_far.question)
         return control.question or BestAsked()
 
-    def _put(self, question: BestAsked) -> None:
+    def _plan_question(self, question: BestAsked) -> None:
         """Show the plan of this question, in place of a search that has ended."""
         self.session.best.question, self._is_asking = question, True
         self.notify("")
@@ -312,7 +309,7 @@ class BestScreen(AppScreen):
         self._show()
 
     def _live(self) -> BestSnapshot | None:
-        """The search if it is live; else None, with a notice."""
+        """Return the search if it is live; else None, with a notice."""
         search = self._search
         if search is None or not search.is_live:
             self.notify("There is no live search.", severity="warning")
@@ -334,9 +331,9 @@ class BestScreen(AppScreen):
             self.confirm(question, "stop it, then search", partial(self._begin, stop))
 
     def _begin(self, first: partial[None] | None) -> None:
-        """Start a search of the question on the screen, or of the shown search's, which goes on unless answered.
+        """Start a search of the question on the screen, else of the shown search's question, after `first` is done.
 
-        Only the question on the screen is asked for fresh.
+        An unfinished search goes on. Only a question on the screen may be fresh.
         """
         session, search = self.session, self._search
         assert session.next_run is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from trainfast_runner.settings.knobs import BY_NAME
@@ -38,6 +39,19 @@ SIGNS = (
     *((f"{shade.letter} {shade.glyph * 2}", f"below a chart, and as its shade: {shade.words}") for shade in SHADES),
 )
 LABEL = 14
+
+
+class KnobHelpScreen(PageScreen):
+    """The whole text about one knob; `about` returns it in lines of a width."""
+
+    SCOPE = "help"
+
+    def __init__(self, session: Session, about: Callable[[int], list[Line]]) -> None:
+        super().__init__(session)
+        self._about = about
+
+    def body(self, width: int) -> list[Line]:
+        return self._about(width)
 
 
 class HelpScreen(PageScreen):

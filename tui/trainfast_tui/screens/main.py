@@ -39,14 +39,10 @@ if TYPE_CHECKING:
 
 LEAST_WIDTH, LEAST_HEIGHT = 80, 24
 WIDE = 120
+KNOBS_A_PAGE = 8
 NARROW = 100
 """Below this width the step's figures take a line more."""
 
-IN_USE = {
-    SearchKind.BATCH: "Batch search is using the device; b shows it, Esc there cancels it.",
-    SearchKind.BEST: "Best-fit search is using the device; B shows it, s there stops it.",
-}
-"""The notice about a search that goes on."""
 TO_ITS_END = "{} runs to its own end and saves what it saves; the knob steps ends it sooner."
 
 
@@ -75,8 +71,8 @@ class MainScreen(AppScreen):
         self._status_is_for: str | None = None
         self._question: tuple[Screen[object] | None, str] = None, ""
         """The dialog that asks about a live run, and that run's id."""
-        self._search_wanted: Callable[[], object] | None = None
-        """The action that asked for a search before it was known whether one goes on."""
+        self._search_wanted: SearchKind | None = None
+        """The search that was asked for before it was known whether one goes on."""
 
     @property
     def is_ready(self) -> bool:
@@ -143,7 +139,7 @@ class MainScreen(AppScreen):
         self.query_one(LogPane).show(run.log if run is not None else (), run is not None and not run.is_live)
         self._show_status(snapshot)
         if self._search_wanted is not None:
-            self._search_wanted()
+            self._open_search(self._search_wanted)
         self._close_outdated_question(run)
 
     def show_knobs(self, knob: str = "") -> None:
@@ -166,7 +162,7 @@ class MainScreen(AppScreen):
         self.query_one(MemoryBar).show(view)
         self.query_one(SpeedBar).show(self.session.speed_view())
         fit = view.fit if view is not None else None
-        self.query_one(KnobPanel).show_chosen({} if fit is None else {"attention": fit.predicted.attention})
+        self.query_one(KnobPanel).show_auto_choices({} if fit is None else {"attention": fit.predicted.attention})
 
     def refuse(self, error: UserError) -> None:
         if self.is_ready:
@@ -192,7 +188,7 @@ class MainScreen(AppScreen):
         elif session.runs.is_starting:
             self.notify("A run is starting; press r again once it is on the screen.", severity="warning")
         elif session.running_search is not None:
-            self.notify(IN_USE[session.running_search], severity="warning")
+            self._refuse_beside(session.running_search)
         else:
             risk, name = self._risk(next_run), next_run.spec.name
             if run is not None and run.is_live:
@@ -220,35 +216,34 @@ class MainScreen(AppScreen):
         self.session.start_run(next_run, stop)
 
     def action_batch(self) -> None:
+        self._open_search(SearchKind.BATCH)
+
+    def action_best(self) -> None:
+        self._open_search(SearchKind.BEST)
+
+    def _open_search(self, kind: SearchKind) -> None:
+        """Open the screen of a search, as soon as it is known whether one is live."""
         session = self.session
-        if self._retry_with_first_snapshot(self.action_batch):
+        self._search_wanted = kind if session.snapshot is None else None
+        if self._search_wanted is not None:
             self.notify("Looking for a live search…")
-        elif session.running_search is SearchKind.BEST:
-            self.notify(IN_USE[SearchKind.BEST], severity="warning")
+        elif (live := session.running_search) is not None and live is not kind:
+            self._refuse_beside(live)
         elif session.next_run is None:
             self.notify("There is no preset to search; p chooses one.", severity="warning")
-        else:
+        elif kind is SearchKind.BATCH:
             from trainfast_tui.screens.search import SearchScreen
 
             self.app.push_screen(SearchScreen(session, session.next_run))
-
-    def _retry_with_first_snapshot(self, action: Callable[[], object]) -> bool:
-        """Return True if nothing was read yet, and have `action` done again with the first snapshot."""
-        self._search_wanted = action if self.session.snapshot is None else None
-        return self._search_wanted is not None
-
-    def action_best(self) -> None:
-        session = self.session
-        if self._retry_with_first_snapshot(self.action_best):
-            self.notify("Looking for a live search…")
-        elif session.running_search is SearchKind.BATCH:
-            self.notify(IN_USE[SearchKind.BATCH], severity="warning")
-        elif session.next_run is None:
-            self.notify("There is no preset to search; p chooses one.", severity="warning")
         else:
             from trainfast_tui.screens.best import BestScreen
 
             self.app.push_screen(BestScreen(session))
+
+    def _refuse_beside(self, search: SearchKind) -> None:
+        """Show that this search uses the device, and how to stop it."""
+        name = f"{search.label.capitalize()} search"
+        self.notify(f"{name} is using the device; {search.key} shows it, s there stops it.", severity="warning")
 
     def action_stop(self) -> None:
         run, runs = self.session.shown_run, self.session.runs
@@ -346,13 +341,18 @@ class MainScreen(AppScreen):
 
         self.app.push_screen(DiagnosisScreen(self.session, run))
 
-    def action_log_scroll(self, by: int) -> None:
-        """Scroll the log by pages while it is open, else the knobs."""
+    def action_page(self, by: int) -> None:
+        """Scroll the log by pages while it is open, else move the cursor by `KNOBS_A_PAGE`."""
         log = self.query_one(LogPane)
         if log.display:
             log.scroll_pages(by)
         else:
-            self.query_one(KnobPanel).action_move(by * 8)
+            self.query_one(KnobPanel).action_move(by * KNOBS_A_PAGE)
+
+    def action_knob_help(self) -> None:
+        from trainfast_tui.screens.help import KnobHelpScreen
+
+        self.app.push_screen(KnobHelpScreen(self.session, self.query_one(KnobPanel).about))
 
 
 def _degrees(text: str, lowest: float, highest: float) -> float | None:

@@ -14,7 +14,7 @@ from trainfast_runner.records.run_file import WARM_ROLES
 from trainfast_runner.records.state_words import state_words
 from trainfast_runner.running.history import RunRow, row_of
 from trainfast_tui.control.background import in_background
-from trainfast_tui.control.messages import Notified, warning
+from trainfast_tui.control.messages import Notified, as_warning
 from trainfast_tui.screens.base import AppScreen, SessionMessage
 from trainfast_tui.session import Session
 from trainfast_tui.text.keys import actions_of
@@ -94,7 +94,7 @@ class RunsScreen(AppScreen):
 
     def _not_listed(self, error: UserError) -> Notified:
         self._is_listing = False
-        return warning(error)
+        return as_warning(error)
 
     def _show(self, known: list[RunRow]) -> None:
         self._known = known

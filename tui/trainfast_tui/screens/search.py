@@ -15,7 +15,7 @@ from trainfast_tui.control.next_run import NextRun, is_about
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.screens.base import AppScreen
 from trainfast_tui.session import Session
-from trainfast_tui.text.batch_search import limit_notice, question_rows
+from trainfast_tui.text.batch_search import batch_question_rows, limit_notice
 from trainfast_tui.text.lines import Tone
 from trainfast_tui.widgets.batch_search_view import BatchSearchView
 from trainfast_tui.widgets.strips import Footer
@@ -32,8 +32,6 @@ class SearchScreen(AppScreen):
         self._search: SearchSnapshot | None = None
         self._is_asking = not (session.search.is_going_on or session.has_answer_for_knobs())
         """True while the question of a search is put."""
-        self._refused = False
-        self._cancel_wanted = False
 
     def compose(self) -> ComposeResult:
         yield BatchSearchView(self._next_run.spec.name)
@@ -49,8 +47,8 @@ class SearchScreen(AppScreen):
         limit = limit_notice(spec, machine, self._next_run.ranks(machine))
         self.view.show_limit(limit)
         if self._is_asking:
-            self.view.show_question(question_rows(spec, limit, self._earlier()))
-            self._show_useful_keys(self.query_one(Footer), None)
+            self.view.show_question(batch_question_rows(spec, limit, self._earlier()))
+            self._show_useful_keys()
         else:
             self._show(self.session.search.current, snapshot.taken_ns if snapshot is not None else 0)
 
@@ -72,28 +70,23 @@ class SearchScreen(AppScreen):
             # A notice about the state before is outdated.
             self.show_notice("")
         self._search = search
-        waits = search is not None and search.state in ("pausing", "paused")
-        footer = self.query_one(Footer)
-        footer.relabel("pause", "go on" if waits else "pause")
         self.view.show(search, now_ns, self.session.search.asked_ns)
-        self._show_useful_keys(footer, search)
-        if self._cancel_wanted and search is not None and search.is_live:
-            self._cancel_wanted = False
-            self.action_cancel()
+        self._show_useful_keys()
 
-    def _show_useful_keys(self, footer: Footer, search: SearchSnapshot | None) -> None:
-        """Leave out of the footer the keys that do nothing now."""
-        live = search is not None and search.is_live
-        over = search is not None and not live
+    def _show_useful_keys(self) -> None:
+        """Leave out of the footer the keys that do nothing now, and label the others by what they do."""
+        search, footer = self._search, self.query_one(Footer)
+        is_going_on = self.session.search.is_going_on
         useless = {
             "apply": self.view.chosen is None and not self._is_asking,
-            "pause": over or self._is_asking,
-            "leave": self._is_asking,
-            "again": live or self._is_asking,
+            "pause": search is None or not search.is_live,
+            "cancel": not is_going_on,
+            "again": is_going_on or self._is_asking,
         }
         footer.leave_out(useless)
         footer.relabel("apply", "start" if self._is_asking else "apply")
-        footer.relabel("cancel", "back" if over or self._is_asking else "cancel")
+        footer.relabel("pause", "go on" if search is not None and search.state in ("pausing", "paused") else "pause")
+        footer.relabel("leave", "leave" if is_going_on else "back")
 
     def show_notice(self, text: str, tone: Tone = "text") -> None:
         """Show a line below the probes."""
@@ -101,36 +94,19 @@ class SearchScreen(AppScreen):
 
     def refuse(self, error: UserError) -> None:
         """Show why the search cannot be started."""
-        self._refused = True
         self.notify(f"Refused: {error.line()}", severity="error")
+        self._show_useful_keys()
 
     def action_leave(self) -> None:
-        if not self._is_asking and (self._search is None or self._search.is_live):
+        if self.session.search.is_going_on:
             self.session.post(Notified("The search goes on; b shows it."))
         self.dismiss()
 
     def action_cancel(self) -> None:
-        search = self._search
-        if search is not None and search.is_live:
-            self.notify("Cancelling: the probe is stopped, the journal is kept…", severity="warning")
-            self.session.search.cancel(search.directory)
-        elif search is None and not self._refused and not self._is_asking:
-            # A search takes seconds to start, and cannot be ended before it holds its lock.
-            self._cancel_wanted = True
-            self.notify("Cancelling as soon as the search has started…", severity="warning")
-        else:
-            self.dismiss()
+        self.show_notified(self.session.search.stop())
 
     def action_pause(self) -> None:
-        search = self._search
-        if search is None or not search.is_live:
-            self.notify("There is no live search to pause.", severity="warning")
-            return
-        self.notify("")
-        if search.state in ("pausing", "paused"):
-            self.session.search.resume(search.directory)
-        else:
-            self.session.search.pause(search.directory)
+        self.show_notified(self.session.search.toggle_pause())
 
     def _start(self, *, fresh: bool = False) -> None:
         """Start the search of the next run; a live run is stopped first if the person agrees."""
@@ -147,7 +123,7 @@ class SearchScreen(AppScreen):
 
     def _begin(self, live: Path | None, fresh: bool) -> None:
         """Start the search once the run in `live` has ended."""
-        self._is_asking = self._refused = False
+        self._is_asking = False
         self.notify("")
         self.session.start_search(self._next_run.spec, live, fresh=fresh)
         self._show(None)
@@ -158,7 +134,7 @@ class SearchScreen(AppScreen):
             return
         search = self._search
         if search is not None and search.is_live:
-            self.notify("The search is live; Esc cancels it.", severity="warning")
+            self.notify("The search is live; s stops it.", severity="warning")
             return
         if self.session.search.is_going_on:
             self.notify("The search is starting.", severity="warning")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from trainfast_runner.records.run_file import TRIAL
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.cooling import cooling_words
-from trainfast_tui.text.lines import Tone
+from trainfast_tui.text.lines import Paragraph
 from trainfast_tui.text.overrides import settings
 
 if TYPE_CHECKING:
@@ -81,13 +81,13 @@ def limit_notice(spec: RunSpec, machine: Machine | None, ranks: int | None) -> s
     return f"No memory_limit: this searches up to {each} {whose}, set as a real limit. memory_limit makes it less."
 
 
-def question_rows(spec: RunSpec, limit: str, earlier: SearchSnapshot | None) -> list[tuple[str, str, Tone]]:
+def batch_question_rows(spec: RunSpec, limit: str, earlier: SearchSnapshot | None) -> list[Paragraph]:
     """Return the question of a batch search as paragraphs, each with its label and tone.
 
     `limit` is the notice of its limit, `earlier` the newest search of these knobs, None without one.
     """
     why = WHY if spec.script is None else WHY_OF_SCRIPT
-    rows: list[tuple[str, str, Tone]] = [("", why, "muted"), ("", ENTER, "title")]
+    rows: list[Paragraph] = [("", why, "muted"), ("", ENTER, "title")]
     changed = ", ".join(settings({key: spec.knobs[key] for key in spec.overrides if key in spec.knobs}))
     rows.append(("knobs    ", changed or "as the preset", "text"))
     own_limit = spec.knobs.get("memory_limit")

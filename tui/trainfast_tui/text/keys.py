@@ -120,8 +120,11 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
         _rare("topo", ("T", "upper_t"), "topology", "How the GPUs are connected, and what it means."),
         _rare("diagnosis", ("d",), "why", "The bottlenecks of the run: the figures, and what to try."),
         Action("LogPane.log", ("l",), "log", "Show or hide what the training prints."),
-        Action("log_scroll(-1)", ("pageup",), "log up", "Scroll the log back.", False, False),
-        Action("log_scroll(1)", ("pagedown",), "log down", "Scroll the log on.", False, False),
+        Action("page(-1)", ("pageup",), "page up", "Scroll the open log back, else move up by knobs.", False, False),
+        Action("page(1)", ("pagedown",), "page down", "Scroll the open log on, else move down by knobs.", False, False),
+        Action("KnobPanel.end(-1)", ("home",), "first knob", "Move to the first knob.", False, False),
+        Action("KnobPanel.end(1)", ("end",), "last knob", "Move to the last knob.", False, False),
+        _rare("knob_help", ("i",), "knob help", "The whole text about the knob under the cursor, and a refusal of it."),
         *(
             _rare(
                 f"EndingPanel.fix({at})",
@@ -140,10 +143,10 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
             "apply", ("enter",), "apply", "Start the search; at its end give the knobs the answer under the cursor."
         ),
         Action("pause", ("space", "p"), "pause", "Pause after this probe; press again to resume."),
-        Action("cancel", ("escape",), "cancel", "Cancel the search and keep its journal; once it has ended: back."),
-        Action("leave", ("b",), "leave", "Back to the main screen; the search goes on."),
+        Action("leave", ("escape", "b"), "leave", "Back to the main screen; the search goes on."),
+        Action("cancel", ("s",), "stop", "Stop the search and keep its journal."),
         Action("again", ("f5",), "go on", "Take an ended search up again; one with an answer starts anew."),
-        *_moves("BatchSearchView", "answer"),
+        *_moves("BatchSearchView", "answer, or line of the question,"),
     ),
     "script": (
         Action("save", ("w",), "save", "Save the command and the mapping as a preset, and choose it as the next run."),
@@ -183,7 +186,7 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
             "fresh",
             "Let the next search use no earlier one: none goes on, none lends its effects; again: use them.",
         ),
-        *_moves("BestView", "measurement"),
+        *_moves("BestView", "measurement, or line of the question,"),
     ),
     "runs": (
         Action("back", ("escape", "h"), "back", "Back to the main screen."),

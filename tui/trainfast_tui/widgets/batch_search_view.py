@@ -11,7 +11,19 @@ from trainfast_tui.charts.fit_chart import Point, fit_chart
 from trainfast_tui.charts.painted import Painted
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.batch_search import Choice, choices, expected_s, state_words
-from trainfast_tui.text.lines import Line, Piece, Tone, labelled, line_length, paragraph, rule, wrap
+from trainfast_tui.text.lines import (
+    Line,
+    Paragraph,
+    Piece,
+    Tone,
+    labelled,
+    line_length,
+    paragraph,
+    paragraphs,
+    rule,
+    scrolled,
+    wrap,
+)
 
 SIGNS: dict[str, Piece] = {
     "starting": ("○", "secondary"),
@@ -53,8 +65,10 @@ class BatchSearchView(Painted):
         self._asked_ns: int | None = None
         self._notice: Piece = ("", "muted")
         self._limit_notice = ""
-        self._question: list[tuple[str, str, Tone]] = []
+        self._question: list[Paragraph] = []
         self._at = 0
+        self._top = 0
+        """The first line in sight of a question that is longer than the screen."""
 
     def show(self, search: SearchSnapshot | None, now_ns: int, asked_ns: int | None = None) -> None:
         """Show this search; `now_ns` is CLOCK_MONOTONIC, `asked_ns` the time of a request that has not started yet."""
@@ -67,7 +81,7 @@ class BatchSearchView(Painted):
         self._limit_notice = notice
         self.repaint()
 
-    def show_question(self, rows: list[tuple[str, str, Tone]]) -> None:
+    def show_question(self, rows: list[Paragraph]) -> None:
         """Show these paragraphs, each with its label and tone, until a search is shown."""
         self._question = rows
         self.repaint()
@@ -84,20 +98,20 @@ class BatchSearchView(Painted):
         return found[min(self._at, len(found) - 1)] if found else None
 
     def action_move(self, by: int) -> None:
-        """Move the cursor among the answers that Enter can apply."""
+        """Move the cursor among the answers that Enter can apply, or scroll the question."""
+        self._top += by
         self._at = max(0, min(len(choices(self._search)) - 1, self._at + by))
         self.repaint()
 
     def _question_lines(self, width: int) -> list[Line]:
-        lines = [rule(f"largest batch: {self._preset}", width)]
-        for label, text, tone in self._question:
-            lines += labelled((label, "accent"), text, width, tone)
-        return [*lines, [], *paragraph(self._notice[0], width, self._notice[1])]
+        notice = paragraph(self._notice[0], width, self._notice[1])
+        return [rule(f"largest batch: {self._preset}", width), *paragraphs(self._question, width), [], *notice]
 
     def lines(self, width: int, height: int) -> list[Line]:
         search = self._search
         if self._question:
-            return self._question_lines(width)
+            shown, self._top = scrolled(self._question_lines(width), self._top, height)
+            return shown
         if search is None:
             waited = _elapsed(self._asked_ns, self._now_ns)
             words = self._notice[0] or f"The knobs are being checked… {waited}"
@@ -125,16 +139,10 @@ def _head(search: SearchSnapshot, name: str, now_ns: int, width: int) -> list[Li
     if asked is not None:
         name = asked.name
     sign, tone = SIGNS.get(search.state, ("○", "text"))
-    first, *rest = wrap(f"{sign} {state_words(search, now_ns)}", width)
-    lines: list[Line] = [[(first[:2], tone), (first[2:], "title")]]
-    lines += [[(f"  {line}", "title")] for line in rest[:2]]
-    time = _time_words(search, now_ns)
-    used = line_length(lines[-1])
-    lines[-1:] = (
-        [[*lines[-1], (f"  {time}", "muted")]]
-        if used + 2 + len(time) <= width
-        else [lines[-1], [(f"  {time}", "muted")]]
-    )
+    lines = labelled((f"{sign} ", tone), state_words(search, now_ns), width, "title")
+    time: Piece = (f"  {_time_words(search, now_ns)}", "muted")
+    beside = [*lines[-1], time]
+    lines = [*lines[:-1], beside] if line_length(beside) <= width else [*lines, [time]]
     lines += [line] if (line := _limit_line(search)) else []
     if search.prediction is not None and search.prediction.reason:
         lines += paragraph(search.prediction.reason, width, "warning", 2)

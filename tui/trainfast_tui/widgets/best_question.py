@@ -52,7 +52,7 @@ def asked_of(question: BestQuestion) -> BestAsked:
     )
 
 
-def question_rows(asked: BestAsked, own_batch: int | None, *, fresh: bool) -> list[tuple[str, str]]:
+def best_question_rows(asked: BestAsked, own_batch: int | None, *, fresh: bool) -> list[tuple[str, str]]:
     """Return the key and name of each part of the question, and its value; `own_batch` is that of the knobs, if known.
 
     A `fresh` search uses no earlier one.

@@ -18,7 +18,7 @@ from trainfast_tui.text.best_state import (
     setting_words,
     state_of,
 )
-from trainfast_tui.text.lines import Line, Piece, Tone, labelled, paragraph, rule
+from trainfast_tui.text.lines import Line, Paragraph, Piece, Tone, labelled, paragraph, paragraphs, rule, scrolled
 from trainfast_tui.widgets.batch_search_view import SIGNS
 from trainfast_tui.widgets.best_rows import effect_rows, rest_rows, trial_rows, waiting_row
 
@@ -42,18 +42,20 @@ class BestView(Painted):
         super().__init__()
         self._search: BestSnapshot | None = None
         self._now_ns = 0
-        self._plan: list[tuple[str, str, Tone]] = []
+        self._plan: list[Paragraph] = []
         self._headline = ""
         self._notice: Piece = ("", "muted")
         self._back = 0
         """Rows of the table between its last one and the last one shown."""
+        self._top = 0
+        """The first line in sight of a text that is longer than the screen."""
 
     def show(self, search: BestSnapshot | None, now_ns: int) -> None:
         """Show this search as of `now_ns` (CLOCK_MONOTONIC)."""
         self._search, self._now_ns = search, now_ns
         self.repaint()
 
-    def show_plan(self, name: str, rows: list[tuple[str, str, Tone]]) -> None:
+    def show_plan(self, name: str, rows: list[Paragraph]) -> None:
         """Show these paragraphs, each with its label and tone, while there is no search; `name` is the preset's."""
         self._search, self._headline, self._plan = None, name, rows
         self.repaint()
@@ -64,7 +66,8 @@ class BestView(Painted):
         self.repaint()
 
     def action_move(self, by: int) -> None:
-        """Scroll the table of trials."""
+        """Scroll the table of trials, and a text that is longer than the screen."""
+        self._top += by
         ran = 0 if self._search is None else len(self._search.so_far.ran)
         self._back = max(0, min(ran - 1, self._back - by))
         self.repaint()
@@ -73,13 +76,13 @@ class BestView(Painted):
         notice = paragraph(self._notice[0], width, self._notice[1]) if self._notice[0] else []
         search = self._search
         if search is None:
-            lines = [rule(f"best fit: {self._headline}", width)]
-            for label, text, tone in self._plan:
-                lines += labelled((label, "accent"), text, width, tone)
-            return [*lines[: height - len(notice)], *notice]
-        head = [*_head(search, self._now_ns, width), *_question_rows(search, width)]
+            lines = [rule(f"best fit: {self._headline}", width), *paragraphs(self._plan, width)]
+            return [*self._scrolled(lines, height - len(notice)), *notice]
+        head = [*_head(search, self._now_ns, width), *_varied_rows(search, width)]
         foot = [*_answer_rows(search, width, height), *_order_rows(search, width), *notice]
         room = height - len(head) - len(foot) - (1 if foot else 0)
+        if room < 0:
+            return self._scrolled([*head, [], *foot], height)
         table = trial_rows(search.so_far, width) if search.so_far.space is not None else []
         waiting = waiting_row(search.so_far, width) if search.is_live else []
         wanted = len(table) + bool(waiting) + 1 if len(table) > 1 or waiting else 0
@@ -95,6 +98,10 @@ class BestView(Painted):
             body += [[], *shown, *([waiting] if waiting else [])]
         return [*head, *body, *([[]] if foot else []), *foot]
 
+    def _scrolled(self, lines: list[Line], height: int) -> list[Line]:
+        shown, self._top = scrolled(lines, self._top, height)
+        return shown
+
     def _cut(self, table: list[Line], room: int) -> list[Line]:
         """Keep the title and as many rows as fit, the newest unless the table was scrolled."""
         if room < 2 or len(table) < 2:
@@ -109,8 +116,7 @@ def _head(search: BestSnapshot, now_ns: int, width: int) -> list[Line]:
     name = so_far.question.name if so_far.question is not None else ""
     sign, tone = SIGNS.get(search.state, ("○", "text"))
     lines: list[Line] = [rule(f"best fit: {name}", width)]
-    first, *rest = paragraph(f"{sign} {state_of(search)}", width, "title", 2)
-    lines += [[(first[0][0][:2], tone), (first[0][0][2:], "title")], *rest]
+    lines += labelled((f"{sign} ", tone), state_of(search), width, "title")
     if so_far.best is not None and so_far.space is not None:
         found = so_far.answer
         is_noise = found is not None and found.within_percent is not None
@@ -134,7 +140,7 @@ def _chart_title(so_far: BestSoFar, spots: list[Spot]) -> Line:
     return title
 
 
-def _question_rows(search: BestSnapshot, width: int) -> list[Line]:
+def _varied_rows(search: BestSnapshot, width: int) -> list[Line]:
     """The knobs that are varied and those left alone, until the first measurement."""
     question = search.so_far.question
     if question is None or search.so_far.ran:

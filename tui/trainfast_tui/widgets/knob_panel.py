@@ -6,15 +6,13 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rich.cells import cell_len
-
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings.knobs import BY_NAME, KNOBS
-from trainfast_runner.settings.script_reach import reach_of
+from trainfast_runner.settings.script_reach import Way, reach_of
 from trainfast_tui.charts.painted import Painted
 from trainfast_tui.control.next_run import NextRun, preset_choices
 from trainfast_tui.text.format import plain, to_width
-from trainfast_tui.text.lines import Line, labelled, paragraph, rule, with_more, wrap
+from trainfast_tui.text.lines import Line, labelled, line_length, out_of_sight, paragraph, rule, with_more, wrap
 
 if TYPE_CHECKING:
     from trainfast_tui.session import Session
@@ -26,6 +24,9 @@ GROUPS = ("batch", "compute", "memory", "data", "parallel", "optimization", "run
 NAME_WIDTH = 15
 ABOUT_ROWS, ADVISED_ROWS = 13, 16
 """The most lines about a knob, and about one there is advice for."""
+LEAST_LIST = 7
+"""Lines of the list that the text about a knob leaves, save its own `LEAST_ABOUT`."""
+LEAST_ABOUT = 3
 KNOBS_BESIDE_REFUSAL = 3
 """Lines of the list that a long refusal leaves."""
 
@@ -52,17 +53,18 @@ class KnobPanel(Painted, can_focus=True):
         self._next: NextRun | None = None
         self._global_batch: tuple[int, int] | None = None
         self._advice: Mapping[str, str] = {}
-        self._chosen: Mapping[str, str] = {}
+        self._auto_choices: Mapping[str, str] = {}
         self._refusal: UserError | None = None
         self._headings: Mapping[str, str] = {}
-        self._names = IN_ORDER
+        self.listed = IN_ORDER
+        """Names of the listed knobs."""
         self._at = 0
         self._top = 0
 
     @property
     def current(self) -> str:
         """The name of the knob under the cursor."""
-        return self._names[self._at]
+        return self.listed[self._at]
 
     def show(self, knob: str = "") -> None:
         """Paint the knobs that matter to the next run, with the cursor on `knob` where one is named."""
@@ -74,44 +76,48 @@ class KnobPanel(Painted, can_focus=True):
         if next_run is not None:
             self._headings = next_run.headings(IN_ORDER)
             self._list_only(tuple(self._headings))
-        if knob in self._names:
-            self._at = self._names.index(knob)
+        if knob in self.listed:
+            self._at = self.listed.index(knob)
         self.repaint()
 
-    def show_chosen(self, chosen: Mapping[str, str]) -> None:
+    def show_auto_choices(self, chosen: Mapping[str, str]) -> None:
         """Show the value that `auto` chose and the reason, by the name of the knob."""
-        if chosen != self._chosen:
-            self._chosen = chosen
+        if chosen != self._auto_choices:
+            self._auto_choices = chosen
             self.repaint()
 
     def _choice(self, next_run: NextRun, name: str) -> str:
         """The value that `auto` chose for this knob; empty if the knob is not `auto`, or before the choice is known."""
-        return self._chosen.get(name, "") if next_run.spec.knobs.get(name) == AUTO else ""
+        return self._auto_choices.get(name, "") if next_run.spec.knobs.get(name) == AUTO else ""
 
     def _list_only(self, names: tuple[str, ...]) -> None:
         """List only these knobs; the cursor stays on its knob, or goes to the nearest one above that is listed."""
-        above = self._names[: self._at + 1]
-        self._names = names
+        above = self.listed[: self._at + 1]
+        self.listed = names
         self._at = next((names.index(name) for name in reversed(above) if name in names), 0)
 
     def refuse(self, error: UserError) -> None:
         """Show why a value was refused, at the knob that it is about, and on the status line."""
         self._refusal = error
-        if error.key in self._names:
-            self._at = self._names.index(error.key)
+        if error.key in self.listed:
+            self._at = self.listed.index(error.key)
         self.repaint()
         self.screen.notify(error.line(), severity="error")
 
     def move_to(self, name: str) -> None:
         """Move the cursor to this knob, where it is listed."""
-        if name in self._names:
-            self._at = self._names.index(name)
+        if name in self.listed:
+            self._at = self.listed.index(name)
         self._refusal = None
         self.repaint()
 
     def action_move(self, by: int) -> None:
         """Move the cursor `by` knobs down, held at the ends."""
-        self.move_to(self._names[max(0, min(len(self._names) - 1, self._at + by))])
+        self.move_to(self.listed[max(0, min(len(self.listed) - 1, self._at + by))])
+
+    def action_end(self, by: int) -> None:
+        """Move the cursor to the first knob (-1) or to the last (1)."""
+        self.action_move(by * len(self.listed))
 
     def action_turn(self, by: int, around: bool = False) -> None:
         next_run = self._session.next_run
@@ -186,26 +192,26 @@ class KnobPanel(Painted, can_focus=True):
         if next_run is None:
             return [rule("next run", width)]
         head = self._head(next_run, width)
-        most = ADVISED_ROWS if self.current in self._advice else ABOUT_ROWS
-        half = max(3, min(most, (height - len(head)) // 2))
-        # A refusal and its cure matter more than knobs that were not turned.
-        about = self._about(
-            width, half if self._refusal is None else max(half, height - len(head) - KNOBS_BESIDE_REFUSAL)
-        )
-        room = max(1, height - len(head) - len(about))
-        rows, cursor = self._list(next_run, width)
-        if len(rows) <= room:
-            self._top = 0
+        room = height - 1 - len(head)
+        if self._refusal is not None:
+            # A refusal and its cure matter more than knobs that were not turned.
+            text = _refusal_lines(self._refusal, width, max(LEAST_ABOUT, room // 2, room - KNOBS_BESIDE_REFUSAL))
         else:
-            # The group's title stays in sight when the cursor reaches its first knob.
-            self._top = max(0, min(self._top, cursor - 1, len(rows) - room))
-            self._top = max(self._top, cursor - room + 1)
+            most = ADVISED_ROWS if self.current in self._advice else ABOUT_ROWS
+            text = self._about_in(width, max(LEAST_ABOUT, min(most, room // 2, room - LEAST_LIST)))
+        room = max(1, room - len(text))
+        rows, places = self._list(next_run)
+        cursor = places[self._at]
+        # The group's title stays in sight when the cursor reaches its first knob.
+        self._top = max(0, min(self._top, cursor - 1, len(rows) - room), cursor - room + 1)
+        above, below = sum(at < self._top for at in places), sum(at >= self._top + room for at in places)
         shown = rows[self._top : self._top + room]
         shown += [[] for _ in range(room - len(shown))]
-        return [*head, *shown, *about]
+        return [rule("next run", width, out_of_sight(above, below)), *head, *shown, *text]
 
     def _head(self, next_run: NextRun, width: int) -> list[Line]:
-        lines: list[Line] = [rule("next run", width), [("preset ", "muted"), (next_run.spec.name, "title")]]
+        name = to_width(plain(next_run.spec.name), width - 7).rstrip()
+        lines: list[Line] = [[("preset ", "muted"), (name, "title")]]
         if next_run.script is not None:
             lines.append([("script ", "muted"), (to_width(plain(next_run.spec.title), width - 7).rstrip(), "text")])
         for field in next_run.fields():
@@ -222,56 +228,73 @@ class KnobPanel(Painted, can_focus=True):
             lines.append([("global batch ", "muted"), (f"{total:,}", "title"), (factors, "muted")])
         return lines
 
-    def _list(self, next_run: NextRun, width: int) -> tuple[list[Line], int]:
+    def _list(self, next_run: NextRun) -> tuple[list[Line], list[int]]:
+        """Return the rows of the list with its headings, and the place of each knob's row."""
         rows: list[Line] = []
-        cursor, group = 0, ""
-        for place, name in enumerate(self._names):
+        places: list[int] = []
+        group = ""
+        for number, name in enumerate(self.listed):
             heading = self._headings.get(name, "")
             if heading != group:
                 group = heading
                 rows.append([(group, "muted")])
             changed = next_run.is_changed(name)
-            if place == self._at:
-                cursor = len(rows)
-            rows.append(_knob_row(name, next_run, changed, place == self._at, self._choice(next_run, name)))
-        return rows, cursor
+            places.append(len(rows))
+            rows.append(_knob_row(name, next_run, changed, number == self._at, self._choice(next_run, name)))
+        return rows, places
 
-    def _about(self, width: int, room: int) -> list[Line]:
-        if self._refusal is not None:
-            refusal = wrap(f"Refused: {self._refusal.line()}", width)
-            if len(refusal) > room - 1:
-                # The last line names the values that work.
-                refusal = [*refusal[: room - 3], with_more(refusal[room - 3], width), refusal[-1]]
-            refused: list[Line] = [[(line, "error")] for line in refusal]
-            return [rule("", width)[1:], *refused]
+    def about(self, width: int) -> list[Line]:
+        """Return the whole text about the knob under the cursor, after the refusal of a value."""
+        refused = "" if self._refusal is None else f"Refused: {self._refusal.line()}"
+        return [
+            rule(self.current, width),
+            *paragraph(refused, width, "error"),
+            *self._way(width),
+            *paragraph(BY_NAME[self.current].what, width, "text"),
+            *self._trade_off(width),
+            *labelled(("trains ", "secondary"), BY_NAME[self.current].training, width),
+        ]
+
+    def _about_in(self, width: int, room: int) -> list[Line]:
+        """Return the text about the knob under the cursor in at most `room` lines."""
+        way, trade_off = self._way(width), self._trade_off(width)
+        what = BY_NAME[self.current].what
+        # The short texts about speed and memory are worth more than the end of a long description.
+        least = max(1, room - 1 - len(way) - len(trade_off))
+        lines = [*way, *paragraph(what, width, "text", least), *trade_off]
+        is_whole = len(wrap(what, width)) <= least and len(lines) < room
+        if len(lines) >= room:
+            *before, (last, tone) = lines[room - 2]
+            lines = [*lines[: room - 2], [*before, (with_more(last, width - line_length(before)), tone)]]
+        return [rule(self.current, width, "" if is_whole else "i: all of it"), *lines]
+
+    def _trade_off(self, width: int) -> list[Line]:
+        """Return advice, the choice of `auto`, the effects on speed and memory, and the values of the knob."""
         entry = BY_NAME[self.current]
         choice = self._choice(self._next, self.current) if self._next is not None else ""
-        lines = paragraph(entry.what, width, "text")
-        advice = self._advice.get(self.current, "")
-        head = self._way(width)
-        room -= len(head)
-        for label, text in (("advice", advice), ("here", choice), ("speed", entry.speed), ("memory", entry.memory)):
-            lines += labelled((f"{label:<7}", "accent" if text is advice else "secondary"), text, width)
-        lines += paragraph(f"takes {entry.values.describe()}", width, "muted")
-        # The short texts about speed and memory are worth more than the end of a long description.
-        cut = len(lines) - (room - 1)
-        if cut > 0:
-            what = len(wrap(entry.what, width))
-            keep = max(1, what - cut)
-            # Help has the whole text; a cut text ends with a sign that there is more.
-            last = with_more(wrap(entry.what, width)[keep - 1], width)
-            lines = [*lines[: keep - 1], [(last, "text")], *lines[what:]]
-            if len(lines) > room - 1:
-                *before, (text, style) = lines[room - 2]
-                taken = sum(cell_len(part) for part, _ in before)
-                lines = [*lines[: room - 2], [*before, (with_more(text, width - taken), style)]]
-        return [rule(self.current, width), *head, *lines]
+        texts = (("speed", entry.speed), ("memory", entry.memory))
+        lines = labelled(("advice ", "accent"), self._advice.get(self.current, ""), width)
+        lines += labelled(("here   ", "secondary"), choice, width)
+        lines += [line for label, text in texts for line in labelled((f"{label:<7}", "secondary"), text, width)]
+        return [*lines, *paragraph(f"takes {entry.values.describe()}", width, "muted")]
 
     def _way(self, width: int) -> list[Line]:
-        """The way of the knob under the cursor into the user's own script; empty for a model."""
+        """Return the way of the knob under the cursor into the user's own script; empty for a model."""
         script = self._next.script if self._next is not None else None
-        way = "" if script is None else str(reach_of(self.current, script))
-        return labelled(("script ", "accent"), way, width)
+        if script is None:
+            return []
+        reach = reach_of(self.current, script)
+        return labelled(("script ", "accent"), reach.words if reach.way is Way.NONE else str(reach), width)
+
+
+def _refusal_lines(error: UserError, width: int, room: int) -> list[Line]:
+    """Return a refusal in at most `room` lines; the last one stays, which names the values that work."""
+    lines = wrap(f"Refused: {error.line()}", width)
+    is_whole = len(lines) < room
+    if not is_whole:
+        lines = [*lines[: room - 3], with_more(lines[room - 3], width), lines[-1]]
+    refused: list[Line] = [[(line, "error")] for line in lines]
+    return [rule("", width, "" if is_whole else "i: all of it")[1:], *refused]
 
 
 def _knob_row(name: str, next_run: NextRun, changed: bool, here: bool, choice: str) -> Line:

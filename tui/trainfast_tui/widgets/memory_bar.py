@@ -6,9 +6,9 @@ import time
 from typing import TYPE_CHECKING
 
 from trainfast_tui.charts.painted import GrowingPanel
-from trainfast_tui.control.memory_view import Measured, MemoryView
+from trainfast_tui.control.memory_view import MeasuredMemory, MemoryView
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.lines import Line, Piece, joined, line_length, paragraph, rule
+from trainfast_tui.text.lines import Line, Piece, first_fitting, joined, line_length, paragraph, rule
 from trainfast_tui.text.memory import CATEGORIES, PHASES, short
 from trainfast_tui.widgets.bar import shares
 
@@ -44,22 +44,14 @@ class MemoryBar(GrowingPanel):
         """Show this view; None hides the panel."""
         if view == self._view and (view is None or view.since_ns is None):
             return
-        before = self._height()
         self._view = view
-        if self._height() != before or self.has_class("-shown") != (view is not None):
-            self.set_shown(view is not None)
-        else:
-            self.repaint()
+        self.set_shown(view is not None)
 
     def lines(self, width: int, height: int) -> list[Line]:
         view = self._view
         if view is None or width <= 0:
             return []
         return memory_lines(view, width, self.screen.size.height)
-
-    def _height(self) -> int:
-        width = self.size.width
-        return len(self.lines(width, 100)) if width else -1
 
 
 def memory_lines(view: MemoryView, width: int, screen_height: int) -> list[Line]:
@@ -71,12 +63,13 @@ def memory_lines(view: MemoryView, width: int, screen_height: int) -> list[Line]
 def _predicted(view: MemoryView, width: int, roomy: bool) -> list[Line]:
     fit = view.fit
     if fit is None:
-        return [rule("memory", width), *_words(view, width, 4 if roomy else 2)]
+        return [rule("memory", width), *_why_none(view, width, 4 if roomy else 2)]
     bar = _bar(fit, view.measured, width)
     if not roomy:
-        return [_total(fit, view.before_bytes, width), bar, *_verdict(fit, width, 2)]
+        return [_peak_of_limit(fit, width), bar, *_verdict(fit, width, 2)]
     title = rule(f"memory at its peak: {PHASES.get(fit.predicted.phase, fit.predicted.phase)}", width)
-    return [title, bar, *_legend(fit, width), _total(fit, view.before_bytes, width), *_verdict(fit, width, 4)]
+    lines = [title, bar, *_legend(fit, width), _peak_of_limit(fit, width), *_change(fit, view.before_bytes)]
+    return [*lines, *_verdict(fit, width, 4)]
 
 
 def _verdict(fit: PredictedFit, width: int, most: int) -> list[Line]:
@@ -86,26 +79,24 @@ def _verdict(fit: PredictedFit, width: int, most: int) -> list[Line]:
     return [_room_left(fit, width)]
 
 
-def _words(view: MemoryView, width: int, most: int) -> list[Line]:
-    words = view.words
+def _why_none(view: MemoryView, width: int, most: int) -> list[Line]:
+    words = view.why
     if view.since_ns is not None:
         words += f" {fmt.duration((time.monotonic_ns() - view.since_ns) // 1_000_000_000)}"
     return paragraph(words, width, "warning" if view.failed else "muted", most)
 
 
-def _total(fit: PredictedFit, before_bytes: int | None, width: int) -> Line:
-    """Return the peak and its limit, with the change by the turned knobs where there is room."""
-    line = _peak_of_limit(fit, width)
+def _change(fit: PredictedFit, before_bytes: int | None) -> list[Line]:
+    """Return the change of the predicted peak by the turned knobs; empty if none was turned."""
     if not before_bytes:
-        return line
+        return []
     change = 100 * (fit.predicted.total_bytes / before_bytes - 1)
-    words = f" {fmt.signed_percent(change)}"
-    shown: Line = [*line[:2], (words, "warning" if change > 0 else "success"), *line[2:]]
-    # Whose limit it is was said before the knobs were turned.
-    return next((one for one in (shown, shown[:-1]) if line_length(one) <= width), line)
+    words = f"{fmt.signed_percent(change)} from {fmt.size(before_bytes)}"
+    return [[("turned knobs: ", "muted"), (words, "warning" if change > 0 else "success")]]
 
 
 def _peak_of_limit(fit: PredictedFit, width: int) -> Line:
+    """Return the predicted peak and its limit, with the owner of the limit where there is room."""
     available = fit.available
     line: Line = [("predicted ", "muted"), (fmt.size(fit.predicted.total_bytes), "title")]
     if available is None:
@@ -144,7 +135,7 @@ def _room_left(fit: PredictedFit, width: int) -> Line:
     return [(head, "error" if left < 0 else "success"), (tail, "error" if most == 0 else "text")]
 
 
-def _bar(fit: PredictedFit, measured: Measured | None, width: int) -> Line:
+def _bar(fit: PredictedFit, measured: MeasuredMemory | None, width: int) -> Line:
     """Return the categories side by side, then the free rest, with the limit as a line across."""
     scale = _scale(fit, measured)
     parts = _shown_parts(fit)
@@ -161,7 +152,7 @@ def _bar(fit: PredictedFit, measured: Measured | None, width: int) -> Line:
     return joined(painted)
 
 
-def _scale(fit: PredictedFit | None, measured: Measured | None) -> float:
+def _scale(fit: PredictedFit | None, measured: MeasuredMemory | None) -> float:
     """Return the bytes of the whole width: the limit, or a prediction or measurement above it."""
     available = fit.available.limit_bytes if fit is not None and fit.available is not None else 0
     needed = fit.needed_bytes if fit is not None else 0
@@ -189,20 +180,18 @@ def _legend(fit: PredictedFit, width: int) -> list[Line]:
     return [[piece for cell in cells[at : at + 2] for piece in cell] for at in range(0, len(cells), 2)]
 
 
-def _measured(view: MemoryView, measured: Measured, width: int) -> list[Line]:
-    """Return the measured peak on the same scale, and its difference to its run's prediction."""
+def _measured(view: MemoryView, measured: MeasuredMemory, width: int) -> list[Line]:
+    """Return the measured peak on the same scale, and beside it the peak predicted for its run."""
     filled = max(1, min(width, round(measured.peak_bytes / _scale(view.fit, measured) * width)))
     bar: Line = [(MEASURED * filled, "title")]
-    words: Line = [("measured ", "muted"), (fmt.size(measured.peak_bytes), "title")]
-    above = view.fit.predicted.total_bytes if view.fit is not None else None
-    predicted = measured.predicted_bytes or (above if measured.same_knobs else None)
-    of = "" if measured.same_knobs else "with other knobs"
-    if predicted:
-        difference = fmt.signed_percent(100 * (measured.peak_bytes - predicted) / predicted)
-        words.append((f", {difference}", "text"))
-        # The run has corrected the prediction for the next one.
-        is_above = measured.same_knobs and (above is None or fmt.size(above) == fmt.size(predicted))
-        of = "of the prediction" if is_above else f"of its {fmt.size(predicted)}"
-    if line_length(words) + len(of) + 1 <= width:
-        words.append((f" {of}", "muted"))
-    return [bar, words]
+    predicted = measured.predicted_bytes
+    if predicted is None and measured.same_knobs and view.fit is not None:
+        predicted = view.fit.predicted.total_bytes
+    peak: Piece = (fmt.size(measured.peak_bytes), "title")
+    alone: Line = [("measured ", "muted"), peak]
+    if not predicted:
+        of: Piece = ("" if measured.same_knobs else " with other knobs", "muted")
+        return [bar, first_fitting([[*alone, of], alone], width)]
+    beside: Piece = (f" (predicted {fmt.size(predicted)})", "text")
+    off: Piece = (f" ({fmt.against_prediction(measured.peak_bytes, predicted)})", "text")
+    return [bar, first_fitting([[*alone, off], [*alone, beside], [peak, beside]], width)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from trainfast_tui.charts.painted import GrowingPanel
 from trainfast_tui.control.speed_view import MeasuredSpeed, SpeedView
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.lines import Line, joined, line_length, paragraph, rule
+from trainfast_tui.text.lines import Line, Piece, Tone, first_fitting, joined, paragraph, rule
 from trainfast_tui.text.speed import speed_words
 from trainfast_tui.widgets.memory_bar import MEASURED, ROOMY, TALL
 
@@ -24,22 +24,14 @@ class SpeedBar(GrowingPanel):
         """Show this view; None hides the panel."""
         if view == self._view:
             return
-        before = self._height()
         self._view = view
-        if self._height() != before or self.has_class("-shown") != (view is not None):
-            self.set_shown(view is not None)
-        else:
-            self.repaint()
+        self.set_shown(view is not None)
 
     def lines(self, width: int, height: int) -> list[Line]:
         view = self._view
         if view is None or width <= 0:
             return []
         return speed_lines(view, width, self.screen.size.height)
-
-    def _height(self) -> int:
-        width = self.size.width
-        return len(self.lines(width, 100)) if width else -1
 
 
 def speed_lines(view: SpeedView, width: int, screen_height: int) -> list[Line]:
@@ -49,21 +41,25 @@ def speed_lines(view: SpeedView, width: int, screen_height: int) -> list[Line]:
     if view.predicted is None:
         lines += paragraph(f"no speed predicted: {view.why}", width, "muted", 2) if view.why else []
     else:
-        lines += [_bar(view, width), _predicted(view, width)]
+        lines += [_bar(view, width), *_predicted(view, width, roomy)]
     if view.measured is not None:
         lines += _measured(view, view.measured, width) if roomy else [_measured_words(view.measured, width)]
     return lines
 
 
-def _predicted(view: SpeedView, width: int) -> Line:
-    """Return the prediction in words, and the change by the turned knobs."""
-    assert view.predicted is not None
-    line: Line = [(speed_words(view.predicted), "title")]
-    if view.change_percent is not None:
-        change = fmt.signed_percent(view.change_percent)
-        line.append((f" {change}", "success" if view.change_percent >= 0 else "warning"))
-    label: Line = [("predicted ", "muted")]
-    return [*label, *line] if line_length([*label, *line]) <= width else line
+def _predicted(view: SpeedView, width: int, roomy: bool) -> list[Line]:
+    """Return the prediction with its interval, and its change by the turned knobs, in place of it without room."""
+    speed, change_percent = view.predicted, view.change_percent
+    assert speed is not None
+    words: Piece = (speed_words(speed), "title")
+    interval = first_fitting([[("predicted ", "muted"), words], [words]], width)
+    if change_percent is None:
+        return [interval]
+    change = f"{fmt.signed_percent(change_percent)} from {fmt.number(view.before)}"
+    tone: Tone = "success" if change_percent >= 0 else "warning"
+    if roomy:
+        return [interval, [("turned knobs: ", "muted"), (f"{change} samples/s", tone)]]
+    return [[(f"{fmt.number(speed.median)}/s, ", "title"), (f"{change}/s", tone)]]
 
 
 def _bar(view: SpeedView, width: int) -> Line:
@@ -88,19 +84,23 @@ def _most(view: SpeedView) -> float:
 
 
 def _measured(view: SpeedView, measured: MeasuredSpeed, width: int) -> list[Line]:
-    """Return the measured speed on the same scale, and its difference to its run's prediction."""
+    """Return the measured speed on the same scale, and beside it the speed predicted for its run."""
     filled = max(1, min(width, round(measured.samples_per_s / _most(view) * width)))
     return [[(MEASURED * filled, "title")], _measured_words(measured, width)]
 
 
 def _measured_words(measured: MeasuredSpeed, width: int) -> Line:
-    rate = fmt.number(measured.samples_per_s)
+    rate, predicted = fmt.number(measured.samples_per_s), measured.predicted
     alone: Line = [("measured ", "muted"), (f"{rate} samples/s", "title")]
-    if measured.predicted is None or not measured.predicted.median:
+    if predicted is None or not predicted.median:
         return alone
-    expected = measured.predicted.median
-    difference = f", {fmt.signed_percent(100 * (measured.samples_per_s / expected - 1))}"
-    beside: Line = [*alone, (difference, "text")]
-    short: Line = [("measured ", "muted"), (f"{rate}/s", "title"), (difference, "text")]
-    whole: Line = [*beside, (f" of its {fmt.number(expected)}", "muted")]
-    return next((line for line in (whole, beside, short) if line_length(line) <= width), alone)
+    expected = fmt.number(predicted.median)
+    difference = fmt.signed_percent(100 * (measured.samples_per_s / predicted.median - 1))
+    return first_fitting(
+        [
+            [*alone, (f" (predicted {expected}, {difference})", "text")],
+            [*alone[:1], (f"{rate}/s", "title"), (f" (predicted {expected}/s, {difference})", "text")],
+            [("ran ", "muted"), (f"{rate}/s", "title"), (f", predicted {expected}/s", "text")],
+        ],
+        width,
+    )
