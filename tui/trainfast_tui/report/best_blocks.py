@@ -6,12 +6,15 @@ from collections.abc import Iterator, Sequence
 
 from trainfast_runner.search.best.answer import verdicts_without_answer
 from trainfast_runner.search.best.best_follower import BestSoFar
-<<<<<<< HEAD
-from trainfast_runner.search.best.journal import BestAnswer, BestQuestion, CandidateVerdict, Interval, Race, Trial
-=======
-from trainfast_runner.search.best.found import verdicts_without_answer
-from trainfast_runner.search.best.journal import BestQuestion, CandidateVerdict, Found, Interval, Race, Space, Trial
->>>>>>> 40f8407f (Take the end of throttled time as it is, and split a report's answer)
+from trainfast_runner.search.best.journal import (
+    BestAnswer,
+    BestQuestion,
+    CandidateVerdict,
+    Interval,
+    Race,
+    Space,
+    Trial,
+)
 from trainfast_tui.report.bar_picture import Whisker, whisker_picture
 from trainfast_tui.report.document import Block, Heading, Listing, Prose, grid, pairs_grid
 from trainfast_tui.report.exports import export_blocks
@@ -135,7 +138,7 @@ def _answer(so_far: BestSoFar) -> Iterator[Block]:
         yield Listing(tuple(found.notes))
 
 
-def _answer_rows(so_far: BestSoFar, found: Found, space: Space) -> Iterator[tuple[str, str]]:
+def _answer_rows(so_far: BestSoFar, found: BestAnswer, space: Space) -> Iterator[tuple[str, str]]:
     """Yield the best setting and the baseline with their figures, the gain, the ties and the number of candidates."""
     is_noise, is_cut = found.within_percent is not None, found.tried_in_budget is not None
     kept = KEPT if is_noise else "none so far: the best is the baseline" if is_cut else "the baseline is the best"
