@@ -206,9 +206,9 @@ def _should_run_out(state: SearchState, fits: tuple[MemoryLines, ...], size: int
 
 
 def _second_size(state: SearchState) -> int:
-    """The largest second size: a third of the way to the predicted maximum is enough for a slope, and is quick."""
+    """The largest second size: half-way to the predicted maximum is enough for a first slope, and is quick."""
     most = state.predicted.max_batch if state.predicted is not None else None
-    return max(state.best + 1, (2 * state.best + most) // 3) if most else MOST
+    return max(state.best + 1, (state.best + most) // 2) if most else MOST
 
 
 def _between(state: SearchState, fits: tuple[MemoryLines, ...], best: int, too_large: int) -> Decision:
