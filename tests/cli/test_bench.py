@@ -115,7 +115,7 @@ def test_with_wait_a_run_that_takes_the_device_between_two_rows_fails_none(
             raise DevicesBusy("the CPU is in use by another-run")
         return tmp_path
 
-    for name in ("wait_for_device", "predict_memory", "report_cooling"):
+    for name in ("await_devices", "predict_memory", "await_cooling"):
         monkeypatch.setattr(bench, name, noting(name))
     monkeypatch.setattr(bench.launch, "start", start)
     monkeypatch.setattr(bench, "follow", lambda *arguments, **options: Result(run_id="r", state="finished"))
@@ -139,4 +139,4 @@ def test_with_wait_a_run_that_takes_the_device_between_two_rows_fails_none(
             return
         outcome = bench._run_one(row, None, warm, home, Signals(), asked)
     assert isinstance(outcome, Result)
-    assert done == ["wait_for_device", "report_cooling", "predict_memory", "start"] * 2
+    assert done == ["await_devices", "await_cooling", "predict_memory", "start"] * 2
