@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from cli.command import Cli
+from plans import PLAN
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
 from trainfast_runner.running.launch import DevicesBusy
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.bench.variants import Entry
 from trainfast_runner.search.bench.warm_rows import warm_rows
-from trainfast_runner.settings.spec import resolve
 from trainfast_tui.cli import bench
 from trainfast_tui.cli.follow_run import Signals
 
@@ -119,18 +119,7 @@ def test_with_wait_a_run_that_takes_the_device_between_two_rows_fails_none(
         monkeypatch.setattr(bench, name, noting(name))
     monkeypatch.setattr(bench.launch, "start", start)
     monkeypatch.setattr(bench, "follow", lambda *arguments, **options: Result(run_id="r", state="finished"))
-    plan = RunPlan(
-        spec=resolve("tiny-llama"),
-        device="cpu",
-        world_size=1,
-        gpus=(),
-        watched=(),
-        memory_limit_bytes=None,
-        python="python",
-        versions={},
-        env={},
-    )
-    row, asked = Entry("one", plan.spec, {}, lambda: plan), argparse.Namespace(wait=wait, cool_to=50.0)
+    row, asked = Entry("one", PLAN.spec, {}, lambda: PLAN), argparse.Namespace(wait=wait, cool_to=50.0)
     home = Home(tmp_path)
     with warm_rows(home, lambda: None) as warm:
         if not wait:

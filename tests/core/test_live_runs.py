@@ -8,23 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from plans import PLAN
 from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
-from trainfast_runner.running import launch, planning, recovery
-from trainfast_runner.settings.spec import resolve
-
-PLAN = planning.RunPlan(
-    spec=resolve("tiny-llama"),
-    device="cpu",
-    world_size=1,
-    gpus=(),
-    watched=(),
-    memory_limit_bytes=None,
-    python="python",
-    versions={},
-    env={},
-)
+from trainfast_runner.running import launch, recovery
 
 
 class CountingHome(Home):

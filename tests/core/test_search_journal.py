@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from plans import PLAN
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes.identity import boot_id
 from trainfast_runner.records.file_locks import shared_lock
@@ -48,7 +49,6 @@ from trainfast_runner.search.probe_record import confirmation_record, grown
 from trainfast_runner.search.report import report
 from trainfast_runner.search.search_follower import SearchFollower
 from trainfast_runner.search.searches import new_search, newest_search, unfinished
-from trainfast_runner.settings.spec import resolve
 
 MIB = 1 << 20
 SECOND = 1_000_000_000
@@ -241,19 +241,6 @@ def test_a_process_of_others_that_grows_during_a_probe_voids_it() -> None:
 def test_a_process_that_comes_during_a_probe_voids_it() -> None:
     said = grown([tick(1, (10, 500)), tick(3, (10, 500), (42, 300))], {10}, {"GPU-0"}, 2 * SECOND)
     assert said == "process 42 took 300 MiB of GPU 0 meanwhile"
-
-
-PLAN = RunPlan(
-    spec=resolve("tiny-llama"),
-    device="cpu",
-    world_size=1,
-    gpus=(),
-    watched=(),
-    memory_limit_bytes=None,
-    python="python",
-    versions={},
-    env={},
-)
 
 
 def a_run(home: Home, directory: Path, *, role: str | None = None, steps: int = 10, state: str = "") -> Path:

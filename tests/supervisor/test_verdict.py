@@ -213,14 +213,19 @@ def script_of(steps: int | None, ranks: int = 2) -> RunFile:
     return RunFile(run_id="r", preset="p", world_size=ranks, clock=ClockAnchor(monotonic_ns=0, wall_ns=0), script=asked)
 
 
-def test_script_whose_group_aborts_after_its_last_step_has_finished() -> None:
-    ended = Evidence(
+def aborted() -> Evidence:
+    """A script of two ranks that took its ten steps, and whose rank 1 then aborted."""
+    return Evidence(
         run=script_of(10),
         exit_code=1,
         worker={0: life("finished"), 1: life("finished")},
         last_step={0: 10, 1: 10},
         output_tail=TORCHRUN_REPORT.format(code=-6),
     )
+
+
+def test_script_whose_group_aborts_after_its_last_step_has_finished() -> None:
+    ended = aborted()
     assert judge(ended) == Verdict("finished", "took the 10 steps asked for; then rank 1 died of SIGABRT")
     alone = replace(ended, run=script_of(10, ranks=1), exit_code=-6, output_tail="")
     assert judge(alone) == Verdict("finished", "took the 10 steps asked for; then its process died of SIGABRT")
@@ -236,11 +241,4 @@ def test_script_whose_group_aborts_after_its_last_step_has_finished() -> None:
     ],
 )
 def test_script_that_fails_in_any_other_way_has_failed(changed: dict[str, Any]) -> None:
-    evidence = Evidence(
-        run=script_of(10),
-        exit_code=1,
-        worker={0: life("finished"), 1: life("finished")},
-        last_step={0: 10, 1: 10},
-        output_tail=TORCHRUN_REPORT.format(code=-6),
-    )
-    assert judge(replace(evidence, **changed)).state == "failed"
+    assert judge(replace(aborted(), **changed)).state == "failed"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from trainfast_runner.records.result import RunError
 from trainfast_runner.records.run_file import RunFile, WorkerLine
 from trainfast_runner.records.state_words import NO_STEP
 from trainfast_runner.results.asked_and_ran import first_difference
+from trainfast_runner.results.printed_end import error_place, exit_words, last_line, reported_codes, reported_end
 from trainfast_runner.units import gibibytes
 from trainfast_runner.worker.oom import hints_at_memory, is_out_of_memory
 
@@ -23,8 +23,6 @@ _PEER_LOST = re.compile(
     r"|DistBackendError|DistNetworkError|TCPStore|SignalException|socket",
     re.IGNORECASE,
 )
-# The report torchrun prints: the ranks it saw fail, each with its exit code.
-_REPORTED = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)\s+exitcode\s*: (-?\d+) \(pid: \d+\)")
 _TRAINING_STACK = re.compile(r"No module named '(torch|transformers|tokenizers|numpy)\b")
 
 
@@ -133,13 +131,13 @@ def _script_aborted(evidence: Evidence, asked: int | None) -> Verdict | None:
 
     The hooks end a script within its loop, before it leaves its process group; gloo's threads sometimes abort then.
     """
-    codes = list(_reported_codes(evidence).values()) or [evidence.exit_code or 0]
+    codes = list(reported_codes(evidence.output_tail).values()) or [evidence.exit_code or 0]
     if asked is None or max(codes) >= 0:
         return None
     for rank, lines in enumerate(_all_ranks(evidence)):
         if evidence.last_step.get(rank, 0) < asked or not _has(lines, "finished"):
             return None
-    died = _reported_end(evidence) or f"its process {_exit_words(codes[0])}"
+    died = reported_end(evidence.output_tail) or f"its process {exit_words(codes[0])}"
     return Verdict("finished", f"took the {asked} steps asked for; then {died}")
 
 
@@ -231,7 +229,7 @@ def _rank_lost(evidence: Evidence) -> Verdict | None:
     rank, code = _lost_rank(evidence)
     if rank is None or (evidence.exit_code is not None and evidence.exit_code < 0 and not evidence.torn_down):
         return None
-    words = "exited without reporting an error" if code is None else _exit_words(code)
+    words = "exited without reporting an error" if code is None else exit_words(code)
     reason = f"rank {rank} {words} ({_where(evidence, None, None, of=rank)})"
     return Verdict("failed", reason, RunError(rank=rank, phase=_phase(evidence, rank), message=reason))
 
@@ -257,13 +255,13 @@ def _ended(evidence: Evidence) -> Verdict:
     if code < 0:
         finished = all(_has(lines, "finished") for lines in _all_ranks(evidence))
         note = "after it had recorded its end" if finished else where
-        reason = f"the training process {_exit_words(code)}, which trainfast-tui did not send ({note})"
+        reason = f"the training process {exit_words(code)}, which trainfast-tui did not send ({note})"
         return Verdict("killed", reason, RunError(message=reason, phase=_phase(evidence, 0)))
     if code == 0:
         silent = [rank for rank, lines in enumerate(_all_ranks(evidence)) if not _has(lines, "finished")]
         reason = f"the training exited with status 0, but rank {silent[0]} never recorded that it finished"
         return Verdict("failed", reason, RunError(rank=silent[0], phase=_phase(evidence, silent[0]), message=reason))
-    printed = _reported_end(evidence) or one_line(_last_line(evidence.output_tail)) + _place(
+    printed = reported_end(evidence.output_tail) or one_line(last_line(evidence.output_tail)) + error_place(
         evidence.output_tail
     ) + _no_stdin(evidence)
     reason = f"the training exited with status {code}" + (f": {printed}" if printed else "")
@@ -316,23 +314,12 @@ def _blames_a_peer(line: WorkerLine) -> bool:
 
 def _lost_rank(evidence: Evidence) -> tuple[int | None, int | None]:
     """The first rank that exited unasked, and its exit code if torchrun printed one; (None, None) without one."""
-    codes = _reported_codes(evidence)
+    codes = reported_codes(evidence.output_tail)
     if not codes:
         return (evidence.gone[0], None) if evidence.gone else (None, None)
     # A rank that is missing in the report was ended by torchrun itself, after another one had failed.
     failed = [rank for rank in evidence.gone if codes.get(rank, -signal.SIGTERM) != -signal.SIGTERM]
     return (failed[0], codes[failed[0]]) if failed else (None, None)
-
-
-def _reported_codes(evidence: Evidence) -> dict[int, int]:
-    """The exit code of each rank in torchrun's report; empty without one."""
-    return {int(rank): int(code) for rank, code in _REPORTED.findall(evidence.output_tail)}
-
-
-def _reported_end(evidence: Evidence) -> str:
-    """The end of the first rank in torchrun's report that torchrun itself did not end; empty without one."""
-    codes = _reported_codes(evidence).items()
-    return next((f"rank {rank} {_exit_words(code)}" for rank, code in codes if code != -signal.SIGTERM), "")
 
 
 def _error(evidence: Evidence, rank: int, line: WorkerLine) -> RunError:
@@ -371,15 +358,6 @@ def _where(evidence: Evidence, rank: int | None, line: WorkerLine | None, of: in
     return ", ".join(part for part in parts if part) or "before its first record"
 
 
-def _exit_words(code: int) -> str:
-    if code >= 0:
-        return f"exited with status {code}"
-    try:
-        return f"died of {signal.Signals(-code).name}"
-    except ValueError:
-        return f"died of signal {-code}"
-
-
 def _cure(evidence: Evidence, line: WorkerLine) -> str:
     """The command that installs a missing training stack, or how much memory was free at an error that hints at it."""
     if hints_at_memory(_links(line)):
@@ -395,17 +373,4 @@ def _cure(evidence: Evidence, line: WorkerLine) -> str:
 def _no_stdin(evidence: Evidence) -> str:
     """The reason that a script could not read its standard input; empty for another error."""
     is_script = evidence.run is not None and evidence.run.script is not None
-    return " (a run has no standard input)" if is_script and "EOFError" in _last_line(evidence.output_tail) else ""
-
-
-def _place(output: str) -> str:
-    """The file and line, ` (train.py:3)`, where the output ends in an error of Python's grammar; empty elsewhere."""
-    if not _last_line(output).startswith(("SyntaxError", "IndentationError", "TabError")):
-        return ""
-    places = re.findall(r'^ *File "(.+)", line (\d+)', output, re.MULTILINE)
-    return f" ({os.path.basename(places[-1][0])}:{places[-1][1]})" if places else ""
-
-
-def _last_line(text: str) -> str:
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else ""
+    return " (a run has no standard input)" if is_script and "EOFError" in last_line(evidence.output_tail) else ""

@@ -164,7 +164,7 @@ def _table(name: str, typed: str, flags: Sequence[Flag]) -> dict[str, str]:
 
 
 def _value_in_force(name: str, table: Mapping[str, str], flags: Sequence[Flag]) -> KnobValue:
-    """The value whose words the command has, else the one that has none; None if neither can be told."""
+    """The value whose words the command has, else the one without words; None if there is neither."""
     in_force = [value for value, words in table.items() if _are_in_force(split_words(words, name), flags)]
     without = [value for value, words in table.items() if not words]
     return next((knob(name).read(value) for value in (*in_force, *without)), None)

@@ -152,7 +152,7 @@ def _answer_rows(so_far: BestSoFar, found: BestAnswer, space: Space) -> Iterator
         yield "best by its objective", _value(so_far, found.best_value)
         yield "baseline by its objective", _value(so_far, found.baseline_value)
     for place in found.ties:
-        yield "cannot be told from the best", knob_words(so_far.candidate(place).knobs)
+        yield "within the noise of the best", knob_words(so_far.candidate(place).knobs)
     if found.changes_training:
         yield "changes the training", ", ".join(found.changes_training)
     yield "candidates", f"{count(len(space.candidates))}, and {count(space.dropped)} of another global batch left out"

@@ -1,0 +1,45 @@
+"""The end of a training as its output reports it: torchrun's report of its ranks, and the last line with its place."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+
+# The report torchrun prints: the ranks it saw fail, each with its exit code.
+_REPORTED = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)\s+exitcode\s*: (-?\d+) \(pid: \d+\)")
+
+
+def reported_codes(output: str) -> dict[int, int]:
+    """The exit code of each rank in torchrun's report; empty without one."""
+    return {int(rank): int(code) for rank, code in _REPORTED.findall(output)}
+
+
+def reported_end(output: str) -> str:
+    """The end of the first rank in torchrun's report that torchrun itself did not end; empty without one."""
+    codes = reported_codes(output).items()
+    return next((f"rank {rank} {exit_words(code)}" for rank, code in codes if code != -signal.SIGTERM), "")
+
+
+def exit_words(code: int) -> str:
+    """An exit code in words; a negative one is a signal's."""
+    if code >= 0:
+        return f"exited with status {code}"
+    try:
+        return f"died of {signal.Signals(-code).name}"
+    except ValueError:
+        return f"died of signal {-code}"
+
+
+def error_place(output: str) -> str:
+    """The file and line, ` (train.py:3)`, where the output ends in an error of Python's grammar; empty elsewhere."""
+    if not last_line(output).startswith(("SyntaxError", "IndentationError", "TabError")):
+        return ""
+    places = re.findall(r'^ *File "(.+)", line (\d+)', output, re.MULTILINE)
+    return f" ({os.path.basename(places[-1][0])}:{places[-1][1]})" if places else ""
+
+
+def last_line(text: str) -> str:
+    """The last line that is not blank; empty without one."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""
