@@ -4,8 +4,10 @@
 
 Each is started as its users start it: accelerate at four times the true maximum, Lightning at 2. All take the worker's
 own step under the same real limit of a process, two steps a trial, pay their own imports, and end with the same proof:
-a fresh run at the size found. The true maximum is found by cold runs of every size from ours on, up to the second in a
-row that runs out of memory. Lightning is installed into a folder of its own on first use.
+a fresh run of all its steps. A finder whose answer runs out of memory there has not paid for it: as its user would, it
+goes on with the next size of accelerate's rule, and the time to the failed proof is printed beside. The true maximum is
+found by cold runs of every size from ours on, up to the second in a row that runs out of memory. Lightning is installed
+into a folder of its own on first use.
 
 The models are one of each family that trains text, cut down until the limit holds twenty to a hundred samples, and no
 further: a step at the maximum takes seconds on two cores, as one does on a user's machine. In a smaller one the time to
@@ -40,6 +42,8 @@ LIGHTNING_FOLDER = cache_directory() / "benchmarks" / "lightning"
 STEPS_A_TRIAL = 2
 BUDGET = 0.6
 MOST_PROBES, MOST_OOMS = 6, 1
+REDUCED_TO = 0.9
+"""Of a size that runs out of memory, the share that accelerate's find_executable_batch_size tries next (1.15)."""
 TOLERANCE_SHARE, TOLERANCE_BYTES = 0.03, 48 << 20
 COMMON = ("memory_limit=2GiB", "data.kind=random")
 """A model's own settings come after these."""
@@ -67,7 +71,8 @@ MODELS: dict[str, tuple[str, ...]] = {
 class Found:
     """What one finder came to: the size, how it got there, its wall time in seconds with the proof, and how that ended.
 
-    `missing` says why there is none.
+    `refuted` has the sizes whose proof ran out of memory, each with the wall time in seconds until then. `missing` says
+    why there is none.
     """
 
     who: str
@@ -76,6 +81,7 @@ class Found:
     ooms: int = 0
     seconds: float = 0.0
     proof: str = ""
+    refuted: tuple[tuple[int, float], ...] = ()
     missing: str = ""
 
 
@@ -166,8 +172,11 @@ def _another(who: str, plan: RunPlan, home: Home, start: int, proof_steps: int) 
     said = json.loads(lines[-1]) if done.returncode == 0 and lines else {}
     if "batch_size" not in said:
         return Found(who, missing=said.get("missing") or (done.stderr.strip().splitlines() or ["no words"])[-1][:200])
-    proof = _cold(plan, home, said["batch_size"], proof_steps)
-    return Found(who, said["batch_size"], said["trials"], said["ooms"], time.perf_counter() - began, proof)
+    size, refuted = said["batch_size"], list[tuple[int, float]]()
+    while (proof := _cold(plan, home, size, proof_steps)) == "oom" and size > 1:
+        refuted.append((size, time.perf_counter() - began))
+        size = int(size * REDUCED_TO)
+    return Found(who, size, said["trials"], said["ooms"], time.perf_counter() - began, proof, tuple(refuted))
 
 
 def _path_of_lightning(who: str) -> list[str]:
@@ -234,6 +243,11 @@ def lines(row: Row) -> list[str]:
         words = "" if share is None else f"  ours took {share:.2f} of it{'' if share <= BUDGET else ', NOT HELD'}"
         trials = f"{one.trials:>3} sizes, {one.ooms:>2} out of memory"
         said.append(f"  {one.who:<11} {one.batch_size:>5}  {trials}  {one.seconds:7.1f} s  proof {one.proof}{words}")
+        for size, seconds in one.refuted:
+            share = row.ours.seconds / seconds
+            said.append(
+                f"  {'':<11} {size:>5}  ran out of memory in its proof at {seconds:.1f} s, ours took {share:.2f}"
+            )
     return said
 
 
