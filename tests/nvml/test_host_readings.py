@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -16,6 +15,7 @@ from trainfast_runner.machine.processes import tree as tree_module
 from trainfast_runner.machine.processes.stat import Stat, read_stat
 from trainfast_runner.machine.processes.tree import ProcessTree
 from trainfast_runner.machine.telemetry import host as host_module
+from trainfast_runner.machine.telemetry import host_files
 from trainfast_runner.machine.telemetry.host import CoreSeconds, HostReader, busy_percent
 from trainfast_runner.machine.telemetry.sampler import take_tick
 
@@ -82,27 +82,77 @@ def test_a_core_switched_on_has_no_percent_yet(monkeypatch: pytest.MonkeyPatch) 
     assert reader.read()[0].cpu_percent_per_core == [0.0, 0.0]
 
 
+def hold(monkeypatch: pytest.MonkeyPatch, file: str, text: str | None) -> None:
+    """Let `/proc/FILE` hold this text, or with None not exist."""
+    real = host_files._lines
+
+    def lines(name: str) -> list[str]:
+        if name == file and text is None:
+            raise FileNotFoundError(2, "No such file or directory", f"/proc/{name}")
+        return text.splitlines() if name == file and text is not None else real(name)
+
+    monkeypatch.setattr(host_files, "_lines", lines)
+
+
+LOOPBACK = """\
+Inter-|   Receive                                       |  Transmit
+ face |bytes packets errs drop fifo frame compressed multicast|bytes packets errs drop fifo colls carrier compressed
+    lo:     999       9    0    0    0     0          0         0      999       9    0    0    0     0       0    0
+"""
+INTERFACES = """\
+eth0.12:5000000000    9    0    0    0     0          0         0       40       9    0    0    0     0       0    0
+   ib0:       1       1    0    0    0     0          0         0        2       1    0    0    0     0       0    0
+"""
+
+
 def test_network_interfaces_other_than_loopback_are_summed(monkeypatch: pytest.MonkeyPatch) -> None:
-    interfaces = {"lo": SimpleNamespace(bytes_recv=999, bytes_sent=999)}
-    monkeypatch.setattr(psutil, "net_io_counters", lambda **_: interfaces)
+    hold(monkeypatch, "net/dev", LOOPBACK)
     reading, missing = HostReader().read()
     assert reading.network_received_bytes is None
     assert missing["host.network_received_bytes"] == "no network interface but loopback"
-    interfaces["eth0.12"] = SimpleNamespace(bytes_recv=5_000_000_000, bytes_sent=40)
-    interfaces["ib0"] = SimpleNamespace(bytes_recv=1, bytes_sent=2)
+    hold(monkeypatch, "net/dev", LOOPBACK + INTERFACES)
     reading, _ = HostReader().read()
     assert (reading.network_received_bytes, reading.network_sent_bytes) == (5_000_000_001, 42)
 
 
-def test_a_figure_that_the_system_refuses_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuses(**_: object) -> None:
-        raise FileNotFoundError(2, "No such file or directory", "/proc/diskstats")
+def test_whole_disks_are_summed_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "listdir", lambda folder: ["sda", "cciss!c0d0"])
+    disks = (
+        "8 0 sda 9 9 4 9 9 9 1 9 0 9 9",
+        "8 1 sda1 9 9 8 9 9 9 2 9 0 9 9",
+        "8 16 cciss/c0d0 9 9 12 9 9 9 3 9 0 9 9",
+    )
+    hold(monkeypatch, "diskstats", "\n".join(disks))
+    assert host_files.read_disk_bytes() == ((4 + 12) * 512, (1 + 3) * 512)
 
-    monkeypatch.setattr(psutil, "disk_io_counters", refuses)
+
+def test_the_host_s_figures_are_those_of_psutil() -> None:
+    ours, _ = HostReader().read()
+    disks, memory = psutil.disk_io_counters(nowrap=False), psutil.virtual_memory()
+    assert ours.memory_total_bytes == memory.total
+    assert abs((ours.memory_available_bytes or 0) - memory.available) < 512 * 1024**2
+    assert abs((ours.swap_used_bytes or 0) - psutil.swap_memory().used) < 64 * 1024**2
+    assert (ours.disk_read_bytes is None) == (disks is None)
+    if disks is not None:
+        assert 0 <= disks.read_bytes - (ours.disk_read_bytes or 0) < 64 * 1024**2
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "key"),
+    [
+        ("diskstats", None, "host.disk_read_bytes"),
+        ("meminfo", "MemTotal: 1 kB", "host.memory_used_bytes"),
+        ("net/dev", "a\nb\neth0: x", "host.network_received_bytes"),
+    ],
+)
+def test_a_figure_that_the_system_refuses_has_a_reason(
+    monkeypatch: pytest.MonkeyPatch, file: str, text: str | None, key: str
+) -> None:
+    hold(monkeypatch, file, text)
     reading, missing = HostReader().read()
-    assert reading.disk_read_bytes is None
-    assert "/proc/diskstats" in missing["host.disk_read_bytes"]
-    assert reading.memory_total_bytes == psutil.virtual_memory().total
+    assert getattr(reading, key.removeprefix("host.")) is None
+    assert missing[key].startswith("the system does not give this reading: ")
+    assert reading.load_1m is not None
 
 
 @pytest.fixture

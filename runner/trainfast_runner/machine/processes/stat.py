@@ -1,4 +1,4 @@
-"""One process as `/proc/PID/stat` describes it (proc_pid_stat(5)).
+"""One process as `/proc/PID/stat` and `/proc/PID/io` describe it (proc_pid_stat(5), proc_pid_io(5)).
 
 psutil gives start times in seconds since 1970; records name a process by its start in clock ticks. psutil also needs
 four times as long for these fields, each tick for each process of a run (docs/decisions.md).
@@ -45,6 +45,16 @@ def read_threads(pid: int) -> list[Stat]:
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return []
     return [stat for thread in threads if (stat := _read(f"/proc/{pid}/task/{thread}/stat")) is not None]
+
+
+def read_storage_bytes(pid: int) -> tuple[int, int] | None:
+    """Bytes read from and written to storage; None for an ended or foreign process, or without kernel accounting."""
+    try:
+        with open(f"/proc/{pid}/io", "rb", buffering=0) as file:
+            counters = dict(line.split(b": ") for line in file.readall().splitlines())
+        return int(counters[b"read_bytes"]), int(counters[b"write_bytes"])
+    except (OSError, LookupError, ValueError):
+        return None
 
 
 def _read(path: str) -> Stat | None:

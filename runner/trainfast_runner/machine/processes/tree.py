@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from trainfast_runner.machine.processes.stat import Stat, read_stat
+from trainfast_runner.machine.processes.stat import Stat, read_stat, read_storage_bytes
 from trainfast_runner.records.tick import RunReading
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -73,7 +73,7 @@ class ProcessTree:
             threads += stat.threads
             if storage_due or member.storage is None:
                 # A process that just ended keeps its last counters.
-                member.storage = _storage_bytes(pid) or member.storage
+                member.storage = read_storage_bytes(pid) or member.storage
         if not self._members:
             return None
         storage = [member.storage for member in self._members.values() if member.storage is not None]
@@ -110,12 +110,3 @@ class ProcessTree:
         read, written = self._members.pop(pid).storage or (0, 0)
         self._ended_read_bytes += read
         self._ended_write_bytes += written
-
-
-def _storage_bytes(pid: int) -> tuple[int, int] | None:
-    """Bytes read from and written to storage; None for an ended or foreign process, or without kernel accounting."""
-    try:
-        counters = psutil.Process(pid).io_counters()
-    except (psutil.Error, OSError, LookupError, ValueError, NotImplementedError, RuntimeError):
-        return None
-    return counters.read_bytes, counters.write_bytes

@@ -7,11 +7,12 @@ from typing import Any, NamedTuple, TypeVar
 import psutil
 
 from trainfast_runner.machine.processes.tree import ProcessTree
+from trainfast_runner.machine.telemetry.host_files import read_disk_bytes, read_memory, read_network_bytes
 from trainfast_runner.records.tick import HostReading
 
 _T = TypeVar("_T")
 UNREADABLE = (OSError, ValueError, LookupError, psutil.Error, NotImplementedError)
-"""Errors of psutil where the system does not give a reading."""
+"""Errors of a reading that the system does not give."""
 
 _PACKAGE_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "acpitz")
 """Kernel drivers that measure the processor itself, best first."""
@@ -41,11 +42,11 @@ class HostReader:
         """The reading, and why each missing part is missing (keys start with `host.`, or are `run`)."""
         missing: dict[str, str] = {}
         per_core = self._per_core(missing)
-        memory = _ask("host.memory_used_bytes", psutil.virtual_memory, missing)
-        swap = _ask("host.swap_used_bytes", psutil.swap_memory, missing)
+        memory = _ask("host.memory_used_bytes", read_memory, missing)
         load = _ask("host.load_1m", os.getloadavg, missing)
-        disks = _ask("host.disk_read_bytes", lambda: psutil.disk_io_counters(nowrap=False), missing)
-        network = _ask("host.network_received_bytes", _network_bytes, missing, none="no network interface but loopback")
+        disks = _ask("host.disk_read_bytes", read_disk_bytes, missing)
+        no_network = "no network interface but loopback"
+        network = _ask("host.network_received_bytes", read_network_bytes, missing, none=no_network)
         if self._ticks % self._sparse_every == 0 and self._has_sensor:
             self._temperature_c = _ask("host.temperature_c", _package_temperature, missing)
             # A machine without a sensor gets none later, and each search costs as much as all other readings.
@@ -65,9 +66,9 @@ class HostReader:
             memory_used_bytes=memory.total - memory.available if memory else None,
             memory_total_bytes=memory.total if memory else None,
             memory_available_bytes=memory.available if memory else None,
-            swap_used_bytes=swap.used if swap else None,
-            disk_read_bytes=disks.read_bytes if disks else None,
-            disk_write_bytes=disks.write_bytes if disks else None,
+            swap_used_bytes=memory.swap_used if memory else None,
+            disk_read_bytes=disks[0] if disks else None,
+            disk_write_bytes=disks[1] if disks else None,
             network_received_bytes=network[0] if network else None,
             network_sent_bytes=network[1] if network else None,
             temperature_c=self._temperature_c,
@@ -105,12 +106,6 @@ def busy_percent(before: Sequence[CoreSeconds], now: Sequence[CoreSeconds]) -> l
         busy, idle = max(0.0, later.busy - earlier.busy), max(0.0, later.idle - earlier.idle)
         found.append(round(100 * busy / (busy + idle), 1) if busy + idle else 0.0)
     return found
-
-
-def _network_bytes() -> tuple[int, int] | None:
-    """Received and sent by all interfaces but loopback, which carries gloo and local sockets; None without any."""
-    found = [seen for name, seen in psutil.net_io_counters(pernic=True, nowrap=False).items() if name != "lo"]
-    return (sum(one.bytes_recv for one in found), sum(one.bytes_sent for one in found)) if found else None
 
 
 def _package_temperature() -> float | None:
