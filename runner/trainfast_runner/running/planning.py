@@ -94,51 +94,71 @@ def plan_run(spec: RunSpec, python: str | None = None, among: Sequence[str] = ()
     Raises UserError; with exit code 3 when `memory_limit` is below what the parameters alone need.
     """
     spec = replace(spec, data=expand_paths(spec.data))
-    limit = spec.knobs["memory_limit"]
-    objective = spec.data["objective"]
-    seen = training_python.inspect(python, spec.model, objective, count=limit is not None)
-    machine = detect_machine(seen.versions, seen.executable).used_by(spec.knobs["devices"])
-    if among and not isinstance(spec.knobs["devices"], str):
-        machine = machine.limited_to(among)
-    facts = Facts(spec, machine, seen.config, seen.versions, seen.executable)
-    check(facts)
-    if spec.knobs["attention"] in ("sdpa", "flash"):
-        # Only the model's class has the answer, which takes an import of torch.
-        asked = training_python.inspect(python, spec.model, objective, attention=True)
-        check(replace(facts, attentions=asked.attentions))
-    if spec.knobs["offload_path"] is not None:
-        # Counting imports torch, so only settings that work are counted.
-        seen = training_python.inspect(python, spec.model, objective, count=True)
-        zero_rules.refuse_small_disk(spec.knobs, seen.parameters)
+    inspection, machine = _check_settings(spec, python, among)
     ranks = world.world_size(spec, machine)
-    devices = world.devices_asked(spec.knobs)
-    choice = GpuChoice(())
-    if machine.device == "cuda":
-        choice = machine.choose_gpus(world.device_choice(devices), str(spec.knobs["strategy"]))
-    chosen = choice.gpus
+    choice = _choose_gpus(spec, machine)
     watch = spec.knobs["watch"]
-    limits = bytes_of_ranks(limit, ranks)
-    if limits is not None:
-        hopeless = hopeless_limit(spec, seen.parameters, world.device_count(spec, machine))
-        if hopeless is not None:
-            raise hopeless
+    limits = _memory_limits(spec, machine, ranks, inspection.parameters)
     return RunPlan(
         spec=_as_recorded(spec, machine),
         device=machine.device,
         world_size=ranks,
-        gpus=chosen,
-        watched=machine.watched(None if watch is None else str(watch), chosen),
+        gpus=choice.gpus,
+        watched=machine.watched(None if watch is None else str(watch), choice.gpus),
         memory_limit_bytes=limits,
-        python=seen.executable,
+        python=inspection.executable,
         versions={
             "trainfast-tui": __version__,
-            "python": seen.python_version,
+            "python": inspection.python_version,
             "driver": machine.driver_version,
-            **seen.versions,
+            **inspection.versions,
         },
-        env=_environment(spec, machine, ranks, chosen, seen),
+        env=_environment(spec, machine, ranks, choice.gpus, inspection),
         devices_reason=choice.reason,
     )
+
+
+def _check_settings(
+    spec: RunSpec, python: str | None, among: Sequence[str]
+) -> tuple[training_python.Inspection, Machine]:
+    """Check that the settings work together, in this training Python and on this machine; return both as inspected.
+
+    The parameters are counted only where a setting depends on their number. Raises UserError.
+    """
+    knobs, objective = spec.knobs, spec.data["objective"]
+    inspection = training_python.inspect(python, spec.model, objective, count=knobs["memory_limit"] is not None)
+    machine = detect_machine(inspection.versions, inspection.executable).used_by(knobs["devices"])
+    if among and not isinstance(knobs["devices"], str):
+        machine = machine.limited_to(among)
+    facts = Facts(spec, machine, inspection.config, inspection.versions, inspection.executable)
+    check(facts)
+    if knobs["attention"] in ("sdpa", "flash"):
+        # Only the model's class has the answer, which takes an import of torch.
+        asked = training_python.inspect(python, spec.model, objective, attention=True)
+        check(replace(facts, attentions=asked.attentions))
+    if knobs["offload_path"] is not None:
+        # Counting imports torch, so only settings that work are counted.
+        inspection = training_python.inspect(python, spec.model, objective, count=True)
+        zero_rules.refuse_small_disk(knobs, inspection.parameters)
+    return inspection, machine
+
+
+def _choose_gpus(spec: RunSpec, machine: Machine) -> GpuChoice:
+    """The GPUs of the ranks, none on a CPU. Raises UserError when the machine has too few."""
+    if machine.device != "cuda":
+        return GpuChoice(())
+    devices = world.device_choice(world.devices_asked(spec.knobs))
+    return machine.choose_gpus(devices, str(spec.knobs["strategy"]))
+
+
+def _memory_limits(spec: RunSpec, machine: Machine, ranks: int, parameters: int | None) -> tuple[int, ...] | None:
+    """The bytes that `memory_limit` leaves each rank, None without one. Raises UserError below what parameters need."""
+    limits = bytes_of_ranks(spec.knobs["memory_limit"], ranks)
+    if limits is not None:
+        too_small = hopeless_limit(spec, parameters, world.device_count(spec, machine))
+        if too_small is not None:
+            raise too_small
+    return limits
 
 
 def _as_recorded(spec: RunSpec, machine: Machine) -> RunSpec:
@@ -154,11 +174,11 @@ def _environment(
     machine: Machine,
     ranks: int,
     gpus: tuple[DeviceReading, ...],
-    seen: training_python.Inspection,
+    inspection: training_python.Inspection,
 ) -> dict[str, str]:
     """The variables that the launch sets in the inherited environment."""
     env = {
-        "PATH": search_path(seen.executable),
+        "PATH": search_path(inspection.executable),
         "PYTHONUNBUFFERED": "1",
         # torchrun's `-m` and the processes multiprocessing spawns would import a random.py of the working directory.
         "PYTHONSAFEPATH": "1",
@@ -172,7 +192,7 @@ def _environment(
             # DeepSpeed otherwise asks nvcc at every import, and before 0.19 fails without a CUDA toolkit
             # (op_builder: installed_cuda_version).
             env["DS_IGNORE_CUDA_DETECTION"] = "1"
-        env["TORCH_EXTENSIONS_DIR"] = str(extensions_directory(seen.executable, seen.versions))
+        env["TORCH_EXTENSIONS_DIR"] = str(extensions_directory(inspection.executable, inspection.versions))
     if spec.knobs["p2p"] == "off":
         env["NCCL_P2P_DISABLE"] = "1"
     return env
