@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from trainfast_runner import __version__
@@ -48,15 +49,37 @@ def plan_script(
     """
     preset = preset or ScriptPreset()
     knobs = _knobs(settings, preset, trial)
-    free = {name: value for name, value in knobs.items() if name not in (*preset.places, *OUR_KNOBS)}
     flagged = [name for name in knobs if name in preset.places]
+    without_flag = {name: value for name, value in knobs.items() if name not in (*preset.places, *OUR_KNOBS)}
     cwd = "" if words else _folder(preset)
     typed = preset.applied(list(words or preset.command), knobs)
     command = read_command(typed, None if python is None else training_python.find(python), cwd)
     steps = _steps(knobs, steps, steps_from_log)
     versions = _versions(command.interpreter)
     door_closed = _door_closed(command, versions)
-    check_reach(free, preset.framework, door_closed)
+    check_reach(without_flag, preset.framework, door_closed)
+    plan = _plan_command(_spec(command.name if words else preset.name, command.title, knobs), command, versions)
+    script = ScriptAsked(
+        command=typed,
+        argv=list(command.argv),
+        steps=steps,
+        timing_warmup=whole_number(knobs, "timing_warmup"),
+        samples_per_step=samples_per_step,
+        steps_from_log=steps_from_log,
+        flagged=flagged,
+        places=preset.places,
+        trainer_fields=trainer_fields(without_flag),
+        loader_defaults=loader_defaults(without_flag),
+        door_closed=door_closed,
+        unconfirmed=[] if preset.framework == "HF Trainer" else list(without_flag),
+        trial=trial,
+    )
+    return replace(plan, env={**plan.env, **environment(without_flag)}, script=script, cwd=cwd)
+
+
+def _plan_command(spec: RunSpec, command: ScriptCommand, versions: dict[str, str | None]) -> RunPlan:
+    """The plan of the command on this machine's devices, still without its script. Raises UserError."""
+    knobs = spec.knobs
     machine = detect_machine(versions, command.interpreter).used_by(knobs.get("devices"))
     if machine.refusal is not None:
         raise machine.refusal
@@ -64,7 +87,7 @@ def plan_script(
     ranks = command.ranks(len(choice.gpus))
     watch = knobs.get("watch")
     return RunPlan(
-        spec=_spec(command.name if words else preset.name, command.title, knobs),
+        spec=spec,
         device=machine.device,
         world_size=ranks,
         gpus=choice.gpus,
@@ -72,24 +95,8 @@ def plan_script(
         memory_limit_bytes=bytes_of_ranks(knobs.get("memory_limit"), ranks),
         python=command.interpreter or "",
         versions={"trainfast-tui": __version__, "driver": machine.driver_version, **versions},
-        env={**_environment(knobs, choice), **environment(free)},
+        env=_environment(knobs, choice),
         devices_reason=choice.reason,
-        script=ScriptAsked(
-            command=typed,
-            argv=list(command.argv),
-            steps=steps,
-            timing_warmup=whole_number(knobs, "timing_warmup"),
-            samples_per_step=samples_per_step,
-            steps_from_log=steps_from_log,
-            flagged=flagged,
-            places=preset.places,
-            trainer_fields=trainer_fields(free),
-            loader_defaults=loader_defaults(free),
-            door_closed=door_closed,
-            unconfirmed=[] if preset.framework == "HF Trainer" else list(free),
-            trial=trial,
-        ),
-        cwd=cwd,
     )
 
 
