@@ -71,7 +71,7 @@ class ScriptFigures(msgspec.Struct, frozen=True, kw_only=True):
     """`script` of `result.json`.
 
     `exit_code` is the command's, negative for a signal, None if it never started. `framework` counted the steps and
-    `hooks` fired; `samples_from` is where the samples of a step come from, `unknown` why each null field of the step
+    `hooks` ran; `samples_from` is where the samples of a step come from, `unknown` why each null field of the step
     records is null. `suppressed` lists what a trial kept the script from doing; a plain run suppresses nothing.
     `traced_memory` is None unless a trial was asked for it; a trial that could not trace says why in `unknown`.
     """

@@ -30,7 +30,7 @@ def install(engine: Any, run: ScriptRun) -> None:
     def begin() -> None:
         # Under the Trainer or Lightning these count: they come before the engine's first step.
         if run.steps.framework is None:
-            run.steps.claim(NAME)
+            run.steps.count_steps_of(NAME)
 
     @never_raises
     def count(engine: Any) -> None:

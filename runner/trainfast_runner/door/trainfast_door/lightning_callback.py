@@ -43,7 +43,7 @@ def _callback_class(base: Any, run: ScriptRun) -> Any:
 
         @never_raises
         def on_train_start(self, trainer: Any, module: Any) -> None:
-            run.steps.claim(NAME)
+            run.steps.count_steps_of(NAME)
             self._steps_before = trainer.global_step
             run.ran.update(knobs_of(trainer))
 

@@ -49,7 +49,7 @@ def install(run: ScriptRun) -> None:
             limit_memory(run)
             run.steps.peaks.set_baseline()
         _modules.add(module)
-        run.steps.prepares()
+        run.steps.start_first_step()
 
     run.removals.append(remove_hooks)
     _handles.append(register_module_module_registration_hook(has_module))
@@ -107,7 +107,7 @@ class ForwardTimes:
         """Record what only a running model shows."""
         self.is_first = False
         steps = self.steps
-        steps.fired("model forward hook")
+        steps.note_hook("model forward hook")
         self._run.actual["compute_dtype"] = _compute_dtype(self._run)
         if steps.peaks.on_cpu:
             steps.unknown.pop("forward_ms", None)

@@ -73,7 +73,7 @@ class OptimizerHook:
         if steps.source != OPTIMIZER:
             return
         if steps.taken == 0:
-            run.steps.fired("optimizer step hook")
+            run.steps.note_hook("optimizer step hook")
         if steps.count():
             trace_memory(run)
             raise SystemExit(0)
@@ -86,7 +86,7 @@ class OptimizerHook:
             if size <= self._parameters:
                 return False
             if self._run.steps.source == OPTIMIZER:
-                self._run.steps.forget()
+                self._run.steps.drop_first_step()
         self._main, self._parameters = weakref.ref(optimizer), size
         group = optimizer.param_groups[0]
         self._run.has_scheduler = "initial_lr" in group

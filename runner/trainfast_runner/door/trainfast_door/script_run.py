@@ -37,7 +37,7 @@ class ScriptRun:
         self.seen_step: Any = None
         """The step that is to be traced; None where it cannot be, or is not asked for."""
         self.untraced: str | None = "no optimizer of torch.optim steps a model"
-        """Why a trial that is asked for a trace has none."""
+        """The reason for a missing trace, in a trial that is asked for one."""
         self.traced_memory: dict[str, Any] | None = None
         self.suppressed: list[str] = []
         self.opened = False
@@ -91,14 +91,14 @@ class ScriptRun:
         return self.limit_peak_bytes
 
     def _unknown(self) -> dict[str, str]:
-        """Why fields are null; of the traced memory once the trial is over."""
+        """The reason for each null field; for the traced memory once the trial is over."""
         if not self.asked.get("trace") or not self.steps.stopping or self.untraced is None:
             return self.steps.unknown
         return {**self.steps.unknown, "traced_memory": self.untraced}
 
     def end_framework(self) -> None:
         """The framework's training is over: the script may go on with the model."""
-        self.steps.release()
+        self.steps.count_optimizer_steps()
         for remove in self.removals:
             remove()
 

@@ -25,14 +25,15 @@ TRACED_WRAPPERS = ("none", "DistributedDataParallel")
 
 
 class SeenStep:
-    """Watches the second step, the first in which the optimizer has its states; `why_not` is why it cannot be traced.
+    """Watches the second step, the first in which the optimizer has its states.
 
-    Nothing of the script's is kept alive: tensors are known by their shapes.
+    `untraceable` is the reason why that step cannot be traced, None once it can. Nothing of the script's is kept alive:
+    tensors are known by their shapes.
     """
 
     def __init__(self, run: ScriptRun, model: nn.Module, optimizer: Optimizer) -> None:
         self.model, self.optimizer = weakref.ref(model), weakref.ref(optimizer)
-        self.why_not: str | None = "no forward pass of its model with a backward was seen"
+        self.untraceable: str | None = "no forward pass of its model with a backward was seen"
         self.arguments: tuple[Any, ...] = ()
         self.keywords: dict[str, Any] = {}
         self.rows = 0
@@ -84,7 +85,7 @@ class SeenStep:
             type(one).__name__ for one in tree_flatten((args, kwargs))[0] if not isinstance(one, (Tensor, *PLAIN))
         }
         if foreign:
-            self.why_not = f"its model takes a {min(foreign)}"
+            self.untraceable = f"its model takes a {min(foreign)}"
             self.remove()
             return
         device = next(module.parameters()).device
@@ -96,7 +97,7 @@ class SeenStep:
 
     @never_raises
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self._calls == 1 and torch.is_grad_enabled() and self.why_not is not None:
+        if self._calls == 1 and torch.is_grad_enabled() and self.untraceable is not None:
             tensors = [one for one in tree_flatten(output)[0] if isinstance(one, Tensor)]
             self._outputs = [(weakref.ref(one), one.grad_fn, _address(one)) for one in tensors]
 
@@ -115,12 +116,12 @@ class SeenStep:
     def _see_loss(self, roots: Any) -> None:
         outputs, self._outputs = self._outputs, []
         if self._calls != 1:
-            self.why_not = f"its model is called {self._calls} times before a backward"
+            self.untraceable = f"its model is called {self._calls} times before a backward"
             return
         graph = LossGraph(roots, [node for _, node, _ in outputs])
         self.used = tuple(sorted(graph.reached))
         if not self.used:
-            self.why_not = "its loss depends on no output of its model"
+            self.untraceable = "its loss depends on no output of its model"
             return
         addresses = [address for _, _, address in outputs]
         self.kept = tuple(
@@ -131,7 +132,7 @@ class SeenStep:
         self.loss_bytes = graph.bytes_beside(self._known.union(addresses))
         model = self.model()
         self.holds_gradients |= model is not None and any(one.grad is not None for one in model.parameters())
-        self.why_not = None
+        self.untraceable = None
 
 
 def watch_step(run: ScriptRun, model: nn.Module, optimizer: Optimizer) -> None:

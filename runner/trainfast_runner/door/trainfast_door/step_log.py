@@ -32,7 +32,7 @@ UNKNOWN = {
     "forward_ms": "no module that holds the optimizer's parameters was called",
     "samples": "no framework, DataLoader or model input shows them; use --samples-per-step N",
 }
-"""Why a field of the step records is null."""
+"""The reason for each null field of the step records, until a hook sees a value."""
 
 
 class StepLog:
@@ -65,7 +65,7 @@ class StepLog:
         self.waits_for_loss = False
         self.peaks = MemoryPeaks()
         self.hooks: list[str] = []
-        """Names of the hooks that have fired in this process."""
+        """Names of the hooks that were called in this process."""
         self._files = files
         self._write_facts = write_facts
         self._limit: int | None = asked.get("steps")
@@ -86,38 +86,38 @@ class StepLog:
         """The source of most steps' samples; None without one."""
         return max(self._sources, key=lambda source: self._sources[source], default=None)
 
-    def claim(self, source: str) -> None:
-        """Count only the steps that `source`, a framework, reports from here on."""
+    def count_steps_of(self, source: str) -> None:
+        """From now on count only the steps that `source`, a framework, reports."""
         self.source = self.framework = source
-        self.fired(source)
+        self.note_hook(source)
 
-    def fired(self, hook: str) -> None:
-        """Note the first use of a hook."""
+    def note_hook(self, hook: str) -> None:
+        """Record that a hook was called."""
         if hook not in self.hooks:
             self.hooks.append(hook)
 
     def add_batch(self, samples: int, waited_ns: int) -> None:
         """Add a batch that a DataLoader gave, and the wait for it."""
         if self.data_ns is None:
-            self.fired("DataLoader")
+            self.note_hook("DataLoader")
             self.data_ns = 0
         self.data_ns += waited_ns
         self.loader_samples += samples
         if samples > self.largest_batch:
             self.largest_batch = samples
 
-    def release(self) -> None:
-        """Count the optimizers' steps again: the framework's training is over."""
+    def count_optimizer_steps(self) -> None:
+        """Count the steps of torch's optimizers again: the framework's training is over."""
         self.flush()
         self.source, self.waits_for_loss = OPTIMIZER, False
 
-    def prepares(self) -> None:
-        """Note that the first step has not begun before now."""
+    def start_first_step(self) -> None:
+        """Time the first step from now; does nothing once a step is recorded."""
         if self.taken == 0:
             self.begun_ns = time.monotonic_ns()
 
-    def forget(self) -> None:
-        """Drop the recorded step: it was of a smaller optimizer than the one that steps now."""
+    def drop_first_step(self) -> None:
+        """Drop the only recorded step: a smaller optimizer took it than the one that steps now."""
         if self.taken == 1:
             self.taken = 0
             self._records.clear()

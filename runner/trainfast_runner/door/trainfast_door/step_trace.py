@@ -33,13 +33,13 @@ def trace_memory(run: ScriptRun) -> None:
     if seen is None or run.untraced is not None:
         return
     seen.remove()
-    why_not = seen.why_not
-    if why_not is None:
+    reason = seen.untraceable
+    if reason is None:
         try:
             run.traced_memory = _traced(seen)
         except Exception as error:
-            why_not = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    run.untraced = why_not
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    run.untraced = reason
 
 
 def _traced(seen: Any) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def install(trainer: Any, run: ScriptRun) -> None:
 
         @never_raises
         def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-            run.steps.claim(NAME)
+            run.steps.count_steps_of(NAME)
             # The loss of a step is logged after its end.
             run.steps.waits_for_loss = True
             run.ran.update(knobs_of(args))
