@@ -10,7 +10,7 @@ from stand_in import Machine, gpus
 from trainfast_runner.machine.telemetry import failures
 from trainfast_runner.machine.telemetry import nvml as nvml_module
 from trainfast_runner.machine.telemetry.nvml import Nvml
-from trainfast_runner.machine.telemetry.patience import Job, Patience
+from trainfast_runner.machine.telemetry.timed_calls import Job, TimedCalls
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def gate():
 
 
 SHORT_S = 1.0
-"""Patience that a call which does not hang never needs, however little of the processor it gets."""
+"""A timeout that a call which does not hang never reaches, however little of the processor it gets."""
 
 
 def until(condition) -> None:
@@ -34,68 +34,68 @@ def until(condition) -> None:
 
 
 def test_a_call_that_hangs_is_left_and_the_rest_is_done(gate: threading.Event) -> None:
-    patience = Patience()
+    calls = TimedCalls()
     first, hung, last = Job(lambda: 1), Job(gate.wait), Job(lambda: 3)
-    patience.run([first, hung, last], SHORT_S)
+    calls.run([first, hung, last], SHORT_S)
     assert (first.result, hung.over, last.result) == (1, False, 3)
     again = Job(lambda: 4)
-    patience.run([again], 60)
+    calls.run([again], 60)
     assert again.result == 4
     gate.set()
     until(lambda: hung.over)
-    patience.close()
+    calls.close()
 
 
 def test_where_all_calls_hang_the_wait_for_all_of_them_is_little_more_than_for_two(gate: threading.Event) -> None:
     given: list[float] = []
 
-    class Noted(Patience):
-        def _wait(self, begun, patience_s):
-            given.append(patience_s)
-            return super()._wait(begun, patience_s)
+    class Noted(TimedCalls):
+        def _wait(self, begun, timeout_s):
+            given.append(timeout_s)
+            return super()._wait(begun, timeout_s)
 
-    patience = Noted()
+    calls = Noted()
     jobs = [Job(gate.wait) for _ in range(4)]
-    patience.run(jobs, 0.4)
-    patience.close()
+    calls.run(jobs, 0.4)
+    calls.close()
     began = [job.began_s or 0.0 for job in jobs]
     assert not any(job.over for job in jobs)
     assert began[1] - began[0] >= 0.4
     assert given == [0.4, 0.2, 0.1, 0.1]
 
 
-def test_who_is_in_a_hurry_does_not_wait_for_a_call_that_hangs(gate: threading.Event) -> None:
-    hurry = threading.Event()
-    patience = Patience(hurry)
+def test_once_the_sampling_stops_a_call_that_hangs_is_given_up(gate: threading.Event) -> None:
+    stopping = threading.Event()
+    calls = TimedCalls(stopping)
     hung = Job(gate.wait)
-    threading.Timer(0.05, hurry.set).start()
-    patience.run([hung], 3600)
+    threading.Timer(0.05, stopping.set).start()
+    calls.run([hung], 3600)
     assert not hung.over
-    patience.close()
+    calls.close()
 
 
 def test_what_a_call_raises_is_kept_with_it() -> None:
-    patience = Patience()
+    calls = TimedCalls()
     job: Job[float] = Job(lambda: 1 / 0)
-    patience.run([job], 60)
-    patience.close()
+    calls.run([job], 60)
+    calls.close()
     assert isinstance(job.error, ZeroDivisionError)
 
 
 def test_a_gpu_that_hangs_says_so_rests_and_comes_back_and_the_others_have_every_tick(gate: threading.Event) -> None:
     machine = Machine(gpus(4))
     with stand_in.installed(machine):
-        nvml = Nvml(patience_s=60)
+        nvml = Nvml(timeout_s=60)
         assert [gpu.error for gpu in nvml.sample(0)[0]] == [None] * 4
         machine.gpus[1].hangs = gate
-        nvml.patience_s = SHORT_S
+        nvml.timeout_s = SHORT_S
         for second in range(1, 4):
             readings, missing = nvml.sample(second * 10**9)
             assert [gpu.temperature_c for gpu in readings] == [50, None, 50, 50]
             assert missing["gpu1"].startswith("this GPU has not answered for ")
             assert readings[1].error == missing["gpu1"]
         gate.set()
-        nvml.patience_s = 60
+        nvml.timeout_s = 60
         until(lambda: nvml.sample(4 * 10**9)[0][1].temperature_c == 50)
         readings, missing = nvml.sample(5 * 10**9)
         assert [gpu.temperature_c for gpu in readings] == [50] * 4
@@ -107,20 +107,20 @@ def test_a_gpu_that_hangs_at_the_first_look_delays_nobody(gate: threading.Event)
     machine = Machine(gpus(2))
     machine.gpus[0].hangs = gate
     with stand_in.installed(machine):
-        nvml = Nvml(patience_s=SHORT_S, opening_s=3 * SHORT_S)
+        nvml = Nvml(timeout_s=SHORT_S, opening_s=3 * SHORT_S)
         for second in range(2):
             readings, missing = nvml.sample(second * 10**9)
             assert [gpu.temperature_c for gpu in readings] == [None, 50]
             assert missing["gpu0"].startswith("this GPU has not answered for ")
         gate.set()
-        nvml.patience_s = 60
+        nvml.timeout_s = 60
         until(lambda: nvml.sample(4 * 10**9)[0][0].temperature_c == 50)
         nvml.close()
 
 
 def test_a_driver_that_hangs_while_it_opens_does_not_hold_the_sampler(gate: threading.Event, monkeypatch) -> None:
     with stand_in.installed(Machine(gpus(1), init_hangs=gate)):
-        nvml = Nvml(patience_s=60, opening_s=0.05)
+        nvml = Nvml(timeout_s=60, opening_s=0.05)
         readings, missing = nvml.sample(0)
         assert readings == []
         assert missing["nvml"].startswith("NVML has not answered for 1 s: the driver is being opened")
@@ -135,20 +135,20 @@ def test_a_driver_that_hangs_while_it_opens_does_not_hold_the_sampler(gate: thre
 def test_a_gpu_that_was_slow_before_does_not_hold_up_the_tick_again(gate: threading.Event, monkeypatch) -> None:
     machine = Machine(gpus(2))
     with stand_in.installed(machine):
-        nvml = Nvml(patience_s=60)
+        nvml = Nvml(timeout_s=60)
         nvml.sample(0)
         machine.gpus[1].hangs = gate
-        nvml.patience_s = SHORT_S
+        nvml.timeout_s = SHORT_S
         assert failures.takes_long(nvml.sample(10**9)[0][1].error or "")
         gate.set()
         until(lambda: nvml._hangs[1].job.over)
         gate.clear()
         waited: list[float] = []
-        nvml.patience_s = 3600
-        monkeypatch.setattr(nvml_module, "HUNG_PATIENCE_S", 0.05)
-        run = nvml._patience.run
+        nvml.timeout_s = 3600
+        monkeypatch.setattr(nvml_module, "HUNG_TIMEOUT_S", 0.05)
+        run = nvml._calls.run
         monkeypatch.setattr(
-            nvml._patience, "run", lambda jobs, patience_s: (waited.append(patience_s), run(jobs, patience_s))
+            nvml._calls, "run", lambda jobs, timeout_s: (waited.append(timeout_s), run(jobs, timeout_s))
         )
         readings, _ = nvml.sample(30 * 10**9)
         assert [gpu.error is None for gpu in readings] == [True, False]
@@ -164,13 +164,13 @@ def test_a_lost_gpu_comes_back_beside_one_whose_call_hangs(gate: threading.Event
     machine.clock = lambda: clock["s"]
     machine.gpus[2].lost = (2, 6)
     with stand_in.installed(machine):
-        nvml = Nvml(patience_s=60)
+        nvml = Nvml(timeout_s=60)
         nvml.sample(0)
         machine.gpus[1].hangs = gate
         answered = {}
         for second in range(1, 10):
             clock["s"] = second
-            nvml.patience_s = SHORT_S if second == 1 else 60
+            nvml.timeout_s = SHORT_S if second == 1 else 60
             answered[second] = [gpu.error is None for gpu in nvml.sample(second * 10**9)[0]]
         assert answered[1] == [True, False, True]
         assert answered[3] == [True, False, False]

@@ -159,9 +159,9 @@ def takes_long(sentence: str) -> bool:
     return HAS_NOT_ANSWERED in sentence
 
 
-def opening(seconds: float, patience_s: float) -> str:
-    """A sentence about a driver that is being opened; after `patience_s` it is treated as hanging."""
-    if seconds > patience_s:
+def opening(seconds: float, timeout_s: float) -> str:
+    """A sentence about a driver that is being opened; after `timeout_s` it is treated as hanging."""
+    if seconds > timeout_s:
         return hangs(seconds)
     return (
         f"NVML has not answered for {max(1, round(seconds))} s: the driver is being opened, which takes seconds for"

@@ -12,7 +12,7 @@ from typing import Any
 from trainfast_runner.machine.telemetry import binding, failures
 from trainfast_runner.machine.telemetry.capabilities import Handle
 from trainfast_runner.machine.telemetry.device import Device, as_text
-from trainfast_runner.machine.telemetry.patience import Job, Patience
+from trainfast_runner.machine.telemetry.timed_calls import Job, TimedCalls
 from trainfast_runner.machine.telemetry.xid import OnXid, XidWatch
 from trainfast_runner.records.tick import DeviceReading, is_instance
 
@@ -20,10 +20,10 @@ _FIRST_RETRY_NS = 1_000_000_000
 _LONGEST_RETRY_NS = 60_000_000_000
 _LOST_RETRY_NS = 2_000_000_000
 """Interval between two tries to reach a lost GPU: a few calls that fail at once, unlike another initialization."""
-PATIENCE_S = 0.8
+READING_TIMEOUT_S = 0.8
 """Time for all readings of one GPU before the others are read without it. Less than a tick at 1 Hz, or all GPUs would
 miss the next one."""
-HUNG_PATIENCE_S = 0.25
+HUNG_TIMEOUT_S = 0.25
 """The same for a GPU that took too long before: it is read last."""
 OPENING_S = 15.0
 """Time for the driver to open: seconds for each GPU that is not in persistence mode."""
@@ -37,7 +37,7 @@ Found = tuple[Device, Handle]
 
 @dataclass(frozen=True)
 class Hang:
-    """A GPU's call that took longer than there was patience for, and when the GPU is asked again."""
+    """A GPU's call that timed out, and when the GPU is asked again."""
 
     job: Job[Any]
     rest_until_ns: int
@@ -49,7 +49,7 @@ class Hang:
         delay_ns = min(earlier.delay_ns * 2, _LONGEST_RETRY_NS) if earlier else _FIRST_RETRY_NS
         return cls(job, t_ns + delay_ns, delay_ns)
 
-    def is_forgiven(self, t_ns: int) -> bool:
+    def has_recovered(self, t_ns: int) -> bool:
         """True once the GPU has answered for long enough to be treated as any other."""
         return self.job.over and t_ns > self.rest_until_ns + _LONGEST_RETRY_NS
 
@@ -67,15 +67,15 @@ class Nvml:
         self,
         *,
         sparse_every: int = 5,
-        patience_s: float = PATIENCE_S,
+        timeout_s: float = READING_TIMEOUT_S,
         opening_s: float = OPENING_S,
         on_xid: OnXid | None = None,
-        hurry: threading.Event | None = None,
+        stopping: threading.Event | None = None,
         instances: Collection[str] = (),
     ) -> None:
         """`sparse_every`: ticks between two looks at process lists, fans, limits and PCIe links. `opening_s`: how long
         a `sample` waits for the driver to open; a slower opening goes on, and a later `sample` finds it open. `on_xid`
-        gets Xid errors, from a thread of its own. Once `hurry` is set, no wait takes longer than a fraction of a
+        gets Xid errors, from a thread of its own. Once `stopping` is set, no wait takes longer than a fraction of a
         second. `instances` are UUIDs of MIG instances to read after the GPUs."""
         self.driver_version: str | None = None
         self.failure: str | None = None
@@ -83,7 +83,7 @@ class Nvml:
         self.binding_warning: str | None = None
         """A sentence when the imported pynvml is not nvidia-ml-py's, or None."""
         self._sparse_every = sparse_every
-        self.patience_s = patience_s
+        self.timeout_s = timeout_s
         """Time for all readings of one GPU."""
         self._ticks = 0
         self._nv: ModuleType | None = None
@@ -94,7 +94,7 @@ class Nvml:
         self._reopen_at_ns = 0
         """Before this time a lost GPU is asked for without opening the driver again."""
         self._opening_s = opening_s
-        self._patience = Patience(hurry)
+        self._calls = TimedCalls(stopping)
         self._hangs: dict[int, Hang] = {}
         """The last call that took too long, by GPU index."""
         self._opening: Job[list[Found]] | None = None
@@ -106,9 +106,9 @@ class Nvml:
         self._xids: XidWatch | None = None
 
     @property
-    def hurried(self) -> bool:
-        """True if the last readings lack a GPU only because of `hurry`."""
-        return self._patience.hurried
+    def cut_short(self) -> bool:
+        """True if a reading was given up early because `stopping` was set: that GPU may not hang."""
+        return self._calls.cut_short
 
     def sample(self, t_ns: int) -> tuple[list[DeviceReading], dict[str, str]]:
         """One reading for each GPU, and the reasons of missing ones. `t_ns` is CLOCK_MONOTONIC and paces retries."""
@@ -116,7 +116,7 @@ class Nvml:
         if self._opening is not None and self._opening.over:
             opened, self._opening = self._opening, None
             self._opened(opened, t_ns)
-        self._hangs = {index: hang for index, hang in self._hangs.items() if not hang.is_forgiven(t_ns)}
+        self._hangs = {index: hang for index, hang in self._hangs.items() if not hang.has_recovered(t_ns)}
         if not self._open:
             self._open_when_due(t_ns)
         self._renew_durations()
@@ -147,7 +147,7 @@ class Nvml:
         assert nv is not None
         due = [device for device in self._devices if device.error is None and device.only_reasons]
         jobs = [Job(partial(device.look, nv, time.monotonic_ns())) for device in due]
-        self._patience.run(jobs, self.patience_s)
+        self._calls.run(jobs, self.timeout_s)
         for device, job in zip(due, jobs, strict=True):
             if not job.over:
                 self._hangs[device.index] = Hang.after(self._hangs.get(device.index), job, time.monotonic_ns())
@@ -158,7 +158,7 @@ class Nvml:
     def close(self) -> None:
         """Close the driver. A later `sample` opens it again."""
         self._shut()
-        self._patience.close()
+        self._calls.close()
 
     def _renew_durations(self) -> None:
         """Renew the sentences about hanging calls with their duration."""
@@ -185,8 +185,8 @@ class Nvml:
         jobs = [Job(partial(self._read, nv, device, offset_ns, self._ticks)) for device in due]
         self._ticks += 1
         known = sum(device.index not in self._hangs for device in due)
-        self._patience.run(jobs[:known], self.patience_s)
-        self._patience.run(jobs[known:], min(self.patience_s, HUNG_PATIENCE_S))
+        self._calls.run(jobs[:known], self.timeout_s)
+        self._calls.run(jobs[known:], min(self.timeout_s, HUNG_TIMEOUT_S))
         readings: dict[int, DeviceReading] = {}
         for device, job in zip(due, jobs, strict=True):
             if not job.over:
@@ -236,7 +236,7 @@ class Nvml:
         # A lost GPU can be asked for beside a call that hangs; closing the driver under that call is another matter.
         may_close = not hanging and t_ns >= self._reopen_at_ns
         job = Job(partial(self._initialize, t_ns, may_close=may_close))
-        self._patience.run([job], self._opening_s if may_close or not self._open else self.patience_s)
+        self._calls.run([job], self._opening_s if may_close or not self._open else self.timeout_s)
         if job.over:
             self._opened(job, t_ns)
         else:
@@ -252,7 +252,7 @@ class Nvml:
         self.failure = None
         found = job.result or []
         jobs = [Job(partial(device.attach, nv, handle)) for device, handle in found]
-        self._patience.run(jobs, max(self.patience_s, self._opening_s / _PROBES))
+        self._calls.run(jobs, max(self.timeout_s, self._opening_s / _PROBES))
         for (device, _), attached in zip(found, jobs, strict=True):
             if not attached.over:
                 self._hangs[device.index] = Hang.after(self._hangs.get(device.index), attached, t_ns)

@@ -163,7 +163,7 @@ class Sampler:
 
     def _run(self) -> None:
         # Both readers belong to this thread: NVML does not survive a fork.
-        nvml = Nvml(opening_s=_OPENING_S, on_xid=self._on_xid, hurry=self._stopping, instances=self._instances)
+        nvml = Nvml(opening_s=_OPENING_S, on_xid=self._on_xid, stopping=self._stopping, instances=self._instances)
         host = HostReader()
         due_s = time.monotonic()
         sampled = False
@@ -171,17 +171,17 @@ class Sampler:
             while not self._is_over_before(due_s, nvml):
                 self._follow(host)
                 tick = read_tick(nvml, host)
-                if nvml.hurried:
+                if nvml.cut_short:
                     break
                 self._cadence.after(tick)
                 self._on_tick(tick)
                 due_s = self._cadence.next(due_s)
                 sampled = True
             # Not as the first one, which would open the driver only to close it.
-            if self._last_tick and sampled and not nvml.hurried:
+            if self._last_tick and sampled and not nvml.cut_short:
                 tick = read_tick(nvml, host)
                 # A tick without time to wait for a GPU would report it lost.
-                if not nvml.hurried:
+                if not nvml.cut_short:
                     self._on_tick(tick)
         except BaseException as error:
             self.failure = error

@@ -19,7 +19,7 @@ _SHORTEST_S, _LONGEST_S = 0.01, 0.1
 """Seconds of sleep at a time while waiting."""
 _LEAST_S = 0.1
 """More time than a healthy call needs: 8 GPUs answer in milliseconds."""
-_HURRIED_S = 0.2
+_STOPPING_S = 0.2
 """Time for a call at the end of the sampling."""
 
 
@@ -65,22 +65,22 @@ class _Round:
         self.ended.set()
 
 
-class Patience:
+class TimedCalls:
     """Runs calls one after another in a thread of its own. Use it from one thread."""
 
-    def __init__(self, hurry: threading.Event | None = None) -> None:
-        """Once `hurry` is set, no call is waited for longer than a fraction of a second."""
-        self._hurry = hurry or threading.Event()
-        self.hurried = False
-        """True if a call was left for want of time: it may not hang at all."""
+    def __init__(self, stopping: threading.Event | None = None) -> None:
+        """Once `stopping` is set, no call is waited for longer than a fraction of a second."""
+        self._stopping = stopping or threading.Event()
+        self.cut_short = False
+        """True if a call was given up early because `stopping` was set: it may not hang at all."""
         self._rounds: queue.SimpleQueue[_Round | None] | None = None
 
-    def run(self, jobs: Sequence[Job[Any]], patience_s: float) -> None:
-        """Run the jobs; leave one behind that takes longer than `patience_s` seconds.
+    def run(self, jobs: Sequence[Job[Any]], timeout_s: float) -> None:
+        """Run the jobs; leave one behind that takes longer than `timeout_s` seconds.
 
         A job left behind may be `over` later. An exception of a call is in the job's `error`. Each job that hangs
-        halves the patience for the next ones: a driver that hangs mostly does so for every GPU, and all jobs together
-        then take little more than twice `patience_s`.
+        halves the time for the next ones: a driver that hangs mostly does so for every GPU, and all jobs together
+        then take little more than twice `timeout_s`.
         """
         waiting = list(jobs)
         while waiting:
@@ -89,11 +89,11 @@ class Patience:
                 threading.Thread(target=_work, args=(self._rounds,), name="nvml-calls", daemon=True).start()
             begun = _Round(waiting)
             self._rounds.put(begun)
-            hung = self._wait(begun, patience_s)
+            hung = self._wait(begun, timeout_s)
             if hung is None:
                 return
             begun.left = True
-            patience_s = max(patience_s / 2, min(patience_s, _LEAST_S))
+            timeout_s = max(timeout_s / 2, min(timeout_s, _LEAST_S))
             self.close()
             waiting = waiting[waiting.index(hung) + 1 :]
 
@@ -103,7 +103,7 @@ class Patience:
             self._rounds.put(None)
             self._rounds = None
 
-    def _wait(self, begun: _Round, patience_s: float) -> Job[Any] | None:
+    def _wait(self, begun: _Round, timeout_s: float) -> Job[Any] | None:
         """The job that takes too long, or None when all are over."""
         queued_s = time.monotonic()
         stalled_s = 0.0
@@ -113,10 +113,10 @@ class Patience:
                 return None
             since_s = current.began_s if current.began_s is not None else queued_s
             now_s = time.monotonic()
-            patient_s = min(patience_s, _HURRIED_S) if self._hurry.is_set() else patience_s
-            left_s = since_s + patient_s + stalled_s - now_s
+            limit_s = min(timeout_s, _STOPPING_S) if self._stopping.is_set() else timeout_s
+            left_s = since_s + limit_s + stalled_s - now_s
             if left_s <= 0 and current.began_s is not None:
-                self.hurried = self.hurried or patient_s < patience_s
+                self.cut_short = self.cut_short or limit_s < timeout_s
                 return current
             slice_s = min(max(left_s, _SHORTEST_S), _LONGEST_S)
             if begun.ended.wait(slice_s):
