@@ -16,7 +16,7 @@ from typing import IO, Any
 from trainfast_runner.errors import UserError
 
 WORKER = Path(__file__).parents[1] / "worker"
-PATIENCE_S = 120
+ANSWER_TIMEOUT_S = 120
 ENDED_EVERY_S = 0.01
 """Seconds between two looks whether a script has ended."""
 PLACE_IN_A_JOB = frozenset(
@@ -122,7 +122,7 @@ def _output_of(
     executable: str, command: list[str], environment: Mapping[str, str] | None, cancelled: threading.Event | None
 ) -> tuple[str, str]:
     """The command's stdout and stderr, once it has ended."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + ANSWER_TIMEOUT_S
     # Files, not pipes: a fork that outlives the script keeps a pipe open.
     with TemporaryFile() as printed, TemporaryFile() as errors:
         process = start_script(executable, command, errors, environment, stdout=printed)
@@ -155,4 +155,4 @@ def last_line(text: str) -> str:
 
 def timed_out(executable: str) -> UserError:
     """The error of a script that did not answer in time."""
-    return UserError(f"{executable} did not answer within {PATIENCE_S} s", key="python")
+    return UserError(f"{executable} did not answer within {ANSWER_TIMEOUT_S} s", key="python")

@@ -22,7 +22,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
 from trainfast_runner.machine.training_python import visible_to
 from trainfast_runner.machine.worker_scripts import (
-    PATIENCE_S,
+    ANSWER_TIMEOUT_S,
     WORKER,
     TraceCancelled,
     json_objects,
@@ -136,7 +136,7 @@ class _Server:
         batch, owed = self._batch, len(requests)
 
         self._unsent += _line({"batch": batch, "requests": requests, "devices": devices})
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + ANSWER_TIMEOUT_S
         try:
             while owed:
                 lines = self._new_lines()
@@ -147,7 +147,7 @@ class _Server:
                 for answer in found:
                     owed -= "imported" not in answer
                     yield answer
-                    deadline = time.monotonic() + PATIENCE_S
+                    deadline = time.monotonic() + ANSWER_TIMEOUT_S
                 if owed and cancelled.is_set():
                     raise TraceCancelled
                 if owed and time.monotonic() > deadline:

@@ -45,7 +45,8 @@ STEPS = {"cpu": 2, "cuda": 4}
 are slow."""
 LATER_STEPS = {"cpu": 1, "cuda": 4}
 """Optimizer steps of its later probes. A step under strict malloc thresholds is no faster the second time."""
-PATIENCE_S = 5.0
+EXTRA_WAIT_S = 5.0
+"""Once its first process is ready, a search waits for its prediction as long as that took, and this much more."""
 TRACE_WITHIN_S = 30.0
 """A search on a GPU waits at most this long for its prediction before its first process takes the GPU."""
 TIMED_WARMUP = 3
@@ -149,9 +150,9 @@ class BatchConductor(Conductor[AnyLine, Ended]):
                 began_s = self._clock_s()
                 available = self._ready(self._warm_process())
                 # A prediction saves a few sizes: worth about as long a wait as the process was.
-                patience_s = self._clock_s() - began_s + PATIENCE_S
+                wait_s = self._clock_s() - began_s + EXTRA_WAIT_S
                 if available is not None:
-                    self._wait_for(prediction, time.monotonic() + patience_s)
+                    self._wait_for(prediction, time.monotonic() + wait_s)
             finally:
                 cancelled.set()
         if available is not None:

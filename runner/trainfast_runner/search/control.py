@@ -99,14 +99,14 @@ def resume(directory: Path) -> None:
     (directory / PAUSE_FILE).unlink(missing_ok=True)
 
 
-def cancel(directory: Path, patience_s: float = 0.0) -> bool:
+def cancel(directory: Path, timeout_s: float = 0.0) -> bool:
     """Ask the conductor to stop its run and end; the journal stays, and the same command continues it.
 
-    Returns False when there is no conductor to ask. Waits at most `patience_s` for the conductor to be gone.
+    Returns False when there is no conductor to ask. Waits at most `timeout_s` for the conductor to be gone.
     """
     conductor = conductor_of(directory)
     was_asked = conductor is not None and send(conductor, signal.SIGTERM)
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + timeout_s
     while is_conducted(directory) and time.monotonic() < deadline:
         time.sleep(0.02)
     return was_asked

@@ -13,7 +13,7 @@ from .leaving import leave
 from .step_log import StepLog
 from .worker_log import WorkerLog
 
-STEP_LOG_PATIENCE_S = 1.0
+STEP_LOG_TIMEOUT_S = 1.0
 EXIT_SIGTERM = 128 + signal.SIGTERM
 
 
@@ -33,7 +33,7 @@ def keep_last_step_on_sigterm(step_log: StepLog | None, log: WorkerLog, device: 
         while os.read(receiver, 1) != bytes([signal.SIGTERM]):
             pass
         if step_log is not None:
-            step_log.flush(patience_s=STEP_LOG_PATIENCE_S)
+            step_log.flush(timeout_s=STEP_LOG_TIMEOUT_S)
         log.write("signal", signal="SIGTERM", phase=log.phase, step=log.step)
         leave(EXIT_SIGTERM)
 

@@ -86,24 +86,24 @@ class StepLog:
             if before is not None:
                 self._write(before)
 
-    def flush(self, patience_s: float | None = None) -> None:
+    def flush(self, timeout_s: float | None = None) -> None:
         """Write the step still pending, if there is one.
 
-        After an error another rank may never answer: a step whose figures do not arrive within `patience_s` seconds is
+        After an error another rank may never answer: a step whose figures do not arrive within `timeout_s` seconds is
         dropped. None waits without end.
         """
-        if not self._lock.acquire(timeout=-1 if patience_s is None else patience_s):
+        if not self._lock.acquire(timeout=-1 if timeout_s is None else timeout_s):
             return
         try:
             before, self._pending = self._pending, None
             if before is None:
                 return
-            if patience_s is None:
+            if timeout_s is None:
                 self._write(before)
             else:
                 # A failed device raises its error again, which is on record already.
                 with suppress(RuntimeError):
-                    if _arrives(before.ready, patience_s):
+                    if _arrives(before.ready, timeout_s):
                         self._write(before)
         finally:
             self._lock.release()
@@ -124,9 +124,9 @@ class StepLog:
         self._write_record(record)
 
 
-def _arrives(ready: Any, patience_s: float) -> bool:
-    """Wait up to `patience_s` seconds; True if `ready` is complete."""
-    deadline = time.monotonic() + patience_s
+def _arrives(ready: Any, timeout_s: float) -> bool:
+    """Wait up to `timeout_s` seconds; True if `ready` is complete."""
+    deadline = time.monotonic() + timeout_s
     while ready is not None and not ready.is_completed():
         if time.monotonic() > deadline:
             return False

@@ -23,7 +23,7 @@ from .orders import orders_of
 from .probing import Prober
 from .record_file import RecordFile, rank_suffix
 from .recorder import StepRecorder
-from .sigterm import STEP_LOG_PATIENCE_S, keep_last_step_on_sigterm
+from .sigterm import STEP_LOG_TIMEOUT_S, keep_last_step_on_sigterm
 from .spec import RankSpec
 from .step_log import StepLog
 from .threads import openmp_libraries, wait_policy
@@ -108,7 +108,7 @@ class Training:
             self.state.engine.train(self.state.knobs, self.state.batches, recorder)
             step_log.flush()
         except BaseException:
-            step_log.flush(patience_s=STEP_LOG_PATIENCE_S)
+            step_log.flush(timeout_s=STEP_LOG_TIMEOUT_S)
             raise
         self.log.write(
             "finished",

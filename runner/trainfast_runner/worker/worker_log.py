@@ -43,9 +43,9 @@ class WorkerLog:
         """Record an error outside of the training, which goes on."""
         self.write("trouble", rank=self.rank, detail=detail)
 
-    def settle(self, patience_s: float = SETTLE_S) -> None:
+    def settle(self, timeout_s: float = SETTLE_S) -> None:
         """Wait until the disk takes the waiting lines: a rank without its last record counts as lost."""
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + timeout_s
         while self._file.is_behind and time.monotonic() < deadline:
             time.sleep(0.1)
             self._file.catch_up()

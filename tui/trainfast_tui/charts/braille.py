@@ -154,12 +154,12 @@ _LARGEST = 1e300
 class YRange:
     """The range of a chart's y axis, in the data's unit; it grows at once and shrinks late.
 
-    It shrinks only after the data used less than half of it for `patience_ns` of the data's own time, so that
+    It shrinks only after the data used less than half of it for `shrink_after_ns` of the data's own time, so that
     the picture keeps its scale while values move.
     """
 
-    def __init__(self, patience_ns: int = 20_000_000_000) -> None:
-        self.patience_ns = patience_ns
+    def __init__(self, shrink_after_ns: int = 20_000_000_000) -> None:
+        self.shrink_after_ns = shrink_after_ns
         self._range: tuple[float, float] | None = None
         self._roomy_since_ns: int | None = None
 
@@ -194,7 +194,7 @@ class YRange:
             self._roomy_since_ns = None
         elif self._roomy_since_ns is None or now_ns < self._roomy_since_ns:
             self._roomy_since_ns = now_ns
-        elif now_ns - self._roomy_since_ns >= self.patience_ns:
+        elif now_ns - self._roomy_since_ns >= self.shrink_after_ns:
             self._roomy_since_ns, self._range = None, wanted
             return wanted
         return held
