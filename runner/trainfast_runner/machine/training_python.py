@@ -155,12 +155,12 @@ def install_stamps(executable: str) -> list[str]:
     return stamps
 
 
-def stamp(executable: str, request: str, more: str = "", there: list[str] | None = None) -> str:
+def stamp(executable: str, request: str, more: str = "", installed: list[str] | None = None) -> str:
     """A hash that changes with the installed packages or a local model; `request` is JSON with its `model`.
 
-    `there` is `install_stamps(executable)`, where the caller has looked already.
+    `installed` is `install_stamps(executable)`, where the caller has looked already.
     """
-    stamps = [*(install_stamps(executable) if there is None else there)]
+    stamps = [*(install_stamps(executable) if installed is None else installed)]
     path = json.loads(request)["model"].get("path")
     if path and Path(path).is_dir():
         stamps += [f"{file}:{file.stat().st_mtime_ns}" for file in sorted(Path(path).glob("*.json"))]

@@ -78,14 +78,14 @@ class TraceRequests:
 
 
 def traces_of(
-    spec: RunSpec, device: str, executable: str, whole: bool = False, there: list[str] | None = None
+    spec: RunSpec, device: str, executable: str, whole: bool = False, installed: list[str] | None = None
 ) -> TraceRequests:
     """Return the requests for a run's model on `device`, cpu or cuda; `whole` traces every block.
 
-    `there` is `training_python.install_stamps(executable)` if the caller has it already.
+    `installed` is `training_python.install_stamps(executable)` if the caller has it already.
     """
     step, optimizer = requests_of(spec, device, whole)
-    return TraceRequests(_request(step, executable, there), _request(optimizer, executable, there))
+    return TraceRequests(_request(step, executable, installed), _request(optimizer, executable, installed))
 
 
 def requests_of(spec: RunSpec, device: str, whole: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -120,7 +120,7 @@ def requests_of(spec: RunSpec, device: str, whole: bool = False) -> tuple[dict[s
     return step, {**about, "part": "optimizer", "knobs": knobs}
 
 
-def _request(request: dict[str, Any], executable: str, there: list[str] | None) -> TraceRequest:
+def _request(request: dict[str, Any], executable: str, installed: list[str] | None) -> TraceRequest:
     text = json.dumps(request, sort_keys=True)
-    name = training_python.stamp(executable, text, FORMAT, there)
+    name = training_python.stamp(executable, text, FORMAT, installed)
     return TraceRequest(text, cache_directory() / "traced" / f"{name}.json")

@@ -65,12 +65,12 @@ def cached_models(
         executable = training_python.find(python)
     except UserError:
         return lambda spec: None
-    there = training_python.install_stamps(executable)
+    installed = training_python.install_stamps(executable)
     found: dict[Path, TraceOrError] = {}
     models: dict[TraceRequests, MemoryModel] = {}
 
     def model_of(spec: RunSpec) -> MemoryModel | None:
-        traces = traces_of(spec, device, executable, there=there)
+        traces = traces_of(spec, device, executable, installed=installed)
         if traces not in models:
             _read([traces], found)
             model = _model(traces, found, device)
@@ -121,8 +121,8 @@ def trace_models(
     holds a CUDA context while it traces, so nobody may measure that GPU's free memory meanwhile.
     """
     executable = training_python.find(python)
-    there = training_python.install_stamps(executable)
-    wanted = [traces_of(spec, device, executable, there=there) for spec in specs]
+    installed = training_python.install_stamps(executable)
+    wanted = [traces_of(spec, device, executable, installed=installed) for spec in specs]
     found: dict[Path, TraceOrError] = {}
     _read(wanted, found)
     owed = dict(enumerate(wanted))

@@ -33,13 +33,13 @@ class SizePrediction:
             return Predicted(reason=f"no prediction, the sizes are found by trying: {self.reason}")
         most = self.model.max_batch(plan.spec, plan.world_size, limit_bytes)
         # The growth below the maximum: a correction by an earlier run bends at that run's size.
-        there = self._at(plan, max(1, (most or 1) - 1))
+        below = self._at(plan, max(1, (most or 1) - 1))
         return Predicted(
-            fixed_bytes=there.fixed_bytes,
-            bytes_per_sample=there.bytes_per_sample,
+            fixed_bytes=below.fixed_bytes,
+            bytes_per_sample=below.bytes_per_sample,
             max_batch=most or 0,
             linear_from=linear_from(lambda size: self._at(plan, size).traced_bytes[BATCH_PHASE], most or 1),
-            basis=there.basis,
+            basis=below.basis,
         )
 
     def _at(self, plan: RunPlan, batch_size: int) -> Prediction:
@@ -64,10 +64,10 @@ def linear_from(traced: Callable[[int], float], most: int) -> int:
 def predict_size(plan: RunPlan, cancelled: threading.Event) -> SizePrediction:
     """Read the plan's memory model from the cache, or trace it now, which takes seconds; `cancelled` ends the trace."""
     try:
-        found = cached_model(plan.spec, plan.device, plan.python)
-        if found is None:
-            found = trace_model(plan.spec, plan.device, plan.python, cancelled, plan.device_uuids)
-        return SizePrediction(found.on(next(iter(plan.device_names), None)))
+        model = cached_model(plan.spec, plan.device, plan.python)
+        if model is None:
+            model = trace_model(plan.spec, plan.device, plan.python, cancelled, plan.device_uuids)
+        return SizePrediction(model.on(next(iter(plan.device_names), None)))
     except TraceCancelled:
         return SizePrediction(None, "the trace took too long")
     except UserError as error:
