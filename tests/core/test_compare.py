@@ -39,7 +39,7 @@ from trainfast_runner.results.comparison.difference import (
     compare,
 )
 from trainfast_runner.results.summary import spread
-from trainfast_tui.text.comparison import change, sentence, setting
+from trainfast_tui.text.comparison import difference_text, setting_text, verdict_text
 
 
 def result(rate: float = 100.0, mad: float = 1.0, steps: int = 40, **fields: Any) -> Result:
@@ -120,7 +120,7 @@ def test_conditions_that_may_explain_a_difference_are_named() -> None:
         ("steady", "from step 9", "still warming up"),
     ]
     assert found.notes[0].startswith("the conditions differed (start temperature, throttled by heat,")
-    assert sentence(found) is not None
+    assert verdict_text(found) is not None
 
 
 def test_on_a_cpu_what_others_take_of_it_is_a_condition() -> None:
@@ -168,15 +168,16 @@ def test_what_is_not_known_of_one_run_is_no_difference() -> None:
 def test_the_change_is_what_a_person_gets_by_subtracting() -> None:
     """1,036.4 and 1,049.6 are shown as 1,036 and 1,050: their difference is 14.0, not 13.2."""
     row = compare(result(1036.4), result(1049.6)).rows[0]
-    assert change(row) == "+14.0 samples/s"
+    assert difference_text(row) == "+14.0 samples/s"
 
 
 def test_the_sentence_says_which_way_and_how_sure() -> None:
-    text = sentence(compare(result(100), result(80)))
+    text = verdict_text(compare(result(100), result(80)))
     assert text is not None
     assert text.startswith("B has 20.0 % less throughput than A (95 % CI: -2")
-    assert (sentence(compare(result(100), result(101))) or "").startswith("No significant difference in throughput (95")
-    assert "too few steps" in (sentence(compare(result(100), result(101, steps=2))) or "")
+    text = verdict_text(compare(result(100), result(101))) or ""
+    assert text.startswith("No significant difference in throughput (95")
+    assert "too few steps" in (verdict_text(compare(result(100), result(101, steps=2))) or "")
 
 
 def test_the_energy_of_gpus_that_only_one_run_watched_is_no_difference_of_theirs() -> None:
@@ -198,7 +199,7 @@ def test_a_field_of_the_model_or_the_data_is_a_setting_that_differs() -> None:
     b = result(overrides={"model.num_hidden_layers": 2, "data.kind": "random"}, knobs={"batch_size": 8})
     found = compare(a, b)
     assert found.knobs == [("model.num_hidden_layers", 1, 2), ("data.kind", None, "random")]
-    assert setting("data.kind", None) == "the preset's"
+    assert setting_text("data.kind", None) == "the preset's"
     assert next(row.verdict for row in found.rows if row.label == "step") == OTHER_MODEL
 
 
@@ -225,7 +226,7 @@ def test_speeds_of_different_scripts_rank_against_each_other_nowhere(other: Resu
     rows = {row.label: row for row in found.rows}
     assert (rows["throughput"].verdict, rows["step"].verdict) == (verdict, verdict)
     assert (rows["throughput"].interval_percent is None) == (verdict != WORSE)
-    words = sentence(found) or ""
+    words = verdict_text(found) or ""
     assert words.startswith("B has 40.0 % less") if verdict == WORSE else words == f"Speed is {verdict}."
 
 
@@ -246,7 +247,7 @@ def test_samples_of_different_lengths_do_not_rank_and_their_tokens_do() -> None:
     assert (rows["throughput"].interval_percent, rows["step"].interval_percent) == (None, None)
     assert (rows["token throughput"].verdict, rows["token throughput"].percent) == (BETTER, pytest.approx(20))
     assert rows["token throughput"].interval_percent is not None
-    assert sentence(found) == "Samples/s are not comparable: different seq_len; compare tokens/s."
+    assert verdict_text(found) == "Samples/s are not comparable: different seq_len; compare tokens/s."
 
 
 def test_a_run_on_the_cpu_says_nothing_of_gpu_memory() -> None:
@@ -318,8 +319,8 @@ def test_speed_under_strict_malloc_thresholds_ranks_against_nothing() -> None:
     rows = {row.label: row for row in found.rows}
     assert rows["throughput"].verdict == rows["step"].verdict == STRICT_THRESHOLDS
     assert rows["throughput"].interval_percent is None
-    assert sentence(found) is not None
-    assert "not comparable" in str(sentence(found))
+    assert verdict_text(found) is not None
+    assert "not comparable" in str(verdict_text(found))
     assert any("speed is not comparable" in note for note in found.notes)
     assert compare(limited, limited).rows[0].verdict == STRICT_THRESHOLDS, "such a speed ranks against nothing"
 

@@ -8,7 +8,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.results.comparison.difference import ComparisonRow, compare
 from trainfast_runner.running.final_result import final_result
 from trainfast_tui.cli.output import print_json, print_line, print_table
-from trainfast_tui.text.comparison import change, figure, interval, sentence, setting
+from trainfast_tui.text.comparison import difference_text, figure_text, interval_text, setting_text, verdict_text
 from trainfast_tui.text.format import ABSENT, plain, signed_percent
 
 
@@ -22,33 +22,36 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the differing settings and figures."""
     home = Home()
-    found = compare(final_result(home, home.find(arguments.a)), final_result(home, home.find(arguments.b)))
+    comparison = compare(final_result(home, home.find(arguments.a)), final_result(home, home.find(arguments.b)))
     if arguments.json:
-        print_json(found)
+        print_json(comparison)
         return 0
-    print_line(f"A  {found.a}\nB  {found.b}\n")
-    if found.a == found.b:
+    print_line(f"A  {comparison.a}\nB  {comparison.b}\n")
+    if comparison.a == comparison.b:
         print_line("A and B are one and the same run.\n")
-    if found.knobs:
-        settings = [(plain(name), plain(setting(name, a)), plain(setting(name, b))) for name, a, b in found.knobs]
+    if comparison.knobs:
+        settings = [
+            (plain(name), plain(setting_text(name, a)), plain(setting_text(name, b))) for name, a, b in comparison.knobs
+        ]
         print_table(("KNOB", "A", "B"), settings)
     else:
         print_line("the same settings")
     print_line()
-    rows = [_cells(row) for row in found.rows if row.a is not None or row.b is not None]
+    rows = [_cells(row) for row in comparison.rows if row.a is not None or row.b is not None]
     print_table(
         ("FIGURE", "A", "B", "CHANGE", "", "95 % CI", ""), rows, right=(1, 2, 3, 4, 5), drop=("95 % CI", "CHANGE")
     )
-    if (verdict := sentence(found)) is not None:
+    if (verdict := verdict_text(comparison)) is not None:
         print_line()
         print_line(verdict)
-    if found.conditions:
+    if comparison.conditions:
         print_line()
         cells = [
-            (row.label, row.a or ABSENT, row.b or ABSENT, "differs" if row.differs else "") for row in found.conditions
+            (row.label, row.a or ABSENT, row.b or ABSENT, "differs" if row.differs else "")
+            for row in comparison.conditions
         ]
         print_table(("CONDITION", "A", "B", ""), [tuple(map(plain, row)) for row in cells])
-    for note in found.notes:
+    for note in comparison.notes:
         print_line(f"note: {plain(note)}")
     return 0
 
@@ -56,6 +59,6 @@ def run(arguments: argparse.Namespace) -> int:
 def _cells(row: ComparisonRow) -> list[str]:
     percent = "" if row.percent is None else signed_percent(row.percent)
     return [
-        *(row.label, figure(row.a, row.unit), figure(row.b, row.unit)),
-        *(change(row), percent, interval(row), row.verdict),
+        *(row.label, figure_text(row.a, row.unit), figure_text(row.b, row.unit)),
+        *(difference_text(row), percent, interval_text(row), row.verdict),
     ]

@@ -24,7 +24,7 @@ from trainfast_tui.report.recorded import ReportedRun
 from trainfast_tui.report.run_blocks import ABSENT_NOTE, run_sections
 from trainfast_tui.text.best_objective import objective_words
 from trainfast_tui.text.best_search import KEPT, budget_words, knob_words, noise_words
-from trainfast_tui.text.comparison import setting
+from trainfast_tui.text.comparison import setting_text
 from trainfast_tui.text.format import count, duration, milliseconds, number, percent, signed_percent, size
 
 OBJECTIVES = {
@@ -93,7 +93,7 @@ def _question(question: BestQuestion) -> Iterator[Block]:
     batch = "free" if question.global_batch is None else count(question.global_batch, "samples")
     rows += [("global batch", batch), ("budget", duration(question.budget_s))]
     rows += [
-        (f"{name} varied", ", ".join(setting(name, value) for value in values))
+        (f"{name} varied", ", ".join(setting_text(name, value) for value in values))
         for name, values in question.vary.items()
     ]
     rows += [(f"{name} left alone", reason) for name, reason in question.left_alone.items()]
@@ -103,8 +103,8 @@ def _question(question: BestQuestion) -> Iterator[Block]:
         earlier = [
             (
                 one.knob,
-                setting(one.knob, one.before),
-                setting(one.knob, one.value),
+                setting_text(one.knob, one.before),
+                setting_text(one.knob, one.value),
                 _gain(one.gain_percent),
                 one.search_id,
             )
@@ -195,7 +195,7 @@ def _effects(found: BestAnswer) -> Iterator[Block]:
     rows, whiskers = [], []
     for one in found.effects:
         source = "fresh processes" if one.measured else "earlier searches" if one.earlier else "the trials' model"
-        before, value = setting(one.knob, one.before), setting(one.knob, one.value)
+        before, value = setting_text(one.knob, one.before), setting_text(one.knob, one.value)
         rows.append((one.knob, before, value, _gain(one.gain_percent), source))
         gain = one.gain_percent
         words = signed_percent(gain.median)

@@ -21,7 +21,7 @@ from trainfast_tui.report.runs_scatter import memory_against_throughput
 from trainfast_tui.report.speed_blocks import speed_blocks
 from trainfast_tui.report.strip_picture import strip_picture
 from trainfast_tui.text import oom
-from trainfast_tui.text.comparison import interval
+from trainfast_tui.text.comparison import interval_text
 from trainfast_tui.text.diagnosis_figures import nothing_found
 from trainfast_tui.text.format import (
     ABSENT,
@@ -106,7 +106,7 @@ def _against(first: Result, result: Result) -> str:
     row = compare(first, result).rows[0]
     if row.percent is None or row.verdict in OTHER_SAMPLES:
         return row.verdict
-    sure = f" (95 % CI: {interval(row)})" if row.interval_percent else ""
+    sure = f" (95 % CI: {interval_text(row)})" if row.interval_percent else ""
     return f"{signed_percent(row.percent)}{sure}: {row.verdict}"
 
 

@@ -8,7 +8,7 @@ from trainfast_runner.results.comparison.difference import Comparison, compare
 from trainfast_tui.screens.base import PageScreen
 from trainfast_tui.session import Session
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.comparison import change, figure, interval, sentence, setting
+from trainfast_tui.text.comparison import difference_text, figure_text, interval_text, setting_text, verdict_text
 from trainfast_tui.text.lines import Line, Tone, paragraph, rule
 
 VERDICT_TONES: dict[str, Tone] = {"better": "success", "worse": "error"}
@@ -23,27 +23,27 @@ class CompareScreen(PageScreen):
     def __init__(self, session: Session, a: Result, b: Result) -> None:
         super().__init__(session)
         self._a, self._b = a, b
-        self._found = compare(a, b)
+        self._comparison = compare(a, b)
 
     def action_swap(self) -> None:
         self._a, self._b = self._b, self._a
-        self._found = compare(self._a, self._b)
+        self._comparison = compare(self._a, self._b)
         self.repaint()
 
     def body(self, width: int) -> list[Line]:
-        found = self._found
+        comparison = self._comparison
         return [
             rule("compare", width),
             _run_line("A", self._a),
             _run_line("B", self._b),
             [],
-            *_knob_lines(found, width),
+            *_knob_lines(comparison, width),
             [],
-            *_figure_lines(found, width),
+            *_figure_lines(comparison, width),
             [],
-            *paragraph(sentence(found) or "", width, "text"),
-            *_condition_lines(found),
-            *(line for note in found.notes for line in paragraph(f"note: {note}", width, "warning")),
+            *paragraph(verdict_text(comparison) or "", width, "text"),
+            *_condition_lines(comparison),
+            *(line for note in comparison.notes for line in paragraph(f"note: {note}", width, "warning")),
         ]
 
 
@@ -58,28 +58,28 @@ def _run_line(letter: str, result: Result) -> Line:
     return line
 
 
-def _knob_lines(found: Comparison, width: int) -> list[Line]:
-    if not found.knobs:
+def _knob_lines(comparison: Comparison, width: int) -> list[Line]:
+    if not comparison.knobs:
         return [[("The same settings.", "text")]]
     # A field of the model has a longer name than any knob.
-    label = min(max(18, *(len(name) + 2 for name, _, _ in found.knobs)), width - 32)
+    label = min(max(18, *(len(name) + 2 for name, _, _ in comparison.knobs)), width - 32)
     lines: list[Line] = [[(f"{'knob':<{label}}{'A':>16}{'B':>16}", "muted")]]
-    for name, a, b in found.knobs:
+    for name, a, b in comparison.knobs:
         lines.append(
             [
                 (fmt.to_width(fmt.plain(name), label), "title"),
-                (fmt.to_width(fmt.plain(setting(name, a)), 16, "right"), "text"),
-                (fmt.to_width(fmt.plain(setting(name, b)), 16, "right"), "warning"),
+                (fmt.to_width(fmt.plain(setting_text(name, a)), 16, "right"), "text"),
+                (fmt.to_width(fmt.plain(setting_text(name, b)), 16, "right"), "warning"),
             ]
         )
     return lines
 
 
-def _condition_lines(found: Comparison) -> list[Line]:
-    if not found.conditions:
+def _condition_lines(comparison: Comparison) -> list[Line]:
+    if not comparison.conditions:
         return []
     lines: list[Line] = [[], [(f"{'condition':<30}{'A':>20}{'B':>20}", "muted")]]
-    for row in found.conditions:
+    for row in comparison.conditions:
         cells = [fmt.to_width(fmt.plain(value or fmt.ABSENT), 20, "right") for value in (row.a, row.b)]
         lines.append(
             [
@@ -91,9 +91,9 @@ def _condition_lines(found: Comparison) -> list[Line]:
     return [*lines, []]
 
 
-def _figure_lines(found: Comparison, width: int) -> list[Line]:
-    rows = [row for row in found.rows if row.a is not None or row.b is not None]
-    step = next(row for row in found.rows if row.label == "step")
+def _figure_lines(comparison: Comparison, width: int) -> list[Line]:
+    rows = [row for row in comparison.rows if row.a is not None or row.b is not None]
+    step = next(row for row in comparison.rows if row.label == "step")
     without = [letter for letter, value in (("A", step.a), ("B", step.b)) if value is None]
     note: list[Line] = []
     if without:
@@ -108,9 +108,11 @@ def _figure_lines(found: Comparison, width: int) -> list[Line]:
     head += f"{'95 % CI':>20}" if widest else ""
     lines: list[Line] = [*note, [(head, "muted")]]
     for row in rows:
-        figures: Line = [(fmt.to_width(figure(value, row.unit), column, "right"), "text") for value in (row.a, row.b)]
+        figures: Line = [
+            (fmt.to_width(figure_text(value, row.unit), column, "right"), "text") for value in (row.a, row.b)
+        ]
         if wide:
-            figures.append((fmt.to_width(change(row), 18, "right"), "text"))
+            figures.append((fmt.to_width(difference_text(row), 18, "right"), "text"))
         percent = "" if row.percent is None else fmt.signed_percent(row.percent)
         tone = VERDICT_TONES.get(row.verdict, "muted")
         lines.append(
@@ -118,7 +120,7 @@ def _figure_lines(found: Comparison, width: int) -> list[Line]:
                 (f"{row.label:<18}", "title"),
                 *figures,
                 (fmt.to_width(percent, 10, "right"), "text" if tone == "muted" else tone),
-                (fmt.to_width(interval(row), 20, "right") if widest else "", "text"),
+                (fmt.to_width(interval_text(row), 20, "right") if widest else "", "text"),
                 ("  ", "text"),
                 (SIGNS.get(row.verdict, "") + row.verdict, tone),
             ]

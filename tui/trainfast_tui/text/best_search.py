@@ -8,7 +8,7 @@ from typing import Any
 
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.comparison import setting
+from trainfast_tui.text.comparison import setting_text
 from trainfast_tui.text.tables import pairs, table
 
 Fields = Mapping[str, Any]
@@ -24,7 +24,7 @@ KEPT = "none beyond the noise: the baseline is kept"
 
 def knob_words(knobs: Fields) -> str:
     """Knobs as they are typed: `batch_size=8 precision=bf16`."""
-    return " ".join(f"{name}={setting(name, value)}" for name, value in knobs.items())
+    return " ".join(f"{name}={setting_text(name, value)}" for name, value in knobs.items())
 
 
 def rate_words(rate: Fields | None) -> str:

@@ -16,31 +16,31 @@ from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_tui.text import format as fmt
 
 
-def figure(value: float | None, unit: str) -> str:
+def figure_text(value: float | None, unit: str) -> str:
     """Return a figure with its unit."""
     if unit.endswith("/s"):
         return fmt.per_second(value, unit.removesuffix("/s"))
     return {"bytes": fmt.size, "ms": fmt.milliseconds, "J": fmt.joules}.get(unit, fmt.number)(value)
 
 
-def setting(name: str, value: Any) -> str:
+def setting_text(name: str, value: Any) -> str:
     """Return a setting as it is typed; a field that only the other run overrides has the preset's value."""
     if name in BY_NAME:
         return BY_NAME[name].show(value)
     return "the preset's" if value is None else str(value)
 
 
-def change(row: ComparisonRow) -> str:
+def difference_text(row: ComparisonRow) -> str:
     """Return the difference of the two figures as shown, so that subtracting them gives the same."""
     if row.a is None or row.b is None:
         return ""
-    shown_a, shown_b = (fmt.as_shown(figure(value, row.unit)) for value in (row.a, row.b))
+    shown_a, shown_b = (fmt.as_shown(figure_text(value, row.unit)) for value in (row.a, row.b))
     delta = shown_b - shown_a
     sign = "" if not delta else ("+" if delta > 0 else "-")
-    return sign + figure(abs(delta), row.unit)
+    return sign + figure_text(abs(delta), row.unit)
 
 
-def interval(row: ComparisonRow) -> str:
+def interval_text(row: ComparisonRow) -> str:
     """Return the 95 % CI in percent, `+1.4 to +5.5 %`; empty if it cannot be computed."""
     if row.interval_percent is None:
         return ""
@@ -48,9 +48,9 @@ def interval(row: ComparisonRow) -> str:
     return f"{low:+.1f} to {high:+.1f} %"
 
 
-def sentence(found: Comparison) -> str | None:
+def verdict_text(comparison: Comparison) -> str | None:
     """Return the verdict; None if a run's throughput is unknown."""
-    row = found.rows[0]
+    row = comparison.rows[0]
     if row.percent is None:
         return None
     if row.verdict == STRICT_THRESHOLDS:
@@ -59,7 +59,7 @@ def sentence(found: Comparison) -> str | None:
         return f"Samples/s are {row.verdict}; compare tokens/s."
     if row.verdict in OTHER_SAMPLES:
         return f"Speed is {row.verdict}."
-    certainty = f"95 % CI: {interval(row)}" if row.interval_percent else "too few steps for a 95 % CI"
+    certainty = f"95 % CI: {interval_text(row)}" if row.interval_percent else "too few steps for a 95 % CI"
     if row.verdict == NOISE:
         return f"No significant difference in throughput ({certainty})."
     more = "more" if row.percent > 0 else "less"
