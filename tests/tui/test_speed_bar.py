@@ -13,7 +13,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import PredictedSpeed
 from trainfast_tui.control.memory_view import MemoryView
 from trainfast_tui.control.messages import MemoryPredicted, SnapshotTaken
-from trainfast_tui.control.next_run import run_of_preset
+from trainfast_tui.control.next_run import next_run_of_preset
 from trainfast_tui.control.speed_view import MeasuredSpeed, SpeedView
 from trainfast_tui.widgets.memory_bar import memory_lines
 from trainfast_tui.widgets.speed_bar import speed_lines
@@ -87,7 +87,7 @@ async def test_the_main_screen_shows_speed_below_memory(home: Home, size: tuple[
 
 
 def test_the_knobs_before_a_turn_are_those_of_the_preset_or_of_the_run() -> None:
-    next_run = run_of_preset("tiny-llama")
+    next_run = next_run_of_preset("tiny-llama")
     assert next_run.turned_from() is None
     turned = next_run.with_value("batch_size", "32").with_value("precision", "bf16")
     before = turned.turned_from()

@@ -29,7 +29,7 @@ from trainfast_tui.control.messages import (
     TerminalLost,
     ThreadFailed,
 )
-from trainfast_tui.control.next_run import run_of_preset
+from trainfast_tui.control.next_run import next_run_of_preset
 from trainfast_tui.screens.base import AppScreen, SessionMessage
 from trainfast_tui.screens.main import MainScreen
 from trainfast_tui.session import Session
@@ -190,7 +190,7 @@ def run_app(
     from trainfast_tui.terminal.hangup import watch
 
     if preset is not None:
-        run_of_preset(preset)
+        next_run_of_preset(preset)
     session = Session(home, preset=preset, python=python)
     app = TrainfastApp(session, ascii=ascii, plain_output=plain_output)
     watch(sys.stdin.fileno(), lambda: session.post(TerminalLost()))

@@ -42,8 +42,8 @@ from trainfast_tui.control.next_run import (
     is_about,
     is_about_model,
     measured_memory,
-    run_like,
-    run_of_preset,
+    next_run_of_preset,
+    next_run_repeating,
 )
 from trainfast_tui.control.oom_explainer import OomExplainer
 from trainfast_tui.control.predictor import Predictor, knows_free_memory, request_for
@@ -112,7 +112,7 @@ class Session:
         self.refusal: UserError | None = None
         """The reason why the first preset could not be loaded."""
         try:
-            self.next_run = run_of_preset(preset or (GPU_PRESET if os.path.exists("/dev/nvidia0") else CPU_PRESET))
+            self.next_run = next_run_of_preset(preset or (GPU_PRESET if os.path.exists("/dev/nvidia0") else CPU_PRESET))
         except UserError as error:
             self.refusal = error
 
@@ -209,14 +209,14 @@ class Session:
         if self._is_chosen and self.next_run is not None:
             self.next_run = compared_with(self.next_run, run)
         else:
-            self.next_run = run_like(run, self.home) or self.next_run
+            self.next_run = next_run_repeating(run, self.home) or self.next_run
         self.post(NextRunChanged())
 
     def _on_machine(self, machine: Machine) -> None:
         self.machine = machine
         if not self._is_chosen and self._adopted is None:
             try:
-                self.next_run = run_of_preset(GPU_PRESET if machine.device == "cuda" else CPU_PRESET)
+                self.next_run = next_run_of_preset(GPU_PRESET if machine.device == "cuda" else CPU_PRESET)
             except UserError as error:
                 self.post(KnobRefused(error))
         self.gather_advice()
@@ -255,7 +255,7 @@ class Session:
     def choose_preset(self, name: str) -> NextRun:
         """Train this preset or variant next. Raises UserError."""
         run = self.shown_run
-        chosen = compared_with(run_of_preset(name), run.run_file if run is not None else None)
+        chosen = compared_with(next_run_of_preset(name), run.run_file if run is not None else None)
         self.change(chosen)
         return chosen
 

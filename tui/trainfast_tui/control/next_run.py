@@ -224,8 +224,8 @@ def _script_title(path: Path) -> str:
         return f"cannot be used: {error.line()}"
 
 
-def run_of_preset(reference: str) -> NextRun:
-    """A preset or variant as written. Raises UserError."""
+def next_run_of_preset(reference: str) -> NextRun:
+    """The next run of a preset or variant as it is written. Raises UserError."""
     if (path := script_preset.path_of(reference)) is not None:
         spec = script_knobs.spec_of(script_preset.load(path))
     else:
@@ -233,10 +233,10 @@ def run_of_preset(reference: str) -> NextRun:
     return NextRun(spec, dict(spec.knobs))
 
 
-def run_like(run: RunFile, home: Home) -> NextRun | None:
-    """The run again as the next run; None for a script's run that cannot be repeated by its knobs."""
+def next_run_repeating(run: RunFile, home: Home) -> NextRun | None:
+    """The next run that repeats this one; None for a script's run that cannot be repeated by its knobs."""
     if run.script is None:
-        return repeat_of(run, home)
+        return next_run_repeating_preset(run, home)
     spec = script_knobs.repeated(run)
     if spec is None or spec.script is None:
         return None
@@ -251,8 +251,8 @@ def compared_with(next_run: NextRun, run: RunFile | None) -> NextRun:
     return replace(next_run, shown_run_knobs=run.knobs)
 
 
-def repeat_of(run: RunFile, home: Home) -> NextRun:
-    """The run again: its model, data and knobs, whatever has become of the preset.
+def next_run_repeating_preset(run: RunFile, home: Home) -> NextRun:
+    """The next run that repeats a preset's run: its model, data and knobs, whatever has become of the preset.
 
     For a search's confirmation run, whose steps and batch the search chose, it is the settings that were searched.
     """
@@ -328,10 +328,10 @@ def spec_again(record: RecordedSpec, spec: RunSpec) -> RunSpec:
 
 
 def next_run_of_search(record: RecordedSpec) -> NextRun:
-    """The settings that a search was asked about, with its own preset. Raises UserError if the preset is gone."""
+    """The next run with the settings of a search, beside its own preset. Raises UserError if the preset is gone."""
     from trainfast_runner.search.searches import SET_BY_A_SEARCH
 
-    own = run_of_preset(record.name)
+    own = next_run_of_preset(record.name)
     spec = spec_again(record, own.spec)
     if spec.script is not None:
         # The steps of a trial are the search's, not the person's.
