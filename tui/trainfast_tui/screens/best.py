@@ -20,7 +20,7 @@ from trainfast_tui.session import Session
 from trainfast_tui.text.best_state import open_values, orders_in_force, setting_words, settings_of
 from trainfast_tui.text.format import duration
 from trainfast_tui.text.lines import Paragraph, Tone
-from trainfast_tui.widgets.best_question import ask_about, asked_of, best_question_rows
+from trainfast_tui.widgets.best_question import DIALOGS, QuestionDialogs, asked_of, best_question_rows
 from trainfast_tui.widgets.best_view import BestView
 from trainfast_tui.widgets.strips import Footer
 
@@ -277,7 +277,7 @@ class BestScreen(AppScreen):
         if asked is not None:
             assert next_run is not None
             steps = whole_number({**defaults(), **next_run.spec.knobs}, "steps")
-            ask_about(part, self.app, asked, self._planned.vary, steps, self._plan_question)
+            DIALOGS[part](QuestionDialogs(self.app, asked, self._planned.vary, steps, self._plan_question))
 
     def action_fresh(self) -> None:
         """Let the next search use no earlier one, or use them; after an answer, put its question for a fresh one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -73,47 +74,66 @@ def best_question_rows(asked: BestAsked, own_batch: int | None, *, fresh: bool) 
     ]
 
 
-def ask_about(
-    part: str,
-    app: App[None],
-    asked: BestAsked,
-    planned: Mapping[str, Sequence[KnobValue]],
-    steps: int,
-    on_question: Callable[[BestAsked], None],
-) -> None:
-    """Ask for vary, batch, objective or budget on a dialog; `on_question` gets the question with the answer.
+@dataclass(frozen=True)
+class QuestionDialogs:
+    """A dialog for each part of the question `asked`; `on_question` gets the question with the answer."""
 
-    `planned` are the varied values of the present question, `steps` those of the next run.
-    """
+    app: App[None]
+    asked: BestAsked
+    planned: Mapping[str, Sequence[KnobValue]]
+    """The varied values of the present question, where `asked` names none."""
+    steps: int
+    """The steps of the next run, proposed as the length of a training."""
+    on_question: Callable[[BestAsked], None]
 
-    def change(fields: Fields) -> None:
-        on_question(msgspec.structs.replace(asked, **fields))
-
-    def ask(title: str, hint: str, value: str, read: Callable[[str], Fields]) -> None:
-        app.push_screen(
-            Ask(title, hint, value, read), lambda text: change(read(text)) if isinstance(text, str) else None
-        )
-
-    def on_objective(name: object) -> None:
-        if name == "time":
-            hint = "The length of the training that is to end first: compilation pays in a long one."
-            ask("Optimizer steps", hint, str(asked.for_steps or steps), _read_steps)
-        elif isinstance(name, str):
-            change({"objective": name, "for_steps": None})
-
-    if part == "objective":
-        app.push_screen(Pick("Search for", list(OBJECTIVES.items()), asked.objective), on_objective)
-    elif part == "vary":
-        now = vary_text(asked.vary or planned)
+    def ask_vary(self) -> None:
+        """Ask for the knobs to vary and their values."""
+        now = vary_text(self.asked.vary or self.planned)
         hint = f"knob=a,b,c knob=d,e: the values to try. Empty: {ALL}."
-        ask("Knobs to vary", hint, now, lambda text: {} if text.strip() == now else _read_vary(text))
-    elif part == "batch":
+        self._ask("Knobs to vary", hint, now, lambda text: {} if text.strip() == now else _read_vary(text))
+
+    def ask_batch(self) -> None:
+        """Ask for the global batch."""
+        now = "" if self.asked.global_batch is None else str(self.asked.global_batch)
         hint = "Samples of one optimizer step. Empty: as the knobs are set, or any if the batch is varied."
-        ask("Global batch", hint, "" if asked.global_batch is None else str(asked.global_batch), _read_batch)
-    else:
-        whole, rest = divmod(asked.budget_s, 60)
-        now = f"{asked.budget_s:g}s" if rest else f"{whole:g}m"
-        ask("Time budget", "Time for finding the best: 90s, 10m, 1.5h.", now, _read_budget)
+        self._ask("Global batch", hint, now, _read_batch)
+
+    def ask_objective(self) -> None:
+        """Ask for the objective; for the least time also for the number of steps."""
+
+        def on_objective(name: object) -> None:
+            if name == "time":
+                hint = "The length of the training that is to end first: compilation pays in a long one."
+                self._ask("Optimizer steps", hint, str(self.asked.for_steps or self.steps), _read_steps)
+            elif isinstance(name, str):
+                self._change({"objective": name, "for_steps": None})
+
+        self.app.push_screen(Pick("Search for", list(OBJECTIVES.items()), self.asked.objective), on_objective)
+
+    def ask_budget(self) -> None:
+        """Ask for the time budget."""
+        whole, rest = divmod(self.asked.budget_s, 60)
+        now = f"{self.asked.budget_s:g}s" if rest else f"{whole:g}m"
+        self._ask("Time budget", "Time for finding the best: 90s, 10m, 1.5h.", now, _read_budget)
+
+    def _ask(self, title: str, hint: str, value: str, read: Callable[[str], Fields]) -> None:
+        def on_answer(text: object) -> None:
+            if isinstance(text, str):
+                self._change(read(text))
+
+        self.app.push_screen(Ask(title, hint, value, read), on_answer)
+
+    def _change(self, fields: Fields) -> None:
+        self.on_question(msgspec.structs.replace(self.asked, **fields))
+
+
+DIALOGS: dict[str, Callable[[QuestionDialogs], None]] = {
+    "vary": QuestionDialogs.ask_vary,
+    "batch": QuestionDialogs.ask_batch,
+    "objective": QuestionDialogs.ask_objective,
+    "budget": QuestionDialogs.ask_budget,
+}
+"""The dialog of each part of the question, by the parameter of the action `ask`."""
 
 
 def _read_vary(text: str) -> Fields:
