@@ -4,7 +4,6 @@ threads that read, predict, start and stop."""
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
@@ -50,6 +49,7 @@ from trainfast_tui.control.predictor import Predictor, knows_free_memory, reques
 from trainfast_tui.control.run_control import RunControl
 from trainfast_tui.control.script_control import ScriptControl
 from trainfast_tui.control.search_control import BatchControl, SearchControl, SeenT
+from trainfast_tui.control.shared_tracer import SharedTracer
 from trainfast_tui.control.speed_view import SpeedView, measured_speed
 from trainfast_tui.live.reader import Reader
 from trainfast_tui.text.search_kind import SearchKind
@@ -57,7 +57,6 @@ from trainfast_tui.text.search_kind import SearchKind
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
     from trainfast_runner.memory.headroom import PredictedFit
-    from trainfast_runner.memory.warm_tracer import WarmTracer
     from trainfast_runner.running.follower import RunSnapshot
     from trainfast_runner.search.advice.advisor import Situation
     from trainfast_runner.settings.spec import RunSpec
@@ -79,12 +78,14 @@ class Session:
         self.home = home
         self.listener: Post | None = None
         self.machine: Machine | None = None
-        self.next_run: NextRun | None = None
+        self.next_run, self.refusal = _load(preset or (GPU_PRESET if os.path.exists("/dev/nvidia0") else CPU_PRESET))
+        """The next run, or the reason why its preset could not be loaded."""
         self.snapshot: Snapshot | None = None
         self.memory: MemoryView | None = None
         """The newest prediction for the next run."""
         self.speed: SpeedView | None = None
         """The newest predicted speed of the next run."""
+        self.tracer = SharedTracer()
         self.runs = RunControl(home, self.post, python)
         self.search = BatchControl(home, self.post, python)
         self.best = BestControl(home, self.post, python)
@@ -94,12 +95,10 @@ class Session:
             lambda snapshot: self.post(SnapshotTaken(snapshot)),
             lambda error: self.post(ThreadFailed(error)),
         )
-        self.predictor = Predictor(self.post, python, self.warm_tracer, home)
+        self.predictor = Predictor(self.post, python, self.tracer.get, home)
         self.calibrator = IdleCalibrator(home, self.post, python)
-        self.oom = OomExplainer(self.post, python, self.warm_tracer)
+        self.oom = OomExplainer(self.post, python, self.tracer.get)
         self._python = python
-        self._tracer: WarmTracer | None = None
-        self._tracer_lock = threading.Lock()
         self._situation: Situation | None = None
         self._is_chosen = preset is not None
         """True if the knobs were chosen: a run on the screen and the machine do not replace them then."""
@@ -109,12 +108,6 @@ class Session:
         self._gathered_for: tuple[str, str, str] | None = None
         self._adopted: str | None = None
         self._notified_elsewhere: str | None = None
-        self.refusal: UserError | None = None
-        """The reason why the first preset could not be loaded."""
-        try:
-            self.next_run = next_run_of_preset(preset or (GPU_PRESET if os.path.exists("/dev/nvidia0") else CPU_PRESET))
-        except UserError as error:
-            self.refusal = error
 
     def post(self, message: object) -> None:
         """Hand a message to the listener; from any thread."""
@@ -132,18 +125,8 @@ class Session:
         self.oom.stop(END_TRACES_S)
         self.calibrator.stop(END_TRACES_S)
         self.scripts.stop(END_TRACES_S)
-        if self._tracer is not None:
-            self._tracer.close()
+        self.tracer.close()
         self.reader.stop()
-
-    def warm_tracer(self) -> WarmTracer:
-        """The one tracer of all threads; made by the thread that traces first, so the first frame imports nothing."""
-        from trainfast_runner.memory.warm_tracer import WarmTracer
-
-        with self._tracer_lock:
-            if self._tracer is None:
-                self._tracer = WarmTracer()
-            return self._tracer
 
     @property
     def shown_run(self) -> RunSnapshot | None:
@@ -185,7 +168,7 @@ class Session:
         self._note_search(self.best, snapshot.best, SearchKind.BEST)
         self.gather_advice()
         self.predict()
-        self._calibrate_when_idle(snapshot)
+        self.calibrator.look(snapshot, self.machine, is_busy=self._is_device_used)
         self.runs.note_shown(snapshot.run.directory if snapshot.run is not None else None)
         elsewhere = snapshot.started_elsewhere
         # A run that this app just started comes onto the screen by itself.
@@ -341,34 +324,41 @@ class Session:
 
     def predict(self) -> None:
         """Predict the next run's memory when its knobs have changed, or when a run has begun or ended."""
-        run = self.shown_run
-        searches, live = self.running_search is not None, run is not None and run.is_live
-        self.oom.explain_if_oom(run, may_trace=not (searches or live or self.runs.is_starting))
-        if self.next_run is not None and self.next_run.script is not None:
+        next_run = self.next_run
+        self.oom.explain_if_oom(self.shown_run, may_trace=not self._is_device_used)
+        if next_run is not None and next_run.script is not None:
             # A script has no model to trace before it runs.
             self.predictor.stop()
             self.memory, self.speed, self._predicted_for = MemoryView(why=OF_SCRIPT), None, None
-            return
-        if self.next_run is None or self.machine is None:
-            return
-        # While a run only starts a trace goes on: it is that run's prediction, and nothing is measured yet. Not on a
-        # GPU, where the trace has memory of its own, which the run would take for another process's.
-        measured = run is not None and run.is_live and run.state != "starting"
-        on_gpu = self.machine.used_by(self.next_run.spec.knobs["devices"]).device == "cuda"
-        is_busy = searches or measured or (on_gpu and (live or self.runs.is_starting))
+        elif next_run is not None and self.machine is not None:
+            self._request_prediction(next_run, self.machine)
+
+    def _request_prediction(self, next_run: NextRun, machine: Machine) -> None:
+        """Request the next run's prediction, unless nothing has changed since the last request."""
+        may_trace, history = self._may_trace(next_run, machine), self._history(self.shown_run)
         # Free memory changes with every tick: only the first reading of it starts another prediction.
-        history = self._history(run)
-        key = (self.next_run, self.machine, is_busy, history, knows_free_memory(self.snapshot))
+        key = (next_run, machine, may_trace, history, knows_free_memory(self.snapshot))
         if key != self._predicted_for:
             self._predicted_for = key
-            self.predictor.request(
-                request_for(self.next_run, self.machine, self.snapshot, may_trace=not is_busy, history=history)
-            )
+            self.predictor.request(request_for(next_run, machine, self.snapshot, may_trace=may_trace, history=history))
 
-    def _calibrate_when_idle(self, snapshot: Snapshot) -> None:
-        run = snapshot.run
-        is_busy = self.running_search is not None or self.runs.is_starting or (run is not None and run.is_live)
-        self.calibrator.look(snapshot, self.machine, is_busy=is_busy)
+    def _may_trace(self, next_run: NextRun, machine: Machine) -> bool:
+        """True if a trace of the next run disturbs nothing that is measured.
+
+        While a run only starts on a CPU a trace goes on: it is that run's prediction, and nothing is measured yet. On a
+        GPU the trace has memory of its own, which the run would take for another process's.
+        """
+        if machine.used_by(next_run.spec.knobs["devices"]).device == "cuda":
+            return not self._is_device_used
+        run = self.shown_run
+        is_measured = run is not None and run.is_live and run.state != "starting"
+        return self.running_search is None and not is_measured
+
+    @property
+    def _is_device_used(self) -> bool:
+        """True while a search or a run is going on, or a run is being started."""
+        run = self.shown_run
+        return self.running_search is not None or self.runs.is_starting or (run is not None and run.is_live)
 
     def _history(self, run: RunSnapshot | None) -> str:
         """A text that changes with what speeds are predicted from: ended runs and searches, and the calibration."""
@@ -390,3 +380,11 @@ class Session:
         except UserError:
             versions = {}
         return MachineSeen(detect_machine(versions, self._python))
+
+
+def _load(preset: str) -> tuple[NextRun | None, UserError | None]:
+    """The next run of a preset, or the reason why it cannot be loaded."""
+    try:
+        return next_run_of_preset(preset), None
+    except UserError as error:
+        return None, error
