@@ -17,7 +17,8 @@ from functools import cached_property
 from trainfast_runner.results.distributions import NORMAL_95, student_95
 from trainfast_runner.search.best.journal import LaunchedBest, Race
 from trainfast_runner.search.best.observed import steps_for
-from trainfast_runner.search.best.state import MOST_VOID, BestState
+from trainfast_runner.search.best.ruled_out import MOST_VOID
+from trainfast_runner.search.best.state import BestState
 
 MOST_COLD = 12
 """Runs in fresh processes of one search."""

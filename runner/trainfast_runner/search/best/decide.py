@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from trainfast_runner.results.distributions import NORMAL_95
 from trainfast_runner.search.best.cold_runs import COLD_ERROR, RESERVED, ColdRuns, next_cold_run
 from trainfast_runner.search.best.prospects import Prospects
-from trainfast_runner.search.best.state import MOST_VOID, UNUSABLE, BestState
+from trainfast_runner.search.best.ruled_out import MOST_VOID, UNUSABLE
+from trainfast_runner.search.best.state import BestState
 from trainfast_runner.search.best.step_rule import LEAST, ORDINARY, StepRule
 from trainfast_runner.settings.knobs import BY_NAME
 

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 
-import msgspec
-
 from trainfast_runner.search.best.candidates import changes_training
 from trainfast_runner.search.best.effects import Levels, Likelihood, Observation, Posterior, Scales
 from trainfast_runner.search.best.journal import (
@@ -38,14 +36,10 @@ from trainfast_runner.search.best.observed import (
     switch_seconds,
 )
 from trainfast_runner.search.best.orders import ordered_out
-from trainfast_runner.search.best.too_large import verdict_of
+from trainfast_runner.search.best.ruled_out import ruled_out
 
 MORE = math.log(1.02)
 """A gain that is worth going on for, in ln rate."""
-MOST_VOID = 3
-"""A setting whose trials or runs were voided so often is given up."""
-UNUSABLE = ("failed", "incompatible")
-"""Outcomes of a setting that is never the answer; `incompatible` is one that a script overrode."""
 MILESTONES = (8, 12, 17, 24, 33, 46, 64, 90)
 """Numbers of observations at which the scales of the effects are chosen anew."""
 MAINS, PAIRS, VISITS = (0.15, 0.3, 0.6), (0.04, 0.08, 0.16), (0.003, 0.01, 0.03, 0.08)
@@ -102,16 +96,7 @@ class BestState:
     @cached_property
     def ruled_out(self) -> dict[int, CandidateVerdict]:
         """The candidates that can no longer be the answer, each with its verdict."""
-        found = {
-            number: CandidateVerdict(
-                candidate=number, verdict=one.ruled_out, reason=one.reason, excess_bytes=one.excess_bytes
-            )
-            for number, one in enumerate(self.candidates)
-            if one.ruled_out is not None
-        }
-        for verdict in (*self._ended(), *self._failed_levels()):
-            found.setdefault(verdict.candidate, verdict)
-        return found
+        return ruled_out(self.space, self.ran, self.rated, self.posterior.levels)
 
     @cached_property
     def ordered_out(self) -> dict[int, str]:
@@ -208,111 +193,9 @@ class BestState:
         """The trials in the process that waits."""
         return [one for one in self.trials if one.run_id == self.warm_run_id]
 
-    def _ended(self) -> list[CandidateVerdict]:
-        """Verdicts of candidates that ran out of memory, failed, or were voided too often."""
-        found = []
-        void: dict[int, int] = defaultdict(int)
-        for line in self.ran:
-            if line.outcome == "oom":
-                found += self._too_large(line)
-            elif line.outcome in UNUSABLE:
-                found.append(CandidateVerdict(candidate=line.candidate, verdict=line.outcome, reason=line.reason))
-            elif line.outcome == "void":
-                void[line.candidate] += 1
-        for number, count in void.items():
-            if count >= MOST_VOID and number not in self.rated:
-                reason = f"other processes took the machine in {count} trials"
-                found.append(CandidateVerdict(candidate=number, verdict="not_tried", reason=reason))
-        return [*found, *self._left_loss()]
-
-    def _too_large(self, line: Trial | Race) -> list[CandidateVerdict]:
-        """Verdicts of a candidate that ran out of memory, and of larger batches that did not fit under its limit."""
-        verdict = verdict_of(line, self.candidates[line.candidate])
-        # Trials are not under memory_limit: that one fitted says nothing of a run that is.
-        is_limited = isinstance(line, Race) and line.role == "limit"
-        like = [one for one in self.races if one.role == "limit"] if is_limited else self.ran
-        fitted = {one.candidate for one in like if one.outcome in ("measured", "slow")}
-        larger = [number for number in self._larger(line.candidate) if number not in fitted]
-        reason = f"a smaller batch: {verdict.reason}"
-        return [verdict, *(msgspec.structs.replace(verdict, candidate=number, reason=reason) for number in larger)]
-
-    def _larger(self, number: int) -> list[int]:
-        """Candidates that differ from one only by a larger batch."""
-        one = self.candidates[number].knobs
-        if "batch_size" not in one:
-            return []
-        rest = {name: value for name, value in one.items() if name not in ("batch_size", "grad_accum")}
-        return [
-            other
-            for other, candidate in enumerate(self.candidates)
-            if candidate.knobs["batch_size"] > one["batch_size"]
-            and all(candidate.knobs[name] == value for name, value in rest.items())
-        ]
-
-    def _left_loss(self) -> list[CandidateVerdict]:
-        """Verdicts of candidates that train the same as the baseline and reach another loss on the same samples."""
-        baseline = self.space.baseline
-        own = next((one.losses for one in self.trials if one.candidate == baseline and one.losses), [])
-        full = [one for one in self.races if one.role != "limit"]  # under memory_limit it takes fewer steps
-        run = next((one for one in full if one.candidate == baseline and one.last_loss is not None), None)
-        ran: list[Trial | Race] = [*self.trials, *full]
-        found = []
-        for one in ran:
-            if one.outcome not in ("measured", "slow") or self.changes_training(one.candidate):
-                continue
-            mine = theirs = first = None
-            if isinstance(one, Trial) and own and one.losses:
-                step = min(len(one.losses), len(own)) - 1
-                mine, theirs, first = one.losses[step], own[step], own[0]
-            elif isinstance(one, Race) and run is not None:
-                mine, theirs, first = one.last_loss, run.last_loss, run.first_loss
-            if mine is None or theirs is None:
-                continue
-            # A loss that has fallen far is compared by the way it came.
-            if abs(mine - theirs) > LOSS_SHARE * max(abs(theirs), abs(first or 0.0)):
-                reason = f"its loss was {mine:.4g} where the baseline's was {theirs:.4g}"
-                found.append(CandidateVerdict(candidate=one.candidate, verdict="failed", reason=reason))
-        return found
-
     def changes_training(self, number: int) -> list[str]:
         """The knobs by which a candidate trains differently from the baseline."""
         return changes_training(self.candidates[number], self.candidates[self.space.baseline])
-
-    def _failed_levels(self) -> list[CandidateVerdict]:
-        """Verdicts of candidates with a value of a knob that has failed in every setting of two or more.
-
-        Where these settings share several values that were never measured, it is the candidates with all of them.
-        """
-        failed = {one.candidate: one for one in self.ran if one.outcome in UNUSABLE}
-        if len(failed) < 2:
-            return []
-        levels = self.posterior.levels
-        measured = {pair for number in self.rated for pair in enumerate(levels.settings[number])}
-        unmeasured = {number: set(enumerate(levels.settings[number])) - measured for number in failed}
-        found = []
-        for pair in dict.fromkeys(pair for number in failed for pair in sorted(unmeasured[number])):
-            numbers = [number for number in failed if pair in unmeasured[number]]
-            if len(numbers) < 2:
-                continue
-            shared = sorted(set.intersection(*(unmeasured[number] for number in numbers)))
-            names = [levels.names[knob] for knob, _ in shared]
-            values = [levels.values[name][level] for name, (_, level) in zip(names, shared, strict=True)]
-            words = " with ".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
-            first = failed[numbers[0]]
-            reason = f"{words} failed in {len(numbers)} settings: {first.reason}"
-            found += [
-                CandidateVerdict(candidate=number, verdict=first.outcome, reason=reason)
-                for number, setting in enumerate(levels.settings)
-                if all(setting[knob] == level for knob, level in shared)
-            ]
-        return found
-
-
-LOSS_SHARE = 0.05
-"""A loss leaves the baseline's when it is further off than this share of the baseline's last or first loss.
-
-fp16 and bf16 stay within a few percent.
-"""
 
 
 def state_of_best_journal(
