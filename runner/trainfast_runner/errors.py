@@ -51,10 +51,10 @@ class UserError(Exception):
 
     def at(self, where: str) -> UserError:
         """The same error, with the place it was found in (kept when it already has one)."""
-        found = copy.copy(self)
-        found.where = self.where or where
-        found.args = (found.line(),)
-        return found
+        placed = copy.copy(self)
+        placed.where = self.where or where
+        placed.args = (placed.line(),)
+        return placed
 
     def as_json(self) -> dict[str, object]:
         """The object behind `error` in what `--json` prints for exit code 2."""
@@ -77,5 +77,5 @@ def nearest(word: str, names: Iterable[str]) -> str | None:
     longer = [name for fold, name in by_fold.items() if len(folded) > LEAST_LETTERS and fold.startswith(folded)]
     if len(longer) == 1:
         return longer[0]
-    found = difflib.get_close_matches(folded, by_fold, n=1, cutoff=0.6)
-    return by_fold[found[0]] if found else None
+    matches = difflib.get_close_matches(folded, by_fold, n=1, cutoff=0.6)
+    return by_fold[matches[0]] if matches else None

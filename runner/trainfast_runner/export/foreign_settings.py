@@ -60,70 +60,70 @@ class ForeignKnobs:
 def from_trainer_fields(fields: dict[str, Any]) -> ForeignKnobs:
     """Knobs of the fields of a TrainingArguments call."""
     rest = {RENAMED.get(name, name): value for name, value in fields.items() if name not in SILENT}
-    found = ForeignKnobs({}, [])
+    foreign = ForeignKnobs({}, [])
     halves = {name: rest.pop(name) for name in ("bf16", "fp16", "tf32") if name in rest}
     if halves:
-        found.knobs["precision"] = next((name for name, on in halves.items() if on), "fp32")
+        foreign.knobs["precision"] = next((name for name, on in halves.items() if on), "fp32")
     if (mixed := rest.pop("mixed_precision", None)) is not None:
-        found.take("precision", "fp32" if mixed == "no" else mixed, f"mixed_precision={mixed!r}")
+        foreign.take("precision", "fp32" if mixed == "no" else mixed, f"mixed_precision={mixed!r}")
     if rest.pop("use_cpu", False):
-        found.knobs["devices"] = "cpu"
+        foreign.knobs["devices"] = "cpu"
     compiled, mode = rest.pop("torch_compile", None), str(rest.pop("torch_compile_mode", None) or "default")
     if compiled is not None:
-        found.take(
+        foreign.take(
             "compile", mode.removesuffix("-no-cudagraphs") if compiled else "off", f"torch_compile_mode={mode!r}"
         )
     deepspeed = rest.pop("deepspeed", None)
     if isinstance(deepspeed, dict):
         inner = from_deepspeed(deepspeed)
-        found.knobs.update(inner.knobs)
-        found.not_understood.extend(inner.not_understood)
+        foreign.knobs.update(inner.knobs)
+        foreign.not_understood.extend(inner.not_understood)
     elif deepspeed is not None:
-        found.not_understood.append(f"deepspeed={deepspeed!r}: import that file")
+        foreign.not_understood.append(f"deepspeed={deepspeed!r}: import that file")
     for name, value in rest.items():
         if name == "optim" and isinstance(value, str) and value in OPTIMS:
-            found.knobs["optimizer"] = OPTIMS[value]
+            foreign.knobs["optimizer"] = OPTIMS[value]
         elif name == "gradient_checkpointing" and isinstance(value, bool):
-            found.knobs["checkpointing"] = "full" if value else "off"
+            foreign.knobs["checkpointing"] = "full" if value else "off"
         elif name in FIELDS:
-            found.take(FIELDS[name], value, f"{name}={value!r}")
+            foreign.take(FIELDS[name], value, f"{name}={value!r}")
         else:
-            found.not_understood.append(f"{name}={value!r}")
-    return found
+            foreign.not_understood.append(f"{name}={value!r}")
+    return foreign
 
 
 def from_accelerate(table: dict[str, Any]) -> ForeignKnobs:
     """Knobs of a file for `accelerate launch --config_file`."""
     rest = {name: value for name, value in table.items() if name not in SILENT}
-    found = ForeignKnobs({}, [])
+    foreign = ForeignKnobs({}, [])
     mixed = rest.pop("mixed_precision", None)
     if mixed is not None:
         # YAML 1.1 reads a bare `no` as false.
-        found.take("precision", "fp32" if mixed in ("no", False) else mixed, f"mixed_precision: {mixed}")
+        foreign.take("precision", "fp32" if mixed in ("no", False) else mixed, f"mixed_precision: {mixed}")
     kind, count = rest.pop("distributed_type", None), rest.pop("num_processes", 1)
     kinds = {"NO": "single", False: "single", "MULTI_GPU": "ddp", "FSDP": "fsdp"}
     if isinstance(kind, str | bool) and kind in kinds:
-        found.knobs["strategy"] = kinds[kind]
+        foreign.knobs["strategy"] = kinds[kind]
     elif kind is not None:
-        found.not_understood.append(f"distributed_type: {kind}")
+        foreign.not_understood.append(f"distributed_type: {kind}")
     if rest.pop("use_cpu", False):
-        found.knobs["devices"] = "cpu"
+        foreign.knobs["devices"] = "cpu"
     elif isinstance(count, int) and count > 1:
-        found.knobs["devices"] = count
+        foreign.knobs["devices"] = count
     dynamo = rest.pop("dynamo_config", None)
     if isinstance(dynamo, dict) and str(dynamo.get("dynamo_backend")).upper() == "INDUCTOR":
-        found.take("compile", dynamo.get("dynamo_mode", "default"), "dynamo_mode")
+        foreign.take("compile", dynamo.get("dynamo_mode", "default"), "dynamo_mode")
     elif dynamo is not None:
-        found.not_understood.append(f"dynamo_config: {dynamo}")
-    fsdp = found.section(rest, "fsdp_config")
+        foreign.not_understood.append(f"dynamo_config: {dynamo}")
+    fsdp = foreign.section(rest, "fsdp_config")
     for key, name in (("fsdp_reshard_after_forward", "reshard"), ("fsdp_activation_checkpointing", "checkpointing")):
         value = fsdp.pop(key, None)
         if isinstance(value, bool):
-            found.knobs[name] = ("on" if value else "off") if name == "reshard" else ("full" if value else "off")
+            foreign.knobs[name] = ("on" if value else "off") if name == "reshard" else ("full" if value else "off")
     fsdp.pop("fsdp_version", None)
     fsdp.pop("fsdp_auto_wrap_policy", None)
-    found.not_understood.extend(f"{name}: {value}" for name, value in {**rest, **fsdp}.items())
-    return found
+    foreign.not_understood.extend(f"{name}: {value}" for name, value in {**rest, **fsdp}.items())
+    return foreign
 
 
 def from_deepspeed(config: dict[str, Any]) -> ForeignKnobs:
@@ -132,27 +132,27 @@ def from_deepspeed(config: dict[str, Any]) -> ForeignKnobs:
     Sizes of buckets are computed anew from the model, and "auto" is left to the Trainer.
     """
     rest = {name: value for name, value in config.items() if name not in (*SILENT, "train_batch_size")}
-    found = ForeignKnobs({}, [])
-    zero = found.section(rest, "zero_optimization")
-    offload, parameters = found.section(zero, "offload_optimizer"), zero.get("offload_param")
+    foreign = ForeignKnobs({}, [])
+    zero = foreign.section(rest, "zero_optimization")
+    offload, parameters = foreign.section(zero, "offload_optimizer"), zero.get("offload_param")
     names = [
         name
         for name, entry in STRATEGIES.items()
         if entry.zero and entry.zero_stage == zero.get("stage") and entry.offloads == bool(offload or parameters)
     ]
     if names:
-        found.knobs["strategy"] = names[0]
+        foreign.knobs["strategy"] = names[0]
     elif zero:
-        found.not_understood.append(f"zero_optimization.stage: {zero.get('stage')}")
+        foreign.not_understood.append(f"zero_optimization.stage: {zero.get('stage')}")
     if offload.get("nvme_path"):
-        found.knobs["offload_path"] = offload["nvme_path"]
+        foreign.knobs["offload_path"] = offload["nvme_path"]
     halves = {name: dict(rest.pop(name)) for name in ("bf16", "fp16") if isinstance(rest.get(name), dict)}
     on = next((name for name, half in halves.items() if half.get("enabled") is True), None)
     if on is not None:
         pure = on == "bf16" and halves[on].get("bf16_master_weights_and_grads")
-        found.knobs["precision"] = "bf16-pure" if pure else on
+        foreign.knobs["precision"] = "bf16-pure" if pure else on
     elif not any(half.get("enabled") == "auto" for half in halves.values()):
-        found.knobs["precision"] = "fp32"
+        foreign.knobs["precision"] = "fp32"
     same = {
         "train_micro_batch_size_per_gpu": "batch_size",
         "gradient_accumulation_steps": "grad_accum",
@@ -162,7 +162,7 @@ def from_deepspeed(config: dict[str, Any]) -> ForeignKnobs:
         if value == "auto":
             continue
         if key in same:
-            found.take(same[key], value, f"{key}: {value}")
+            foreign.take(same[key], value, f"{key}: {value}")
         else:
-            found.not_understood.append(f"{key}: {value}")
-    return found
+            foreign.not_understood.append(f"{key}: {value}")
+    return foreign

@@ -115,8 +115,8 @@ def _trainer_block(text: str) -> ForeignKnobs | None:
             fields[str(keyword.arg)] = ast.literal_eval(keyword.value)
         except (ValueError, TypeError):
             unknown.append(f"{keyword.arg or '**'}={ast.unparse(keyword.value)} (line {keyword.value.lineno})")
-    found = from_trainer_fields(fields)
-    return ForeignKnobs(found.knobs, [*found.not_understood, *unknown])
+    foreign = from_trainer_fields(fields)
+    return ForeignKnobs(foreign.knobs, [*foreign.not_understood, *unknown])
 
 
 def _yaml(text: str) -> dict[str, Any] | None:
@@ -140,8 +140,8 @@ def _command(words: list[Word]) -> ForeignKnobs:
     if mixed is not None:
         # The script's own flag wins over the launcher's.
         fields.setdefault("mixed_precision", mixed.value)
-    found = from_trainer_fields(fields)
-    knobs = dict(found.knobs)
+    foreign = from_trainer_fields(fields)
+    knobs = dict(foreign.knobs)
     for option in ("nproc_per_node", "num_processes", "num_gpus"):
         count = launch.pop(option, (None, None))[1]
         if count is not None and count.value.isdecimal() and int(count.value) > 1:
@@ -150,7 +150,7 @@ def _command(words: list[Word]) -> ForeignKnobs:
     launch.pop("standalone", None)
     if any(word.value == "NCCL_P2P_DISABLE=1" for word in words[:place]):
         knobs["p2p"] = "off"
-    return ForeignKnobs(knobs, [*found.not_understood, *(f"--{name}" for name in launch)])
+    return ForeignKnobs(knobs, [*foreign.not_understood, *(f"--{name}" for name in launch)])
 
 
 def own_command(text: str) -> RunSpec | None:

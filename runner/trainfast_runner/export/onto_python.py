@@ -20,9 +20,9 @@ def edited(source: str, file: str, calls: Sequence[CallFields]) -> tuple[str, li
     these calls.
     """
     tree = parsed(source, file)
-    found = [(one, list(calls_of(tree, one.functions))) for one in calls]
-    found = found[:1] if found[0][1] else [(one, nodes) for one, nodes in found[1:] if nodes]
-    if not found:
+    called = [(one, list(calls_of(tree, one.functions))) for one in calls]
+    called = called[:1] if called[0][1] else [(one, nodes) for one, nodes in called[1:] if nodes]
+    if not called:
         raise UserError(
             f"{file} calls none of {', '.join(one.functions[0] for one in calls)}: nothing there takes the settings",
             key="--onto",
@@ -31,7 +31,7 @@ def edited(source: str, file: str, calls: Sequence[CallFields]) -> tuple[str, li
     place = Places(source)
     edits: list[Edit] = []
     notes: list[str] = []
-    for wanted, nodes in found:
+    for wanted, nodes in called:
         node = _one(wanted, nodes)
         if node is None:
             lines = ", ".join(str(one.lineno) for one in nodes)

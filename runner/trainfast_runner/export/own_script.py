@@ -66,10 +66,10 @@ def _command(run: RunFile, asked: ScriptAsked, line: WorkerLine) -> Written:
 def _variables(run: RunFile, framework: str) -> dict[str, str]:
     """Environment variables by which the run chose its devices and the framework took knobs."""
     beginning = VARIABLES.get(framework)
-    found = {name: value for name, value in run.env.items() if beginning and name.startswith(beginning)}
+    variables = {name: value for name, value in run.env.items() if beginning and name.startswith(beginning)}
     if "devices" in run.overrides and "CUDA_VISIBLE_DEVICES" in run.env:
-        found["CUDA_VISIBLE_DEVICES"] = run.env["CUDA_VISIBLE_DEVICES"]
-    return found
+        variables["CUDA_VISIBLE_DEVICES"] = run.env["CUDA_VISIBLE_DEVICES"]
+    return variables
 
 
 def _same_run(run: RunFile, asked: ScriptAsked) -> str:
@@ -105,16 +105,16 @@ def _training_block(run: RunFile, asked: ScriptAsked, line: WorkerLine) -> Writt
             key="--to",
             advice="--to command",
         )
-    found = ForeignKnobs({}, [])
+    foreign = ForeignKnobs({}, [])
     for name, value in (line.ran or {}).items():
         if value is not None and name in BY_NAME:
-            found.take(name, value, f"{name}={value}")
-    fields = fields_of(found.knobs)
+            foreign.take(name, value, f"{name}={value}")
+    fields = fields_of(foreign.knobs)
     if run.device == "cpu":
         fields["use_cpu"] = True
     if asked.steps is not None:
         fields["max_steps"] = asked.steps
-    unknown = [f"# Not understood: {sentence}." for sentence in found.not_understood]
+    unknown = [f"# Not understood: {sentence}." for sentence in foreign.not_understood]
     ranks = run.world_size
     launch = [f"# {ranks} processes: torchrun --standalone --nproc-per-node {ranks} SCRIPT"] if ranks > 1 else []
     head = [*heading(run, ("transformers", "torch"), ()), *unknown, *launch]

@@ -52,10 +52,10 @@ def calibrate(home: Home, python: str | None = None, cancelled: threading.Event 
     """
     executable = find(python)
     home.create()
-    found = _measure(executable, *_device(executable), cancelled)
-    ceilings = {**read(home), found.name: found}
+    ceiling = _measure(executable, *_device(executable), cancelled)
+    ceilings = {**read(home), ceiling.name: ceiling}
     write_atomically(home.path / CALIBRATION_FILE, msgspec.json.encode(ceilings))
-    return found
+    return ceiling
 
 
 def read(home: Home) -> dict[str, Ceiling]:
@@ -68,14 +68,14 @@ def ceiling_of(home: Home, device: str, gpu_name: str | None) -> dict[str, Any] 
     ceilings = read(home)
     if not ceilings:
         return None
-    found = ceilings.get(gpu_name or "" if device == "cuda" else cpu_name())
-    return None if found is None else msgspec.to_builtins(found)
+    ceiling = ceilings.get(gpu_name or "" if device == "cuda" else cpu_name())
+    return None if ceiling is None else msgspec.to_builtins(ceiling)
 
 
 def is_calibrated(home: Home, name: str) -> bool:
     """True if the device of this name was measured undisturbed, in each way that this version measures."""
-    found = read(home).get(name)
-    return found is not None and not found.disturbed and found.operation_us is not None
+    ceiling = read(home).get(name)
+    return ceiling is not None and not ceiling.disturbed and ceiling.operation_us is not None
 
 
 def cpu_name() -> str:

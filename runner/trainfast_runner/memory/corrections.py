@@ -167,12 +167,12 @@ def _traced_peak(run: RunFile) -> int | None:
     return max(traced.values(), default=None) if isinstance(traced, dict) else None
 
 
-def _keep(found: dict[str, Correction], where: str, new: Correction) -> None:
+def _keep(kept: dict[str, Correction], where: str, new: Correction) -> None:
     """Add one as the newest; the oldest beyond MOST_KEPT go."""
-    found.pop(where, None)
-    found[where] = new
-    while len(found) > MOST_KEPT:
-        del found[next(iter(found))]
+    kept.pop(where, None)
+    kept[where] = new
+    while len(kept) > MOST_KEPT:
+        del kept[next(iter(kept))]
 
 
 def _beyond(records: RunRecords, result: Result) -> dict[str, int]:
@@ -195,11 +195,11 @@ def _beyond(records: RunRecords, result: Result) -> dict[str, int]:
 
 def _peaks(records: RunRecords) -> dict[str, int]:
     """Bytes at each phase's peak on the fullest rank, over all steps."""
-    found: dict[str, int] = {}
+    peaks: dict[str, int] = {}
     for rank in records.steps:
         for phase, peak in records.totals(rank).phase_peaks.items():
-            found[phase] = max(found.get(phase, 0), peak)
-    return found
+            peaks[phase] = max(peaks.get(phase, 0), peak)
+    return peaks
 
 
 def _context(records: RunRecords, result: Result) -> int | None:

@@ -225,12 +225,12 @@ def strongest(cheapest: Iterable[Fix]) -> list[Settings]:
 
 def _specs(spec: RunSpec, every: list[Settings]) -> list[RunSpec]:
     """The different specs with these settings; a smaller batch needs no trace of its own."""
-    found: list[RunSpec] = []
+    specs: list[RunSpec] = []
     for settings in every:
         changed = None if "batch_size" in settings else _with(spec, settings)
-        if changed is not None and changed != spec and changed not in found:
-            found.append(changed)
-    return found
+        if changed is not None and changed != spec and changed not in specs:
+            specs.append(changed)
+    return specs
 
 
 def _different(every: Iterable[Fix]) -> Iterator[tuple[Fix, Fix]]:
@@ -273,8 +273,8 @@ def _batches(goal: Goal) -> list[OomChange]:
     if most < MUCH * max([1, *map(_batch_in, keeping)]):
         return keeping
     costs = f"little; the global batch goes from {batch * accumulation} to {most * accumulation} a rank"
-    found = goal.change({"batch_size": str(most)}, costs)
-    return [*keeping, *_enough([found] if found else [])]
+    largest = goal.change({"batch_size": str(most)}, costs)
+    return [*keeping, *_enough([largest] if largest else [])]
 
 
 def _with_smaller_batch(goal: Goal, settings: Settings, costs: str) -> list[OomChange]:
@@ -283,9 +283,9 @@ def _with_smaller_batch(goal: Goal, settings: Settings, costs: str) -> list[OomC
     for smaller in range(goal.largest_batch(settings), 0, -1):
         if batch * accumulation % smaller == 0:
             kept = {"batch_size": str(smaller), "grad_accum": str(batch * accumulation // smaller)}
-            found = goal.change({**kept, **settings}, f"{costs}; {KEEPS}")
-            if found is not None and is_enough(found):
-                return [found]
+            change = goal.change({**kept, **settings}, f"{costs}; {KEEPS}")
+            if change is not None and is_enough(change):
+                return [change]
     return []
 
 
@@ -294,21 +294,21 @@ def _pairs(goal: Goal, short: list[Fix]) -> Iterator[OomChange]:
     for fix in short:
         yield from _with_smaller_batch(goal, {fix.knob: fix.value}, fix.costs)
     for one, other in _different(short):
-        found = goal.change({one.knob: one.value, other.knob: other.value}, f"{one.costs}; {other.costs}")
-        if found is not None:
-            yield found
+        change = goal.change({one.knob: one.value, other.knob: other.value}, f"{one.costs}; {other.costs}")
+        if change is not None:
+            yield change
 
 
 def _all_together(goal: Goal, cheapest: list[Fix]) -> list[OomChange]:
     """Every knob but the sequence turned as far as it goes, with the largest batch that fits."""
-    found: list[OomChange] = []
+    changes: list[OomChange] = []
     for settings in strongest(cheapest):
         costs = "; ".join(fix.costs for fix in cheapest if settings.get(fix.knob) == fix.value)
         together = goal.change(settings, costs) if len(settings) > 1 else None
         if together is not None:
             smaller = [] if is_enough(together) else _with_smaller_batch(goal, settings, costs)
-            found += smaller or [together]
-    return found
+            changes += smaller or [together]
+    return changes
 
 
 def _with(spec: RunSpec, settings: Settings) -> RunSpec | None:

@@ -74,25 +74,25 @@ def disk_bytes(path: Path) -> int:
 
 def _why(path: Path, older_than_s: float, now_s: float) -> str | None:
     try:
-        found = path.lstat()
+        status = path.lstat()
         if path.suffix == ".lock":
             return None if is_held(os.open(path, os.O_RDWR | os.O_CLOEXEC), fcntl.LOCK_EX) else "an unused lock"
     except OSError:
         return None
     if (writer := _HALF_MADE.search(path.name)) is not None:
         return None if os.path.exists(f"/proc/{writer[1] or writer[2]}") else "left half-made"
-    unused_s = now_s - _last_use_s(path, found)
+    unused_s = now_s - _last_use_s(path, status)
     return f"not read or changed for {unused_s / 86400:.0f} days by its file times" if unused_s > older_than_s else None
 
 
-def _last_use_s(path: Path, found: os.stat_result) -> float:
+def _last_use_s(path: Path, status: os.stat_result) -> float:
     """The newest time of an entry's files: reading sets it at most a day late (relatime), or never (noatime).
 
     Of folders only the change counts: to look into one, as this does, is to read it.
     """
-    if not stat.S_ISDIR(found.st_mode):
-        return max(found.st_mtime, found.st_atime)
-    times = [found.st_mtime]
+    if not stat.S_ISDIR(status.st_mode):
+        return max(status.st_mtime, status.st_atime)
+    times = [status.st_mtime]
     for folder, folders, files in os.walk(path):
         for name in (*folders, *files):
             with suppress(OSError):

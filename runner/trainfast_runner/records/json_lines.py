@@ -58,10 +58,10 @@ class Tail(Generic[T]):
         except FileNotFoundError:
             return []
         try:
-            found = os.fstat(fd)
-            if found.st_size < self.offset or self._inode not in (None, found.st_ino):
+            status = os.fstat(fd)
+            if status.st_size < self.offset or self._inode not in (None, status.st_ino):
                 self.offset = 0  # truncated or replaced
-            self._inode = found.st_ino
+            self._inode = status.st_ino
             chunk = os.pread(fd, self._window_bytes, self.offset)
             if b"\0" in chunk:
                 chunk = self._over_hole(fd, chunk)

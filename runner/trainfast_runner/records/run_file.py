@@ -82,11 +82,11 @@ class RecordedSpec(msgspec.Struct, frozen=True, kw_only=True):
     def override_values(self) -> dict[str, Any]:
         """Overrides of the preset by `--set` or the screen: `knob`, `model.FIELD` or `data.FIELD`, with the value."""
         sections = {"model": self.model, "data": self.data}
-        found = {}
+        values = {}
         for key in self.overrides:
             section, dot, name = key.partition(".")
-            found[key] = sections.get(section, {}).get(name) if dot else self.knobs.get(key)
-        return found
+            values[key] = sections.get(section, {}).get(name) if dot else self.knobs.get(key)
+        return values
 
 
 class PredictedSpeed(msgspec.Struct, frozen=True, kw_only=True):

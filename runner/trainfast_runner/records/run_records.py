@@ -161,20 +161,20 @@ def worker_lines(directory: Path, records: RunRecords | None = None) -> dict[int
 
 def _read_steps(directory: Path, records: RunRecords) -> dict[int, Thinned[Step]]:
     files = rank_files(directory, "steps")
-    found = {}
+    steps_by_rank = {}
     for rank, path in files.items():
         tail, totals, thinned = StepTail(path), StepTotals(), Thinned[Step](MOST_STEPS // len(files))
         for step in _each(tail, records):
             totals.add(step)
             thinned.add(step.step, step)
         totals.dropped = totals.missing if tail.dropped_bytes else 0
-        records.totals_by_rank[rank], found[rank] = totals, thinned
+        records.totals_by_rank[rank], steps_by_rank[rank] = totals, thinned
     # Rates are of steps that all ranks have.
-    level = max((one.level for one in found.values()), default=0)
-    for rank, thinned in found.items():
+    level = max((one.level for one in steps_by_rank.values()), default=0)
+    for rank, thinned in steps_by_rank.items():
         thinned.thin_to(level)
         records.steps[rank] = thinned.kept()
-    return found
+    return steps_by_rank
 
 
 def _read_ticks(directory: Path, records: RunRecords) -> Thinned[_DeviceTick]:
@@ -206,11 +206,11 @@ def rank_file(directory: Path, name: str, rank: int) -> Path:
 def rank_files(directory: Path, name: str) -> dict[int, Path]:
     """The files of that name that exist, by rank in order."""
     pattern = re.compile(rf"{name}(?:\.rank(\d+))?\.jsonl")
-    found = {}
+    files = {}
     for path in directory.glob(f"{name}*.jsonl"):
         if match := pattern.fullmatch(path.name):
-            found[int(match[1] or 0)] = path
-    return dict(sorted(found.items()))
+            files[int(match[1] or 0)] = path
+    return dict(sorted(files.items()))
 
 
 def _each(tail: Tail[T], records: RunRecords) -> Iterator[T]:

@@ -175,15 +175,15 @@ def _ended_from_outside(evidence: Evidence) -> Verdict | None:
 
 def _raised(evidence: Evidence) -> Verdict | None:
     """A rank recorded an exception: the one that came first, unless it only reports that another rank was lost."""
-    found = list(_first(evidence, "exception"))
-    for rank, line in found:
+    exceptions = list(_first(evidence, "exception"))
+    for rank, line in exceptions:
         if _is_oom(line):
             where = _where(evidence, rank, line)
             return Verdict("oom", f"{one_line(_oom_words(line))} ({where})", _error(evidence, rank, line))
     lost, _ = _lost_rank(evidence)
     if lost is not None:
-        found = [(rank, line) for rank, line in found if not _blames_a_peer(line)]
-    for rank, line in found:
+        exceptions = [(rank, line) for rank, line in exceptions if not _blames_a_peer(line)]
+    for rank, line in exceptions:
         if evidence.oom_kills and any("killed by signal: Killed" in text for text in _links(line)):
             where = _where(evidence, rank, line)
             reason = f"the kernel's out-of-memory killer ended a data loader process: host memory was full ({where})"

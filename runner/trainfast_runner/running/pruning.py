@@ -97,21 +97,21 @@ def plan(home: Home, cache: Path, keep: int | None, older_than_s: float | None) 
     return PrunePlan(runs, searches, [one for one in found if one not in locks], locks, live)
 
 
-def carry_out(home: Home, found: PrunePlan) -> dict[str, int]:
+def carry_out(home: Home, plan: PrunePlan) -> dict[str, int]:
     """Delete the plan's entries; returns the remaining ones by name, with their bytes.
 
     A run or a search stays that came alive meanwhile, and whatever cannot be deleted.
     """
-    for run_id in found.runs:
+    for run_id in plan.runs:
         with suppress(UserError, OSError):
             home.remove(run_id)
-    searches = {search_id: home.search_directory(search_id) for search_id in found.searches}
+    searches = {search_id: home.search_directory(search_id) for search_id in plan.searches}
     for directory in searches.values():
         with suppress(OSError), exclusive(directory) as ours:
             if ours:
                 shutil.rmtree(directory)
-    files = [one for one in (*found.caches, *found.locks) if not cache_entries.remove(one)]
-    asked = {run_id: home.directory(run_id) for run_id in found.runs} | searches
+    files = [one for one in (*plan.caches, *plan.locks) if not cache_entries.remove(one)]
+    asked = {run_id: home.directory(run_id) for run_id in plan.runs} | searches
     asked |= {str(one.path): one.path for one in files}
     return {name: disk_bytes(path) for name, path in asked.items() if os.path.lexists(path)}
 

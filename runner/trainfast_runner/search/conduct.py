@@ -251,19 +251,19 @@ class BatchConductor(Conductor[AnyLine, Ended]):
         A killed conductor may not have recorded the launch either, which is recorded now.
         """
         ended = {line.run_id for line in self._lines if isinstance(line, ConfirmationRun)}
-        found: Path | None = None
+        taken: Path | None = None
         for run_id, run in reversed(runs_of_search(self._home, self._directory.name).items()):
             if run.role != PROOF or run_id in ended:
                 continue
             directory = self._home.directory(run_id)
-            if found is None and has_settings(run, plan) and is_usable(directory):
-                found = directory
+            if taken is None and has_settings(run, plan) and is_usable(directory):
+                taken = directory
             else:
                 end_if_live(directory)
         launched = {line.run_id for line in self._lines if isinstance(line, Launched)}
-        if found is not None and found.name not in launched:
-            self._write(Launched(run_id=found.name, role=PROOF))
-        return found
+        if taken is not None and taken.name not in launched:
+            self._write(Launched(run_id=taken.name, role=PROOF))
+        return taken
 
     def _state(self) -> SearchState:
         return state_of_journal(self._lines, self._options.no_oom)

@@ -95,21 +95,21 @@ def state_of_journal(lines: Sequence[AnyLine], no_oom: bool = False) -> SearchSt
 def lines_by_rank(state: SearchState) -> tuple[MemoryLines, ...]:
     """Fit each rank; empty before any size fitted."""
     slope = state.predicted.bytes_per_sample if state.predicted is not None else None
-    found = _fits(state, slope)
+    fits = _fits(state, slope)
     too_large = state.too_large
-    if too_large is not None and len(state.fitting) == 1 and all(one.surely_fits(too_large) for one in found):
+    if too_large is not None and len(state.fitting) == 1 and all(one.surely_fits(too_large) for one in fits):
         # The prediction said that this would fit.
-        found = _fits(state, None)
-    return found
+        fits = _fits(state, None)
+    return fits
 
 
 def _fits(state: SearchState, slope: float | None) -> tuple[MemoryLines, ...]:
-    found = []
+    fits = []
     for rank in range(state.world_size):
         points, limit = _points(state, rank)[0], _limit(state, rank)
         if points and limit is not None:
-            found.append(fit_lines(rank, points, limit, state.device, slope))
-    return tuple(found)
+            fits.append(fit_lines(rank, points, limit, state.device, slope))
+    return tuple(fits)
 
 
 def tightest(fits: Sequence[MemoryLines], batch_size: int) -> MemoryLines:

@@ -142,11 +142,11 @@ def newest_search(home: Home, kind: str = BATCH) -> Path | None:
     One that was cut short before it tried anything does not hide an older one. Raises UserError when they cannot be
     listed.
     """
-    found = [one for one in search_directories(home)[: -LOOKED_AT - 1 : -1] if kind_of(one) == kind]
-    live = next((directory for directory in found if is_conducted(directory)), None)
-    if live is not None or not found:
+    searches = [one for one in search_directories(home)[: -LOOKED_AT - 1 : -1] if kind_of(one) == kind]
+    live = next((directory for directory in searches if is_conducted(directory)), None)
+    if live is not None or not searches:
         return live
-    here = takewhile(_is_of_this_boot, found)
+    here = takewhile(_is_of_this_boot, searches)
     newest = next(here, None)
     if newest is None or not _is_cut_short(newest):
         return newest

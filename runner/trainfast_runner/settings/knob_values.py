@@ -183,31 +183,31 @@ values that the arrows step through, the current one among them; `describe` is t
 def _cpu(text: str) -> str:
     """`cpu`, or `cpu:N` for N processes. Raises UserError with the nearest of them."""
     allowed = [CPU, f"{CPU}:1 to {CPU}:{MOST_CPU_PROCESSES}"]
-    found = re.fullmatch(rf"{CPU}(?::(\d{{1,9}}))?", text)
-    if found is None:
+    match = re.fullmatch(rf"{CPU}(?::(\d{{1,9}}))?", text)
+    if match is None:
         raise UserError(f"{text[:40]!r} is not the CPU", allowed=allowed, nearest=CPU)
-    if found[1] is None:
+    if match[1] is None:
         return CPU
-    count = min(max(1, int(found[1])), MOST_CPU_PROCESSES)
-    if count != int(found[1]):
-        raise UserError(f"{text} asks for {found[1]} processes on the CPU", allowed=allowed, nearest=f"{CPU}:{count}")
+    count = min(max(1, int(match[1])), MOST_CPU_PROCESSES)
+    if count != int(match[1]):
+        raise UserError(f"{text} asks for {match[1]} processes on the CPU", allowed=allowed, nearest=f"{CPU}:{count}")
     return f"{CPU}:{count}"
 
 
 def parse_bytes(text: str) -> int:
     """Bytes of a figure with a unit: binary (`2GiB`) or decimal (`1.5GB`). Raises UserError without a unit."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text)
-    if not found or found[2] not in BYTE_UNITS:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text)
+    if not match or match[2] not in BYTE_UNITS:
         units = [unit for unit in BYTE_UNITS if unit != "KB"]
         folded = {unit.lower(): unit for unit in units}
-        meant = folded.get(found[2].lower()) if found else None
-        near = f"{found[1]}{meant}" if found and meant else None
+        meant = folded.get(match[2].lower()) if match else None
+        near = f"{match[1]}{meant}" if match and meant else None
         raise UserError(f"{text!r} is not a number of bytes with a unit", allowed=units, nearest=near)
-    size = float(found[1]) * BYTE_UNITS[found[2]]
+    size = float(match[1]) * BYTE_UNITS[match[2]]
     if size < 1:
         raise UserError(f"{text!r} leaves no memory at all")
     if size > MOST_BYTES:
-        raise UserError(f"{found[1][:20]} {found[2]} is more than any machine has")
+        raise UserError(f"{match[1][:20]} {match[2]} is more than any machine has")
     return int(size)
 
 

@@ -87,23 +87,23 @@ class Proposal:
 
 def propose(flags: Sequence[Flag]) -> list[Proposal]:
     """The knobs that these flags seem to take, one place each."""
-    found = [_number(name, names, flags) for name, names in NUMBERS.items()]
-    found += [_switch(name, names, flags) for name, names in SWITCHES.items()]
-    found += [_precision(flags) or _halves(flags), _optimizer(flags)]
-    return [one for one in found if one is not None]
+    proposals = [_number(name, names, flags) for name, names in NUMBERS.items()]
+    proposals += [_switch(name, names, flags) for name, names in SWITCHES.items()]
+    proposals += [_precision(flags) or _halves(flags), _optimizer(flags)]
+    return [one for one in proposals if one is not None]
 
 
 def mapping_of(flags: Sequence[Flag], changes: Iterable[str]) -> list[Proposal]:
     """The proposed mapping with every `KNOB=FLAG` that a person gave; `KNOB=` takes a knob out. Raises UserError."""
-    found = {one.knob: one for one in propose(flags)}
+    by_knob = {one.knob: one for one in propose(flags)}
     for change in changes:
         name, equals, words = change.partition("=")
         if equals and not words.strip():
-            found.pop(knob(name.strip()).name, None)
+            by_knob.pop(knob(name.strip()).name, None)
         else:
             one = _given(change, flags)
-            found[one.knob] = one
-    return list(found.values())
+            by_knob[one.knob] = one
+    return list(by_knob.values())
 
 
 def _given(change: str, flags: Sequence[Flag]) -> Proposal:
@@ -151,7 +151,7 @@ def _flag_of(word: str, flags: Sequence[Flag]) -> Flag:
 
 def _table(name: str, typed: str, flags: Sequence[Flag]) -> dict[str, str]:
     """The words by value of `bf16: --half, fp32: nothing`. Raises UserError for a value or a flag that there is not."""
-    found: dict[str, str] = {}
+    words_by_value: dict[str, str] = {}
     for part in typed.split(", "):
         value, colon, words = part.partition(":")
         if not colon:
@@ -159,8 +159,8 @@ def _table(name: str, typed: str, flags: Sequence[Flag]) -> dict[str, str]:
         words = "" if words.strip() == NOTHING else words.strip()
         for first in split_words(words, name)[:1]:
             _flag_of(first.partition("=")[0], flags)
-        found[knob(name).show(knob(name).read(value.strip()))] = words
-    return found
+        words_by_value[knob(name).show(knob(name).read(value.strip()))] = words
+    return words_by_value
 
 
 def _value_in_force(name: str, table: Mapping[str, str], flags: Sequence[Flag]) -> KnobValue:
@@ -222,18 +222,18 @@ def _precision(flags: Sequence[Flag]) -> Proposal | None:
 
 def _halves(flags: Sequence[Flag]) -> Proposal | None:
     """Flags that turn a precision on."""
-    found = {
+    by_precision = {
         precision: (flag, word)
         for precision, names in HALVES.items()
         for flag, word in _named((*names, EITHER_HALF), flags)
         if flag.type in ("switch", "bool") and (_bare(word) != EITHER_HALF or _half_meant(flag) == precision)
     }
-    if not found:
+    if not by_precision:
         return None
-    off = " ".join(words for one in found.values() if (words := _set(*one, False)))
-    place: Place = {**{precision: _set(*one, True) for precision, one in found.items()}, "fp32": off}
-    now = next((precision for precision, (flag, _) in found.items() if flag.value is True), "fp32")
-    flag, word = found[next(iter(found))]
+    off = " ".join(words for one in by_precision.values() if (words := _set(*one, False)))
+    place: Place = {**{precision: _set(*one, True) for precision, one in by_precision.items()}, "fp32": off}
+    now = next((precision for precision, (flag, _) in by_precision.items() if flag.value is True), "fp32")
+    flag, word = by_precision[next(iter(by_precision))]
     return Proposal("precision", place, now, _reason("precision", flag, word))
 
 
@@ -301,11 +301,11 @@ def _reason(name: str, flag: Flag, word: str) -> str:
 def knobs_of_fields(fields: Mapping[str, Any]) -> KnobValues:
     """The knobs that a script's own TrainingArguments set, of those that a search begins with."""
     precision = "bf16" if fields.get("bf16") else "fp16" if fields.get("fp16") else "fp32"
-    found = {
+    knobs = {
         "batch_size": _value("batch_size", fields.get("per_device_train_batch_size")),
         "grad_accum": _value("grad_accum", fields.get("gradient_accumulation_steps")),
         "precision": precision,
         "workers": _value("workers", fields.get("dataloader_num_workers")),
         "checkpointing": "full" if fields.get("gradient_checkpointing") else "off",
     }
-    return {name: value for name, value in found.items() if fields and value is not None}
+    return {name: value for name, value in knobs.items() if fields and value is not None}

@@ -21,10 +21,10 @@ def install(engine: Any, run: ScriptRun) -> None:
     def followed(self: Any, *args: Any, **kwargs: Any) -> Any:
         begin()
         before = self.global_steps
-        found = step(self, *args, **kwargs)
+        result = step(self, *args, **kwargs)
         if self.global_steps != before:
             count(self)
-        return found
+        return result
 
     @never_raises
     def begin() -> None:

@@ -68,16 +68,16 @@ def phase_of(stack: TracebackType | None) -> str | None:
 
     Backward counts before forward, which a checkpointed layer computes again in it.
     """
-    found = None
+    innermost = None
     for frame, _ in traceback.walk_tb(stack):
         code = frame.f_code
         if code.co_name == "backward" and any(file in code.co_filename for file in BACKWARD):
             return "backward"
         for file, function, phase in PLACES:
             if file in code.co_filename and function in ("", code.co_name):
-                found = phase
+                innermost = phase
                 break
-    return found
+    return innermost
 
 
 def exception_chain(error: BaseException) -> list[dict[str, str]]:

@@ -146,14 +146,14 @@ def _memory() -> Iterator[Check]:
 
 def memory_limit(proc: Path = PROC) -> tuple[int | None, str]:
     """Bytes of the tightest limit above this process (v2 `memory.max`) and its file; None without one."""
-    found: list[tuple[int, str]] = []
+    limits: list[tuple[int, str]] = []
     for path in memory_files("memory.max", "memory.limit_in_bytes", proc):
         with suppress(OSError):
             value = path.read_text().strip()
             # cgroup v1 writes "no limit" as the largest multiple of the page size that fits 63 bits.
             if value.isdecimal() and int(value) < 1 << 60:
-                found.append((int(value), str(path)))
-    return min(found, default=(None, ""))
+                limits.append((int(value), str(path)))
+    return min(limits, default=(None, ""))
 
 
 def _compiler(python: str | None) -> Iterator[Check]:

@@ -94,13 +94,13 @@ def _below(root_pid: int) -> list[tuple[int, Stat]]:
     children: dict[int, list[tuple[int, Stat]]] = {}
     for pid, stat in _all():
         children.setdefault(stat.parent_pid, []).append((pid, stat))
-    found: list[tuple[int, Stat]] = []
+    below: list[tuple[int, Stat]] = []
     parents = [root_pid]
     while parents:
         for pid, stat in children.get(parents.pop(), ()):
             parents.append(pid)
-            found.append((pid, stat))
-    return found
+            below.append((pid, stat))
+    return below
 
 
 def session_members(leader: Identity) -> list[Identity]:
@@ -124,12 +124,12 @@ def started_with(variable: str, value: str) -> list[Identity]:
     A process that has left its parent, its group and its session still has it.
     """
     wanted = os.fsencode(f"{variable}={value}")
-    found = []
+    processes = []
     for pid, stat in _all():
         with suppress(OSError):  # it ended, or belongs to another user
             if not stat.ended and wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                found.append(Identity(pid, stat.start_ticks))
-    return found
+                processes.append(Identity(pid, stat.start_ticks))
+    return processes
 
 
 def has_open(pid: int, path: Path) -> bool:

@@ -121,8 +121,8 @@ class Nvml:
             self._open_when_due(t_ns)
         self._renew_durations()
         devices = list(self._devices)
-        readings = self._read_all(devices, t_ns, missing) if self._open else {}
-        found = [readings.get(device.index) or self._silent(device, missing) for device in devices]
+        answered = self._read_all(devices, t_ns, missing) if self._open else {}
+        readings = [answered.get(device.index) or self._silent(device, missing) for device in devices]
         if self._open and any(device.lost for device in devices):
             # After the readings: opening the driver again can take seconds, and the others must not wait for it.
             self._open_when_due(t_ns)
@@ -134,7 +134,7 @@ class Nvml:
             missing["nvml"] = self.failure
         elif not self._devices:
             missing["nvml"] = failures.NO_DEVICES
-        return found, missing
+        return readings, missing
 
     @property
     def wants_looks(self) -> bool:

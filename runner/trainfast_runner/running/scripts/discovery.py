@@ -60,15 +60,15 @@ def discover(
         folder = Path(name)
         code = _run(command, command.interpreter, folder, limit_s, cancelled or threading.Event())
         try:
-            found = msgspec.json.decode((folder / DISCOVERED_FILE).read_bytes(), type=Discovered)
+            discovered = msgspec.json.decode((folder / DISCOVERED_FILE).read_bytes(), type=Discovered)
         except FileNotFoundError:
-            found = Discovered(stopped_at="")
+            discovered = Discovered(stopped_at="")
         if code:
             last = _last_line(folder) or f"exit status {code}"
             raise UserError(f"{command.name} ended before its arguments were read: {last}", key="--")
-    if found.stopped_at in ("", "a first parser"):
-        return msgspec.structs.replace(found, stopped_at=f"{limit_s:g} s")
-    return found
+    if discovered.stopped_at in ("", "a first parser"):
+        return msgspec.structs.replace(discovered, stopped_at=f"{limit_s:g} s")
+    return discovered
 
 
 def _run(

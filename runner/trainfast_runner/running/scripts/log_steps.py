@@ -59,14 +59,14 @@ class LogSteps:
         pattern = self._pattern
         if pattern is None:
             return
-        found = [match for line in self._lines(to_the_end) if (match := pattern.search(line)) is not None]
-        if not found:
+        matches = [match for line in self._lines(to_the_end) if (match := pattern.search(line)) is not None]
+        if not matches:
             return
         now_ns = time.monotonic_ns()
-        each_ns = (now_ns - self._last_ns) // len(found)
+        each_ns = (now_ns - self._last_ns) // len(matches)
         if self._file is None:
             self._file = Appender(self._path)
-        for match in found:
+        for match in matches:
             self._taken += 1
             self._last_ns += each_ns
             self._file.write(

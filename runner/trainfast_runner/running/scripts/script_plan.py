@@ -105,22 +105,22 @@ def _knobs(settings: Iterable[str], preset: ScriptPreset, trial: bool) -> KnobVa
 
     Raises UserError for a knob that no script takes without a flag, and for a `memory_limit` that is not a trial's.
     """
-    found: KnobValues = dict(preset.knobs)
-    found |= dict(setting_of(setting) for setting in settings)
+    knobs: KnobValues = dict(preset.knobs)
+    knobs |= dict(setting_of(setting) for setting in settings)
     takes = dict.fromkeys((*OUR_KNOBS, *FRAMEWORK_KNOBS, *preset.places))
-    for name in found:
+    for name in knobs:
         if name not in takes:
             raise UserError(
                 f"{name} has no place in a script: name its flag in [script.knobs]", key=name, allowed=takes
             )
-    if "memory_limit" in found and not trial:
+    if "memory_limit" in knobs and not trial:
         raise UserError(
             "memory_limit is for the trials of a search: a run of a script changes nothing but what is asked",
             key="memory_limit",
             advice="trainfast-tui search max-batch",
         )
-    found.setdefault("timing_warmup", knob("timing_warmup").default)
-    return found
+    knobs.setdefault("timing_warmup", knob("timing_warmup").default)
+    return knobs
 
 
 def _folder(preset: ScriptPreset) -> str:

@@ -112,28 +112,28 @@ class BestSoFar:
         The 95 % interval of a trial is by its own and the pooled steps; a run in a fresh process has none of its own.
         """
         noise, joules = measurements(self.lines), self.objective == "samples_per_joule"
-        found = {}
+        rates = {}
         for place, line in enumerate(self.ran):
             if isinstance(line, Race):
                 rate = line.samples_per_joule if joules else line.samples_per_s
                 # The real memory_limit slows every step.
                 if rate is not None and line.role != "limit":
-                    found[place] = Interval(median=rate, low=rate, high=rate)
+                    rates[place] = Interval(median=rate, low=rate, high=rate)
             elif line.step_ms and min(line.step_ms) > 0 and (middle := log_rate(line, joules)) is not None:
                 half = NORMAL_95 * math.sqrt(noise.variance(line))
                 low, median, high = (math.exp(middle + shift) for shift in (-half, 0.0, half))
-                found[place] = Interval(median=median, low=low, high=high)
-        return found
+                rates[place] = Interval(median=median, low=low, high=high)
+        return rates
 
     @cached_property
     def values(self) -> Mapping[int, Interval]:
         """The objective in its unit (seconds for time) of each trial and run by its place in `ran`."""
-        found = {}
+        values = {}
         for place, rate in self.rates.items():
             line = self.ran[place]
             start_s = line.start_s if isinstance(line, Race) else None
-            found[place] = self.value_of(line.candidate, rate, start_s)
-        return found
+            values[place] = self.value_of(line.candidate, rate, start_s)
+        return values
 
     def value_of(self, number: int, rate: Interval, start_s: float | None = None) -> Interval:
         """Return the objective of a candidate at a rate, its start as it was or is expected."""

@@ -75,11 +75,11 @@ def enumerate_space(
     combinations: list[RecordedKnobs] = []
     dropped = 0
     for values in itertools.product(*vary.values()):
-        found = slices.derive(dict(zip(vary, values, strict=True)), set(vary), global_batch)
-        if found is None:
+        derived = slices.derive(dict(zip(vary, values, strict=True)), set(vary), global_batch)
+        if derived is None:
             dropped += 1
         else:
-            combinations.append({name: found.get(name, own[name]) for name in shown})
+            combinations.append({name: derived.get(name, own[name]) for name in shown})
     if not combinations and global_batch is not None:
         raise _impossible(global_batch, _attainable(slices, vary, global_batch))
     first = {name: own[name] for name in shown}

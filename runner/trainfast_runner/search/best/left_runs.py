@@ -37,15 +37,15 @@ class LeftRuns:
 
     def take(self, plan: RunPlan) -> Path | None:
         """Return the cold run of the plan's settings that was killed before its launch was recorded; end the others."""
-        found: Path | None = None
+        taken: Path | None = None
         for run_id, run in self._cold.items():
             directory = self._home.directory(run_id)
-            if found is None and has_settings(run, plan) and is_usable(directory):
-                found = directory
+            if taken is None and has_settings(run, plan) and is_usable(directory):
+                taken = directory
             else:
                 end_if_live(directory)
         self._cold = {}
-        return found
+        return taken
 
     def end(self) -> None:
         """End the cold runs that nothing takes."""
