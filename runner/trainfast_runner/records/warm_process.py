@@ -76,7 +76,8 @@ class WarmLine(msgspec.Struct, frozen=True, kw_only=True):
     step_ms: list[float] = []
     peak_allocated_bytes: Count | None = None
     peak_reserved_bytes: Count | None = None
-    room_bytes: Count | None = None
+    available_bytes: Count | None = msgspec.field(default=None, name="room_bytes")
+    """Available memory of the rank when it was ready, or before the probe."""
 
     @property
     def ended_process(self) -> bool:
@@ -89,7 +90,8 @@ class ProbeLine(WarmLine, frozen=True, kw_only=True):
 
     phase_peaks: dict[str, int] = {}
     limit_peak_bytes: Count | None = None
-    room_after_bytes: Count | None = None
+    available_after_bytes: Count | None = msgspec.field(default=None, name="room_after_bytes")
+    """Available memory of the rank after the probe."""
     alloc_retries: Count | None = None
 
 

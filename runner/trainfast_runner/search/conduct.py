@@ -163,7 +163,7 @@ class BatchConductor(Conductor[AnyLine, Ended]):
         """Available memory of each rank, once all are ready; None when the process ended before, which is recorded."""
         answers = process.ready()
         if answers is not None:
-            return [line.room_bytes or 0 for _, line in sorted(answers.items())]
+            return [line.available_bytes or 0 for _, line in sorted(answers.items())]
         result = self._ended_process(process)
         if result.state != "oom":
             raise UserError(_ended_words(result), key=result.run_id, exit_code=4)

@@ -94,7 +94,7 @@ def _rank_peaks(rank: int, line: ProbeLine) -> RankPeaks:
         peak_allocated_bytes=line.peak_allocated_bytes,
         peak_reserved_bytes=line.peak_reserved_bytes,
         limit_peak_bytes=line.limit_peak_bytes,
-        available_bytes=line.room_after_bytes or line.room_bytes,
+        available_bytes=line.available_after_bytes or line.available_bytes,
         alloc_retries=line.alloc_retries,
         step_ms=line.step_ms[-1] if line.step_ms else None,
     )
@@ -149,9 +149,9 @@ def taken_by_others(
     of a process only the driver's list of processes tells the two apart; a later size has its kernels when repeated.
     """
     for rank, line in sorted(answers.items()):
-        if line.number == 1 or line.room_bytes is None or line.room_after_bytes is None:
+        if line.number == 1 or line.available_bytes is None or line.available_after_bytes is None:
             continue
-        lost = line.room_bytes - line.room_after_bytes
+        lost = line.available_bytes - line.available_after_bytes
         if lost > TOO_MUCH_BYTES:
             return (
                 f"rank {rank}'s GPU has {mebibytes(lost)} less for it than before: another process took it, or kernels"
