@@ -33,8 +33,8 @@ class Evidence:
     `exit_code` is the direct child's, negative for a signal, None when it never started (`spawn_error` says why).
     `gone` are ranks that exited unasked without recording their end, first seen first. `oom_kills` counts the kernel's
     out-of-memory kills during the run. `stop_ns` is the time of a requested stop; `sigkill` is True if it took SIGKILL,
-    after `grace_s` (0: at once, as asked). `full_disk` names the disk that the run offloads to and its free space, if
-    that disk is full.
+    after `grace_s` (0: at once, as asked). `torn_down` is why the supervisor ended the remaining ranks. `full_disk` names
+    the disk that the run offloads to and its free space, if that disk is full.
     """
 
     run: RunFile | None = None
@@ -64,10 +64,12 @@ class Verdict:
 
 
 def judge(evidence: Evidence) -> Verdict:
-    """The verdict. What happened first decides: an error from before a stop request outweighs the request."""
+    """Return the verdict. The first event decides: an error from before a stop request outweighs the request."""
     verdict = _ruling(evidence)
-    broke = verdict.state in ("failed", "failed_to_start") or (verdict.state == "killed" and evidence.stop_ns is None)
-    if evidence.full_disk is None or not broke:
+    has_failed = verdict.state in ("failed", "failed_to_start") or (
+        verdict.state == "killed" and evidence.stop_ns is None
+    )
+    if evidence.full_disk is None or not has_failed:
         return verdict
     # DeepSpeed's disk extension ignores a write's error, and aborts when it reads the file that is too short.
     return replace(verdict, reason=f"{evidence.full_disk}: {verdict.reason}")
@@ -142,7 +144,7 @@ def _script_aborted(evidence: Evidence, asked: int | None) -> Verdict | None:
 
 
 def _refused(evidence: Evidence) -> Verdict | None:
-    """The worker itself found the input impossible."""
+    """The verdict if the worker refused its input."""
     for rank, line in _first(evidence, "invalid"):
         error = RunError(
             rank=rank,
@@ -167,14 +169,14 @@ def _ended_from_outside(evidence: Evidence) -> Verdict | None:
     rank, line = signalled
     everyone = all(_has(lines, "signal") for lines in _all_ranks(evidence))
     subject = "the training process" if everyone else f"rank {rank}"
-    where = _where(evidence, None, line, of=rank)
+    where = _where(evidence, rank, line, names_rank=False)
     reason = f"{subject} was ended by SIGTERM, which trainfast-tui did not send ({where})"
     error = RunError(rank=rank, phase=_phase(evidence, rank), type="SIGTERM", message=reason)
     return Verdict("killed" if everyone else "failed", reason, error)
 
 
 def _raised(evidence: Evidence) -> Verdict | None:
-    """A rank recorded an exception: the one that came first, unless it only reports that another rank was lost."""
+    """The verdict on the first exception that a rank recorded; one that only reports a lost rank does not count."""
     exceptions = list(_first(evidence, "exception"))
     for rank, line in exceptions:
         if _is_oom(line):
@@ -196,7 +198,7 @@ def _raised(evidence: Evidence) -> Verdict | None:
 
 
 def _kernel_killed(evidence: Evidence) -> Verdict | None:
-    """The kernel's out-of-memory killer was at work, and a process died the way it kills."""
+    """The verdict if the kernel's out-of-memory killer killed during the run, and a process died of its signal."""
     if not evidence.oom_kills or evidence.stop_ns is not None:
         return None
     rank, code = _lost_rank(evidence)
@@ -206,7 +208,7 @@ def _kernel_killed(evidence: Evidence) -> Verdict | None:
         if evidence.exit_code != -signal.SIGKILL:
             return None
         rank = 0
-    where = _where(evidence, rank, None)
+    where = _where(evidence, rank)
     reason = f"the kernel's out-of-memory killer ended the process: host memory was full ({where})"
     error = RunError(rank=rank, phase=_phase(evidence, rank), type="SIGKILL", message=reason)
     return Verdict("oom", reason, error)
@@ -230,7 +232,7 @@ def _rank_lost(evidence: Evidence) -> Verdict | None:
     if rank is None or (evidence.exit_code is not None and evidence.exit_code < 0 and not evidence.torn_down):
         return None
     words = "exited without reporting an error" if code is None else exit_words(code)
-    reason = f"rank {rank} {words} ({_where(evidence, None, None, of=rank)})"
+    reason = f"rank {rank} {words} ({_where(evidence, rank, names_rank=False)})"
     return Verdict("failed", reason, RunError(rank=rank, phase=_phase(evidence, rank), message=reason))
 
 
@@ -240,18 +242,18 @@ def _printed_oom(evidence: Evidence) -> Verdict | None:
         return None
     for line in reversed(evidence.output_tail.splitlines()):
         if is_out_of_memory([line]):
-            where = _where(evidence, 0, None)
+            where = _where(evidence, 0)
             error = RunError(rank=None, phase=_phase(evidence, 0), message=one_line(line, 2000))
             return Verdict("oom", f"{one_line(line)} ({where})", error)
     return None
 
 
 def _ended(evidence: Evidence) -> Verdict:
-    """The direct child's exit is all there is to go by."""
+    """The verdict by the direct child's exit code, when no record tells more."""
     code = evidence.exit_code if evidence.exit_code is not None else 0
     if evidence.torn_down:
         return Verdict("failed", evidence.torn_down, RunError(message=evidence.torn_down))
-    where = _where(evidence, 0, None)
+    where = _where(evidence, 0)
     if code < 0:
         finished = all(_has(lines, "finished") for lines in _all_ranks(evidence))
         note = "after it had recorded its end" if finished else where
@@ -344,14 +346,16 @@ def _in_training(evidence: Evidence) -> bool:
     return trained or any(evidence.last_step.values())
 
 
-def _where(evidence: Evidence, rank: int | None, line: WorkerLine | None, of: int | None = None) -> str:
-    """The place of a failure as far as known, `rank 1, step 3, backward`; without the rank if there is only one."""
-    subject = rank if rank is not None else of
-    phase = (line.phase if line else None) or (_phase(evidence, subject) if subject is not None else None)
-    step = line.step if line else evidence.last_step.get(subject if subject is not None else 0)
+def _where(evidence: Evidence, rank: int, line: WorkerLine | None = None, *, names_rank: bool = True) -> str:
+    """The place of a rank's failure as far as known, such as `rank 1, step 3, phase backward`.
+
+    Without the rank if there is only one, and without `names_rank`, for a sentence that names it already.
+    """
+    phase = (line.phase if line else None) or _phase(evidence, rank)
+    step = line.step if line else evidence.last_step.get(rank)
     many = evidence.run is not None and evidence.run.world_size > 1
     parts = [
-        f"rank {rank}" if rank is not None and many else None,
+        f"rank {rank}" if names_rank and many else None,
         (f"step {step}" if line else f"after step {step}") if step else None,
         f"phase {phase}" if phase else None,
     ]
