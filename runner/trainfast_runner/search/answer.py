@@ -5,7 +5,7 @@ from __future__ import annotations
 from trainfast_runner.memory.model import largest_fitting
 from trainfast_runner.search.decide import (
     ALIGNED,
-    MOST,
+    LARGEST_BATCH,
     TOLERANCE_BYTES,
     TOLERANCE_SHARE,
     SearchState,
@@ -125,7 +125,8 @@ def _margins(state: SearchState, tight: MemoryLines, most: int) -> list[Margin]:
 def _recommended(state: SearchState, fits: tuple[MemoryLines, ...], most: int, margin_bytes: int) -> int:
     """The largest batch that leaves the margin on every rank and made no allocator retry; at least 1."""
     found = largest_fitting(
-        lambda size: all(one.need_bytes(size) + margin_bytes <= one.limit_bytes for one in fits), min(most, MOST)
+        lambda size: all(one.need_bytes(size) + margin_bytes <= one.limit_bytes for one in fits),
+        min(most, LARGEST_BATCH),
     )
     retried = _smallest_retried(state)
     if retried is not None:

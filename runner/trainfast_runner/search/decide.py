@@ -15,7 +15,7 @@ from trainfast_runner.search.fit import MemoryLines, fit_lines
 from trainfast_runner.search.journal import AnyLine, Asked, ConfirmationRun, Predicted, Probe
 from trainfast_runner.units import mebibytes
 
-MOST = 1 << 20
+LARGEST_BATCH = 1 << 20
 """No batch size above this is tried."""
 MOST_PROBES = 16
 MOST_VOID = 4
@@ -51,7 +51,7 @@ class SearchState:
     @property
     def most(self) -> int:
         """The largest size that may be tried: a script's data fills no larger one."""
-        return min((one.batch_size for one in self.probes if one.fills_data), default=MOST)
+        return min((one.batch_size for one in self.probes if one.fills_data), default=LARGEST_BATCH)
 
     @property
     def too_large(self) -> int | None:
@@ -151,7 +151,7 @@ def _first(state: SearchState) -> Decision:
         if most is not None:
             why = f"by the prediction {'nothing' if most == 0 else '1 and no more'} fits: the smallest first"
         return Decision("probe", why, start)
-    most = min(most, MOST)
+    most = min(most, LARGEST_BATCH)
     small = max(1, most // SMALL_SHARE, min(predicted.linear_from, most // 2))
     return Decision("probe", f"by the prediction {most} fits: a small size first, to see how true that is", small)
 
@@ -161,17 +161,21 @@ def _towards_boundary(state: SearchState, fits: tuple[MemoryLines, ...]) -> Deci
     best, too_large, points = state.best, state.too_large, len(state.fitting)
     sure = _sure(fits)
     # A single size has no slope of its own, and tells nothing certain of others.
-    likely = max(best, min(sure if points > 1 else 0, (too_large or MOST + 1) - 1))
+    likely = max(best, min(sure if points > 1 else 0, (too_large or LARGEST_BATCH + 1) - 1))
     decides = ceiling(state, fits, likely)
     if too_large is not None and too_large <= decides:
         return Decision("prove", _why_confirm(fits, best, likely, f"{too_large} does not"), likely)
     if state.tried >= MOST_PROBES or best >= state.most:
         why = f"{state.tried} sizes tried"
         if best >= state.most:
-            why = f"no size above {MOST} is tried" if best >= MOST else f"the script's data fills no batch above {best}"
+            why = (
+                f"no size above {LARGEST_BATCH} is tried"
+                if best >= LARGEST_BATCH
+                else f"the script's data fills no batch above {best}"
+            )
         return Decision("prove", f"{why}: a fresh process runs the largest that fitted, {best}", best)
     target = min(sure, _second_size(state)) if points == 1 else sure
-    if best < target < (too_large or MOST + 1) and (too_large or not _should_run_out(state, fits, decides)):
+    if best < target < (too_large or LARGEST_BATCH + 1) and (too_large or not _should_run_out(state, fits, decides)):
         return Decision("probe", _why_up(state, tightest(fits, target), target), target)
     if too_large is not None:
         return _between(state, fits, best, too_large)
@@ -192,7 +196,7 @@ def _towards_boundary(state: SearchState, fits: tuple[MemoryLines, ...]) -> Deci
 
 def _sure(fits: tuple[MemoryLines, ...]) -> int:
     """The largest size that fits on every rank even with the whole error of the fit against it."""
-    return largest_fitting(lambda size: all(one.surely_fits(size) for one in fits), MOST)
+    return largest_fitting(lambda size: all(one.surely_fits(size) for one in fits), LARGEST_BATCH)
 
 
 def _should_run_out(state: SearchState, fits: tuple[MemoryLines, ...], size: int) -> bool:
@@ -200,7 +204,7 @@ def _should_run_out(state: SearchState, fits: tuple[MemoryLines, ...], size: int
 
     Running out of memory takes a part of a step; a size near the maximum, which would make the fit surer, two steps.
     """
-    if state.no_oom or len(state.fitting) < 2 or size > MOST:
+    if state.no_oom or len(state.fitting) < 2 or size > LARGEST_BATCH:
         return False
     return any(one.need_bytes(size) > one.limit_bytes for one in fits)
 
@@ -208,7 +212,7 @@ def _should_run_out(state: SearchState, fits: tuple[MemoryLines, ...], size: int
 def _second_size(state: SearchState) -> int:
     """The largest second size: half-way to the predicted maximum is enough for a first slope, and is quick."""
     most = state.predicted.max_batch if state.predicted is not None else None
-    return max(state.best + 1, (state.best + most) // 2) if most else MOST
+    return max(state.best + 1, (state.best + most) // 2) if most else LARGEST_BATCH
 
 
 def _between(state: SearchState, fits: tuple[MemoryLines, ...], best: int, too_large: int) -> Decision:
@@ -276,7 +280,7 @@ def ceiling(state: SearchState, fits: tuple[MemoryLines, ...], best: int) -> int
         faster = tight.error_per_sample * max(0, size - best)
         return tight.need_bytes(size) + faster < tight.need_bytes(best) + more
 
-    return max(best, largest_fitting(is_near, MOST)) + 1
+    return max(best, largest_fitting(is_near, LARGEST_BATCH)) + 1
 
 
 def tolerance_bytes(need_bytes: float) -> float:

@@ -6,7 +6,7 @@ import msgspec
 
 from trainfast_runner.memory.model import largest_fitting
 from trainfast_runner.records.script_run import ScriptFigures, TracedMemory
-from trainfast_runner.search.decide import MOST
+from trainfast_runner.search.decide import LARGEST_BATCH
 from trainfast_runner.search.fit import PREDICTED_SHARE
 from trainfast_runner.search.journal import Predicted
 from trainfast_runner.search.predicted_size import linear_from
@@ -32,7 +32,7 @@ class TracedPeak(msgspec.Struct, frozen=True, kw_only=True):
 
 def predicted_size(peak: TracedPeak, limit_bytes: int, run_id: str) -> Predicted:
     """The line at the largest batch under a limit of bytes per rank, for the journal."""
-    most = largest_fitting(lambda size: peak.need_bytes(size) <= limit_bytes, MOST)
+    most = largest_fitting(lambda size: peak.need_bytes(size) <= limit_bytes, LARGEST_BATCH)
     at = max(1, most)
     growth = peak.need_bytes(at + 1) - peak.need_bytes(at)
     return Predicted(

@@ -26,7 +26,7 @@ from trainfast_runner.search.best.journal import (
 )
 from trainfast_runner.search.best.prospects import Prospects
 from trainfast_runner.search.best.state import state_of_best_journal
-from trainfast_runner.search.best.step_rule import LEAST, MOST, StepRule
+from trainfast_runner.search.best.step_rule import LEAST_TIMED_STEPS, MOST_TIMED_STEPS, StepRule
 
 from .synthetic import asking, state_of, trial, visited
 
@@ -241,10 +241,10 @@ def test_effects_of_earlier_searches_are_shown_as_such_and_shorten_none_of_the_c
 
 def test_a_trial_takes_more_steps_until_it_is_sure_and_stops_early_when_it_is_slow() -> None:
     rule = StepRule(give_up_ms=150.0)
-    assert rule.judge([100.0] * (LEAST - 1)) == "more"
-    assert rule.judge([100.0] * LEAST) == "enough"
+    assert rule.judge([100.0] * (LEAST_TIMED_STEPS - 1)) == "more"
+    assert rule.judge([100.0] * LEAST_TIMED_STEPS) == "enough"
     assert rule.judge([90.0, 110.0, 85.0, 118.0, 100.0]) == "more"
-    assert rule.judge([90.0, 110.0] * MOST) == "enough"
+    assert rule.judge([90.0, 110.0] * MOST_TIMED_STEPS) == "enough"
     assert rule.judge([200.0, 190.0]) == "slow"
     assert replace(rule, give_up_ms=None).judge([200.0, 190.0]) == "more"
 

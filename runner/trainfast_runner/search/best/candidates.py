@@ -21,7 +21,7 @@ from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.settings.world import data_parallel_degree, device_count, strategy_of, world_size
 from trainfast_runner.worker.catalog import allows_warm_trials
 
-MOST = 5000
+MOST_CANDIDATES = 5000
 """A search has at most this many candidates."""
 BATCH_KNOBS = ("batch_size", "grad_accum")
 MESH = ("strategy", "tp_degree", "pp_degree")
@@ -61,11 +61,11 @@ def enumerate_space(
 ) -> Space:
     """Return every combination of the varied values with that global batch (None: any), the baseline among them.
 
-    `refuse` returns the UserError of a run that cannot start. Raises UserError for more than `MOST` candidates, and for
-    a global batch that nothing varied can give.
+    `refuse` returns the UserError of a run that cannot start. Raises UserError for more candidates than
+    `MOST_CANDIDATES`, and for a global batch that nothing varied can give.
     """
     count = count_of(spec, machine, vary, global_batch)
-    if count > MOST:
+    if count > MOST_CANDIDATES:
         raise _too_many(count, vary)
     slices = _Slices(spec, machine)
     own = _baseline(slices, global_batch)
@@ -121,7 +121,7 @@ def count_of(spec: RunSpec, machine: Machine, vary: Mapping[str, Sequence[KnobVa
     batch = {name: values for name, values in vary.items() if name in (*BATCH_KNOBS, *MESH)}
     rest = math.prod(len(values) for name, values in vary.items() if name not in batch)
     looked_at = math.prod(map(len, batch.values()))
-    if global_batch is None or looked_at > MOST_COUNTED or rest > MOST:
+    if global_batch is None or looked_at > MOST_COUNTED or rest > MOST_CANDIDATES:
         return rest * looked_at
     slices = _Slices(spec, machine)
     kept = sum(
@@ -267,12 +267,12 @@ def _too_many(count: int, vary: Mapping[str, Sequence[KnobValue]]) -> UserError:
     """The refusal of a space with too many candidates: the count, and the fewest knobs whose removal is enough."""
     left, drop = count, []
     for name, values in sorted(vary.items(), key=lambda item: -len(item[1])):
-        if left <= MOST:
+        if left <= MOST_CANDIDATES:
             break
         left = math.ceil(left / len(values))
         drop.append(name)
     return UserError(
-        f"{count:,} candidates are more than {MOST:,}; without {' and '.join(drop)} there are about {left:,}",
+        f"{count:,} candidates are more than {MOST_CANDIDATES:,}; without {' and '.join(drop)} there are about {left:,}",
         key="--vary",
         advice="leaving out " + " and ".join(f"--vary {name}" for name in drop),
     )

@@ -17,7 +17,7 @@ from trainfast_runner.search.best.cold_runs import COLD_ERROR, RESERVED, ColdRun
 from trainfast_runner.search.best.prospects import Prospects
 from trainfast_runner.search.best.ruled_out import MOST_VOID, UNUSABLE
 from trainfast_runner.search.best.state import BestState
-from trainfast_runner.search.best.step_rule import LEAST, ORDINARY, StepRule
+from trainfast_runner.search.best.step_rule import LEAST_TIMED_STEPS, ORDINARY, StepRule
 from trainfast_runner.settings.knobs import BY_NAME
 
 HOPELESS = 0.7
@@ -199,7 +199,7 @@ def _closing_visit(state: BestState, move: Move) -> Move:
         return move
     first = visit[0].candidate
     why = "the first setting of this process again: a change would be drift"
-    return Move("trial", first, why, repeats=True, steps=StepRule(least=max(LEAST, len(visit[0].step_ms))))
+    return Move("trial", first, why, repeats=True, steps=StepRule(least=max(LEAST_TIMED_STEPS, len(visit[0].step_ms))))
 
 
 def _trial(state: BestState, number: int, why: str) -> Move:

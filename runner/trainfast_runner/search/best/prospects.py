@@ -11,7 +11,7 @@ from functools import cached_property
 from trainfast_runner.search.best.cold_runs import RESERVED, ColdRuns
 from trainfast_runner.search.best.observed import steps_for
 from trainfast_runner.search.best.state import MORE, BestState
-from trainfast_runner.search.best.step_rule import ERROR, LEAST, MOST, UNTIMED
+from trainfast_runner.search.best.step_rule import ENOUGH_ERROR, LEAST_TIMED_STEPS, MOST_TIMED_STEPS, UNTIMED
 
 LIKELY = 0.05
 """The search goes on while some candidate has this chance to be 2 % better than the leader."""
@@ -111,8 +111,8 @@ class Prospects:
 
     @cached_property
     def steps(self) -> int:
-        """Timed steps that bring the standard error of a trial below `ERROR`."""
-        return steps_for(self._state.measured.step_deviation, ERROR, LEAST, MOST)
+        """Timed steps that bring the standard error of a trial below `ENOUGH_ERROR`."""
+        return steps_for(self._state.measured.step_deviation, ENOUGH_ERROR, LEAST_TIMED_STEPS, MOST_TIMED_STEPS)
 
     @cached_property
     def unseen(self) -> dict[int, int]:

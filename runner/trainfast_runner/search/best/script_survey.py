@@ -21,7 +21,7 @@ from trainfast_runner.search.best.candidates import BATCH_KNOBS, default_global_
 from trainfast_runner.search.best.journal import UNNAMED, BestLine, BestQuestion, Candidate, Space, Trial
 from trainfast_runner.search.best.opening import BestOptions, BestPlan, global_batch_of, question_of
 from trainfast_runner.search.best.script_memory import with_fitted_memory, with_seen_samples
-from trainfast_runner.search.best.step_rule import LEAST, UNTIMED
+from trainfast_runner.search.best.step_rule import LEAST_TIMED_STEPS, UNTIMED
 from trainfast_runner.search.best.survey import Survey
 from trainfast_runner.search.best.varied import vary_of
 from trainfast_runner.search.cool_down import check_coolable
@@ -99,7 +99,7 @@ def plan_script_best(
     Without a global batch the preset's own is kept, so that the training stays the same, unless the batch is varied.
     """
     trial_plan = trial_plan_of(preset, settings, python, SET_BY_A_SEARCH)
-    plan = trial_plan({"steps": UNTIMED + LEAST, "timing_warmup": UNTIMED})
+    plan = trial_plan({"steps": UNTIMED + LEAST_TIMED_STEPS, "timing_warmup": UNTIMED})
     check_asked(asked, plan)
     check_coolable(plan, options.cool_to_c)
     machine = detect_machine(plan.versions, plan.python or None).used_by(plan.spec.knobs.get("devices"))

@@ -9,7 +9,7 @@ from trainfast_runner.search.best.observed import relative_error
 
 UNTIMED = 2
 """Steps before a trial's timed ones: from the second on the optimizer has states, and a CPU's memory is measured."""
-LEAST, MOST, ERROR = 4, 25, 0.012
+LEAST_TIMED_STEPS, MOST_TIMED_STEPS, ENOUGH_ERROR = 4, 25, 0.012
 """Timed steps of a trial, and the standard error that is enough."""
 
 
@@ -20,9 +20,9 @@ class StepRule:
     `give_up_ms` ends the trial when its best step is slower; None never does.
     """
 
-    least: int = LEAST
-    most: int = MOST
-    standard_error: float = ERROR
+    least: int = LEAST_TIMED_STEPS
+    most: int = MOST_TIMED_STEPS
+    standard_error: float = ENOUGH_ERROR
     give_up_ms: float | None = None
 
     def judge(self, step_ms: Sequence[float]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.cpu.device_names import cpu_processes
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.search.best.candidates import MOST, count_of, occurring, ranks_of, spec_of
+from trainfast_runner.search.best.candidates import MOST_CANDIDATES, count_of, occurring, ranks_of, spec_of
 from trainfast_runner.settings.knob_type import Knob
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import BY_NAME, KNOBS, knob
@@ -64,9 +64,9 @@ def vary_of(
     for name in [name for name, values in vary.items() if len(values) < 2]:
         del vary[name]
     for name in LEAST_WORTH:
-        if name in vary and count_of(spec, machine, vary, global_batch) > MOST:
+        if name in vary and count_of(spec, machine, vary, global_batch) > MOST_CANDIDATES:
             del vary[name]
-            left_alone[name] = f"with it there are more than {MOST:,} settings; --vary {name}=... names it"
+            left_alone[name] = f"with it there are more than {MOST_CANDIDATES:,} settings; --vary {name}=... names it"
     return vary, left_alone
 
 

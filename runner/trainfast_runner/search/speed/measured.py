@@ -22,7 +22,7 @@ from trainfast_runner.settings.spec import RunSpec, spec_of_record
 
 LOOKED_AT, SEARCHES_LOOKED_AT = 200, 20
 """Number of newest runs and searches that are read."""
-MOST, MOST_OF_OTHERS = 60, 10
+MOST_OF_MODEL, MOST_OF_OTHERS = 60, 10
 """Number of measured speeds that count: of the model asked about, and of other models."""
 SLOW_SHARE = 0.5
 """The part of the deviation between steps that the next run has as a whole: slow and fast moments last for long."""
@@ -62,11 +62,11 @@ def measured_speeds(home: Home, spec: RunSpec, device: DeviceName) -> list[Measu
     own: list[MeasuredSpeed] = []
     others: list[MeasuredSpeed] = []
     for one in _of_runs(home, device):
-        found, most = (own, MOST) if about(one.spec) == about(spec) else (others, MOST_OF_OTHERS)
+        found, most = (own, MOST_OF_MODEL) if about(one.spec) == about(spec) else (others, MOST_OF_OTHERS)
         if len(found) < most:
             found.append(one)
     for one in _of_trials(home, spec, device):
-        if len(own) == MOST:
+        if len(own) == MOST_OF_MODEL:
             break
         own.append(one)
     return [*own, *others]
