@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from trainfast_runner.errors import UserError
@@ -28,3 +29,14 @@ def read_vary(texts: Iterable[str]) -> dict[str, list[KnobValue]]:
             raise UserError(f"--vary {text}: no value", key=name, allowed=[entry.values.describe()])
         found[name] = list(dict.fromkeys(entry.read(value.strip()) for value in values.split(",")))
     return found
+
+
+def fewest_to_drop(vary: Vary, count: int, most: int) -> tuple[list[str], int]:
+    """Return the fewest knobs without which `count` combinations become `most` or fewer, and how many are left then."""
+    left, dropped = count, []
+    for name, values in sorted(vary.items(), key=lambda item: -len(item[1])):
+        if left <= most:
+            break
+        left = math.ceil(left / len(values))
+        dropped.append(name)
+    return dropped, left

@@ -13,7 +13,7 @@ from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.published import published_for
 from trainfast_runner.settings.spec import RunSpec, from_preset
-from trainfast_runner.settings.vary import Vary
+from trainfast_runner.settings.vary import Vary, fewest_to_drop
 
 MOST_ROWS = 200
 """Rows of a grid; as runs of a quarter of a minute each, 200 take 50 minutes."""
@@ -64,16 +64,11 @@ def id_of(combination: Combination) -> str:
 
 def check_count(vary: Vary, bases: int) -> None:
     """Raise UserError with the count and the fewest knobs to drop if there are more than `MOST_ROWS` rows."""
-    count = left = bases * math.prod(map(len, vary.values()))
-    drop: list[str] = []
-    for name, values in sorted(vary.items(), key=lambda item: -len(item[1])):
-        if left <= MOST_ROWS:
-            break
-        left //= len(values)
-        drop.append(name)
-    if drop:
+    count = bases * math.prod(map(len, vary.values()))
+    dropped, left = fewest_to_drop(vary, count, MOST_ROWS)
+    if dropped:
         raise UserError(
             f"the grid has {count:,} rows, more than {MOST_ROWS}",
             key="--vary",
-            advice=f"dropping --vary {' and --vary '.join(drop)}, which leaves {left:,}",
+            advice=f"dropping --vary {' and --vary '.join(dropped)}, which leaves {left:,}",
         )

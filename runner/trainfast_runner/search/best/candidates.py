@@ -18,6 +18,7 @@ from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.spec import RunSpec
+from trainfast_runner.settings.vary import Vary, fewest_to_drop
 from trainfast_runner.settings.world import data_parallel_degree, device_count, strategy_of, world_size
 from trainfast_runner.worker.catalog import allows_warm_trials
 
@@ -55,7 +56,7 @@ def ranks_of(spec: RunSpec, machine: Machine) -> int | None:
 def enumerate_space(
     spec: RunSpec,
     machine: Machine,
-    vary: Mapping[str, Sequence[KnobValue]],
+    vary: Vary,
     global_batch: int | None,
     refuse: Callable[[RunSpec], UserError | None],
 ) -> Space:
@@ -116,9 +117,9 @@ def bounded(space: Space, least_s_per_sample: Mapping[int, float | None]) -> Spa
     return msgspec.structs.replace(space, candidates=candidates)
 
 
-def count_of(spec: RunSpec, machine: Machine, vary: Mapping[str, Sequence[KnobValue]], global_batch: int | None) -> int:
+def count_of(spec: RunSpec, machine: Machine, vary: Vary, global_batch: int | None) -> int:
     """Number of combinations with that global batch, without listing them; all of them beyond `MOST_COUNTED`."""
-    batch = {name: values for name, values in vary.items() if name in (*BATCH_KNOBS, *MESH)}
+    batch = _deciding_batch(vary)
     rest = math.prod(len(values) for name, values in vary.items() if name not in batch)
     looked_at = math.prod(map(len, batch.values()))
     if global_batch is None or looked_at > MOST_COUNTED or rest > MOST_CANDIDATES:
@@ -131,11 +132,9 @@ def count_of(spec: RunSpec, machine: Machine, vary: Mapping[str, Sequence[KnobVa
     return rest * kept
 
 
-def occurring(
-    spec: RunSpec, machine: Machine, vary: Mapping[str, Sequence[KnobValue]], global_batch: int
-) -> dict[str, list[KnobValue]]:
+def occurring(spec: RunSpec, machine: Machine, vary: Vary, global_batch: int) -> dict[str, list[KnobValue]]:
     """`vary` without the values that no combination of that global batch has."""
-    batch = {name: values for name, values in vary.items() if name in (*BATCH_KNOBS, *MESH)}
+    batch = _deciding_batch(vary)
     slices = _Slices(spec, machine)
     combinations = (dict(zip(batch, values, strict=True)) for values in itertools.product(*batch.values()))
     kept = [one for one in combinations if slices.derive(one, set(vary), global_batch) is not None]
@@ -160,6 +159,11 @@ def default_global_batch(spec: RunSpec, machine: Machine) -> int:
     own = spec_of(spec, {})
     batch, accumulation = (int(str(own.knobs[name])) for name in BATCH_KNOBS)
     return batch * accumulation * data_parallel_degree(own.knobs, device_count(own, machine))
+
+
+def _deciding_batch(vary: Vary) -> Vary:
+    """The varied knobs that decide which global batch a combination has."""
+    return {name: values for name, values in vary.items() if name in (*BATCH_KNOBS, *MESH)}
 
 
 class _Slices:
@@ -235,10 +239,10 @@ def process_knobs(whole: KnobValues, shown: RecordedKnobs) -> RecordedKnobs:
     return {name: value for name, value in shown.items() if BY_NAME[name].needs_process(value)}
 
 
-def _attainable(slices: _Slices, vary: Mapping[str, Sequence[KnobValue]], wanted: int) -> list[int]:
+def _attainable(slices: _Slices, vary: Vary, wanted: int) -> list[int]:
     """The nearest global batches below and above that the varied values give."""
     given: set[int] = set()
-    batch = {name: values for name, values in vary.items() if name in (*BATCH_KNOBS, *MESH)}
+    batch = _deciding_batch(vary)
     for values in itertools.product(*batch.values()):
         knobs = {**slices.spec.knobs, **dict(zip(batch, values, strict=True))}
         size = slices.degree(knobs)
@@ -263,16 +267,12 @@ def _impossible(wanted: int, possible: Sequence[int]) -> UserError:
     )
 
 
-def _too_many(count: int, vary: Mapping[str, Sequence[KnobValue]]) -> UserError:
-    """The refusal of a space with too many candidates: the count, and the fewest knobs whose removal is enough."""
-    left, drop = count, []
-    for name, values in sorted(vary.items(), key=lambda item: -len(item[1])):
-        if left <= MOST_CANDIDATES:
-            break
-        left = math.ceil(left / len(values))
-        drop.append(name)
+def _too_many(count: int, vary: Vary) -> UserError:
+    """The error about too many candidates: their count, and the fewest knobs to leave out."""
+    dropped, left = fewest_to_drop(vary, count, MOST_CANDIDATES)
+    words = f"{count:,} candidates are more than {MOST_CANDIDATES:,}"
     return UserError(
-        f"{count:,} candidates are more than {MOST_CANDIDATES:,}; without {' and '.join(drop)} there are about {left:,}",
+        f"{words}; without {' and '.join(dropped)} there are about {left:,}",
         key="--vary",
-        advice="leaving out " + " and ".join(f"--vary {name}" for name in drop),
+        advice="leaving out " + " and ".join(f"--vary {name}" for name in dropped),
     )

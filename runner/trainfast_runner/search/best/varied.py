@@ -16,7 +16,8 @@ from trainfast_runner.settings.world import strategy_of
 from trainfast_runner.worker.catalog import STRATEGIES
 
 Refuse = Callable[[RunSpec], UserError | None]
-Vary = dict[str, list[KnobValue]]
+MutableVary = dict[str, list[KnobValue]]
+"""The values of each varied knob, to leave some out."""
 NEVER = {
     "devices": "it is a ceiling: vary strategy",
     "memory_limit": "it is the limit that every setting has to keep",
@@ -36,7 +37,7 @@ def vary_of(
     global_batch: int,
     refuse: Refuse,
     entries: Iterable[Knob] = KNOBS,
-) -> tuple[Vary, dict[str, str]]:
+) -> tuple[MutableVary, dict[str, str]]:
     """Return the values of each varied knob, and the knobs and values left alone, each with the reason.
 
     Without `asked` those of `entries` that keep the training the same are varied over their `tried` values, as far as a
@@ -45,7 +46,7 @@ def vary_of(
     """
     if asked:
         return {name: _asked_values(name, values) for name, values in asked.items()}, {}
-    vary: Vary = {}
+    vary: MutableVary = {}
     left_alone: dict[str, str] = {}
     for entry in entries:
         now = spec.knobs[entry.name]
@@ -89,7 +90,7 @@ def _values(entry: Knob, now: KnobValue, global_batch: int) -> list[KnobValue]:
     return values
 
 
-def _drop_illegal(spec: RunSpec, vary: Vary, left_alone: dict[str, str], machine: Machine, refuse: Refuse) -> None:
+def _drop_illegal(spec: RunSpec, vary: MutableVary, left_alone: dict[str, str], machine: Machine, refuse: Refuse) -> None:
     """Leave out the values that cannot run here with any precision, and loader processes beyond the cores."""
     precisions = list(vary.get("precision", [spec.knobs["precision"]]))
     for name, values in vary.items():
@@ -125,7 +126,7 @@ def _has_several_devices(spec: RunSpec, strategy: KnobValue, machine: Machine) -
     return (ranks_of(spec_of(spec, {"strategy": strategy}), machine) or 1) > 1
 
 
-def _prefer_bf16(spec: RunSpec, vary: Vary, left_alone: dict[str, str]) -> None:
+def _prefer_bf16(spec: RunSpec, vary: MutableVary, left_alone: dict[str, str]) -> None:
     """Leave fp16 out where bf16 runs: it needs loss scaling and is no faster."""
     values = vary.get("precision", [])
     if "bf16" in values and "fp16" in values and spec.knobs["precision"] != "fp16":
