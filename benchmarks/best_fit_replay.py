@@ -11,7 +11,7 @@ from benchmarks.best_fit_spaces import UNTIMED, Process, Terrain
 
 from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.search.best.answer import answer_of
-from trainfast_runner.search.best.cold_runs import ROLES, ColdRuns
+from trainfast_runner.search.best.cold_runs import ColdRuns
 from trainfast_runner.search.best.decide import Move, decide
 from trainfast_runner.search.best.journal import (
     BestAnswer,
@@ -24,6 +24,7 @@ from trainfast_runner.search.best.journal import (
     Trial,
     Visited,
 )
+from trainfast_runner.search.best.next_cold_run import ROLES
 from trainfast_runner.search.best.state import BestState, state_of_best_journal
 
 MOST_MOVES = 1000

@@ -1,8 +1,7 @@
-"""The runs in fresh processes: a race among the leaders, the winner beside the baseline, each knob turned back alone.
+"""Finalists, winner and rivals of a search by its cold runs, each difference with its interval.
 
-Runs follow each other as A B B A, so that a machine that warms up or slows down does so for all alike. The noise of a
-run is that of runs of one setting, pooled over the settings, with the noise of the trials as four runs' worth of
-evidence; intervals are Student's.
+A cold run is a run in a fresh process. The noise of a run is pooled over repeated runs of the same setting, with the
+noise of the trials as four runs' worth of evidence; intervals are Student's.
 """
 
 from __future__ import annotations
@@ -17,11 +16,8 @@ from functools import cached_property
 from trainfast_runner.results.distributions import NORMAL_95, student_95
 from trainfast_runner.search.best.journal import LaunchedBest, Race
 from trainfast_runner.search.best.observed import steps_for
-from trainfast_runner.search.best.ruled_out import MOST_VOID
 from trainfast_runner.search.best.state import BestState
 
-MOST_COLD = 12
-"""Runs in fresh processes of one search."""
 NEAR = 0.03
 """Candidates within this of the leader, in ln of the objective, take part in the race."""
 MOST_FINALISTS = 4
@@ -39,19 +35,7 @@ COLD_ERROR, COLD_LEAST, COLD_MOST = 0.007, 8, 60
 """The standard error of a run in a fresh process, and its timed steps."""
 RESERVED, CONFIRMING = 0.5, 4
 """The share of the budget that the runs that confirm may take, as trials may, and their number."""
-NEARLY_ALL = "it needs nearly all of memory_limit: one run under it"
 SPEED_ROLES = ("race", "confirm", "turn_back")
-ROLES = (*SPEED_ROLES, "limit")
-
-
-@dataclass(frozen=True)
-class ColdRun:
-    """The next run in a fresh process."""
-
-    action: str
-    candidate: int
-    why: str
-    knob: str | None = None
 
 
 @dataclass(frozen=True)
@@ -67,8 +51,8 @@ class Difference:
         return abs(self.mean) > self.half
 
 
-class Runs:
-    """The measured runs in some roles: the ln of the objective of each, their noise, and differences."""
+class MeasuredRuns:
+    """The runs in some roles that measured something: the ln of their objective, their noise, and differences."""
 
     def __init__(self, state: BestState, *roles: str) -> None:
         self._state, self._roles = state, roles
@@ -120,13 +104,13 @@ class Runs:
 
 
 class ColdRuns:
-    """The runs in fresh processes: what they tell, and which are still to be made."""
+    """The cold runs made so far, and the candidates that they leave as finalists, winner and rivals."""
 
     def __init__(self, state: BestState) -> None:
         self.state = state
         self.baseline = state.space.baseline
-        self.raced = Runs(state, "race")
-        self.every = Runs(state, *SPEED_ROLES)
+        self.raced = MeasuredRuns(state, "race")
+        self.every = MeasuredRuns(state, *SPEED_ROLES)
 
     def difference(self, one: int, other: int) -> Difference:
         """The ln of the objective of `one` over `other`: by fresh processes where both were run, else by the trials."""
@@ -289,83 +273,3 @@ class ColdRuns:
         """Expected seconds of the runs that confirm: leader and baseline, twice each."""
         leader = self.state.leader
         return 2 * sum(self.run_s(number) for number in (leader, self.baseline) if number is not None)
-
-
-def next_cold_run(state: BestState) -> ColdRun | None:
-    """Return the next run in a fresh process; None when the answer is confirmed."""
-    cold = ColdRuns(state)
-    if sum(one.outcome == "void" for one in state.races) >= 2 * MOST_VOID:
-        return None
-    return _race(cold) or _confirm(cold) or _turn_back(cold) or _under_limit(cold)
-
-
-def _race(cold: ColdRuns) -> ColdRun | None:
-    """The next run of the race, those under memory_limit first; None when it is decided."""
-    for number in cold.finalists:
-        if cold.is_near_limit(number) and not cold.runs(number, "limit"):
-            return ColdRun("limit", number, NEARLY_ALL)
-    if len(cold.finalists) < 2 or _confirming(cold):
-        return None
-    for turn in (1, 2):
-        order = cold.finalists if turn == 1 else cold.finalists[::-1]
-        contenders = cold.contenders if turn == 2 else cold.finalists
-        if len(contenders) < 2:
-            return None
-        missing = [number for number in order if number in contenders and cold.runs(number, "race") < turn]
-        if len(missing) == len(contenders) and not cold.are_affordable(missing):
-            return None
-        if missing:
-            return ColdRun("race", missing[0], f"one of {len(cold.finalists)} settings within 3 % of the leader")
-    return None
-
-
-def _confirming(cold: ColdRuns) -> bool:
-    return any(one.role == "confirm" for one in cold.state.races)
-
-
-def _confirm(cold: ColdRuns) -> ColdRun | None:
-    """The next run of winner, baseline, baseline, winner; None when both have two runs."""
-    winner, baseline = cold.winner, cold.baseline
-    if cold.state.untested_limits and not cold.runs(winner, "limit"):
-        return ColdRun("limit", winner, "the winner, under memory_limit")
-    if baseline in cold.state.ruled_out:
-        order = [winner, winner]
-    elif winner == baseline:
-        order = [baseline, baseline]
-    else:
-        order = [winner, baseline, baseline, winner]
-    raced = {number: cold.runs(number, "race") for number in order}
-    if all(count >= 2 for count in raced.values()):
-        return None
-    taken: dict[int, int] = defaultdict(int)
-    for number in order:
-        taken[number] += 1
-        if cold.runs(number, "confirm") < taken[number]:
-            whose = "baseline" if number == baseline else "winner"
-            return ColdRun("confirm", number, f"the {whose} in a fresh process")
-    return None
-
-
-def _turn_back(cold: ColdRuns) -> ColdRun | None:
-    """The run of the answer with one knob turned back that gave most, as long as runs and budget allow."""
-    state, answer = cold.state, cold.answer
-    changed = cold.changed(answer)
-    if len(changed) < 2 or cold.count >= MOST_COLD:
-        return None
-    found = []
-    for knob in changed:
-        other = cold.turned_back(answer, knob)
-        if other is not None and not cold.runs(other, *ROLES):
-            found.append((state.posterior.difference(answer, other)[0], knob, other))
-    for _, knob, other in sorted(found, reverse=True):
-        if cold.are_affordable([other]):
-            return ColdRun("turn_back", other, f"the winner with {knob} turned back: the loss is its gain", knob)
-    return None
-
-
-def _under_limit(cold: ColdRuns) -> ColdRun | None:
-    """The run under memory_limit of the answer, then of candidates near that limit as long as the budget allows."""
-    if cold.state.untested_limits and not cold.runs(cold.answer, "limit"):
-        return ColdRun("limit", cold.answer, "the answer, under memory_limit")
-    number = next((one for one in cold.unchecked if cold.are_affordable([one])), None)
-    return None if number is None else ColdRun("limit", number, NEARLY_ALL)

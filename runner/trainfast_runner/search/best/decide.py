@@ -13,7 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from trainfast_runner.results.distributions import NORMAL_95
-from trainfast_runner.search.best.cold_runs import COLD_ERROR, RESERVED, ColdRuns, next_cold_run
+from trainfast_runner.search.best.cold_runs import COLD_ERROR, RESERVED, ColdRuns
+from trainfast_runner.search.best.next_cold_run import next_cold_run
 from trainfast_runner.search.best.prospects import Prospects
 from trainfast_runner.search.best.ruled_out import MOST_VOID, UNUSABLE
 from trainfast_runner.search.best.state import BestState

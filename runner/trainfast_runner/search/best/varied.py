@@ -90,7 +90,9 @@ def _values(entry: Knob, now: KnobValue, global_batch: int) -> list[KnobValue]:
     return values
 
 
-def _drop_illegal(spec: RunSpec, vary: MutableVary, left_alone: dict[str, str], machine: Machine, refuse: Refuse) -> None:
+def _drop_illegal(
+    spec: RunSpec, vary: MutableVary, left_alone: dict[str, str], machine: Machine, refuse: Refuse
+) -> None:
     """Leave out the values that cannot run here with any precision, and loader processes beyond the cores."""
     precisions = list(vary.get("precision", [spec.knobs["precision"]]))
     for name, values in vary.items():
