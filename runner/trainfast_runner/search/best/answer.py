@@ -35,7 +35,7 @@ def answer_of(state: BestState) -> BestAnswer | None:
     if state.leader is None:
         return None
     best, baseline = cold.answer, cold.baseline
-    best_rate, baseline_rate = _rate(state, cold, best), _rate(state, cold, baseline)
+    best_rate, baseline_rate = _rate(cold, best), _rate(cold, baseline)
     if best_rate is None:
         return None
     gain = None
@@ -43,29 +43,29 @@ def answer_of(state: BestState) -> BestAnswer | None:
         gain = Difference(0.0, 0.0)
     elif baseline_rate is not None and baseline not in state.ruled_out:
         gain = cold.difference(best, baseline)
-    within = _within_percent(state, cold, best, gain)
+    within = _within_percent(cold, best, gain)
     prospects = Prospects(state)
     tried = {one.candidate for one in state.ran if one.outcome != "void"}
-    every = _verdicts(state, cold, prospects, best)
+    verdicts = [_verdict(cold, prospects, best, number) for number in range(len(state.candidates))]
     if within is not None:
-        every[best] = msgspec.structs.replace(every[best], reason=CHOSEN)
+        verdicts[best] = msgspec.structs.replace(verdicts[best], reason=CHOSEN)
     return BestAnswer(
         best=best,
         best_rate=best_rate,
         baseline_rate=baseline_rate,
-        best_value=_value(state, cold, best),
-        baseline_value=_value(state, cold, baseline),
+        best_value=_value(cold, best),
+        baseline_value=_value(cold, baseline),
         gain_percent=None if gain is None else _percent(gain),
         best_run_ids=_run_ids(state, best),
         baseline_run_ids=_run_ids(state, baseline),
         within_percent=within,
         tried_in_budget=len(tried) if prospects.is_budget_spent else None,
         ties=cold.rivals,
-        effects=list(_effects(state, cold, best)),
-        verdicts=every,
-        pareto=_pareto(state, cold),
+        effects=list(_effects(cold, best)),
+        verdicts=verdicts,
+        pareto=_pareto(cold),
         changes_training=state.changes_training(best),
-        notes=list(_notes(state, cold, best)),
+        notes=list(_notes(cold, best)),
     )
 
 
@@ -83,15 +83,11 @@ def best_so_far(lines: Sequence[BestLine]) -> BestAnswer | None:
     return None if answer is None else msgspec.structs.replace(answer, notes=[*answer.notes, note])
 
 
-def _verdicts(state: BestState, cold: ColdRuns, prospects: Prospects, best: int) -> list[CandidateVerdict]:
-    """One verdict for every candidate, in their order."""
-    return [_verdict(state, cold, prospects, best, number) for number in range(len(state.candidates))]
-
-
-def _verdict(state: BestState, cold: ColdRuns, prospects: Prospects, best: int, number: int) -> CandidateVerdict:
+def _verdict(cold: ColdRuns, prospects: Prospects, best: int, number: int) -> CandidateVerdict:
+    state = cold.state
     if number in state.ruled_out:
         return state.ruled_out[number]
-    rate = _rate(state, cold, number)
+    rate = _rate(cold, number)
     if rate is not None:
         reason = _beside_best(cold, best, number)
         if number in cold.unchecked:
@@ -129,8 +125,9 @@ def _percent(difference: Difference) -> Interval:
     return Interval(median=median, low=low, high=high)
 
 
-def _log_rate(state: BestState, cold: ColdRuns, number: int) -> tuple[float, float] | None:
+def _log_rate(cold: ColdRuns, number: int) -> tuple[float, float] | None:
     """The ln samples/s of a candidate and half of its interval: by fresh processes, else by trials; else None."""
+    state = cold.state
     # The real memory_limit slows every step of a CPU run.
     full = [one for one in state.races if one.role != "limit"]
     runs = [one.samples_per_s for one in full if one.candidate == number and one.outcome == "measured"]
@@ -148,9 +145,9 @@ def _log_rate(state: BestState, cold: ColdRuns, number: int) -> tuple[float, flo
     return state.posterior.mean[number], NORMAL_95 * math.sqrt(max(state.posterior.variance[number], 0.0))
 
 
-def _rate(state: BestState, cold: ColdRuns, number: int) -> Interval | None:
+def _rate(cold: ColdRuns, number: int) -> Interval | None:
     """Samples/s of a candidate; None if it was not measured."""
-    known_rate = _log_rate(state, cold, number)
+    known_rate = _log_rate(cold, number)
     return None if known_rate is None else _interval(*known_rate)
 
 
@@ -158,8 +155,9 @@ def _interval(middle: float, half: float) -> Interval:
     return Interval(median=math.exp(middle), low=math.exp(middle - half), high=math.exp(middle + half))
 
 
-def _value(state: BestState, cold: ColdRuns, number: int) -> Interval | None:
+def _value(cold: ColdRuns, number: int) -> Interval | None:
     """The objective of a candidate in its unit: seconds for `time`; None if it was not measured."""
+    state = cold.state
     values = cold.every.values.get(number)
     if values:
         deviation, quantile = cold.every.noise
@@ -181,26 +179,28 @@ def _run_ids(state: BestState, number: int) -> list[str]:
     ]
 
 
-def _within_percent(state: BestState, cold: ColdRuns, best: int, gain: Difference | None) -> float | None:
+def _within_percent(cold: ColdRuns, best: int, gain: Difference | None) -> float | None:
     """The least gain that runs as A B B A show here, where it is above 2 % and leaves the winner open; else None."""
     deviation, quantile = cold.every.noise
     half = quantile * deviation
-    return 100 * math.expm1(half) if half >= MORE and _is_open(state, cold, best, gain) else None
+    return 100 * math.expm1(half) if half >= MORE and _is_open(cold, best, gain) else None
 
 
-def _is_open(state: BestState, cold: ColdRuns, best: int, gain: Difference | None) -> bool:
+def _is_open(cold: ColdRuns, best: int, gain: Difference | None) -> bool:
     """True if the gain may be none, a rival may be the best, or a measured setting may be better than the baseline."""
+    state = cold.state
     if best != state.space.baseline:
         return bool(cold.rivals) or (gain is not None and not gain.is_clear)
     others = [number for number in state.rated if number != best and number not in state.ruled_out]
     return bool(cold.rivals) or not all(cold.difference(number, best).is_clear for number in others)
 
 
-def _effects(state: BestState, cold: ColdRuns, best: int) -> Iterator[Effect]:
+def _effects(cold: ColdRuns, best: int) -> Iterator[Effect]:
     """The gain of each value that was run, or that earlier searches know, over the baseline's.
 
     The other knobs are as in the answer.
     """
+    state = cold.state
     levels, baseline = state.posterior.levels, state.space.baseline
     ran = [levels.settings[number] for number in state.rated]
     earlier = {one.knob for one in state.question.earlier}
@@ -209,11 +209,11 @@ def _effects(state: BestState, cold: ColdRuns, best: int) -> Iterator[Effect]:
         for level, value in enumerate(levels.values[name]):
             if level == base:
                 continue
-            for place in (best, baseline):
-                one, other = levels.turned(place, name, level), levels.turned(place, name, base)
-                if one is not None and other is not None:
-                    break
-            else:
+            pairs = (
+                (levels.turned(place, name, level), levels.turned(place, name, base)) for place in (best, baseline)
+            )
+            one, other = next((pair for pair in pairs if None not in pair), (None, None))
+            if one is None or other is None:
                 continue
             measured = cold.every.difference(one, other)
             was_run = {level, base} <= {setting[knob] for setting in ran}
@@ -229,11 +229,12 @@ def _effects(state: BestState, cold: ColdRuns, best: int) -> Iterator[Effect]:
             )
 
 
-def _pareto(state: BestState, cold: ColdRuns) -> list[int]:
+def _pareto(cold: ColdRuns) -> list[int]:
     """The measured candidates that no other one beats in both rate and memory, the fastest first."""
+    state = cold.state
     rated = []
     for number in range(len(state.candidates)):
-        rate, needed = _log_rate(state, cold, number), cold.memory_bytes(number)
+        rate, needed = _log_rate(cold, number), cold.memory_bytes(number)
         if rate is not None and needed is not None and number not in state.ruled_out:
             rated.append((-rate[0], needed, number))
     front, least = [], math.inf
@@ -244,11 +245,12 @@ def _pareto(state: BestState, cold: ColdRuns) -> list[int]:
     return front
 
 
-def _notes(state: BestState, cold: ColdRuns, best: int) -> Iterator[str]:
+def _notes(cold: ColdRuns, best: int) -> Iterator[str]:
     """Sentences on what limits the claim."""
+    state = cold.state
     baseline = state.space.baseline
     if baseline in state.ruled_out:
-        rate = "has no figure" if _rate(state, cold, baseline) is None else "does not fit"
+        rate = "has no figure" if _rate(cold, baseline) is None else "does not fit"
         yield f"the baseline {rate}: {state.ruled_out[baseline].reason}"
     if state.question.objective != "samples_per_joule":
         for name, number in (("best", best), ("baseline", baseline)):
