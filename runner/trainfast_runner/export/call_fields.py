@@ -19,14 +19,14 @@ TRAINER_CALLS = (
 class CallFields:
     """Functions by name, and values for their arguments.
 
-    A value that is also in `usual` is the function's own default: it replaces another one, and is not added.
+    A value that is also in `defaults` is the function's own default: it replaces another one, and is not added.
     `aliases` are other names under which an argument may stand, `order` the names of the first ones without names.
     `displaced` names the argument beside which the function refuses another one: `{"batch_size": "batch_sampler"}`.
     """
 
     functions: tuple[str, ...]
     fields: dict[str, object]
-    usual: dict[str, object] = field(default_factory=dict)
+    defaults: dict[str, object] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
     order: tuple[str, ...] = ()
     displaced: dict[str, str] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class CallFields:
 
     def is_added(self, name: str) -> bool:
         """True if the argument has to be written where it does not stand yet."""
-        return name not in self.usual or self.usual[name] != self.fields[name]
+        return name not in self.defaults or self.defaults[name] != self.fields[name]
 
 
 def trainer_call(knobs: KnobValues) -> CallFields:
@@ -48,7 +48,7 @@ def trainer_call(knobs: KnobValues) -> CallFields:
         fields["torch_compile"] = False
     if knobs.get("workers") == 0:
         fields["dataloader_prefetch_factor"] = None
-    usual: dict[str, object] = {
+    defaults: dict[str, object] = {
         "gradient_accumulation_steps": 1,
         "bf16": False,
         "fp16": False,
@@ -57,4 +57,4 @@ def trainer_call(knobs: KnobValues) -> CallFields:
         "dataloader_num_workers": 0,
         "dataloader_prefetch_factor": None,
     }
-    return CallFields(TRAINER_CALLS, fields, usual, {"gradient_checkpointing": "activation_checkpointing"})
+    return CallFields(TRAINER_CALLS, fields, defaults, {"gradient_checkpointing": "activation_checkpointing"})

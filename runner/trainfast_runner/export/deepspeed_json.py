@@ -1,4 +1,4 @@
-"""The JSON that a run gave to DeepSpeed: by itself, and beside TrainingArguments, which say its numbers."""
+"""The JSON that a run gave to DeepSpeed: on its own, and beside TrainingArguments, which give its numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.world import strategy_of
 
 FILE = "deepspeed.json"
-SAID_BY_THE_TRAINER = (
+FILLED_BY_THE_TRAINER = (
     "train_batch_size",
     "train_micro_batch_size_per_gpu",
     "gradient_accumulation_steps",
@@ -71,9 +71,9 @@ def recorded_config(run: RunFile, directory: Path) -> dict[str, Any]:
 
 
 def beside_the_trainer(run: RunFile, directory: Path) -> dict[str, Any]:
-    """The recorded configuration with "auto" for what TrainingArguments say: one source for each setting."""
+    """The recorded configuration with "auto" for the values of TrainingArguments: one source for each setting."""
     config = copy.deepcopy(recorded_config(run, directory))
-    for path in SAID_BY_THE_TRAINER:
+    for path in FILLED_BY_THE_TRAINER:
         *sections, key = path.split(".")
         table: Any = config
         for section in sections:

@@ -27,17 +27,17 @@ RENAMED = {
     "lr": "learning_rate",
 }
 """Names of other versions of transformers, and those that scripts of Accelerate give their flags."""
-SILENT = (
+IGNORED = (
     *("output_dir", "compute_environment", "num_machines", "machine_rank", "main_training_function", "rdzv_backend"),
     *("same_network", "debug", "downcast_bf16", "enable_cpu_affinity", "tpu_env", "tpu_use_cluster", "tpu_use_sudo"),
     *("steps_per_print", "wall_clock_breakdown", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"),
 )
-"""Keys that say nothing of speed or of the training."""
+"""Keys that change neither the training nor its speed."""
 
 
 @dataclass(frozen=True)
 class ForeignKnobs:
-    """Knobs, and what was not understood, in words."""
+    """Knobs, and the settings that were not understood, as text."""
 
     knobs: KnobValues
     not_understood: list[str]
@@ -59,7 +59,7 @@ class ForeignKnobs:
 
 def from_trainer_fields(fields: dict[str, Any]) -> ForeignKnobs:
     """Knobs of the fields of a TrainingArguments call."""
-    rest = {RENAMED.get(name, name): value for name, value in fields.items() if name not in SILENT}
+    rest = {RENAMED.get(name, name): value for name, value in fields.items() if name not in IGNORED}
     foreign = ForeignKnobs({}, [])
     halves = {name: rest.pop(name) for name in ("bf16", "fp16", "tf32") if name in rest}
     if halves:
@@ -94,7 +94,7 @@ def from_trainer_fields(fields: dict[str, Any]) -> ForeignKnobs:
 
 def from_accelerate(table: dict[str, Any]) -> ForeignKnobs:
     """Knobs of a file for `accelerate launch --config_file`."""
-    rest = {name: value for name, value in table.items() if name not in SILENT}
+    rest = {name: value for name, value in table.items() if name not in IGNORED}
     foreign = ForeignKnobs({}, [])
     mixed = rest.pop("mixed_precision", None)
     if mixed is not None:
@@ -131,7 +131,7 @@ def from_deepspeed(config: dict[str, Any]) -> ForeignKnobs:
 
     Sizes of buckets are computed anew from the model, and "auto" is left to the Trainer.
     """
-    rest = {name: value for name, value in config.items() if name not in (*SILENT, "train_batch_size")}
+    rest = {name: value for name, value in config.items() if name not in (*IGNORED, "train_batch_size")}
     foreign = ForeignKnobs({}, [])
     zero = foreign.section(rest, "zero_optimization")
     offload, parameters = foreign.section(zero, "offload_optimizer"), zero.get("offload_param")

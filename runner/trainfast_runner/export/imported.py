@@ -30,7 +30,7 @@ KINDS = ("a TrainingArguments block", "an accelerate YAML", "a DeepSpeed json", 
 
 @dataclass(frozen=True)
 class Imported:
-    """The kind of text, the knobs in it, and in words what was not understood. `preset` is the TOML of a preset."""
+    """The kind of a text, its knobs, and the settings that were not understood, as text. `preset` is TOML."""
 
     kind: str
     knobs: KnobValues
@@ -39,7 +39,7 @@ class Imported:
 
 
 def import_settings(text: str, name: str, base: str) -> Imported:
-    """Read `text`; what it does not say is from the preset `base`. `name` is for the preset's title and for errors.
+    """Read the settings in `text`; all others are the preset `base`'s. `name` is for the preset's title and for errors.
 
     Raises UserError for a text of no known kind, for a preset, and for a `base` of a script.
     """
@@ -166,6 +166,6 @@ def own_command(text: str) -> RunSpec | None:
 
 
 def _preset(name: str, spec: RunSpec, knobs: KnobValues) -> str:
-    usual = defaults()
-    kept = {key: value for key, value in {**spec.knobs, **knobs}.items() if value != usual[key]}
+    default_values = defaults()
+    kept = {key: value for key, value in {**spec.knobs, **knobs}.items() if value != default_values[key]}
     return preset_text(f"imported from {name}", spec.model, spec.data, kept)

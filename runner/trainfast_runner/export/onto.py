@@ -35,7 +35,7 @@ LONGEST_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class OntoFile:
-    """The diff, empty if the file has these settings; and in sentences what a person has to see to."""
+    """The diff, empty if the file has these settings; `notes` are sentences on changes that the user has to make."""
 
     run_id: str
     file: str
@@ -60,7 +60,7 @@ def onto(run: RunFile, file: Path) -> OntoFile:
 
 
 def _in_python(text: str, file: str, knobs: KnobValues, places: Mapping[str, Place]) -> tuple[str, list[str]]:
-    """The script with the settings as defaults of its own flags, the others in its calls; and sentences."""
+    """The script with settings as defaults of its own flags and the others in its calls; and the notes."""
     flags = flags_of_knobs(places, knobs)
     text, notes, declared = onto_defaults.edited(text, file, dict(flags.values()))
     rest = {name: value for name, value in knobs.items() if name not in flags or flags[name][0] not in declared}
@@ -76,7 +76,7 @@ def _in_python(text: str, file: str, knobs: KnobValues, places: Mapping[str, Pla
 
 
 def _in_shell(text: str, file: str, knobs: KnobValues, places: Mapping[str, Place]) -> tuple[str, list[str]]:
-    """The shell file with the settings as flags of its command; and sentences."""
+    """The shell file with the settings as flags of its command; and the notes."""
     flagged = {name: value for name, value in knobs.items() if name in places}
     rest = {name: value for name, value in knobs.items() if name not in places}
     preset = ScriptPreset(places=dict(places))
@@ -129,7 +129,7 @@ def _calls(knobs: KnobValues) -> list[CallFields]:
 
 
 def _launch_notes(run: RunFile) -> list[str]:
-    """The processes that the run had, which no argument of a script sets."""
+    """Notes on the number of processes, which no argument of a script sets."""
     if run.world_size < 2:
         return []
     name = recorded_strategy(run.knobs).name if run.script is None else "the run"

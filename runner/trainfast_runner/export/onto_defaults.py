@@ -6,7 +6,7 @@ import ast
 from collections.abc import Mapping
 
 from trainfast_runner.export.call_fields import CallFields
-from trainfast_runner.export.onto_python import Edit, Places, call_edits, calls_of, parsed, with_edits
+from trainfast_runner.export.onto_python import ByteOffsets, Edit, call_edits, calls_of, parsed, with_edits
 from trainfast_runner.export.onto_shell import literal
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.script_preset import Place, words_of
@@ -32,7 +32,7 @@ def edited(source: str, file: str, values: Mapping[str, object]) -> tuple[str, l
 
     Raises UserError for a script that is no Python.
     """
-    place = Places(source)
+    offsets = ByteOffsets(source)
     edits: list[Edit] = []
     notes: list[str] = []
     declared: set[str] = set()
@@ -43,7 +43,7 @@ def edited(source: str, file: str, values: Mapping[str, object]) -> tuple[str, l
             if _is_required(call):
                 notes.append(f"{file}:{call.lineno}: {flag} is required: give it {values[flag]!r}")
                 continue
-            made, sentences = call_edits(call, CallFields(DECLARING, {"default": values[flag]}), place, file)
+            made, sentences = call_edits(call, CallFields(DECLARING, {"default": values[flag]}), offsets, file)
             edits += made
             won = f"{file}:{call.lineno}: a command that names {flag} wins over its default"
             notes += [*sentences, *([won] if made else [])]

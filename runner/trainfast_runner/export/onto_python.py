@@ -28,7 +28,7 @@ def edited(source: str, file: str, calls: Sequence[CallFields]) -> tuple[str, li
             key="--onto",
             advice="the shell file that starts it",
         )
-    place = Places(source)
+    offsets = ByteOffsets(source)
     edits: list[Edit] = []
     notes: list[str] = []
     for wanted, nodes in called:
@@ -39,7 +39,7 @@ def edited(source: str, file: str, calls: Sequence[CallFields]) -> tuple[str, li
             name = wanted.functions[0]
             notes += [f"{file} calls {name} in lines {lines}: the one that trains needs {settings}"] if settings else []
             continue
-        made, sentences = call_edits(node, wanted, place, file)
+        made, sentences = call_edits(node, wanted, offsets, file)
         edits += made
         notes += sentences
     return with_edits(source, edits), notes
@@ -84,7 +84,7 @@ def _is_shuffle(keyword: ast.keyword) -> bool:
     return keyword.arg == "shuffle" and getattr(keyword.value, "value", None) is True
 
 
-def call_edits(node: ast.Call, wanted: CallFields, place: Places, file: str) -> tuple[list[Edit], list[str]]:
+def call_edits(node: ast.Call, wanted: CallFields, offsets: ByteOffsets, file: str) -> tuple[list[Edit], list[str]]:
     """Edits that give a call its arguments, and sentences about those that are no literal."""
     given = dict(zip(wanted.order, node.args, strict=False))
     given |= {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg is not None}
@@ -110,24 +110,24 @@ def call_edits(node: ast.Call, wanted: CallFields, place: Places, file: str) -> 
             notes.append(f"{file}:{given[name].lineno}: {name} is {ast.unparse(given[name])}: make it {value!r}")
             continue
         if now != value:
-            edits.append((*place.span(given[name]), repr(value)))
-    return edits + ([_insertion(node, added, place)] if added else []), notes
+            edits.append((*offsets.span(given[name]), repr(value)))
+    return edits + ([_insertion(node, added, offsets)] if added else []), notes
 
 
-def _insertion(node: ast.Call, added: list[str], place: Places) -> Edit:
+def _insertion(node: ast.Call, added: list[str], offsets: ByteOffsets) -> Edit:
     """New arguments before the last one with a name, on lines of their own if that one has its own."""
     if not node.keywords:
-        _, end = place.span(node)
-        separator = ", " if node.args and not place.has_comma(node.args[-1], end - 1) else ""
+        _, end = offsets.span(node)
+        separator = ", " if node.args and not offsets.has_comma(node.args[-1], end - 1) else ""
         return end - 1, end - 1, separator + ", ".join(added)
     last = node.keywords[-1]
-    begin, _ = place.span(last)
-    indent = place.indent_before(begin)
+    begin, _ = offsets.span(last)
+    indent = offsets.indent_before(begin)
     between = ", " if indent is None else f",\n{indent}"
     return begin, begin, "".join(f"{one}{between}" for one in added)
 
 
-class Places:
+class ByteOffsets:
     """Byte offsets in a script; `ast` counts the bytes of a line in UTF-8."""
 
     def __init__(self, source: str) -> None:

@@ -30,11 +30,11 @@ def command(run: RunFile, knobs: KnobValues, directory: Path) -> Written:
 def preset(run: RunFile, knobs: KnobValues, _directory: Path) -> Written:
     """A preset of its own, whole, with the knobs that are not at their defaults."""
     alone = strategy_of(knobs).one_device and "devices" not in run.overrides
-    usual = defaults()
+    default_values = defaults()
     kept = {
         name: value
         for name, value in knobs.items()
-        if value != usual[name] and BY_NAME[name].applies(knobs) and not (name == "devices" and alone)
+        if value != default_values[name] and BY_NAME[name].applies(knobs) and not (name == "devices" and alone)
     }
     text = preset_text(run.title or run.preset, run.model, run.data, kept)
     return Written(text, [], f"{Path(run.preset).stem}.toml")

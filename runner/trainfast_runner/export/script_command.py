@@ -21,7 +21,7 @@ from trainfast_runner.settings.world import strategy_of
 
 SCRIPT = "train.py"
 LAUNCHED = ("strategy", "devices", "p2p")
-"""KnobValues that the launcher and the environment express."""
+"""Knobs that the launcher and the environment express."""
 PLACEHOLDER = f"{SCRIPT} is a placeholder: a script that takes transformers' TrainingArguments as flags."
 OUTPUT = ("--output_dir", "out")
 """The Trainer of transformers 4 asks for a folder."""

@@ -70,11 +70,13 @@ def fields_of(knobs: KnobValues) -> dict[str, object]:
 
 def overrides(knobs: KnobValues) -> list[str]:
     """The knobs that are not at their defaults, those about our own run and its timing left out."""
-    usual = defaults()
+    default_values = defaults()
     return [
         name
         for name, value in knobs.items()
-        if value != usual[name] and name not in ("timing_warmup", "watch", "engine") and BY_NAME[name].applies(knobs)
+        if value != default_values[name]
+        and name not in ("timing_warmup", "watch", "engine")
+        and BY_NAME[name].applies(knobs)
     ]
 
 
