@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
@@ -118,6 +118,11 @@ def rest_of(tail: Tail[T]) -> Iterator[T]:
     while tail.offset != before:
         before = tail.offset
         yield from tail.new()
+
+
+def newest(records: Sequence[object], kind: type[T]) -> T | None:
+    """The last record of this type; None without one."""
+    return next((record for record in reversed(records) if isinstance(record, kind)), None)
 
 
 class Appender:

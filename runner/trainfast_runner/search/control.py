@@ -14,6 +14,7 @@ import msgspec
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes.identity import Identity, boot_id, reap_when_ended, send
 from trainfast_runner.records.home import Home
+from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.run_file import RecordedSpec
 from trainfast_runner.records.search_directories import is_conducted
 from trainfast_runner.search.best.asked import BestAsked
@@ -116,7 +117,5 @@ def conductor_of(directory: Path) -> Identity | None:
     """The process that conducts the search now; None when none does, or since another boot."""
     if not is_conducted(directory):
         return None
-    for line in reversed(read_journal(directory)):
-        if isinstance(line, Conducted):
-            return Identity(line.pid, line.start_ticks) if line.boot_id == boot_id() else None
-    return None
+    line = newest(read_journal(directory), Conducted)
+    return Identity(line.pid, line.start_ticks) if line is not None and line.boot_id == boot_id() else None

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainfast_runner.memory.model import largest_fitting
+from trainfast_runner.records.json_lines import newest
 from trainfast_runner.search.fit import MemoryLines, fit_lines
 from trainfast_runner.search.journal import AnyLine, Asked, ConfirmationRun, Predicted, Probe
 from trainfast_runner.units import mebibytes
@@ -80,12 +81,11 @@ class Decision:
 def state_of_journal(lines: Sequence[AnyLine], no_oom: bool = False) -> SearchState:
     """Return the state of a search from the lines of its journal."""
     asked = next(line for line in lines if isinstance(line, Asked))
-    predicted = [line for line in lines if isinstance(line, Predicted)]
     return SearchState(
         device=asked.device,
         world_size=asked.world_size,
         limits_bytes=tuple(asked.limits_bytes),
-        predicted=predicted[-1] if predicted else None,
+        predicted=newest(lines, Predicted),
         probes=tuple(line for line in lines if isinstance(line, Probe)),
         confirmations=tuple(line for line in lines if isinstance(line, ConfirmationRun)),
         no_oom=no_oom,

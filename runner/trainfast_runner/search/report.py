@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import STRICT_SPEED
 from trainfast_runner.search.journal import (
     Answer,
@@ -50,8 +51,8 @@ def report(directory: Path) -> dict[str, Any]:
     """Return the whole search as one object; absent figures are None."""
     lines = read_journal(directory)
     asked = next(line for line in lines if isinstance(line, Asked))
-    ended = next((line for line in reversed(lines) if isinstance(line, Ended)), None)
-    predicted = next((line for line in reversed(lines) if isinstance(line, Predicted)), None)
+    ended = newest(lines, Ended)
+    predicted = newest(lines, Predicted)
     answer = ended.answer if ended is not None else None
     confirmations = [line for line in lines if isinstance(line, ConfirmationRun)]
     return {

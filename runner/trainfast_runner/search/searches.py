@@ -15,7 +15,7 @@ import msgspec
 
 from trainfast_runner.machine.processes.identity import boot_id
 from trainfast_runner.records.home import STAMP, STAMP_CHARACTERS, Home, home_error, new_id
-from trainfast_runner.records.json_lines import DAMAGE, read_all
+from trainfast_runner.records.json_lines import DAMAGE, newest, read_all
 from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.records.search_directories import JOURNAL_FILE, is_conducted, search_directories
 from trainfast_runner.search.best.journal import BestEnded, BestLine, BestQuestion, Race, Trial
@@ -24,7 +24,7 @@ from trainfast_runner.search.journal import AnyLine, Asked, Conducted, Confirmat
 if TYPE_CHECKING:
     from trainfast_runner.running.planning import RunPlan
 
-Read = Callable[[Path], Sequence[AnyLine | BestLine]]
+ReadJournal = Callable[[Path], Sequence[AnyLine | BestLine]]
 """Reads the journal of a search."""
 SET_BY_A_SEARCH = ("steps", "timing_warmup")
 """Knobs that a search sets itself; commands that differ only in these continue the same search."""
@@ -32,10 +32,10 @@ SET_BY_A_BATCH_SEARCH = ("batch_size", *SET_BY_A_SEARCH)
 BATCH, BEST = "asked", "question"
 """Kinds of search, by the first line of their journals."""
 ANSWERED = ("answered", "nothing_fits")
-TRIES = (Probe, ConfirmationRun, Trial, Race)
+TRY_LINES = (Probe, ConfirmationRun, Trial, Race)
 """Lines of something that was tried."""
-TRIED = [line.__struct_config__.tag for line in TRIES]
-ENDS = [line.__struct_config__.tag for line in (Ended, BestEnded)]
+TRY_KINDS = [line.__struct_config__.tag for line in TRY_LINES]
+END_KINDS = [line.__struct_config__.tag for line in (Ended, BestEnded)]
 """Kinds of these lines, and of a search's last line."""
 MOST_HASHED_BYTES = 1 << 20
 """Size of the files of a script's command from which they are not looked into."""
@@ -85,7 +85,7 @@ def hash_of(asked: object) -> str:
     return hashlib.sha256(msgspec.json.encode(asked, order="deterministic")).hexdigest()[:16]
 
 
-def unfinished(home: Home, key: str, read: Read = read_journal) -> Path | None:
+def unfinished(home: Home, key: str, read: ReadJournal = read_journal) -> Path | None:
     """The newest search of this key if it has no answer yet, else None. Raises as `search_directories`.
 
     One that ended before it tried anything, as by a refusal, does not hide an older one that did.
@@ -95,7 +95,7 @@ def unfinished(home: Home, key: str, read: Read = read_journal) -> Path | None:
     return None if found is None else found[0]
 
 
-def left_by_edit(home: Home, directory: Path, read: Read = read_journal) -> Path | None:
+def left_by_edit(home: Home, directory: Path, read: ReadJournal = read_journal) -> Path | None:
     """The search before this one if it asked the same before the script or its files were edited, without an answer.
 
     None for any other. `read` and errors as for `unfinished`.
@@ -109,7 +109,9 @@ def left_by_edit(home: Home, directory: Path, read: Read = read_journal) -> Path
     return None if found is None or found[1] == key else found[0]
 
 
-def _newest_open(directories: Sequence[Path], is_ours: Callable[[str], bool], read: Read) -> tuple[Path, str] | None:
+def _newest_open(
+    directories: Sequence[Path], is_ours: Callable[[str], bool], read: ReadJournal
+) -> tuple[Path, str] | None:
     """The newest search whose key is ours, and that key; None if it has an answer, and without one."""
     empty: tuple[Path, str] | None = None
     for directory in reversed(directories):
@@ -120,7 +122,7 @@ def _newest_open(directories: Sequence[Path], is_ours: Callable[[str], bool], re
             ended = next((line for line in reversed(lines) if isinstance(line, Ended | BestEnded)), None)
             found, is_open = (directory, first.key), ended is None or ended.state == "cancelled"
             is_answered = ended is not None and ended.state in ANSWERED
-            if is_answered or any(isinstance(line, TRIES) for line in lines) or is_conducted(directory):
+            if is_answered or any(isinstance(line, TRY_LINES) for line in lines) or is_conducted(directory):
                 return found if is_open else empty
             if is_open and empty is None:
                 empty = found
@@ -147,23 +149,23 @@ def newest_search(home: Home, kind: str = BATCH) -> Path | None:
     if live is not None or not searches:
         return live
     here = takewhile(_is_of_this_boot, searches)
-    newest = next(here, None)
-    if newest is None or not _is_cut_short(newest):
-        return newest
-    return next((directory for directory in here if not _is_cut_short(directory)), newest)
+    first = next(here, None)
+    if first is None or not _is_cut_short(first):
+        return first
+    return next((directory for directory in here if not _is_cut_short(directory)), first)
 
 
 def _is_of_this_boot(directory: Path) -> bool:
     # Both kinds of journal have this line.
-    conducted = [line for line in read_journal(directory) if isinstance(line, Conducted)]
-    return bool(conducted) and conducted[-1].boot_id == boot_id()
+    conducted = newest(read_journal(directory), Conducted)
+    return conducted is not None and conducted.boot_id == boot_id()
 
 
 def _is_cut_short(directory: Path) -> bool:
     """True if a search tried nothing and has no end, or was cancelled."""
     lines, _ = read_all(directory / JOURNAL_FILE, LineHead)
-    ends = [line.state for line in lines if line.kind in ENDS]
-    return not any(line.kind in TRIED for line in lines) and all(state == "cancelled" for state in ends)
+    ends = [line.state for line in lines if line.kind in END_KINDS]
+    return not any(line.kind in TRY_KINDS for line in lines) and all(state == "cancelled" for state in ends)
 
 
 def new_search(home: Home, name: str) -> Path:

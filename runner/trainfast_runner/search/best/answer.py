@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from trainfast_runner.records.json_lines import newest
 from trainfast_runner.results.distributions import NORMAL_95
 from trainfast_runner.search.best.cold_runs import ColdRuns, Difference
 from trainfast_runner.search.best.journal import (
@@ -270,7 +271,7 @@ def verdicts_without_answer(lines: Sequence[BestLine]) -> list[CandidateVerdict]
 
     A cancelled one has not ended: the same command continues it.
     """
-    ended = next((line for line in reversed(lines) if isinstance(line, BestEnded)), None)
+    ended = newest(lines, BestEnded)
     if ended is None or ended.state == "cancelled" or not any(isinstance(line, Space) for line in lines):
         return []
     state = state_of_best_journal(lines, ended.seconds)

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
 
-from trainfast_runner.records.json_lines import Tail
+from trainfast_runner.records.json_lines import Tail, newest
 from trainfast_runner.records.search_directories import JOURNAL_FILE, is_conducted
 from trainfast_runner.results.distributions import NORMAL_95
 from trainfast_runner.search.best.journal import (
@@ -31,8 +30,6 @@ from trainfast_runner.search.best.orders import KnobOrder, read_orders
 from trainfast_runner.search.conductor import worked_seconds
 from trainfast_runner.search.journal import Conducted, CoolingDown, Paused, Resumed, Waiting, state_of_search
 
-LineT = TypeVar("LineT")
-
 
 @dataclass(frozen=True)
 class BestSoFar:
@@ -43,12 +40,12 @@ class BestSoFar:
     @cached_property
     def question(self) -> BestQuestion | None:
         """The first line; None while it is unwritten."""
-        return self._newest(BestQuestion)
+        return newest(self.lines, BestQuestion)
 
     @cached_property
     def space(self) -> Space | None:
         """The candidates; None before they are listed."""
-        return self._newest(Space)
+        return newest(self.lines, Space)
 
     @cached_property
     def ran(self) -> tuple[Trial | Race, ...]:
@@ -58,7 +55,7 @@ class BestSoFar:
     @cached_property
     def chosen(self) -> Chosen | None:
         """The newest step and its reason."""
-        return self._newest(Chosen)
+        return newest(self.lines, Chosen)
 
     @cached_property
     def leading(self) -> Chosen | None:
@@ -206,9 +203,6 @@ class BestSoFar:
         is_working = last is not None and not self.is_paused and not isinstance(last, Waiting)
         since_last = now_ns - last.t_ns if now_ns is not None and last is not None and is_working else 0
         return worked_seconds(self.lines) + max(0, since_last) / 1e9
-
-    def _newest(self, kind: type[LineT]) -> LineT | None:
-        return next((line for line in reversed(self.lines) if isinstance(line, kind)), None)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from trainfast_runner.records.home import Home
+from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.records.search_directories import search_directories
 from trainfast_runner.search.best.journal import BestEnded, BestQuestion, EarlierEffect, read_best_journal
@@ -25,7 +26,7 @@ def earlier_effects(home: Home, question: BestQuestion, before: Path) -> list[Ea
         if directory == before or kind_of(directory) != BEST:
             continue
         lines = read_best_journal(directory)
-        ended = next((line for line in reversed(lines) if isinstance(line, BestEnded)), None)
+        ended = newest(lines, BestEnded)
         first = lines[0] if lines else None
         if not isinstance(first, BestQuestion) or not _is_alike(first, question):
             continue

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from trainfast_runner.records.json_lines import newest
 from trainfast_runner.search.best.answer import verdicts_without_answer
 from trainfast_runner.search.best.journal import (
     BestAnswer,
@@ -36,8 +37,8 @@ def best_report(directory: Path) -> dict[str, Any]:
     """Return the whole search as one object; absent figures are None."""
     lines = read_best_journal(directory)
     question = next(line for line in lines if isinstance(line, BestQuestion))
-    space = next((line for line in reversed(lines) if isinstance(line, Space)), None)
-    ended = next((line for line in reversed(lines) if isinstance(line, BestEnded)), None)
+    space = newest(lines, Space)
+    ended = newest(lines, BestEnded)
     trials = [line for line in lines if isinstance(line, Trial)]
     return {
         **heading(question, ended),

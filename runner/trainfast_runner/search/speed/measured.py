@@ -9,6 +9,7 @@ from typing import Any
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
+from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import read_run_file, read_written_result
 from trainfast_runner.records.run_file import WARM_ROLES, RecordedSpec, RunFile
@@ -112,15 +113,15 @@ def _of_trials(home: Home, spec: RunSpec, device: DeviceName) -> Iterator[Measur
         if kind_of(directory) != BEST:
             continue
         lines = read_best_journal(directory)
-        question = next((line for line in lines if isinstance(line, BestQuestion)), None)
-        space = next((line for line in reversed(lines) if isinstance(line, Space)), None)
+        question = newest(lines, BestQuestion)
+        space = newest(lines, Space)
         if question is None or space is None or about(question) != about(spec):
             continue
         if DeviceName(question.device, next(iter(question.device_names), "")) != device:
             continue
         found = measurements(lines)
-        newest = {trial.candidate: trial for trial in found.trials if not trial.repeats}
-        for trial in reversed(newest.values()):
+        newest_trials = {trial.candidate: trial for trial in found.trials if not trial.repeats}
+        for trial in reversed(newest_trials.values()):
             candidate, rate = space.candidates[trial.candidate], log_rate(trial)
             try:
                 tried = spec_of_candidate(spec_of_record(question), candidate.knobs)
