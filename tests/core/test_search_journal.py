@@ -45,7 +45,7 @@ from trainfast_runner.search.journal import (
     read_journal,
 )
 from trainfast_runner.search.opening import BatchSearchOptions
-from trainfast_runner.search.probe_record import confirmation_record, grown
+from trainfast_runner.search.probe_record import confirmation_record, growth_of_others
 from trainfast_runner.search.report import report
 from trainfast_runner.search.search_follower import SearchFollower
 from trainfast_runner.search.searches import new_search, newest_search, unfinished
@@ -228,18 +228,21 @@ def tick(t_s: int, *processes: tuple[int, int]) -> Tick:
 
 def test_a_process_of_others_that_grows_during_a_probe_voids_it() -> None:
     ours = tick(1, (10, 500), (99, 200))
-    said = grown([ours, tick(3, (10, 900), (99, 700))], {10}, {"GPU-0"}, 2 * SECOND)
+    said = growth_of_others([ours, tick(3, (10, 900), (99, 700))], {10}, {"GPU-0"}, 2 * SECOND)
     assert said == "process 99 took 500 MiB of GPU 0 meanwhile"
-    assert grown([ours, tick(3, (10, 9000), (99, 210))], {10}, {"GPU-0"}, 2 * SECOND) is None
+    assert growth_of_others([ours, tick(3, (10, 9000), (99, 210))], {10}, {"GPU-0"}, 2 * SECOND) is None
     # It grew before the probe began.
-    assert grown([tick(1, (10, 1), (99, 700)), tick(3, (10, 1), (99, 700))], {10}, {"GPU-0"}, 2 * SECOND) is None
+    assert (
+        growth_of_others([tick(1, (10, 1), (99, 700)), tick(3, (10, 1), (99, 700))], {10}, {"GPU-0"}, 2 * SECOND)
+        is None
+    )
     # In a container the driver's ids are not ours: nobody can be told apart.
-    assert grown([tick(1, (7, 1)), tick(3, (7, 900))], {10}, {"GPU-0"}, 2 * SECOND) is None
-    assert grown([ours, tick(3, (10, 1), (99, 700))], {10}, {"GPU-1"}, 2 * SECOND) is None
+    assert growth_of_others([tick(1, (7, 1)), tick(3, (7, 900))], {10}, {"GPU-0"}, 2 * SECOND) is None
+    assert growth_of_others([ours, tick(3, (10, 1), (99, 700))], {10}, {"GPU-1"}, 2 * SECOND) is None
 
 
 def test_a_process_that_comes_during_a_probe_voids_it() -> None:
-    said = grown([tick(1, (10, 500)), tick(3, (10, 500), (42, 300))], {10}, {"GPU-0"}, 2 * SECOND)
+    said = growth_of_others([tick(1, (10, 500)), tick(3, (10, 500), (42, 300))], {10}, {"GPU-0"}, 2 * SECOND)
     assert said == "process 42 took 300 MiB of GPU 0 meanwhile"
 
 

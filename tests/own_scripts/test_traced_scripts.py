@@ -20,8 +20,8 @@ from trainfast_runner.records.run_file import PROBE
 from trainfast_runner.running import launch
 from trainfast_runner.search.processes import wait_for_result
 from trainfast_runner.search.script_runs import traced, trial_plan_of
-from trainfast_runner.search.script_trials import PHASE, fitting_probe
-from trainfast_runner.search.traced_script import TracedPeak
+from trainfast_runner.search.script_trials import fitting_probe
+from trainfast_runner.search.traced_script import SCRIPT_PHASE, TracedPeak
 from trainfast_runner.settings import script_preset
 
 STRICT = {"MALLOC_MMAP_THRESHOLD_": str(1 << 16)}
@@ -76,7 +76,7 @@ def tried(cli: Cli, batch_size: int, *, trace: bool) -> tuple[Result, int]:
     directory = launch.start(plan, Home(cli.home))
     result = wait_for_result(directory, lambda: None)
     assert result.state == "finished", result.reason
-    return result, fitting_probe(directory, result, batch_size, 0.0, None).phase_peaks[PHASE]
+    return result, fitting_probe(directory, result, batch_size, 0.0, None).phase_peaks[SCRIPT_PHASE]
 
 
 def check_prediction(cli: Cli, small: int, large: int) -> None:
@@ -126,8 +126,8 @@ def test_batch_search_predicts_all_sizes_from_its_first_trial(cli: Cli, work: Pa
     predicted = answer["predicted"]
     assert predicted["basis"] == f"its step traced in {first['run_id']}, from the peak of {first['batch_size']} there"
     needs = predicted["fixed_bytes"] + second["batch_size"] * predicted["bytes_per_sample"]
-    grown = second["phase_peaks"][PHASE] - first["phase_peaks"][PHASE]
-    assert abs(needs - second["phase_peaks"][PHASE]) < ORDINARY * grown + NOISE_BYTES
+    grown = second["phase_peaks"][SCRIPT_PHASE] - first["phase_peaks"][SCRIPT_PHASE]
+    assert abs(needs - second["phase_peaks"][SCRIPT_PHASE]) < ORDINARY * grown + NOISE_BYTES
     traced_runs = [
         probe["run_id"]
         for probe in answer["probes"]

@@ -16,7 +16,7 @@ from trainfast_runner.records.tick import Tick
 from trainfast_runner.records.warm_process import ProbeLine
 from trainfast_runner.search.decide import SearchState, lines_by_rank, tightest
 from trainfast_runner.search.journal import ConfirmationRun, Probe, RankPeaks
-from trainfast_runner.units import mebibytes
+from trainfast_runner.units import highest, mebibytes
 
 TOO_MUCH_BYTES = 64 << 20
 """Memory that another process must take for a probe to be void."""
@@ -113,7 +113,7 @@ def confirmation_record(
         state=result.state,
         reason=result.reason,
         peak_allocated_bytes=result.memory.peak_allocated_bytes,
-        ranks=[_highest(rank, steps) for rank, steps in sorted(read_records(directory).steps.items()) if steps],
+        ranks=[highest_peaks(rank, steps) for rank, steps in sorted(read_records(directory).steps.items()) if steps],
         samples_per_s=result.throughput.samples_per_s.median,
         step_ms=result.step_ms.p50,
         seconds=result.seconds if result.seconds is not None else seconds,
@@ -121,16 +121,14 @@ def confirmation_record(
     )
 
 
-def _highest(rank: int, steps: list[Step]) -> RankPeaks:
-    """Highest peaks over a rank's steps."""
+def highest_peaks(rank: int, steps: list[Step]) -> RankPeaks:
+    """The highest peaks over a rank's steps, at least one; allocator retries and time are the last step's."""
     phases = {phase for step in steps for phase in step.phase_peaks or ()}
     return RankPeaks(
         rank=rank,
         phase_peaks={phase: max((step.phase_peaks or {}).get(phase, 0) for step in steps) for phase in sorted(phases)},
-        peak_allocated_bytes=max(
-            (one for step in steps if (one := step.peak_allocated_bytes) is not None), default=None
-        ),
-        peak_reserved_bytes=max((one for step in steps if (one := step.peak_reserved_bytes) is not None), default=None),
+        peak_allocated_bytes=highest(step.peak_allocated_bytes for step in steps),
+        peak_reserved_bytes=highest(step.peak_reserved_bytes for step in steps),
         alloc_retries=steps[-1].alloc_retries,
         step_ms=steps[-1].step_ms,
     )
@@ -143,7 +141,7 @@ def taken_by_others(
     devices: Collection[str],
     begin_ns: int,
 ) -> str | None:
-    """Say in words that another process took GPU memory during a probe, which voids it; None when none is known to.
+    """The reason that another process voids a probe by taking GPU memory meanwhile; None when none is known to.
 
     Available memory shrinks when another process takes some, but also when a size loads its kernels. At the first size
     of a process only the driver's list of processes tells the two apart; a later size has its kernels when repeated.
@@ -161,13 +159,15 @@ def taken_by_others(
         ticks, _ = read_ticks(directory / TELEMETRY_FILE)
     except OSError:
         return None
-    return grown(ticks, own_pids, devices, begin_ns)
+    return growth_of_others(ticks, own_pids, devices, begin_ns)
 
 
-def grown(ticks: Iterable[Tick], own_pids: Collection[int], devices: Collection[str], begin_ns: int) -> str | None:
-    """Say in words how much another process grew on the run's devices since `begin_ns`; None when none did.
+def growth_of_others(
+    ticks: Iterable[Tick], own_pids: Collection[int], devices: Collection[str], begin_ns: int
+) -> str | None:
+    """How much another process grew on the run's devices since `begin_ns`, in words; None when none did.
 
-    None too when none of `own_pids` is listed: the driver's process ids are then not those of this container.
+    Also None when none of `own_pids` is listed: the driver's process ids are then not those of this container.
     """
     before: dict[str, dict[int, int]] = {}
     for tick in ticks:

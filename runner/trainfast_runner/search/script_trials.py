@@ -22,20 +22,19 @@ from trainfast_runner.search.conduct import BatchConductor, MakeConductor
 from trainfast_runner.search.conductor import ConductOptions
 from trainfast_runner.search.journal import AnyLine, ConfirmationRun, Ended, Predicted, Probe, RankPeaks
 from trainfast_runner.search.opening import BatchSearchOptions, check_options
-from trainfast_runner.search.probe_record import probe_of_ended_run
+from trainfast_runner.search.probe_record import highest_peaks, probe_of_ended_run
 from trainfast_runner.search.processes import Interrupted, wait_for_result
 from trainfast_runner.search.script_runs import TrialPlan, incompatible, traced, trial_plan_of
 from trainfast_runner.search.searches import SET_BY_A_BATCH_SEARCH
-from trainfast_runner.search.traced_script import TracedPeak, predicted_size, why_untraced
+from trainfast_runner.search.traced_script import SCRIPT_PHASE, TracedPeak, predicted_size, why_untraced
 from trainfast_runner.settings.script_preset import ScriptPreset
+from trainfast_runner.units import highest
 
 STEPS = 4
 """Steps of a trial: the optimizer's states exist from the second on, two later ones are timed."""
 TIMING_WARMUP = 2
 CONTEXT_BYTES = 512 << 20
 """About what a CUDA context takes of a GPU's free memory."""
-PHASE = "step"
-"""The phase of a script's peak: its hooks see no phases of memory."""
 
 
 class ScriptBatchConductor(BatchConductor):
@@ -97,13 +96,13 @@ class ScriptBatchConductor(BatchConductor):
         limit = min(self._plan.memory_limit_bytes or (), default=self._available())
         if found is None or limit is None:
             return Predicted(reason=f"memory is predicted from the trials alone: {why_untraced(result.script)}")
-        peak = TracedPeak(traced=found, batch_size=probe.batch_size, measured_bytes=probe.phase_peaks[PHASE])
+        peak = TracedPeak(traced=found, batch_size=probe.batch_size, measured_bytes=probe.phase_peaks[SCRIPT_PHASE])
         return predicted_size(peak, limit, result.run_id)
 
     def _confirmed(self, directory: Path, result: Result, batch_size: int, seconds: float) -> ConfirmationRun:
         record = super()._confirmed(directory, result, batch_size, seconds)
         peaks = [
-            msgspec.structs.replace(one, peak_allocated_bytes=one.phase_peaks[PHASE])
+            msgspec.structs.replace(one, peak_allocated_bytes=one.phase_peaks[SCRIPT_PHASE])
             for one in peaks_of(directory, self._available())
         ]
         return msgspec.structs.replace(record, ranks=peaks)
@@ -159,7 +158,7 @@ def fitting_probe(
         alloc_retries=sum(one.alloc_retries or 0 for one in ranks),
         ranks=ranks,
         rank=tightest.rank,
-        phase=PHASE,
+        phase=SCRIPT_PHASE,
         phase_peaks=tightest.phase_peaks,
         peak_allocated_bytes=tightest.peak_allocated_bytes,
         peak_reserved_bytes=tightest.peak_reserved_bytes,
@@ -177,19 +176,17 @@ def peaks_of(directory: Path, available_bytes: int | None) -> list[RankPeaks]:
 
 
 def _rank_peaks(rank: int, steps: list[Step], lines: list[WorkerLine], available_bytes: int | None) -> RankPeaks:
-    allocated = max((step.peak_allocated_bytes or 0 for step in steps), default=0)
-    reserved = max((step.peak_reserved_bytes or 0 for step in steps), default=0)
+    peaks = highest_peaks(rank, steps)
+    allocated = peaks.peak_allocated_bytes or 0
     # What the limit counts is a little more than what is resident: malloc keeps blocks.
-    counted = max((line.limit_peak_bytes for line in lines if line.limit_peak_bytes is not None), default=None)
-    return RankPeaks(
-        rank=rank,
-        phase_peaks={PHASE: counted or allocated},
+    counted = highest(line.limit_peak_bytes for line in lines)
+    return msgspec.structs.replace(
+        peaks,
+        phase_peaks={SCRIPT_PHASE: counted or allocated},
         peak_allocated_bytes=allocated,
-        peak_reserved_bytes=reserved,
+        peak_reserved_bytes=peaks.peak_reserved_bytes or 0,
         limit_peak_bytes=counted,
         available_bytes=available_bytes,
-        alloc_retries=steps[-1].alloc_retries,
-        step_ms=steps[-1].step_ms,
     )
 
 

@@ -14,6 +14,8 @@ from trainfast_runner.search.predicted_size import linear_from
 TRACED_SHARE = {"cpu": 0.5, "cuda": PREDICTED_SHARE}
 """Error of the traced growth of a peak, as a share: malloc keeps blocks below 32 MiB, so that small tensors grew by 0.6
 to 1.4 of it."""
+SCRIPT_PHASE = "step"
+"""The phase of a script's peak: its hooks see no phases of memory."""
 UNTRACED = "traced_memory"
 """The field of `script.unknown` that says why a trial has no trace."""
 

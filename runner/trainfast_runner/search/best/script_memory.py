@@ -11,11 +11,10 @@ import msgspec
 from trainfast_runner.search.best.candidates import BATCH_KNOBS, predicted
 from trainfast_runner.search.best.journal import Candidate, Space, Trial
 from trainfast_runner.search.fit import NOISE_BYTES, fit_lines
-from trainfast_runner.search.traced_script import TRACED_SHARE, TracedPeak
+from trainfast_runner.search.traced_script import SCRIPT_PHASE, TRACED_SHARE, TracedPeak
 
 LEAST_SIZES = 2
 """Batch sizes that a line needs."""
-PHASE = "step"
 
 Settings = tuple[tuple[str, object], ...]
 """The knobs of a candidate, as a key."""
@@ -52,7 +51,7 @@ def _by_sizes(like: Mapping[int, Trial], batch_size: int, device: str) -> tuple[
     """Bytes that a batch needs by the line through two sizes or more, and their largest error."""
     if len(like) < LEAST_SIZES:
         return None
-    points = {size: {PHASE: trial.peak_allocated_bytes or 0} for size, trial in like.items()}
+    points = {size: {SCRIPT_PHASE: trial.peak_allocated_bytes or 0} for size, trial in like.items()}
     line = fit_lines(0, points, 0, device)
     return line.need_bytes(batch_size), line.error_at(batch_size)
 
