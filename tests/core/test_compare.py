@@ -38,7 +38,7 @@ from trainfast_runner.results.comparison.difference import (
     ComparisonRow,
     compare,
 )
-from trainfast_runner.results.summary import spread
+from trainfast_runner.results.distributions import spread
 from trainfast_tui.text.comparison import difference_text, setting_text, verdict_text
 
 

@@ -18,7 +18,8 @@ from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_records import read_records
 from trainfast_runner.results.bottleneck.doubts import doubts
 from trainfast_runner.results.bottleneck.joined_steps import joined_steps
-from trainfast_runner.results.summary import percentile, spread, summarise
+from trainfast_runner.results.distributions import percentile, spread
+from trainfast_runner.results.summary import summarise
 from trainfast_runner.results.verdict import Verdict
 from trainfast_runner.running.recovery import settle
 from trainfast_runner.search.script_trials import fitting_probe

@@ -1,13 +1,15 @@
-"""Medians of rates, and constants of the normal and of Student's distribution for intervals of medians and means."""
+"""Medians, spreads and percentiles of samples, and quantiles of the normal and of Student's distribution."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-NORMAL_95 = 1.960
-"""The two-sided 95 % quantile of the normal distribution."""
+from trainfast_runner.records.result import Spread
+
+NORMAL_90, NORMAL_95 = 1.645, 1.960
+"""The two-sided 90 % and 95 % quantiles of the normal distribution."""
 MAD_TO_SIGMA = 1.4826
 """The standard deviation of normal values by their median absolute deviation (Rousseeuw & Croux, Alternatives to the
 Median Absolute Deviation, JASA 88, 1993)."""
@@ -32,3 +34,23 @@ def median_rate(rates: Sequence[float]) -> float:
     """
     low, high = statistics.median_low(rates), statistics.median_high(rates)
     return low if low == high else 2 * low * high / (low + high)
+
+
+def spread(values: Iterable[float], median: Callable[[Sequence[float]], float] = statistics.median) -> Spread:
+    """Median and median absolute deviation; None without values."""
+    known = list(values)
+    if not known:
+        return Spread()
+    middle = median(known)
+    return Spread(median=middle, mad=statistics.median(abs(value - middle) for value in known))
+
+
+def percentile(values: list[float], share: float) -> float | None:
+    """The value below which `share` (0 to 1) of the values lie, between two neighbours on a straight line."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)

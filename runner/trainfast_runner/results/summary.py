@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from trainfast_runner.records.result import (
     LossScaling,
     MemoryFigures,
     Result,
-    Spread,
     StepCount,
     StepTime,
     Throughput,
@@ -38,7 +37,7 @@ from trainfast_runner.results.bottleneck.measured_window import MeasuredWindow, 
 from trainfast_runner.results.bottleneck.steady_state import steady_state
 from trainfast_runner.results.bottleneck.step_conditions import join_of
 from trainfast_runner.results.compile_cost import compile_cost
-from trainfast_runner.results.distributions import median_rate
+from trainfast_runner.results.distributions import median_rate, percentile, spread
 from trainfast_runner.results.explained_run import explanation_of
 from trainfast_runner.results.script_figures import door_troubles, script_figures
 from trainfast_runner.results.verdict import Verdict
@@ -116,26 +115,6 @@ def without_figures(directory: Path, records: RunRecords, verdict: Verdict, ende
             *(door_troubles(directory) if run and run.script else ()),
         ],
     )
-
-
-def spread(values: Iterable[float], median: Callable[[Sequence[float]], float] = statistics.median) -> Spread:
-    """Median and median absolute deviation; None without values."""
-    known = list(values)
-    if not known:
-        return Spread()
-    middle = median(known)
-    return Spread(median=middle, mad=statistics.median(abs(value - middle) for value in known))
-
-
-def percentile(values: list[float], share: float) -> float | None:
-    """The value below which `share` (0 to 1) of the values lie, between two neighbours on a straight line."""
-    if not values:
-        return None
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
 def _throughput(records: RunRecords, ran: WorkerLine | None) -> tuple[Throughput, float]:
@@ -272,7 +251,6 @@ def _measured_ceiling(run: RunFile, precision: str) -> float | None:
 def _memory(records: RunRecords) -> MemoryFigures:
     """Peaks of the worst rank, warm-up steps included; of a CPU run these alone have any."""
     totals = [records.totals(rank) for rank in records.steps]
-
     return MemoryFigures(
         peak_allocated_bytes=highest(rank.peak_allocated_bytes for rank in totals),
         peak_reserved_bytes=highest(rank.peak_reserved_bytes for rank in totals),
