@@ -55,11 +55,11 @@ class SpeedPredictor:
 
     def _speeds(self, spec: RunSpec, machine: Machine, history: str) -> Speeds:
         from trainfast_runner.memory.available import gpu_of
-        from trainfast_runner.search.speed.measured import DeviceName, about
+        from trainfast_runner.search.speed.measured import DeviceName, training_of
         from trainfast_runner.search.speed.speeds import speeds_on
 
         device = DeviceName(machine.used_by(spec.knobs["devices"]).device, gpu_of(spec, machine) or "")
-        key = repr((about(spec), device, history))
+        key = repr((training_of(spec), device, history))
         if self._known is None or self._known[0] != key:
             self._known = key, speeds_on(self._home, spec, device, self._python)
         return self._known[1]

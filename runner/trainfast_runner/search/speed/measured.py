@@ -50,8 +50,8 @@ class DeviceName:
     gpu: str = ""
 
 
-def about(spec: RunSpec | RecordedSpec) -> tuple[Mapping[str, Any], object, object]:
-    """The part of a run that is its training: the model, the objective and the kind of data."""
+def training_of(spec: RunSpec | RecordedSpec) -> tuple[Mapping[str, Any], object, object]:
+    """Return the part of a run that is its training: the model, the objective and the kind of data."""
     return spec.model, spec.data.get("objective"), spec.data.get("kind")
 
 
@@ -63,7 +63,7 @@ def measured_speeds(home: Home, spec: RunSpec, device: DeviceName) -> list[Measu
     own: list[MeasuredSpeed] = []
     others: list[MeasuredSpeed] = []
     for one in _of_runs(home, device):
-        found, most = (own, MOST_OF_MODEL) if about(one.spec) == about(spec) else (others, MOST_OF_OTHERS)
+        found, most = (own, MOST_OF_MODEL) if training_of(one.spec) == training_of(spec) else (others, MOST_OF_OTHERS)
         if len(found) < most:
             found.append(one)
     for one in _of_trials(home, spec, device):
@@ -115,7 +115,7 @@ def _of_trials(home: Home, spec: RunSpec, device: DeviceName) -> Iterator[Measur
         lines = read_best_journal(directory)
         question = newest(lines, BestQuestion)
         space = newest(lines, Space)
-        if question is None or space is None or about(question) != about(spec):
+        if question is None or space is None or training_of(question) != training_of(spec):
             continue
         if DeviceName(question.device, next(iter(question.device_names), "")) != device:
             continue

@@ -15,14 +15,13 @@ from operator import mul
 from typing import Any
 
 from trainfast_runner.records.run_file import PredictedSpeed
+from trainfast_runner.results.distributions import NORMAL_90
 from trainfast_runner.search.best.effects import Factor, Kernel, Levels, Observation, Scales, shared
-from trainfast_runner.search.speed.measured import MeasuredSpeed, about
+from trainfast_runner.search.speed.measured import MeasuredSpeed, training_of
 from trainfast_runner.search.speed.step_time import ExpectedStep
 from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.settings.spec import RunSpec
 
-SURE = 1.645
-"""Standard deviations of a normal distribution on each side of its 90 % interval."""
 WIDEST = 3.0
 """An interval whose upper end is this many times its lower end is too wide to be shown."""
 PARTS = (0.35, 0.25, 0.4)
@@ -92,43 +91,43 @@ class SpeedModel:
     """Predicts speeds of one training on one device from earlier ones there, each with its calibrated step time."""
 
     def __init__(self, spec: RunSpec, measured: Sequence[MeasuredStep], *, calibrated: bool) -> None:
-        self._about = about(spec)
+        self._training = training_of(spec)
         self._measured = measured
         self._parts = PARTS if calibrated else UNCALIBRATED
         self._settings = [self._setting(one.spec, one.devices) for one, _ in measured]
-        self.own = sum(about(one.spec) == self._about for one, _ in measured)
+        self.own = sum(training_of(one.spec) == self._training for one, _ in measured)
         # The next run is as noisy as those before.
         self._noise = statistics.median(one.variance for one, _ in measured) if measured else NOISE
         self._calibrated = calibrated
 
-    def predict(self, spec: RunSpec, devices: int, time: ExpectedStep) -> PredictedSpeed | Unknown:
+    def predict(self, spec: RunSpec, devices: int, step: ExpectedStep) -> PredictedSpeed | Unknown:
         """Predict the speed of a run of the same training; a few milliseconds."""
         wanted = self._setting(spec, devices)
         near = sorted(range(len(self._settings)), key=lambda number: _apart(wanted, self._settings[number]))[:NEAREST]
         levels = Levels([wanted, REFERENCE, *(self._settings[number] for number in near)], WEIGHTS)
         reference = levels.setting(REFERENCE)
 
-        def timed(setting: dict[str, Any], time: ExpectedStep, rate: float, variance: float, visit: str) -> _Timed:
+        def timed(setting: dict[str, Any], step: ExpectedStep, rate: float, variance: float, visit: str) -> _Timed:
             terms = ((1.0, levels.setting(setting)), (-1.0, reference))
-            return _Timed(Observation(terms, rate - _log_rate(time), variance, visit), time.shares)
+            return _Timed(Observation(terms, rate - _log_rate(step), variance, visit), step.shares)
 
         kernel, factor = Kernel(levels, SCALES), Factor()
         before: list[_Timed] = []
         for number in near:
-            one, of = self._measured[number]
-            seen = timed(self._settings[number], of, one.log_rate, one.variance, one.visit)
+            one, expected = self._measured[number]
+            seen = timed(self._settings[number], expected, one.log_rate, one.variance, one.visit)
             factor.add(
                 self._covariances(kernel, levels, seen, before), self._own(kernel, levels, seen), seen.observation.value
             )
             before.append(seen)
-        wanted_one = timed(wanted, time, 0.0, self._noise, "")
+        wanted_one = timed(wanted, step, 0.0, self._noise, "")
         row, deviation, _ = factor.add(
             self._covariances(kernel, levels, wanted_one, before), self._own(kernel, levels, wanted_one), 0.0
         )
-        return self._answer(_log_rate(time) + sum(map(mul, row, factor.whitened)), deviation)
+        return self._answer(_log_rate(step) + sum(map(mul, row, factor.whitened)), deviation)
 
     def _answer(self, log_rate: float, deviation: float) -> PredictedSpeed | Unknown:
-        factor = math.exp(SURE * deviation)
+        factor = math.exp(NORMAL_90 * deviation)
         if factor * factor >= WIDEST:
             if not self._calibrated:
                 return Unknown("this device is not calibrated; doctor --calibrate does it")
@@ -147,7 +146,8 @@ class SpeedModel:
     def _setting(self, spec: RunSpec, devices: int) -> dict[str, Any]:
         """The knobs that speed depends on, the number of devices, and which model is trained."""
         knobs = {name: value for name, value in spec.knobs.items() if name in WIDTHS}
-        return {**knobs, "devices": devices, "model": "" if about(spec) == self._about else repr(about(spec))}
+        training = training_of(spec)
+        return {**knobs, "devices": devices, "model": "" if training == self._training else repr(training)}
 
     def _covariances(self, kernel: Kernel, levels: Levels, one: _Timed, before: Sequence[_Timed]) -> list[float]:
         return [self._covariance(kernel, levels, one, other) for other in before]
@@ -165,6 +165,6 @@ def _apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
     return sum(WEIGHTS[name] for name, value in one.items() if other[name] != value)
 
 
-def _log_rate(time: ExpectedStep) -> float:
+def _log_rate(step: ExpectedStep) -> float:
     """The ln samples/s of a step that takes as long as calibrated."""
-    return math.log(time.samples / time.seconds)
+    return math.log(step.samples / step.seconds)

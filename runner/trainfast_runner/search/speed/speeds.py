@@ -51,10 +51,10 @@ class Speeds:
             return Unknown(f"strategy={spec.knobs['strategy']} is not predicted")
         if self.ceiling.device == "cpu" and spec.knobs["memory_limit"] is not None:
             return Unknown("memory_limit on a CPU slows every step")
-        time = step_time(spec, memory_model, devices, self.cores, self.ceiling)
-        if time is None:
+        step = step_time(spec, memory_model, devices, self.cores, self.ceiling)
+        if step is None:
             return Unknown(f"precision={spec.knobs['precision']} is not calibrated on this device")
-        return self.model.predict(spec, devices, time)
+        return self.model.predict(spec, devices, step)
 
 
 def speeds_on(home: Home, spec: RunSpec, device: DeviceName, python: str | None = None) -> Speeds:
@@ -73,9 +73,9 @@ def speeds_on(home: Home, spec: RunSpec, device: DeviceName, python: str | None 
             traced = model_of(one.spec)
         except UserError:
             continue  # of a model that was never traced, or is gone
-        time = None if traced is None else step_time(one.spec, traced, one.devices, cores, ceiling)
-        if time is not None:
-            found.append((one, time))
+        step = None if traced is None else step_time(one.spec, traced, one.devices, cores, ceiling)
+        if step is not None:
+            found.append((one, step))
     return Speeds(ceiling, cores, SpeedModel(spec, found, calibrated=calibrated))
 
 
