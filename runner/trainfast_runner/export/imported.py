@@ -1,4 +1,4 @@
-"""Settings read out of a script, a command or a configuration of another tool, as knobs. Nothing of it is executed."""
+"""Read settings from a script, a command or a configuration of another tool, as knobs. Nothing is executed."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def _settings(run: RunFile) -> list[str]:
 
 
 def _without_flag(run: RunFile, asked: ScriptAsked) -> KnobValues:
-    """The knobs that reached the script otherwise than by a flag of its own."""
+    """The knobs that reached the script without a flag of its own."""
     names = [name for name in _settings(run) if name not in (*asked.flagged, *OUR_KNOBS)]
     return {name: run.knobs[name] for name in names}
 

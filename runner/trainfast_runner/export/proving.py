@@ -27,7 +27,7 @@ WHOLE_PARAMETERS = (None, "none", "DataParallel", "DistributedDataParallel")
 def proof_of(run: RunFile, before: Result | None, exported: Exported, directory: Path, result: Result) -> ExportProof:
     """The proof that the finished run in `directory` ran the export of `run`, whose result is `before`.
 
-    Raises UserError, exit code 4, for a run without a measured step, and naming the settings that ran otherwise.
+    Raises UserError, exit code 4, for a run without a measured step, and for settings that ran with other values.
     """
     steps_per_s = result.throughput.steps_per_s.median
     if steps_per_s is None:

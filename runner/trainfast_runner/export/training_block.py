@@ -56,7 +56,7 @@ def _argument(name: str, value: object) -> str:
 
 
 def _process_comments(run: RunFile, strategy: StrategyEntry) -> list[str]:
-    """Comment lines: how a script of the Trainer gets as many processes."""
+    """Comment lines: the command that gives a script of the Trainer as many processes."""
     if strategy.one_process and not strategy.one_device:
         return [f"# strategy={strategy.name}: one process that sees {max(2, len(run.device_uuids))} GPUs"]
     if run.world_size < 2:

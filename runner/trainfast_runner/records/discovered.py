@@ -30,7 +30,7 @@ class Flag(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Its longest name."""
+        """The longest name of the flag."""
         return max(self.names, key=len)
 
 

@@ -161,7 +161,7 @@ class Home:
         return locked(self.path / LAUNCH_LOCK_FILE)
 
     def remove(self, run_id: str) -> None:
-        """Delete a run's directory. Raises UserError while anything of it is alive."""
+        """Delete a run's directory. Raises UserError while a process of the run is alive."""
         directory = self.directory(run_id)
         if is_alive_after_grace(directory):
             raise UserError(f"{run_id} is still running", key=run_id, advice=f"trainfast-tui stop {run_id}")

@@ -233,8 +233,8 @@ class OomExplanation(msgspec.Struct, frozen=True, kw_only=True):
     limit_bytes: int | None = None
     missing_bytes: int | None = None
     batch_size: int | None = None
-    """The batch that a search's probe was trying, which all of this is about; None of any other run. Such an end is
-    what a search looks for: `changes` is empty."""
+    """The batch size that a search's probe was trying; None for any other run. A search expects such an end, so
+    `changes` is empty."""
     others: list[str] = []
     changes: list[OomChange] = []
     basis: str = ""
@@ -302,7 +302,7 @@ FEW_STEPS = 5
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     """The content of `result.json` and of `run --json`.
 
-    `overrides` (JSON `changed`) is what `--set` or the screen changed of the preset: knobs, `model.FIELD` and
+    `overrides` (JSON `changed`) are the changes of the preset by `--set` or the screen: knobs, `model.FIELD` and
     `data.FIELD` with values.
     """
 

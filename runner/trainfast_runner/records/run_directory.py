@@ -44,7 +44,7 @@ def is_listed(directory: Path) -> bool:
 def read_result(directory: Path) -> Result | None:
     """`result.json`, or None when the run has not ended or the file is unreadable.
 
-    None as well while the supervisor computes the figures of a provisional result.
+    Also None while the supervisor computes the figures of a provisional result.
     """
     result = read_written_result(directory)
     return None if result is not None and result.provisional and is_alive(directory) else result
@@ -56,7 +56,7 @@ def read_written_result(directory: Path) -> Result | None:
 
 
 def is_unfinished(directory: Path) -> bool:
-    """True while something of the run is alive and its result, figures included, is not there."""
+    """True while a process of the run is alive and its result, figures included, is not written."""
     return is_alive(directory) and not _has_whole_result(directory)
 
 

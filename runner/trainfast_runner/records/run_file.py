@@ -100,7 +100,7 @@ class PredictedSpeed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunFile(RecordedSpec, frozen=True, kw_only=True):
-    """`run.json`: all that was asked, written once before anything starts.
+    """`run.json`: the run as asked for, written once before any process starts.
 
     `memory_limit_bytes` is one figure a rank; `env` holds only what the launch changed.
     """

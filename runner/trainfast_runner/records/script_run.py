@@ -1,4 +1,4 @@
-"""A run of the user's own script: the command as asked, and what the hooks in it found."""
+"""A run of the user's own script: the command as asked, and the findings of the hooks in the script."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from trainfast_runner.records.run_file import PROBE, TRIAL, WARM_ROLES, Count, R
 
 
 class ProbeOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """An order: `do` is probe (so many optimizer `steps` at this batch size) or end."""
+    """An order: `do` is probe (take `steps` optimizer steps at this batch size) or end."""
 
     do: str
     batch_size: int = 0

@@ -16,7 +16,7 @@ from trainfast_runner.worker.catalog_entries import OptimizerEntry, StrategyEntr
 PARAM_DTYPE = {"fp32": "float32", "tf32": "float32", "fp16": "float32", "bf16": "float32", "bf16-pure": "bfloat16"}
 COMPUTE_DTYPE = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16", "bf16-pure": "bfloat16"}
 ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash": "flash_attention_2"}
-"""Absent: `auto`, under which every kernel is what was asked for."""
+"""Attention kernels by knob value; `auto` is absent, because it allows every kernel."""
 
 
 def what_ran(worker: dict[int, list[WorkerLine]]) -> WorkerLine | None:

@@ -12,13 +12,14 @@ from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_records import RunRecords
 
 NOT_COMPARED = ("compile", "steps", "timing_warmup", "watch")
-"""Knobs that may differ from the run compared with: they change what is compiled or measured, not a step."""
+"""Knobs that may differ from those of the other run: they change the compilation or the measurement, not a step."""
 
 
 def compile_cost(records: RunRecords, directory: Path) -> CompileCost | None:
-    """The cost to the run in `directory`, against the latest like it that was not compiled; None if none was asked.
+    """The cost of compiling in the run in `directory`; None for a run with compile=off.
 
-    `cold_seconds` is what the steps in which something was compiled took beyond a steady step, on the first rank.
+    It is compared with the latest uncompiled run of the same settings. `cold_seconds` is the time by which the steps
+    that compiled something exceed steady steps, on the first rank.
     """
     run = records.run
     if run is None or run.knobs.get("compile", "off") == "off" or not records.steps:
@@ -66,6 +67,6 @@ def _uncompiled(run: RunFile, directory: Path) -> tuple[str, float] | None:
 
 
 def _comparison_key(run: RunFile) -> tuple[Any, ...]:
-    """All that decides how long a step takes."""
+    """Everything that decides the time of a step."""
     knobs = {name: value for name, value in run.knobs.items() if name not in NOT_COMPARED}
     return run.model, run.data, knobs, run.device, run.device_uuids, run.world_size, run.versions.get("torch")

@@ -1,4 +1,4 @@
-"""The result of a run of the user's own script: what its hooks recorded, and why they recorded nothing."""
+"""The result of a run of the user's own script: the records of its hooks, or the reason that there are none."""
 
 from __future__ import annotations
 

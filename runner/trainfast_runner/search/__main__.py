@@ -1,8 +1,7 @@
 """`python -m trainfast_runner.search`: conduct one search in a process of its own, as the app starts it.
 
-Reads a `SearchRequest` from stdin and prints one line: `{"search_dir": ...}` once it holds the search, or where another
-process does, or `{"error": ...}`.
-SIGTERM cancels.
+Reads a `SearchRequest` from stdin and prints one line: `{"search_dir": ...}` once this or another process holds the
+search, or `{"error": ...}`. SIGTERM cancels.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from trainfast_runner.settings.spec import spec_of_record
 
 
 def main() -> None:
-    """Conduct one search to its end; exit code 0 whatever it found, 1 when it could not start."""
+    """Conduct one search to its end; exit code 0 for any outcome, 1 when it could not start."""
     cancelled: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda signum, frame: cancelled.append(signum))

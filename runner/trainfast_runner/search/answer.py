@@ -65,7 +65,7 @@ def _too_large(state: SearchState, most: int) -> int | None:
 
 
 def _certainty(state: SearchState, tight: MemoryLines, most: int, too_large: int | None) -> str:
-    """Say in words why no larger batch fits, and which sizes were not tried."""
+    """The reason, in words, that no larger batch fits, and the sizes that were not tried."""
     if too_large is None:
         needs = f"{mebibytes(tight.need_bytes(most + 1))} of {mebibytes(tight.limit_bytes)}"
         return f"by the fit {most + 1} needs {needs}, give or take {mebibytes(tight.error_at(most + 1))}"
@@ -103,7 +103,7 @@ def aligned(batch_size: int) -> int | None:
 
 
 def _margins(state: SearchState, tight: MemoryLines, most: int) -> list[Margin]:
-    """Parts of the memory that the recommended batch leaves free; a part of nothing is listed as well."""
+    """Parts of the memory that the recommended batch leaves free; parts of 0 bytes are listed too."""
     found = [
         Margin(
             margin_bytes=round(SPREAD_SHARE * tight.need_bytes(most)),

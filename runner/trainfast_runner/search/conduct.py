@@ -1,4 +1,4 @@
-"""Conduct a search: do what `decide` says, record the outcome, and leave nothing running behind."""
+"""Conduct a batch search: take the steps that `decide` chooses, record each outcome, and end every process."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Work common to the conductors of a batch search and of a best-fit search: one journal, one run at a time.
 
-A conductor holds its search's lock, does what the search decides, and leaves nothing running behind.
+A conductor holds its search's lock, takes the steps that the search decides, and ends every process it started.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Conductor(ABC, Generic[LineT, EndT]):
 
     @abstractmethod
     def open(self) -> None:
-        """Do what comes before the first decision, and end or take over what an earlier conductor left."""
+        """Prepare the first decision, and end or take over the runs that an earlier conductor left."""
 
     @abstractmethod
     def step(self) -> EndT | None:
@@ -132,7 +132,7 @@ class Conductor(ABC, Generic[LineT, EndT]):
             raise
 
     def close(self) -> None:
-        """End what still runs, whatever happened."""
+        """End the run that is still live, and close the journal."""
         if self._live is not None:
             end_run(self._live)
         self._journal.close()
@@ -185,7 +185,7 @@ class Conductor(ABC, Generic[LineT, EndT]):
             time.sleep(LOOK_EVERY_S)
 
     def _wait_while_paused(self) -> None:
-        """Return when the search is not paused; during a pause nothing of it runs or holds memory."""
+        """Return once the search is not paused; during a pause the search has no process and holds no memory."""
         mark = self._directory / PAUSE_FILE
         if not mark.exists():
             self._raise_if_cancelled()

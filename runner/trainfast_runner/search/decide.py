@@ -29,7 +29,10 @@ SMALL_SHARE = 8
 
 @dataclass(frozen=True)
 class SearchState:
-    """State of a search: the question, and every size tried. Limits are bytes by rank, empty on an open GPU."""
+    """State of a search: the question, and every size tried.
+
+    Limits are bytes by rank, empty on a GPU without memory_limit.
+    """
 
     device: str
     world_size: int
@@ -294,7 +297,7 @@ def uncounted_bytes(state: SearchState, rank: int) -> int:
 
 
 def _points(state: SearchState, rank: int) -> tuple[dict[int, dict[str, int]], int]:
-    """A rank's peaks by batch size and phase, each with what its limit counts beyond it, and the last such figure."""
+    """A rank's peaks by batch size and phase with the bytes that its limit counts beyond them, and the last such bytes."""
     points: dict[int, dict[str, int]] = {}
     beyond = 0
     for probe in state.fitting:

@@ -18,7 +18,7 @@ SLOPE_SHARE = {"cpu": 0.015, "cuda": 0.03}
 PREDICTED_SHARE = 0.15
 """Error of a predicted slope, as a share."""
 CONSTANT_PHASE = "optimizer"
-"""The phase whose peak is weights, gradients and states, whatever the batch."""
+"""The phase whose peak does not grow with the batch: weights, gradients and states."""
 APART = 0.75
 """Two sizes give a slope when the smaller is at most this share of the larger."""
 

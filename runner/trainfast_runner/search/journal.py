@@ -33,9 +33,9 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
 
 
 class Asked(RecordedSpec, frozen=True, kw_only=True, tag_field="kind", tag="asked"):
-    """The first line: the question. The same command has the same `key`; `limit_words` say whose limit it is.
+    """The first line: the question. The same command has the same `key`; `limit_words` name the source of the limit.
 
-    `limits_bytes` has one figure per rank; empty on a GPU without `memory_limit`, where each rank tells its own.
+    `limits_bytes` has one figure per rank; empty on a GPU without `memory_limit`, where each rank reports its own.
     """
 
     t_ns: int = msgspec.field(default_factory=time.monotonic_ns)
@@ -168,7 +168,7 @@ class ConfirmationRun(Line, frozen=True, kw_only=True, tag="proof"):
 
 
 class Paused(Line, frozen=True, kw_only=True, tag="paused"):
-    """The search was paused: nothing of it runs or holds memory until it is resumed."""
+    """The search was paused: it has no process and holds no memory until it is resumed."""
 
 
 class Waiting(Line, frozen=True, kw_only=True, tag="waiting"):

@@ -14,7 +14,7 @@ FREE_SHARE = 0.9
 
 @dataclass(frozen=True)
 class Limits:
-    """Bytes by rank, empty on an open GPU, and in words whose limit that is."""
+    """Bytes by rank, empty on a GPU without memory_limit, and the source of the limit in words."""
 
     by_rank: tuple[int, ...]
     words: str
@@ -25,7 +25,7 @@ def limits_of(plan: RunPlan) -> Limits:
     asked, ranks = plan.memory_limit_bytes, plan.world_size
     words = f"memory_limit={plan.spec.knobs.get('memory_limit')}"
     if plan.device == "cuda":
-        # A GPU allocates no more than it has: each rank says what that is.
+        # A GPU allocates no more than it has: each rank reports its own limit.
         return Limits(asked, words) if asked is not None else Limits((), "what the GPU has free without its context")
     free = host_free_bytes()
     if asked is not None and sum(asked) <= free:

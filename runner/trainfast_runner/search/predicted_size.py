@@ -51,7 +51,7 @@ class SizePrediction:
 def linear_from(traced: Callable[[int], float], most: int) -> int:
     """The smallest batch whose traced peak is on the line through that of `most`.
 
-    A traced peak is convex in the batch, so every size off the line is below one size.
+    A traced peak is convex in the batch, so the sizes off the line are the smallest ones.
     """
     highest, growth = traced(most), traced(most + 1) - traced(most)
 

@@ -151,7 +151,7 @@ class _ResultWatch:
 
 
 def end_run(directory: Path) -> None:
-    """Stop a run that is live and wait until nothing of it is left; SIGKILL after 10 s."""
+    """Stop a live run and wait until its last process has ended; SIGKILL after 10 s."""
     deadline = time.monotonic() + STOPS_WITHIN_S
     try:
         if not request_stop(directory):

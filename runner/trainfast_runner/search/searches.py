@@ -112,7 +112,7 @@ def left_by_edit(home: Home, directory: Path, read: ReadJournal = read_journal) 
 def _newest_open(
     directories: Sequence[Path], is_ours: Callable[[str], bool], read: ReadJournal
 ) -> tuple[Path, str] | None:
-    """The newest search whose key is ours, and that key; None if it has an answer, and without one."""
+    """The newest search whose key is ours, and that key; None without such a search, and if it has an answer."""
     empty: tuple[Path, str] | None = None
     for directory in reversed(directories):
         lines = read(directory)

@@ -12,8 +12,8 @@ from trainfast_runner.search.journal import Predicted
 from trainfast_runner.search.predicted_size import linear_from
 
 TRACED_SHARE = {"cpu": 0.5, "cuda": PREDICTED_SHARE}
-"""Error of the traced growth of a peak, as a share: malloc keeps blocks below 32 MiB, so that small tensors grew by 0.6
-to 1.4 of it."""
+"""Error of the traced growth of a peak, as a share: malloc keeps blocks below 32 MiB, so the measured growth of small
+tensors was 0.6 to 1.4 of the traced one."""
 SCRIPT_PHASE = "step"
 """The phase of a script's peak: its hooks see no phases of memory."""
 UNTRACED = "traced_memory"

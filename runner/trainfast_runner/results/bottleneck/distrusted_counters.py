@@ -18,7 +18,7 @@ from trainfast_runner.results.bottleneck.device_track import ENERGY_FIELD, Readi
 SAMPLES_SHOWN = 2
 """One sample may show a reason whose counter the driver updates after the record's end."""
 SIGHTINGS_MISSED = 7.0
-"""A counter that claims so many samples' worth of time was seen in none with a chance of e^-7, one in a thousand."""
+"""If a counter ran for this many samples, the chance that no sample shows its reason is e^-7, one in a thousand."""
 BEYOND_POLICY = 2.0
 """Intervals between samples without a reason by which a counter may exceed its policy's, since the driver updates
 late."""

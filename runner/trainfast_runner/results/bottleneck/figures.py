@@ -124,7 +124,7 @@ def others_cpu_percent(window: MeasuredWindow) -> float | None:
 
 
 def _host(window: MeasuredWindow) -> Figures:
-    """The host's CPU load, the run's part of it, and the host's memory."""
+    """The host's CPU load, the run's share of the load, and the host's memory."""
     hosts = window.hosts
     cores = _last(host.cpu_count for host in hosts)
     busy = _mean(host.cpu_percent for host in hosts)

@@ -23,7 +23,7 @@ STEADY_EVERY = 5
 
 
 class LiveDiagnosis:
-    """Feed it every rank's steps and renew it when a tick came; `diagnosis` and `steady` are the newest."""
+    """The newest `diagnosis` and `steady` state: `add` each rank's steps, and `renew` after each tick."""
 
     def __init__(self) -> None:
         self.diagnosis: tuple[Diagnosis, ...] = ()
@@ -40,7 +40,7 @@ class LiveDiagnosis:
     ) -> None:
         """Diagnose the steps of the last `WINDOW_NS` that `ticks` (oldest first, at least one) cover.
 
-        `kept` are all of rank 0's steps that the reader still has: what is steady shows over longer than a window.
+        `kept` are all steps of rank 0 that the reader still has: a steady state shows over more than one window.
         """
         self._settle(run, kept, ticks)
         until_ns = ticks[-1].t_ns
@@ -70,7 +70,7 @@ class LiveDiagnosis:
         )
 
     def _settle(self, run: RunFile, steps: Sequence[Step], ticks: Sequence[Tick]) -> None:
-        """Find out whether the run has warmed up, now and then."""
+        """Renew the steady state, once in `STEADY_EVERY` ticks."""
         self._renewed += 1
         if self._renewed % STEADY_EVERY != 1:
             return

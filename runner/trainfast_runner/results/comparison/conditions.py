@@ -12,7 +12,7 @@ from trainfast_runner.results.bottleneck.steady_state import drift_words
 
 TEMPERATURE_APART_C = 10.0
 THROTTLED_APART = 0.02
-"""Ours: the share of the time by which a step would grow as much as runs differ anyway, were all of it lost."""
+"""Ours: if all throttled time is lost, this share lengthens a step by as much as two equal runs differ."""
 
 CPU_LEFT_APART = 0.05
 """Ours: the share by which the CPU left by others may differ in a run on the CPU."""

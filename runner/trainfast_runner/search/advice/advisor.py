@@ -41,7 +41,7 @@ SAME_SPEED = (*SAME_MEMORY, "compile", "engine", "workers")
 class Measured:
     """One ended run of the same preset, model and data in this home, whatever its knobs.
 
-    `samples_per_s` is summed over data-parallel ranks; None also for a speed that must not rank.
+    `samples_per_s` is summed over data-parallel ranks; None if unknown, or if the speed must not rank.
     """
 
     run_id: str

@@ -247,7 +247,7 @@ def _pareto(cold: ColdRuns) -> list[int]:
 
 
 def _notes(cold: ColdRuns, best: int) -> Iterator[str]:
-    """Sentences on what limits the claim."""
+    """Sentences on the limits of the claim."""
     state = cold.state
     baseline = state.space.baseline
     if baseline in state.ruled_out:

@@ -93,7 +93,7 @@ def enumerate_space(
 def predicted(space: Space, bytes_of: Mapping[int, int | None], limit_bytes: int | None) -> Space:
     """The space with the predicted bytes of these candidates (of the fullest rank), those above the limit ruled out.
 
-    The baseline is never ruled out: its run tells how far off the prediction is.
+    The baseline is never ruled out: its run shows the error of the prediction.
     """
     candidates = list(space.candidates)
     for number, needed in bytes_of.items():

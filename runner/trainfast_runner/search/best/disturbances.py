@@ -29,7 +29,7 @@ class CpuDisturbance:
         self._window = CpuWindow()
 
     def why_void(self) -> str | None:
-        """Say in words that others took too much of the CPU since; None when they did not, or no figure is known."""
+        """The share of the CPU that other processes took since, in words; None if it is small or unknown."""
         others = self._window.others_cores()
         return None if others is None else _others_words(others / len(os.sched_getaffinity(0)))
 
@@ -43,7 +43,7 @@ def gpu_conditions(directory: Path, uuids: Sequence[str], begin_ns: int, end_ns:
 
 
 def why_throttled(devices: Sequence[DeviceConditions], begin_ns: int, end_ns: int) -> str | None:
-    """Say in words which GPU was throttled for too much of the time; None when none was."""
+    """The GPU that was throttled for too much of the time, in words; None if none was."""
     for device in devices:
         for cause in VOIDING:
             share = (device.throttled_ms.get(cause) or 0.0) * 1e6 / max(1, end_ns - begin_ns)
@@ -60,7 +60,7 @@ def joules_of(devices: Sequence[DeviceConditions]) -> float | None:
 
 
 def why_run_void(result: Result) -> str | None:
-    """Say in words why a finished run does not count; None when it does."""
+    """The reason that a finished run does not count, in words; None if it counts."""
     percent = result.conditions.others_cpu_percent
     if percent is not None and (words := _others_words(percent / 100)) is not None:
         return words

@@ -25,7 +25,7 @@ LENGTH = 1.4
 MEAN_VARIANCE = 4.0
 """The mean of ln rate is as good as unknown."""
 RESIDUAL_SHARE = 0.5
-"""The standard deviation of what is left beside the pairwise terms, as a share of theirs."""
+"""Standard deviation of the residual, as a share of that of the pairwise terms."""
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,9 @@ class Levels:
         return tuple(self._places[name][_key(knobs[name])] for name in self.names)
 
     def shares(self, setting: Setting) -> tuple[list[float], list[float]]:
-        """For every candidate: what it shares with a setting by knobs, and twice what it does by pairs of knobs.
+        """Each candidate's correlation with a setting: summed over knobs, and twice the sum over pairs of knobs.
 
-        Kept for each setting that is asked for: new scales need them all again.
+        Kept for each setting asked for, because new scales need them again.
         """
         if setting not in self._shares:
             (totals, squares), (others, more) = (half.shares(setting) for half in self._halves)
@@ -90,7 +90,7 @@ class Levels:
         return self._shares[setting]
 
     def turned(self, number: int, name: str, level: int) -> int | None:
-        """The candidate that differs from one only by a knob's level (and what that decides); None without one."""
+        """The candidate that differs only by a knob's level, and by knobs that this level decides; None without one."""
         setting = list(self.settings[number])
         setting[self.names.index(name)] = level
         return self.numbers.get(tuple(setting))

@@ -187,7 +187,7 @@ class Chosen(Line, frozen=True, kw_only=True, tag="chosen"):
 
 
 class LaunchedBest(Line, frozen=True, kw_only=True, tag="launched-best"):
-    """A run of the search was started for a candidate, or a warm process whose first trial it is."""
+    """A run of the search was started for a candidate, or a warm process that tries the candidate first."""
 
     run_id: str
     role: str

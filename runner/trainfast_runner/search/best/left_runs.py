@@ -29,7 +29,7 @@ class LeftRuns:
             end_if_live(self._home.directory(run_id))
 
     def cold_runs(self) -> Iterator[tuple[LaunchedBest, Path]]:
-        """Yield each cold run that the journal has the launch of, and that lives or ended by itself."""
+        """Yield each usable cold run, alive or not, whose launch the journal has."""
         for run_id in [one for one in self._cold if one in self._launched]:
             del self._cold[run_id]
             if is_usable(directory := self._home.directory(run_id)):

@@ -15,16 +15,16 @@ from trainfast_runner.search.best.journal import BestLine, EarlierEffect, Record
 DRIFT = 0.02
 """A process whose first setting is off by more than this at its end is void."""
 MOST_VOID_VISITS = 3
-"""After so many voided visits drift is the noise of this machine, and counts as that of visits."""
+"""After this many voided visits drift counts as noise of the machine, and voids no more visits."""
 POOL_STEPS = 4
 """The pooled variance of a step weighs as much as this many steps of the trial itself."""
 GRID = 1.25
 """The pooled noise is rounded to powers of this, so that one more trial seldom changes that of all others."""
 LEAST_NOISE = 0.001
 EARLIER_SPREAD, EARLIER_LEAST = 2.0, 0.03
-"""An effect of an earlier search counts with so many times its spread, and this much more, in ln rate."""
+"""Factor on the spread of an earlier search's effect, and the deviation added to it, in ln rate."""
 DEFAULT_NOISE = 0.02
-"""The deviation of a step until three steps of one setting tell."""
+"""The deviation of a step before three steps of one setting were measured."""
 
 
 @dataclass(frozen=True)

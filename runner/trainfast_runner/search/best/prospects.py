@@ -26,7 +26,7 @@ class Prospects:
 
     @cached_property
     def open(self) -> list[int]:
-        """Candidates that a trial could make the leader. None is tried twice: the race tells equals apart."""
+        """Untried candidates that a trial could make the leader; the race, not a second trial, separates equals."""
         state, leader = self._state, self.leader
         return [
             number

@@ -1,4 +1,4 @@
-"""Measure one candidate in a run by itself, as each trial of a script is."""
+"""Measure one candidate in a run of its own, as in each trial of a script."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def _accumulates(one: Candidate) -> bool:
 
 
 def memory_from(trials: Iterable[Trial]) -> str:
-    """Say where the memory of a script's candidates is predicted from."""
+    """The basis, in words, of the predicted memory of a script's candidates."""
     asked = [one for one in trials if one.traced is not None or one.untraced]
     ids = [one.run_id for one in asked if one.traced is not None]
     reasons = [f"{one.run_id} has no trace: {one.untraced}" for one in asked if one.traced is None]

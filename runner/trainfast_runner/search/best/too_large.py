@@ -1,4 +1,4 @@
-"""Say by how much a setting is too large: by its prediction, else by the allocation that failed."""
+"""The excess of a setting that is too large: by its prediction, else by the allocation that failed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Shortage:
 
 
 def shortage_in(message: str) -> Shortage:
-    """Return the shortage that an allocator's message tells of; its first line where it names no size."""
+    """Return the shortage in an allocator's message; the message's first line where it names no size."""
     asked, free = asked_and_free(message)
     if asked is None:
         return Shortage(message.partition("\n")[0])

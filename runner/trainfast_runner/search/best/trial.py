@@ -137,7 +137,7 @@ def _take_steps(
 
 
 def why_other_than_asked(directory: Path, knobs: RecordedKnobs) -> str | None:
-    """Say in words which setting of a warm process's last trial ran other than `knobs` asked; None when none did."""
+    """The setting of a warm process's last trial that ran otherwise than in `knobs`; None if all ran as asked."""
     run = read_run_file(directory)
     if run is None:
         return None

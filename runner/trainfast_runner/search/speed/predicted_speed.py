@@ -53,7 +53,7 @@ WIDTHS = {
     "grad_clip": 0.02,
     "model": 0.12,
 }
-"""Prior deviations, in ln rate, of what a knob does beside the work it changes. Other knobs do not change the speed."""
+"""Prior deviations, in ln rate, of a knob's effect beyond the work it changes. Other knobs do not change the speed."""
 SCALES = Scales(main=0.1, pair=0.03, visit=0.04)
 WEIGHTS = {name: (width / SCALES.main) ** 2 for name, width in WIDTHS.items()}
 REFERENCE = {
@@ -62,7 +62,7 @@ REFERENCE = {
     "devices": 1,
     "model": "",
 }
-"""Settings whose time is no more than their work: what any other value of a knob adds is its effect."""
+"""Settings whose time is their work alone; the effect of any other value is relative to these."""
 NEAREST = 16
 """Number of measured settings behind a prediction: those that differ least."""
 NOISE = 1e-4

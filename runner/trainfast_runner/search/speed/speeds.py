@@ -1,4 +1,4 @@
-"""Collect what is known of speeds on a device, for predictions there: its calibration, and runs with their traces."""
+"""Collect the known speeds of a device for predictions: its calibration, and earlier runs with their traces."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Speeds:
     model: SpeedModel
 
     def predict(self, spec: RunSpec, devices: int, memory_model: MemoryModel) -> PredictedSpeed | Unknown:
-        """Predict the speed of these settings on so many devices; a few milliseconds."""
+        """Predict the speed of these settings on `devices` devices; takes a few milliseconds."""
         if spec.knobs["strategy"] not in PREDICTED:
             return Unknown(f"strategy={spec.knobs['strategy']} is not predicted")
         if self.ceiling.device == "cpu" and spec.knobs["memory_limit"] is not None:
