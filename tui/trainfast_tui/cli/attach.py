@@ -13,7 +13,7 @@ from trainfast_tui.cli.follow_run import caught, follow
 from trainfast_tui.cli.output import print_json
 from trainfast_tui.cli.progress import live_record
 from trainfast_tui.cli.reference import add_run, directory_of
-from trainfast_tui.cli.run import print_result
+from trainfast_tui.cli.summary import print_result
 
 
 def add(parser: argparse.ArgumentParser) -> None:

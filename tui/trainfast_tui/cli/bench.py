@@ -35,7 +35,8 @@ from trainfast_tui.cli.follow_run import Signals, caught, follow
 from trainfast_tui.cli.number_types import finite, positive
 from trainfast_tui.cli.output import output_path, print_json, print_line, print_lines, print_table, write_output
 from trainfast_tui.cli.progress import Progress
-from trainfast_tui.cli.run import add_settings, predict_memory
+from trainfast_tui.cli.start_run import predict_memory
+from trainfast_tui.cli.training_arguments import add_python, add_settings, add_wait
 from trainfast_tui.cli.waits import await_cooling, await_devices
 from trainfast_tui.text.format import plain
 
@@ -68,9 +69,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cold", action="store_true", help="run every row in a process of its own, also where several can share one"
     )
-    parser.add_argument("--wait", action="store_true", help="wait while another run uses the device")
+    add_wait(parser)
     parser.add_argument("--cool-to", type=finite, metavar="C", help="wait until the GPUs are below C degrees Celsius")
-    parser.add_argument("--python", metavar="PATH", help="train with this Python, whatever torch it has")
+    add_python(parser)
     parser.add_argument("--json", action="store_true", help="print {preset, baseline, rows[...]}")
 
 

@@ -26,7 +26,7 @@ from trainfast_runner.search.speed.predicted_speed import Unknown
 from trainfast_runner.search.speed.speeds import predict_speed
 from trainfast_tui.cli.output import GrowingTable, print_json, print_line, print_lines
 from trainfast_tui.cli.progress import progress_when_slow
-from trainfast_tui.cli.run import add_settings
+from trainfast_tui.cli.training_arguments import add_settings
 from trainfast_tui.control.memory_view import importing
 from trainfast_tui.text.format import ABSENT, count, delta, percent, plain, size
 from trainfast_tui.text.memory import CATEGORIES, PHASES, short

@@ -17,7 +17,7 @@ from trainfast_runner.running.exported_run import plan_exported
 from trainfast_tui.cli.exit_codes import HUNG_UP
 from trainfast_tui.cli.follow_run import follow
 from trainfast_tui.cli.progress import Progress, progress_when_slow
-from trainfast_tui.cli.run import started_when_free
+from trainfast_tui.cli.start_run import started_when_free
 from trainfast_tui.text.format import plain
 
 

@@ -7,28 +7,26 @@ from __future__ import annotations
 
 import argparse
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import read_run_file
-from trainfast_runner.records.run_file import EXIT_CODES
-from trainfast_runner.running import launch, planning
-from trainfast_runner.running.launch import busy_with
+from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.recovery import state_of
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.spec import resolve
 from trainfast_tui.cli.exit_codes import HUNG_UP
-from trainfast_tui.cli.follow_run import Signals, caught, follow
+from trainfast_tui.cli.follow_run import follow
 from trainfast_tui.cli.number_types import finite, positive
-from trainfast_tui.cli.output import print_json, print_line, print_lines
+from trainfast_tui.cli.output import print_json, print_line
 from trainfast_tui.cli.parser import refuse_script_word
 from trainfast_tui.cli.progress import Progress, progress_when_slow
-from trainfast_tui.cli.waits import await_cooling, await_devices
+from trainfast_tui.cli.start_run import predict_memory, started_when_free
+from trainfast_tui.cli.training_arguments import add_python, add_settings, add_wait
+from trainfast_tui.cli.waits import await_cooling
 from trainfast_tui.text.format import plain
 
 TRACES_WITHIN_S = 20.0
@@ -63,23 +61,11 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="count a script's steps in its output, one a matching line; group (?P<loss>...) is the loss",
     )
     parser.add_argument("--detach", action="store_true", help="print the run's id and leave it running")
-    parser.add_argument("--wait", action="store_true", help="wait while another run uses the device")
+    add_wait(parser)
     parser.add_argument("--cool-to", type=finite, metavar="C", help="wait until the GPUs are below C degrees Celsius")
-    parser.add_argument("--python", metavar="PATH", help="train with this Python, whatever torch it has")
+    add_python(parser)
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object, the last line")
     parser.epilog = f"Knobs: {', '.join(BY_NAME)}."
-
-
-def add_settings(parser: argparse.ArgumentParser) -> None:
-    """Add `--set`, the same for every command with a preset."""
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KNOB=VALUE",
-        dest="settings",
-        help="change a knob, model.FIELD or data.FIELD; may be given again",
-    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -108,30 +94,9 @@ def run(arguments: argparse.Namespace) -> int:
         result = follow(directory, signals, interrupt_stops=True, printed="starting")
     if result is None:
         return HUNG_UP
+    from trainfast_tui.cli.summary import print_result
+
     return print_result(with_traced_changes(directory, result, arguments.python), arguments.json)
-
-
-@contextmanager
-def started_when_free(
-    plan: RunPlan, home: Home, prepared: Callable[[RunPlan], RunPlan] = lambda plan: plan, *, wait: bool
-) -> Iterator[tuple[Path, Signals]]:
-    """Start the run that `prepared` makes of the plan; give its directory, with signals caught from its start on.
-
-    With `wait` it is started once no other run uses its devices. Raises DevicesBusy otherwise.
-    """
-    while True:
-        if wait:
-            await_devices(plan, home)
-        ready = prepared(plan)
-        with caught() as signals:
-            try:
-                directory = launch.start(ready, home)
-            except launch.DevicesBusy:
-                if not wait:
-                    raise
-                continue  # another waiting run was faster
-            yield directory, signals
-            return
 
 
 def plan_asked(arguments: argparse.Namespace) -> RunPlan:
@@ -171,22 +136,6 @@ def _unconfirmed(names: list[str]) -> str:
     return f"{', '.join(names)}: set without a flag, so the script may keep its own; the result lists what ran"
 
 
-def predict_memory(plan: RunPlan, home: Home) -> None:
-    """Predict the run's memory before it starts, unless it is known or a trace would disturb another run."""
-    from trainfast_runner.memory.sharding import PREDICTED
-    from trainfast_runner.memory.tracing import cached_model, trace_model
-
-    if plan.script is not None or plan.spec.knobs["strategy"] not in PREDICTED:
-        return
-    if cached_model(plan.spec, plan.device, plan.python) is not None or busy_with(plan, home) is not None:
-        return
-    try:
-        with progress_when_slow("predicting its memory…"):
-            trace_model(plan.spec, plan.device, plan.python, gpus=plan.device_uuids)
-    except UserError as error:
-        Progress().print_line(plain(f"memory is not predicted: {error.line()}"))
-
-
 def with_traced_changes(directory: Path, result: Result, python: str | None) -> Result:
     """Return the result, of an out-of-memory run with traced changes; Ctrl-C or `TRACES_WITHIN_S` end the tracing."""
     run = read_run_file(directory)
@@ -209,17 +158,6 @@ def with_traced_changes(directory: Path, result: Result, python: str | None) -> 
     finally:
         timer.cancel()
     return explained_now(directory, result)
-
-
-def print_result(result: Result, as_json: bool) -> int:
-    """Print a result for a person or a program and return its exit code."""
-    from trainfast_tui.cli import summary
-
-    if as_json:
-        print_json(result)
-    else:
-        print_lines(summary.lines(result))
-    return EXIT_CODES.get(result.state, 4)
 
 
 def _detached(directory: Path, as_json: bool) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from trainfast_tui.cli.number_types import finite
-from trainfast_tui.cli.run import add_settings
+from trainfast_tui.cli.training_arguments import add_python, add_settings, add_wait
 
 
 def add_search_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,7 +15,7 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fresh", action="store_true", help="begin anew, without an unfinished search or anything of earlier ones"
     )
-    parser.add_argument("--wait", action="store_true", help="wait while another run uses the device")
+    add_wait(parser)
     parser.add_argument("--cool-to", type=finite, metavar="C", help="start each process when the GPUs are below C °C")
-    parser.add_argument("--python", metavar="PATH", help="train with this Python, whatever torch it has")
+    add_python(parser)
     parser.add_argument("--json", action="store_true", help="print the answer as one JSON object, the last line")

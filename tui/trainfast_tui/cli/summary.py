@@ -7,11 +7,12 @@ from collections.abc import Iterator
 
 from trainfast_runner.machine.devices import cpu_has_fp16
 from trainfast_runner.records.result import FEW_STEPS, LOSSES_IN_A_MEAN, Cpu, Flops, Losses, Result, Thinning
-from trainfast_runner.records.run_file import SCHEMA, STEP_PHASES, WARM_ROLES
+from trainfast_runner.records.run_file import EXIT_CODES, SCHEMA, STEP_PHASES, WARM_ROLES
 from trainfast_runner.records.script_run import ScriptFigures
 from trainfast_runner.records.state_words import notable_reason
 from trainfast_runner.results.bottleneck.doubts import doubts, marks, watched_words
 from trainfast_tui.cli.diagnosis import bottleneck_lines
+from trainfast_tui.cli.output import print_json, print_lines
 from trainfast_tui.text import oom
 from trainfast_tui.text.batch_search import warm_words
 from trainfast_tui.text.format import (
@@ -41,6 +42,15 @@ def lines(result: Result) -> list[str]:
     if result.state == "oom":
         found += _oom_lines(result)
     return found
+
+
+def print_result(result: Result, as_json: bool) -> int:
+    """Print a result for a person or a program and return its exit code."""
+    if as_json:
+        print_json(result)
+    else:
+        print_lines(lines(result))
+    return EXIT_CODES.get(result.state, 4)
 
 
 def headline(result: Result) -> str:
