@@ -11,8 +11,8 @@ from trainfast_runner.running.follower import Follower
 from trainfast_tui.cli.exit_codes import HUNG_UP, INTERRUPTED
 from trainfast_tui.cli.follow_run import caught, follow
 from trainfast_tui.cli.output import print_json
-from trainfast_tui.cli.progress import live_record
 from trainfast_tui.cli.reference import add_run, directory_of
+from trainfast_tui.cli.run_status import live_record
 from trainfast_tui.cli.summary import print_result
 
 

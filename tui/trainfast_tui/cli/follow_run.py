@@ -70,7 +70,7 @@ def follow(directory: Path, signals: Signals, *, interrupt_stops: bool, printed:
                 read_at_s = time.monotonic() + READ_EVERY_S
                 snapshot = follower.poll()
                 if snapshot.is_live:
-                    progress.show(snapshot)
+                    progress.show_run(snapshot)
                 elif (result := result_or_none_while_live(directory)) is not None:
                     # The result is written a moment after the supervisor recorded the end.
                     return result
@@ -102,7 +102,7 @@ def _ask(directory: Path, progress: Progress, *, now: bool) -> None:
         stop_unsupervised(
             directory,
             0.0 if now else STOP_GRACE_S,
-            lambda left_s: progress.waiting(f"stopping, SIGKILL in {max(0.0, left_s):.0f} s"),
+            lambda left_s: progress.show_activity(f"stopping, SIGKILL in {max(0.0, left_s):.0f} s"),
         )
         progress.close()
     except UserError:

@@ -99,7 +99,7 @@ class JournalPrinter(ABC, Generic[LineT]):
         if self._steps is not None:
             self._step = max((step.step for step in self._steps.new()), default=self._step)
         steps = f", {self._step} step{'s' if self._step > 1 else ''}" if self._step else ""
-        self._progress.waiting(f"{self._doing}… {duration(int(now - self._since))}{steps}{self.so_far()}")
+        self._progress.show_activity(f"{self._doing}… {duration(int(now - self._since))}{steps}{self.so_far()}")
 
     def so_far(self) -> str:
         """Return words on the search as a whole that follow the work under way; empty without any."""
@@ -113,4 +113,4 @@ class JournalPrinter(ABC, Generic[LineT]):
     def _show_wait(self, look: CoolingDown, printed_at: float, now: float) -> None:
         """Show the wait; the journal has a line only when the temperature changes."""
         waited_s, stuck_s = look.waited_s + now - printed_at, look.stuck_s + now - printed_at
-        self._progress.waiting(cooling_words(look.device, look.temperature_c, look.below_c, waited_s, stuck_s))
+        self._progress.show_activity(cooling_words(look.device, look.temperature_c, look.below_c, waited_s, stuck_s))

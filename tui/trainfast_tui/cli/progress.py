@@ -8,31 +8,27 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
-from typing import Any, TextIO
+from typing import TextIO
 
-from trainfast_runner.records.run_file import SCHEMA
-from trainfast_runner.records.warm_process import batch_sizes
 from trainfast_runner.running.follower import RunSnapshot
 from trainfast_tui.cli.output import encodable
-from trainfast_tui.live.figures import planned_steps, recent_figures, seconds_left
-from trainfast_tui.text.batch_search import warm_words
-from trainfast_tui.text.format import duration, milliseconds, number, per_second, plain, size, truncate
-from trainfast_tui.text.phases import STARTING
+from trainfast_tui.cli.run_status import status_line
+from trainfast_tui.text.format import plain, truncate
 
 BAR_CELLS = 20
 PLAIN_EVERY_S = 5.0
 SLOW_S = 1.0
 
 
-def progress_when_slow(text: str, everywhere: bool = False) -> closing[Slow]:
+def progress_when_slow(text: str, everywhere: bool = False) -> closing[SlowProgress]:
     """Show `text` on a terminal once the block has taken over a second.
 
     With `everywhere` other streams get a line as well, every 5 s at most.
     """
-    return closing(Slow(text, everywhere))
+    return closing(SlowProgress(text, everywhere))
 
 
-class Slow:
+class SlowProgress:
     """The progress of something that has taken over a second."""
 
     def __init__(self, text: str, everywhere: bool) -> None:
@@ -76,7 +72,7 @@ class Slow:
         return True
 
     def _paint(self) -> None:
-        self._progress.waiting(self._text)
+        self._progress.show_activity(self._text)
 
 
 class Progress:
@@ -85,26 +81,22 @@ class Progress:
     def __init__(self, stream: TextIO | None = None, printed: str = "") -> None:
         """`printed` is a status that was printed before, and is not repeated."""
         self._stream = stream or sys.stderr
-        self._live = self._stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        self.is_live = self._stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        """True if stderr is a terminal that can redraw a line."""
         self._last = printed
         self._last_state = ""
         self._notices: set[int] = set()
         self._printed_at = float("-inf")
 
-    @property
-    def is_live(self) -> bool:
-        """True if stderr is a terminal that can redraw a line."""
-        return self._live
-
-    def show(self, snapshot: RunSnapshot) -> None:
-        """Paint a bar, or without a terminal print a line when the phase changed or 5 s have passed."""
+    def show_run(self, snapshot: RunSnapshot) -> None:
+        """Show a live run: a bar, or without a terminal a line when the phase changed or 5 s have passed."""
         if snapshot.result is not None:
             return
         for event in snapshot.events:
             if event.kind == "no_step" and event.t_ns not in self._notices:
                 self._notices.add(event.t_ns)
                 self.print_line(plain(event.detail or ""))
-        if self._live:
+        if self.is_live:
             self._paint(status_line(snapshot, bar=_bar))
             return
         state = f"{snapshot.state} {'' if snapshot.steps else snapshot.phase}"
@@ -121,9 +113,9 @@ class Progress:
         self.close()
         self._write(text + "\n")
 
-    def waiting(self, text: str) -> None:
-        """Show what is being waited for; on a terminal in place of the bar."""
-        if self._live:
+    def show_activity(self, text: str) -> None:
+        """Show the work or the wait under way, elsewhere than on a terminal at most every 5 s."""
+        if self.is_live:
             self._paint(text)
         elif time.monotonic() - self._printed_at >= PLAIN_EVERY_S:
             self._printed_at = time.monotonic()
@@ -131,7 +123,7 @@ class Progress:
 
     def close(self) -> None:
         """Take the bar away."""
-        if self._live and self._last:
+        if self.is_live and self._last:
             self._write("\r\x1b[K")
             self._last = ""
 
@@ -152,77 +144,6 @@ class Progress:
             self._stream.flush()
         except OSError:
             pass  # the terminal has gone; the run goes on, and its exit code still counts
-
-
-def status_line(snapshot: RunSnapshot, bar: Any = None) -> str:
-    """Return state, step n of N, throughput, step time, loss, peak memory and time left."""
-    parts = [_state_words(snapshot)]
-    if snapshot.tried:
-        parts.append(warm_words(snapshot.run_file.role if snapshot.run_file else None, batch_sizes(snapshot.tried)))
-        return plain("  ".join(parts))
-    total = planned_steps(snapshot)
-    if snapshot.steps:
-        done = snapshot.steps[-1].step
-        drawn = f" {bar(done / total)}" if bar and total else ""
-        parts[0] += f" {done}/{total}{drawn}" if total else f" step {done}"
-        parts += _figures(snapshot)
-    elif snapshot.phase and snapshot.stop_deadline_ns is None:
-        parts.append(STARTING.get(snapshot.phase, snapshot.phase) + (f": {snapshot.detail}" if snapshot.detail else ""))
-    return plain("  ".join(part for part in parts if part))
-
-
-def live_record(snapshot: RunSnapshot) -> dict[str, Any]:
-    """Return a live run's figures so far for `--json`; absent readings are null."""
-    run, last = snapshot.run_file, snapshot.steps[-1] if snapshot.steps else None
-    figures = recent_figures(snapshot)
-    return {
-        "schema": SCHEMA,
-        "run_id": snapshot.run_id,
-        "state": snapshot.state,
-        "reason": snapshot.reason,
-        "supervised": snapshot.supervised,
-        "preset": run.preset if run else None,
-        "variant": run.variant if run else None,
-        "knobs": run.knobs if run else {},
-        "synthetic_data": snapshot.synthetic,
-        "phase": snapshot.phase or None,
-        "step": last.step if last else 0,
-        "total_steps": planned_steps(snapshot),
-        "loss": last.loss if last else None,
-        "step_ms": last.step_ms if last else None,
-        "samples_per_s": None if figures.warming_up else figures.samples_per_s,
-        "peak_allocated_bytes": snapshot.peak_allocated_bytes,
-        "still_warming": snapshot.steady.still_warming,
-        "diagnosis": snapshot.diagnosis,
-        "run_dir": str(snapshot.directory),
-    }
-
-
-def _state_words(snapshot: RunSnapshot) -> str:
-    alone = not snapshot.supervised and snapshot.state != "starting"
-    words = snapshot.state if not alone else f"{snapshot.state} (unsupervised)"
-    if snapshot.stop_deadline_ns is not None:
-        left_s = max(0.0, (snapshot.stop_deadline_ns - time.monotonic_ns()) / 1e9)
-        words += f", SIGKILL in {left_s:.0f} s"
-    return words
-
-
-def _figures(snapshot: RunSnapshot) -> list[str]:
-    figures = recent_figures(snapshot)
-    found = []
-    if figures.warming_up:
-        found.append(figures.basis)
-    elif figures.samples_per_s is not None:
-        found += [per_second(figures.samples_per_s, "samples"), milliseconds(figures.step_ms)]
-    loss = next((step.loss for step in reversed(snapshot.steps) if step.loss is not None), None)
-    if loss is not None:
-        found.append(f"loss {number(loss)}")
-    if snapshot.peak_allocated_bytes is not None:
-        found.append(f"peak {size(snapshot.peak_allocated_bytes)}")
-    left_s = None if figures.warming_up else seconds_left(snapshot)
-    if left_s is not None:
-        found.append(f"{duration(left_s)} left")
-    return found
 
 
 def _bar(fraction: float) -> str:

@@ -15,8 +15,8 @@ from trainfast_runner.running.follower import Follower, RunSnapshot
 from trainfast_tui.cli import summary
 from trainfast_tui.cli.diagnosis import explained_bottlenecks
 from trainfast_tui.cli.output import print_json, print_line, print_lines
-from trainfast_tui.cli.progress import live_record, status_line
 from trainfast_tui.cli.reference import add_run, directory_of
+from trainfast_tui.cli.run_status import live_record, status_line
 from trainfast_tui.cli.step_table import print_steps
 from trainfast_tui.text.diagnosis_figures import nothing_found
 from trainfast_tui.text.format import count, plain

@@ -12,8 +12,8 @@ from trainfast_tui.cli import summary
 from trainfast_tui.cli.exit_codes import INTERRUPTED
 from trainfast_tui.cli.follow_run import caught, stop
 from trainfast_tui.cli.output import print_json, print_line
-from trainfast_tui.cli.progress import live_record
 from trainfast_tui.cli.reference import add_run, directory_of
+from trainfast_tui.cli.run_status import live_record
 
 
 def add(parser: argparse.ArgumentParser) -> None:

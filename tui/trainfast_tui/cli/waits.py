@@ -17,7 +17,7 @@ def await_devices(plan: RunPlan, home: Home) -> None:
     progress = Progress()
 
     def show(run: RunFile, seconds: float) -> None:
-        progress.waiting(f"waiting for {run.run_id} to end, {duration(seconds)} so far")
+        progress.show_activity(f"waiting for {run.run_id} to end, {duration(seconds)} so far")
 
     try:
         wait_for_devices(plan, home, show)
@@ -30,7 +30,7 @@ def await_cooling(plan: RunPlan, below_c: float) -> None:
     progress = Progress()
 
     def show(look: Cooling) -> None:
-        progress.waiting(cooling_words(look.index, look.temperature_c, below_c, look.waited_s, look.stuck_s))
+        progress.show_activity(cooling_words(look.index, look.temperature_c, below_c, look.waited_s, look.stuck_s))
 
     try:
         wait_until_cool(plan.watched_uuids, below_c, show)

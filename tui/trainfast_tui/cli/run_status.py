@@ -1,0 +1,89 @@
+"""The status of a live run: as one line for a person, as a record for `--json`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from trainfast_runner.records.run_file import SCHEMA
+from trainfast_runner.records.warm_process import batch_sizes
+from trainfast_runner.running.follower import RunSnapshot
+from trainfast_tui.live.figures import planned_steps, recent_figures, seconds_left
+from trainfast_tui.text.batch_search import warm_words
+from trainfast_tui.text.format import duration, milliseconds, number, per_second, plain, size
+from trainfast_tui.text.phases import STARTING
+
+
+def status_line(snapshot: RunSnapshot, bar: Callable[[float], str] | None = None) -> str:
+    """Return state, step n of N, throughput, step time, loss, peak memory and time left.
+
+    `bar` draws the fraction of the steps that are done.
+    """
+    parts = [_state_words(snapshot)]
+    if snapshot.tried:
+        parts.append(warm_words(snapshot.run_file.role if snapshot.run_file else None, batch_sizes(snapshot.tried)))
+        return plain("  ".join(parts))
+    total = planned_steps(snapshot)
+    if snapshot.steps:
+        done = snapshot.steps[-1].step
+        drawn = f" {bar(done / total)}" if bar and total else ""
+        parts[0] += f" {done}/{total}{drawn}" if total else f" step {done}"
+        parts += _figures(snapshot)
+    elif snapshot.phase and snapshot.stop_deadline_ns is None:
+        parts.append(STARTING.get(snapshot.phase, snapshot.phase) + (f": {snapshot.detail}" if snapshot.detail else ""))
+    return plain("  ".join(part for part in parts if part))
+
+
+def live_record(snapshot: RunSnapshot) -> dict[str, Any]:
+    """Return a live run's figures so far for `--json`; absent readings are null."""
+    run, last = snapshot.run_file, snapshot.steps[-1] if snapshot.steps else None
+    figures = recent_figures(snapshot)
+    return {
+        "schema": SCHEMA,
+        "run_id": snapshot.run_id,
+        "state": snapshot.state,
+        "reason": snapshot.reason,
+        "supervised": snapshot.supervised,
+        "preset": run.preset if run else None,
+        "variant": run.variant if run else None,
+        "knobs": run.knobs if run else {},
+        "synthetic_data": snapshot.synthetic,
+        "phase": snapshot.phase or None,
+        "step": last.step if last else 0,
+        "total_steps": planned_steps(snapshot),
+        "loss": last.loss if last else None,
+        "step_ms": last.step_ms if last else None,
+        "samples_per_s": None if figures.warming_up else figures.samples_per_s,
+        "peak_allocated_bytes": snapshot.peak_allocated_bytes,
+        "still_warming": snapshot.steady.still_warming,
+        "diagnosis": snapshot.diagnosis,
+        "run_dir": str(snapshot.directory),
+    }
+
+
+def _state_words(snapshot: RunSnapshot) -> str:
+    alone = not snapshot.supervised and snapshot.state != "starting"
+    words = snapshot.state if not alone else f"{snapshot.state} (unsupervised)"
+    if snapshot.stop_deadline_ns is not None:
+        left_s = max(0.0, (snapshot.stop_deadline_ns - time.monotonic_ns()) / 1e9)
+        words += f", SIGKILL in {left_s:.0f} s"
+    return words
+
+
+def _figures(snapshot: RunSnapshot) -> list[str]:
+    figures = recent_figures(snapshot)
+    found = []
+    if figures.warming_up:
+        found.append(figures.basis)
+    elif figures.samples_per_s is not None:
+        found += [per_second(figures.samples_per_s, "samples"), milliseconds(figures.step_ms)]
+    loss = next((step.loss for step in reversed(snapshot.steps) if step.loss is not None), None)
+    if loss is not None:
+        found.append(f"loss {number(loss)}")
+    if snapshot.peak_allocated_bytes is not None:
+        found.append(f"peak {size(snapshot.peak_allocated_bytes)}")
+    left_s = None if figures.warming_up else seconds_left(snapshot)
+    if left_s is not None:
+        found.append(f"{duration(left_s)} left")
+    return found
