@@ -28,8 +28,9 @@ from trainfast_runner.search.journal import (
     read_journal,
 )
 from trainfast_tui.cli import journal_printer, progress
+from trainfast_tui.cli.batch_answer import without_answer
+from trainfast_tui.cli.batch_printer import BatchPrinter
 from trainfast_tui.cli.progress import Progress
-from trainfast_tui.cli.search_max_batch import BatchPrinter, without_answer
 
 SMALL = [
     *("--set", "data.kind=random", "--set", "model.hidden_size=64", "--set", "model.num_hidden_layers=1"),

@@ -1,0 +1,50 @@
+"""Print the journal of a batch search as it grows."""
+
+from __future__ import annotations
+
+from trainfast_runner.search import journal
+from trainfast_runner.search.journal import AnyLine, Launched, Next
+from trainfast_tui.cli.journal_printer import JournalPrinter
+from trainfast_tui.text.format import duration, milliseconds, per_second, size
+
+
+class BatchPrinter(JournalPrinter[AnyLine]):
+    """Prints the journal of a batch search."""
+
+    def doing(self, line: AnyLine) -> str | None:
+        """Return the size that is tried or confirmed from this line on."""
+        if not isinstance(line, Next):
+            return None
+        return {"prove": f"confirming {line.batch_size}", "end": ""}.get(line.action, f"trying {line.batch_size}")
+
+    def run_of(self, line: AnyLine) -> tuple[str, bool] | None:
+        """Return a started run; the steps of a confirmation run are counted."""
+        return (line.run_id, line.role == "proof") if isinstance(line, Launched) else None
+
+    def words(self, line: AnyLine) -> str:
+        """Return a line in words."""
+        match line:
+            case journal.Predicted(max_batch=None):
+                return line.reason
+            case journal.Predicted(max_batch=0):
+                return f"predicted: not even 1 fits ({line.basis})"
+            case journal.Predicted():
+                return f"predicted: up to {line.max_batch} ({line.basis})"
+            case journal.Next(action="end"):
+                return ""
+            case journal.Next():
+                return f"{'confirm' if line.action == 'prove' else line.action} {line.batch_size}: {line.why}"
+            case journal.Probe(outcome="fits"):
+                rate = per_second(line.samples_per_s, "samples")
+                peak = size(line.peak_allocated_bytes)
+                return f"  {line.batch_size} fits: peak {peak}, {milliseconds(line.step_ms)} a step, {rate}"
+            case journal.Probe():
+                what = "ran out of memory" if line.outcome == "oom" else "is void"
+                where = f" in {line.phase}" if line.phase else ""
+                return f"  {line.batch_size} {what}{where}: {line.reason}"
+            case journal.ConfirmationRun():
+                sizes = " and ".join(map(str, line.refutes))
+                but = f", which refutes that {sizes} fitted" if sizes else ""
+                took = duration(line.seconds)
+                return f"  {line.batch_size} {line.state} in a fresh process, {took}{but}: {line.run_id}"
+        return ""
