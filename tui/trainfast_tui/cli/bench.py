@@ -33,7 +33,8 @@ from trainfast_tui.cli.bench_file import WRITERS
 from trainfast_tui.cli.exit_codes import HUNG_UP, INTERRUPTED
 from trainfast_tui.cli.follow_run import Signals, caught, follow
 from trainfast_tui.cli.number_types import finite, positive
-from trainfast_tui.cli.output import output_path, print_json, print_line, print_lines, print_table, write_output
+from trainfast_tui.cli.output import print_json, print_line, print_lines, print_table
+from trainfast_tui.cli.output_file import output_path, write_output
 from trainfast_tui.cli.progress import Progress
 from trainfast_tui.cli.start_run import predict_memory
 from trainfast_tui.cli.training_arguments import add_python, add_settings, add_wait

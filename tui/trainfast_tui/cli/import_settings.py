@@ -8,7 +8,8 @@ from pathlib import Path
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.imported import KINDS, SHELL_COMMAND, import_settings
-from trainfast_tui.cli.output import output_path, print_json, print_line, write_output
+from trainfast_tui.cli.output import print_json, print_line
+from trainfast_tui.cli.output_file import output_path, write_output
 
 
 def add(parser: argparse.ArgumentParser) -> None:

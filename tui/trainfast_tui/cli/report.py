@@ -13,7 +13,8 @@ from trainfast_runner.running.final_result import final_result
 from trainfast_runner.search.best.best_follower import BestSoFar
 from trainfast_runner.search.best.journal import read_best_journal
 from trainfast_tui.cli import summary
-from trainfast_tui.cli.output import output_path, print_json, print_line, write_output
+from trainfast_tui.cli.output import print_json, print_line
+from trainfast_tui.cli.output_file import output_path, write_output
 from trainfast_tui.report.as_html import as_html
 from trainfast_tui.report.as_markdown import as_markdown
 from trainfast_tui.report.batch_blocks import batch_search_report, confirmed_by

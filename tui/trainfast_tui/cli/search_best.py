@@ -25,7 +25,8 @@ from trainfast_tui.cli.best_printer import BestPrinter
 from trainfast_tui.cli.exit_codes import SEARCH_EXIT_CODES
 from trainfast_tui.cli.follow_run import Signals, caught
 from trainfast_tui.cli.number_types import positive
-from trainfast_tui.cli.output import print_json, print_lines, refuse_unwritable, write_output
+from trainfast_tui.cli.output import print_json, print_lines
+from trainfast_tui.cli.output_file import refuse_unwritable, write_output
 from trainfast_tui.cli.progress import Progress, progress_when_slow
 from trainfast_tui.cli.search_arguments import add_search_arguments
 from trainfast_tui.cli.waits import await_devices
