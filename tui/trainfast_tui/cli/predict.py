@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -24,21 +23,17 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import SCHEMA, PredictedSpeed
 from trainfast_runner.search.speed.predicted_speed import Unknown
 from trainfast_runner.search.speed.speeds import predict_speed
-from trainfast_tui.cli.output import GrowingTable, print_json, print_line, print_lines
+from trainfast_tui.cli.output import print_json, print_line, print_lines
+from trainfast_tui.cli.prediction_table import PredictionTable, print_notes
 from trainfast_tui.cli.progress import progress_when_slow
 from trainfast_tui.cli.training_arguments import add_settings
 from trainfast_tui.control.memory_view import importing
-from trainfast_tui.text.format import ABSENT, count, delta, percent, plain, size
-from trainfast_tui.text.memory import CATEGORIES, PHASES, short
+from trainfast_tui.text.format import count, percent, plain, size
+from trainfast_tui.text.memory import CATEGORIES, PHASES
 from trainfast_tui.text.speed import speed_words
 from trainfast_tui.text.tables import pairs
 
 TRACING = "tracing a step without memory"
-SIZE, DIFFERENCE = len("1023 MiB"), len("+1023 MiB (+100.0 %)")
-PUBLISHED = ("published", "difference")
-"""The columns with published figures."""
-FITS = len("no, +1023 MiB")
-"""The widest figures of their kind, in cells."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -58,50 +53,49 @@ def run(arguments: argparse.Namespace) -> int:
 
     Return 3 if `memory_limit` is below the parameters' own memory.
     """
-    began = time.monotonic()
+    began_s = time.monotonic()
     if (damage := corrections.read_trouble()) is not None:
         print(f"trainfast-tui: {plain(damage)}", file=sys.stderr)
-    asked = runs_to_predict(arguments.preset, arguments.settings)
-    table = _Table(asked) if len(asked) > 1 and not arguments.json else None
-    answered = _predict(asked, arguments.python, table)
-    if len(answered) == 1 and answered[0].error is not None:
-        raise answered[0].error
+    runs = runs_to_predict(arguments.preset, arguments.settings)
+    table = PredictionTable(runs) if len(runs) > 1 and not arguments.json else None
+    answers = _predict(runs, arguments.python, table)
+    if len(answers) == 1 and answers[0].error is not None:
+        raise answers[0].error
     if arguments.json:
-        rows = [_fields(one, _speed(one, arguments.python)) for one in answered]
-        whole = (
-            {"preset": arguments.preset, "rows": rows} if len(asked) > 1 else {"preset": arguments.preset, **rows[0]}
-        )
-        print_json({"schema": SCHEMA, **whole, "seconds": round(time.monotonic() - began, 3)})
+        rows = [_fields(answer, _speed(answer, arguments.python)) for answer in answers]
+        fields = {"rows": rows} if len(runs) > 1 else rows[0]
+        seconds = round(time.monotonic() - began_s, 3)
+        print_json({"schema": SCHEMA, "preset": arguments.preset, **fields, "seconds": seconds})
     elif table is not None:
-        _print_notes(answered)
+        print_notes(answers)
     else:
-        _print_one(answered[0], _speed(answered[0], arguments.python))
-    hopeless = answered[0].hopeless if len(answered) == 1 else None
+        _print_one(answers[0], _speed(answers[0], arguments.python))
+    hopeless = answers[0].hopeless if len(answers) == 1 else None
     if hopeless is None:
         return 0
     print(f"trainfast-tui: {plain(hopeless.line())}", file=sys.stderr)
     return hopeless.exit_code
 
 
-def _predict(asked: list[RunToPredict], python: str | None, table: _Table | None) -> list[PredictedRow]:
+def _predict(runs: list[RunToPredict], python: str | None, table: PredictionTable | None) -> list[PredictedRow]:
     """Return the prediction of each run, with progress on stderr; rows are printed as soon as they are known."""
-    found: dict[int, PredictedRow] = {}
+    answers: dict[int, PredictedRow] = {}
 
     def show_tracing(tracing: Tracing) -> None:
         if tracing.importing:
             slow.update(plain(importing(tracing.importing)))
         elif tracing.words:
             what = TRACING
-            if len(asked) > 1:
-                what = f"tracing {plain(asked[tracing.place].id)}, {tracing.place + 1} of {len(asked)}"
+            if len(runs) > 1:
+                what = f"tracing {plain(runs[tracing.place].id)}, {tracing.place + 1} of {len(runs)}"
             slow.update(f"{what}: {tracing.words}", tracing.done / tracing.total)
 
-    with progress_when_slow(f"{TRACING}…", everywhere=len(asked) > 1) as slow:
-        for place, answer in predict_rows(asked, python, show_tracing):
-            found[place] = answer
-            if table is not None and table.is_next(place):
-                slow.print(lambda: table.print_ready(found))
-    return [found[place] for place in range(len(asked))]
+    with progress_when_slow(f"{TRACING}…", everywhere=len(runs) > 1) as slow:
+        for index, answer in predict_rows(runs, python, show_tracing):
+            answers[index] = answer
+            if table is not None and table.is_next(index):
+                slow.print(lambda: table.print_ready(answers))
+    return [answers[index] for index in range(len(runs))]
 
 
 def _speed(answer: PredictedRow, python: str | None) -> PredictedSpeed | Unknown:
@@ -183,67 +177,3 @@ def _fit_words(fit: PredictedFit) -> str:
         return left if fit.max_batch is None else f"{left}; up to batch_size {count(fit.max_batch)}"
     most = f"up to batch_size {count(fit.max_batch)} fits" if fit.max_batch else "not even batch_size 1 fits"
     return f"no, {size(-fit.left_bytes)} too much for {limit}; {most}"
-
-
-class _Table:
-    """A row for each variant, in order, printed as soon as the rows before it are there."""
-
-    def __init__(self, asked: list[RunToPredict]) -> None:
-        self._names = [plain(one.id) for one in asked]
-        self._without = () if any(one.published for one in asked) else PUBLISHED
-        self._printed = 0
-        self._table: GrowingTable | None = None
-
-    def is_next(self, place: int) -> bool:
-        """True if the answer at `place` is the next to print."""
-        return place == self._printed
-
-    def print_ready(self, found: Mapping[int, PredictedRow]) -> None:
-        """Print all rows that are ready."""
-        table = self._table = self._table or self._new_table()
-        while self._printed in found:
-            answer = found[self._printed]
-            if answer.error is not None:
-                table.add_note(self._names[self._printed], plain(answer.error.line()))
-            else:
-                table.add(_cells(answer))
-            self._printed += 1
-
-    def _new_table(self) -> GrowingTable:
-        parts = list(map(short, CATEGORIES))
-        header = ["variant", "predicted", "published", "difference", *parts, "peak in", "fits", "max batch"]
-        name, phase = max(map(len, self._names)), max(map(len, PHASES.values()))
-        widths = [name, SIZE, SIZE, DIFFERENCE, *[SIZE] * len(parts), phase, FITS, 0]
-        right = (1, 2, 3, *range(4, 4 + len(parts)), 6 + len(parts))
-        return GrowingTable(
-            header, widths, right, drop=(*reversed(parts), "peak in", "difference"), without=self._without
-        )
-
-
-def _cells(answer: PredictedRow) -> list[str]:
-    fit = answer.fit
-    assert fit is not None
-    predicted = fit.predicted
-    fits = ABSENT if fit.left_bytes is None else "yes" if fit.left_bytes >= 0 else f"no, +{size(-fit.left_bytes)}"
-    published = published_bytes(answer.asked.published)
-    return [
-        plain(answer.asked.id),
-        size(predicted.total_bytes),
-        ABSENT if published is None else size(published),
-        delta(predicted.total_bytes, published, size) if published else ABSENT,
-        *(size(value) if (value := predicted.category(name)) else ABSENT for name in CATEGORIES),
-        PHASES.get(predicted.phase, predicted.phase),
-        "not here" if fit.cannot_run is not None else fits,
-        ABSENT if fit.max_batch is None else count(fit.max_batch),
-    ]
-
-
-def _print_notes(answers: list[PredictedRow]) -> None:
-    for answer in answers:
-        if answer.fit is not None and answer.fit.cannot_run is not None:
-            print_line(plain(f"{answer.asked.id} cannot run here: {answer.fit.cannot_run.line()}"))
-    if unpublished := next((one.asked.unpublished for one in answers if one.asked.unpublished), ""):
-        print_line(unpublished)
-    if any("memory_mb" in answer.asked.published for answer in answers):
-        print_line("published memory_mb is NVML's figure for the device: it includes the CUDA context, kernels, memory")
-        print_line("that the allocator keeps, and other processes; predicted is the peak of the tensors alone")

@@ -1,0 +1,81 @@
+"""Predictions of several runs as a table that prints each row once it is known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from trainfast_runner.memory.predict_rows import PredictedRow, RunToPredict, published_bytes
+from trainfast_tui.cli.output import GrowingTable, print_line
+from trainfast_tui.text.format import ABSENT, count, delta, plain, size
+from trainfast_tui.text.memory import CATEGORIES, PHASES, short
+
+SIZE_CELLS, DIFFERENCE_CELLS, FITS_CELLS = len("1023 MiB"), len("+1023 MiB (+100.0 %)"), len("no, +1023 MiB")
+"""The widest figures of their kind."""
+PUBLISHED = ("published", "difference")
+"""The columns with published figures."""
+
+
+class PredictionTable:
+    """A row for each variant, in order, printed as soon as the rows before it are there."""
+
+    def __init__(self, asked: list[RunToPredict]) -> None:
+        self._names = [plain(run.id) for run in asked]
+        self._left_out = () if any(run.published for run in asked) else PUBLISHED
+        self._printed = 0
+        self._table: GrowingTable | None = None
+
+    def is_next(self, index: int) -> bool:
+        """True if the answer at `index` is the next to print."""
+        return index == self._printed
+
+    def print_ready(self, found: Mapping[int, PredictedRow]) -> None:
+        """Print all rows that are ready."""
+        table = self._table = self._table or self._new_table()
+        while self._printed in found:
+            answer = found[self._printed]
+            if answer.error is not None:
+                table.add_note(self._names[self._printed], plain(answer.error.line()))
+            else:
+                table.add(_cells(answer))
+            self._printed += 1
+
+    def _new_table(self) -> GrowingTable:
+        parts = list(map(short, CATEGORIES))
+        header = ["variant", "predicted", "published", "difference", *parts, "peak in", "fits", "max batch"]
+        name_cells, phase_cells = max(map(len, self._names)), max(map(len, PHASES.values()))
+        widths = [name_cells, *[SIZE_CELLS] * 2, DIFFERENCE_CELLS, *[SIZE_CELLS] * len(parts), phase_cells]
+        widths += [FITS_CELLS, 0]
+        right = (1, 2, 3, *range(4, 4 + len(parts)), 6 + len(parts))
+        return GrowingTable(
+            header, widths, right, drop=(*reversed(parts), "peak in", "difference"), without=self._left_out
+        )
+
+
+def _cells(answer: PredictedRow) -> list[str]:
+    fit = answer.fit
+    assert fit is not None
+    predicted = fit.predicted
+    fits = ABSENT if fit.left_bytes is None else "yes" if fit.left_bytes >= 0 else f"no, +{size(-fit.left_bytes)}"
+    published = published_bytes(answer.asked.published)
+    return [
+        plain(answer.asked.id),
+        size(predicted.total_bytes),
+        ABSENT if published is None else size(published),
+        delta(predicted.total_bytes, published, size) if published else ABSENT,
+        *(size(value) if (value := predicted.category(name)) else ABSENT for name in CATEGORIES),
+        PHASES.get(predicted.phase, predicted.phase),
+        "not here" if fit.cannot_run is not None else fits,
+        ABSENT if fit.max_batch is None else count(fit.max_batch),
+    ]
+
+
+def print_notes(answers: list[PredictedRow]) -> None:
+    """Print the runs that cannot run here, and the meaning of the published figures."""
+    for answer in answers:
+        if answer.fit is not None and answer.fit.cannot_run is not None:
+            print_line(plain(f"{answer.asked.id} cannot run here: {answer.fit.cannot_run.line()}"))
+    if unpublished := next((one.asked.unpublished for one in answers if one.asked.unpublished), ""):
+        print_line(unpublished)
+    if any("memory_mb" in answer.asked.published for answer in answers):
+        print_line("published memory_mb is NVML's figure for the device: it includes the CUDA context, kernels, memory")
+        print_line("that the allocator keeps, and other processes; predicted is the peak of the tensors alone")
