@@ -20,7 +20,7 @@ from trainfast_tui.report.as_markdown import as_markdown
 from trainfast_tui.report.batch_blocks import batch_search_report, confirmed_by
 from trainfast_tui.report.best_blocks import best_search_report, cold_runs
 from trainfast_tui.report.document import Document, Prose
-from trainfast_tui.report.recorded import ReportedRun, read_run
+from trainfast_tui.report.reported_run import ReportedRun, read_run
 from trainfast_tui.report.run_blocks import labels, runs_report
 from trainfast_tui.text.format import count, plain, size
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from trainfast_runner.machine.devices import cpu_has_fp16
 from trainfast_runner.records.result import FEW_STEPS, LOSSES_IN_A_MEAN, Cpu, Flops, Losses, Result, Thinning
-from trainfast_runner.records.run_file import EXIT_CODES, SCHEMA, STEP_PHASES, WARM_ROLES
+from trainfast_runner.records.run_file import EXIT_CODES, SCHEMA, STEP_PHASES, WARM_ROLES, Actual
 from trainfast_runner.records.script_run import ScriptFigures
 from trainfast_runner.records.state_words import notable_reason
 from trainfast_runner.results.bottleneck.doubts import doubts, marks, watched_words
@@ -27,6 +27,7 @@ from trainfast_tui.text.format import (
     per_second,
     percent,
     plain,
+    processes,
     size,
 )
 from trainfast_tui.text.memory import peak_word
@@ -106,8 +107,8 @@ def figures(result: Result) -> Iterator[tuple[str, str]]:
         then = "" if warm is None else f", measured from {celsius(warm)} on"
         gpus = f" ({watched_words(result)})" if watched_words(result) else ""
         yield "started at", celsius(result.conditions.start_temperature_c) + then + gpus
-    if result.actual.world_size is not None:
-        yield "ran as", _actual(result)
+    if (world_size := result.actual.world_size) is not None:
+        yield "ran as", _ran_as(result.actual, world_size)
     if result.actual.optimizer_reason:
         yield "optimizer", plain(result.actual.optimizer_reason)
     if result.script is not None:
@@ -202,10 +203,9 @@ def _cpu(cpu: Cpu) -> str:
     )
 
 
-def _actual(result: Result) -> str:
-    actual = result.actual
-    ranks = "1 process" if actual.world_size == 1 else f"{actual.world_size} processes"
-    words = [ranks, f"on {actual.device}"]
+def _ran_as(actual: Actual, world_size: int) -> str:
+    """Return processes, device, wrapper, dtype, optimizer and attention of the run."""
+    words = [processes(world_size), f"on {actual.device}"]
     if actual.wrapper not in (None, "none"):
         words.append(str(actual.wrapper))
     optimizer = actual.optimizer

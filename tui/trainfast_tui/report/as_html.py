@@ -14,7 +14,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 def as_html(document: Document) -> str:
     """Return the page; every text in it is escaped."""
-    body = "\n".join(_block(block, place) for place, block in enumerate(document.blocks))
+    body = "\n".join(_block(block, number) for number, block in enumerate(document.blocks))
     return "\n".join(
         [
             "<!DOCTYPE html>",
@@ -36,7 +36,7 @@ def as_html(document: Document) -> str:
     )
 
 
-def _block(block: Block, place: int) -> str:
+def _block(block: Block, number: int) -> str:
     match block:
         case Heading():
             return f"<h{block.level}>{_text(block.text)}</h{block.level}>"
@@ -47,7 +47,7 @@ def _block(block: Block, place: int) -> str:
         case Grid():
             return _grid(block)
         case Picture():
-            return _picture(block, place)
+            return _picture(block, number)
         case Code():
             text = "\n".join(plain(line) for line in block.text.splitlines())
             return f"<details><summary>{_text(block.title)}</summary><pre>{escape(text)}</pre></details>"
@@ -55,10 +55,12 @@ def _block(block: Block, place: int) -> str:
 
 def _grid(block: Grid) -> str:
     head = "".join(
-        f'<th scope="col"{_side(block, place)}>{_text(name)}</th>' for place, name in enumerate(block.header)
+        f'<th scope="col"{_alignment(block, column)}>{_text(name)}</th>' for column, name in enumerate(block.header)
     )
     rows = "\n".join(
-        "<tr>" + "".join(f"<td{_side(block, place)}>{_text(cell)}</td>" for place, cell in enumerate(row)) + "</tr>"
+        "<tr>"
+        + "".join(f"<td{_alignment(block, column)}>{_text(cell)}</td>" for column, cell in enumerate(row))
+        + "</tr>"
         for row in block.rows
     )
     table = f"<table><thead><tr>{head}</tr></thead>\n<tbody>{rows}</tbody></table>"
@@ -66,12 +68,13 @@ def _grid(block: Grid) -> str:
     return f'<div class="wide" tabindex="0" role="region" aria-label="table">{table}</div>'
 
 
-def _side(block: Grid, place: int) -> str:
-    return ' class="figure"' if place in block.right else ""
+def _alignment(block: Grid, column: int) -> str:
+    return ' class="figure"' if column in block.right else ""
 
 
-def _picture(block: Picture, place: int) -> str:
-    title, description = f"title-{place}", f"description-{place}"
+def _picture(block: Picture, number: int) -> str:
+    """Return a figure; `number` makes the ids of its texts unique on the page."""
+    title, description = f"title-{number}", f"description-{number}"
     return (
         f"<figure><figcaption>{_text(block.title)}</figcaption>"
         f'<svg viewBox="0 0 {block.width} {block.height}" role="img" aria-labelledby="{title} {description}">'

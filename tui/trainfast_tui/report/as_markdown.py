@@ -25,21 +25,21 @@ def _block(block: Block) -> str:
         case Heading():
             return f"{'#' * block.level} {_text(block.text)}"
         case Prose():
-            return _opened(_text(block.text))
+            return _escape_opening(_text(block.text))
         case Listing():
-            return "\n".join(f"- {_opened(_text(item))}" for item in block.items)
+            return "\n".join(f"- {_escape_opening(_text(item))}" for item in block.items)
         case Grid():
             return _grid(block)
         case Picture(lines=()):
             return f"*Picture left out of this form: {_text(block.title)}. Its figures are in the tables.*"
         case Picture():
-            return f"{_opened(_text(block.title))}\n\n{_fenced(list(block.lines))}"
+            return f"{_escape_opening(_text(block.title))}\n\n{_fenced(list(block.lines))}"
         case Code():
-            return f"{_opened(_text(block.title))}\n\n{_fenced(block.text.splitlines())}"
+            return f"{_escape_opening(_text(block.title))}\n\n{_fenced(block.text.splitlines())}"
 
 
 def _grid(block: Grid) -> str:
-    rule = ["---:" if place in block.right else "---" for place in range(len(block.header))]
+    rule = ["---:" if column in block.right else "---" for column in range(len(block.header))]
     rows = [map(_text, block.header), rule, *(map(_text, row) for row in block.rows)]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
 
@@ -57,5 +57,6 @@ def _text(text: str) -> str:
     return _SPECIAL.sub(lambda found: f"\\{found[0]}", text)
 
 
-def _opened(text: str) -> str:
+def _escape_opening(text: str) -> str:
+    """Return a line that begins neither a heading nor a list."""
     return _OPENING.sub(lambda found: f"\\{found[1]}" if found[1] else f"{found[2]}\\{found[3]}", text)

@@ -10,11 +10,11 @@ from trainfast_tui.report.document import Picture
 from trainfast_tui.report.svg import LETTER, RIGHT, WIDTH, Axes, Scale, element, label, round_ticks, tip, with_legend
 from trainfast_tui.text.format import Formatter, truncate
 
-TOP, ROW, BAR, BOTTOM = 30, 30, 20, 46
+TOP, ROW_HEIGHT, BAR_HEIGHT, BOTTOM = 30, 30, 20, 46
 LEFT = 210
-"""The place of the labels, which name a run and what the bar is."""
-LONGEST = 29
-"""The letters of a label that fit there."""
+"""The left margin: a label names a run and the meaning of the bar."""
+LABEL_LETTERS = 29
+"""The letters of a label that fit left of the bars."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def stacked_picture(
         for part in bar.parts:
             body.append(_part(part, x, begin, top, unit) if part.value else "")
             begin += part.value
-        body.append(label(bar.words, x.at(total) + 6, top + BAR - 6))
+        body.append(label(bar.words, x.at(total) + 6, top + BAR_HEIGHT - 6))
         parts = ", ".join(f"{part.name} {unit(part.value)}" for part in bar.parts if part.value)
         sentences.append(f"{bar.label}: {bar.words} ({parts}).")
     drawn, more = with_legend("".join(body), _swatches(bars))
@@ -85,12 +85,12 @@ def _part(part: StackedPart, x: Scale, begin: float, top: float, unit: Formatter
         x=left,
         y=top,
         width=right - left,
-        height=BAR,
+        height=BAR_HEIGHT,
         class_=f"fill {part.tone}",
     )
     # The name stands inside where it fits: no part is known by its colour alone.
     fits = LETTER * len(part.name) + 6 <= right - left
-    return box + (label(part.name, (left + right) / 2, top + BAR - 6, "middle") if fits else "")
+    return box + (label(part.name, (left + right) / 2, top + BAR_HEIGHT - 6, "middle") if fits else "")
 
 
 def whisker_picture(title: str, x_title: str, whiskers: Sequence[Whisker], unit: Formatter) -> Picture | None:
@@ -105,7 +105,7 @@ def whisker_picture(title: str, x_title: str, whiskers: Sequence[Whisker], unit:
         body.append(element("line", x1=x.at(0), y1=TOP, x2=x.at(0), y2=axes.y.start, class_="axis"))
     for row, one in enumerate(whiskers):
         top = _top(row)
-        middle = top + BAR / 2
+        middle = top + BAR_HEIGHT / 2
         body.append(_label(one.label, top))
         path = f"M{x.at(one.low):.1f} {middle - 5}V{middle + 5}M{x.at(one.low):.1f} {middle}H{x.at(one.high):.1f}"
         path += f"M{x.at(one.high):.1f} {middle - 5}V{middle + 5}"
@@ -134,12 +134,12 @@ def _axes(
 
 
 def _height(rows: int) -> int:
-    return TOP + ROW * rows + BOTTOM
+    return TOP + ROW_HEIGHT * rows + BOTTOM
 
 
 def _top(row: int) -> float:
-    return TOP + ROW * row + (ROW - BAR) / 2
+    return TOP + ROW_HEIGHT * row + (ROW_HEIGHT - BAR_HEIGHT) / 2
 
 
 def _label(text: str, top: float) -> str:
-    return label(truncate(text, LONGEST), LEFT - 8, top + BAR - 6, "end")
+    return label(truncate(text, LABEL_LETTERS), LEFT - 8, top + BAR_HEIGHT - 6, "end")

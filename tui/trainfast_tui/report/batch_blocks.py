@@ -18,12 +18,12 @@ from trainfast_runner.search.journal import (
     refuted_by,
 )
 from trainfast_tui.report.document import Block, Grid, Heading, Prose, grid, pairs_grid
-from trainfast_tui.report.exports import export_blocks
+from trainfast_tui.report.export_blocks import export_blocks
 from trainfast_tui.report.machine_blocks import machine_blocks
-from trainfast_tui.report.recorded import ReportedRun
+from trainfast_tui.report.reported_run import ReportedRun
 from trainfast_tui.report.run_blocks import ABSENT_NOTE, run_sections
 from trainfast_tui.report.scatter_picture import Axis, PointKind, ScatterLine, ScatterPoint, scatter_picture
-from trainfast_tui.text.format import count, duration, milliseconds, number, per_second, size
+from trainfast_tui.text.format import count, duration, milliseconds, number, per_second, processes, size
 from trainfast_tui.text.memory import PHASES
 
 KINDS = {
@@ -32,8 +32,8 @@ KINDS = {
     "refuted": PointKind("fitted, later ran out of memory", "ring", "warning"),
     "proof": PointKind("confirmation run", "square", "primary"),
 }
-LINE_PLACES = 40
-"""Places at which the fit is drawn: it bends where another phase becomes the highest."""
+FIT_POINTS = 40
+"""Points through which the fit is drawn: it bends where another phase becomes the highest."""
 
 
 def confirmed_by(directory: Path) -> list[str]:
@@ -75,8 +75,7 @@ def batch_search_report(directory: Path, runs: Sequence[ReportedRun]) -> list[Bl
 def _question(asked: Asked, predicted: Predicted | None) -> Iterator[Block]:
     limit = min(asked.limits_bytes, default=None)
     where = f" within {size(limit)} a rank ({asked.limit_words})" if limit is not None else ""
-    ranks = "1 process" if asked.world_size == 1 else f"{asked.world_size} processes"
-    yield Prose(f"How large a batch of {asked.name} fits on {asked.device} in {ranks}{where}?")
+    yield Prose(f"How large a batch of {asked.name} fits on {asked.device} in {processes(asked.world_size)}{where}?")
     if asked.title:
         yield Prose(f"{asked.name}: {asked.title}.")
     if predicted is not None and predicted.max_batch is not None:
@@ -135,8 +134,8 @@ def _tried(probes: Sequence[Probe], confirmations: Sequence[ConfirmationRun]) ->
 
 def _try(line: Probe | ConfirmationRun, confirmations: Sequence[ConfirmationRun]) -> list[str]:
     if isinstance(line, Probe):
-        by = refuted_by(line, confirmations)
-        outcome = f"{line.outcome}, refuted by {by.run_id}" if by is not None else line.outcome
+        refuting = refuted_by(line, confirmations)
+        outcome = f"{line.outcome}, refuted by {refuting.run_id}" if refuting is not None else line.outcome
         what, reserved = ["probe", outcome], line.peak_reserved_bytes
     else:
         what, reserved = ["confirmation run", line.state], None
@@ -168,11 +167,13 @@ def _lines(
     asked: Asked, answer: Answer | None, fits: Sequence[MemoryLines], probes: Sequence[Probe]
 ) -> Iterator[ScatterLine]:
     """Yield the fit of the tightest rank, and the limit."""
-    widest = max((probe.batch_size for probe in probes), default=1)
+    largest = max((probe.batch_size for probe in probes), default=1)
     fit = next((one for one in fits if one.rank == (answer.tightest_rank if answer is not None else 0)), None)
     if fit is not None and fit.lines:
-        places = tuple((at, fit.need_bytes(at)) for at in (widest * n / LINE_PLACES for n in range(LINE_PLACES + 1)))
-        yield ScatterLine(places, "fit, the highest phase", "primary")
+        sizes = [largest * n / FIT_POINTS for n in range(FIT_POINTS + 1)]
+        yield ScatterLine(
+            tuple((batch_size, fit.need_bytes(batch_size)) for batch_size in sizes), "fit, the highest phase", "primary"
+        )
     limit = fit.limit_bytes if fit is not None else min(asked.limits_bytes, default=None)
     if limit is not None:
-        yield ScatterLine(((0, limit), (widest, limit)), f"limit {size(limit)}", "error limit")
+        yield ScatterLine(((0, limit), (largest, limit)), f"limit {size(limit)}", "error limit")

@@ -17,10 +17,10 @@ from trainfast_runner.search.best.journal import (
 )
 from trainfast_tui.report.bar_picture import Whisker, whisker_picture
 from trainfast_tui.report.document import Block, Heading, Listing, Prose, grid, pairs_grid
-from trainfast_tui.report.exports import export_blocks
+from trainfast_tui.report.export_blocks import export_blocks
 from trainfast_tui.report.machine_blocks import machine_blocks
 from trainfast_tui.report.pareto_blocks import MeasuredCandidate, pareto_blocks
-from trainfast_tui.report.recorded import ReportedRun
+from trainfast_tui.report.reported_run import ReportedRun
 from trainfast_tui.report.run_blocks import ABSENT_NOTE, run_sections
 from trainfast_tui.text.best_objective import objective_words
 from trainfast_tui.text.best_search import KEPT, budget_words, knob_words, noise_words
@@ -77,7 +77,10 @@ def _roles(runs: Sequence[ReportedRun], winner: Sequence[ReportedRun], is_baseli
     others = [run.label for run in runs if run not in winner]
     best = "the best, which is the baseline" if is_baseline else "the best"
     sides = [(others, "the baseline"), ([run.label for run in winner], best)]
-    return "; ".join(f"{' and '.join(those)}: {what}, in a fresh process" for those, what in sides if those) + "."
+    return (
+        "; ".join(f"{' and '.join(run_labels)}: {side}, in a fresh process" for run_labels, side in sides if run_labels)
+        + "."
+    )
 
 
 def _question(question: BestQuestion) -> Iterator[Block]:
@@ -151,8 +154,8 @@ def _answer_rows(so_far: BestSoFar, found: BestAnswer, space: Space) -> Iterator
     if so_far.objective != "samples_per_s":
         yield "best by its objective", _value(so_far, found.best_value)
         yield "baseline by its objective", _value(so_far, found.baseline_value)
-    for place in found.ties:
-        yield "within the noise of the best", knob_words(so_far.candidate(place).knobs)
+    for candidate in found.ties:
+        yield "within the noise of the best", knob_words(so_far.candidate(candidate).knobs)
     if found.changes_training:
         yield "changes the training", ", ".join(found.changes_training)
     yield "candidates", f"{count(len(space.candidates))}, and {count(space.dropped)} of another global batch left out"
@@ -243,9 +246,9 @@ def _try(so_far: BestSoFar, line: Trial | Race) -> list[str]:
         rate = 1e3 * line.samples_per_step / step_ms if step_ms else None
         times = [number(rate), number(None), milliseconds(step_ms), count(len(line.step_ms))]
     else:
-        turned = f" of {line.knob}" if line.knob else ""
-        role, speed = f"{line.role.replace('_', ' ')}{turned}", line.predicted
-        before = f"{number(speed.median)} ({number(speed.low)} to {number(speed.high)})" if speed else number(None)
-        times = [number(line.samples_per_s), before, number(None), number(None)]
+        knob = f" of {line.knob}" if line.knob else ""
+        role, speed = f"{line.role.replace('_', ' ')}{knob}", line.predicted
+        predicted = f"{number(speed.median)} ({number(speed.low)} to {number(speed.high)})" if speed else number(None)
+        times = [number(line.samples_per_s), predicted, number(None), number(None)]
     rest = [size(line.peak_allocated_bytes), duration(line.seconds), line.run_id, line.reason]
     return [knob_words(so_far.candidate(line.candidate).knobs), role, line.outcome, *times, *rest]

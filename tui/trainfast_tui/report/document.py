@@ -73,13 +73,12 @@ class Document:
 
 def grid(header: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> Grid:
     """Return a table without its empty columns; the first column stays."""
-    listed = [tuple(row) for row in rows]
-    kept = [place for place in range(len(header)) if not place or any(row[place] for row in listed)]
-    wanted = set(right)
+    listed, figures = [tuple(row) for row in rows], set(right)
+    kept = [column for column in range(len(header)) if column == 0 or any(row[column] for row in listed)]
     return Grid(
-        tuple(header[place] for place in kept),
-        tuple(tuple(row[place] for place in kept) for row in listed),
-        frozenset(new for new, place in enumerate(kept) if place in wanted),
+        tuple(header[column] for column in kept),
+        tuple(tuple(row[column] for column in kept) for row in listed),
+        frozenset(new for new, column in enumerate(kept) if column in figures),
     )
 
 

@@ -6,43 +6,43 @@ from collections.abc import Iterator, Sequence
 
 from trainfast_runner.results.comparison.conditions import compared_conditions
 from trainfast_tui.report.document import Block, Heading, Prose, pairs_grid
-from trainfast_tui.report.recorded import ReportedRun
-from trainfast_tui.text.format import percent, size
+from trainfast_tui.report.reported_run import ReportedRun
+from trainfast_tui.text.format import percent, processes, size
 
 
 def machine_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
     """Return the table; a value that every run shares stands alone."""
-    found: dict[str, dict[str, list[str]]] = {}
+    labels: dict[str, dict[str, list[str]]] = {}
+    """The labels of the runs by fact and value."""
     for run in runs:
         for name, value in _facts(run):
-            found.setdefault(name, {}).setdefault(value, []).append(run.label)
-    rows = [(name, _shown(values, len(runs))) for name, values in found.items()]
+            labels.setdefault(name, {}).setdefault(value, []).append(run.label)
+    rows = [(name, _shown(values, len(runs))) for name, values in labels.items()]
     table: Block = pairs_grid("", rows) if rows else Prose("Nothing about the machine is on record.")
     return [Heading("Machine"), table]
 
 
 def _shown(values: dict[str, list[str]], runs: int) -> str:
-    """Return the value, or each value with its runs if they differ or some have none."""
+    """Return the value that all runs share, or each value with the runs that have it."""
     if len(values) == 1 and sum(map(len, values.values())) == runs:
         return next(iter(values))
     return "; ".join(f"{value} ({', '.join(labels)})" for value, labels in values.items())
 
 
 def _facts(run: ReportedRun) -> Iterator[tuple[str, str]]:
-    """Yield what is on record; what is not is left out."""
-    recorded, result = run.run, run.result
-    if recorded is not None:
-        names = f": {', '.join(recorded.device_names)}" if recorded.device_names else ""
-        processes = "1 process" if recorded.world_size == 1 else f"{recorded.world_size} processes"
-        yield "device", f"{recorded.device}{names}, {processes}"
+    """Yield each fact on record by name."""
+    run_file, result = run.run_file, run.result
+    if run_file is not None:
+        names = f": {', '.join(run_file.device_names)}" if run_file.device_names else ""
+        yield "device", f"{run_file.device}{names}, {processes(run_file.world_size)}"
     yield from _host(run)
     gpus = dict.fromkeys(device.name for tick in run.snapshot.ticks[-1:] for device in tick.devices if device.name)
     if gpus:
         yield "GPUs of the machine", ", ".join(gpus)
-    if recorded is not None:
-        if recorded.link is not None:
-            yield "slowest link", recorded.link
-        yield from ((name, version) for name, version in recorded.versions.items() if version and name != "driver")
+    if run_file is not None:
+        if run_file.link is not None:
+            yield "slowest link", run_file.link
+        yield from ((name, version) for name, version in run_file.versions.items() if version and name != "driver")
     for row in compared_conditions(result, result):
         if row.a is not None:
             yield row.label, row.a

@@ -8,7 +8,7 @@ from trainfast_runner.memory.prediction import CATEGORIES as NAMES
 from trainfast_runner.memory.prediction import MEMORY_PHASES as PHASE_NAMES
 from trainfast_tui.report.bar_picture import StackedBar, StackedPart, stacked_picture
 from trainfast_tui.report.document import Block, Heading, Prose, grid
-from trainfast_tui.report.recorded import ReportedRun
+from trainfast_tui.report.reported_run import ReportedRun
 from trainfast_tui.text.format import ABSENT, signed_percent, size
 from trainfast_tui.text.memory import CATEGORIES, PHASES, short
 
@@ -42,14 +42,14 @@ def _peaks(run: ReportedRun) -> Iterator[tuple[str, dict[str, int], int | None]]
 
     The predicted bytes are empty without a prediction.
     """
-    predicted = (run.run.predicted if run.run is not None else None) or {}
+    predicted = (run.run_file.predicted if run.run_file is not None else None) or {}
     by_phase, measured = predicted.get("phases") or {}, _measured(run)
     for phase in PHASE_NAMES:
         if by_phase.get(phase) or phase in measured:
             yield (
                 phase,
                 {name: by_phase.get(phase, {}).get(name, 0) for name in NAMES if phase in by_phase},
-                (measured.get(phase)),
+                measured.get(phase),
             )
     whole = run.result.memory
     if not measured and (whole.peak_allocated_bytes is not None or (whole.predicted_bytes and not by_phase)):
@@ -70,8 +70,15 @@ def _measured(run: ReportedRun) -> dict[str, int]:
 def _row(run: ReportedRun, phase: str, predicted: dict[str, int], measured: int | None) -> list[str]:
     total = sum(predicted.values())
     parts = [size(predicted[name]) if name in predicted else ABSENT for name in NAMES]
-    apart = ABSENT if measured is None or not total else signed_percent(100 * (measured - total) / total)
-    return [run.label, PHASES.get(phase, phase), *parts, size(total) if predicted else ABSENT, size(measured), apart]
+    difference = ABSENT if measured is None or not total else signed_percent(100 * (measured - total) / total)
+    return [
+        run.label,
+        PHASES.get(phase, phase),
+        *parts,
+        size(total) if predicted else ABSENT,
+        size(measured),
+        difference,
+    ]
 
 
 def _bars(run: ReportedRun, phase: str, predicted: dict[str, int], measured: int | None) -> Iterator[StackedBar]:

@@ -20,7 +20,7 @@ BEHIND = PointKind("behind the front", "ring", "muted")
 class MeasuredCandidate:
     """A candidate that was measured: its number, its settings in words, samples/s and highest peak in bytes."""
 
-    place: int
+    number: int
     words: str
     rate: Interval
     peak_bytes: int
@@ -36,22 +36,20 @@ def pareto_blocks(
     """Return the picture and the table of the front; a sentence if no candidate has both figures."""
     heading = Heading("Memory against throughput")
     points = [
-        ScatterPoint(one.peak_bytes, one.rate.median, _kind(one.place, best, baseline, front), _named(one))
+        ScatterPoint(one.peak_bytes, one.rate.median, _kind(one.number, best, baseline, front), _named(one))
         for one in measured
     ]
-    title, x_axis = (
-        "throughput by peak memory of each measured candidate",
-        Axis("peak memory, a rank", size, binary=True),
-    )
+    title = "throughput by peak memory of each measured candidate"
+    x_axis = Axis("peak memory, a rank", size, binary=True)
     lines = list(_lines(measured, front, limit_bytes))
     picture = scatter_picture(title, points, lines, x_axis, Axis("samples/s", number))
     if picture is None:
         return [heading, Prose("No candidate has both a measured throughput and a measured peak.")]
     header = ("", "settings", "samples/s", "peak memory")
     rows = [
-        (count(one.place), one.words, number(one.rate.median), size(one.peak_bytes))
+        (count(one.number), one.words, number(one.rate.median), size(one.peak_bytes))
         for one in sorted(measured, key=lambda one: one.peak_bytes)
-        if one.place in front
+        if one.number in front
     ]
     return [
         heading,
@@ -61,12 +59,12 @@ def pareto_blocks(
     ]
 
 
-def _kind(place: int, best: int, baseline: int | None, front: Collection[int]) -> PointKind:
-    if place == best:
+def _kind(candidate: int, best: int, baseline: int | None, front: Collection[int]) -> PointKind:
+    if candidate == best:
         return BEST
-    if place == baseline:
+    if candidate == baseline:
         return BASELINE
-    return ON_FRONT if place in front else BEHIND
+    return ON_FRONT if candidate in front else BEHIND
 
 
 def _named(one: MeasuredCandidate) -> str:
@@ -77,12 +75,12 @@ def _lines(
     measured: Sequence[MeasuredCandidate], front: Collection[int], limit_bytes: int | None
 ) -> Iterator[ScatterLine]:
     """Yield the front as steps, and the limit as a line at its bytes."""
-    on_front = sorted((one.peak_bytes, one.rate.median) for one in measured if one.place in front)
+    on_front = sorted((one.peak_bytes, one.rate.median) for one in measured if one.number in front)
     if len(on_front) > 1:
-        places = [on_front[0]]
+        points = [on_front[0]]
         for peak, rate in on_front[1:]:
-            places += [(peak, places[-1][1]), (peak, rate)]
-        yield ScatterLine(tuple(places), "front", "primary front")
+            points += [(peak, points[-1][1]), (peak, rate)]
+        yield ScatterLine(tuple(points), "front", "primary front")
     if limit_bytes is not None:
         highest = max((one.rate.median for one in measured), default=0.0)
         yield ScatterLine(((limit_bytes, 0), (limit_bytes, highest)), f"limit {size(limit_bytes)}", "error limit")

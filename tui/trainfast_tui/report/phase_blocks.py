@@ -8,7 +8,7 @@ from trainfast_runner.records.result import FEW_STEPS
 from trainfast_runner.records.run_file import STEP_PHASES
 from trainfast_tui.report.bar_picture import StackedBar, StackedPart, stacked_picture
 from trainfast_tui.report.document import Block, Heading, Prose, grid
-from trainfast_tui.report.recorded import ReportedRun
+from trainfast_tui.report.reported_run import ReportedRun
 from trainfast_tui.text.format import ABSENT, count, milliseconds
 
 TONES = dict(zip(STEP_PHASES, ("accent", "primary", "secondary", "success", "muted"), strict=True))

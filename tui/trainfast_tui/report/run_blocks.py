@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from string import ascii_uppercase
 
 from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.records.result import FEW_STEPS, Result
@@ -12,12 +13,13 @@ from trainfast_runner.results.bottleneck.doubts import marks
 from trainfast_runner.results.comparison.difference import OTHER_SAMPLES, compare
 from trainfast_tui.report.bar_picture import Whisker, whisker_picture
 from trainfast_tui.report.document import Block, Grid, Heading, Listing, Prose, grid, pairs_grid
-from trainfast_tui.report.exports import export_blocks
+from trainfast_tui.report.export_blocks import export_blocks
 from trainfast_tui.report.machine_blocks import machine_blocks
 from trainfast_tui.report.memory_blocks import memory_blocks
 from trainfast_tui.report.phase_blocks import phase_blocks
-from trainfast_tui.report.recorded import ReportedRun, charts_of
-from trainfast_tui.report.runs_scatter import memory_against_throughput
+from trainfast_tui.report.reported_run import ReportedRun
+from trainfast_tui.report.run_charts import charts_of
+from trainfast_tui.report.scatter_blocks import scatter_blocks
 from trainfast_tui.report.speed_blocks import speed_blocks
 from trainfast_tui.report.strip_picture import strip_picture
 from trainfast_tui.text import oom
@@ -41,19 +43,19 @@ ABSENT_NOTE = f"{ABSENT} stands for a figure that was not measured."
 
 def labels(count: int) -> list[str]:
     """Return A, B, C and so on, as in `runs compare`; numbers when there are more runs than letters."""
-    return [chr(ord("A") + place) for place in range(count)] if count <= 26 else [str(one + 1) for one in range(count)]
+    return list(ascii_uppercase[:count]) if count <= len(ascii_uppercase) else [str(n) for n in range(1, count + 1)]
 
 
 def runs_report(runs: Sequence[ReportedRun]) -> list[Block]:
     """Return the whole report of one run or more; the others are compared with the first."""
-    sections = [*run_sections(runs), *memory_against_throughput(runs)]
+    sections = [*run_sections(runs), *scatter_blocks(runs)]
     return [*_question(runs), *machine_blocks(runs), *sections, *export_blocks(runs)]
 
 
 def run_sections(runs: Sequence[ReportedRun]) -> list[Block]:
     """Return the tables of all runs, their speed, phases and memory, then each run's diagnosis and charts."""
     blocks: list[Block] = [Heading("Runs" if len(runs) > 1 else "The run"), runs_grid(runs), Prose(ABSENT_NOTE)]
-    blocks += _throughputs(runs)
+    blocks += _throughput_picture(runs)
     blocks += _asked_and_ran(runs)
     blocks += speed_blocks(runs)
     blocks += phase_blocks(runs)
@@ -70,7 +72,9 @@ def _question(runs: Sequence[ReportedRun]) -> Iterator[Block]:
         yield Prose(f"How fast does {names[0]} train with these settings, with how much memory, and what slows it?")
     else:
         yield Prose(f"How do {len(runs)} runs of {' and '.join(names)} differ? Each is compared with run A, the first.")
-    titles = dict.fromkeys((run.result.name, run.run.title) for run in runs if run.run is not None and run.run.title)
+    titles = dict.fromkeys(
+        (run.result.name, run.run_file.title) for run in runs if run.run_file is not None and run.run_file.title
+    )
     yield from (Prose(f"{name}: {title}.") for name, title in titles)
 
 
@@ -106,14 +110,14 @@ def _against(first: Result, result: Result) -> str:
     row = compare(first, result).rows[0]
     if row.percent is None or row.verdict in OTHER_SAMPLES:
         return row.verdict
-    sure = f" (95 % CI: {interval_text(row)})" if row.interval_percent else ""
-    return f"{signed_percent(row.percent)}{sure}: {row.verdict}"
+    ci_words = f" (95 % CI: {interval_text(row)})" if row.interval_percent else ""
+    return f"{signed_percent(row.percent)}{ci_words}: {row.verdict}"
 
 
 def end_words(result: Result) -> str:
     """Return the end state, its reason, and what makes the figures doubtful."""
-    doubt = [f"measured under {result.measured_under}"] if result.measured_under else []
-    words = ", ".join([state_words(result.state), *marks(result), *doubt])
+    doubts = [f"measured under {result.measured_under}"] if result.measured_under else []
+    words = ", ".join([state_words(result.state), *marks(result), *doubts])
     reason = notable_reason(result.state, result.reason)
     return f"{words}: {reason}" if reason else words
 
@@ -122,20 +126,20 @@ def throttled_words(result: Result) -> str:
     """Return the throttled share of the measured time by cause, of the worst device; ABSENT if no cause was read."""
     shares = [(cause.words, getattr(result.throttle, f"{cause.name}_fraction")) for cause in CAUSES]
     known = [(words, share) for words, share in shares if share is not None]
-    held = [f"{percent(100 * share, 1)} by {words}" for words, share in known if share]
-    return ", ".join(held) or ("not throttled" if known else ABSENT)
+    throttled = [f"{percent(100 * share, 1)} by {words}" for words, share in known if share]
+    return ", ".join(throttled) or ("not throttled" if known else ABSENT)
 
 
-def _throughputs(runs: Sequence[ReportedRun]) -> Iterator[Block]:
+def _throughput_picture(runs: Sequence[ReportedRun]) -> Iterator[Block]:
     if len(runs) < 2:
         return
     whiskers = []
     for run in runs:
         rate = run.result.throughput.samples_per_s
         if rate.median is not None:
-            spread = rate.mad if rate.mad is not None and run.result.steps.measured >= FEW_STEPS else None
-            words = number(rate.median) + (f" ± {number(spread)}" if spread is not None else " (few steps)")
-            low, high = rate.median - (spread or 0.0), rate.median + (spread or 0.0)
+            mad = rate.mad if run.result.steps.measured >= FEW_STEPS else None
+            words = number(rate.median) + (f" ± {number(mad)}" if mad is not None else " (few steps)")
+            low, high = rate.median - (mad or 0.0), rate.median + (mad or 0.0)
             whiskers.append(Whisker(f"run {run.label}", low, rate.median, high, words, "success"))
     title, axis = "throughput of each run, with its MAD", "samples/s, median of the measured steps"
     picture = whisker_picture(title, axis, whiskers, number)

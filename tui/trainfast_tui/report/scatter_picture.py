@@ -55,9 +55,9 @@ class ScatterPoint:
 
 @dataclass(frozen=True, slots=True)
 class ScatterLine:
-    """A line through places, or a limit along an axis, with its words in the legend; `class_` gives tone and dashes."""
+    """A line through points, or a limit along an axis, with its words in the legend; `class_` gives tone and dashes."""
 
-    places: tuple[tuple[float, float], ...]
+    points: tuple[tuple[float, float], ...]
     words: str
     class_: str
 
@@ -77,7 +77,7 @@ def scatter_picture(
     """Return the picture; None without a point."""
     if not points:
         return None
-    placed = [(point.x, point.y) for point in points] + [place for line in lines for place in line.places]
+    placed = [(point.x, point.y) for point in points] + [at for line in lines for at in line.points]
     right = nice_ceiling(1.05 * max(max(x for x, _ in placed), 1e-9), binary=x_axis.binary)
     top = nice_ceiling(1.05 * max(max(y for _, y in placed), 1e-9), binary=y_axis.binary)
     x, y = Scale(0, right, LEFT, WIDTH - RIGHT - 24), Scale(0, top, HEIGHT - BOTTOM, TOP)
@@ -91,7 +91,7 @@ def scatter_picture(
     )
     body = [axes.markup()]
     for line in lines:
-        path = "M" + "L".join(f"{x.at(across):.1f} {y.at(up):.1f}" for across, up in line.places)
+        path = "M" + "L".join(f"{x.at(x_value):.1f} {y.at(y_value):.1f}" for x_value, y_value in line.points)
         body.append(element("path", tip(line.words), d=path, class_=f"line {line.class_}"))
     body += [_sign(point.kind, point.words, x.at(point.x), y.at(point.y)) for point in points]
     kinds = dict.fromkeys(point.kind for point in points)
@@ -104,5 +104,5 @@ def scatter_picture(
 
 def _sign(kind: PointKind, words: str, x: float, y: float) -> str:
     class_ = f"{'ring' if kind.sign in OPEN else 'dot'} {kind.tone}"
-    place = f"translate({x:.1f} {y:.1f})"
-    return element("path", tip(words), d=SIGNS[kind.sign], class_=class_, transform=place)
+    position = f"translate({x:.1f} {y:.1f})"
+    return element("path", tip(words), d=SIGNS[kind.sign], class_=class_, transform=position)

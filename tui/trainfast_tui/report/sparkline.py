@@ -9,14 +9,13 @@ from trainfast_tui.text.shades import rank, shade_of
 
 COLUMNS = 64
 BLOCKS = "▁▂▃▄▅▆▇█"
-MEASURED_FROM = "measured from here"
 
 
 def sparklines(data: ChartData, origin_ns: int) -> tuple[str, ...]:
     """Return a line for each series with values, its ends in the unit, then throttled time and the time axis."""
     column_ns = -(-(data.t_max_ns - data.t_min_ns) // COLUMNS) or 1
     names = [series.name for series in data.series]
-    wide = max(map(len, [*names, "throttled"]))
+    name_width = max(map(len, [*names, "throttled"]))
     lines = []
     for series in data.series:
         columns = time_columns(series.times_ns, series.values, data.t_min_ns, column_ns, COLUMNS, data.gap_ns)
@@ -27,15 +26,16 @@ def sparklines(data: ChartData, origin_ns: int) -> tuple[str, ...]:
         drawn = "".join(
             " " if column is None else _block((column[0] + column[1]) / 2, ends, data.y_min) for column in columns
         )
-        lines.append(f"{series.name.ljust(wide)}  {drawn}  {data.unit(ends[0])} to {data.unit(ends[1])}")
+        lines.append(f"{series.name.ljust(name_width)}  {drawn}  {data.unit(ends[0])} to {data.unit(ends[1])}")
     kinds = sorted({span.kind for span in data.spans}, key=lambda kind: rank(shade_of(kind)))
     if kinds:
         words = ", ".join(f"{shade_of(kind).letter} {shade_of(kind).words}" for kind in kinds)
-        lines.append(f"{'throttled'.ljust(wide)}  {_letters(data, column_ns)}  {words}")
+        lines.append(f"{'throttled'.ljust(name_width)}  {_letters(data, column_ns)}  {words}")
     begin, end = (duration((t_ns - origin_ns) / 1e9) for t_ns in (data.t_min_ns, data.t_max_ns))
-    lines.append(f"{'time'.ljust(wide)}  {begin}{end.rjust(COLUMNS - len(begin))}")
+    lines.append(f"{'time'.ljust(name_width)}  {begin}{end.rjust(COLUMNS - len(begin))}")
     if data.cursor_ns is not None:
-        lines.append(f"{''.ljust(wide)}  {MEASURED_FROM.replace('here', duration((data.cursor_ns - origin_ns) / 1e9))}")
+        measured_from = duration((data.cursor_ns - origin_ns) / 1e9)
+        lines.append(f"{''.ljust(name_width)}  measured from {measured_from}")
     return tuple(lines)
 
 
@@ -47,10 +47,10 @@ def _block(value: float, ends: tuple[float, float], y_min: float | None) -> str:
 
 
 def _letters(data: ChartData, column_ns: int) -> str:
-    marks = [" "] * COLUMNS
+    letters = [" "] * COLUMNS
     for span in sorted(data.spans, key=lambda span: -rank(shade_of(span.kind))):
         first = max(0, (span.start_ns - data.t_min_ns) // column_ns)
         last = min(COLUMNS - 1, (span.end_ns - data.t_min_ns) // column_ns)
-        for place in range(first, last + 1):
-            marks[place] = shade_of(span.kind).letter
-    return "".join(marks)
+        for column in range(first, last + 1):
+            letters[column] = shade_of(span.kind).letter
+    return "".join(letters)

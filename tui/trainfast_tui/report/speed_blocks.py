@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from trainfast_runner.records.run_file import PredictedSpeed
 from trainfast_tui.report.bar_picture import Whisker, whisker_picture
 from trainfast_tui.report.document import Block, Heading, grid
-from trainfast_tui.report.recorded import ReportedRun
+from trainfast_tui.report.reported_run import ReportedRun
 from trainfast_tui.text.format import ABSENT, number, signed_percent
 
 HEADER = ("", "predicted samples/s", "90 % interval", "measured", "difference", "in the interval", "predicted from")
@@ -27,12 +27,12 @@ def speed_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
 
 def _row(run: ReportedRun, speed: PredictedSpeed) -> list[str]:
     measured = run.result.throughput.samples_per_s.median
-    apart = inside = ABSENT
+    difference = inside = ABSENT
     if measured is not None:
-        apart = signed_percent(100 * (measured / speed.median - 1)) if speed.median else ABSENT
+        difference = signed_percent(100 * (measured / speed.median - 1)) if speed.median else ABSENT
         inside = "yes" if speed.low <= measured <= speed.high else "no"
     interval = f"{number(speed.low)} to {number(speed.high)}"
-    return [run.label, number(speed.median), interval, number(measured), apart, inside, speed.basis]
+    return [run.label, number(speed.median), interval, number(measured), difference, inside, speed.basis]
 
 
 def _whiskers(run: ReportedRun, speed: PredictedSpeed) -> list[Whisker]:

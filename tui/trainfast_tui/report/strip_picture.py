@@ -9,7 +9,7 @@ from trainfast_tui.charts.braille import Columns, YRange, extremes, time_columns
 from trainfast_tui.charts.model import ChartData, Span
 from trainfast_tui.charts.paint import fitted
 from trainfast_tui.report.document import Picture, Prose
-from trainfast_tui.report.sparkline import MEASURED_FROM, sparklines
+from trainfast_tui.report.sparkline import sparklines
 from trainfast_tui.report.svg import (
     BOTTOM,
     LEFT,
@@ -28,7 +28,7 @@ from trainfast_tui.text.format import duration
 from trainfast_tui.text.shades import rank, shade_of
 
 HEIGHT = 240
-COLUMN = 2
+COLUMN_WIDTH = 2
 """The width of a column of a line, which keeps its lowest and highest value."""
 DASHES = ("", "6 3", "2 3", "9 3 2 3")
 """Lines differ by their dashes too."""
@@ -43,16 +43,16 @@ def strip_picture(data: ChartData, origin_ns: int) -> Picture | Prose:
     """Return the picture with times since `origin_ns`, or the sentence that says why there is nothing to draw."""
     end_ns = max(data.t_max_ns, data.t_min_ns + 1)
     x = Scale((data.t_min_ns - origin_ns) / 1e9, (end_ns - origin_ns) / 1e9, LEFT, WIDTH - RIGHT)
-    count = int((x.end - x.start) / COLUMN)
+    count = int((x.end - x.start) / COLUMN_WIDTH)
     column_ns = -(-(end_ns - data.t_min_ns) // count) or 1
     drawn = [
         time_columns(series.times_ns, series.values, data.t_min_ns, column_ns, count + 1, data.gap_ns)
         for series in data.series
     ]
-    held = [found for columns in drawn if (found := extremes(columns)) is not None]
-    if not held:
+    ends = [found for columns in drawn if (found := extremes(columns)) is not None]
+    if not ends:
         return Prose(f"{data.title}: {data.empty}")
-    low, high = fitted(YRange(), data, held)
+    low, high = fitted(YRange(), data, ends)
     y = Scale(low, high, HEIGHT - BOTTOM, TOP)
     names = [series.name for series in data.series]
     axes = Axes(
@@ -71,7 +71,7 @@ def strip_picture(data: ChartData, origin_ns: int) -> Picture | Prose:
     if data.cursor_ns is not None:
         at = x.at((data.cursor_ns - origin_ns) / 1e9)
         body.append(element("line", x1=at, y1=TOP, x2=at, y2=y.start, class_="axis marked"))
-        body.append(label(MEASURED_FROM, at + 4, TOP + 12, "note"))
+        body.append(label("measured from here", at + 4, TOP + 12, "note"))
     markup, more = with_legend("".join(body), _legend(data))
     words = " ".join(_sentences(data, drawn, origin_ns))
     return Picture(data.title, words, markup, WIDTH, HEIGHT + more, sparklines(data, origin_ns))
@@ -81,17 +81,17 @@ def time_ticks(low_s: float, high_s: float) -> list[float]:
     """Return round seconds on an axis, at most `MOST_TICKS`."""
     step = next((step for step in STEPS_S if (high_s - low_s) / step <= MOST_TICKS), (high_s - low_s) / MOST_TICKS)
     first = math.ceil(low_s / step - 1e-9)
-    return [place * step for place in range(first, int(high_s / step + 1e-9) + 1)]
+    return [multiple * step for multiple in range(first, int(high_s / step + 1e-9) + 1)]
 
 
 def _path(columns: Columns, y: Scale) -> Iterator[str]:
     """Yield the line through each column's lowest and highest value; a gap begins a new one."""
     joined = False
-    for place, column in enumerate(columns):
+    for index, column in enumerate(columns):
         if column is None:
             joined = False
             continue
-        at, (lowest, highest) = LEFT + place * COLUMN, column
+        at, (lowest, highest) = LEFT + index * COLUMN_WIDTH, column
         yield f"{'L' if joined else 'M'}{at} {y.at(highest):.1f}"
         # A lone value needs a length to be seen.
         yield f"L{at if joined or lowest != highest else at + 1} {y.at(lowest):.1f}"

@@ -33,12 +33,12 @@ def element(name: str, content: str = "", **attributes: str | float) -> str:
 
 
 def label(text: str, x: float, y: float, class_: str = "", **attributes: str | float) -> str:
-    """Return untrusted text at a place."""
+    """Return a text element; the text is escaped."""
     return element("text", escape(plain(text)), x=x, y=y, class_=class_, **attributes)
 
 
 def tip(text: str) -> str:
-    """Return the name of the element that holds it, which a browser shows under the pointer."""
+    """Return the title of an enclosing element, which a browser shows under the pointer."""
     return element("title", escape(plain(text)))
 
 
@@ -48,7 +48,7 @@ def _shown(value: str | float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Maps values from `low` to `high` to places from `start` to `end`; values outside go to the edge."""
+    """Maps values from `low` to `high` to positions from `start` to `end`; values outside go to the edge."""
 
     low: float
     high: float
@@ -56,9 +56,9 @@ class Scale:
     end: float
 
     def at(self, value: float) -> float:
-        """Return the place of a value."""
-        share = (value - self.low) / (self.high - self.low) if self.high > self.low else 0.0
-        return self.start + min(1.0, max(0.0, share)) * (self.end - self.start)
+        """Return the position of a value."""
+        fraction = (value - self.low) / (self.high - self.low) if self.high > self.low else 0.0
+        return self.start + min(1.0, max(0.0, fraction)) * (self.end - self.start)
 
 
 def round_ticks(low: float, high: float, *, binary: bool = False) -> list[float]:
@@ -70,7 +70,7 @@ def round_ticks(low: float, high: float, *, binary: bool = False) -> list[float]
         unit * factor for factor in ((1, 2) if binary else (1, 2, 5, 10)) if unit * factor >= least * (1 - 1e-9)
     )
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [place * step for place in range(first, last + 1)]
+    return [multiple * step for multiple in range(first, last + 1)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,11 @@ def number(value: float | None) -> str:
     return f"{value:,.0f}" if magnitude < 1e15 else f"{value:.2e}"
 
 
+def processes(world_size: int) -> str:
+    """Return a number of processes: 1 process, 2 processes."""
+    return "1 process" if world_size == 1 else f"{world_size} processes"
+
+
 def size(size_bytes: float | None) -> str:
     """Bytes in the largest binary unit that keeps the figure at 1 or more: `39.5 GiB`."""
     if (value := _finite(size_bytes)) is None:

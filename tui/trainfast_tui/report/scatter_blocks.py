@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from trainfast_runner.results.comparison.difference import speeds_rank
 from trainfast_tui.report.document import Block, Heading
 from trainfast_tui.report.pareto_blocks import BEHIND, ON_FRONT
-from trainfast_tui.report.recorded import ReportedRun
+from trainfast_tui.report.reported_run import ReportedRun
 from trainfast_tui.report.scatter_picture import Axis, ScatterPoint, scatter_picture
 from trainfast_tui.text.format import number, size
 
 
-def memory_against_throughput(runs: Sequence[ReportedRun]) -> list[Block]:
+def scatter_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
     """Return the picture; empty below two runs that compare in throughput and have a measured peak."""
     placed = list(_placed(runs))
     if len(placed) < 2:
@@ -43,7 +43,7 @@ def _placed(runs: Sequence[ReportedRun]) -> Iterator[tuple[str, int, float]]:
 
 def _work(run: ReportedRun) -> tuple[object, ...]:
     """The work of a sample: the model, the data and the sample's length; of a script its name and folder."""
-    recorded = run.run
+    recorded = run.run_file
     model: tuple[object, object] = (run.result.name, "")
     if recorded is not None:
         model = (recorded.name, recorded.cwd) if recorded.script is not None else (recorded.model, recorded.data)

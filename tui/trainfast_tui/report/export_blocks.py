@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.formats import FORMS, export
 from trainfast_tui.report.document import Block, Code, Heading, Prose
-from trainfast_tui.report.recorded import ReportedRun
+from trainfast_tui.report.reported_run import ReportedRun
 
 
 def export_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
@@ -16,14 +16,14 @@ def export_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
 
 
 def _exports(run: ReportedRun) -> Iterator[Block]:
-    if run.run is None:
+    if run.run_file is None:
         yield Prose(f"{run.result.run_id} has no readable run.json, so there are no settings to export.")
         return
     yield Heading(f"Run {run.label}: {run.result.run_id}", 3)
     refused = []
     for form in FORMS:
         try:
-            exported = export(run.run, run.directory, form)
+            exported = export(run.run_file, run.directory, form)
         except UserError as error:
             refused.append(f"Not as {form}: {error.message}.")
             continue

@@ -1,0 +1,53 @@
+"""The charts of a run over its whole length."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from statistics import median
+
+from trainfast_tui.charts.cpu_charts import cpu_charts
+from trainfast_tui.charts.device_charts import device_charts
+from trainfast_tui.charts.model import ChartData
+from trainfast_tui.charts.readings import CPU_READINGS, reading_names
+from trainfast_tui.charts.throughput_chart import throughput_chart
+from trainfast_tui.charts.time_axis import TimeAxis
+from trainfast_tui.live.snapshot import Snapshot
+from trainfast_tui.report.reported_run import ReportedRun
+
+
+def charts_of(run: ReportedRun) -> list[ChartData]:
+    """Return throughput and every device reading over the whole run, with the first measured step marked."""
+    axis = _axis(run)
+    snapshot = Snapshot(taken_ns=axis.end_ns, run=run.snapshot, ticks=(), home_read=True)
+    names = reading_names(snapshot)
+    charts = [throughput_chart(snapshot, axis, "samples"), *device_charts(snapshot, axis, 0, len(names))]
+    if names is not CPU_READINGS and run.run_file is not None and run.run_file.device == "cpu":
+        # The screen has GPUs that a CPU run only watches in their place.
+        charts += cpu_charts(run.snapshot.ticks, axis, has_run=True)
+    measured_from_ns = _measured_from_ns(run)
+    return [replace(chart, gap_ns=_gap_ns(chart), cursor_ns=measured_from_ns) for chart in charts]
+
+
+def _measured_from_ns(run: ReportedRun) -> int | None:
+    """Return the begin of the first measured step; None without one, or if the snapshot has only later steps."""
+    steps = run.snapshot.steps
+    first = next((step for step in steps if not step.warmup), None)
+    # A long run's snapshot has only its newest steps, none of them warm-up.
+    if first is None or not any(step.warmup for step in steps):
+        return None
+    return first.t_ns - int(first.step_ms * 1e6)
+
+
+def _axis(run: ReportedRun) -> TimeAxis:
+    """Return the axis from the launch to the last record."""
+    rates, ticks = run.snapshot.rates, run.snapshot.ticks
+    ends = [*rates.times_ns[-1:], *(tick.t_ns for tick in ticks[-1:])]
+    return TimeAxis(run.origin_ns, max(ends, default=run.origin_ns + 1), "end")
+
+
+def _gap_ns(chart: ChartData) -> int:
+    """Return the time without samples from which on the line breaks: thinned records lie further apart."""
+    times = chart.series[0].times_ns if chart.series else ()
+    distances_ns = [after - before for before, after in pairwise(times)]
+    return max(chart.gap_ns, int(4 * median(distances_ns))) if distances_ns else chart.gap_ns
