@@ -106,6 +106,25 @@ async def test_a_search_that_is_refused_says_why(home: Home, starts: Starts) -> 
         assert app.screen is app.main
 
 
+async def test_a_refusal_that_comes_under_the_help_stands_there_when_the_help_is_closed(
+    home: Home, starts: Starts
+) -> None:
+    starts.refusal = UserError("memory_limit is below what the parameters need", key="memory_limit")
+    starts.go.clear()
+    async with running(home, size=FULL) as (app, pilot):
+        await show(pilot, None)
+        await pilot.press("b", "enter")
+        await until(pilot, "The knobs are being checked")
+        await pilot.press("question_mark")
+        starts.go.set()
+        await until_true(pilot, lambda: not app.session.search.is_going_on, "the refusal")
+        await pilot.press("escape")
+        await show(pilot, None)
+        text = screen_text(app)
+        assert "Refused: memory_limit is below what the parameters need" in text
+        assert "The knobs are being checked" not in text
+
+
 async def test_a_refusal_is_not_shown_over_the_search_before(home: Home, starts: Starts) -> None:
     starts.refusal = UserError("search max-batch does not change the batch of strategy=pp", key="strategy")
     async with running(home, size=FULL) as (_, pilot):

@@ -37,6 +37,7 @@ from trainfast_tui.terminal import frame_output, themes
 from trainfast_tui.terminal.pacing import Pacer
 from trainfast_tui.terminal.textual_app import TerminalApp
 from trainfast_tui.text.keys import ACTIONS, bindings
+from trainfast_tui.text.search_kind import SearchKind
 
 
 class TrainfastApp(TerminalApp):
@@ -122,7 +123,7 @@ class TrainfastApp(TerminalApp):
                 for screen in self._concerned():
                     screen.refuse(error)
             case SearchRefused(error, kind):
-                (self.in_sight if kind == self.in_sight.SCOPE else self.main).refuse(error)
+                self._screen_of(kind).refuse(error)
             case SearchEnded(words, kind):
                 if kind != self.in_sight.SCOPE:
                     self.main.notify(f"The search has ended: {words}. {kind.key} shows it.")
@@ -138,6 +139,11 @@ class TrainfastApp(TerminalApp):
     def _concerned(self) -> list[AppScreen]:
         """The main screen and the one in sight: a message of a thread may concern either."""
         return list(dict.fromkeys((self.main, self.in_sight)))
+
+    def _screen_of(self, kind: SearchKind) -> AppScreen:
+        """The screen of this kind of search, which the help may cover; the main screen if it was left."""
+        screens = [screen for screen in self.screen_stack if isinstance(screen, AppScreen)]
+        return next((screen for screen in screens if kind == screen.SCOPE), self.main)
 
     def _show_snapshot(self, message: SnapshotTaken) -> None:
         snapshot, late_s = message.snapshot, (time.monotonic_ns() - message.posted_ns) / 1e9
