@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 from best_searched import (
     BEST_ID,
+    NOW_S,
     a_best_search,
     a_question,
     best_answered,
@@ -16,11 +19,12 @@ from best_searched import (
     best_opened,
     show_best,
 )
-from recorded import START_NS, S, write_lines
-from still import FULL, SMALL, StillApp, screen_text, until, until_true
+from recorded import START_NS, S, a_run, write_lines
+from still import FULL, SMALL, StillApp, a_snapshot, own_supervisor, running, screen_text, until, until_true
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_file import Event
 from trainfast_runner.search import control
 from trainfast_runner.search.best.asked import BestAsked
 from trainfast_runner.search.best.journal import UNNAMED, BestEnded
@@ -28,7 +32,7 @@ from trainfast_runner.search.journal import CANCELLED
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.best_control import BestControl
-from trainfast_tui.control.messages import BestPlanned, SearchStarted
+from trainfast_tui.control.messages import BestPlanned, SearchStarted, SnapshotTaken
 from trainfast_tui.text.best_search import BY_KEYS, question_lines
 from trainfast_tui.text.search_kind import SearchKind
 
@@ -102,6 +106,22 @@ async def test_without_a_search_the_screen_tells_the_plan_and_enter_starts(
         conduct(search)
         app.post(SearchStarted(search, SearchKind.BEST))
         assert "best so far" in await show_best(pilot, search)
+
+
+async def test_the_plan_that_waits_for_a_live_run_is_made_when_the_run_has_ended(home: Home, planned: None) -> None:
+    run = a_run(home, with_result=False)
+    write_lines(run / "events.jsonl", [own_supervisor(), Event(t_ns=START_NS + S, kind="state", state="running")])
+    alive = os.open(run / "alive.lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(alive, fcntl.LOCK_SH)
+    async with running(home, size=FULL) as (app, pilot):
+        app.post(SnapshotTaken(a_snapshot(run, second=NOW_S)))
+        await pilot.pause()
+        await pilot.press("B")
+        text = await until(pilot, f"{run.name} is using the device: Enter stops it first.")
+        assert PLAN not in text, "a plan would slow the run"
+        os.close(alive)
+        app.post(SnapshotTaken(a_snapshot(run, second=NOW_S)))
+        assert "is using the device" not in await until(pilot, PLAN)
 
 
 async def test_the_question_is_put_part_by_part_and_then_searched(

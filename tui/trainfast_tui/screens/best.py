@@ -59,6 +59,8 @@ class BestScreen(AppScreen):
         self._planned = BestPlanned(None, [])
         self._is_asking = False
         """True while a new question is on the screen in place of a search that has ended."""
+        self._plan_waits = False
+        """True while no plan is made, since a run is live."""
         self._now_ns = 0
 
     def compose(self) -> ComposeResult:
@@ -77,19 +79,24 @@ class BestScreen(AppScreen):
             self._make_plan()
 
     def show_snapshot(self, snapshot: Snapshot) -> None:
-        """Paint the newest snapshot of the search."""
-        self._now_ns = snapshot.taken_ns
+        """Paint the newest snapshot of the search, or of its question, whose plan may have waited for a run's end."""
+        self._now_ns, run = snapshot.taken_ns, snapshot.run
         self._show()
+        is_busy = self.session.best.is_going_on or (run is not None and run.is_live)
+        if self._plan_waits and self._search is None and not is_busy:
+            self._make_plan()
 
     def _make_plan(self) -> None:
         """Find out how a search of the next run would go, unless a run is being measured."""
         next_run, run = self.session.next_run, self.session.shown_run
         assert next_run is not None
+        self._plan_waits = run is not None and run.is_live
         if run is not None and run.is_live:
             self._planned = BestPlanned(None, [(f"{run.run_id} is using the device: Enter stops it first.", "warning")])
         else:
             self._planned = BestPlanned(None, [(PLANNING, "muted")])
             self.session.best.plan(next_run.spec, self.post)
+        self._show()
 
     def on_session_message(self, message: SessionMessage) -> None:
         """Take in the plan; leave other messages to the app."""
@@ -306,7 +313,6 @@ class BestScreen(AppScreen):
         self.session.best.question, self._is_asking = question, True
         self.notify("")
         self._make_plan()
-        self._show()
 
     def _live(self) -> BestSnapshot | None:
         """Return the search if it is live; else None, with a notice."""
