@@ -26,7 +26,7 @@ from still import FULL, SMALL, StillApp, screen_text, until_true
 from trainfast_runner.records.home import Home
 from trainfast_runner.search.best.journal import Ordered, Race, Trial
 from trainfast_runner.search.best.orders import read_orders
-from trainfast_runner.search.journal import PAUSE_FILE, Paused
+from trainfast_runner.search.journal import PAUSE_FILE, CoolingDown, Paused
 
 
 def knob(app: StillApp, name: str) -> object:
@@ -162,6 +162,17 @@ async def test_enter_takes_the_best_so_far_and_the_search_goes_on(home: Home, li
         await pilot.press("escape")
         await pilot.pause()
         assert "The search goes on; B shows it." in screen_text(app)
+
+
+async def test_the_wait_for_a_gpu_to_cool_is_counted_on_while_its_temperature_stands_still(
+    home: Home, conduct: Callable[[Path], None]
+) -> None:
+    look = CoolingDown(t_ns=START_NS + 32 * S, device=1, temperature_c=61, below_c=55, waited_s=2)
+    search = a_best_search(home, [*best_going_on(), look])
+    conduct(search)
+    async with StillApp(home).run_test(size=FULL) as pilot:
+        text = await best_opened(pilot, search)
+    assert "cooling GPU 1: 61 °C, waiting for less than 55 °C, 10 s so far" in text
 
 
 async def test_space_pauses_and_again_goes_on(home: Home, live_best: Path) -> None:

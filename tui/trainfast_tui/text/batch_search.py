@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.records.run_file import TRIAL
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.cooling import cooling_words
+from trainfast_tui.text.cooling import search_cooling_words
 from trainfast_tui.text.lines import Paragraph
 from trainfast_tui.text.overrides import settings
 
@@ -123,7 +123,7 @@ def state_words(search: SearchSnapshot, now_ns: int | None = None) -> str:
     """Describe the search at `now_ns` (CLOCK_MONOTONIC), or its end, in one line."""
     step = search.next
     if search.cooling and search.state in ("running", "starting"):
-        return _cooling_words(search, now_ns)
+        return search_cooling_words(search.cooling[-1], now_ns)
     if search.state == "running" and step is not None and step.action in ("probe", "prove"):
         verb = "probing" if step.action == "probe" else "confirming in a fresh process"
         return f"{verb}: batch_size {step.batch_size:,}"
@@ -153,13 +153,6 @@ def state_words(search: SearchSnapshot, now_ns: int | None = None) -> str:
     if search.state == "cancelled" and ended is not None and ended.reason not in ("", CANCELLED):
         return f"stopped early: {fmt.plain(ended.reason)}; its journal is kept, f5 tries again"
     return words.get(search.state, search.state)
-
-
-def _cooling_words(search: SearchSnapshot, now_ns: int | None) -> str:
-    look = search.cooling[-1]
-    # The journal has a line where the temperature changes, and none while it stands still.
-    since_s = max(0, now_ns - look.t_ns) / 1e9 if now_ns is not None else 0.0
-    return cooling_words(look.device, look.temperature_c, look.below_c, look.waited_s + since_s, look.stuck_s + since_s)
 
 
 def _under_way(search: SearchSnapshot) -> str:

@@ -10,7 +10,7 @@ from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.best_objective import objective_words
 from trainfast_tui.text.best_search import budget_words, gain_words, knob_words, noise_words
-from trainfast_tui.text.cooling import cooling_words
+from trainfast_tui.text.cooling import search_cooling_words
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.best_follower import BestSnapshot, BestSoFar
@@ -43,12 +43,11 @@ def percent_words(gain: Interval) -> str:
     return gain_words({"percent": gain.median, "low": gain.low, "high": gain.high})
 
 
-def state_of(search: BestSnapshot) -> str:
-    """Describe the state of the search, or its end, in one line."""
+def state_of(search: BestSnapshot, now_ns: int | None = None) -> str:
+    """Describe the search at `now_ns` (CLOCK_MONOTONIC), or its end, in one line."""
     so_far, ended = search.so_far, search.so_far.ended
     if so_far.cooling is not None and search.state in ("running", "starting"):
-        look = so_far.cooling
-        return cooling_words(look.device, look.temperature_c, look.below_c, look.waited_s, look.stuck_s)
+        return search_cooling_words(so_far.cooling, now_ns)
     if search.state == "answered" and ended is not None and ended.found is not None:
         return _answer_words(so_far)
     if search.state == "nothing_fits" and ended is not None:

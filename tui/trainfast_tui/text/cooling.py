@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from trainfast_tui.text.format import celsius, duration
+
+if TYPE_CHECKING:
+    from trainfast_runner.search.journal import CoolingDown
 
 
 def cooling_words(device: int, temperature_c: float, below_c: float, waited_s: float, stuck_s: float) -> str:
@@ -13,3 +18,10 @@ def cooling_words(device: int, temperature_c: float, below_c: float, waited_s: f
         f"cooling GPU {device}: {celsius(temperature_c)}, waiting for less than {celsius(below_c)},"
         f" {duration(waited_s)} so far{stuck_words(stuck_s)}"
     )
+
+
+def search_cooling_words(look: CoolingDown, now_ns: int | None) -> str:
+    """Describe the wait of a search at `now_ns` (CLOCK_MONOTONIC), or at its newest look."""
+    # The journal has a line where the temperature changes, and none while it stands still.
+    since_s = max(0, now_ns - look.t_ns) / 1e9 if now_ns is not None else 0.0
+    return cooling_words(look.device, look.temperature_c, look.below_c, look.waited_s + since_s, look.stuck_s + since_s)

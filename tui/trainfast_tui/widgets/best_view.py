@@ -116,7 +116,7 @@ def _head(search: BestSnapshot, now_ns: int, width: int) -> list[Line]:
     name = so_far.question.name if so_far.question is not None else ""
     sign, tone = SIGNS.get(search.state, ("○", "text"))
     lines: list[Line] = [rule(f"best fit: {name}", width)]
-    lines += labelled((f"{sign} ", tone), state_of(search), width, "title")
+    lines += labelled((f"{sign} ", tone), state_of(search, now_ns), width, "title")
     if so_far.best is not None and so_far.space is not None:
         found = so_far.answer
         is_noise = found is not None and found.within_percent is not None
