@@ -26,7 +26,7 @@ from still import FULL, SMALL, StillApp, screen_text, until_true
 from trainfast_runner.records.home import Home
 from trainfast_runner.search.best.journal import Ordered, Race, Trial
 from trainfast_runner.search.best.orders import read_orders
-from trainfast_runner.search.journal import PAUSE_FILE, CoolingDown, Paused
+from trainfast_runner.search.journal import PAUSE_FILE, CoolingDown, Paused, Waiting
 
 
 def knob(app: StillApp, name: str) -> object:
@@ -173,6 +173,16 @@ async def test_the_wait_for_a_gpu_to_cool_is_counted_on_while_its_temperature_st
     async with StillApp(home).run_test(size=FULL) as pilot:
         text = await best_opened(pilot, search)
     assert "cooling GPU 1: 61 °C, waiting for less than 55 °C, 10 s so far" in text
+
+
+async def test_search_that_waits_for_another_run_names_it(home: Home, conduct: Callable[[Path], None]) -> None:
+    run_id = "20261121-080200-gpt2-0a0a"
+    search = a_best_search(home, [*best_going_on(), Waiting(t_ns=START_NS + 32 * S, run_id=run_id)])
+    conduct(search)
+    async with StillApp(home).run_test(size=FULL) as pilot:
+        text = await best_opened(pilot, search)
+    assert f"● waiting for {run_id} to end" in text
+    assert "32 s so far, the budget is 10 min" in text, "the wait takes nothing of the budget"
 
 
 async def test_space_pauses_and_again_goes_on(home: Home, live_best: Path) -> None:

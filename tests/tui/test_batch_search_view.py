@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from recorded import GIB, MIB, START_NS, S
+from recorded import GIB, MIB, START_NS, S, write_lines
 from searched import (
     CONDUCTED,
     FULL,
@@ -14,12 +14,14 @@ from searched import (
     a_probe,
     a_search,
     asked,
+    going_on,
     opened,
+    show,
 )
-from still import running
+from still import running, screen_text
 
 from trainfast_runner.records.home import Home
-from trainfast_runner.search.journal import Next, Predicted
+from trainfast_runner.search.journal import Next, Predicted, Resumed, Waiting
 
 
 async def test_the_ladder_has_a_row_for_each_probe_the_fit_and_what_is_tried_and_why(
@@ -89,3 +91,19 @@ async def test_what_is_not_predicted_is_said_for_the_whole_search(home: Home, co
         text = await opened(pilot, search)
     assert reason in " ".join(text.split())
     assert text.count("● fits") == 2
+
+
+async def test_search_that_waits_for_another_run_names_it_and_times_the_probe_after_it(
+    home: Home, conduct: Callable[[Path], None]
+) -> None:
+    waiting = Waiting(t_ns=START_NS + 14 * S, run_id="20261121-080200-gpt2-0a0a")
+    search = a_search(home, [*going_on(), waiting])
+    conduct(search)
+    async with running(home, size=FULL) as (app, pilot):
+        text = await opened(pilot, search)
+        assert "● waiting for 20261121-080200-gpt2-0a0a to end  4 s" in text
+        assert "▸42 waiting…" in " ".join(text.split())
+        assert "next: probe batch_size 42" in text
+        write_lines(search / "journal.jsonl", [*going_on(), waiting, Resumed(t_ns=START_NS + 16 * S)])
+        await show(pilot, search)
+        assert "● probing: batch_size 42  2 s of about 8.5 s" in screen_text(app)

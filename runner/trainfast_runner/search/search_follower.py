@@ -21,6 +21,7 @@ from trainfast_runner.search.journal import (
     Predicted,
     Probe,
     Resumed,
+    Waiting,
     state_of_search,
 )
 
@@ -54,6 +55,8 @@ class SearchSnapshot:
     """False when `next` is done and the step after it is not decided yet."""
     cooling: tuple[CoolingDown, ...] = ()
     """While the next process waits for the GPUs to cool: the first look and the newest; empty otherwise."""
+    waits_for: str | None = None
+    """The run that the next process waits for to leave the device; None otherwise."""
 
     @property
     def fits(self) -> tuple[MemoryLines, ...]:
@@ -98,7 +101,11 @@ class SearchFollower:
 
     def _add(self, line: AnyLine) -> None:
         snapshot = self._snapshot
-        snapshot = replace(snapshot, cooling=(*snapshot.cooling[:1], line) if isinstance(line, CoolingDown) else ())
+        snapshot = replace(
+            snapshot,
+            cooling=(*snapshot.cooling[:1], line) if isinstance(line, CoolingDown) else (),
+            waits_for=line.run_id if isinstance(line, Waiting) else None,
+        )
         match line:
             case Asked():
                 snapshot = replace(snapshot, asked=line)
@@ -116,8 +123,9 @@ class SearchFollower:
                 snapshot = replace(snapshot, probes=(*snapshot.probes, line), is_decided=False)
             case ConfirmationRun():
                 snapshot = replace(snapshot, confirmations=(*snapshot.confirmations, line), is_decided=False)
-            case Paused() | Resumed():
+            case Paused() | Waiting() | Resumed():
                 self._paused = isinstance(line, Paused)
+                snapshot = replace(snapshot, since_ns=line.t_ns)
             case Ended():
                 snapshot = replace(snapshot, ended=line, run_id=None)
         self._snapshot = snapshot

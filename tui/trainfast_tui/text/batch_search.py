@@ -124,6 +124,8 @@ def state_words(search: SearchSnapshot, now_ns: int | None = None) -> str:
     step = search.next
     if search.cooling and search.state in ("running", "starting"):
         return search_cooling_words(search.cooling[-1], now_ns)
+    if search.waits_for is not None and search.state in ("running", "starting"):
+        return f"waiting for {fmt.plain(search.waits_for)} to end"
     if search.state == "running" and step is not None and step.action in ("probe", "prove"):
         verb = "probing" if step.action == "probe" else "confirming in a fresh process"
         return f"{verb}: batch_size {step.batch_size:,}"

@@ -48,6 +48,8 @@ def state_of(search: BestSnapshot, now_ns: int | None = None) -> str:
     so_far, ended = search.so_far, search.so_far.ended
     if so_far.cooling is not None and search.state in ("running", "starting"):
         return search_cooling_words(so_far.cooling, now_ns)
+    if so_far.waits_for is not None and search.state in ("running", "starting"):
+        return f"waiting for {fmt.plain(so_far.waits_for)} to end"
     if search.state == "answered" and ended is not None and ended.found is not None:
         return _answer_words(so_far)
     if search.state == "nothing_fits" and ended is not None:

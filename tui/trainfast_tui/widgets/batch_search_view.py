@@ -156,7 +156,7 @@ def _time_words(search: SearchSnapshot, now_ns: int) -> str:
     if not search.is_live or search.state == "paused":
         return ""
     elapsed, expected = _elapsed(search.since_ns, now_ns), expected_s(search)
-    if expected is None or expected < 1 or search.state == "starting" or search.cooling:
+    if expected is None or expected < 1 or search.state == "starting" or search.cooling or search.waits_for:
         return elapsed
     about = f"about {fmt.duration(expected)}"
     if search.next is not None and search.next.action == "prove":
@@ -211,6 +211,8 @@ def _table(search: SearchSnapshot, width: int) -> list[Line]:
         verb = "probing…" if step.action == "probe" else "confirming…"
         if search.cooling:
             verb = "cooling…"
+        elif search.waits_for:
+            verb = "waiting…"
         rows.append(_row([f"▸{step.batch_size:,}"], [(verb, "secondary")], width))
     title = ["batch", *(name for _, name in columns), "step", "samples/s", "took"]
     return [_row(title, [("outcome", "muted")], width, "muted"), *rows]
@@ -280,7 +282,7 @@ def _next_lines(search: SearchSnapshot, width: int) -> list[Line]:
     stands = search.state in ("paused", "interrupted")
     if stands and not search.is_decided:
         return [[("next: decided from these when the search continues", "text")]]
-    when = "next" if stands else "now"
+    when = "next" if stands or search.waits_for else "now"
     what = {"probe": "probe ", "prove": "confirm "}.get(step.action, "")
     batch = f"{what}batch_size {step.batch_size:,}, " if step.batch_size is not None else ""
     return paragraph(f"{when}: {batch}{step.why}", width, "text", 3)

@@ -92,6 +92,12 @@ class BestSoFar:
         return last if isinstance(last, CoolingDown) else None
 
     @cached_property
+    def waits_for(self) -> str | None:
+        """The run that the next process waits for to leave the device; None otherwise."""
+        last = self.lines[-1] if self.lines else None
+        return last.run_id if isinstance(last, Waiting) else None
+
+    @cached_property
     def orders(self) -> tuple[Ordered, ...]:
         """The person's orders that the conductor has taken."""
         return tuple(line for line in self.lines if isinstance(line, Ordered))
