@@ -39,6 +39,7 @@ async def test_the_answer_for_the_same_knobs_is_shown_again_without_another_sear
         await pilot.pause()
         assert "is the largest that fits" in screen_text(app)
         assert starts.asked == []
+        assert "f5 anew" in screen_text(app).splitlines()[-1]
         starts.directory = search
         await pilot.press("f5")
         await until(pilot, "The knobs are being checked")

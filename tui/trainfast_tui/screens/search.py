@@ -14,7 +14,7 @@ from trainfast_tui.control.messages import Notified
 from trainfast_tui.control.next_run import NextRun, is_about
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.screens.base import AppScreen
-from trainfast_tui.session import Session
+from trainfast_tui.session import ENDED_WITH_ANSWER, Session
 from trainfast_tui.text.batch_search import batch_question_rows, limit_notice
 from trainfast_tui.text.lines import Tone
 from trainfast_tui.widgets.batch_search_view import BatchSearchView
@@ -86,7 +86,13 @@ class SearchScreen(AppScreen):
         footer.leave_out(useless)
         footer.relabel("apply", "start" if self._is_asking else "apply")
         footer.relabel("pause", "go on" if search is not None and search.state in ("pausing", "paused") else "pause")
+        footer.relabel("again", "anew" if self._has_answer else "go on")
         footer.relabel("leave", "leave" if is_going_on else "back")
+
+    @property
+    def _has_answer(self) -> bool:
+        """True if the shown search has an answer, so that another one begins anew."""
+        return self._search is not None and self._search.state in ENDED_WITH_ANSWER
 
     def show_notice(self, text: str, tone: Tone = "text") -> None:
         """Show a line below the probes."""
@@ -140,7 +146,7 @@ class SearchScreen(AppScreen):
             self.notify("The search is starting.", severity="warning")
             return
         # The journal of an interrupted or cancelled search is continued; an answered one leaves nothing to do.
-        self._start(fresh=search is not None and search.state in ("answered", "nothing_fits"))
+        self._start(fresh=self._has_answer)
 
     def action_apply(self) -> None:
         if self._is_asking:
