@@ -292,6 +292,24 @@ async def test_a_smaller_terminal_shows_all_that_matters(home: Home, live_best: 
     assert any(line.startswith("▸ batch_size=16") for line in lines)
 
 
+async def test_an_answer_longer_than_the_screen_begins_at_its_top_and_scrolls_to_the_trials(
+    home: Home, live_best: Path
+) -> None:
+    app = StillApp(home)
+    async with app.run_test(size=(80, 12)) as pilot:
+        await best_opened(pilot, live_best)
+        await pilot.press(*["up"] * 3, *["down"] * 12)
+        write_lines(live_best / "journal.jsonl", best_answered())
+        lines = (await show_best(pilot, live_best)).splitlines()
+        assert lines[0].startswith("best fit: tiny-llama ─"), "moves in the table of trials scroll no answer"
+        assert lines[1].startswith("✓ ")
+        assert lines[10].startswith("more lines: ")
+        await pilot.press("space")
+        assert "There is no live search." in screen_text(app), "a notice stands below what scrolls"
+        await pilot.press(*["down"] * 30)
+        assert "cold" in screen_text(app).splitlines()[8]
+
+
 @pytest.mark.parametrize("plain_output", [False, True])
 async def test_plain_ascii_and_no_control_sequences(
     home: Home, conduct: Callable[[Path], None], plain_output: bool

@@ -52,11 +52,15 @@ class BestView(Painted):
 
     def show(self, search: BestSnapshot | None, now_ns: int) -> None:
         """Show this search as of `now_ns` (CLOCK_MONOTONIC)."""
+        if self._search is None:
+            self._top = 0
         self._search, self._now_ns = search, now_ns
         self.repaint()
 
     def show_plan(self, name: str, rows: list[Paragraph]) -> None:
         """Show these paragraphs, each with its label and tone, while there is no search; `name` is the preset's."""
+        if self._search is not None:
+            self._top = 0
         self._search, self._headline, self._plan = None, name, rows
         self.repaint()
 
@@ -79,12 +83,15 @@ class BestView(Painted):
             lines = [rule(f"best fit: {self._headline}", width), *paragraphs(self._plan, width)]
             return [*self._scrolled(lines, height - len(notice)), *notice]
         head = [*_head(search, self._now_ns, width), *_varied_rows(search, width)]
-        foot = [*_answer_rows(search, width, height), *_order_rows(search, width), *notice]
-        room = height - len(head) - len(foot) - (1 if foot else 0)
-        if room < 0:
-            return self._scrolled([*head, [], *foot], height)
+        foot = [*_answer_rows(search, width, height), *_order_rows(search, width)]
         table = trial_rows(search.so_far, width) if search.so_far.space is not None else []
         waiting = waiting_row(search.so_far, width) if search.is_live else []
+        end = [*foot, *notice]
+        room = height - len(head) - len(end) - (1 if end else 0)
+        if room < 0:
+            text = [*head, [], *foot, [], *table, *([waiting] if waiting else [])]
+            return [*self._scrolled(text, height - len(notice)), *notice]
+        self._top = 0
         wanted = len(table) + bool(waiting) + 1 if len(table) > 1 or waiting else 0
         spots = spots_of(search.so_far, is_live=search.is_live)
         most = min(MOST_CHART, room - 1 - min(wanted, LEAST_ROWS))
@@ -96,7 +103,7 @@ class BestView(Painted):
         body: list[Line] = [*([[], *chart] if chart else [])]
         if shown or waiting:
             body += [[], *shown, *([waiting] if waiting else [])]
-        return [*head, *body, *([[]] if foot else []), *foot]
+        return [*head, *body, *([[]] if end else []), *end]
 
     def _scrolled(self, lines: list[Line], height: int) -> list[Line]:
         shown, self._top = scrolled(lines, self._top, height)
