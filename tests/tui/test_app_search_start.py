@@ -223,6 +223,18 @@ async def test_b_pressed_before_anything_is_known_waits_for_the_search_that_goes
         assert starts.asked == []
 
 
+async def test_the_notice_of_looking_for_a_search_goes_when_none_is_found(home: Home) -> None:
+    async with running(home, size=SMALL) as (app, pilot):
+        await pilot.press("b")
+        assert "Looking for a live search…" in screen_text(app)
+        await show(pilot, None)
+        await until(pilot, "Enter starts the search")
+        await pilot.press("escape")
+        await pilot.pause()
+        assert app.screen is app.main
+        assert "Looking for a live search" not in screen_text(app)
+
+
 async def test_without_a_limit_on_a_cpu_it_says_up_to_what_it_searches(home: Home, starts: Starts) -> None:
     starts.go.clear()
     async with running(home, size=SMALL) as (_, pilot):

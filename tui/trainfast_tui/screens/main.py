@@ -137,6 +137,8 @@ class MainScreen(AppScreen):
         self.set_class(run is not None and not run.is_live and not run.steps, "-no-steps")
         self.show_memory()
         self.query_one(LogPane).show(run.log if run is not None else (), run is not None and not run.is_live)
+        if self._search_wanted is not None:
+            self.notify("")  # "Looking for a live search…" is outdated
         self._show_status(snapshot)
         if self._search_wanted is not None:
             self._open_search(self._search_wanted)
