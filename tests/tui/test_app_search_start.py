@@ -19,7 +19,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import Event
 from trainfast_runner.records.search_directories import LOCK_FILE
 from trainfast_runner.search import control
-from trainfast_runner.search.journal import CoolingDown, Ended
+from trainfast_runner.search.journal import PAUSE_FILE, CoolingDown, Ended
 from trainfast_tui.control.messages import SnapshotTaken
 
 
@@ -133,6 +133,24 @@ async def test_a_refusal_is_not_shown_over_the_search_before(home: Home, starts:
         await pilot.press("right", "b", "enter")
         text = await until(pilot, "Refused: search max-batch does not change the batch of strategy=pp")
         assert "is the largest that fits" not in text
+
+
+async def test_a_start_that_another_search_prevents_shows_that_search(
+    home: Home, starts: Starts, live_search: Path
+) -> None:
+    starts.refusal = UserError("cpu in use by a search", key="devices")
+    starts.go.clear()
+    async with running(home, size=FULL) as (app, pilot):
+        await show(pilot, None)
+        await pilot.press("b", "enter")
+        await until(pilot, "The knobs are being checked")
+        await show(pilot, live_search)
+        starts.go.set()
+        await until(pilot, "Refused: cpu in use by a search")
+        await show(pilot, live_search)
+        assert "probing: batch_size 42" in screen_text(app)
+        await pilot.press("space")
+        await until_true(pilot, (live_search / PAUSE_FILE).exists, "the pause")
 
 
 async def test_a_live_run_is_named_first_and_stopped_only_when_that_is_wanted(

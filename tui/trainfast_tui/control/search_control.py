@@ -33,7 +33,7 @@ class SearchControl(Generic[SeenT]):
         self._is_starting = False
         self._awaited: Path | None = None
         self._outdated: Path | None = None
-        """The search that was followed when the next one was refused."""
+        """The ended search that was followed when the next one was refused."""
         self._stop_wanted = False
         """True if the search being started is to be stopped once it is seen."""
         self.asked_ns: int | None = None
@@ -57,7 +57,8 @@ class SearchControl(Generic[SeenT]):
     def note_refused(self) -> None:
         """The started search was refused."""
         self._is_starting = self._stop_wanted = False
-        self._outdated = self._seen.directory if self._seen is not None else None
+        seen = self._seen
+        self._outdated = seen.directory if seen is not None and not seen.is_live else None
 
     def is_news(self, search: SeenT | None) -> bool:
         """True if this search is live, and was neither started here nor seen before."""
