@@ -24,9 +24,11 @@ from trainfast_runner.search.advice.advisor import Measured, Situation
 from trainfast_runner.search.advice.situation import gather
 from trainfast_runner.settings.knob_values import Choice
 from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.script_preset import ScriptPreset
+from trainfast_tui.control import script_knobs
 from trainfast_tui.control.memory_view import MemoryView
 from trainfast_tui.control.messages import KnobRefused, SituationGathered, SnapshotTaken
-from trainfast_tui.control.next_run import next_run_of_preset, next_run_repeating_preset, preset_choices
+from trainfast_tui.control.next_run import NextRun, next_run_of_preset, next_run_repeating_preset, preset_choices
 from trainfast_tui.widgets.knob_panel import IN_ORDER, KnobPanel
 
 
@@ -51,6 +53,18 @@ async def test_a_proof_leaves_the_knobs_that_were_searched_to_the_next_run(home:
     assert next_run.spec == spec
     assert next_run.is_changed("batch_size")
     assert next_run.is_changed("steps")
+
+
+async def test_a_value_typed_while_a_script_takes_the_place_of_the_next_run_is_refused(home: Home) -> None:
+    script = ScriptPreset(command=("python", "train.py"), name="mine", framework="torch")
+    async with running(home, size=FULL) as (app, pilot):
+        await pilot.press("enter")
+        app.session.change(NextRun(script_knobs.spec_of(script), {}))
+        await pilot.pause()
+        await pilot.press(*"16", "enter")
+        assert "batch_size cannot reach mine" in " ".join(screen_text(app).split())
+        assert app.session.next_run is not None
+        assert "batch_size" not in app.session.next_run.spec.knobs
 
 
 async def test_a_turned_knob_is_marked_and_counts_in_the_global_batch(home: Home) -> None:

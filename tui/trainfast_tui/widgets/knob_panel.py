@@ -148,8 +148,14 @@ class KnobPanel(Painted, can_focus=True):
         entry = BY_NAME[self.current]
 
         def on_answer(text: object) -> None:
-            if isinstance(text, str) and self._session.next_run is not None:
-                self._change(self._session.next_run.with_value(entry.name, text))
+            next_run = self._session.next_run
+            if not isinstance(text, str) or next_run is None:
+                return
+            try:
+                self._change(next_run.with_value(entry.name, text))
+            except UserError as error:
+                # A run that was started elsewhere has replaced the next run that the dialog checked against.
+                self.refuse(error)
 
         value = self._session.next_run.text_of(entry.name)
         check = partial(self._session.next_run.with_value, entry.name)
