@@ -15,6 +15,7 @@ from trainfast_tui.control.memory_view import MemoryView
 from trainfast_tui.control.messages import MemoryPredicted, SnapshotTaken
 from trainfast_tui.control.next_run import next_run_of_preset
 from trainfast_tui.control.speed_view import MeasuredSpeed, SpeedView
+from trainfast_tui.text import format as fmt
 from trainfast_tui.widgets.memory_bar import memory_lines
 from trainfast_tui.widgets.speed_bar import speed_lines
 
@@ -56,6 +57,20 @@ def test_turned_knobs_show_the_change_in_both_bars() -> None:
     texts = ["".join(text for text, _ in line) for line in lines]
     assert "predicted 500 MiB of 1.00 GiB (memory_limit)" in texts
     assert "turned knobs: +25.0 % from 400 MiB" in texts
+
+
+@pytest.mark.parametrize(
+    ("rate", "before", "words"),
+    [
+        (14_321.0, 12_345.0, "14,321/s, +16.0 % from 12,345"),
+        (143_210.0, 12_345.0, "143,210/s, +1060.1 %"),
+    ],
+)
+def test_a_high_speed_is_not_cut_on_the_smallest_screen(rate: float, before: float, words: str) -> None:
+    fast = PredictedSpeed(median=rate, low=rate, high=rate, basis="3 runs")
+    measured = MeasuredSpeed(rate, fast)
+    view = SpeedView(fast, before=before, measured=measured)
+    assert shown(view, SMALL)[1:] == [words, f"{fmt.number(rate)}/s, predicted {fmt.number(rate)}/s"]
 
 
 def test_an_ended_run_stands_below_with_the_difference_to_its_own_prediction() -> None:

@@ -59,7 +59,9 @@ def _predicted(view: SpeedView, width: int, roomy: bool) -> list[Line]:
     tone: Tone = "success" if change_percent >= 0 else "warning"
     if roomy:
         return [interval, [("turned knobs: ", "muted"), (f"{change} samples/s", tone)]]
-    return [[(f"{fmt.number(speed.median)}/s, ", "title"), (f"{change}/s", tone)]]
+    alone: Line = [(f"{fmt.number(speed.median)}/s, ", "title")]
+    short = fmt.signed_percent(change_percent)
+    return [first_fitting([[*alone, (f"{change}/s", tone)], [*alone, (change, tone)], [*alone, (short, tone)]], width)]
 
 
 def _bar(view: SpeedView, width: int) -> Line:
@@ -101,6 +103,7 @@ def _measured_words(measured: MeasuredSpeed, width: int) -> Line:
             [*alone, (f" (predicted {expected}, {difference})", "text")],
             [*alone[:1], (f"{rate}/s", "title"), (f" (predicted {expected}/s, {difference})", "text")],
             [("ran ", "muted"), (f"{rate}/s", "title"), (f", predicted {expected}/s", "text")],
+            [(f"{rate}/s", "title"), (f", predicted {expected}/s", "text")],
         ],
         width,
     )
