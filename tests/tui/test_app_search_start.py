@@ -11,7 +11,21 @@ from pathlib import Path
 
 import pytest
 from recorded import START_NS, S, a_run, write_lines
-from searched import CONDUCTED, FULL, NOW_S, SMALL, Starts, a_search, answered, asked, going_on, opened, seen, show
+from searched import (
+    CONDUCTED,
+    FULL,
+    NOW_S,
+    RUN_ID,
+    SMALL,
+    Starts,
+    a_search,
+    answered,
+    asked,
+    going_on,
+    opened,
+    seen,
+    show,
+)
 from still import a_snapshot, own_supervisor, running, screen_text, until, until_true
 
 from trainfast_runner.errors import UserError
@@ -19,7 +33,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import Event
 from trainfast_runner.records.search_directories import LOCK_FILE
 from trainfast_runner.search import control
-from trainfast_runner.search.journal import PAUSE_FILE, CoolingDown, Ended
+from trainfast_runner.search.journal import PAUSE_FILE, CoolingDown, Ended, Launched
 from trainfast_tui.control.messages import SnapshotTaken
 
 
@@ -225,6 +239,10 @@ async def test_a_search_waits_for_its_gpus_to_cool_and_shows_the_degrees(
         assert (
             "waiting for less than 55 °C, 32 s so far; it has not fallen for 30 s, and is given up after 180 s" in text
         )
+        launched = Launched(t_ns=START_NS + 12 * S, run_id=RUN_ID, role="probe")
+        write_lines(starts.directory / "journal.jsonl", [*going_on(), *waits, launched])
+        await show(pilot, starts.directory)
+        assert "● probing: batch_size 42  6 s of about 8.5 s" in screen_text(app), "without the wait"
     assert starts.cool_to_c == 55
 
 

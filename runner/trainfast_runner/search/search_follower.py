@@ -46,7 +46,7 @@ class SearchSnapshot:
     run_id: str | None = None
     """The search's current run; None between runs."""
     since_ns: int | None = None
-    """CLOCK_MONOTONIC when the current step began; before the first step, when the conductor did."""
+    """CLOCK_MONOTONIC when the current step or wait began; before the first step, when the conductor did."""
     proof_steps: int | None = None
     """Optimizer steps of a confirmation run."""
     ended: Ended | None = None
@@ -101,6 +101,9 @@ class SearchFollower:
 
     def _add(self, line: AnyLine) -> None:
         snapshot = self._snapshot
+        if snapshot.cooling and not isinstance(line, CoolingDown):
+            # The step itself begins with the line after the wait.
+            snapshot = replace(snapshot, since_ns=line.t_ns)
         snapshot = replace(
             snapshot,
             cooling=(*snapshot.cooling[:1], line) if isinstance(line, CoolingDown) else (),
