@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ import pytest
 from cli.command import Cli
 from plans import PLAN
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.result import Result
+from trainfast_runner.records.result import Result, Spread, Throughput
 from trainfast_runner.running.launch import DevicesBusy
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.bench.variants import Entry
@@ -129,3 +131,55 @@ def test_with_wait_a_run_that_takes_the_device_between_two_rows_fails_none(
         outcome = bench._run_one(row, None, warm, home, Signals(), asked)
     assert isinstance(outcome, Result)
     assert done == ["await_devices", "await_cooling", "predict_memory", "start"] * 2
+
+
+def benched(*words: str) -> int:
+    """The exit code of `bench tiny-llama --json` with these words, in this process."""
+    parser = argparse.ArgumentParser()
+    bench.add(parser)
+    return bench.run(parser.parse_args(["tiny-llama", "--json", "--cold", "--set", "batch_size=2", *words]))
+
+
+@pytest.fixture
+def starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Numbers, from 1, of the starts that find the device in use by another run; every other run finishes at once."""
+    busy: list[int] = []
+    numbers = itertools.count(1)
+
+    def start(plan: RunPlan, home: Home) -> Path:
+        if next(numbers) in busy:
+            raise DevicesBusy("the CPU is in use by another-run", advice="trainfast-tui stop another-run, or --wait")
+        return tmp_path
+
+    finished = Result(run_id="r", state="finished", throughput=Throughput(samples_per_s=Spread(median=9.0, mad=0.01)))
+    monkeypatch.setenv("TRAINFAST_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(bench.planning, "plan_run", lambda spec, python: replace(PLAN, spec=spec))
+    monkeypatch.setattr(bench, "predict_memory", lambda plan, home: None)
+    monkeypatch.setattr(bench.launch, "start", start)
+    monkeypatch.setattr(bench, "follow", lambda *arguments, **options: finished)
+    return busy
+
+
+def test_row_whose_device_another_run_took_is_named_and_the_measured_rows_stay(
+    starts: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Two rounds of three rows: the second row misses its first, the baseline its second, the third row both.
+    starts += [2, 3, 4, 6]
+    assert benched("--vary", "batch_size=2,4,8", "--repeat", "2") == 0, "the baseline finished"
+    out, err = capsys.readouterr()
+    rows = {row["id"]: row for row in json.loads(out.splitlines()[-1])["rows"]}
+    assert {id: (row["state"], len(row["samples_per_s"])) for id, row in rows.items()} == {
+        "batch_size=2": ("finished", 1),
+        "batch_size=4": ("finished", 1),
+        "batch_size=8": ("not_run", 0),
+    }
+    assert rows["batch_size=8"]["reason"].startswith("the CPU is in use by another-run; try trainfast-tui stop")
+    lines = err.splitlines()
+    beneath = lines[lines.index("tiny-llama 3/6: batch_size=8") + 1]
+    assert beneath.startswith("not run: the CPU is in use by another-run")
+
+
+def test_device_in_use_before_anything_is_measured_refuses_the_bench(starts: list[int]) -> None:
+    starts += [1]
+    with pytest.raises(DevicesBusy):
+        benched("--vary", "batch_size=2,4")

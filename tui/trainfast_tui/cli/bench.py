@@ -6,6 +6,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Callable
+from itertools import chain
 from typing import TypeVar
 
 from trainfast_runner.errors import UserError
@@ -152,7 +153,10 @@ def _run_all(
     signals: Signals,
     arguments: argparse.Namespace,
 ) -> bool:
-    """Fill `outcomes`; return False if Ctrl-C or the terminal's end stopped the bench."""
+    """Fill `outcomes`; return False if Ctrl-C or the terminal's end stopped the bench.
+
+    A row whose device another run has taken is not run. Raises DevicesBusy if no row was measured before.
+    """
     # A script has no warm process.
     is_cold = arguments.cold or any(entry.plan is not None for entry in bench.entries)
     groups = {} if is_cold else warm_groups(bench)
@@ -170,14 +174,20 @@ def _run_all(
                 return False
             group = groups.get(entry.id)
             Progress().print_line(plain(f"{bench.preset} {number}/{total}: {entry.id}{', warm' if group else ''}"))
-            outcome = _run_one(entry, group, warm, home, signals, arguments)
+            try:
+                outcome = _run_one(entry, group, warm, home, signals, arguments)
+            except launch.DevicesBusy as busy:
+                if not any(isinstance(one, Result) for one in chain.from_iterable(outcomes.values())):
+                    raise
+                outcome = busy
             if entry.plan is not None and isinstance(outcome, Result):
                 outcome = _refused_if_overridden(outcome, bench.varied)
             if outcome is None:
                 return False
             outcomes[entry.id].append(outcome)
             if isinstance(outcome, UserError):
-                Progress().print_line(plain(f"refused: {outcome.line()}"))
+                what = "not run" if isinstance(outcome, launch.DevicesBusy) else "refused"
+                Progress().print_line(plain(f"{what}: {outcome.line()}"))
             elif outcome.state != "finished":
                 Progress().print_line(plain(f"{outcome.state.replace('_', ' ')}: {outcome.reason}"))
                 if outcome.state == "stopped" or signals.interrupts:
@@ -188,7 +198,10 @@ def _run_all(
 def _run_one(
     entry: Entry, group: str | None, warm: WarmRows, home: Home, signals: Signals, arguments: argparse.Namespace
 ) -> Outcome | None:
-    """Run one entry to its end; return the UserError if it cannot start, None if the terminal has gone."""
+    """Run one entry to its end; return the UserError if it cannot run here, None if the terminal has gone.
+
+    Raises DevicesBusy when another run uses its device, without --wait.
+    """
     try:
         plan = planning.plan_run(entry.spec, arguments.python) if entry.plan is None else entry.plan()
     except UserError as error:

@@ -23,6 +23,7 @@ from trainfast_runner.results.comparison.difference import (
     speeds_rank,
 )
 from trainfast_runner.results.comparison.repeats import paired_interval
+from trainfast_runner.running.launch import DevicesBusy
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.settings import presets
 from trainfast_runner.settings.knob_type import KnobValues, whole_number
@@ -32,7 +33,7 @@ from trainfast_runner.settings.spec import RunSpec, from_preset
 REFUSED = "refused"
 """State of a row that this machine or training Python cannot run at all."""
 NOT_RUN = "not_run"
-"""State of a row that the bench did not reach before it was stopped."""
+"""State of a row whose device another run had taken, or that the bench did not reach before it was stopped."""
 Outcome = Result | UserError
 NO_GROUPS: Mapping[str, str] = {}
 
@@ -171,8 +172,11 @@ def run_order(bench: Bench, repeat: int, groups: Mapping[str, str] = NO_GROUPS) 
 
 
 def again_is_pointless(outcomes: Iterable[Outcome]) -> bool:
-    """True if a row need not be repeated: it cannot run here, or does not fit."""
-    return any(isinstance(outcome, UserError) or outcome.state == "oom" for outcome in outcomes)
+    """True if a row need not be repeated: it cannot run here, or does not fit. A device in use may be free later."""
+    return any(
+        not isinstance(outcome, DevicesBusy) if isinstance(outcome, UserError) else outcome.state == "oom"
+        for outcome in outcomes
+    )
 
 
 def tabulate(bench: Bench, outcomes: Mapping[str, Sequence[Outcome]]) -> Table:
@@ -250,15 +254,20 @@ def _compared(
 
 
 def _ending(outcomes: Sequence[Outcome]) -> tuple[str, str]:
-    """State and reason of a row: of its first run that did not finish, else of the last one."""
-    if not outcomes:
-        return NOT_RUN, "the bench was stopped before it"
-    for outcome in outcomes:
+    """State and reason of a row: of its first run that did not finish, else of the last one.
+
+    A repetition that found its device in use counts only if no other was run.
+    """
+    busy = [outcome for outcome in outcomes if isinstance(outcome, DevicesBusy)]
+    ran = [outcome for outcome in outcomes if not isinstance(outcome, DevicesBusy)]
+    if not ran:
+        return NOT_RUN, busy[-1].line() if busy else "the bench was stopped before it"
+    for outcome in ran:
         if isinstance(outcome, UserError):
             return REFUSED, outcome.line()
         if outcome.state != "finished":
             return outcome.state, outcome.reason
-    last = outcomes[-1]
+    last = ran[-1]
     return (last.state, last.reason) if isinstance(last, Result) else (REFUSED, last.line())
 
 
