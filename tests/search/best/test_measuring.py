@@ -78,6 +78,8 @@ def test_a_start_is_the_time_until_steady_steps_without_the_steps_themselves() -
     assert 0 < start_s(RECORDED) <= began_s + 3 * first.step_ms / 1e3
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("90", 90.0), ("90s", 90.0), ("10m", 600.0), ("1.5h", 5400.0)])
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90.0), ("90s", 90.0), ("10m", 600.0), ("1.5h", 5400.0), ("8760h", 31_536_000.0)]
+)
 def test_a_budget_is_read_as_it_is_typed(text: str, seconds: float) -> None:
     assert read_budget(text) == seconds

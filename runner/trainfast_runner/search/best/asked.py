@@ -14,6 +14,10 @@ from trainfast_runner.search.best.candidates import BATCH_KNOBS
 OBJECTIVES = ("samples_per_s", "tokens_per_s", "samples_per_joule", "time")
 BUDGET_S = 600.0
 UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+TIMES = ("90s", "10m", "1.5h")
+"""Budgets as they are typed."""
+MOST_BUDGET_H = 365 * 24
+"""The largest budget: a year."""
 
 
 class BestAsked(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,11 +35,14 @@ class BestAsked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_budget(text: str) -> float:
-    """Seconds of a time as typed: 90s, 10m, 1.5h. Raises UserError."""
+    """Seconds of a time as typed: 90s, 10m, 1.5h. Raises UserError, also for more than a year."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
     if match is None or match[2] not in UNITS_S or float(match[1]) == 0:
-        raise UserError(f"--budget {text}: not a time", key="--budget", allowed=["90s", "10m", "1.5h"])
-    return float(match[1]) * UNITS_S[match[2]]
+        raise UserError(f"--budget {text}: not a time", key="--budget", allowed=TIMES)
+    seconds = float(match[1]) * UNITS_S[match[2]]
+    if seconds > MOST_BUDGET_H * UNITS_S["h"]:
+        raise UserError(f"--budget must be at most {MOST_BUDGET_H}h, a year", key="--budget", allowed=TIMES)
+    return seconds
 
 
 def check_asked(asked: BestAsked, plan: RunPlan) -> None:
