@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cli.command import Cli, Done, Started, until
-from own_scripts.conftest import PYTHON, SCRIPTS, files_below, preset_of
+from own_scripts.conftest import PYTHON, SCRIPTS, files_below, preset_of, script
 from trainfast_runner.machine.processes.identity import Identity, send, started_with
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_result
@@ -102,6 +102,32 @@ def test_best_fit_of_a_killed_script_measures_no_setting_twice(cli: Cli, work: P
     assert len(races) == len(set(races)), "a run was recorded twice"
     cold = [line.run_id for line in lines if isinstance(line, LaunchedBest) and line.role != TRIAL]
     assert set(finished(cli, cold)) == set(races), "a finished run was not taken"
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("words", [("max-batch",), ("best", "--vary=batch_size=4,8", "--budget=300s")])
+def test_trial_that_ended_after_its_search_was_killed_is_taken(cli: Cli, words: tuple[str, ...]) -> None:
+    preset_of(cli, *script("plain_torch.py"))
+    kind, *options = words
+    command = ("search", kind, "mine", "--set", "memory_limit=512MiB", *options)
+    started = Started(cli, command)
+    (left,) = until(lambda: runs_in_journals(cli, Launched, LaunchedBest), "the first trial")
+    started.signal(signal.SIGKILL)
+    started.end()
+    until(lambda: read_result(Home(cli.home).directory(left)) is not None, "the end of the trial")
+    assert not runs_in_journals(cli, Probe, Trial), "the search was killed too late"
+    again = Started(cli, command)
+    recorded = until(lambda: runs_in_journals(cli, Probe, Trial), "the trial in the journal")
+    again.signal(signal.SIGINT)
+    again.end()
+    assert recorded[0] == left
+
+
+def runs_in_journals(cli: Cli, *kinds: type) -> list[str]:
+    """The runs of all lines of these kinds in the journal of the only search, of either kind."""
+    folders = [journal.parent for journal in cli.home.glob("searches/*/journal.jsonl")]
+    lines = [line for folder in folders for line in (*read_journal(folder), *read_best_journal(folder))]
+    return [line.run_id for line in lines if isinstance(line, kinds)]
 
 
 def finished(cli: Cli, run_ids: list[str]) -> list[str]:

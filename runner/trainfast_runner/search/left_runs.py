@@ -30,6 +30,19 @@ def is_usable(directory: Path) -> bool:
     return is_alive(directory) if result is None else result.state in ("finished", "oom", "failed")
 
 
+def take_ended(runs: dict[str, RunFile], home: Home, plan: RunPlan) -> Path | None:
+    """Take the run of the plan's settings that ended by itself with figures out of `runs`; None without one.
+
+    A failure is not taken: whatever killed the conductor may have killed a process of the run.
+    """
+    for run_id, run in runs.items():
+        result = read_result(home.directory(run_id))
+        if has_settings(run, plan) and result is not None and result.state in ("finished", "oom"):
+            del runs[run_id]
+            return home.directory(run_id)
+    return None
+
+
 def end_if_live(directory: Path) -> None:
     """End a run; do nothing for one that has ended."""
     if read_result(directory) is None and is_alive(directory):

@@ -20,7 +20,8 @@ from trainfast_runner.records.run_records import read_records
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.conduct import BatchConductor, MakeConductor
 from trainfast_runner.search.conductor import ConductOptions
-from trainfast_runner.search.journal import AnyLine, ConfirmationRun, Ended, Predicted, Probe, RankPeaks
+from trainfast_runner.search.journal import AnyLine, ConfirmationRun, Ended, Launched, Predicted, Probe, RankPeaks
+from trainfast_runner.search.left_runs import runs_of_search, take_ended
 from trainfast_runner.search.opening import BatchSearchOptions, check_options
 from trainfast_runner.search.probe_record import highest_peaks, probe_of_ended_run
 from trainfast_runner.search.processes import Interrupted, wait_for_result
@@ -51,6 +52,9 @@ class ScriptBatchConductor(BatchConductor):
     ) -> None:
         super().__init__(directory, plan, home, options, conduct_options)
         self._trial_plan = trial_plan
+        recorded = {line.run_id for line in self._lines if isinstance(line, Probe)}
+        left = runs_of_search(home, directory.name) if len(self._lines) > 1 else {}
+        self._left_trials = {id: run for id, run in left.items() if run.role == PROBE and id not in recorded}
 
     def _predict(self) -> None:
         if not any(isinstance(line, (Predicted, Probe)) for line in self._lines):
@@ -67,14 +71,17 @@ class ScriptBatchConductor(BatchConductor):
         return replace(plan, search_id=self._plan.search_id)
 
     def _probe(self, batch_size: int) -> Ended | None:
-        """Try one size in a process of its own."""
+        """Try one size in a process of its own, or take the trial of it that a killed conductor left, once ended."""
         began_s = self._clock_s()
         plan = self._sized(batch_size, STEPS, TIMING_WARMUP)
         is_first = self._state().best == 0
-        directory = self._start(traced(plan) if is_first else plan, PROBE)
+        left = take_ended(self._left_trials, self._home, plan)
+        if left is not None:
+            self._write(Launched(run_id=left.name, role=PROBE))
+        directory = left or self._start(traced(plan) if is_first else plan, PROBE)
         result = wait_for_result(directory, self._raise_if_cancelled)
         self._live = None
-        seconds = self._clock_s() - began_s
+        seconds = self._clock_s() - began_s if left is None else result.seconds or 0.0
         if result.state in ("stopped", "killed"):
             raise Interrupted
         if result.state == "oom":

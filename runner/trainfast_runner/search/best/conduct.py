@@ -222,7 +222,10 @@ class BestConductor(Conductor[BestLine, BestEnded]):
             self._end_process()
 
     def _trial_by_itself(self, move: Move, number: int) -> None:
-        """Measure a candidate in a run by itself, with as many steps as the noise so far asks for."""
+        """Measure a candidate in a run by itself, or take the one that a killed conductor left, once it has ended.
+
+        It has as many steps as the noise so far asks for.
+        """
         self._left.end()
         candidate, rule, began_s = self._space.candidates[number], move.steps, self._clock_s()
         deviation = self._state().measured.step_deviation
@@ -230,19 +233,24 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         plan = self._trial_plan(number, steps=steps, timing_warmup=UNTIMED)
         if plan is None:
             return
+        launched = LaunchedBest(run_id="", role=TRIAL, candidate=number)
+        left = self._left.take_trial(plan)
+        if left is not None:
+            self._write(msgspec.structs.replace(launched, run_id=left.name))
         plan = self._survey.trial_of(plan, self._space, number, self._lines)
-        directory = self._start(plan, TRIAL, LaunchedBest(run_id="", role=TRIAL, candidate=number))
+        directory = left or self._start(plan, TRIAL, launched)
         result = wait_for_result(directory, self._raise_if_cancelled)
         self._live = None
         if result.state in ("stopped", "killed"):
             raise Interrupted
         to_steady_s = start_s(directory)
+        seconds = self._clock_s() - began_s if left is None else result.seconds or 0.0
         trial = trial_of_run(
             number,
             candidate,
             directory,
             result,
-            self._clock_s() - began_s - to_steady_s,
+            max(0.0, seconds - to_steady_s),
             counts=self._is_usually_disturbed(number),
             checks_samples=any(isinstance(line, Trial) and line.outcome == "measured" for line in self._lines),
         )

@@ -9,7 +9,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import COLD, TRIAL
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best.journal import BestLine, LaunchedBest, Race, Trial
-from trainfast_runner.search.left_runs import end_if_live, has_settings, is_usable, runs_of_search
+from trainfast_runner.search.left_runs import end_if_live, has_settings, is_usable, runs_of_search, take_ended
 
 
 class LeftRuns:
@@ -21,12 +21,18 @@ class LeftRuns:
         self._launched = {line.run_id: line for line in lines if isinstance(line, LaunchedBest)}
         runs = runs_of_search(home, search_id) if len(lines) > 1 else {}
         self._warm = [run_id for run_id, run in runs.items() if run.role == TRIAL]
-        self._cold = {run_id: run for run_id, run in runs.items() if run.role == COLD and run_id not in recorded}
+        left = {run_id: run for run_id, run in runs.items() if run_id not in recorded}
+        self._trials = {run_id: run for run_id, run in left.items() if run.role == TRIAL}
+        self._cold = {run_id: run for run_id, run in left.items() if run.role == COLD}
 
     def end_warm_processes(self) -> None:
         """End the warm processes: a trial that was under way is not measured."""
         for run_id in self._warm:
             end_if_live(self._home.directory(run_id))
+
+    def take_trial(self, plan: RunPlan) -> Path | None:
+        """Return an ended trial of the plan's settings in a run by itself; None without one."""
+        return take_ended(self._trials, self._home, plan)
 
     def cold_runs(self) -> Iterator[tuple[LaunchedBest, Path]]:
         """Yield each usable cold run, alive or not, whose launch the journal has."""
