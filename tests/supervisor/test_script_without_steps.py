@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from cli.command import until
+from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.script_run import ScriptAsked
+from trainfast_runner.running.scripts.script_watch import ScriptWatch
 from trainfast_runner.running.supervisor import SupervisorBounds
 
 from .conftest import Run
@@ -25,3 +34,49 @@ def test_script_without_a_step_is_told_the_three_ways_while_it_runs(run: Run) ->
     assert result.state == "finished"
     assert result.reason is not None
     assert "--steps-from-log REGEX" in result.reason
+
+
+@contextmanager
+def child(body: str) -> Iterator[None]:
+    """A process below this one that has done `body`, and stays until the end."""
+    code = f"import sys, time\n{body}\nprint(flush=True)\nsys.stdin.read()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-I", "-S", "-c", code], **pipes) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield
+
+
+def watch_of(run: Run, notices: list[str]) -> ScriptWatch:
+    """The watch over a script that has just been started, and runs below this process."""
+    run.prepare("", script=ScriptAsked(command=["python", "train.py"], argv=["python", "train.py"]))
+    asked = read_run_file(run.directory)
+    assert asked is not None
+    return ScriptWatch(asked, run.directory, run.directory / "output.log", notices.append, no_step_s=0.05)
+
+
+def looked(watch: ScriptWatch, notices: list[str]) -> list[str]:
+    """The notices after another look."""
+    watch.look(in_training=False)
+    return notices
+
+
+def test_script_that_compiles_is_said_to_and_told_the_ways_afterwards(run: Run) -> None:
+    notices: list[str] = []
+    watch = watch_of(run, notices)
+    with child("open('/proc/self/comm', 'w').write('nvcc')"):
+        until(lambda: looked(watch, notices), "a notice")
+        again = time.monotonic() + 0.2
+        until(lambda: looked(watch, notices) and time.monotonic() > again, "later looks")
+        assert notices == ["no optimizer step seen in 0.05 s: the script is compiling (nvcc)"]
+    until(lambda: looked(watch, notices)[1:], "the ways to report steps")
+    assert "--steps-from-log REGEX" in notices[1]
+
+
+def test_script_that_computes_without_a_step_may_still_load_or_compile(run: Run) -> None:
+    notices: list[str] = []
+    with child("while time.process_time() < 0.5:\n    pass"):
+        watch = watch_of(run, notices)
+        until(lambda: looked(watch, notices), "a notice")
+    assert "s of processor time, so it may still load or compile" in notices[0]
+    assert "--steps-from-log REGEX" in notices[0]

@@ -68,12 +68,12 @@ def send(identity: Identity, signum: int) -> bool:
 
 def descendants(root_pid: int) -> list[Identity]:
     """Every running process below `root_pid`, itself not among them."""
-    return [Identity(pid, stat.start_ticks) for pid, stat in _below(root_pid) if not stat.ended]
+    return [Identity(pid, stat.start_ticks) for pid, stat in below(root_pid) if not stat.ended]
 
 
 def unended(root_pid: int) -> list[UnkillableProcess]:
     """Processes below `root_pid` with a thread that has not ended; without any, the uncollected ones."""
-    found = [UnkillableProcess(pid, stat.name, _worst_state(pid, stat)) for pid, stat in _below(root_pid)]
+    found = [UnkillableProcess(pid, stat.name, _worst_state(pid, stat)) for pid, stat in below(root_pid)]
     return [process for process in found if process.state != "Z"] or found
 
 
@@ -90,7 +90,11 @@ def _all() -> Iterator[tuple[int, Stat]]:
                 yield int(entry.name), stat
 
 
-def _below(root_pid: int) -> list[tuple[int, Stat]]:
+def below(root_pid: int) -> list[tuple[int, Stat]]:
+    """Every process below `root_pid` by pid, those that wait to be collected among them.
+
+    Raises OSError when files cannot be opened.
+    """
     children: dict[int, list[tuple[int, Stat]]] = {}
     for pid, stat in _all():
         children.setdefault(stat.parent_pid, []).append((pid, stat))

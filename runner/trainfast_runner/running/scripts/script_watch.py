@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from trainfast_runner.machine.processes.work import work_below
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.state_words import NO_STEP
 from trainfast_runner.results.script_figures import why_no_step
@@ -13,10 +15,15 @@ from trainfast_runner.running.scripts.log_steps import LogSteps
 
 NO_STEP_S = 60.0
 """Time before the notice about a script without a step: it may only load, or take steps unseen."""
+BUSY_SHARE = 0.5
+"""Processor time over elapsed time above which a script is busy: one that waits, as for a download, uses little."""
 
 
 class ScriptWatch:
-    """Follows one script. `notify` gets the sentence about a script that has reported no step for `no_step_s`."""
+    """Follows one script. `notify` gets the sentence about a script that has reported no step for `no_step_s`.
+
+    The script runs below this process.
+    """
 
     def __init__(
         self, run: RunFile, directory: Path, output: Path, notify: Callable[[str], None], no_step_s: float = NO_STEP_S
@@ -25,19 +32,33 @@ class ScriptWatch:
         self._directory = directory
         self._log_steps = LogSteps(run, directory, output)
         self._notify = notify
-        self._no_step_s = no_step_s
-        self._notified = False
+        self._every_s = self._due_s = no_step_s
+        self._notified_compiling = self._notified = False
 
     def count_steps(self, has_ended: bool) -> None:
         """Record the steps printed since the last call, by a script that `has_ended` all of them. Raises OSError."""
         self._log_steps.follow(to_the_end=has_ended)
 
     def look(self, in_training: bool) -> None:
-        """Notify once, with the ways to report steps, that none has come; `in_training` is True after the first."""
+        """Notify that no step has come, once with the ways to report steps; `in_training` is True after the first.
+
+        While compilers run, that alone is told, and the ways when they have ended.
+        """
         waited_s = (time.monotonic_ns() - self._run.clock.monotonic_ns) / 1e9
-        if not in_training and waited_s > self._no_step_s and not self._notified:
-            self._notified = True
-            self._notify(f"{NO_STEP} in {self._no_step_s:g} s: {self.why_no_step()}")
+        if in_training or self._notified or waited_s <= self._due_s:
+            return
+        work = work_below(os.getpid())
+        unseen = f"{NO_STEP} in {self._due_s:g} s"
+        self._due_s += self._every_s
+        if work.compilers:
+            if not self._notified_compiling:
+                self._notified_compiling = True
+                self._notify(f"{unseen}: the script is compiling ({', '.join(work.compilers)})")
+            return
+        self._notified = True
+        is_busy = work.cpu_s > BUSY_SHARE * waited_s
+        used = f"its processes used {work.cpu_s:.0f} s of processor time, so it may still load or compile; "
+        self._notify(f"{unseen}: {used if is_busy else ''}{self.why_no_step()}")
 
     def why_no_step(self) -> str:
         """The reason that the hooks have reported no step."""

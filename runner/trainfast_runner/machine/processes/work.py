@@ -1,0 +1,33 @@
+"""The work of the processes below another one: their processor time, and the compilers among them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from trainfast_runner.machine.processes.identity import below
+
+COMPILERS = {
+    *("ninja", "nvcc", "cicc", "cudafe++", "ptxas", "hipcc"),
+    *("cc", "c++", "gcc", "g++", "cc1", "cc1plus", "clang", "clang++"),
+}
+"""Names of the programs that build DeepSpeed's extensions and the kernels of torch.compile."""
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Work:
+    """The running processes' processor time so far in seconds, and the names of compilers among them."""
+
+    cpu_s: float = 0.0
+    compilers: tuple[str, ...] = ()
+
+
+def work_below(root_pid: int) -> Work:
+    """Return the work of all processes below `root_pid`; none if /proc cannot be read now."""
+    try:
+        running = [stat for _, stat in below(root_pid) if not stat.ended]
+    except OSError:
+        return Work()
+    names = {stat.name for stat in running}
+    return Work(sum(stat.cpu_ticks for stat in running) / _TICKS_PER_S, tuple(sorted(names & COMPILERS)))
