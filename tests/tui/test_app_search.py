@@ -86,6 +86,45 @@ async def test_enter_applies_the_answer_under_the_cursor(home: Home) -> None:
         assert knob(app, "batch_size") == 42
 
 
+async def test_rows_out_of_sight_are_counted_and_reached_by_the_keys_of_other_tables(
+    home: Home, live_search: Path
+) -> None:
+    sizes = range(101, 161)
+    tried = [a_probe(size, at=6) for size in sizes]
+
+    def seen_sizes(text: str) -> set[int]:
+        return {size for size in sizes if f"\n    {size} " in text}
+
+    async with running(home, size=SMALL) as (app, pilot):
+        *before, step = going_on()
+        write_lines(live_search / "journal.jsonl", [*before, *tried, step])
+        text = await opened(pilot, live_search)
+        newest = seen_sizes(text)
+        assert 160 in newest
+        assert 101 not in newest
+        assert f"more rows: {62 - len(newest)} above  PgUp PgDn" in text, "the two of every search among them"
+        await pilot.press("up")
+        assert seen_sizes(screen_text(app)) == {*range(min(newest) - 1, 161)}, "the size under way is out of sight"
+        assert "above, 1 below  PgUp PgDn" in screen_text(app)
+        await pilot.press(*["pageup"] * 9)
+        assert 101 in seen_sizes(screen_text(app))
+        assert " above" not in screen_text(app)
+        await pilot.press("pagedown")
+        assert not seen_sizes(screen_text(app)) & {101, 160}
+        await pilot.press(*["pagedown"] * 9)
+        assert seen_sizes(screen_text(app)) == newest
+        # With an answer the arrows move among its sizes.
+        write_lines(live_search / "journal.jsonl", [*answered()[:-3], *tried, *answered()[-3:]])
+        await show(pilot, live_search)
+        await pilot.press("down", "down")
+        text = screen_text(app)
+        assert "▸ largest     batch_size=42" in text
+        assert "✓ confirmed" in text
+        await pilot.press("pageup")
+        assert "▸ largest     batch_size=42" in screen_text(app)
+        assert "✓ confirmed" not in screen_text(app)
+
+
 async def test_where_batch_1_does_not_fit_enter_applies_all_of_a_change(home: Home) -> None:
     async with running(home, size=FULL) as (app, pilot):
         text = await opened(pilot, a_search(home, nothing_fits()))

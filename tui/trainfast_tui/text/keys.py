@@ -146,7 +146,7 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
         Action("leave", ("escape", "b"), "leave", "Back to the main screen; the search goes on."),
         Action("cancel", ("s",), "stop", "Stop the search and keep its journal."),
         Action("again", ("f5",), "go on", "Take an ended search up again; one with an answer starts anew."),
-        *_moves("BatchSearchView", "answer, or line of the question,"),
+        *_moves("BatchSearchView", "answer, row of sizes, or line of the question,", pages=True),
     ),
     "script": (
         Action("save", ("w",), "save", "Save the command and the mapping as a preset, and choose it as the next run."),

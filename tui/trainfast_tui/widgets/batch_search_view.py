@@ -18,6 +18,7 @@ from trainfast_tui.text.lines import (
     Tone,
     labelled,
     line_length,
+    out_of_sight,
     paragraph,
     paragraphs,
     rule,
@@ -69,6 +70,9 @@ class BatchSearchView(Painted):
         self._at = 0
         self._top = 0
         """The first line in sight of a question that is longer than the screen."""
+        self._back = 0
+        """The rows of the table out of sight below, where it was scrolled; it is held to the table."""
+        self._rows_in_sight = 1
 
     def show(self, search: SearchSnapshot | None, now_ns: int, asked_ns: int | None = None) -> None:
         """Show this search; `now_ns` is CLOCK_MONOTONIC, `asked_ns` the time of a request that has not started yet."""
@@ -98,9 +102,24 @@ class BatchSearchView(Painted):
         return found[min(self._at, len(found) - 1)] if found else None
 
     def action_move(self, by: int) -> None:
-        """Move the cursor among the answers that Enter can apply, or scroll the question."""
-        self._top += by
-        self._at = max(0, min(len(choices(self._search)) - 1, self._at + by))
+        """Move the cursor among the answers that Enter can apply; without any scroll the table, or the question."""
+        found = () if self._question else choices(self._search)
+        if found:
+            self._at = max(0, min(len(found) - 1, self._at + by))
+            self.repaint()
+        else:
+            self._scroll(by)
+
+    def action_page(self, by: int) -> None:
+        """Scroll the table, or the question, by pages."""
+        self._scroll(by * (max(1, self.size.height - 2) if self._question else self._rows_in_sight))
+
+    def _scroll(self, by: int) -> None:
+        """Scroll by lines of the question, else by rows of the table."""
+        if self._question:
+            self._top += by
+        else:
+            self._back -= by
         self.repaint()
 
     def _question_lines(self, width: int) -> list[Line]:
@@ -126,12 +145,21 @@ class BatchSearchView(Painted):
             foot += [[], *paragraph(self._notice[0], width, self._notice[1])]
         # Blank lines come before the table, the chart and the foot.
         room = height - len(head) - 1 - len(foot) - (1 if foot else 0)
-        if len(table) > room:
-            # Keep the title and the newest rows.
-            table = [table[0], *table[len(table) - max(1, room - 1) :]]
+        table, hidden = self._in_sight(table, room)
         room -= len(table) + 1
         chart = _chart(search, width, min(MOST_CHART, room)) if room >= LEAST_CHART else []
-        return [*head, [], *table, *([[], *chart] if chart else []), *([[], *foot] if foot else [])]
+        return [*head, hidden, *table, *([[], *chart] if chart else []), *([[], *foot] if foot else [])]
+
+    def _in_sight(self, table: list[Line], room: int) -> tuple[list[Line], Line]:
+        """Return the title with the rows that fit, the newest unless scrolled, and a line that counts the others."""
+        title, *rows = table
+        self._rows_in_sight = max(1, min(len(rows), room - 1))
+        self._back = max(0, min(self._back, len(rows) - self._rows_in_sight))
+        end = len(rows) - self._back
+        first = max(0, end - self._rows_in_sight)
+        words = out_of_sight(first, self._back)
+        hidden: Line = [(f"more rows: {words}  PgUp PgDn", "key")] if words else []
+        return [title, *rows[first:end]], hidden
 
 
 def _head(search: SearchSnapshot, name: str, now_ns: int, width: int) -> list[Line]:
