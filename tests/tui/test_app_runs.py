@@ -250,6 +250,36 @@ def test_runs_without_a_figure_come_last_in_either_order() -> None:
     assert [row.run_id for row in ordered(rows, by_rate, True)] == ["b", "c", "a"]
 
 
+def test_runs_of_another_seq_len_are_not_ranked_among_the_others() -> None:
+    rates = {"a": (128, 50.0), "b": (512, 14.0), "c": (128, 90.0), "d": (512, 60.0), "e": (None, 70.0)}
+    rows = [
+        RunRow(name, "p", None, "finished", samples_per_s=rate, knobs={"seq_len": length} if length else {})
+        for name, (length, rate) in rates.items()
+    ]
+    by_rate = next(order for order in ORDERS if order.name == "samples/s")
+    assert [row.run_id for row in ordered(rows, by_rate, False)] == ["c", "a", "e", "d", "b"]
+    assert [row.run_id for row in ordered(rows, by_rate, True)] == ["b", "d", "a", "c", "e"]
+
+
+async def test_order_by_speed_names_the_seq_len_where_runs_differ_in_it(home: Home) -> None:
+    two_runs(home)
+    a_run(home, "20261121-060000-tiny-llama-cccc", knobs={"seq_len": 64, "lr": 2.0}, step_ms=100.0)
+    async with running(home, size=(120, 40)) as (_, pilot):
+        await pilot.press("h")
+        text = await until(pilot, "runs   3   by started, newest first")
+        assert "apart" not in text
+        await pilot.press("o")
+        text = await until(pilot, "runs   3   by samples/s, most first, each seq_len apart")
+        rows = [line.rstrip() for line in text.splitlines()[2:5]]
+        assert rows[0].endswith("seq_len=64  lr=2"), "its seq_len stands once"
+        assert rows[1].endswith("seq_len=128  batch_size=16")
+        assert rows[2].endswith("seq_len=128")
+        await pilot.press("slash", *"seq_len=128", "enter")
+        text = await until(pilot, "runs   2 of 3")
+        assert "apart" not in text, "they compare"
+        assert "seq_len" not in text.splitlines()[2]
+
+
 def test_a_filter_wants_every_word() -> None:
     row = RunRow("20260101-000000-x", "bert-large", None, "oom", knobs={"batch_size": 64})
     assert matches(row, "bert memory batch_size=64")

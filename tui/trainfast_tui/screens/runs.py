@@ -112,6 +112,7 @@ class RunsScreen(AppScreen):
             order, count = self.table.order, f"{len(self._matching):,}"
             head = f"runs   {count} of {len(self._rows):,}" if self._filter else f"runs   {count}"
             head += f"   by {order.name}, {order.words[self.table.reverse]}"
+            head += ", each seq_len apart" if self.table.are_apart else ""
             head += f"   with “{self._filter}”" if self._filter else ""
             self.query_one("#head", StatusLine).show(head, "title")
 

@@ -24,11 +24,16 @@ COLUMNS: Columns = (("started", 18), ("preset", 26), ("state", 17), ("samples/s"
 NARROW: Columns = (("started", 16), ("preset", 15), ("state", 17), ("samples/s", 12))
 NARROWEST: Columns = (("preset", 15), ("state", 17), ("samples/s", 12))
 FULL_WIDTH = 80
-
+LENGTH = "seq_len"
 
 ORDERS: tuple[Order[RunRow], ...] = (
     Order("started", lambda row: row.run_id, words=("newest first", "oldest first")),
-    Order("samples/s", lambda row: row.samples_per_s if row.measured_under is None else None),
+    # As a comparison has it: a sample of another length is other work.
+    Order(
+        "samples/s",
+        lambda row: row.samples_per_s if row.measured_under is None else None,
+        apart=lambda row: _length(row),
+    ),
     Order("peak memory", lambda row: row.peak_allocated_bytes),
     Order("preset", lambda row: row.name, largest_first=False, words=("a to z", "z to a")),
     Order("state", lambda row: row.state, largest_first=False, words=("a to z", "z to a")),
@@ -60,6 +65,8 @@ class RunsTable(SortedTable[RunRow]):
         self.marked: list[str] = []
         """Ids of marked runs, first marked first; at most two."""
         self._is_listed = False
+        self.are_apart = False
+        """True if the order is by a figure that ranks among the runs of one seq_len alone, and there are several."""
 
     @property
     def below(self) -> RunRow | None:
@@ -80,6 +87,9 @@ class RunsTable(SortedTable[RunRow]):
         """Put the listed rows in order and draw them; the cursor stays on its run."""
         if (here := self.current) is not None:
             self._here = here.run_id
+        order = self.order
+        ranked = [row for row in self._listed if order.apart is not None and order.key(row) is not None]
+        self.are_apart = len(set(map(_length, ranked))) > 1
         super().reorder()
 
     def action_mark(self) -> None:
@@ -116,7 +126,11 @@ class RunsTable(SortedTable[RunRow]):
         }
         line: Line = [(f" {'●' if row.run_id in self.marked else ' '} ", "accent")]
         line += [(self.cell(name, cells[name][0], room), cells[name][1]) for name, room in self.columns(width)]
-        changed = fmt.plain(brief(row.overrides, width - line_length(line)))
+        overrides = dict(row.overrides)
+        if self.are_apart and self.order.key(row) is not None and (length := _length(row)):
+            overrides.pop(LENGTH, None)
+            line.append((f"{length}  ", "title"))
+        changed = fmt.plain(brief(overrides, width - line_length(line)))
         line.append((changed, "text"))
         gap = "  " if changed else ""
         doubts = [SYNTHETIC] * bool(row.synthetic_data) + [STRICT] * bool(_starred(row))
@@ -128,6 +142,12 @@ class RunsTable(SortedTable[RunRow]):
 def _speed(row: RunRow) -> str:
     """Samples a second, with a star if the figure ranks against no other run."""
     return fmt.number(row.samples_per_s) + ("*" if _starred(row) else "")
+
+
+def _length(row: RunRow) -> str:
+    """The seq_len as it is typed; empty if the run has none, as a script whose mapping does not name it."""
+    length = row.knobs.get(LENGTH)
+    return "" if length is None else fmt.plain(f"{LENGTH}={length}")
 
 
 def _starred(row: RunRow) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, ClassVar, Generic, TypeVar
 
 from textual.message import Message
@@ -26,14 +27,25 @@ class Order(Generic[Row]):
     largest_first: bool = True
     words: tuple[str, str] = ("most first", "least first")
     """The usual direction and the other one."""
+    apart: Callable[[Row], object] | None = None
+    """The value by which rows rank only among their like; None where all rank together."""
 
 
 def ordered(rows: Iterable[Row], order: Order[Row], reverse: bool) -> list[Row]:
-    """Return the rows in this order, those without its value last; rows of one value keep their places."""
+    """Return the rows in this order, those without its value last; rows of one value keep their places.
+
+    Rows that rank apart come after each other, the group with the first row first.
+    """
     listed = list(rows)
     known = [row for row in listed if order.key(row) is not None]
     unknown = [row for row in listed if order.key(row) is None]
-    return sorted(known, key=order.key, reverse=order.largest_first != reverse) + unknown  # type: ignore[arg-type]
+    known.sort(key=order.key, reverse=order.largest_first != reverse)  # type: ignore[arg-type]
+    if order.apart is not None:
+        groups: dict[object, list[Row]] = {}
+        for row in known:
+            groups.setdefault(order.apart(row), []).append(row)
+        known = list(chain.from_iterable(groups.values()))
+    return known + unknown
 
 
 class SortedTable(Painted, Generic[Row]):
