@@ -55,7 +55,7 @@ class DeviceReading(msgspec.Struct, frozen=True, kw_only=True):
     gpu_max_temperature_c: int | None = None
     """The highest temperature in operation: above it the driver slows the GPU down (sw_thermal)."""
     degrees_to_slowdown_c: int | None = None
-    """Degrees left before the GPU is slowed down: NVML's own margin, else the lower of both limits less the temperature."""
+    """Degrees left before the GPU is slowed down: NVML's margin, else the lower of both limits less the temperature."""
     memory_temperature_c: int | None = None
     """High-bandwidth memory only; the hot spot of the chip is not in NVML at all."""
     memory_max_temperature_c: int | None = None

@@ -297,7 +297,7 @@ def uncounted_bytes(state: SearchState, rank: int) -> int:
 
 
 def _points(state: SearchState, rank: int) -> tuple[dict[int, dict[str, int]], int]:
-    """A rank's peaks by batch size and phase with the bytes that its limit counts beyond them, and the last such bytes."""
+    """A rank's peaks by batch size and phase with the bytes its limit counts beyond them, and the last such bytes."""
     points: dict[int, dict[str, int]] = {}
     beyond = 0
     for probe in state.fitting:
