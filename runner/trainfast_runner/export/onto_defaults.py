@@ -52,4 +52,4 @@ def edited(source: str, file: str, values: Mapping[str, object]) -> tuple[str, l
 
 def _is_required(call: ast.Call) -> bool:
     """True if the flag has to be given, and its default is of no use."""
-    return any(one.arg == "required" and getattr(one.value, "value", None) is True for one in call.keywords)
+    return any(keyword.arg == "required" and getattr(keyword.value, "value", None) is True for keyword in call.keywords)

@@ -76,7 +76,7 @@ def calls_of(tree: ast.AST, functions: Sequence[str]) -> Iterator[ast.Call]:
 
 def _one(wanted: CallFields, nodes: list[ast.Call]) -> ast.Call | None:
     """The only call, or the only one that shuffles, as a loader for training does; None if several are left."""
-    shuffling = [node for node in nodes if any(_is_shuffle(one) for one in node.keywords)]
+    shuffling = [node for node in nodes if any(_is_shuffle(keyword) for keyword in node.keywords)]
     return nodes[0] if len(nodes) == 1 else shuffling[0] if len(shuffling) == 1 else None
 
 

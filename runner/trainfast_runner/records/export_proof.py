@@ -55,4 +55,4 @@ def last_proof(directory: Path, to: str, text_sha256: str) -> ExportProof | None
         proofs = list(rest_of(Tail(directory / PROOFS_FILE, ExportProof)))
     except OSError:
         return None
-    return next((one for one in reversed(proofs) if (one.to, one.text_sha256) == (to, text_sha256)), None)
+    return next((proof for proof in reversed(proofs) if (proof.to, proof.text_sha256) == (to, text_sha256)), None)

@@ -33,7 +33,7 @@ def answer_of(state: SearchState) -> Answer:
     tight = tightest(fits, most)
     line = max(tight.lines, key=lambda one: one.at(most))
     margins = _margins(state, tight, most)
-    recommended = _recommended(state, fits, most, sum(one.margin_bytes for one in margins))
+    recommended = _recommended(state, fits, most, sum(margin.margin_bytes for margin in margins))
     fastest, rate = _fastest(state)
     too_large = _too_large(state, most)
     return Answer(
@@ -125,7 +125,7 @@ def _margins(state: SearchState, tight: MemoryLines, most: int) -> list[Margin]:
 def _recommended(state: SearchState, fits: tuple[MemoryLines, ...], most: int, margin_bytes: int) -> int:
     """The largest batch that leaves the margin on every rank and made no allocator retry; at least 1."""
     found = largest_fitting(
-        lambda size: all(one.need_bytes(size) + margin_bytes <= one.limit_bytes for one in fits),
+        lambda size: all(fit.need_bytes(size) + margin_bytes <= fit.limit_bytes for fit in fits),
         min(most, LARGEST_BATCH),
     )
     retried = _smallest_retried(state)
@@ -147,7 +147,7 @@ def _recommended_why(state: SearchState, most: int, recommended: int, tight: Mem
     if recommended == most:
         # It was run: this is what it left.
         left, source = float(_headroom(state, tight, most)), ""
-    reasons = ", and for ".join(one.why for one in margins if one.margin_bytes)
+    reasons = ", and for ".join(margin.why for margin in margins if margin.margin_bytes)
     words = f"leaves {mebibytes(left)}{source} for {reasons}"
     retried = _smallest_retried(state)
     if retried is not None and retried <= most:
@@ -192,4 +192,4 @@ def _peak_in_confirmation(confirmation: ConfirmationRun, rank: int) -> int | Non
     """The rank's own peak; the fullest rank's in a journal older than peaks by rank."""
     if not confirmation.ranks:
         return confirmation.peak_allocated_bytes
-    return next((one.peak_allocated_bytes for one in confirmation.ranks if one.rank == rank), None)
+    return next((peaks.peak_allocated_bytes for peaks in confirmation.ranks if peaks.rank == rank), None)

@@ -178,7 +178,7 @@ class BatchConductor(Conductor[AnyLine, Ended]):
             process = self._warm_process()
             if self._ready(process) is None:
                 return None
-        is_first = not any(one.run_id == process.directory.name for one in self._state().probes)
+        is_first = not any(probe.run_id == process.directory.name for probe in self._state().probes)
         steps = (STEPS if is_first else LATER_STEPS)[self._plan.device]
         began_ns = time.monotonic_ns()
         answers = process.probe(batch_size, steps)

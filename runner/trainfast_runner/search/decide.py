@@ -45,27 +45,27 @@ class SearchState:
     @property
     def fitting(self) -> list[Probe]:
         """Probes that fitted, the smallest first."""
-        return sorted((one for one in self.probes if one.outcome == "fits"), key=lambda one: one.batch_size)
+        return sorted((probe for probe in self.probes if probe.outcome == "fits"), key=lambda probe: probe.batch_size)
 
     @property
     def best(self) -> int:
         """The largest size that fitted; 0 before any did."""
-        return max((one.batch_size for one in self.fitting), default=0)
+        return max((probe.batch_size for probe in self.fitting), default=0)
 
     @property
     def most(self) -> int:
         """The largest size that may be tried: a script's data fills no larger one."""
-        return min((one.batch_size for one in self.probes if one.fills_data), default=LARGEST_BATCH)
+        return min((probe.batch_size for probe in self.probes if probe.fills_data), default=LARGEST_BATCH)
 
     @property
     def too_large(self) -> int | None:
         """The smallest size that ran out of memory in a probe."""
-        return min((one.batch_size for one in self.probes if one.outcome == "oom"), default=None)
+        return min((probe.batch_size for probe in self.probes if probe.outcome == "oom"), default=None)
 
     @property
     def tried(self) -> int:
         """Number of probes that count."""
-        return sum(one.outcome != "void" for one in self.probes)
+        return sum(probe.outcome != "void" for probe in self.probes)
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def _fits(state: SearchState, slope: float | None) -> tuple[MemoryLines, ...]:
 
 def tightest(fits: Sequence[MemoryLines], batch_size: int) -> MemoryLines:
     """Return the fit that leaves the least at this batch size."""
-    return min(fits, key=lambda one: one.limit_bytes - one.need_bytes(batch_size))
+    return min(fits, key=lambda fit: fit.limit_bytes - fit.need_bytes(batch_size))
 
 
 def decide(state: SearchState) -> Decision:
@@ -189,7 +189,7 @@ def _towards_boundary(state: SearchState, fits: tuple[MemoryLines, ...]) -> Deci
         return Decision(
             "prove", _why_confirm(fits, best, likely, f"by the fit {likely + 1} would need {needs}, {error}"), likely
         )
-    over = max(one.need_bytes(decides) - one.limit_bytes for one in fits)
+    over = max(fit.need_bytes(decides) - fit.limit_bytes for fit in fits)
     words = f"{likely} should fit; whether {decides} does is within the error of the fit"
     if over > 0:
         too_much = f"by the fit {decides} is {mebibytes(over)} too large"
@@ -199,7 +199,7 @@ def _towards_boundary(state: SearchState, fits: tuple[MemoryLines, ...]) -> Deci
 
 def _sure(fits: tuple[MemoryLines, ...]) -> int:
     """The largest size that fits on every rank even with the whole error of the fit against it."""
-    return largest_fitting(lambda size: all(one.surely_fits(size) for one in fits), LARGEST_BATCH)
+    return largest_fitting(lambda size: all(fit.surely_fits(size) for fit in fits), LARGEST_BATCH)
 
 
 def _should_run_out(state: SearchState, fits: tuple[MemoryLines, ...], size: int) -> bool:
@@ -209,7 +209,7 @@ def _should_run_out(state: SearchState, fits: tuple[MemoryLines, ...], size: int
     """
     if state.no_oom or len(state.fitting) < 2 or size > LARGEST_BATCH:
         return False
-    return any(one.need_bytes(size) > one.limit_bytes for one in fits)
+    return any(fit.need_bytes(size) > fit.limit_bytes for fit in fits)
 
 
 def _second_size(state: SearchState) -> int:
@@ -220,7 +220,7 @@ def _second_size(state: SearchState) -> int:
 
 def _between(state: SearchState, fits: tuple[MemoryLines, ...], best: int, too_large: int) -> Decision:
     """Something fitted and something was too large, further apart than the tolerance."""
-    if sum(one.outcome == "oom" for one in state.probes) == 1:
+    if sum(probe.outcome == "oom" for probe in state.probes) == 1:
         size = largest_fitting(lambda size: ceiling(state, fits, size) < too_large, too_large - 1) + 1
         why = f"{too_large} does not fit: {size} needs as much less as decides it"
     else:
@@ -262,9 +262,9 @@ def _is_refuted(state: SearchState, fits: tuple[MemoryLines, ...], batch_size: i
     """
     if state.best + 1 >= batch_size or state.tried >= MOST_PROBES or not fits:
         return False
-    if not all(one.surely_fits(batch_size) for one in fits):
+    if not all(fit.surely_fits(batch_size) for fit in fits):
         return False  # a size tried since then has set it right
-    left = min(one.limit_bytes - one.need_bytes(batch_size) for one in fits)
+    left = min(fit.limit_bytes - fit.need_bytes(batch_size) for fit in fits)
     return left > TOLERANCE_BYTES or len(state.confirmations) > 1
 
 
@@ -312,7 +312,10 @@ def _points(state: SearchState, rank: int) -> tuple[dict[int, dict[str, int]], i
 def _limit(state: SearchState, rank: int) -> int | None:
     """The rank's limit in bytes, or its last reported available memory if that is less; None if neither is known."""
     available = [
-        one.available_bytes for probe in state.probes for one in probe.ranks if one.rank == rank and one.available_bytes
+        peaks.available_bytes
+        for probe in state.probes
+        for peaks in probe.ranks
+        if peaks.rank == rank and peaks.available_bytes
     ]
     limits = [state.limits_bytes[min(rank, len(state.limits_bytes) - 1)]] if state.limits_bytes else []
     return min([*limits, *available[-1:]], default=None)

@@ -162,7 +162,7 @@ def fitting_probe(
         seconds=seconds,
         step_ms=result.step_ms.p50,
         samples_per_s=result.throughput.samples_per_s.median,
-        alloc_retries=sum(one.alloc_retries or 0 for one in ranks),
+        alloc_retries=sum(peaks.alloc_retries or 0 for peaks in ranks),
         ranks=ranks,
         rank=tightest.rank,
         phase=SCRIPT_PHASE,

@@ -46,7 +46,7 @@ def answer_of(state: BestState) -> BestAnswer | None:
         gain = cold.difference(best, baseline)
     within = _within_percent(cold, best, gain)
     prospects = Prospects(state)
-    tried = {one.candidate for one in state.ran if one.outcome != "void"}
+    tried = {run.candidate for run in state.ran if run.outcome != "void"}
     verdicts = [_verdict(cold, prospects, best, number) for number in range(len(state.candidates))]
     if within is not None:
         verdicts[best] = msgspec.structs.replace(verdicts[best], reason=CHOSEN)
@@ -130,7 +130,7 @@ def _log_rate(cold: ColdRuns, number: int) -> tuple[float, float] | None:
     """The ln samples/s of a candidate and half of its interval: by fresh processes, else by trials; else None."""
     state = cold.state
     # The real memory_limit slows every step of a CPU run.
-    full = [one for one in state.races if one.role != "limit"]
+    full = [race for race in state.races if race.role != "limit"]
     runs = [one.samples_per_s for one in full if one.candidate == number and one.outcome == "measured"]
     rates = [math.log(rate) for rate in runs if rate]
     if rates:
@@ -140,8 +140,8 @@ def _log_rate(cold: ColdRuns, number: int) -> tuple[float, float] | None:
     if not trials:
         return None
     if state.question.objective == "samples_per_joule":
-        logs = [value for one in trials if (value := log_rate(one)) is not None]
-        variance = statistics.fmean(state.measured.variance(one) for one in trials) / len(trials)
+        logs = [value for trial in trials if (value := log_rate(trial)) is not None]
+        variance = statistics.fmean(state.measured.variance(trial) for trial in trials) / len(trials)
         return statistics.fmean(logs), NORMAL_95 * math.sqrt(variance + state.posterior.scales.visit**2)
     return state.posterior.mean[number], NORMAL_95 * math.sqrt(max(state.posterior.variance[number], 0.0))
 
@@ -174,9 +174,9 @@ def _value(cold: ColdRuns, number: int) -> Interval | None:
 def _run_ids(state: BestState, number: int) -> list[str]:
     """The runs in fresh processes that measured a candidate."""
     return [
-        one.run_id
-        for one in state.races
-        if one.candidate == number and one.outcome == "measured" and one.role != "limit"
+        race.run_id
+        for race in state.races
+        if race.candidate == number and race.outcome == "measured" and race.role != "limit"
     ]
 
 
@@ -204,7 +204,7 @@ def _effects(cold: ColdRuns, best: int) -> Iterator[Effect]:
     state = cold.state
     levels, baseline = state.posterior.levels, state.space.baseline
     ran = [levels.settings[number] for number in state.rated]
-    earlier = {one.knob for one in state.question.earlier}
+    earlier = {effect.knob for effect in state.question.earlier}
     for knob, name in enumerate(levels.names):
         base = levels.settings[baseline][knob]
         for level, value in enumerate(levels.values[name]):

@@ -176,9 +176,9 @@ class BestSoFar:
         if self.question is not None and self.question.limits_bytes:
             return min(self.question.limits_bytes)
         limits = (
-            one.predicted_bytes - one.excess_bytes
-            for one in self.candidates
-            if one.predicted_bytes is not None and one.excess_bytes is not None
+            candidate.predicted_bytes - candidate.excess_bytes
+            for candidate in self.candidates
+            if candidate.predicted_bytes is not None and candidate.excess_bytes is not None
         )
         return next(limits, None)
 

@@ -134,7 +134,7 @@ class ColdRuns:
     @property
     def count(self) -> int:
         """Number of runs that count."""
-        return sum(one.outcome != "void" for one in self.state.races)
+        return sum(race.outcome != "void" for race in self.state.races)
 
     @cached_property
     def finalists(self) -> list[int]:
@@ -156,7 +156,9 @@ class ColdRuns:
 
     def runs(self, number: int, *roles: str) -> int:
         """Number of runs of a candidate in these roles that count."""
-        return sum(one.candidate == number and one.role in roles and one.outcome != "void" for one in self.state.races)
+        return sum(
+            race.candidate == number and race.role in roles and race.outcome != "void" for race in self.state.races
+        )
 
     @cached_property
     def contenders(self) -> list[int]:
@@ -245,7 +247,7 @@ class ColdRuns:
     def unchecked(self) -> list[int]:
         """The measured candidates near memory_limit that had no run under it, the fastest first."""
         state = self.state
-        measured = (one for one in state.alive if one in state.rated or one in self.every.values)
+        measured = (number for number in state.alive if number in state.rated or number in self.every.values)
         left = (one for one in measured if self.is_near_limit(one) and not self.runs(one, "limit"))
         return sorted(left, key=lambda one: -state.value(one)[0])
 

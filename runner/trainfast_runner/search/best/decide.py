@@ -69,7 +69,7 @@ def _baseline(state: BestState) -> Move | None:
     number = state.space.baseline
     if number in state.rated:
         return None
-    ran = [one for one in state.trials if one.candidate == number]
+    ran = [trial for trial in state.trials if trial.candidate == number]
     if any(one.outcome in UNUSABLE for one in ran):
         return _end("failed", f"the baseline failed: {ran[-1].reason}")
     if sum(one.outcome == "void" for one in ran) >= MOST_VOID:
@@ -80,11 +80,11 @@ def _baseline(state: BestState) -> Move | None:
 def _opening(state: BestState, prospects: Prospects) -> Move | None:
     """In the baseline's process: the largest batch that fits, then each warm knob's other values there."""
     process = state.candidates[state.space.baseline].process
-    if any(state.candidates[one.candidate].process != process for one in state.trials):
+    if any(state.candidates[trial.candidate].process != process for trial in state.trials):
         return None
     if state.spent_s > RESERVED * state.question.budget_s:
         return None
-    ran = {one.candidate for one in state.trials if one.run_id not in state.measured.void}
+    ran = {trial.candidate for trial in state.trials if trial.run_id not in state.measured.void}
     for number, why in _openers(state):
         if number not in ran and number in prospects.affordable:
             return _trial(state, number, why)
@@ -192,10 +192,10 @@ def _finish(state: BestState, prospects: Prospects) -> Move:
 def _closing_visit(state: BestState, move: Move) -> Move:
     """The move, or before it leaves a process the repeat of that process's first setting, which shows drift."""
     stays = move.action == "end" or (move.action == "trial" and not move.cold)
-    visit = [one for one in state.visit if one.outcome in ("measured", "slow")]
+    visit = [trial for trial in state.visit if trial.outcome in ("measured", "slow")]
     if stays or len({one.candidate for one in visit}) < 2 or any(one.repeats for one in visit):
         return move
-    repeated = [one for one in state.visit if one.repeats]
+    repeated = [trial for trial in state.visit if trial.repeats]
     if len(repeated) >= MOST_VOID or any(one.outcome in ("oom", "failed") for one in state.visit[-1:]):
         return move
     first = visit[0].candidate
@@ -241,7 +241,7 @@ def _with_figures(move: Move, state: BestState, prospects: Prospects) -> Move:
 
 def _new_values(state: BestState, number: int) -> Iterable[str]:
     levels = state.posterior.levels
-    ran = [levels.settings[one.candidate] for one in state.trials]
+    ran = [levels.settings[trial.candidate] for trial in state.trials]
     for knob, name in enumerate(levels.names):
         level = levels.settings[number][knob]
         if all(setting[knob] != level for setting in ran):

@@ -58,10 +58,10 @@ class Levels:
 
     def __init__(self, candidates: Sequence[RecordedKnobs], weights: Mapping[str, float] | None = None) -> None:
         self.names = _modelled(candidates)
-        self.values = {name: list(dict.fromkeys(one[name] for one in candidates)) for name in self.names}
+        self.values = {name: list(dict.fromkeys(candidate[name] for candidate in candidates)) for name in self.names}
         places = [{_key(value): place for place, value in enumerate(self.values[name])} for name in self.names]
         self._places = dict(zip(self.names, places, strict=True))
-        self.settings: list[Setting] = [self.setting(one) for one in candidates]
+        self.settings: list[Setting] = [self.setting(candidate) for candidate in candidates]
         weight = (weights or {}).get
         self.correlations = [_correlations(name, self.values[name], weight(name, 1.0)) for name in self.names]
         self.columns = [[setting[knob] for setting in self.settings] for knob in range(len(self.names))]
@@ -283,11 +283,11 @@ def _centered(observation: Observation, center: float) -> float:
 
 def _modelled(candidates: Sequence[RecordedKnobs]) -> list[str]:
     """The knobs that have several values, without accumulation or batch where the other one and strategy decide it."""
-    names = [name for name in candidates[0] if len({_key(one[name]) for one in candidates}) > 1]
+    names = [name for name in candidates[0] if len({_key(candidate[name]) for candidate in candidates}) > 1]
     for derived in reversed(BATCH_KNOBS):
         others = [name for name in names if name in (*BATCH_KNOBS, *MESH) and name != derived]
         if derived in names:
-            decided = {tuple(_key(one[name]) for name in (*others, derived)) for one in candidates}
+            decided = {tuple(_key(candidate[name]) for name in (*others, derived)) for candidate in candidates}
             if len(decided) == len({key[:-1] for key in decided}):
                 names.remove(derived)
     return names

@@ -46,7 +46,7 @@ def estimate(best: BestPlan, home: Home, options: BestOptions) -> Estimate:
     """
     continued(best, home, options)
     question, space = best.question, best.space
-    legal = [one for one in space.candidates if one.ruled_out is None]
+    legal = [candidate for candidate in space.candidates if candidate.ruled_out is None]
     levels = {name: {repr(one.knobs[name]) for one in legal} for name in (legal[0].knobs if legal else ())}
     trials = 1 + sum(len(values) - 1 for values in levels.values())
     by_knob = [{repr(one.process[name]) for one in legal if name in one.process} for name in levels]

@@ -31,7 +31,7 @@ class ColdRun:
 def next_cold_run(state: BestState) -> ColdRun | None:
     """Return the next run in a fresh process; None when the answer is confirmed."""
     cold = ColdRuns(state)
-    if sum(one.outcome == "void" for one in state.races) >= 2 * MOST_VOID:
+    if sum(race.outcome == "void" for race in state.races) >= 2 * MOST_VOID:
         return None
     return _race(cold) or _confirm(cold) or _turn_back(cold) or _under_limit(cold)
 
@@ -57,7 +57,7 @@ def _race(cold: ColdRuns) -> ColdRun | None:
 
 
 def _confirming(cold: ColdRuns) -> bool:
-    return any(one.role == "confirm" for one in cold.state.races)
+    return any(race.role == "confirm" for race in cold.state.races)
 
 
 def _confirm(cold: ColdRuns) -> ColdRun | None:

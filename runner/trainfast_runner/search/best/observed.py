@@ -164,7 +164,7 @@ def process_key(process: Mapping[str, object]) -> ProcessKey:
 
 def switch_seconds(trials: Iterable[Trial]) -> float:
     """The median seconds that a warm trial takes beside its timed steps; 0.3 before any."""
-    beside = [max(0.0, one.seconds - sum(one.step_ms) / 1000) for one in trials if one.warm]
+    beside = [max(0.0, trial.seconds - sum(trial.step_ms) / 1000) for trial in trials if trial.warm]
     return statistics.median(beside) if beside else 0.3
 
 
@@ -182,8 +182,8 @@ def steps_for(deviation: float, error: float, least: int, most: int) -> int:
 def _drift(trials: Sequence[Trial]) -> tuple[float, float] | None:
     """The ln rate of a visit's first setting at its end less that at its beginning, and the factor of a step's
     deviation that is its error; None if it was not repeated."""
-    first = [one for one in trials if one.candidate == trials[0].candidate and not one.repeats]
-    last = [one for one in trials if one.repeats]
+    first = [trial for trial in trials if trial.candidate == trials[0].candidate and not trial.repeats]
+    last = [trial for trial in trials if trial.repeats]
     if not first or not last:
         return None
     begin = [step for one in first for step in one.step_ms]

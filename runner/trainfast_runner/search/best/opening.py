@@ -108,7 +108,7 @@ def _gpus_of(survey: Survey, space: Space) -> list[str]:
     if survey.machine.device != "cuda":
         return []
     specs = [spec_of(survey.spec, {}), *survey.legal(space).values()]
-    meshes = {tuple(one.knobs[name] for name in MESH): one for one in specs}
+    meshes = {tuple(spec.knobs[name] for name in MESH): spec for spec in specs}
     widest = max(meshes.values(), key=lambda one: device_count(one, survey.machine))
     chosen = survey.machine.choose_gpus(device_choice(devices_asked(widest.knobs)), str(widest.knobs["strategy"]))
     return [gpu.uuid for gpu in chosen.gpus if gpu.uuid]

@@ -120,7 +120,11 @@ class Prospects:
         state = self._state
         settings = state.posterior.levels.settings
         # A value that failed or did not fit was run, too.
-        ran = {one.candidate for one in state.trials if one.outcome != "void" and one.run_id not in state.measured.void}
+        ran = {
+            trial.candidate
+            for trial in state.trials
+            if trial.outcome != "void" and trial.run_id not in state.measured.void
+        }
         seen = [set(levels) for levels in zip(*(settings[number] for number in ran), strict=True)]
         columns = state.posterior.levels.columns
         unfinished = [knob for knob, levels in enumerate(seen) if not levels.issuperset(columns[knob])]

@@ -54,7 +54,7 @@ def best_report(directory: Path) -> dict[str, Any]:
             isinstance(line, Trial | Race) and line.outcome == "measured" and bool(line.reason) for line in lines
         ),
         "orders": [_order(line, space) for line in lines if isinstance(line, Ordered)],
-        "earlier": [_effect(one, "search_id") for one in question.earlier],
+        "earlier": [_effect(effect, "search_id") for effect in question.earlier],
         **fields_of(ended, "missing_bytes", "stopped_because", "seconds"),
     }
 
@@ -78,8 +78,8 @@ def _answer(ended: BestEnded | None, space: Space | None, lines: Sequence[BestLi
         "within_percent": answer.within_percent,
         "tried_in_budget": answer.tried_in_budget,
         "ties": [space.candidates[number].knobs for number in answer.ties],
-        "effects": [_effect(one, "measured", "earlier") for one in answer.effects],
-        "verdicts": [_verdict(one, space) for one in answer.verdicts],
+        "effects": [_effect(effect, "measured", "earlier") for effect in answer.effects],
+        "verdicts": [_verdict(verdict, space) for verdict in answer.verdicts],
         "pareto": [_pareto(number, answer, space, lines) for number in answer.pareto],
         "changes_training": answer.changes_training,
         "notes": answer.notes,
@@ -161,7 +161,7 @@ def _rate(line: Trial) -> dict[str, float] | None:
 
 def _pareto(number: int, answer: BestAnswer, space: Space, lines: Sequence[BestLine]) -> dict[str, Any]:
     """A candidate that no other beats in both speed and memory; its peak is the highest that was measured."""
-    rate = next((one.rate for one in answer.verdicts if one.candidate == number), None)
+    rate = next((verdict.rate for verdict in answer.verdicts if verdict.candidate == number), None)
     peaks = [
         line.peak_allocated_bytes
         for line in lines

@@ -78,7 +78,7 @@ def _accumulates(one: Candidate) -> bool:
 
 def memory_from(trials: Iterable[Trial]) -> str:
     """The basis, in words, of the predicted memory of a script's candidates."""
-    asked = [one for one in trials if one.traced is not None or one.untraced]
+    asked = [trial for trial in trials if trial.traced is not None or trial.untraced]
     ids = [one.run_id for one in asked if one.traced is not None]
     reasons = [f"{one.run_id} has no trace: {one.untraced}" for one in asked if one.traced is None]
     words = [f"the traced step of {' and '.join(ids)}"] if ids else []
@@ -91,8 +91,10 @@ def with_seen_samples(space: Space, trial: Trial) -> Space:
     if trial.samples_per_step in (0, asked):
         return space
     seen = [
-        msgspec.structs.replace(one, samples_per_step=max(1, one.samples_per_step * trial.samples_per_step // asked))
-        for one in space.candidates
+        msgspec.structs.replace(
+            candidate, samples_per_step=max(1, candidate.samples_per_step * trial.samples_per_step // asked)
+        )
+        for candidate in space.candidates
     ]
     return msgspec.structs.replace(space, candidates=seen)
 

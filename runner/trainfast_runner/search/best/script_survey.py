@@ -72,7 +72,7 @@ class ScriptSurvey(Survey):
     def space(self, question: BestQuestion) -> Space:
         """Return the candidates, each in a process of its own. Raises UserError as `enumerate_space`."""
         space = super().space(question)
-        alone = [msgspec.structs.replace(one, process=dict(one.knobs)) for one in space.candidates]
+        alone = [msgspec.structs.replace(candidate, process=dict(candidate.knobs)) for candidate in space.candidates]
         return msgspec.structs.replace(space, candidates=alone)
 
     def trial_of(self, plan: RunPlan, space: Space, number: int, lines: Sequence[BestLine]) -> RunPlan:
