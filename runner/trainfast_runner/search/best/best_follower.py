@@ -29,6 +29,7 @@ from trainfast_runner.search.best.observed import Starts, log_rate, measurements
 from trainfast_runner.search.best.orders import KnobOrder, read_orders
 from trainfast_runner.search.conductor import worked_seconds
 from trainfast_runner.search.journal import Conducted, CoolingDown, Paused, Resumed, Waiting, state_of_search
+from trainfast_runner.units import highest
 
 
 @dataclass(frozen=True)
@@ -193,8 +194,7 @@ class BestSoFar:
 
     def peak_bytes(self, number: int) -> int | None:
         """The highest measured peak of a candidate; None if none was measured."""
-        peaks = (line.peak_allocated_bytes for line in self.ran if line.candidate == number)
-        return max((peak for peak in peaks if peak is not None), default=None)
+        return highest(line.peak_allocated_bytes for line in self.ran if line.candidate == number)
 
     def memory_bytes(self, number: int) -> int | None:
         """The highest measured peak of a candidate, else its prediction; None without either."""

@@ -28,6 +28,7 @@ from trainfast_runner.search.best.journal import (
 )
 from trainfast_runner.search.best.script_memory import memory_from
 from trainfast_runner.search.report_parts import fields_of, heading
+from trainfast_runner.units import highest
 
 SCRIPT_MEMORY = "the memory of a script is predicted from its trials of like settings"
 """Why `predicted_bytes` may be None for a script."""
@@ -162,13 +163,9 @@ def _rate(line: Trial) -> dict[str, float] | None:
 def _pareto(number: int, answer: BestAnswer, space: Space, lines: Sequence[BestLine]) -> dict[str, Any]:
     """A candidate that no other beats in both speed and memory; its peak is the highest that was measured."""
     rate = next((verdict.rate for verdict in answer.verdicts if verdict.candidate == number), None)
-    peaks = [
-        line.peak_allocated_bytes
-        for line in lines
-        if isinstance(line, Trial | Race) and line.candidate == number and line.peak_allocated_bytes is not None
-    ]
+    measured = (line for line in lines if isinstance(line, Trial | Race) and line.candidate == number)
     return {
         "knobs": space.candidates[number].knobs,
         "samples_per_s": _interval(rate),
-        "peak_allocated_bytes": max(peaks, default=None),
+        "peak_allocated_bytes": highest(line.peak_allocated_bytes for line in measured),
     }

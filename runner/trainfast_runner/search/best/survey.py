@@ -23,6 +23,7 @@ from trainfast_runner.settings.compatibility.facts import Facts
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.settings.world import device_count
+from trainfast_runner.units import lowest
 
 ASKS_THE_MODEL = ("sdpa", "flash")
 """Values of `attention` about which only the model's class has the answer, which takes an import of torch."""
@@ -135,4 +136,4 @@ class ModelSurvey(Survey):
         plan = self.plan
         if plan.device == "cpu" or plan.memory_limit_bytes is not None:
             return min(limits_of(plan).by_rank, default=None)
-        return min((gpu.memory_free_bytes for gpu in plan.gpus if gpu.memory_free_bytes is not None), default=None)
+        return lowest(gpu.memory_free_bytes for gpu in plan.gpus)

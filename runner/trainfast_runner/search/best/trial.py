@@ -20,6 +20,7 @@ from trainfast_runner.search.best.observed import relative_error
 from trainfast_runner.search.best.step_rule import UNTIMED, StepRule
 from trainfast_runner.search.best.too_large import shortage_in
 from trainfast_runner.search.processes import WarmProcess
+from trainfast_runner.units import highest
 
 LEAST_MORE = 2
 """Steps that are added at least."""
@@ -49,8 +50,7 @@ class _StepsTaken:
         lines = list(answers.values())
         self.step_ms += [max(times) for times in zip(*(line.step_ms for line in lines), strict=True)]
         self.losses += lines[0].losses
-        peaks = [self.peak_bytes, *(line.peak_allocated_bytes for line in lines)]
-        self.peak_bytes = max((peak for peak in peaks if peak is not None), default=None)
+        self.peak_bytes = highest((self.peak_bytes, *(line.peak_allocated_bytes for line in lines)))
         self.ended_ns = max(line.t_ns for line in lines)
         timed_ns = sum(lines[0].step_ms) * 1e6
         self.began_ns = self.began_ns or round(self.ended_ns - timed_ns)
