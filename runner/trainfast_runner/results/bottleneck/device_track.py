@@ -1,4 +1,4 @@
-"""Running totals of one device's samples: throttled time, clocks and energy of any window.
+"""Rates over one device's samples, for the throttled time, clocks and energy of any window.
 
 Energy and clocks follow straight lines between two samples. A duration counter gives the throttled time between two
 samples; a reason that only one of them shows puts it next to that sample, with that sample's clock loss. Without a
@@ -79,8 +79,8 @@ class _Rate:
         self._before = rate if is_first else self._before
         self._after = rate
 
-    def mean(self, begin_ns: int, end_ns: int, ns: int) -> float | None:
-        """Mean over the known time between two moments; None when less than `LEAST_COVERED` of `ns` is known."""
+    def mean(self, begin_ns: int, end_ns: int, window_ns: int) -> float | None:
+        """Mean over the known time between two moments; None if less than `LEAST_COVERED` of the window is known."""
         if len(self._ends) < 2:
             return None
         known, amount, at_ns = 0, 0.0, begin_ns
@@ -90,7 +90,7 @@ class _Rate:
                 known += until_ns - at_ns
                 amount += rate * (until_ns - at_ns)
             at_ns = until_ns
-        return None if known <= 0 or known < LEAST_COVERED * ns else amount / known
+        return None if known <= 0 or known < LEAST_COVERED * window_ns else amount / known
 
     def forget(self, before_ns: int) -> None:
         """Drop all breakpoints before this one."""
@@ -119,7 +119,7 @@ class Outage(NamedTuple):
 
 
 class DeviceTrack:
-    """One device's running totals at each of its samples."""
+    """One device's rates of throttling, clock and energy between its samples."""
 
     def __init__(self, uuid: str, keep: int | None, distrusted: frozenset[str]) -> None:
         self.uuid = uuid
@@ -149,8 +149,8 @@ class DeviceTrack:
             return
         self.index = sample.index if self.index is None else self.index
         if before is None:
-            for total in self._rates:
-                total.begin(t_ns)
+            for rate in self._rates:
+                rate.begin(t_ns)
         else:
             self._grow(before, sample, self.times[-1], t_ns)
         self._note_outage(t_ns, sample)
@@ -264,8 +264,8 @@ class DeviceTrack:
         columns: tuple[list[Any], ...] = (self.times, self._temperatures, self._integrated, *self._sources.values())
         for column in columns:
             del column[:count]
-        for total in self._rates:
-            total.forget(self.times[0])
+        for rate in self._rates:
+            rate.forget(self.times[0])
         self._outages = [outage for outage in self._outages if outage.end_ns >= self.times[0]]
 
     def conditions_between(self, begin_ns: int, end_ns: int, *, whole_outages: bool = False) -> DeviceConditions:
@@ -281,16 +281,16 @@ class DeviceTrack:
             and ((part := covered / (one.end_ns - one.begin_ns)) == 1 or not whole_outages)
         ]
 
-        def amount(total: _Rate, counter: str, most: float = math.inf) -> float | None:
-            """The mean rate over all of the time, but for outages in which `counter` gives the amount."""
-            rate = total.mean(begin, end, ns)
-            if rate is None:
+        def amount(rate: _Rate, counter: str, most: float = math.inf) -> float | None:
+            """The mean rate times the time; in outages the growth of `counter` instead. None for an unknown rate."""
+            mean = rate.mean(begin, end, ns)
+            if mean is None:
                 return None
             counted = [(covered, part * grown[counter]) for covered, part, grown in outages if counter in grown]
-            return min(rate, most) * (ns - sum(covered for covered, _ in counted)) + sum(grown for _, grown in counted)
+            return min(mean, most) * (ns - sum(covered for covered, _ in counted)) + sum(grown for _, grown in counted)
 
         # A counter that catches up on earlier time grows faster than the clock.
-        throttled = {name: _ms(amount(total, name, most=1.0)) for name, total in self._throttled.items()}
+        throttled = {name: _ms(amount(rate, name, most=1.0)) for name, rate in self._throttled.items()}
         low = max(0, bisect_right(self.times, begin_ns) - 1)
         high = min(bisect_left(self.times, end_ns), len(self.times) - 1)
         joules, integrated = amount(self._energy, _ENERGY), any(self._integrated[low + 1 : high + 1])
@@ -298,7 +298,7 @@ class DeviceTrack:
             index=self.index,
             uuid=self.uuid,
             throttled_ms=throttled,
-            lost_ms={name: _ms(amount(total, "", most=1.0)) for name, total in self._lost.items()},
+            lost_ms={name: _ms(amount(rate, "", most=1.0)) for name, rate in self._lost.items()},
             sources={
                 name: SOURCES[max(self._sources[name][low + 1 : high + 1], default=0)]
                 for name, ms in throttled.items()

@@ -139,7 +139,7 @@ def _rows(a: Result, b: Result) -> Iterator[ComparisonRow]:
         row = _row(label, unit, one, other, _ratio_counts(one, other, noise), more_is_better=unit != "ms")
         # Steps of another batch have no ranking, and an interval all the same.
         interval = None if verdict is not None and unranked else _interval(one, other, noise)
-        yield _of_step(replace(row, interval_percent=interval), verdict)
+        yield _with_verdict(replace(row, interval_percent=interval), verdict)
         if unit == "samples/s" and (rates_a.predicted or rates_b.predicted):
             one, other = (rates.predicted.median if rates.predicted else None for rates in (rates_a, rates_b))
             yield _row("throughput predicted", unit, one, other, _ratio_counts(one, other, 0.0), None)
@@ -148,10 +148,10 @@ def _rows(a: Result, b: Result) -> Iterator[ComparisonRow]:
         one, other = getattr(a.step_ms, name), getattr(b.step_ms, name)
         by_itself = _phase(name, a, b)
         if by_itself is not None:
-            yield _of_step(by_itself, no_ranking)
+            yield _with_verdict(by_itself, no_ranking)
         else:
             counts = _ratio_counts(one, other, 0.0) and step_noise is not None and abs(other - one) > step_noise
-            yield _of_step(_row(f"step: {name}", "ms", one, other, counts), no_ranking)
+            yield _with_verdict(_row(f"step: {name}", "ms", one, other, counts), no_ranking)
     for label, unit, one, other in (
         ("peak allocated", "bytes", a.memory.peak_allocated_bytes, b.memory.peak_allocated_bytes),
         ("peak reserved", "bytes", a.memory.peak_reserved_bytes, b.memory.peak_reserved_bytes),
@@ -163,7 +163,7 @@ def _rows(a: Result, b: Result) -> Iterator[ComparisonRow]:
         is_better = None if unit == "bytes" and (other_samples or other_work == OTHER_BATCH) else False
         row = _row(label, unit, one, other, counts, is_better)
         if unit == "J":
-            row = _of_step(row, other_samples or (OTHER_DEVICES if _watched_differently(a, b) else None))
+            row = _with_verdict(row, other_samples or (OTHER_DEVICES if _watched_differently(a, b) else None))
         yield row
         if label == "peak allocated":
             one, other = a.memory.predicted_bytes, b.memory.predicted_bytes
@@ -257,8 +257,9 @@ def _watched_differently(a: Result, b: Result) -> bool:
     return a.knobs.get("watch") != b.knobs.get("watch") and devices[0] != devices[1]
 
 
-def _of_step(row: ComparisonRow, other_work: str | None) -> ComparisonRow:
-    return row if other_work is None or row.delta is None else replace(row, verdict=other_work)
+def _with_verdict(row: ComparisonRow, verdict: str | None) -> ComparisonRow:
+    """The row with another verdict; unchanged without one, and if the figure is not known of both runs."""
+    return row if verdict is None or row.delta is None else replace(row, verdict=verdict)
 
 
 def _ratio_counts(a: float | None, b: float | None, noise: float | None) -> bool:
