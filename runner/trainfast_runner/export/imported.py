@@ -16,7 +16,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.export.call_fields import TRAINER_CALLS
 from trainfast_runner.export.foreign_settings import ForeignKnobs, from_accelerate, from_deepspeed, from_trainer_fields
 from trainfast_runner.export.onto_python import calls_of
-from trainfast_runner.export.onto_shell import Word, flags_of, literal, script_commands, script_place
+from trainfast_runner.export.onto_shell import Word, flags_of, literal, script_commands, script_index
 from trainfast_runner.export.own_command import preset_text
 from trainfast_runner.settings import script_preset
 from trainfast_runner.settings.knob_type import KnobValues
@@ -132,10 +132,10 @@ def _yaml(text: str) -> dict[str, Any] | None:
 
 def _command(words: list[Word]) -> ForeignKnobs:
     """The flags behind the script as fields of TrainingArguments, and the launcher's processes."""
-    place = script_place(words) or 0
-    flags = flags_of(words[place + 1 :])
+    index = script_index(words) or 0
+    flags = flags_of(words[index + 1 :])
     fields = {name: True if value is None else literal(value.value) for name, (_, value) in flags.items()}
-    launch = flags_of(words[:place])
+    launch = flags_of(words[:index])
     mixed = launch.pop("mixed_precision", (None, None))[1]
     if mixed is not None:
         # The script's own flag wins over the launcher's.
@@ -148,7 +148,7 @@ def _command(words: list[Word]) -> ForeignKnobs:
             knobs["devices"] = int(count.value)
             knobs.setdefault("strategy", "ddp")
     launch.pop("standalone", None)
-    if any(word.value == "NCCL_P2P_DISABLE=1" for word in words[:place]):
+    if any(word.value == "NCCL_P2P_DISABLE=1" for word in words[:index]):
         knobs["p2p"] = "off"
     return ForeignKnobs(knobs, [*foreign.not_understood, *(f"--{name}" for name in launch)])
 

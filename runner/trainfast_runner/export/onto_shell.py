@@ -53,7 +53,7 @@ def script_commands(text: str) -> list[list[Word]]:
         if line[0].lstrip().startswith("#"):
             continue
         words = [Word(one[0], line.start() + one.start(), line.start() + one.end()) for one in WORD.finditer(line[0])]
-        found += [command for command in _commands(words) if script_place(command) is not None]
+        found += [command for command in _commands(words) if script_index(command) is not None]
     return found
 
 
@@ -75,12 +75,12 @@ def _commands(words: list[Word]) -> Iterator[list[Word]]:
     yield command
 
 
-def script_place(words: list[Word]) -> int | None:
+def script_index(words: list[Word]) -> int | None:
     """The index of the script, or of the module behind `-m`; None for a command without."""
-    for place, word in enumerate(words):
+    for index, word in enumerate(words):
         if word.value.endswith(".py"):
-            return place
-    modules = [place for place, word in enumerate(words) if word.text == "-m" and place + 1 < len(words)]
+            return index
+    modules = [index for index, word in enumerate(words) if word.text == "-m" and index + 1 < len(words)]
     return modules[-1] + 1 if modules else None
 
 
@@ -93,7 +93,7 @@ def edited(
     Raises UserError unless one command starts a script, with flags of TrainingArguments if there is no `applied`.
     """
     words = _only_command(text, file)
-    script = script_place(words) or 0
+    script = script_index(words) or 0
     flags = flags_of(words[script + 1 :])
     edits, notes = _word_edits(words, applied, file) if applied is not None else ([], [])
     if any(wanted.name_in(field, flags) in flags for field in wanted.fields) or "output_dir" in flags:
@@ -183,11 +183,11 @@ def _edits(
 def flags_of(words: list[Word]) -> dict[str, tuple[Word, Word | None]]:
     """The flags by name with underscores: the word of each, and of its value, None for a flag alone."""
     found: dict[str, tuple[Word, Word | None]] = {}
-    for place, word in enumerate(words):
+    for index, word in enumerate(words):
         if not word.text.startswith("--") or word.text == "--":
             continue
         name, equals, value = word.text[2:].partition("=")
-        after = words[place + 1] if place + 1 < len(words) else None
+        after = words[index + 1] if index + 1 < len(words) else None
         if equals:
             given: Word | None = Word(value, word.end - len(value), word.end)
         else:

@@ -84,9 +84,9 @@ class _Rate:
         if len(self._ends) < 2:
             return None
         known, amount, at_ns = 0, 0.0, begin_ns
-        for place in range(bisect_right(self._ends, begin_ns), bisect_left(self._ends, end_ns) + 1):
-            until_ns = min(end_ns, self._ends[place]) if place < len(self._ends) else end_ns
-            if (rate := self._rate(place)) is not None:
+        for index in range(bisect_right(self._ends, begin_ns), bisect_left(self._ends, end_ns) + 1):
+            until_ns = min(end_ns, self._ends[index]) if index < len(self._ends) else end_ns
+            if (rate := self._rate(index)) is not None:
                 known += until_ns - at_ns
                 amount += rate * (until_ns - at_ns)
             at_ns = until_ns
@@ -98,10 +98,11 @@ class _Rate:
         del self._ends[:count], self._rates[:count]
         self._before = None
 
-    def _rate(self, place: int) -> float | None:
-        if 0 < place < len(self._ends):
-            return self._rates[place]
-        nearest, beyond = (self._rates[1], self._before) if place == 0 else (self._rates[-1], self._after)
+    def _rate(self, index: int) -> float | None:
+        """The rate up to a breakpoint; before the first and after the last one the `go_beyond` rates."""
+        if 0 < index < len(self._ends):
+            return self._rates[index]
+        nearest, beyond = (self._rates[1], self._before) if index == 0 else (self._rates[-1], self._after)
         return nearest if nearest is None or beyond is None else beyond
 
 
@@ -242,7 +243,7 @@ class DeviceTrack:
             self._lost[cause.name].go_beyond(_product(rate, _clock_loss(sample)), is_first=is_first)
 
     def _throttled_ns(self, cause: Cause, before: Reading, now: Reading, ns: int) -> tuple[float | None, int]:
-        """Throttled nanoseconds between two samples, and the place of their source in `SOURCES`."""
+        """Throttled nanoseconds between two samples, and the index of their source in `SOURCES`."""
         policy = self._growth(cause.policy_counter, before, now) if cause.policy_counter else None
         grown = [growth for field in cause.reason_counters if (growth := self._growth(field, before, now)) is not None]
         if grown and len(grown) == len(cause.reason_counters):

@@ -101,5 +101,5 @@ def _recent(steps: Sequence[Step], until_ns: int) -> list[Step]:
         return []
     since = covered[-1].t_ns - WINDOW_NS
     return [
-        step for place, step in enumerate(covered) if step.t_ns >= since or place >= len(covered) - LEAST_LIVE_STEPS
+        step for index, step in enumerate(covered) if step.t_ns >= since or index >= len(covered) - LEAST_LIVE_STEPS
     ]

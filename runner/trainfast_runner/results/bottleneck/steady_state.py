@@ -78,8 +78,8 @@ def _blocks(
 ) -> list[_Block]:
     count = min(BLOCKS, len(steps) // STEPS_IN_A_BLOCK)
     blocks = []
-    for place in range(count):
-        part = steps[len(steps) * place // count : len(steps) * (place + 1) // count]
+    for index in range(count):
+        part = steps[len(steps) * index // count : len(steps) * (index + 1) // count]
         begin_ns, end_ns = part[0][1] - round(part[0][2] * 1e6), part[-1][1]
         seen = [[c for t_ns, c in device if begin_ns <= t_ns <= end_ns] for device in temperatures]
         blocks.append(

@@ -164,7 +164,7 @@ def scaled(spec: RunSpec, factor: float) -> RunSpec:
 def run_order(bench: Bench, repeat: int, groups: Mapping[str, str] = NO_GROUPS) -> Iterator[tuple[int, Entry]]:
     """Yield every run as (repetition from 1, row): the baseline first in each, rows of one group after each other."""
     ordered = sorted(bench.entries, key=lambda entry: entry.id != bench.baseline)
-    first = {groups.get(entry.id, entry.id): -place for place, entry in enumerate(reversed(ordered))}
+    first = {groups.get(entry.id, entry.id): -index for index, entry in enumerate(reversed(ordered))}
     ordered.sort(key=lambda entry: first[groups.get(entry.id, entry.id)])
     for repetition in range(1, repeat + 1):
         for entry in ordered:

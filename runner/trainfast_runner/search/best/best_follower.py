@@ -111,32 +111,32 @@ class BestSoFar:
 
     @cached_property
     def rates(self) -> Mapping[int, Interval]:
-        """Samples/s, or samples/J where that is the objective, of each trial and run by its place in `ran`.
+        """Samples/s, or samples/J where that is the objective, of each trial and run by its index in `ran`.
 
         The 95 % interval of a trial is by its own and the pooled steps; a run in a fresh process has none of its own.
         """
         noise, joules = measurements(self.lines), self.objective == "samples_per_joule"
         rates = {}
-        for place, line in enumerate(self.ran):
+        for index, line in enumerate(self.ran):
             if isinstance(line, Race):
                 rate = line.samples_per_joule if joules else line.samples_per_s
                 # The real memory_limit slows every step.
                 if rate is not None and line.role != "limit":
-                    rates[place] = Interval(median=rate, low=rate, high=rate)
+                    rates[index] = Interval(median=rate, low=rate, high=rate)
             elif line.step_ms and min(line.step_ms) > 0 and (middle := log_rate(line, joules)) is not None:
                 half = NORMAL_95 * math.sqrt(noise.variance(line))
                 low, median, high = (math.exp(middle + shift) for shift in (-half, 0.0, half))
-                rates[place] = Interval(median=median, low=low, high=high)
+                rates[index] = Interval(median=median, low=low, high=high)
         return rates
 
     @cached_property
     def values(self) -> Mapping[int, Interval]:
-        """The objective in its unit (seconds for time) of each trial and run by its place in `ran`."""
+        """The objective in its unit (seconds for time) of each trial and run by its index in `ran`."""
         values = {}
-        for place, rate in self.rates.items():
-            line = self.ran[place]
+        for index, rate in self.rates.items():
+            line = self.ran[index]
             start_s = line.start_s if isinstance(line, Race) else None
-            values[place] = self.value_of(line.candidate, rate, start_s)
+            values[index] = self.value_of(line.candidate, rate, start_s)
         return values
 
     def value_of(self, number: int, rate: Interval, start_s: float | None = None) -> Interval:

@@ -59,7 +59,7 @@ class Levels:
     def __init__(self, candidates: Sequence[RecordedKnobs], weights: Mapping[str, float] | None = None) -> None:
         self.names = _modelled(candidates)
         self.values = {name: list(dict.fromkeys(candidate[name] for candidate in candidates)) for name in self.names}
-        places = [{_key(value): place for place, value in enumerate(self.values[name])} for name in self.names]
+        places = [{_key(value): index for index, value in enumerate(self.values[name])} for name in self.names]
         self._places = dict(zip(self.names, places, strict=True))
         self.settings: list[Setting] = [self.setting(candidate) for candidate in candidates]
         weight = (weights or {}).get
@@ -103,7 +103,7 @@ class _Half:
         self._knobs, self._correlations = knobs, levels.correlations
         mine = [setting[knobs.start : knobs.stop] for setting in levels.settings]
         self._settings = list(dict.fromkeys(mine))
-        places = {setting: place for place, setting in enumerate(self._settings)}
+        places = {setting: index for index, setting in enumerate(self._settings)}
         self.places = [places[setting] for setting in mine]
 
     def shares(self, setting: Setting) -> tuple[list[float], list[float]]:
@@ -264,8 +264,8 @@ class Likelihood:
         self._levels = levels
         self._values = [(_centered(one, center), one.variance) for one in observations]
         self._shared = [
-            [shared(levels, one, other) for other in observations[: place + 1]]
-            for place, one in enumerate(observations)
+            [shared(levels, one, other) for other in observations[: index + 1]]
+            for index, one in enumerate(observations)
         ]
 
     def log_of(self, scales: Scales) -> float:
