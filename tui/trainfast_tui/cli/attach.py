@@ -9,7 +9,7 @@ from trainfast_runner.results.explained_run import explained_now
 from trainfast_runner.running.final_result import result_or_none_while_live
 from trainfast_runner.running.follower import Follower
 from trainfast_tui.cli.exit_codes import HUNG_UP, INTERRUPTED
-from trainfast_tui.cli.follow_run import caught, follow
+from trainfast_tui.cli.follow_run import caught_signals, follow
 from trainfast_tui.cli.output import print_json
 from trainfast_tui.cli.reference import add_run, directory_of
 from trainfast_tui.cli.run_status import live_record
@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     result = result_or_none_while_live(directory)
     if result is not None:
         return print_result(explained_now(directory, result), arguments.json)
-    with caught() as signals:
+    with caught_signals() as signals:
         result = follow(directory, signals, interrupt_stops=False)
     if result is not None:
         return print_result(explained_now(directory, result), arguments.json)

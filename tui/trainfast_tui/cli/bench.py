@@ -32,7 +32,7 @@ from trainfast_runner.settings import script_preset
 from trainfast_runner.settings.vary import read_vary
 from trainfast_tui.cli.bench_file import WRITERS
 from trainfast_tui.cli.exit_codes import HUNG_UP, INTERRUPTED
-from trainfast_tui.cli.follow_run import Signals, caught, follow
+from trainfast_tui.cli.follow_run import Signals, caught_signals, follow
 from trainfast_tui.cli.number_types import finite, positive
 from trainfast_tui.cli.output import print_json, print_line, print_lines, print_table
 from trainfast_tui.cli.output_file import output_path, write_output
@@ -42,8 +42,8 @@ from trainfast_tui.cli.training_arguments import add_python, add_settings, add_w
 from trainfast_tui.cli.waits import await_cooling, await_devices
 from trainfast_tui.text.format import plain
 
-MOST_SCALE = 1_000_000
-T = TypeVar("T")
+MAX_BATCH_SCALE = 1_000_000
+StartedT = TypeVar("StartedT")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -79,25 +79,25 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the rows one after another; return 0 if the baseline finished, else the code of its end."""
-    if not 0 < arguments.scale_batch <= MOST_SCALE:
-        raise UserError(f"--scale-batch must be above 0 and at most {MOST_SCALE}", key="--scale-batch")
+    if not 0 < arguments.scale_batch <= MAX_BATCH_SCALE:
+        raise UserError(f"--scale-batch must be above 0 and at most {MAX_BATCH_SCALE}", key="--scale-batch")
     bench = _prepared(arguments)
     output = output_path(arguments.output, tuple(WRITERS)) if arguments.output else None
     outcomes: dict[str, list[Outcome]] = {entry.id: [] for entry in bench.entries}
-    with caught() as signals:
-        went_on = _run_all(bench, outcomes, Home().create(), signals, arguments)
+    with caught_signals() as signals:
+        is_complete = _run_all(bench, outcomes, Home().create(), signals, arguments)
     if signals.hung_up:
         return HUNG_UP
     table = tabulate(bench, outcomes)
     if arguments.json:
         print_json(table.fields())
     elif sys.stdout.isatty():
-        _show(table)
+        _print_table(table)
     else:
         print_line(markdown(bench, table, _command(arguments)).rstrip())
     if output is not None:
         write_output(output, WRITERS[output.suffix.lower()](bench, table, _command(arguments)))
-    return EXIT_CODES.get(table.baseline_state, 4) if went_on else INTERRUPTED
+    return EXIT_CODES.get(table.baseline_state, 4) if is_complete else INTERRUPTED
 
 
 def _prepared(arguments: argparse.Namespace) -> Bench:
@@ -114,7 +114,7 @@ def _prepared(arguments: argparse.Namespace) -> Bench:
     return prepare(arguments.preset, arguments.settings, arguments.scale_batch)
 
 
-def _show(table: Table) -> None:
+def _print_table(table: Table) -> None:
     """Print the table for a terminal: figures first, then the reasons of rows without any."""
     header = ["variant", *MEASURED, "published/s", "published vs baseline", "ratio", "process", "state"]
     rows = [
@@ -129,12 +129,12 @@ def _show(table: Table) -> None:
         ]
         for row in table.rows
     ]
-    filled = [place for place in range(len(header)) if any(row[place] for row in rows)]
-    names = [header[place] for place in filled]
+    filled = [column for column in range(len(header)) if any(row[column] for row in rows)]
+    names = [header[column] for column in filled]
     dropped = ("process", "notebook's TFLOP/s", "TFLOP/s", "step ms", "published vs baseline", "peak MiB", "state")
     print_table(
         names,
-        [[row[place] for place in filled] for row in rows],
+        [[row[column] for column in filled] for row in rows],
         right=range(1, len(names) - (2 if "process" in names else 1)),
         drop=dropped,
     )
@@ -213,7 +213,7 @@ def _run_one(
         if group is None:
             predict_memory(plan, home)
 
-    def start_when_free(start: Callable[[], T]) -> T:
+    def start_when_free(start: Callable[[], StartedT]) -> StartedT:
         """Start a process, with --wait once no other run uses the device: one may begin during the preparation."""
         while True:
             if arguments.wait:

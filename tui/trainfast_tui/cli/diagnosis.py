@@ -18,8 +18,8 @@ UNCUT = 10_000
 def bottleneck_lines(findings: Sequence[Diagnosis]) -> list[str]:
     """Return the bottlenecks, the costliest first, each with advice."""
     found = []
-    for place, finding in enumerate(findings):
-        found += [f"{'also' if place else 'bottleneck'}: {plain(finding.line)}", f"  try: {plain(finding.advice)}"]
+    for number, finding in enumerate(findings):
+        found += [f"{'also' if number else 'bottleneck'}: {plain(finding.line)}", f"  try: {plain(finding.advice)}"]
     return found
 
 

@@ -47,8 +47,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the export or the diff, and on stderr what a person has to see to."""
     directory = directory_of(arguments)
-    recorded = read_run_file(directory)
-    if recorded is None:
+    run_file = read_run_file(directory)
+    if run_file is None:
         raise UserError(f"{directory.name} has no readable run.json", key=arguments.reference)
     if arguments.script is not None and not arguments.prove:
         raise UserError(
@@ -57,18 +57,18 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.wait and not arguments.prove:
         raise UserError("--wait is for the run of --prove", key="--wait", advice="export RUN --to FORM --prove --wait")
     if arguments.onto is not None:
-        return _print_diff(arguments, recorded)
-    exported = export(recorded, directory, arguments.to)
+        return _print_diff(arguments, run_file)
+    exported = export(run_file, directory, arguments.to)
     folder = None if arguments.output is None else Path(arguments.output)
     if folder is not None:
         _refuse_existing(exported, folder, arguments.prove)
     if arguments.prove:
         from trainfast_tui.cli.prove import prove
 
-        code = prove(recorded, directory, exported, arguments.script or (), wait=arguments.wait)
+        code = prove(run_file, directory, exported, arguments.script or (), wait=arguments.wait)
         if code:
             return code
-        exported = export(recorded, directory, arguments.to)
+        exported = export(run_file, directory, arguments.to)
     written = [] if folder is None else _write(exported, folder)
     if arguments.json:
         print_json(exported)
@@ -84,17 +84,17 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _print_diff(arguments: argparse.Namespace, recorded: RunFile) -> int:
+def _print_diff(arguments: argparse.Namespace, run_file: RunFile) -> int:
     for option, given in (("-o", arguments.output is not None), ("--prove", arguments.prove)):
         if given:
             raise UserError("--onto only prints a diff", key=option, advice=f"without {option}")
-    found = onto(recorded, Path(arguments.onto))
+    change = onto(run_file, Path(arguments.onto))
     if arguments.json:
-        print_json(found)
+        print_json(change)
         return 0
-    print_exact(found.diff)
-    already = [] if found.diff or found.notes else [f"{found.file} has these settings already"]
-    for note in (*already, *found.notes):
+    print_exact(change.diff)
+    already = [] if change.diff or change.notes else [f"{change.file} has these settings already"]
+    for note in (*already, *change.notes):
         print(plain(note), file=sys.stderr)
     return 0
 

@@ -25,13 +25,14 @@ STOPPING = f"stopping the run; SIGKILL follows after {STOP_GRACE_S:.0f} s, Ctrl-
 
 
 class Signals:
-    """The presses of Ctrl-C, and if the terminal has gone, since signals were caught."""
+    """The presses of Ctrl-C since signals were caught, and True in `hung_up` once the terminal has gone."""
 
     def __init__(self) -> None:
         self.interrupts = 0
         self.hung_up = False
 
-    def _on(self, signum: int, frame: FrameType | None) -> None:
+    def receive(self, signum: int, frame: FrameType | None) -> None:
+        """Note a signal; the handler of all three."""
         if signum == signal.SIGINT:
             self.interrupts += 1
         else:
@@ -39,19 +40,19 @@ class Signals:
 
 
 @contextmanager
-def caught() -> Iterator[Signals]:
+def caught_signals() -> Iterator[Signals]:
     """Count SIGINT and note SIGHUP and SIGTERM instead of ending, so that no half-started run is left."""
     signals = Signals()
     numbers = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
     # A SIGHUP that is ignored (nohup) stays ignored.
-    before = {number: signal.getsignal(number) for number in numbers}
-    for number, handler in before.items():
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    for number, handler in handlers.items():
         if handler is not signal.SIG_IGN:
-            signal.signal(number, signals._on)
+            signal.signal(number, signals.receive)
     try:
         yield signals
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
@@ -63,11 +64,11 @@ def follow(directory: Path, signals: Signals, *, interrupt_stops: bool, printed:
     With `interrupt_stops` the first Ctrl-C asks the run to stop (SIGKILL follows after 30 s) and the second kills it.
     """
     follower, progress = Follower(directory), Progress(printed=printed)
-    read_at_s, handled = 0.0, 0
+    read_due_s, handled_interrupts = 0.0, 0
     try:
         while True:
-            if time.monotonic() >= read_at_s or (directory / RESULT_FILE).exists():
-                read_at_s = time.monotonic() + READ_EVERY_S
+            if time.monotonic() >= read_due_s or (directory / RESULT_FILE).exists():
+                read_due_s = time.monotonic() + READ_EVERY_S
                 snapshot = follower.poll()
                 if snapshot.is_live:
                     progress.show_run(snapshot)
@@ -76,10 +77,10 @@ def follow(directory: Path, signals: Signals, *, interrupt_stops: bool, printed:
                     return result
             if signals.hung_up or (signals.interrupts and not interrupt_stops):
                 return None
-            if signals.interrupts > handled:
-                handled = signals.interrupts
-                progress.print_line("killing the run" if handled > 1 else STOPPING)
-                _ask(directory, progress, now=handled > 1)
+            if signals.interrupts > handled_interrupts:
+                handled_interrupts = signals.interrupts
+                progress.print_line("killing the run" if handled_interrupts > 1 else STOPPING)
+                _stop_or_kill(directory, progress, now=handled_interrupts > 1)
             time.sleep(LOOK_EVERY_S)
     finally:
         progress.close()
@@ -89,11 +90,11 @@ def stop(directory: Path, signals: Signals, *, now: bool = False) -> Result | No
     """Stop a live run, or kill it `now`, and wait with the countdown; None if Ctrl-C ended the wait."""
     while (state := state_of(directory)).state == "starting" and not state.supervised and not signals.interrupts:
         time.sleep(LOOK_EVERY_S)  # the run is just being launched, and its supervisor is not there yet
-    _ask(directory, Progress(), now=now)
+    _stop_or_kill(directory, Progress(), now=now)
     return follow(directory, signals, interrupt_stops=False)
 
 
-def _ask(directory: Path, progress: Progress, *, now: bool) -> None:
+def _stop_or_kill(directory: Path, progress: Progress, *, now: bool) -> None:
     """Ask the supervisor to stop or kill the run; without a supervisor do it from here."""
     try:
         if (kill_now if now else request_stop)(directory):

@@ -29,8 +29,8 @@ class JournalPrinter(ABC, Generic[LineT]):
 
     def __init__(self, progress: Progress, home: Home) -> None:
         self._progress, self._home = progress, home
-        self._cooling = self._held = ""
-        """The work that cooling GPUs, or another run, hold up."""
+        self._cooling_work = self._paused_work = ""
+        """The work that waits for cool GPUs; the work that a pause or another run holds up."""
         self._wait: tuple[CoolingDown, float] | None = None
         """The newest reading of GPUs that are too warm, and when it was printed; None if nothing waits for them."""
         self._steps: Tail[Step] | None = None
@@ -70,36 +70,36 @@ class JournalPrinter(ABC, Generic[LineT]):
         self._wait = None
         doing = self.doing(line)
         if isinstance(line, CoolingDown):
-            self._printed = time.monotonic()
-            self._wait = line, self._printed
-            self._show_wait(line, self._printed, self._printed)
-            self._doing, self._cooling = "", self._doing or self._cooling
+            self._printed_at_s = time.monotonic()
+            self._wait = line, self._printed_at_s
+            self._show_wait(line, self._printed_at_s, self._printed_at_s)
+            self._doing, self._cooling_work = "", self._doing or self._cooling_work
         elif isinstance(line, Waiting):
-            self._held = self._doing
+            self._paused_work = self._doing
             self._begin(f"waiting for {line.run_id} to end")
         elif isinstance(line, Paused | Resumed):
-            self._begin(self._held)
-            self._held = ""
+            self._begin(self._paused_work)
+            self._paused_work = ""
         elif doing is not None:
             self._begin(doing)
         if (run := self.run_of(line)) is not None:
-            self._doing = self._doing or self._cooling
+            self._doing = self._doing or self._cooling_work
             if run[1]:
                 self._steps = Tail(rank_file(self._home.directory(run[0]), "steps", 0), Step)
 
     def tick(self) -> None:
         """Show the time of the work under way, and the steps of a run that is followed; once in two seconds."""
-        now = time.monotonic()
-        if (not self._doing and self._wait is None) or now - self._printed < TICK_S:
+        now_s = time.monotonic()
+        if (not self._doing and self._wait is None) or now_s - self._printed_at_s < TICK_S:
             return
-        self._printed = now
+        self._printed_at_s = now_s
         if self._wait is not None:
-            self._show_wait(*self._wait, now)
+            self._show_wait(*self._wait, now_s)
             return
         if self._steps is not None:
             self._step = max((step.step for step in self._steps.new()), default=self._step)
         steps = f", {self._step} step{'s' if self._step > 1 else ''}" if self._step else ""
-        self._progress.show_activity(f"{self._doing}… {duration(int(now - self._since))}{steps}{self.so_far()}")
+        self._progress.show_activity(f"{self._doing}… {duration(int(now_s - self._began_s))}{steps}{self.so_far()}")
 
     def so_far(self) -> str:
         """Return words on the search as a whole that follow the work under way; empty without any."""
@@ -107,10 +107,12 @@ class JournalPrinter(ABC, Generic[LineT]):
 
     def _begin(self, doing: str) -> None:
         """Show this with the time since; with an empty text the last line stays."""
-        self._doing, self._since, self._printed = doing, time.monotonic(), time.monotonic()
+        self._doing, self._began_s, self._printed_at_s = doing, time.monotonic(), time.monotonic()
         self._steps, self._step = None, 0
 
-    def _show_wait(self, look: CoolingDown, printed_at: float, now: float) -> None:
+    def _show_wait(self, reading: CoolingDown, printed_at_s: float, now_s: float) -> None:
         """Show the wait; the journal has a line only when the temperature changes."""
-        waited_s, stuck_s = look.waited_s + now - printed_at, look.stuck_s + now - printed_at
-        self._progress.show_activity(cooling_words(look.device, look.temperature_c, look.below_c, waited_s, stuck_s))
+        waited_s, stuck_s = reading.waited_s + now_s - printed_at_s, reading.stuck_s + now_s - printed_at_s
+        self._progress.show_activity(
+            cooling_words(reading.device, reading.temperature_c, reading.below_c, waited_s, stuck_s)
+        )

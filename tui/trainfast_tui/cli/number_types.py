@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from argparse import ArgumentTypeError
 
-MOST = 10**9
+LARGEST = 10**9
 """The largest whole number of an option: beyond 64 bits no record could hold it."""
 
 
@@ -17,8 +17,8 @@ def whole(text: str, least: int = 0) -> int:
         raise ArgumentTypeError(f"must be a whole number, not {text!r}") from None
     if value < least:
         raise ArgumentTypeError(f"must be a whole number from {least} on, not {text!r}")
-    if value > MOST:
-        raise ArgumentTypeError(f"must be at most {MOST}, not {text!r}")
+    if value > LARGEST:
+        raise ArgumentTypeError(f"must be at most {LARGEST}, not {text!r}")
     return value
 
 

@@ -92,19 +92,19 @@ class GrowingTable:
     ) -> None:
         self._width = terminal_width()
         self._widths = [max(cell_len(name), cells) for name, cells in zip(header, widths, strict=True)]
-        self._places, self._right = [at for at, name in enumerate(header) if name not in without], set(right)
+        self._columns, self._right = [column for column, name in enumerate(header) if name not in without], set(right)
         for dropped in drop:
-            if self._width is None or sum(self._widths[place] + GAP for place in self._places) - GAP <= self._width:
+            if self._width is None or sum(self._widths[column] + GAP for column in self._columns) - GAP <= self._width:
                 break
-            self._places = [place for place in self._places if header[place] != dropped]
+            self._columns = [column for column in self._columns if header[column] != dropped]
         self.add(header)
 
     def add(self, row: Sequence[str]) -> None:
         """Print a row; a cell wider than its column moves the rest of its row."""
         cells = []
-        for place in self._places:
-            width = max(self._widths[place], cell_len(row[place]))
-            cells.append(to_width(row[place], width, "right" if place in self._right else "left"))
+        for column in self._columns:
+            width = max(self._widths[column], cell_len(row[column]))
+            cells.append(to_width(row[column], width, "right" if column in self._right else "left"))
         self._print_cut((" " * GAP).join(cells).rstrip())
 
     def add_note(self, name: str, text: str) -> None:

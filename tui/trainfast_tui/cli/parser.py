@@ -35,8 +35,8 @@ class Parser(argparse.ArgumentParser):
             module.add(self)
             script = None
             if command.takes_script and "--" in args:
-                place = args.index("--")
-                args, script = args[:place], args[place + 1 :]
+                separator = args.index("--")
+                args, script = args[:separator], args[separator + 1 :]
             self.set_defaults(run=module.run, leaf=self, script=script)
         try:
             return super().parse_known_args(args, namespace)
@@ -131,17 +131,17 @@ def _build() -> Parser:
     parser.add_argument("--preset", metavar="PRESET", dest="app_preset", help="the preset that the app starts with")
     parser.add_argument("--python", metavar="PATH", dest="app_python", help="the Python that the app trains with")
     parser.set_defaults(run=_open_app, leaf=parser)
-    places = {"": parser.add_subparsers(title="commands", metavar="COMMAND")}
+    subparsers = {"": parser.add_subparsers(title="commands", metavar="COMMAND")}
     for command in COMMANDS:
-        *before, name = command.words
-        group = "".join(before)
-        if group not in places:
-            inside = [other.words[1] for other in COMMANDS if other.words[0] == group]
-            about = f"{GROUPS[group]}: {', '.join(inside)}"
-            added = places[""].add_parser(group, help=about, description=_sentence(about))
-            added.set_defaults(run=partial(_refuse_group, group, inside), leaf=added)
-            places[group] = added.add_subparsers(title="commands", metavar="COMMAND")
-        places[group].add_parser(name, help=command.help, description=_sentence(command.help), command=command)
+        *groups, name = command.words
+        group = "".join(groups)
+        if group not in subparsers:
+            names = [other.words[1] for other in COMMANDS if other.words[0] == group]
+            about = f"{GROUPS[group]}: {', '.join(names)}"
+            added = subparsers[""].add_parser(group, help=about, description=_sentence(about))
+            added.set_defaults(run=partial(_refuse_group, group, names), leaf=added)
+            subparsers[group] = added.add_subparsers(title="commands", metavar="COMMAND")
+        subparsers[group].add_parser(name, help=command.help, description=_sentence(command.help), command=command)
     return parser
 
 
@@ -158,8 +158,8 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def _refuse_group(group: str, inside: Iterable[str], _: argparse.Namespace) -> NoReturn:
-    raise UserError(f"{group} needs to know what to do", key=group, allowed=inside)
+def _refuse_group(group: str, names: Iterable[str], _: argparse.Namespace) -> NoReturn:
+    raise UserError(f"{group} needs to know what to do", key=group, allowed=names)
 
 
 def _open_app(parsed: argparse.Namespace) -> int:

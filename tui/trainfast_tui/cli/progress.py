@@ -34,7 +34,7 @@ class SlowProgress:
     def __init__(self, text: str, everywhere: bool) -> None:
         self._progress = Progress()
         self._text = text
-        self._due = time.monotonic() + SLOW_S
+        self._due_s = time.monotonic() + SLOW_S
         self._timer: threading.Timer | None = None
         if everywhere or self._progress.is_live:
             self._timer = threading.Timer(SLOW_S, self._paint)
@@ -66,7 +66,7 @@ class SlowProgress:
 
     def _has_begun(self) -> bool:
         """True once a second is over and the timer has painted."""
-        if self._timer is None or time.monotonic() < self._due:
+        if self._timer is None or time.monotonic() < self._due_s:
             return False
         self._timer.join()
         return True
@@ -86,7 +86,7 @@ class Progress:
         self._last = printed
         self._last_state = ""
         self._notices: set[int] = set()
-        self._printed_at = float("-inf")
+        self._printed_at_s = float("-inf")
 
     def show_run(self, snapshot: RunSnapshot) -> None:
         """Show a live run: a bar, or without a terminal a line when the phase changed or 5 s have passed."""
@@ -100,9 +100,9 @@ class Progress:
             self._paint(status_line(snapshot, bar=_bar))
             return
         state = f"{snapshot.state} {'' if snapshot.steps else snapshot.phase}"
-        now = time.monotonic()
-        if state != self._last_state or now - self._printed_at >= PLAIN_EVERY_S:
-            self._last_state, self._printed_at = state, now
+        now_s = time.monotonic()
+        if state != self._last_state or now_s - self._printed_at_s >= PLAIN_EVERY_S:
+            self._last_state, self._printed_at_s = state, now_s
             text = status_line(snapshot)
             if text != self._last:
                 self._last = text
@@ -117,8 +117,8 @@ class Progress:
         """Show the work or the wait under way, elsewhere than on a terminal at most every 5 s."""
         if self.is_live:
             self._paint(text)
-        elif time.monotonic() - self._printed_at >= PLAIN_EVERY_S:
-            self._printed_at = time.monotonic()
+        elif time.monotonic() - self._printed_at_s >= PLAIN_EVERY_S:
+            self._printed_at_s = time.monotonic()
             self._write(text + "\n")
 
     def close(self) -> None:

@@ -55,19 +55,21 @@ def run(arguments: argparse.Namespace) -> int:
 def _document(home: Home, references: list[str]) -> tuple[Document, list[str]]:
     """Return the report of these runs, or of the one search, and the ids of the runs in it."""
     searches = {directory.name: directory for directory in search_directories(home)}
-    found = list(dict.fromkeys(_found(home, reference, list(searches)) for reference in references))
-    chosen = [one for one in found if one in searches]
-    if chosen and len(found) > 1:
-        raise UserError("a report is of runs, or of one search alone", key=chosen[0], advice=f"{chosen[0]} alone")
-    if chosen:
-        return _search_document(home, searches[chosen[0]])
-    runs = [_read(home, run_id, label) for run_id, label in zip(found, labels(len(found)), strict=True)]
+    ids = list(dict.fromkeys(_find(home, reference, list(searches)) for reference in references))
+    search_ids = [one for one in ids if one in searches]
+    if search_ids and len(ids) > 1:
+        raise UserError(
+            "a report is of runs, or of one search alone", key=search_ids[0], advice=f"{search_ids[0]} alone"
+        )
+    if search_ids:
+        return _search_document(home, searches[search_ids[0]])
+    runs = [_read(home, run_id, label) for run_id, label in zip(ids, labels(len(ids)), strict=True)]
     names = " and ".join(dict.fromkeys(run.result.name for run in runs))
-    title = f"{names}: {found[0]}" if len(runs) == 1 else f"{names}: {len(runs)} runs"
-    return Document(title, tuple(runs_report(runs))), found
+    title = f"{names}: {ids[0]}" if len(runs) == 1 else f"{names}: {len(runs)} runs"
+    return Document(title, tuple(runs_report(runs))), ids
 
 
-def _found(home: Home, reference: str, searches: list[str]) -> str:
+def _find(home: Home, reference: str, searches: list[str]) -> str:
     """Return the id of the run or search that a reference names; raises UserError."""
     runs = home.run_ids()
     if reference == "last":

@@ -38,65 +38,65 @@ def run(arguments: argparse.Namespace) -> int:
     """Print what it frees, ask, and delete."""
     older_than_s = None if arguments.older_than is None else pruning.seconds_of(arguments.older_than)
     home = Home()
-    found = pruning.plan(home, cache_directory(), arguments.keep, older_than_s)
+    plan = pruning.plan(home, cache_directory(), arguments.keep, older_than_s)
     if not arguments.json:
-        print_lines(_lines(found))
-    left: dict[str, int] = {}
-    deletes = not (arguments.dry_run or found.is_empty) and (arguments.yes or _agreed(found))
+        print_lines(_lines(plan))
+    left_bytes: dict[str, int] = {}
+    deletes = not (arguments.dry_run or plan.is_empty) and (arguments.yes or _agreed(plan))
     if deletes:
-        left = pruning.carry_out(home, found)
+        left_bytes = pruning.carry_out(home, plan)
     if arguments.json:
-        print_json(_as_json(found, deleted=deletes, left=left))
+        print_json(_as_json(plan, deleted=deletes, left_bytes=left_bytes))
     elif deletes:
-        print_line(f"freed {size(_freed_bytes(found, left))}")
-        if left:
-            print_line(f"not deleted, in use again or no permission: {', '.join(left)}")
-    return 4 if left else 0
+        print_line(f"freed {size(_freed_bytes(plan, left_bytes))}")
+        if left_bytes:
+            print_line(f"not deleted, in use again or no permission: {', '.join(left_bytes)}")
+    return 4 if left_bytes else 0
 
 
-def _freed_bytes(found: PrunePlan, left: dict[str, int]) -> int:
-    return max(0, found.total_bytes - sum(left.values()))
+def _freed_bytes(plan: PrunePlan, left_bytes: dict[str, int]) -> int:
+    return max(0, plan.total_bytes - sum(left_bytes.values()))
 
 
-def _agreed(found: PrunePlan) -> bool:
+def _agreed(plan: PrunePlan) -> bool:
     """Return the person's answer at the terminal; raises UserError without a terminal."""
     if not sys.stdin.isatty():
         raise UserError(
             "nothing was deleted: there is no terminal to ask on; add --yes, or --dry-run to only look", key="--yes"
         )
-    print(f"Delete all of this, {size(found.total_bytes)}? [y/N] ", end="", file=sys.stderr, flush=True)
+    print(f"Delete all of this, {size(plan.total_bytes)}? [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def _lines(found: PrunePlan) -> Iterator[str]:
-    for noun, entries in (("run", found.runs), ("search", found.searches)):
+def _lines(plan: PrunePlan) -> Iterator[str]:
+    for noun, entries in (("run", plan.runs), ("search", plan.searches)):
         for name, size_bytes in list(entries.items())[:SHOWN]:
             yield f"{noun} {name}  {size(size_bytes)}"
         if len(entries) > SHOWN:
             yield f"and {count(len(entries) - SHOWN)} more"
-    yield from (f"{name} is live and stays" for name in found.live)
+    yield from (f"{name} is live and stays" for name in plan.live)
     parts = [
         f"{count(len(sizes))} {noun}, {size(sum(sizes))}"
         for noun, sizes in (
-            ("runs", list(found.runs.values())),
-            ("searches", list(found.searches.values())),
-            ("cache entries", [one.bytes for one in found.caches]),
-            ("stale locks", [one.bytes for one in found.locks]),
+            ("runs", list(plan.runs.values())),
+            ("searches", list(plan.searches.values())),
+            ("cache entries", [one.bytes for one in plan.caches]),
+            ("stale locks", [one.bytes for one in plan.locks]),
         )
         if sizes
     ]
     yield f"to delete: {'; '.join(parts)}" if parts else "nothing to delete"
 
 
-def _as_json(found: PrunePlan, *, deleted: bool, left: dict[str, int]) -> dict[str, object]:
+def _as_json(plan: PrunePlan, *, deleted: bool, left_bytes: dict[str, int]) -> dict[str, object]:
     return {
         "schema": SCHEMA,
-        "runs": [{"run_id": name, "bytes": size_bytes} for name, size_bytes in found.runs.items()],
-        "searches": [{"search_id": name, "bytes": size_bytes} for name, size_bytes in found.searches.items()],
-        "caches": [{"path": str(one.path), "bytes": one.bytes, "why": one.why} for one in found.caches],
-        "locks": [{"path": str(one.path), "bytes": one.bytes} for one in found.locks],
-        "live": found.live,
-        "total_bytes": _freed_bytes(found, left),
+        "runs": [{"run_id": name, "bytes": size_bytes} for name, size_bytes in plan.runs.items()],
+        "searches": [{"search_id": name, "bytes": size_bytes} for name, size_bytes in plan.searches.items()],
+        "caches": [{"path": str(one.path), "bytes": one.bytes, "why": one.why} for one in plan.caches],
+        "locks": [{"path": str(one.path), "bytes": one.bytes} for one in plan.locks],
+        "live": plan.live,
+        "total_bytes": _freed_bytes(plan, left_bytes),
         "deleted": deleted,
-        "left": list(left),
+        "left": list(left_bytes),
     }

@@ -23,7 +23,7 @@ from trainfast_runner.settings.spec import resolve
 from trainfast_runner.settings.vary import read_vary
 from trainfast_tui.cli.best_printer import BestPrinter
 from trainfast_tui.cli.exit_codes import SEARCH_EXIT_CODES
-from trainfast_tui.cli.follow_run import Signals, caught
+from trainfast_tui.cli.follow_run import Signals, caught_signals
 from trainfast_tui.cli.number_types import positive
 from trainfast_tui.cli.output import print_json, print_lines
 from trainfast_tui.cli.output_file import refuse_unwritable, write_output
@@ -79,11 +79,11 @@ def run(arguments: argparse.Namespace) -> int:
         _print_estimate(best, home, options, arguments.json)
         return 0
     if arguments.wait:
-        asked_ns = time.monotonic_ns()
+        wait_began_ns = time.monotonic_ns()
         await_devices(best.plan, home)
-        began_ns += time.monotonic_ns() - asked_ns
+        began_ns += time.monotonic_ns() - wait_began_ns
     directory = open_best(best, home, options)
-    with caught() as signals:
+    with caught_signals() as signals:
         ended = _conducted(directory, best, home, options, signals, began_ns)
     _report(directory, arguments.json, arguments.record)
     return SEARCH_EXIT_CODES[ended.state]
@@ -116,21 +116,21 @@ def _conducted(
 
 
 def _report(directory: Path, as_json: bool, record: Path | None) -> None:
-    found = best_report(directory)
+    report = best_report(directory)
     if as_json:
-        print_json(found)
+        print_json(report)
     else:
-        print_lines(answer_lines(found))
+        print_lines(answer_lines(report))
     if record is not None:
         write_output(
-            record, msgspec.json.encode({**found, "journal": read_best_journal(directory)}).decode(), "--record"
+            record, msgspec.json.encode({**report, "journal": read_best_journal(directory)}).decode(), "--record"
         )
 
 
 def _print_estimate(best: BestPlan, home: Home, options: BestOptions, as_json: bool) -> None:
     """Print the number of candidates and the time that a search of them takes."""
-    found = dataclasses.asdict(estimate(best, home, options))
+    figures = dataclasses.asdict(estimate(best, home, options))
     if as_json:
-        print_json(found)
+        print_json(figures)
     else:
-        print_lines(estimate_lines(found))
+        print_lines(estimate_lines(figures))

@@ -21,7 +21,7 @@ from trainfast_runner.settings.spec import RunSpec, resolve
 from trainfast_tui.cli.batch_answer import answer_rows, without_answer
 from trainfast_tui.cli.batch_printer import BatchPrinter
 from trainfast_tui.cli.exit_codes import SEARCH_EXIT_CODES
-from trainfast_tui.cli.follow_run import Signals, caught
+from trainfast_tui.cli.follow_run import Signals, caught_signals
 from trainfast_tui.cli.number_types import positive
 from trainfast_tui.cli.output import print_json, print_lines
 from trainfast_tui.cli.progress import Progress, progress_when_slow
@@ -59,12 +59,12 @@ def run(arguments: argparse.Namespace) -> int:
     with progress_when_slow("checking…"):
         plan, make_conductor = _planned(arguments, options)
     if arguments.wait:
-        asked_ns = time.monotonic_ns()
+        wait_began_ns = time.monotonic_ns()
         await_devices(plan, home)
-        began_ns += time.monotonic_ns() - asked_ns
+        began_ns += time.monotonic_ns() - wait_began_ns
     directory = open_search(plan, home, options)
     conducting = partial(conduct, directory, plan, home, options, began_ns=began_ns, make_conductor=make_conductor)
-    with caught() as signals:
+    with caught_signals() as signals:
         ended = _conducted(directory, home, conducting, signals, arguments.settings)
     _report(directory, ended, arguments.json)
     return SEARCH_EXIT_CODES[ended.state]
@@ -87,9 +87,9 @@ def _note_variants(preset: str, spec: RunSpec) -> None:
     """Print that the variants are not searched, if the preset has any and none was named."""
     variants = presets.load(preset)[0].variants if spec.variant is None else ()
     if variants:
-        one = plain(f"{preset}/{variants[0].id}")
+        example = plain(f"{preset}/{variants[0].id}")
         Progress().print_line(
-            f"{plain(spec.preset)} itself is searched, not its {len(variants)} variants; name one, such as {one}"
+            f"{plain(spec.preset)} itself is searched, not its {len(variants)} variants; name one, such as {example}"
         )
 
 
@@ -112,11 +112,11 @@ def _conducted(
 
 
 def _report(directory: Path, ended: Ended, as_json: bool) -> None:
-    found = report(directory)
+    answer = report(directory)
     if as_json:
-        print_json(found)
+        print_json(answer)
         return
     if ended.answer is None:
         print_lines(without_answer(directory, ended))
         return
-    print_lines(pairs(answer_rows(found)))
+    print_lines(pairs(answer_rows(answer)))

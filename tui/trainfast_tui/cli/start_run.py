@@ -14,7 +14,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.running import launch
 from trainfast_runner.running.launch import busy_with
 from trainfast_runner.running.planning import RunPlan
-from trainfast_tui.cli.follow_run import Signals, caught
+from trainfast_tui.cli.follow_run import Signals, caught_signals
 from trainfast_tui.cli.progress import Progress, progress_when_slow
 from trainfast_tui.cli.waits import await_devices
 from trainfast_tui.text.format import plain
@@ -32,7 +32,7 @@ def started_when_free(
         if wait:
             await_devices(plan, home)
         ready = prepared(plan)
-        with caught() as signals:
+        with caught_signals() as signals:
             try:
                 directory = launch.start(ready, home)
             except launch.DevicesBusy:

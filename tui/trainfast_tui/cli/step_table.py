@@ -22,9 +22,9 @@ def print_steps(steps: Sequence[Joined]) -> None:
         print_line("no step is on record")
         return
     rows = [[cell(one) for _, cell in COLUMNS] for one in steps]
-    kept = [place for place in range(len(COLUMNS)) if any(row[place] != ABSENT for row in rows)]
+    kept = [column for column in range(len(COLUMNS)) if any(row[column] != ABSENT for row in rows)]
     print_table(
-        [COLUMNS[place][0] for place in kept], [[row[place] for place in kept] for row in rows], range(len(kept))
+        [COLUMNS[column][0] for column in kept], [[row[column] for column in kept] for row in rows], range(len(kept))
     )
     sources = sorted({source for _, joined in steps if joined for source in joined.sources.values()})
     if sources:

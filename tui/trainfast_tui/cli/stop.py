@@ -10,7 +10,7 @@ from trainfast_runner.running.final_result import result_or_none_while_live
 from trainfast_runner.running.follower import Follower
 from trainfast_tui.cli import summary
 from trainfast_tui.cli.exit_codes import INTERRUPTED
-from trainfast_tui.cli.follow_run import caught, stop
+from trainfast_tui.cli.follow_run import caught_signals, stop
 from trainfast_tui.cli.output import print_json, print_line
 from trainfast_tui.cli.reference import add_run, directory_of
 from trainfast_tui.cli.run_status import live_record
@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     result = result_or_none_while_live(directory)
     if result is not None:
         raise UserError(f"{directory.name} is not running: it is {result.state}", key=directory.name)
-    with caught() as signals:
+    with caught_signals() as signals:
         result = stop(directory, signals, now=arguments.now)
     if result is None:
         print(f"{directory.name} was asked to stop and has not ended yet", file=sys.stderr)

@@ -26,8 +26,8 @@ def run(arguments: argparse.Namespace) -> int:
     if not topology.devices:
         print_line(*meaning(topology))
         return 0
-    for place, (title, lines) in enumerate(sections(topology)):
-        print_line(f"{'' if place == 0 else chr(10)}{title}")
+    for number, (title, lines) in enumerate(sections(topology)):
+        print_line(f"{chr(10) if number else ''}{title}")
         for line in lines:
             print_line(f"  {line}")
     return 0

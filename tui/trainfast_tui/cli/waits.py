@@ -29,8 +29,10 @@ def await_cooling(plan: RunPlan, below_c: float) -> None:
     """Wait until every watched GPU is below `below_c`; raises UserError if it never will be."""
     progress = Progress()
 
-    def show(look: Cooling) -> None:
-        progress.show_activity(cooling_words(look.index, look.temperature_c, below_c, look.waited_s, look.stuck_s))
+    def show(reading: Cooling) -> None:
+        progress.show_activity(
+            cooling_words(reading.index, reading.temperature_c, below_c, reading.waited_s, reading.stuck_s)
+        )
 
     try:
         wait_until_cool(plan.watched_uuids, below_c, show)
