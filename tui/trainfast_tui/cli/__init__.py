@@ -58,9 +58,9 @@ def _run(arguments: list[str]) -> int:
 def _refuse(error: UserError, arguments: list[str]) -> int:
     from trainfast_tui.text.format import plain
 
-    # The error may quote a script's own words.
+    # The error may quote the output of a script.
     print(f"trainfast-tui: {plain(error.line())}", file=sys.stderr)
-    # Words behind `--` are a script's own.
+    # A `--json` behind `--` belongs to the script.
     if "--json" in itertools.takewhile(lambda word: word != "--", arguments):
         import json
 
@@ -69,10 +69,10 @@ def _refuse(error: UserError, arguments: list[str]) -> int:
 
 
 def _open_closed_streams() -> None:
-    """Open /dev/null in place of stdin, stdout or stderr if they were closed (`>&-`)."""
+    """Open /dev/null for each of stdin, stdout and stderr that is closed (`>&-`)."""
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
-            # In this order each gets its own number, which no other file can take later.
+            # In this order each gets its usual descriptor, 0 to 2.
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "r" if name == "stdin" else "w"))
 
 

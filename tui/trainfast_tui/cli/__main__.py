@@ -1,4 +1,4 @@
-"""`python -m trainfast_tui.cli`: the console script without its entry point."""
+"""`python -m trainfast_tui.cli`: the same as the console script `trainfast-tui`."""
 
 import sys
 

@@ -23,7 +23,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Follow the run and return its exit code; 130 if it was left running."""
+    """Follow the run and return its exit code; 130 if Ctrl-C left it running, 129 if the terminal was closed."""
     directory = directory_of(arguments)
     result = result_or_none_while_live(directory)
     if result is not None:

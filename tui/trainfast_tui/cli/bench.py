@@ -1,4 +1,4 @@
-"""`bench`: a preset's variants or a grid of settings, each run for real, as a table against the baseline."""
+"""`bench`: run a preset's variants or a grid of settings, and print them as a table against the baseline."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the rows one after another; return 0 if the baseline finished, else the code of its end."""
+    """Run the rows one after another; return the exit code of the baseline's end, 130 after Ctrl-C."""
     if not 0 < arguments.scale_batch <= MAX_BATCH_SCALE:
         raise UserError(f"--scale-batch must be above 0 and at most {MAX_BATCH_SCALE}", key="--scale-batch")
     bench = _prepared(arguments)
@@ -101,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _prepared(arguments: argparse.Namespace) -> Bench:
-    """Return the rows to be run. Raises UserError."""
+    """Return the bench to run, of a preset or of a script. Raises UserError."""
     vary = read_vary(arguments.vary)
     if (script := script_preset.path_of(arguments.preset)) is not None:
         if arguments.scale_batch != 1:
@@ -115,7 +115,7 @@ def _prepared(arguments: argparse.Namespace) -> Bench:
 
 
 def _print_table(table: Table) -> None:
-    """Print the table for a terminal: figures first, then the reasons of rows without any."""
+    """Print the table on a terminal, then why rows did not finish, then notes."""
     header = ["variant", *MEASURED, "published/s", "published vs baseline", "ratio", "process", "state"]
     rows = [
         [
@@ -153,11 +153,11 @@ def _run_all(
     signals: Signals,
     arguments: argparse.Namespace,
 ) -> bool:
-    """Fill `outcomes`; return False if Ctrl-C or the terminal's end stopped the bench.
+    """Run all rows and fill `outcomes`; return False if Ctrl-C or a closed terminal ended the bench early.
 
     A row whose device another run has taken is not run. Raises DevicesBusy if no row was measured before.
     """
-    # A script has no warm process.
+    # Only presets can share a warm process: a script's rows are launched.
     is_cold = arguments.cold or any(entry.plan is not None for entry in bench.entries)
     groups = {} if is_cold else warm_groups(bench)
 
@@ -214,7 +214,7 @@ def _run_one(
             predict_memory(plan, home)
 
     def start_when_free(start: Callable[[], StartedT]) -> StartedT:
-        """Start a process, with --wait once no other run uses the device: one may begin during the preparation."""
+        """Start a process; with --wait retry if another run took the device during the preparation."""
         while True:
             if arguments.wait:
                 await_devices(plan, home)

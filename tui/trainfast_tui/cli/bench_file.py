@@ -22,7 +22,7 @@ FIGURES = (
 
 
 def _csv(bench: Bench, table: Table, command: str) -> str:
-    """A line a row: figures in full, empty where there are none, and the knobs by which rows differ."""
+    """Return the table as CSV: unrounded figures, empty if absent, and the knobs by which rows differ."""
     knobs = [name for name in BY_NAME if len({row.knobs[name] for row in table.rows}) > 1]
     lines = io.StringIO()
     writer = csv.writer(lines)
@@ -49,7 +49,7 @@ def _json(bench: Bench, table: Table, command: str) -> str:
 
 
 def _html(bench: Bench, table: Table, command: str) -> str:
-    """A page that loads nothing and runs no script; every text in it is escaped."""
+    """Return the table as one HTML page, which loads nothing and runs no script."""
     header, rows = cells(bench, table)
     # Text to the left, figures to the right.
     shown = grid(header, rows, right=range(2, len(header) - 2))
@@ -62,4 +62,4 @@ WRITERS: dict[str, Callable[[Bench, Table, str], str]] = {
     ".json": _json,
     ".html": _html,
 }
-"""The writer of each ending."""
+"""The writer for each ending of a file name."""

@@ -25,7 +25,7 @@ class BestPrinter(JournalPrinter[BestLine]):
         self._so_far = BestSoFar(tuple(lines))
 
     def print_question(self, question: BestQuestion) -> None:
-        """Print what is varied and what is left alone."""
+        """Print the knobs that are varied and those left alone, with the reasons."""
         for line in question_lines(question.vary, question.left_alone, question.global_batch):
             self._progress.print_line(plain(line))
 
@@ -78,7 +78,7 @@ class BestPrinter(JournalPrinter[BestLine]):
         return f"{len(space.candidates)} candidates{ruled_out}{dropped}"
 
     def _outcome(self, line: Trial | Race) -> str:
-        """Words for the outcome of the newest trial or run."""
+        """Return the outcome of the newest trial or run in words."""
         so_far = self._so_far
         value = so_far.values.get(len(so_far.ran) - 1)
         if isinstance(line, Race) and (line.role, line.outcome) == ("limit", "measured"):

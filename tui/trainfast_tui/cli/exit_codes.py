@@ -1,4 +1,4 @@
-"""Exit codes that no state of a run gives."""
+"""Exit codes of signals and of searches; `run_file.EXIT_CODES` has those of runs."""
 
 HUNG_UP, INTERRUPTED, CUT_OFF = 129, 130, 141
 """128 and the signal, as shells have it: SIGHUP, SIGINT (Ctrl-C), and SIGPIPE for a reader that has gone."""

@@ -1,4 +1,4 @@
-"""`export`: a run's settings for the user's own script, or put into it; and the proof that they run."""
+"""`export`: print a run's settings for the user's script, or the diff that puts them into it; `--prove` runs them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the export or the diff, and on stderr what a person has to see to."""
+    """Print the export or the diff, and notes on stderr."""
     directory = directory_of(arguments)
     run_file = read_run_file(directory)
     if run_file is None:
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print_exact(exported.text + "\n")
     if arguments.to == "deepspeed":
-        # JSON has no comments.
+        # JSON has no comments, so these lines go to stderr.
         for line in (*([exported.proof] if exported.proof else []), *_left_out(exported)):
             print(line, file=sys.stderr)
     return 0
@@ -105,7 +105,10 @@ def _left_out(exported: Exported) -> list[str]:
 
 
 def _refuse_existing(exported: Exported, folder: Path, same_is_replaced: bool) -> None:
-    """Raise UserError if the folder is a file, or has one of the files; `same_is_replaced`: of another text."""
+    """Raise UserError if the folder is a file or has one of the files.
+
+    With `same_is_replaced` a file of the same text may exist.
+    """
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file", key="-o", advice="a folder")
     for name, text in exported.files.items():

@@ -41,7 +41,7 @@ class Signals:
 
 @contextmanager
 def caught_signals() -> Iterator[Signals]:
-    """Count SIGINT and note SIGHUP and SIGTERM instead of ending, so that no half-started run is left."""
+    """Note SIGINT, SIGHUP and SIGTERM instead of dying of them, which could leave a half-started run behind."""
     signals = Signals()
     numbers = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
     # A SIGHUP that is ignored (nohup) stays ignored.
@@ -57,7 +57,7 @@ def caught_signals() -> Iterator[Signals]:
 
 
 def follow(directory: Path, signals: Signals, *, interrupt_stops: bool, printed: str = "") -> Result | None:
-    """Follow the run and return its result; None if it was left running. `printed` is a status that is not repeated.
+    """Follow the run and return its result; None if it was left running. `printed` is the status already on stderr.
 
     Raises UserError if the run's records are gone, as after `runs rm`.
 
@@ -88,8 +88,9 @@ def follow(directory: Path, signals: Signals, *, interrupt_stops: bool, printed:
 
 def stop(directory: Path, signals: Signals, *, now: bool = False) -> Result | None:
     """Stop a live run, or kill it `now`, and wait with the countdown; None if Ctrl-C ended the wait."""
+    # During the launch there is no supervisor yet that could stop the run.
     while (state := state_of(directory)).state == "starting" and not state.supervised and not signals.interrupts:
-        time.sleep(LOOK_EVERY_S)  # the run is just being launched, and its supervisor is not there yet
+        time.sleep(LOOK_EVERY_S)
     _stop_or_kill(directory, Progress(), now=now)
     return follow(directory, signals, interrupt_stops=False)
 
@@ -107,4 +108,4 @@ def _stop_or_kill(directory: Path, progress: Progress, *, now: bool) -> None:
         )
         progress.close()
     except UserError:
-        return  # the run ended by itself meanwhile
+        return  # the run has just ended by itself

@@ -1,4 +1,4 @@
-"""`import`: settings of another tool, or of a command, as a preset."""
+"""`import`: turn settings of another tool, or a shell command, into a preset."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print or write the preset, and on stderr what was not understood."""
+    """Print or write the preset; print the settings that were not understood on stderr."""
     output = None if arguments.output is None else output_path(arguments.output, (".toml",))
     name = "stdin" if arguments.file == "-" else arguments.file
     try:

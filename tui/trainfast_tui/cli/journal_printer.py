@@ -1,4 +1,4 @@
-"""Print the journal of a search as it grows: a sentence a line on stderr, and the time of the work under way."""
+"""Print the journal of a search on stderr as it grows, and the time of the work under way."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class JournalPrinter(ABC, Generic[LineT]):
 
     @abstractmethod
     def words(self, line: LineT) -> str:
-        """Return a line of the journal in words, empty if it says nothing new to a person."""
+        """Return a line of the journal in words, empty if it is not to be printed."""
 
     @abstractmethod
     def doing(self, line: LineT) -> str | None:
@@ -106,7 +106,7 @@ class JournalPrinter(ABC, Generic[LineT]):
         return ""
 
     def _begin(self, doing: str) -> None:
-        """Show this with the time since; with an empty text the last line stays."""
+        """Begin a work and its clock; with an empty text the last line stays."""
         self._doing, self._began_s, self._printed_at_s = doing, time.monotonic(), time.monotonic()
         self._steps, self._step = None, 0
 

@@ -1,4 +1,4 @@
-"""`knobs`: every knob with its values, or the whole help of one."""
+"""`knobs`: print every knob with its values, or the whole help of one."""
 
 from __future__ import annotations
 

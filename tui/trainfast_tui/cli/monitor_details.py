@@ -32,7 +32,10 @@ def lines_below(gpus: Sequence[DeviceReading]) -> list[str]:
 
 
 def _processes(gpu: DeviceReading) -> list[tuple[str, ...]]:
-    """Return a GPU's processes; inside a container the driver gives host process ids, about which nothing is known."""
+    """Return a GPU's processes.
+
+    Inside a container the driver gives host process ids, whose owner and command are unknown.
+    """
     rows: list[tuple[str, ...]] = []
     for process in gpu.processes or ():
         uid = owner_uid(process.pid) if sees_host_pids() else None

@@ -1,4 +1,4 @@
-"""Numbers as options take them: each function is an argument's `type` and raises ArgumentTypeError."""
+"""The `type` functions of options that take numbers; each raises ArgumentTypeError."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from argparse import ArgumentTypeError
 
 LARGEST = 10**9
-"""The largest whole number of an option: beyond 64 bits no record could hold it."""
+"""The largest whole number that an option takes; records hold 64 bits."""
 
 
 def whole(text: str, least: int = 0) -> int:

@@ -24,7 +24,7 @@ def print_json(value: Any) -> None:
     try:
         line = msgspec.json.encode(value).decode()
     except UnicodeEncodeError:
-        # The name of a file that is not UTF-8: json escapes its bytes.
+        # A file name that is not UTF-8: json escapes its bytes, msgspec refuses them.
         line = json.dumps(msgspec.to_builtins(value))
     print_line(line)
 
@@ -35,7 +35,7 @@ def print_line(text: str = "") -> None:
 
 
 def print_exact(text: str) -> None:
-    """Print text that is going to be a file: in UTF-8 whatever the encoding of stdout, unless a person looks at it."""
+    """Print the text of a file, in UTF-8 whatever the encoding of stdout; on a terminal as `print_line` does."""
     if sys.stdout.isatty():
         print_line(text.removesuffix("\n"))
         return
@@ -76,10 +76,10 @@ def print_table(
 
 
 class GrowingTable:
-    """A table that prints its rows as they come, in columns of at least `widths` cells; those in `right` to the right.
+    """A table that prints its rows as they come, in columns of at least `widths` cells; `right` are right-aligned.
 
-    A terminal gets lines no longer than it is wide, a pipe whole ones. If the terminal is too narrow, the columns
-    named in `drop` are left out, the first ones first, so that no figure is cut; those in `without` always are.
+    On a terminal lines are cut to its width, in a pipe they are whole. The columns named in `drop` are left out one
+    by one until the rest fits the terminal, so that no figure is cut; those in `without` are always left out.
     """
 
     def __init__(

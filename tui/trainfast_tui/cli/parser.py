@@ -1,4 +1,4 @@
-"""Find the command for the words typed; for a misspelt word the nearest one is named."""
+"""Parse the command line; an error names the nearest command or option."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Parser(argparse.ArgumentParser):
         except argparse.ArgumentError as error:
             name = error.argument_name
             if isinstance(error.__context__, argparse.ArgumentTypeError):
-                # From `number_types`: it names what the option takes, so the help would add nothing.
+                # The message of `number_types` says already what the option takes.
                 raise UserError(f"{name}: {error.message}", key=name) from None
             raise UserError(f"{error}; see {self.prog} --help", key=name) from None
 
@@ -80,7 +80,7 @@ def parse(arguments: list[str]) -> tuple[Run, argparse.Namespace]:
     parser = _build()
     for word in itertools.takewhile(lambda word: word.startswith("-"), arguments):
         if word.partition("=")[0] not in parser.option_names():
-            raise parser.unknown(word)  # before the word after it is taken for a command
+            raise parser.unknown(word)  # argparse would take the next word for a command and refuse that
     parsed, extra = parser.parse_known_args(arguments)
     if parsed.leaf is not parser:
         _refuse_app_options(parsed)
@@ -92,7 +92,7 @@ def parse(arguments: list[str]) -> tuple[Run, argparse.Namespace]:
 
 
 def _refuse_app_options(parsed: argparse.Namespace) -> None:
-    """Raise UserError for an option of the app in front of a command, which would not see it."""
+    """Raise UserError for an app option before a command, which would ignore it."""
     command = parsed.leaf.prog.removeprefix(f"{PROGRAM} ")
     for option, value in (
         ("--preset", parsed.app_preset),

@@ -1,4 +1,4 @@
-"""`presets new NAME -- COMMAND`: the flags of a script, the knobs that they seem to take, and a preset of both."""
+"""`presets new NAME -- COMMAND`: find a script's flags, map knobs to them, and write a preset."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trainfast_tui.text.script import default_words, found_words
 from trainfast_tui.text.tables import pairs, table
 
 FEW_FLAGS = 20
-"""So many flags are all listed; of a Trainer's 150 only those that a knob takes."""
+"""Up to this many flags are all listed; of a Trainer's 150 only those that a knob takes."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _flag_lines(found: Discovered, mapping: list[Proposal], whole: bool) -> Iterator[str]:
-    """Return where the script was stopped and a table of its flags, those of knobs first; the `whole` list if asked."""
+    """Yield where the script was stopped and a table of its flags, those of knobs first; with `whole` all of them."""
     yield found_words(found)
     words = {word for one in mapping for word in flag_names(one.place)}
     flags = sorted(found.flags, key=lambda flag: words.isdisjoint(flag.names))

@@ -1,4 +1,4 @@
-"""`presets list`: every preset by name; a broken one is a row with its error."""
+"""`presets list`: list every preset by name; a broken one with its error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`presets show`: a preset with all it extends merged in, and the published figures of its variants."""
+"""`presets show`: print a preset, merged with those it extends, and the published figures of its variants."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print model, data, knobs and variants; of a script its command and the flags of its knobs."""
+    """Print model, data, knobs and variants; for a script preset its command and the flags of its knobs."""
     if (script := script_preset.path_of(arguments.preset)) is not None:
         _show_script(script, arguments.json)
         return 0

@@ -42,14 +42,14 @@ class SlowProgress:
             self._timer.start()
 
     def update(self, text: str, fraction: float | None = None) -> None:
-        """Show this text instead; on a terminal behind a bar if the `fraction` done is known."""
+        """Replace the text; on a terminal with a bar before it if the `fraction` done is known."""
         bar = f"{_bar(fraction)} " if fraction is not None and self._progress.is_live else ""
         self._text = bar + text
         if self._has_begun():
             self._paint()
 
     def print(self, line: Callable[[], None]) -> None:
-        """Call `line`, which prints on stdout, with the bar out of its way."""
+        """Take the bar away, call `line`, which prints on stdout, and show the bar again."""
         self._has_begun()
         self._progress.close()
         line()
@@ -58,7 +58,7 @@ class SlowProgress:
             self._paint()
 
     def close(self) -> None:
-        """Take the line away for good."""
+        """Stop the timer and take the line away."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer.join()

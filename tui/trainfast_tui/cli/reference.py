@@ -1,4 +1,4 @@
-"""RUN, the argument of a command that is about one run."""
+"""The argument RUN of commands about one run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trainfast_runner.records.home import Home
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    """Add RUN."""
+    """Add the argument RUN."""
     parser.add_argument("reference", metavar="RUN", help="an id, a unique prefix of one, or last")
 
 

@@ -1,4 +1,4 @@
-"""`runs show`: one run's result, of a live run the figures so far."""
+"""`runs show`: print one run's result, or the figures so far of a live run."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _print_steps(directory: Path, as_json: bool) -> None:
 
 
 def _settings(result: Result, run: RunFile | None) -> str:
-    """Return the search of a process that tried settings for it, else the overrides.
+    """Return the overrides; for a process that tried settings for a search, the search.
 
     Results of older versions have them only in `run.json`.
     """

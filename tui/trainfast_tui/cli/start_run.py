@@ -1,6 +1,6 @@
 """Start a run once its devices are free, with its memory predicted before.
 
-The modules that predict are imported where they are used: a refused run does without them.
+The modules that predict are imported where they are used, because a refused run does not need them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trainfast_tui.text.format import plain
 def started_when_free(
     plan: RunPlan, home: Home, prepared: Callable[[RunPlan], RunPlan] = lambda plan: plan, *, wait: bool
 ) -> Iterator[tuple[Path, Signals]]:
-    """Start the run that `prepared` makes of the plan; give its directory, with signals caught from its start on.
+    """Start the plan that `prepared` returns; yield the run's directory, with signals caught from the start on.
 
     With `wait` it is started once no other run uses its devices. Raises DevicesBusy otherwise.
     """

@@ -24,7 +24,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Stop the run and wait; return 0 once nothing of it is left."""
+    """Stop the run and wait; return 0 once all its processes have ended."""
     directory = directory_of(arguments)
     result = result_or_none_while_live(directory)
     if result is not None:

@@ -1,4 +1,4 @@
-"""A report as one HTML page: no script, and nothing to load from elsewhere."""
+"""A report as one HTML page: it runs no script and loads nothing."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ _OPENING = re.compile(r"^([#+=-])|^(\d+)([.)])")
 
 
 def as_markdown(document: Document) -> str:
-    """Return the text; nothing in it that came from a run can act as markup."""
+    """Return the text; markup in the names and outputs of runs is escaped."""
     blocks = [f"# {_text(document.title)}", *(_block(block) for block in document.blocks)]
     return "\n\n".join(blocks) + "\n"
 

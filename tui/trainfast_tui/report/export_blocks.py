@@ -1,4 +1,4 @@
-"""Settings of runs in every form of `export` that can hold them."""
+"""The settings of runs as blocks of a report, in every form of `export` that takes them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainfast_tui.report.reported_run import ReportedRun
 
 
 def export_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
-    """Return the settings of each run for the user's own script; a form that refuses a run is named with its reason."""
+    """Return each run's settings in every form, and for a form that refuses the run its reason."""
     return [Heading("Settings to use elsewhere"), *(block for run in runs for block in _exports(run))]
 
 

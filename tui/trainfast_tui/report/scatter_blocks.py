@@ -42,7 +42,7 @@ def _placed(runs: Sequence[ReportedRun]) -> Iterator[tuple[str, int, float]]:
 
 
 def _work(run: ReportedRun) -> tuple[object, ...]:
-    """The work of a sample: the model, the data and the sample's length; of a script its name and folder."""
+    """Return what decides the work of a sample: model, data and length; for a script its name and folder."""
     recorded = run.run_file
     model: tuple[object, object] = (run.result.name, "")
     if recorded is not None:

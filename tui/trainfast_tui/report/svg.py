@@ -12,7 +12,7 @@ from trainfast_tui.text.format import plain
 
 WIDTH = 720
 LEFT, RIGHT, TOP, BOTTOM = 92, 16, 30, 46
-"""The margins around a plot: labels of the y axis, nothing, the legend, labels and title of the x axis."""
+"""The margins around a plot: left for the labels of the y axis, top for the legend, bottom for those of the x axis."""
 SIGN, LEGEND_ROW = 23, 20
 """The width of a sign of the legend with its gap, and the height of a row of the legend."""
 LETTER = 6.6
@@ -105,7 +105,7 @@ class Axes:
 
 
 def with_legend(body: str, entries: Iterable[tuple[str, str]]) -> tuple[str, int]:
-    """Return the picture with a legend in its top margin, and by how much rows beyond the first made it higher.
+    """Return the picture with a legend in its top margin, and the height that its further rows add.
 
     An entry is a sign (markup around 0 0, 18 wide) with its words.
     """
