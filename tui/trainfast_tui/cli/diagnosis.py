@@ -17,18 +17,18 @@ UNCUT = 10_000
 
 def bottleneck_lines(findings: Sequence[Diagnosis]) -> list[str]:
     """Return the bottlenecks, the costliest first, each with advice."""
-    found = []
+    lines = []
     for number, finding in enumerate(findings):
-        found += [f"{'also' if number else 'bottleneck'}: {plain(finding.line)}", f"  try: {plain(finding.advice)}"]
-    return found
+        lines += [f"{'also' if number else 'bottleneck'}: {plain(finding.line)}", f"  try: {plain(finding.advice)}"]
+    return lines
 
 
 def explained_bottlenecks(findings: Sequence[Diagnosis], nothing: str) -> list[str]:
     """Return each bottleneck with its figures, its rule's thresholds and their sources; else `nothing`."""
     if not findings:
         return [nothing]
-    found: list[str] = []
-    for title, lines in sections(findings, terminal_width() or UNCUT):
-        found += ["", plain(title), *(plain(line_text(line)) for line in lines)]
+    lines: list[str] = []
+    for title, section in sections(findings, terminal_width() or UNCUT):
+        lines += ["", plain(title), *(plain(line_text(line)) for line in section)]
     overlap = overlap_words(findings)
-    return [*found[1:], *(["", overlap] if overlap else [])]
+    return [*lines[1:], *(["", overlap] if overlap else [])]

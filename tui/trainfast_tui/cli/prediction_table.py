@@ -28,11 +28,11 @@ class PredictionTable:
         """True if the answer at `index` is the next to print."""
         return index == self._printed
 
-    def print_ready(self, found: Mapping[int, PredictedRow]) -> None:
+    def print_ready(self, answers: Mapping[int, PredictedRow]) -> None:
         """Print all rows that are ready."""
         table = self._table = self._table or self._new_table()
-        while self._printed in found:
-            answer = found[self._printed]
+        while self._printed in answers:
+            answer = answers[self._printed]
             if answer.error is not None:
                 table.add_note(self._names[self._printed], plain(answer.error.line()))
             else:

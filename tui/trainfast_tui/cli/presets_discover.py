@@ -32,9 +32,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Discover the flags, write the preset, and print both."""
     new_preset_path(arguments.name, arguments.overwrite)
     with progress_when_slow("running the script to its arguments…"):
-        found = discover(arguments.script, arguments.python)
-    mapping = mapping_of(found.flags, arguments.mapping)
-    preset = preset_of(arguments.script, found, mapping, name=arguments.name, cwd=os.getcwd(), python=arguments.python)
+        discovered = discover(arguments.script, arguments.python)
+    mapping = mapping_of(discovered.flags, arguments.mapping)
+    preset = preset_of(
+        arguments.script, discovered, mapping, name=arguments.name, cwd=os.getcwd(), python=arguments.python
+    )
     preset = replace(preset, knobs=preset.knobs | dict(setting_of(setting) for setting in arguments.settings))
     path = save_script_preset(preset, {one.knob: one.reason for one in mapping}, arguments.overwrite)
     ways = ways_without_flag(preset.framework, preset.places)
@@ -43,8 +45,8 @@ def run(arguments: argparse.Namespace) -> int:
             {
                 "name": preset.name,
                 "path": str(path),
-                **msgspec.to_builtins(found),
-                "framework": found.framework,
+                **msgspec.to_builtins(discovered),
+                "framework": discovered.framework,
                 "mapping": [
                     {"knob": one.knob, "flag": one.place, "value": one.value, "reason": one.reason} for one in mapping
                 ],
@@ -52,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
             }
         )
         return 0
-    print_lines(_flag_lines(found, mapping, arguments.all))
+    print_lines(_flag_lines(discovered, mapping, arguments.all))
     print_lines(pairs((f"  {one.knob}", plain(one.reason)) for one in mapping))
     for way, knobs in ways.items():
         print_line(f"without a flag, through {way}: {', '.join(knobs)}")
@@ -60,11 +62,11 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _flag_lines(found: Discovered, mapping: list[Proposal], whole: bool) -> Iterator[str]:
+def _flag_lines(discovered: Discovered, mapping: list[Proposal], whole: bool) -> Iterator[str]:
     """Yield where the script was stopped and a table of its flags, those of knobs first; with `whole` all of them."""
-    yield found_words(found)
+    yield found_words(discovered)
     words = {word for one in mapping for word in flag_names(one.place)}
-    flags = sorted(found.flags, key=lambda flag: words.isdisjoint(flag.names))
+    flags = sorted(discovered.flags, key=lambda flag: words.isdisjoint(flag.names))
     rest = [] if whole or len(flags) <= FEW_FLAGS else [flag for flag in flags if words.isdisjoint(flag.names)]
     shown = flags[: len(flags) - len(rest)]
     if shown:

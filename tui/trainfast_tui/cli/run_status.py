@@ -73,17 +73,17 @@ def _state_words(snapshot: RunSnapshot) -> str:
 
 def _figures(snapshot: RunSnapshot) -> list[str]:
     figures = recent_figures(snapshot)
-    found = []
+    parts = []
     if figures.warming_up:
-        found.append(figures.basis)
+        parts.append(figures.basis)
     elif figures.samples_per_s is not None:
-        found += [per_second(figures.samples_per_s, "samples"), milliseconds(figures.step_ms)]
+        parts += [per_second(figures.samples_per_s, "samples"), milliseconds(figures.step_ms)]
     loss = next((step.loss for step in reversed(snapshot.steps) if step.loss is not None), None)
     if loss is not None:
-        found.append(f"loss {number(loss)}")
+        parts.append(f"loss {number(loss)}")
     if snapshot.peak_allocated_bytes is not None:
-        found.append(f"peak {size(snapshot.peak_allocated_bytes)}")
+        parts.append(f"peak {size(snapshot.peak_allocated_bytes)}")
     left_s = None if figures.warming_up else seconds_left(snapshot)
     if left_s is not None:
-        found.append(f"{duration(left_s)} left")
-    return found
+        parts.append(f"{duration(left_s)} left")
+    return parts

@@ -46,25 +46,25 @@ BEST_BY = {
 
 def cold_runs(so_far: BestSoFar) -> list[str]:
     """Return the runs that confirmed the answer: the baseline's, then the winner's."""
-    found = so_far.answer
-    return [] if found is None else list(dict.fromkeys([*found.baseline_run_ids, *found.best_run_ids]))
+    answer = so_far.answer
+    return [] if answer is None else list(dict.fromkeys([*answer.baseline_run_ids, *answer.best_run_ids]))
 
 
 def best_search_report(so_far: BestSoFar, question: BestQuestion, runs: Sequence[ReportedRun]) -> list[Block]:
     """Return the whole report; `runs` are those of `cold_runs` that are still on the disk."""
     blocks: list[Block] = [*_question(question), *(machine_blocks(runs) if runs else ())]
     blocks += [Heading("Answer"), *_answer(so_far)]
-    found = so_far.answer
-    if found is not None:
-        blocks += [*_pareto(so_far, found), *_effects(found), *_verdicts(so_far, found.verdicts)]
+    answer = so_far.answer
+    if answer is not None:
+        blocks += [*_pareto(so_far, answer), *_effects(answer), *_verdicts(so_far, answer.verdicts)]
     elif verdicts := verdicts_without_answer(so_far.lines):
         blocks += _verdicts(so_far, verdicts)
     blocks += _tried(so_far)
     if not runs:
         return [*blocks, Prose("No run that confirmed an answer is on the disk: no machine, chart or export here.")]
     space = so_far.space
-    is_baseline = found is not None and space is not None and found.best == space.baseline
-    winner = [run for run in runs if found is not None and run.directory.name in found.best_run_ids]
+    is_baseline = answer is not None and space is not None and answer.best == space.baseline
+    winner = [run for run in runs if answer is not None and run.directory.name in answer.best_run_ids]
     return [
         *blocks,
         Prose(_roles(runs, winner, is_baseline)),
@@ -117,47 +117,47 @@ def _question(question: BestQuestion) -> Iterator[Block]:
 
 
 def _answer(so_far: BestSoFar) -> Iterator[Block]:
-    ended, found, space = so_far.ended, so_far.answer, so_far.space
+    ended, answer, space = so_far.ended, so_far.answer, so_far.space
     if ended is None:
         yield Prose("The search has no answer yet: the same command continues it.")
         return
     if ended.state != "answered":
-        best = "; the best so far" if found is not None else ""
+        best = "; the best so far" if answer is not None else ""
         yield Prose(f"{ended.state.replace('_', ' ').capitalize()}: {ended.reason}{best}.")
     if ended.missing_bytes is not None:
         yield Prose(f"At least {size(ended.missing_bytes)} are missing.")
-    if found is None or space is None:
+    if answer is None or space is None:
         return
-    if found.within_percent is not None:
-        noise = noise_words(found.within_percent)
+    if answer.within_percent is not None:
+        noise = noise_words(answer.within_percent)
         yield Prose(f"No winner. {noise.capitalize()}: no setting is faster beyond it.")
-    if found.tried_in_budget is not None:
-        best = "the baseline" if found.best == space.baseline else knob_words(so_far.candidate(found.best).knobs)
-        tried = budget_words(found.tried_in_budget, len(space.candidates))
+    if answer.tried_in_budget is not None:
+        best = "the baseline" if answer.best == space.baseline else knob_words(so_far.candidate(answer.best).knobs)
+        tried = budget_words(answer.tried_in_budget, len(space.candidates))
         yield Prose(f"{tried[0].upper()}{tried[1:]}; best so far: {best}.")
     ending = [("ended because", ended.stopped_because or ended.reason), ("took", duration(ended.seconds))]
-    yield pairs_grid("", [*_answer_rows(so_far, found, space), *ending])
-    if found.notes:
-        yield Listing(tuple(found.notes))
+    yield pairs_grid("", [*_answer_rows(so_far, answer, space), *ending])
+    if answer.notes:
+        yield Listing(tuple(answer.notes))
 
 
-def _answer_rows(so_far: BestSoFar, found: BestAnswer, space: Space) -> Iterator[tuple[str, str]]:
+def _answer_rows(so_far: BestSoFar, answer: BestAnswer, space: Space) -> Iterator[tuple[str, str]]:
     """Yield the best setting and the baseline with their figures, the gain, the ties and the number of candidates."""
-    is_noise, is_cut = found.within_percent is not None, found.tried_in_budget is not None
+    is_noise, is_cut = answer.within_percent is not None, answer.tried_in_budget is not None
     kept = KEPT if is_noise else "none so far: the best is the baseline" if is_cut else "the baseline is the best"
     label = ("chosen" if is_noise else "best") + (" so far" if is_cut else "")
-    yield label, knob_words(so_far.candidate(found.best).knobs)
-    yield "", _rate(found.best_rate)
+    yield label, knob_words(so_far.candidate(answer.best).knobs)
+    yield "", _rate(answer.best_rate)
     yield "baseline", knob_words(so_far.candidate(space.baseline).knobs)
-    yield "", _rate(found.baseline_rate)
-    yield "gain", kept if found.best == space.baseline else _gain(found.gain_percent)
+    yield "", _rate(answer.baseline_rate)
+    yield "gain", kept if answer.best == space.baseline else _gain(answer.gain_percent)
     if so_far.objective != "samples_per_s":
-        yield "best by its objective", _value(so_far, found.best_value)
-        yield "baseline by its objective", _value(so_far, found.baseline_value)
-    for candidate in found.ties:
+        yield "best by its objective", _value(so_far, answer.best_value)
+        yield "baseline by its objective", _value(so_far, answer.baseline_value)
+    for candidate in answer.ties:
         yield "within the noise of the best", knob_words(so_far.candidate(candidate).knobs)
-    if found.changes_training:
-        yield "changes the training", ", ".join(found.changes_training)
+    if answer.changes_training:
+        yield "changes the training", ", ".join(answer.changes_training)
     yield "candidates", f"{count(len(space.candidates))}, and {count(space.dropped)} of another global batch left out"
 
 
@@ -181,22 +181,22 @@ def _gain(gain: Interval | None) -> str:
     return f"{signed_percent(gain.median)} (95 % CI: {gain.low:+.1f} to {gain.high:+.1f} %)"
 
 
-def _pareto(so_far: BestSoFar, found: BestAnswer) -> list[Block]:
+def _pareto(so_far: BestSoFar, answer: BestAnswer) -> list[Block]:
     baseline = so_far.space.baseline if so_far.space is not None else None
     measured = [
         MeasuredCandidate(one.candidate, knob_words(so_far.candidate(one.candidate).knobs), one.rate, peak)
-        for one in found.verdicts
+        for one in answer.verdicts
         if one.rate is not None and (peak := so_far.peak_bytes(one.candidate)) is not None
     ]
-    return pareto_blocks(measured, found.best, baseline, found.pareto, so_far.limit_bytes)
+    return pareto_blocks(measured, answer.best, baseline, answer.pareto, so_far.limit_bytes)
 
 
-def _effects(found: BestAnswer) -> Iterator[Block]:
-    if not found.effects:
+def _effects(answer: BestAnswer) -> Iterator[Block]:
+    if not answer.effects:
         return
     yield Heading("Gain of each knob")
     rows, whiskers = [], []
-    for one in found.effects:
+    for one in answer.effects:
         source = "fresh processes" if one.measured else "earlier searches" if one.earlier else "the trials' model"
         before, value = setting_text(one.knob, one.before), setting_text(one.knob, one.value)
         rows.append((one.knob, before, value, _gain(one.gain_percent), source))

@@ -59,12 +59,12 @@ def _peaks(run: ReportedRun) -> Iterator[tuple[str, dict[str, int], int | None]]
 
 def _measured(run: ReportedRun) -> dict[str, int]:
     """Return the highest peak of each phase on any rank."""
-    found: dict[str, int] = {}
+    highest: dict[str, int] = {}
     for steps in run.records.steps.values():
         for step in steps:
             for phase, peak in (step.phase_peaks or {}).items():
-                found[phase] = max(found.get(phase, 0), peak)
-    return found
+                highest[phase] = max(highest.get(phase, 0), peak)
+    return highest
 
 
 def _row(run: ReportedRun, phase: str, predicted: dict[str, int], measured: int | None) -> list[str]:

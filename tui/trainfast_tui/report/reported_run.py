@@ -79,11 +79,13 @@ def _rates(records: RunRecords) -> Rates:
             if step.step_ms > 0 and step.samples is not None:
                 parts.setdefault(step.step, []).append(step)
     whole = sorted(
-        (max(step.t_ns for step in found), number, found) for number, found in parts.items() if len(found) == ranks
+        (max(step.t_ns for step in rank_steps), number, rank_steps)
+        for number, rank_steps in parts.items()
+        if len(rank_steps) == ranks
     )
     return Rates(
         tuple(number for _, number, _ in whole),
         tuple(t_ns for t_ns, _, _ in whole),
-        tuple(sum(1e3 * (step.samples or 0) / step.step_ms for step in found) for _, _, found in whole),
-        tuple(summed_tokens_per_s(found) for _, _, found in whole),
+        tuple(sum(1e3 * (step.samples or 0) / step.step_ms for step in rank_steps) for _, _, rank_steps in whole),
+        tuple(summed_tokens_per_s(rank_steps) for _, _, rank_steps in whole),
     )
