@@ -44,7 +44,7 @@ def test_every_field_that_the_worker_names_is_typed_or_known_to_be_unread() -> N
     kinds = kinds_written()
     assert {"started", "phase", "data", "cpu", "actual", "exception", "invalid", "finished", *TYPES} <= set(kinds)
     for kind, fields in kinds.items():
-        typed = set(TYPES.get(kind, WorkerLine).__struct_fields__)
+        typed = set(TYPES.get(kind, WorkerLine).__struct_encode_fields__)
         assert fields - typed <= UNREAD.get(kind, set()), f"{kind}: {fields - typed}"
 
 
