@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from trainfast_runner.errors import UserError
 from trainfast_runner.records.result import Conditions, Result, Spread, Throttle, Throughput
 from trainfast_runner.records.run_records import read_records
 from trainfast_runner.results.bottleneck.device_track import DeviceConditions
@@ -83,3 +84,9 @@ def test_a_start_is_the_time_until_steady_steps_without_the_steps_themselves() -
 )
 def test_a_budget_is_read_as_it_is_typed(text: str, seconds: float) -> None:
     assert read_budget(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["8761h", "9" * 400])
+def test_a_budget_of_more_than_a_year_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="--budget must be at most 8760h, a year"):
+        read_budget(text)
