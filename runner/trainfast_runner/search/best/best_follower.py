@@ -104,12 +104,6 @@ class BestSoFar:
         return tuple(line for line in self.lines if isinstance(line, Ordered))
 
     @cached_property
-    def since_ns(self) -> int | None:
-        """CLOCK_MONOTONIC when the current step began; before the first one, when the conductor did."""
-        last = next((one for one in reversed(self.lines) if isinstance(one, Chosen | Conducted)), None)
-        return None if last is None else last.t_ns
-
-    @cached_property
     def rates(self) -> Mapping[int, Interval]:
         """Samples/s, or samples/J where that is the objective, of each trial and run by its index in `ran`.
 
