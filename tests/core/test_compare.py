@@ -200,6 +200,8 @@ def test_a_field_of_the_model_or_the_data_is_a_setting_that_differs() -> None:
     found = compare(a, b)
     assert found.knobs == [("model.num_hidden_layers", 1, 2), ("data.kind", None, "random")]
     assert setting_text("data.kind", None) == "the preset's"
+    assert setting_text("precision", None) == "not set", "it is left to the script"
+    assert setting_text("memory_limit", None) == "none"
     assert next(row.verdict for row in found.rows if row.label == "step") == OTHER_MODEL
 
 

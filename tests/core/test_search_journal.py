@@ -22,7 +22,7 @@ from trainfast_runner.records.search_directories import JOURNAL_FILE, exclusive,
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading, HostReading, Tick
 from trainfast_runner.running import launch
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search import conduct
+from trainfast_runner.search import conduct, limits, opening
 from trainfast_runner.search.conductor import worked_seconds
 from trainfast_runner.search.control import cancel, conductor_of, pause, resume
 from trainfast_runner.search.decide import Decision, SearchState, state_of_journal
@@ -244,6 +244,21 @@ def test_a_process_of_others_that_grows_during_a_probe_voids_it() -> None:
 def test_a_process_that_comes_during_a_probe_voids_it() -> None:
     said = growth_of_others([tick(1, (10, 500)), tick(3, (10, 500), (42, 300))], {10}, {"GPU-0"}, 2 * SECOND)
     assert said == "process 42 took 300 MiB of GPU 0 meanwhile"
+
+
+def test_a_search_that_needs_more_than_is_free_now_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, free = Home(tmp_path), [8 << 30]
+    for module in (limits, opening):
+        monkeypatch.setattr(module, "host_free_bytes", lambda: free[0])
+    first = opening.open_search(PLAN, home, BatchSearchOptions())
+    free[0] -= 512 * MIB
+    assert opening.open_search(PLAN, home, BatchSearchOptions()) == first, "its limit is 0.9 of what was free"
+    free[0] -= 512 * MIB
+    second = opening.open_search(PLAN, home, BatchSearchOptions())
+    assert second != first
+    asked = read_journal(second)[0]
+    assert isinstance(asked, Asked)
+    assert sum(asked.limits_bytes) <= free[0]
 
 
 def a_run(home: Home, directory: Path, *, role: str | None = None, steps: int = 10, state: str = "") -> Path:

@@ -195,8 +195,11 @@ async def test_leaving_lets_it_go_on_and_its_end_is_said_on_the_main_screen(
         assert app.screen is app.main
         assert "The search goes on; b shows it." in screen_text(app)
         assert not app.session.requests[-1].may_trace, "a search measures too"
-        await pilot.press("r")
-        assert "Batch search is using the device" in screen_text(app)
+        for key in ("r", "s"):
+            app.main.notify("")
+            await pilot.press(key)
+            await pilot.pause()
+            assert "Batch search is using the device; b shows it, s there stops it." in screen_text(app)
         write_lines(live_search / "journal.jsonl", answered())
         await show(pilot, live_search)
         assert "The search has ended: batch_size 42 is the largest that fits" in screen_text(app)

@@ -74,6 +74,9 @@ async def test_b_starts_a_search_of_the_knobs_and_s_while_it_starts_stops_it(
         await pilot.press("right", "b", "enter")
         await until(pilot, "The knobs are being checked")
         assert not app.session.requests[-1].may_trace
+        await pilot.press("enter")
+        await pilot.pause()
+        assert "The knobs are being checked" in screen_text(app), "there is no answer to apply, and none to miss"
         await pilot.press("s")
         await until(pilot, "Stopping as soon as the search has started")
         starts.go.set()
@@ -103,7 +106,10 @@ async def test_the_question_names_an_unfinished_search_of_the_same_knobs(home: H
     search = starts.directory = a_search(home, [*going_on(), broken])
     async with running(home, size=SMALL) as (app, pilot):
         await opened(pilot, search)
-        assert "goes on with the search that has tried" in screen_text(app)
+        text = screen_text(app)
+        assert "goes on with the search that has tried" in text
+        assert "Enter goes on with the search that was left; Esc goes back." in text
+        assert "1.00 GiB a rank, as it began" in text
         await pilot.press("enter")
         await until_true(pilot, lambda: starts.asked, "the start")
         assert not starts.asked[0][1], "an unfinished journal is continued"

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.memory.available import host_free_bytes
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.cool_down import check_coolable
-from trainfast_runner.search.journal import Asked, SearchJournal
+from trainfast_runner.search.journal import Asked, SearchJournal, read_journal
 from trainfast_runner.search.limits import limits_of
 from trainfast_runner.search.searches import key_of, new_search, unfinished
 from trainfast_runner.settings.world import strategy_of
@@ -75,9 +76,9 @@ def open_search(plan: RunPlan, home: Home, options: BatchSearchOptions) -> Path:
     """Return the directory of the search this plan continues, or of a new one with its first line written."""
     home.create()
     key = key_of(plan)
-    found = None if options.fresh else unfinished(home, key)
-    if found is not None:
-        return found
+    earlier = None if options.fresh else unfinished(home, key)
+    if earlier is not None and _has_room(plan, earlier):
+        return earlier
     directory, spec, limits = new_search(home, plan.spec.name), plan.spec, limits_of(plan)
     journal = SearchJournal(directory)
     journal.write(
@@ -94,3 +95,9 @@ def open_search(plan: RunPlan, home: Home, options: BatchSearchOptions) -> Path:
     )
     journal.close()
     return directory
+
+
+def _has_room(plan: RunPlan, directory: Path) -> bool:
+    """True if the limits that a search began with are still free: with less the machine would swap."""
+    asked = read_journal(directory)[0]
+    return plan.device == "cuda" or not isinstance(asked, Asked) or sum(asked.limits_bytes) <= host_free_bytes()

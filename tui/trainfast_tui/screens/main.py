@@ -248,9 +248,11 @@ class MainScreen(AppScreen):
         self.notify(f"{name} is using the device; {search.key} shows it, s there stops it.", severity="warning")
 
     def action_stop(self) -> None:
-        run, runs = self.session.shown_run, self.session.runs
+        run, runs, search = self.session.shown_run, self.session.runs, self.session.running_search
         if runs.is_cooling:
             runs.give_up()
+        elif search is not None:
+            self._refuse_beside(search)
         elif run is None or not run.is_live:
             self.notify("Nothing is running.")
         elif run.state == "stopping" or run.stop_deadline_ns is not None:

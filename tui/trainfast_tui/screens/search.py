@@ -161,7 +161,9 @@ class SearchScreen(AppScreen):
                 words = "Applied, but the search had other knobs: this may not fit with these."
                 session.post(Notified(words, "warning"))
             self.dismiss()
-        elif search is not None and search.is_live:
-            self.notify("There is no answer yet.", severity="warning")
+        elif session.search.is_going_on:
+            # While the knobs are checked, the screen says that; a notice would take its place.
+            if search is not None:
+                self.notify("There is no answer yet.", severity="warning")
         else:
             self.notify("There is no answer to apply; f5 continues the search.", severity="warning")

@@ -27,6 +27,7 @@ WHY_OF_SCRIPT = (
     " checkpoints and trackers are off; the largest is confirmed in another."
 )
 ENTER = "Enter starts the search; Esc goes back."
+ENTER_GOES_ON = "Enter goes on with the search that was left; Esc goes back."
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +88,22 @@ def batch_question_rows(spec: RunSpec, limit: str, earlier: SearchSnapshot | Non
     `limit` is the notice of its limit, `earlier` the newest search of these knobs, None without one.
     """
     why = WHY if spec.script is None else WHY_OF_SCRIPT
-    rows: list[Paragraph] = [("", why, "muted"), ("", ENTER, "title")]
+    enter = ENTER if earlier is None or not _goes_on(earlier) else ENTER_GOES_ON
+    rows: list[Paragraph] = [("", why, "muted"), ("", enter, "title")]
     changed = ", ".join(settings({key: spec.knobs[key] for key in spec.overrides if key in spec.knobs}))
     rows.append(("knobs    ", changed or "as the preset", "text"))
     own_limit = spec.knobs.get("memory_limit")
     limit = limit or ("what the device has free" if own_limit is None else f"memory_limit={own_limit}")
+    if earlier is not None and _goes_on(earlier) and earlier.asked is not None and earlier.asked.limits_bytes:
+        each = " + ".join(fmt.size(limit) for limit in dict.fromkeys(earlier.asked.limits_bytes))
+        limit = f"{each} a rank, as it began ({earlier.asked.limit_words})"
     rows.append(("limit    ", limit, "text"))
     return [*rows, ("time     ", _time_words(earlier), "text")]
+
+
+def _goes_on(earlier: SearchSnapshot) -> bool:
+    """True if a search of the same knobs would continue this one."""
+    return bool(earlier.probes) and (earlier.ended is None or earlier.state in ("interrupted", "cancelled"))
 
 
 def _time_words(earlier: SearchSnapshot | None) -> str:
@@ -101,7 +111,7 @@ def _time_words(earlier: SearchSnapshot | None) -> str:
     if earlier is None or not earlier.probes:
         return "not known before the first sizes have run"
     tried = ", ".join(f"{probe.batch_size:,}" for probe in earlier.probes)
-    if earlier.ended is None or earlier.state in ("interrupted", "cancelled"):
+    if earlier.ended is None or _goes_on(earlier):
         return f"goes on with the search that has tried {tried}"
     return f"the search before took {fmt.duration(earlier.ended.seconds)} for the sizes {tried}"
 

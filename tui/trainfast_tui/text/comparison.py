@@ -24,9 +24,12 @@ def figure_text(value: float | None, unit: str) -> str:
 
 
 def setting_text(name: str, value: Any) -> str:
-    """Return a setting as it is typed; a field that only the other run overrides has the preset's value."""
+    """Return a setting as it is typed; a field that only the other run overrides has the preset's value.
+
+    A knob that is left to the user's own script, or that is newer than the run, is not set.
+    """
     if name in BY_NAME:
-        return BY_NAME[name].show(value)
+        return "not set" if value is None and BY_NAME[name].default is not None else BY_NAME[name].show(value)
     return "the preset's" if value is None else str(value)
 
 
