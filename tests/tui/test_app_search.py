@@ -205,6 +205,21 @@ async def test_leaving_lets_it_go_on_and_its_end_is_said_on_the_main_screen(
         assert "The search has ended: batch_size 42 is the largest that fits" in screen_text(app)
 
 
+async def test_a_notice_that_names_the_search_goes_once_the_search_is_shown(home: Home, live_search: Path) -> None:
+    async with running(home, size=FULL) as (app, pilot):
+        await opened(pilot, live_search)
+        await pilot.press("escape", "s")
+        await pilot.pause()
+        assert "Batch search is using the device" in screen_text(app)
+        await pilot.press("b")
+        write_lines(live_search / "journal.jsonl", answered())
+        await show(pilot, live_search)
+        await pilot.press("escape")
+        await pilot.pause()
+        assert app.screen is app.main
+        assert "Batch search is using the device" not in screen_text(app)
+
+
 def test_the_reader_finds_a_search_that_goes_on_or_the_newest_of_this_boot(
     home: Home, conduct: Callable[[Path], None]
 ) -> None:

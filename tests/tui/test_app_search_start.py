@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from recorded import START_NS, S, a_run, write_lines
@@ -27,6 +28,7 @@ from searched import (
     show,
 )
 from still import a_snapshot, own_supervisor, running, screen_text, until, until_true
+from textual.pilot import Pilot
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
@@ -42,6 +44,13 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> Starts:
     found = Starts()
     monkeypatch.setattr(control, "start_search", found.start)
     return found
+
+
+async def asked_for(pilot: Pilot[Any]) -> None:
+    """Ask for a search where there was none; it has not started yet."""
+    await show(pilot, None)
+    await pilot.press("b", "enter")
+    await until(pilot, "The knobs are being checked")
 
 
 async def test_the_answer_for_the_same_knobs_is_shown_again_without_another_search(home: Home, starts: Starts) -> None:
@@ -133,9 +142,7 @@ async def test_a_refusal_that_comes_under_the_help_stands_there_when_the_help_is
     starts.refusal = UserError("memory_limit is below what the parameters need", key="memory_limit")
     starts.go.clear()
     async with running(home, size=FULL) as (app, pilot):
-        await show(pilot, None)
-        await pilot.press("b", "enter")
-        await until(pilot, "The knobs are being checked")
+        await asked_for(pilot)
         await pilot.press("question_mark")
         starts.go.set()
         await until_true(pilot, lambda: not app.session.search.is_going_on, "the refusal")
@@ -161,9 +168,7 @@ async def test_a_start_that_another_search_prevents_shows_that_search(
     starts.refusal = UserError("cpu in use by a search", key="devices")
     starts.go.clear()
     async with running(home, size=FULL) as (app, pilot):
-        await show(pilot, None)
-        await pilot.press("b", "enter")
-        await until(pilot, "The knobs are being checked")
+        await asked_for(pilot)
         await show(pilot, live_search)
         starts.go.set()
         await until(pilot, "Refused: cpu in use by a search")

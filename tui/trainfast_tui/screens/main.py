@@ -227,6 +227,8 @@ class MainScreen(AppScreen):
         """Open the screen of a search, as soon as it is known whether one is live."""
         session = self.session
         self._search_wanted = kind if session.snapshot is None else None
+        # A notice that named this key has been followed.
+        self.notify("")
         if self._search_wanted is not None:
             self.notify("Looking for a live search…")
         elif (live := session.running_search) is not None and live is not kind:

@@ -98,13 +98,13 @@ def below(root_pid: int) -> list[tuple[int, Stat]]:
     children: dict[int, list[tuple[int, Stat]]] = {}
     for pid, stat in _all():
         children.setdefault(stat.parent_pid, []).append((pid, stat))
-    below: list[tuple[int, Stat]] = []
+    descendants: list[tuple[int, Stat]] = []
     parents = [root_pid]
     while parents:
         for pid, stat in children.get(parents.pop(), ()):
             parents.append(pid)
-            below.append((pid, stat))
-    return below
+            descendants.append((pid, stat))
+    return descendants
 
 
 def session_members(leader: Identity) -> list[Identity]:

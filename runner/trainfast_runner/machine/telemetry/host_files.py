@@ -9,7 +9,7 @@ import os
 from typing import NamedTuple
 
 _SECTOR_BYTES = 512
-"""Of `/proc/diskstats`, whatever the disk's own are (Documentation/admin-guide/iostats of the kernel)."""
+"""`/proc/diskstats` counts sectors of this size on every disk (Documentation/admin-guide/iostats of the kernel)."""
 _LOOPBACK = "lo"
 
 
@@ -34,23 +34,23 @@ def read_memory() -> Memory:
 def read_disk_bytes() -> tuple[int, int] | None:
     """Bytes that all whole disks have read and written since boot; None without a disk. Raises as `read_memory`."""
     disks = {name.replace("!", "/") for name in os.listdir("/sys/block")}
-    # A partition has a line too, and what it counts is in its disk's.
-    found = [fields for line in _lines("diskstats") if (fields := line.split())[2] in disks]
-    if not found:
+    # Partitions have lines of their own, and their disk's line counts them too.
+    counters = [fields for line in _lines("diskstats") if (fields := line.split())[2] in disks]
+    if not counters:
         return None
-    read, written = sum(int(fields[5]) for fields in found), sum(int(fields[9]) for fields in found)
+    read, written = sum(int(fields[5]) for fields in counters), sum(int(fields[9]) for fields in counters)
     return read * _SECTOR_BYTES, written * _SECTOR_BYTES
 
 
 def read_network_bytes() -> tuple[int, int] | None:
-    """Bytes that all interfaces have received and sent, without loopback's, which are gloo's and local sockets'.
+    """Bytes received and sent by all interfaces but loopback, which carries gloo and local sockets; None without any.
 
-    None without any. Raises as `read_memory`.
+    Raises as `read_memory`.
     """
     # Two lines of headings; then eight counters of receiving and eight of sending (proc_pid_net(5)).
     lines = (line.rpartition(":") for line in _lines("net/dev")[2:])
-    found = [rest.split() for name, _, rest in lines if name.strip() != _LOOPBACK]
-    return (sum(int(one[0]) for one in found), sum(int(one[8]) for one in found)) if found else None
+    counters = [rest.split() for name, _, rest in lines if name.strip() != _LOOPBACK]
+    return (sum(int(each[0]) for each in counters), sum(int(each[8]) for each in counters)) if counters else None
 
 
 def _lines(name: str) -> list[str]:
