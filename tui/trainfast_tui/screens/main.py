@@ -218,17 +218,17 @@ class MainScreen(AppScreen):
         self.session.start_run(next_run, stop)
 
     def action_batch(self) -> None:
+        self.notify("")  # one that named this key has been followed
         self._open_search(SearchKind.BATCH)
 
     def action_best(self) -> None:
+        self.notify("")
         self._open_search(SearchKind.BEST)
 
     def _open_search(self, kind: SearchKind) -> None:
         """Open the screen of a search, as soon as it is known whether one is live."""
         session = self.session
         self._search_wanted = kind if session.snapshot is None else None
-        # A notice that named this key has been followed.
-        self.notify("")
         if self._search_wanted is not None:
             self.notify("Looking for a live search…")
         elif (live := session.running_search) is not None and live is not kind:
