@@ -17,9 +17,9 @@ from trainfast_runner.search.best.journal import (
     BestAnswer,
     BestLine,
     BestQuestion,
+    ColdRun,
     EarlierEffect,
     LaunchedBest,
-    Race,
     Space,
     Trial,
     Visited,
@@ -58,7 +58,7 @@ class FakeConductor:
     ) -> None:
         self.terrain, self.seed = terrain, random.Random(seed)
         self.lines: list[BestLine] = lines if lines is not None else [question, terrain.space]
-        self.spent_s = sum(line.seconds for line in self.lines if isinstance(line, Trial | Race))
+        self.spent_s = sum(line.seconds for line in self.lines if isinstance(line, Trial | ColdRun))
         self._process: Process | None = None
         self.run_id: str | None = None
         self.latest: BestState | None = None
@@ -86,7 +86,7 @@ class FakeConductor:
         told.answer = told.found.best if told.found is not None else None
         told.starts = sum(isinstance(line, Visited) for line in self.lines)
         for line in self.lines:
-            if isinstance(line, Race):
+            if isinstance(line, ColdRun):
                 told.cold[line.role] += 1
         assert told.leader is None or told.answer == ColdRuns(self.latest).answer
         return told
@@ -147,7 +147,7 @@ class FakeConductor:
         run_id = f"run-{len(self.lines)}"
         self.lines.append(LaunchedBest(run_id=run_id, role=move.action, candidate=move.candidate, knob=move.knob))
         self.lines.append(
-            Race(
+            ColdRun(
                 candidate=move.candidate,
                 role=move.action,
                 run_id=run_id,

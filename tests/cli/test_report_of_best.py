@@ -19,10 +19,10 @@ from trainfast_runner.search.best.journal import (
     BestQuestion,
     Candidate,
     CandidateVerdict,
+    ColdRun,
     EarlierEffect,
     Effect,
     Interval,
-    Race,
     Space,
     Trial,
 )
@@ -110,7 +110,7 @@ def journal(ended: BestEnded) -> list[BestLine]:
     space = Space(
         t_ns=1, candidates=[Candidate(knobs=knobs, predicted_bytes=250 * MIB) for knobs in KNOBS], baseline=0, dropped=7
     )
-    race = Race(
+    race = ColdRun(
         t_ns=20,
         candidate=2,
         role="confirm",

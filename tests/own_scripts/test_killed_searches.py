@@ -15,7 +15,7 @@ from trainfast_runner.machine.processes.identity import Identity, send, started_
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.run_file import TRIAL
-from trainfast_runner.search.best.journal import LaunchedBest, Race, Trial, read_best_journal
+from trainfast_runner.search.best.journal import ColdRun, LaunchedBest, Trial, read_best_journal
 from trainfast_runner.search.journal import ConfirmationRun, Launched, Probe, read_journal
 
 pytestmark = pytest.mark.long
@@ -98,10 +98,10 @@ def test_best_fit_of_a_killed_script_measures_no_setting_twice(cli: Cli, work: P
     lines = read_best_journal(directory)
     measured = [line.candidate for line in lines if isinstance(line, Trial) and line.outcome == "measured"]
     assert len(measured) == len(set(measured)), "a setting was measured twice"
-    races = [line.run_id for line in lines if isinstance(line, Race)]
-    assert len(races) == len(set(races)), "a run was recorded twice"
+    cold_runs = [line.run_id for line in lines if isinstance(line, ColdRun)]
+    assert len(cold_runs) == len(set(cold_runs)), "a run was recorded twice"
     cold = [line.run_id for line in lines if isinstance(line, LaunchedBest) and line.role != TRIAL]
-    assert set(finished(cli, cold)) == set(races), "a finished run was not taken"
+    assert set(finished(cli, cold)) == set(cold_runs), "a finished run was not taken"
 
 
 @pytest.mark.ci

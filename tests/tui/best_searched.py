@@ -21,10 +21,10 @@ from trainfast_runner.search.best.journal import (
     Candidate,
     CandidateVerdict,
     Chosen,
+    ColdRun,
     Effect,
     Interval,
     LaunchedBest,
-    Race,
     Space,
     Trial,
     Visited,
@@ -147,8 +147,8 @@ def best_going_on() -> list[Any]:
 
 def best_answered(**changes: Any) -> list[Any]:
     """The whole search, with its answer."""
-    races = [
-        Race(
+    cold_runs = [
+        ColdRun(
             t_ns=START_NS + (36 + 2 * place) * S,
             candidate=number,
             role="confirm",
@@ -188,7 +188,7 @@ def best_answered(**changes: Any) -> list[Any]:
     return [
         *best_going_on(),
         a_trial(11, 60.1, 35),
-        *races,
+        *cold_runs,
         chosen(40, "end", None, "the best is confirmed"),
         BestEnded(t_ns=START_NS + 41 * S, state="answered", found=BestAnswer(**{**fields, **changes}), seconds=41.0),
     ]

@@ -24,7 +24,7 @@ from recorded import START_NS, S, write_lines
 from still import FULL, SMALL, StillApp, screen_text, until_true
 
 from trainfast_runner.records.home import Home
-from trainfast_runner.search.best.journal import Ordered, Race, Trial
+from trainfast_runner.search.best.journal import ColdRun, Ordered, Trial
 from trainfast_runner.search.best.orders import read_orders
 from trainfast_runner.search.journal import PAUSE_FILE, CoolingDown, Paused, Waiting
 
@@ -332,7 +332,7 @@ def test_a_snapshot_knows_the_state_the_rates_and_the_limit(home: Home) -> None:
 
 
 def test_the_rate_of_a_run_under_the_limit_is_none_of_the_setting(home: Home) -> None:
-    run = Race(candidate=2, role="limit", run_id="r", outcome="measured", samples_per_s=4.0, seconds=9.0)
+    run = ColdRun(candidate=2, role="limit", run_id="r", outcome="measured", samples_per_s=4.0, seconds=9.0)
     so_far = best_seen(a_best_search(home, [*best_going_on(), run])).so_far
     assert so_far.ran[-1] == run
     assert len(so_far.ran) - 1 not in so_far.values

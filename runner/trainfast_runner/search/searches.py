@@ -18,7 +18,7 @@ from trainfast_runner.records.home import STAMP, STAMP_CHARACTERS, Home, home_er
 from trainfast_runner.records.json_lines import DAMAGE, newest, read_all
 from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.records.search_directories import JOURNAL_FILE, is_conducted, search_directories
-from trainfast_runner.search.best.journal import BestEnded, BestLine, BestQuestion, Race, Trial
+from trainfast_runner.search.best.journal import BestEnded, BestLine, BestQuestion, ColdRun, Trial
 from trainfast_runner.search.journal import AnyLine, Asked, Conducted, ConfirmationRun, Ended, Probe, read_journal
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ SET_BY_A_BATCH_SEARCH = ("batch_size", *SET_BY_A_SEARCH)
 BATCH, BEST = "asked", "question"
 """Kinds of search, by the first line of their journals."""
 ANSWERED = ("answered", "nothing_fits")
-TRY_LINES = (Probe, ConfirmationRun, Trial, Race)
+TRY_LINES = (Probe, ConfirmationRun, Trial, ColdRun)
 """Lines of something that was tried."""
 TRY_KINDS = [line.__struct_config__.tag for line in TRY_LINES]
 END_KINDS = [line.__struct_config__.tag for line in (Ended, BestEnded)]

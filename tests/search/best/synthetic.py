@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.best_fit_replay import question
 from benchmarks.best_fit_spaces import Synthetic
 
-from trainfast_runner.search.best.journal import BestLine, BestQuestion, LaunchedBest, Race, Trial, Visited
+from trainfast_runner.search.best.journal import BestLine, BestQuestion, ColdRun, LaunchedBest, Trial, Visited
 from trainfast_runner.search.best.state import BestState, state_of_best_journal
 
 
@@ -38,6 +38,8 @@ def confirmed(candidate: int, rates: tuple[float, ...], role: str = "confirm") -
     runs: list[BestLine] = []
     for place, rate in enumerate(rates):
         run_id = f"{role}-{candidate}-{place}"
-        race = Race(candidate=candidate, role=role, run_id=run_id, outcome="measured", samples_per_s=rate, seconds=1.0)
+        race = ColdRun(
+            candidate=candidate, role=role, run_id=run_id, outcome="measured", samples_per_s=rate, seconds=1.0
+        )
         runs += [LaunchedBest(run_id=run_id, role=role, candidate=candidate), race]
     return runs

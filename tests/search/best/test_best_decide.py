@@ -15,11 +15,11 @@ from trainfast_runner.search.best.cold_runs import COLD_LEAST, ColdRuns
 from trainfast_runner.search.best.decide import decide
 from trainfast_runner.search.best.journal import (
     BestLine,
+    ColdRun,
     EarlierEffect,
     Interval,
     LaunchedBest,
     Ordered,
-    Race,
     Space,
     Trial,
     Visited,
@@ -206,7 +206,9 @@ def test_an_oom_under_the_real_limit_rules_the_leader_out(space: Synthetic) -> N
     leader = move.candidate
     assert leader is not None
     run = LaunchedBest(run_id="limited", role="limit", candidate=leader)
-    end = Race(candidate=leader, role="limit", run_id="limited", outcome="oom", reason="ran out of memory", seconds=1.0)
+    end = ColdRun(
+        candidate=leader, role="limit", run_id="limited", outcome="oom", reason="ran out of memory", seconds=1.0
+    )
     conductor.lines += [run, end]
     tried = []
     while (move := conductor.next()).action == "trial":

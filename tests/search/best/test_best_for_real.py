@@ -14,7 +14,7 @@ from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.search_directories import is_conducted
-from trainfast_runner.search.best.journal import LaunchedBest, Race, Trial, read_best_journal
+from trainfast_runner.search.best.journal import ColdRun, LaunchedBest, Trial, read_best_journal
 from trainfast_runner.search.best.orders import give_order
 
 SMALL = [
@@ -46,7 +46,7 @@ def until_measured(cli: Cli, started: Started, count: int) -> None:
     def measured() -> int:
         found = list((cli.home / "searches").glob("*"))
         lines = read_best_journal(found[0]) if found else []
-        return sum(isinstance(one, Trial | Race) and one.outcome == "measured" for one in lines)
+        return sum(isinstance(one, Trial | ColdRun) and one.outcome == "measured" for one in lines)
 
     until(lambda: measured() >= count or started.process.poll() is not None, f"{count} measurements")
 
@@ -110,12 +110,12 @@ def test_a_search_killed_five_times_measures_nothing_twice(cli: Cli) -> None:
     trials = [(one.candidate, one.repeats) for one in lines if isinstance(one, Trial) and one.outcome == "measured"]
     firsts = [candidate for candidate, repeats in trials if not repeats]
     assert len(firsts) == len(set(firsts)), "a setting was measured twice"
-    races = [one.run_id for one in lines if isinstance(one, Race)]
-    assert len(races) == len(set(races)), "a run was recorded twice"
+    cold_runs = [one.run_id for one in lines if isinstance(one, ColdRun)]
+    assert len(cold_runs) == len(set(cold_runs)), "a run was recorded twice"
     cold = [one.run_id for one in lines if isinstance(one, LaunchedBest) and one.role != "trial"]
     home = Home(cli.home)
     ended = [run_id for run_id in cold if (one := read_result(home.directory(run_id))) and one.state == "finished"]
-    assert set(ended) == set(races), "a finished run was not taken"
+    assert set(ended) == set(cold_runs), "a finished run was not taken"
     assert live_runs(cli) == []
 
 

@@ -8,7 +8,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import TRIAL
 from trainfast_runner.search.best import journal
 from trainfast_runner.search.best.best_follower import BestSoFar
-from trainfast_runner.search.best.journal import BestLine, BestQuestion, Chosen, LaunchedBest, Race, Space, Trial
+from trainfast_runner.search.best.journal import BestLine, BestQuestion, Chosen, ColdRun, LaunchedBest, Space, Trial
 from trainfast_tui.cli.journal_printer import JournalPrinter
 from trainfast_tui.cli.progress import Progress
 from trainfast_tui.text.best_objective import objective_words
@@ -63,7 +63,7 @@ class BestPrinter(JournalPrinter[BestLine]):
                 return f"{line.action.replace('_', ' ')}{about} {self._knobs(line.candidate)}: {line.why}"
             case journal.Trial():
                 return f"  {self._outcome(line)}"
-            case journal.Race():
+            case journal.ColdRun():
                 return f"  {self._outcome(line)}: {line.run_id}"
             case journal.Ordered():
                 return f"as you ordered: {order_words(line, self._so_far.space)}"
@@ -77,11 +77,11 @@ class BestPrinter(JournalPrinter[BestLine]):
         dropped = f"; {space.dropped} combinations have another global batch" if space.dropped else ""
         return f"{len(space.candidates)} candidates{ruled_out}{dropped}"
 
-    def _outcome(self, line: Trial | Race) -> str:
+    def _outcome(self, line: Trial | ColdRun) -> str:
         """Return the outcome of the newest trial or run in words."""
         so_far = self._so_far
         value = so_far.values.get(len(so_far.ran) - 1)
-        if isinstance(line, Race) and (line.role, line.outcome) == ("limit", "measured"):
+        if isinstance(line, ColdRun) and (line.role, line.outcome) == ("limit", "measured"):
             return f"fits, peak {size(line.peak_allocated_bytes)}"
         if line.outcome != "measured" or value is None:
             known = {"oom": "ran out of memory", "slow": "is too slow", "void": "is void"}

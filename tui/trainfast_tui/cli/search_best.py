@@ -14,7 +14,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.search.best.asked import BestAsked, read_budget
 from trainfast_runner.search.best.conduct import conduct_best
 from trainfast_runner.search.best.estimate import estimate
-from trainfast_runner.search.best.journal import BestEnded, Race, Trial, read_best_journal
+from trainfast_runner.search.best.journal import BestEnded, ColdRun, Trial, read_best_journal
 from trainfast_runner.search.best.opening import BestOptions, BestPlan, open_best, plan_best
 from trainfast_runner.search.best.report import best_report
 from trainfast_runner.search.searches import left_by_edit
@@ -104,7 +104,7 @@ def _conducted(
     """Conduct the search and print each line of its journal on stderr."""
     progress = Progress()
     lines = read_best_journal(directory)
-    tried = sum(isinstance(line, Trial | Race) for line in lines)
+    tried = sum(isinstance(line, Trial | ColdRun) for line in lines)
     if tried:
         progress.print_line(f"continuing {directory.name}, with {measurements(tried)}; --fresh begins anew")
     elif (edited := left_by_edit(home, directory, read_best_journal)) is not None:

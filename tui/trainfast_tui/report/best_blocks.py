@@ -10,8 +10,8 @@ from trainfast_runner.search.best.journal import (
     BestAnswer,
     BestQuestion,
     CandidateVerdict,
+    ColdRun,
     Interval,
-    Race,
     Space,
     Trial,
 )
@@ -236,7 +236,7 @@ def _tried(so_far: BestSoFar) -> Iterator[Block]:
     yield grid(header, rows, right=(3, 4, 5, 6, 7, 8))
 
 
-def _try(so_far: BestSoFar, line: Trial | Race) -> list[str]:
+def _try(so_far: BestSoFar, line: Trial | ColdRun) -> list[str]:
     if isinstance(line, Trial):
         # Each trial of a script is a process of its own.
         is_alone = so_far.question is not None and so_far.question.limits_trials

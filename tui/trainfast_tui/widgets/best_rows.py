@@ -14,7 +14,7 @@ from trainfast_tui.widgets.bar import bar
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.best_follower import BestSoFar
-    from trainfast_runner.search.best.journal import BestAnswer, Effect, Race, Trial
+    from trainfast_runner.search.best.journal import BestAnswer, ColdRun, Effect, Trial
 
 OUTCOMES: dict[str, tuple[str, Tone, str]] = {
     "measured": ("●", "success", ""),
@@ -45,7 +45,7 @@ def _unit(so_far: BestSoFar) -> tuple[str, float]:
     return unit_of(so_far.objective, first.median if first is not None else 0.0)
 
 
-def _ran_row(so_far: BestSoFar, place: int, line: Trial | Race, width: int) -> Line:
+def _ran_row(so_far: BestSoFar, place: int, line: Trial | ColdRun, width: int) -> Line:
     from trainfast_runner.search.best.journal import Trial
 
     sign, tone, words = OUTCOMES.get(line.outcome, ("○", "text", line.outcome))

@@ -130,7 +130,7 @@ def _log_rate(cold: ColdRuns, number: int) -> tuple[float, float] | None:
     """The ln samples/s of a candidate and half of its interval: by fresh processes, else by trials; else None."""
     state = cold.state
     # The real memory_limit slows every step of a CPU run.
-    full = [race for race in state.races if race.role != "limit"]
+    full = [one for one in state.cold_runs if one.role != "limit"]
     runs = [one.samples_per_s for one in full if one.candidate == number and one.outcome == "measured"]
     rates = [math.log(rate) for rate in runs if rate]
     if rates:
@@ -174,9 +174,9 @@ def _value(cold: ColdRuns, number: int) -> Interval | None:
 def _run_ids(state: BestState, number: int) -> list[str]:
     """The runs in fresh processes that measured a candidate."""
     return [
-        race.run_id
-        for race in state.races
-        if race.candidate == number and race.outcome == "measured" and race.role != "limit"
+        one.run_id
+        for one in state.cold_runs
+        if one.candidate == number and one.outcome == "measured" and one.role != "limit"
     ]
 
 

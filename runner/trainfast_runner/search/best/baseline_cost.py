@@ -10,7 +10,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.best.race_record import start_s
+from trainfast_runner.search.best.cold_run_record import start_s
 from trainfast_runner.search.best.step_rule import LEAST_TIMED_STEPS, UNTIMED
 from trainfast_runner.search.speed.speeds import with_predicted_speed
 

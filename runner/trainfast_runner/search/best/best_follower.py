@@ -18,9 +18,9 @@ from trainfast_runner.search.best.journal import (
     BestQuestion,
     Candidate,
     Chosen,
+    ColdRun,
     Interval,
     Ordered,
-    Race,
     Space,
     Trial,
 )
@@ -49,9 +49,9 @@ class BestSoFar:
         return newest(self.lines, Space)
 
     @cached_property
-    def ran(self) -> tuple[Trial | Race, ...]:
+    def ran(self) -> tuple[Trial | ColdRun, ...]:
         """Every trial and every run in a fresh process, void ones included, in their order."""
-        return tuple(line for line in self.lines if isinstance(line, Trial | Race))
+        return tuple(line for line in self.lines if isinstance(line, Trial | ColdRun))
 
     @cached_property
     def chosen(self) -> Chosen | None:
@@ -66,7 +66,7 @@ class BestSoFar:
     @cached_property
     def is_under_way(self) -> bool:
         """True while the newest step has no outcome yet."""
-        last = next((one for one in reversed(self.lines) if isinstance(one, Chosen | Trial | Race)), None)
+        last = next((one for one in reversed(self.lines) if isinstance(one, Chosen | Trial | ColdRun)), None)
         return isinstance(last, Chosen) and last.candidate is not None
 
     @cached_property
@@ -112,7 +112,7 @@ class BestSoFar:
         noise, joules = measurements(self.lines), self.objective == "samples_per_joule"
         rates = {}
         for index, line in enumerate(self.ran):
-            if isinstance(line, Race):
+            if isinstance(line, ColdRun):
                 rate = line.samples_per_joule if joules else line.samples_per_s
                 # The real memory_limit slows every step.
                 if rate is not None and line.role != "limit":
@@ -129,7 +129,7 @@ class BestSoFar:
         values = {}
         for index, rate in self.rates.items():
             line = self.ran[index]
-            start_s = line.start_s if isinstance(line, Race) else None
+            start_s = line.start_s if isinstance(line, ColdRun) else None
             values[index] = self.value_of(line.candidate, rate, start_s)
         return values
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from trainfast_runner.results.distributions import NORMAL_95, student_95
-from trainfast_runner.search.best.journal import LaunchedBest, Race
+from trainfast_runner.search.best.journal import ColdRun, LaunchedBest
 from trainfast_runner.search.best.observed import steps_for
 from trainfast_runner.search.best.state import BestState
 
@@ -61,12 +61,12 @@ class MeasuredRuns:
     def values(self) -> dict[int, list[float]]:
         """The ln of the objective in each run, by candidate."""
         found: dict[int, list[float]] = defaultdict(list)
-        for one in self._state.races:
+        for one in self._state.cold_runs:
             if one.role in self._roles and (value := self.value(one)) is not None:
                 found[one.candidate].append(value)
         return dict(found)
 
-    def value(self, run: Race) -> float | None:
+    def value(self, run: ColdRun) -> float | None:
         """The ln of the objective of one run; None if it measured nothing."""
         if run.outcome != "measured" or not run.samples_per_s:
             return None
@@ -128,13 +128,13 @@ class ColdRuns:
 
         A run under memory_limit may rule out all that was measured.
         """
-        runs = (one for one in self.state.lines if isinstance(one, LaunchedBest | Race))
+        runs = (one for one in self.state.lines if isinstance(one, LaunchedBest | ColdRun))
         return any(one.role in SPEED_ROLES for one in runs)
 
     @property
     def count(self) -> int:
         """Number of runs that count."""
-        return sum(race.outcome != "void" for race in self.state.races)
+        return sum(one.outcome != "void" for one in self.state.cold_runs)
 
     @cached_property
     def finalists(self) -> list[int]:
@@ -157,7 +157,7 @@ class ColdRuns:
     def runs(self, number: int, *roles: str) -> int:
         """Number of runs of a candidate in these roles that count."""
         return sum(
-            race.candidate == number and race.role in roles and race.outcome != "void" for race in self.state.races
+            one.candidate == number and one.role in roles and one.outcome != "void" for one in self.state.cold_runs
         )
 
     @cached_property
@@ -220,7 +220,7 @@ class ColdRuns:
     def memory_bytes(self, number: int) -> int | None:
         """The measured peak of a candidate, or the predicted one."""
         state = self.state
-        runs = (*state.races, *state.rated.get(number, ()))
+        runs = (*state.cold_runs, *state.rated.get(number, ()))
         peaks = [one.peak_allocated_bytes for one in runs if one.candidate == number and one.peak_allocated_bytes]
         return max(peaks, default=state.candidates[number].predicted_bytes)
 

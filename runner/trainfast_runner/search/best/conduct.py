@@ -20,15 +20,16 @@ from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best.answer import answer_of, best_so_far
 from trainfast_runner.search.best.bounds import ceiling_here, flops_of, with_bounds
 from trainfast_runner.search.best.candidates import spec_of
+from trainfast_runner.search.best.cold_run_record import TIMING_WARMUP, cold_run_of, start_s
 from trainfast_runner.search.best.decide import Move, decide
 from trainfast_runner.search.best.journal import (
     BestEnded,
     BestLine,
     BestQuestion,
     Chosen,
+    ColdRun,
     LaunchedBest,
     Ordered,
-    Race,
     RecordedKnobs,
     Space,
     Trial,
@@ -39,7 +40,6 @@ from trainfast_runner.search.best.left_runs import LeftRuns
 from trainfast_runner.search.best.observed import steps_for
 from trainfast_runner.search.best.opening import BestOptions, BestPlan
 from trainfast_runner.search.best.orders import read_orders
-from trainfast_runner.search.best.race_record import TIMING_WARMUP, race_of, start_s
 from trainfast_runner.search.best.run_trial import trial_of_run
 from trainfast_runner.search.best.state import BestState, state_of_best_journal
 from trainfast_runner.search.best.step_rule import UNTIMED
@@ -338,7 +338,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
 
     def _cold_steps(self) -> int | None:
         """Steps of the search's cold runs so far: losses compare after equally many; None before the first."""
-        first = next((line for line in self._lines if isinstance(line, Race) and line.role != "limit"), None)
+        first = next((line for line in self._lines if isinstance(line, ColdRun) and line.role != "limit"), None)
         run = None if first is None else read_run_file(self._home.directory(first.run_id))
         return None if run is None else int(run.knobs["steps"])
 
@@ -352,7 +352,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         # Others take no memory from a run under its own limit: that it fits counts, whatever its speed.
         counts = launched.role == "limit" or self._is_usually_disturbed(launched.candidate)
         knobs = self._space.candidates[launched.candidate].knobs
-        self._write(race_of(launched, directory, result, knobs, counts=counts))
+        self._write(cold_run_of(launched, directory, result, knobs, counts=counts))
 
     def _record_end(self, number: int, result: Result, seconds: float) -> None:
         """Record a trial whose process ended without an answer."""
@@ -378,7 +378,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
 
     def _is_usually_disturbed(self, number: int) -> bool:
         """True if so many of the last measurements, or of this candidate's, were disturbed that it is the rule."""
-        made = [line for line in self._lines if isinstance(line, Trial | Race)]
+        made = [line for line in self._lines if isinstance(line, Trial | ColdRun)]
         own = [line for line in made if line.candidate == number]
         return any(sum(map(_is_disturbed, some)) >= USUALLY_DISTURBED for some in (made[-AMONG_LAST:], own))
 
@@ -394,6 +394,6 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         return self._before
 
 
-def _is_disturbed(line: Trial | Race) -> bool:
+def _is_disturbed(line: Trial | ColdRun) -> bool:
     """True for a measurement that is void, or that counts although others disturbed it."""
     return line.outcome == "void" or (line.outcome == "measured" and bool(line.reason))

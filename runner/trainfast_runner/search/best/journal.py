@@ -140,7 +140,7 @@ class Trial(Line, frozen=True, kw_only=True, tag="trial"):
     untraced: str = ""
 
 
-class Race(Line, frozen=True, kw_only=True, tag="race"):
+class ColdRun(Line, frozen=True, kw_only=True, tag="race"):
     """A run in a fresh process. `role` is race, confirm, limit (under the real memory_limit) or turn_back (of `knob`).
 
     `outcome` is measured, oom, failed, void or incompatible; `predicted` the samples/s expected before the launch.
@@ -280,7 +280,7 @@ BestLine = (
     | Space
     | Visited
     | Trial
-    | Race
+    | ColdRun
     | Chosen
     | LaunchedBest
     | Ordered

@@ -8,7 +8,7 @@ from pathlib import Path
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import COLD, TRIAL
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.best.journal import BestLine, LaunchedBest, Race, Trial
+from trainfast_runner.search.best.journal import BestLine, ColdRun, LaunchedBest, Trial
 from trainfast_runner.search.left_runs import end_if_live, has_settings, is_usable, runs_of_search, take_ended
 
 
@@ -17,7 +17,7 @@ class LeftRuns:
 
     def __init__(self, home: Home, search_id: str, lines: Sequence[BestLine]) -> None:
         self._home = home
-        recorded = {line.run_id for line in lines if isinstance(line, Trial | Race)}
+        recorded = {line.run_id for line in lines if isinstance(line, Trial | ColdRun)}
         self._launched = {line.run_id: line for line in lines if isinstance(line, LaunchedBest)}
         runs = runs_of_search(home, search_id) if len(lines) > 1 else {}
         self._warm = [run_id for run_id, run in runs.items() if run.role == TRIAL]

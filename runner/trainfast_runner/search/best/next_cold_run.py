@@ -19,7 +19,7 @@ ROLES = (*SPEED_ROLES, "limit")
 
 
 @dataclass(frozen=True)
-class ColdRun:
+class NextColdRun:
     """The next run in a fresh process."""
 
     action: str
@@ -28,19 +28,19 @@ class ColdRun:
     knob: str | None = None
 
 
-def next_cold_run(state: BestState) -> ColdRun | None:
+def next_cold_run(state: BestState) -> NextColdRun | None:
     """Return the next run in a fresh process; None when the answer is confirmed."""
     cold = ColdRuns(state)
-    if sum(race.outcome == "void" for race in state.races) >= 2 * MOST_VOID:
+    if sum(one.outcome == "void" for one in state.cold_runs) >= 2 * MOST_VOID:
         return None
     return _race(cold) or _confirm(cold) or _turn_back(cold) or _under_limit(cold)
 
 
-def _race(cold: ColdRuns) -> ColdRun | None:
+def _race(cold: ColdRuns) -> NextColdRun | None:
     """The next run of the race, those under memory_limit first; None when it is decided."""
     for number in cold.finalists:
         if cold.is_near_limit(number) and not cold.runs(number, "limit"):
-            return ColdRun("limit", number, NEARLY_ALL)
+            return NextColdRun("limit", number, NEARLY_ALL)
     if len(cold.finalists) < 2 or _confirming(cold):
         return None
     for turn in (1, 2):
@@ -52,19 +52,19 @@ def _race(cold: ColdRuns) -> ColdRun | None:
         if len(missing) == len(contenders) and not cold.are_affordable(missing):
             return None
         if missing:
-            return ColdRun("race", missing[0], f"one of {len(cold.finalists)} settings within 3 % of the leader")
+            return NextColdRun("race", missing[0], f"one of {len(cold.finalists)} settings within 3 % of the leader")
     return None
 
 
 def _confirming(cold: ColdRuns) -> bool:
-    return any(race.role == "confirm" for race in cold.state.races)
+    return any(one.role == "confirm" for one in cold.state.cold_runs)
 
 
-def _confirm(cold: ColdRuns) -> ColdRun | None:
+def _confirm(cold: ColdRuns) -> NextColdRun | None:
     """The next run of winner, baseline, baseline, winner; None when both have two runs."""
     winner, baseline = cold.winner, cold.baseline
     if cold.state.untested_limits and not cold.runs(winner, "limit"):
-        return ColdRun("limit", winner, "the winner, under memory_limit")
+        return NextColdRun("limit", winner, "the winner, under memory_limit")
     if baseline in cold.state.ruled_out:
         order = [winner, winner]
     elif winner == baseline:
@@ -79,11 +79,11 @@ def _confirm(cold: ColdRuns) -> ColdRun | None:
         taken[number] += 1
         if cold.runs(number, "confirm") < taken[number]:
             whose = "baseline" if number == baseline else "winner"
-            return ColdRun("confirm", number, f"the {whose} in a fresh process")
+            return NextColdRun("confirm", number, f"the {whose} in a fresh process")
     return None
 
 
-def _turn_back(cold: ColdRuns) -> ColdRun | None:
+def _turn_back(cold: ColdRuns) -> NextColdRun | None:
     """The run of the answer with one knob turned back that gave most, as long as runs and budget allow."""
     state, answer = cold.state, cold.answer
     changed = cold.changed(answer)
@@ -96,13 +96,13 @@ def _turn_back(cold: ColdRuns) -> ColdRun | None:
             found.append((state.posterior.difference(answer, other)[0], knob, other))
     for _, knob, other in sorted(found, reverse=True):
         if cold.are_affordable([other]):
-            return ColdRun("turn_back", other, f"the winner with {knob} turned back: the loss is its gain", knob)
+            return NextColdRun("turn_back", other, f"the winner with {knob} turned back: the loss is its gain", knob)
     return None
 
 
-def _under_limit(cold: ColdRuns) -> ColdRun | None:
+def _under_limit(cold: ColdRuns) -> NextColdRun | None:
     """The run under memory_limit of the answer, then of candidates near that limit as long as the budget allows."""
     if cold.state.untested_limits and not cold.runs(cold.answer, "limit"):
-        return ColdRun("limit", cold.answer, "the answer, under memory_limit")
+        return NextColdRun("limit", cold.answer, "the answer, under memory_limit")
     number = next((one for one in cold.unchecked if cold.are_affordable([one])), None)
-    return None if number is None else ColdRun("limit", number, NEARLY_ALL)
+    return None if number is None else NextColdRun("limit", number, NEARLY_ALL)

@@ -17,11 +17,11 @@ from trainfast_runner.search.best.journal import (
     BestLine,
     BestQuestion,
     CandidateVerdict,
+    ColdRun,
     EarlierEffect,
     Effect,
     Interval,
     Ordered,
-    Race,
     Space,
     Trial,
     read_best_journal,
@@ -50,9 +50,9 @@ def best_report(directory: Path) -> dict[str, Any]:
         "unpredicted": SCRIPT_MEMORY if question.limits_trials else None,
         "predicted_from": memory_from(trials) if question.limits_trials else None,
         "trials": [_trial(line, space) for line in trials] if space is not None else [],
-        "races": [_race(line, space) for line in lines if isinstance(line, Race)] if space is not None else [],
+        "races": [_cold_run(line, space) for line in lines if isinstance(line, ColdRun)] if space is not None else [],
         "disturbed": sum(
-            isinstance(line, Trial | Race) and line.outcome == "measured" and bool(line.reason) for line in lines
+            isinstance(line, Trial | ColdRun) and line.outcome == "measured" and bool(line.reason) for line in lines
         ),
         "orders": [_order(line, space) for line in lines if isinstance(line, Ordered)],
         "earlier": [_effect(effect, "search_id") for effect in question.earlier],
@@ -141,7 +141,7 @@ def _trial(line: Trial, space: Space) -> dict[str, Any]:
     }
 
 
-def _race(line: Race, space: Space) -> dict[str, Any]:
+def _cold_run(line: ColdRun, space: Space) -> dict[str, Any]:
     figures = "samples_per_joule", "start_s", "peak_allocated_bytes", "seconds"
     return {
         "knobs": space.candidates[line.candidate].knobs,
@@ -163,7 +163,7 @@ def _rate(line: Trial) -> dict[str, float] | None:
 def _pareto(number: int, answer: BestAnswer, space: Space, lines: Sequence[BestLine]) -> dict[str, Any]:
     """A candidate that no other beats in both speed and memory; its peak is the highest that was measured."""
     rate = next((verdict.rate for verdict in answer.verdicts if verdict.candidate == number), None)
-    measured = (line for line in lines if isinstance(line, Trial | Race) and line.candidate == number)
+    measured = (line for line in lines if isinstance(line, Trial | ColdRun) and line.candidate == number)
     return {
         "knobs": space.candidates[number].knobs,
         "samples_per_s": _interval(rate),

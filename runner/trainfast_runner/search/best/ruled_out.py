@@ -9,7 +9,7 @@ import msgspec
 
 from trainfast_runner.search.best.candidates import changes_training
 from trainfast_runner.search.best.effects import Levels
-from trainfast_runner.search.best.journal import Candidate, CandidateVerdict, Race, Space, Trial
+from trainfast_runner.search.best.journal import Candidate, CandidateVerdict, ColdRun, Space, Trial
 from trainfast_runner.search.best.too_large import verdict_of
 
 MOST_VOID = 3
@@ -24,7 +24,7 @@ fp16 and bf16 stay within a few percent.
 
 
 def ruled_out(
-    space: Space, ran: Sequence[Trial | Race], rated: Collection[int], levels: Levels
+    space: Space, ran: Sequence[Trial | ColdRun], rated: Collection[int], levels: Levels
 ) -> dict[int, CandidateVerdict]:
     """Return the first verdict on each candidate, after all that `ran`; `rated` are those with a trial that counts."""
     verdicts = {
@@ -41,7 +41,7 @@ def ruled_out(
 
 
 def _without_rate(
-    candidates: Sequence[Candidate], ran: Sequence[Trial | Race], rated: Collection[int]
+    candidates: Sequence[Candidate], ran: Sequence[Trial | ColdRun], rated: Collection[int]
 ) -> list[CandidateVerdict]:
     """Verdicts on candidates that ran out of memory, failed, or were voided too often."""
     verdicts = []
@@ -61,7 +61,7 @@ def _without_rate(
 
 
 def _too_large(
-    line: Trial | Race, candidates: Sequence[Candidate], ran: Sequence[Trial | Race]
+    line: Trial | ColdRun, candidates: Sequence[Candidate], ran: Sequence[Trial | ColdRun]
 ) -> list[CandidateVerdict]:
     """Verdicts on a candidate that ran out of memory, and on larger batches that did not fit under its limit."""
     verdict = verdict_of(line, candidates[line.candidate])
@@ -73,8 +73,8 @@ def _too_large(
     return [verdict, *(msgspec.structs.replace(verdict, candidate=number, reason=reason) for number in larger)]
 
 
-def _is_under_limit(line: Trial | Race) -> bool:
-    return isinstance(line, Race) and line.role == "limit"
+def _is_under_limit(line: Trial | ColdRun) -> bool:
+    return isinstance(line, ColdRun) and line.role == "limit"
 
 
 def _larger_batches(number: int, candidates: Sequence[Candidate]) -> list[int]:
@@ -91,15 +91,15 @@ def _larger_batches(number: int, candidates: Sequence[Candidate]) -> list[int]:
     ]
 
 
-def _other_losses(space: Space, ran: Sequence[Trial | Race]) -> list[CandidateVerdict]:
+def _other_losses(space: Space, ran: Sequence[Trial | ColdRun]) -> list[CandidateVerdict]:
     """Verdicts on candidates that train the same as the baseline and reach another loss on the same samples."""
     baseline = space.baseline
     trials = [one for one in ran if isinstance(one, Trial)]
-    full = [one for one in ran if isinstance(one, Race) and one.role != "limit"]  # under memory_limit: fewer steps
+    full = [one for one in ran if isinstance(one, ColdRun) and one.role != "limit"]  # under memory_limit: fewer steps
     own = next((one.losses for one in trials if one.candidate == baseline and one.losses), [])
     run = next((one for one in full if one.candidate == baseline and one.last_loss is not None), None)
     verdicts = []
-    compared: list[Trial | Race] = [*trials, *full]
+    compared: list[Trial | ColdRun] = [*trials, *full]
     for one in compared:
         if one.outcome not in ("measured", "slow"):
             continue
@@ -109,7 +109,7 @@ def _other_losses(space: Space, ran: Sequence[Trial | Race]) -> list[CandidateVe
         if isinstance(one, Trial) and own and one.losses:
             step = min(len(one.losses), len(own)) - 1
             mine, theirs, first = one.losses[step], own[step], own[0]
-        elif isinstance(one, Race) and run is not None:
+        elif isinstance(one, ColdRun) and run is not None:
             mine, theirs, first = one.last_loss, run.last_loss, run.first_loss
         if mine is None or theirs is None:
             continue
@@ -120,7 +120,7 @@ def _other_losses(space: Space, ran: Sequence[Trial | Race]) -> list[CandidateVe
     return verdicts
 
 
-def _failed_levels(ran: Sequence[Trial | Race], rated: Collection[int], levels: Levels) -> list[CandidateVerdict]:
+def _failed_levels(ran: Sequence[Trial | ColdRun], rated: Collection[int], levels: Levels) -> list[CandidateVerdict]:
     """Verdicts on candidates with a value of a knob that has failed in every setting of two or more.
 
     Where these settings share several values that were never measured, it is the candidates with all of them.

@@ -8,8 +8,8 @@ from pathlib import Path
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_records import read_records
+from trainfast_runner.search.best.cold_run_record import outcome_of
 from trainfast_runner.search.best.journal import Candidate, Trial
-from trainfast_runner.search.best.race_record import outcome_of
 from trainfast_runner.search.best.too_large import Shortage, shortage_of
 from trainfast_runner.search.traced_script import why_untraced
 

@@ -15,9 +15,9 @@ from trainfast_runner.search.best.journal import (
     BestQuestion,
     Candidate,
     CandidateVerdict,
+    ColdRun,
     LaunchedBest,
     Ordered,
-    Race,
     Space,
     Trial,
     Visited,
@@ -76,14 +76,14 @@ class BestState:
         return [line for line in self.lines if isinstance(line, Trial)]
 
     @cached_property
-    def races(self) -> list[Race]:
+    def cold_runs(self) -> list[ColdRun]:
         """Every run in a fresh process."""
-        return [line for line in self.lines if isinstance(line, Race)]
+        return [line for line in self.lines if isinstance(line, ColdRun)]
 
     @cached_property
-    def ran(self) -> list[Trial | Race]:
+    def ran(self) -> list[Trial | ColdRun]:
         """Every trial and every run in a fresh process."""
-        return [line for line in self.lines if isinstance(line, Trial | Race)]
+        return [line for line in self.lines if isinstance(line, Trial | ColdRun)]
 
     @cached_property
     def rated(self) -> dict[int, list[Trial]]:

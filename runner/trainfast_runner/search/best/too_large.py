@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from trainfast_runner.memory.oom_explained import asked_and_free
 from trainfast_runner.records.result import Result
-from trainfast_runner.search.best.journal import Candidate, CandidateVerdict, Race, Trial
+from trainfast_runner.search.best.journal import Candidate, CandidateVerdict, ColdRun, Trial
 from trainfast_runner.units import mebibytes
 
 TOO_LARGE = "too_large"
@@ -45,7 +45,7 @@ def shortage_of(result: Result) -> Shortage:
     return Shortage(words, found.missing_bytes if oom.missing_bytes is None else oom.missing_bytes)
 
 
-def verdict_of(line: Trial | Race, candidate: Candidate) -> CandidateVerdict:
+def verdict_of(line: Trial | ColdRun, candidate: Candidate) -> CandidateVerdict:
     """Return the verdict on a candidate that ran out of memory: its excess by the prediction, else as measured."""
     reason, excess, predicted = line.reason or "ran out of memory", candidate.excess_bytes, candidate.predicted_bytes
     if excess is not None and predicted is not None:

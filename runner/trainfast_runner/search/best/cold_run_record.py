@@ -10,7 +10,7 @@ from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_file import Step
 from trainfast_runner.records.run_records import RunRecords, read_records
 from trainfast_runner.search.best.disturbances import why_run_void
-from trainfast_runner.search.best.journal import LaunchedBest, Race
+from trainfast_runner.search.best.journal import ColdRun, LaunchedBest
 from trainfast_runner.search.best.too_large import Shortage, shortage_of
 from trainfast_runner.search.script_runs import incompatible
 
@@ -18,7 +18,9 @@ TIMING_WARMUP = 3
 """Steps of a cold run that are not timed, as in any run; on a CPU its memory is measured in them."""
 
 
-def race_of(launched: LaunchedBest, directory: Path, result: Result, knobs: Collection[str], *, counts: bool) -> Race:
+def cold_run_of(
+    launched: LaunchedBest, directory: Path, result: Result, knobs: Collection[str], *, counts: bool
+) -> ColdRun:
     """The line of an ended cold run of a candidate with these knobs.
 
     With `counts` one that other processes or heat disturbed is not void. A script has no losses here: nothing says that
@@ -29,7 +31,7 @@ def race_of(launched: LaunchedBest, directory: Path, result: Result, knobs: Coll
     outcome, reason = outcome_of(result, knobs, counts=counts)
     shortage = shortage_of(result) if outcome == "oom" else Shortage(reason)
     has_losses = result.script is None
-    return Race(
+    return ColdRun(
         candidate=launched.candidate,
         role=launched.role,
         run_id=result.run_id,
