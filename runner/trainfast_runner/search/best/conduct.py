@@ -36,7 +36,7 @@ from trainfast_runner.search.best.journal import (
     Visited,
     read_best_journal,
 )
-from trainfast_runner.search.best.left_runs import LeftRuns
+from trainfast_runner.search.best.left_best_runs import LeftBestRuns
 from trainfast_runner.search.best.observed import steps_for
 from trainfast_runner.search.best.opening import BestOptions, BestPlan
 from trainfast_runner.search.best.orders import read_orders
@@ -91,7 +91,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         self._survey = best.survey
         self._space = best.space
         self._ceiling = ceiling_here(home, best.plan)
-        self._left = LeftRuns(home, directory.name, self._lines)
+        self._left = LeftBestRuns(home, directory.name, self._lines)
         self._process_knobs: RecordedKnobs = {}
         self._process_uuids: list[str] = []
         self._before: BestState | None = None

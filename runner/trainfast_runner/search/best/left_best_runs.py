@@ -12,7 +12,7 @@ from trainfast_runner.search.best.journal import BestLine, ColdRun, LaunchedBest
 from trainfast_runner.search.left_runs import end_if_live, has_settings, is_usable, runs_of_search, take_ended
 
 
-class LeftRuns:
+class LeftBestRuns:
     """The runs of a search, made before this conductor, that its journal has no outcome of."""
 
     def __init__(self, home: Home, search_id: str, lines: Sequence[BestLine]) -> None:
