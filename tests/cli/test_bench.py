@@ -20,7 +20,7 @@ from trainfast_runner.running.launch import DevicesBusy
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.bench.variants import Entry
 from trainfast_runner.search.bench.warm_rows import warm_rows
-from trainfast_tui.cli import bench
+from trainfast_tui.cli import bench, bench_rows
 from trainfast_tui.cli.follow_run import Signals
 
 pytestmark = pytest.mark.xdist_group("trainings-of-the-command-line")
@@ -118,17 +118,17 @@ def test_with_wait_a_run_that_takes_the_device_between_two_rows_fails_none(
         return tmp_path
 
     for name in ("await_devices", "predict_memory", "await_cooling"):
-        monkeypatch.setattr(bench, name, noting(name))
-    monkeypatch.setattr(bench.launch, "start", start)
-    monkeypatch.setattr(bench, "follow", lambda *arguments, **options: Result(run_id="r", state="finished"))
+        monkeypatch.setattr(bench_rows, name, noting(name))
+    monkeypatch.setattr(bench_rows.launch, "start", start)
+    monkeypatch.setattr(bench_rows, "follow", lambda *arguments, **options: Result(run_id="r", state="finished"))
     row, asked = Entry("one", PLAN.spec, {}, lambda: PLAN), argparse.Namespace(wait=wait, cool_to=50.0)
-    home = Home(tmp_path)
-    with warm_rows(home, lambda: None) as warm:
+    rows = bench_rows.BenchRows(Home(tmp_path), Signals(), asked)
+    with warm_rows(Home(tmp_path), lambda: None) as warm:
         if not wait:
             with pytest.raises(DevicesBusy):
-                bench._run_one(row, None, warm, home, Signals(), asked)
+                rows.run_row(row, None, warm)
             return
-        outcome = bench._run_one(row, None, warm, home, Signals(), asked)
+        outcome = rows.run_row(row, None, warm)
     assert isinstance(outcome, Result)
     assert done == ["await_devices", "await_cooling", "predict_memory", "start"] * 2
 
@@ -153,10 +153,10 @@ def starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     finished = Result(run_id="r", state="finished", throughput=Throughput(samples_per_s=Spread(median=9.0, mad=0.01)))
     monkeypatch.setenv("TRAINFAST_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(bench.planning, "plan_run", lambda spec, python: replace(PLAN, spec=spec))
-    monkeypatch.setattr(bench, "predict_memory", lambda plan, home: None)
-    monkeypatch.setattr(bench.launch, "start", start)
-    monkeypatch.setattr(bench, "follow", lambda *arguments, **options: finished)
+    monkeypatch.setattr(bench_rows.planning, "plan_run", lambda spec, python: replace(PLAN, spec=spec))
+    monkeypatch.setattr(bench_rows, "predict_memory", lambda plan, home: None)
+    monkeypatch.setattr(bench_rows.launch, "start", start)
+    monkeypatch.setattr(bench_rows, "follow", lambda *arguments, **options: finished)
     return busy
 
 

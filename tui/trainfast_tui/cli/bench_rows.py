@@ -1,0 +1,133 @@
+"""Run the rows of `bench` one after another: warm where they can share a process, else each as a run of its own."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from itertools import chain
+from typing import TypeVar
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.result import Result
+from trainfast_runner.running import launch, planning
+from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.search.bench.variants import Bench, Entry, Outcome, again_is_pointless, run_order
+from trainfast_runner.search.bench.warm_rows import WarmRows, warm_groups, warm_rows
+from trainfast_runner.search.processes import Interrupted
+from trainfast_tui.cli.follow_run import Signals, follow
+from trainfast_tui.cli.progress import Progress
+from trainfast_tui.cli.start_run import predict_memory
+from trainfast_tui.cli.waits import await_cooling, await_devices
+from trainfast_tui.text.format import plain
+
+StartedT = TypeVar("StartedT")
+
+
+class BenchRows:
+    """Runs rows, as the options of the command say, until Ctrl-C or a closed terminal."""
+
+    def __init__(self, home: Home, signals: Signals, arguments: argparse.Namespace) -> None:
+        self._home, self._signals, self._arguments = home, signals, arguments
+
+    def run(self, bench: Bench, outcomes: Mapping[str, list[Outcome]]) -> bool:
+        """Run all rows and append to their `outcomes`; return False if a signal ended the bench early.
+
+        A row whose device another run has taken is not run. Raises DevicesBusy if no row was measured before.
+        """
+        # Only presets can share a warm process: a script's rows are launched.
+        is_cold = self._arguments.cold or any(entry.plan is not None for entry in bench.entries)
+        groups = {} if is_cold else warm_groups(bench)
+        total = len(bench.entries) * self._arguments.repeat
+        with warm_rows(self._home, self._raise_if_ended) as warm:
+            for number, (_, entry) in enumerate(run_order(bench, self._arguments.repeat, groups), start=1):
+                if again_is_pointless(outcomes[entry.id]):
+                    continue
+                if self._is_ended:
+                    return False
+                group = groups.get(entry.id)
+                where = f"{bench.preset} {number}/{total}: {entry.id}{', warm' if group else ''}"
+                Progress().print_line(plain(where))
+                try:
+                    outcome = self.run_row(entry, group, warm)
+                except launch.DevicesBusy as busy:
+                    if not any(isinstance(one, Result) for one in chain.from_iterable(outcomes.values())):
+                        raise
+                    outcome = busy
+                if entry.plan is not None and isinstance(outcome, Result):
+                    outcome = _refused_if_overridden(outcome, bench.varied)
+                if outcome is None:
+                    return False
+                outcomes[entry.id].append(outcome)
+                _print_outcome(outcome)
+                if isinstance(outcome, Result) and self._ends_bench(outcome):
+                    return False
+        return True
+
+    def run_row(self, entry: Entry, group: str | None, warm: WarmRows) -> Outcome | None:
+        """Run one row to its end; return the UserError if it cannot run here, None if the terminal has gone.
+
+        Raises DevicesBusy when another run uses its device, without --wait.
+        """
+        try:
+            plan = planning.plan_run(entry.spec, self._arguments.python) if entry.plan is None else entry.plan()
+        except UserError as error:
+            return error
+        if group is not None and warm.has_process(group):
+            self._prepare(plan, group)
+            return warm.train(plan)
+        warm.end()
+        if group is not None:
+            self._start_when_free(plan, group, lambda: warm.start(plan, group))
+            return warm.train(plan)
+        directory = self._start_when_free(plan, group, lambda: launch.start(plan, self._home))
+        return follow(directory, self._signals, interrupt_stops=True)
+
+    def _start_when_free(self, plan: RunPlan, group: str | None, start: Callable[[], StartedT]) -> StartedT:
+        """Start a process; with --wait retry if another run took the device during the preparation."""
+        while True:
+            if self._arguments.wait:
+                await_devices(plan, self._home)
+            self._prepare(plan, group)
+            try:
+                return start()
+            except launch.DevicesBusy:
+                if not self._arguments.wait:
+                    raise
+
+    def _prepare(self, plan: RunPlan, group: str | None) -> None:
+        """Wait until the GPUs have cooled, and predict the memory of a row that is a run of its own."""
+        if self._arguments.cool_to is not None:
+            await_cooling(plan, self._arguments.cool_to)
+        if group is None:
+            predict_memory(plan, self._home)
+
+    @property
+    def _is_ended(self) -> bool:
+        """True after Ctrl-C, or once the terminal is closed."""
+        return bool(self._signals.interrupts or self._signals.hung_up)
+
+    def _raise_if_ended(self) -> None:
+        if self._is_ended:
+            raise Interrupted
+
+    def _ends_bench(self, result: Result) -> bool:
+        """True after a row that was stopped, or whose failure came with Ctrl-C."""
+        return result.state == "stopped" or (result.state != "finished" and bool(self._signals.interrupts))
+
+
+def _print_outcome(outcome: Outcome) -> None:
+    """Print why a row has no figure; nothing for one that finished."""
+    if isinstance(outcome, UserError):
+        what = "not run" if isinstance(outcome, launch.DevicesBusy) else "refused"
+        Progress().print_line(plain(f"{what}: {outcome.line()}"))
+    elif outcome.state != "finished":
+        Progress().print_line(plain(f"{outcome.state.replace('_', ' ')}: {outcome.reason}"))
+
+
+def _refused_if_overridden(result: Result, varied: tuple[str, ...]) -> Outcome:
+    """Return the result of a script's row, or the UserError for a value that the script overrode."""
+    from trainfast_runner.search.script_runs import incompatible
+
+    why = incompatible(result, varied)
+    return result if why is None else UserError(why, key=result.run_id)
