@@ -36,6 +36,10 @@ SCRIPT = ("--", sys.executable, "-c", "0")
             ("run", "--steps-from-log", "a{99999999999999999999}", *SCRIPT),
             "--steps-from-log 'a{99999999999999999999}': the repetition number is too large",
         ),
+        (
+            ("run", "--preset", "tiny-lama"),
+            "--preset takes a file with [script.knobs], and there is no tiny-lama; try trainfast-tui run tiny-llama",
+        ),
         (("run", "~nobody-of-this-name/x.toml"), "there is no preset file ~nobody-of-this-name/x.toml"),
         (("run", ""), "there is no preset ''"),
         (("runs", "show", "../runs"), "there is no run '../runs' (allowed: no run yet)"),

@@ -6,10 +6,11 @@ Modules that only a started run needs are imported where they are used: it saves
 from __future__ import annotations
 
 import argparse
+import os
 import threading
 from pathlib import Path
 
-from trainfast_runner.errors import UserError
+from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import read_run_file
@@ -17,6 +18,7 @@ from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.recovery import state_of
 from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.presets import preset_files
 from trainfast_runner.settings.spec import resolve
 from trainfast_tui.cli.exit_codes import HUNG_UP
 from trainfast_tui.cli.follow_run import follow
@@ -106,6 +108,9 @@ def plan_asked(arguments: argparse.Namespace) -> RunPlan:
     from trainfast_runner.settings import script_preset
 
     file = arguments.script_preset
+    if file is not None and not os.path.exists(os.path.expanduser(file)) and (close := nearest(file, preset_files())):
+        words = f"--preset takes a file with [script.knobs], and there is no {file}"
+        raise UserError(words, key="--preset", advice=f"trainfast-tui run {close}")
     if arguments.preset is not None:
         file = script_preset.path_of(arguments.preset)
     if arguments.script is not None or file is not None:

@@ -81,6 +81,8 @@ def _scroll(*, pages: bool = True, shown: bool = False) -> tuple[Action, ...]:
         *lines,
         Action("Page.scroll(-20)", ("pageup",), "page up", "A page up.", shown, shown),
         Action("Page.scroll(20)", ("pagedown", "space"), "page down", "A page down.", shown, shown),
+        Action("Page.end(-1)", ("home",), "top", "To the top.", False, False),
+        Action("Page.end(1)", ("end",), "bottom", "To the bottom.", False, False),
     )
 
 

@@ -23,6 +23,11 @@ class Page(Painted):
         self._top += by
         self.repaint()
 
+    def action_end(self, direction: int) -> None:
+        """Scroll to the top (-1) or to the bottom (1)."""
+        self._top = 0 if direction < 0 else len(self._body(self.size.width))
+        self.repaint()
+
     def lines(self, width: int, height: int) -> list[Line]:
         body = self._body(width)
         self._top = max(0, min(self._top, len(body) - height))
