@@ -2,9 +2,9 @@
 
 A pass visits each process of the space once, in random order, and tries its settings there in random order. The speed
 of a machine drifts, so a second process holds the baseline: its steps stand before and after every few steps of a
-setting, as their anchor. A visit is repeated when others took more than 2 % of the CPU meanwhile. The grid is written
-after each visit, and the same command goes on where another stopped. Every rank has one thread: two that compete for
-two cores run ten times slower, at random.
+setting, as their anchor. A setting is tried again when others took more than 2 % of the CPU meanwhile. The grid is
+written after each visit, and the same command goes on where another stopped. Every rank has one thread: two that
+compete for two cores run ten times slower, at random.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ from trainfast_runner.search.searches import new_search
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.spec import RunSpec, resolve
 
-UNTIMED, STEPS, ROUNDS = 2, 12, 1
-ANCHOR_STEPS = 4
+UNTIMED, ROUNDS = 2, 5
+ROUND_S, LEAST_STEPS = 1.0, 3
+"""A round lasts about so long, of a setting as of the anchor: a fast setting, which may be the best, has more steps."""
 MOST_COMPANY = 0.02
 """Others may take this share of the CPU."""
 MOST_TRIES = 5
-"""A visit that had company so often ends the recording: the machine is in use."""
+"""A setting that had company so often ends the recording: the machine is in use."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Recipe:
     """One grid: a preset with settings, and the values of each varied knob.
 
     `fewer` narrows the values of other knobs for a strategy: each of its settings takes a process of its own. A
-    setting takes `rounds` times `steps` timed steps a visit, each round between steps of the anchor.
+    setting has `ROUNDS` rounds a visit, each between two of the anchor.
     """
 
     name: str
@@ -61,8 +62,6 @@ class Recipe:
     settings: tuple[str, ...]
     vary: Mapping[str, tuple[Any, ...]]
     fewer: Mapping[str, Mapping[str, tuple[Any, ...]]] = field(default_factory=dict)
-    steps: int = STEPS
-    rounds: int = ROUNDS
 
     def records(self, knobs: Mapping[str, Any]) -> bool:
         """True if the grid has this setting."""
@@ -70,20 +69,27 @@ class Recipe:
         return all(knobs[name] in values for name, values in fewer.items())
 
 
-COMMON = {
-    "batch_size": (2, 4, 8, 16),
-    "precision": ("fp32", "bf16"),
-    "optimizer": ("adamw", "adamw-fused"),
-    "checkpointing": ("off", "full"),
-}
+BATCHES, OPTIMIZERS = (1, 2, 4, 8), ("adamw", "adamw-foreach", "adamw-fused")
+STRATEGIES = ("single", "ddp", "fsdp")
+# The baseline. No bf16 beside it: a processor without instructions for it takes ten times as long for half of the grid.
+TWO_RANKS = (
+    *("devices=cpu:2", "strategy=ddp", "precision=fp32", "workers=0", "pin_memory=off", "optimizer=adamw"),
+    *("batch_size=8", "grad_accum=1"),
+)
 RECIPES = {
     recipe.name: recipe
     for recipe in (
         Recipe(
             "causal-lm",
             "tiny-llama",
-            ("data.kind=random", "devices=cpu", "batch_size=8", "grad_accum=2"),
-            {**COMMON, "compile": ("off", "default")},
+            (*TWO_RANKS, "data.kind=random", "seq_len=16"),
+            {
+                "batch_size": BATCHES,
+                "optimizer": OPTIMIZERS,
+                "checkpointing": ("off", "full"),
+                "strategy": STRATEGIES,
+            },
+            fewer={"fsdp": {"checkpointing": ("off",)}},
         ),
         Recipe(
             "bert",
@@ -91,28 +97,30 @@ RECIPES = {
             (
                 *("model.num_hidden_layers=2", "model.hidden_size=256", "model.num_attention_heads=4"),
                 *("model.intermediate_size=1024", "model.vocab_size=4096", "data.kind=random", "seq_len=16"),
-                *("devices=cpu:2", "strategy=ddp", "precision=fp32", "workers=0", "pin_memory=off"),
-                *("batch_size=8", "grad_accum=1"),
+                *TWO_RANKS,
             ),
-            # No bf16: a processor without instructions for it takes ten times as long for half of the grid.
             {
-                "batch_size": (1, 2, 4, 8),
-                "optimizer": ("adamw", "adamw-foreach", "adamw-fused"),
+                "batch_size": BATCHES,
+                "optimizer": OPTIMIZERS,
                 "checkpointing": ("off", "full"),
-                "strategy": ("single", "ddp", "fsdp"),
+                "strategy": STRATEGIES,
             },
             fewer={"fsdp": {"checkpointing": ("off",)}},
-            rounds=4,
         ),
         Recipe(
             "vit",
             "vit-large",
             (
                 *("model.num_hidden_layers=2", "model.hidden_size=192", "model.num_attention_heads=4"),
-                *("model.intermediate_size=768", "devices=cpu:2", "strategy=ddp", "precision=fp32"),
-                *("optimizer=adamw", "workers=0", "pin_memory=off", "batch_size=8", "grad_accum=1"),
+                *("model.intermediate_size=768", "model.image_size=64", *TWO_RANKS),
             ),
-            {**COMMON, "strategy": ("single", "ddp", "fsdp")},
+            {
+                "batch_size": BATCHES,
+                "optimizer": OPTIMIZERS,
+                "attention": ("auto", "eager"),
+                "strategy": STRATEGIES,
+            },
+            fewer={"fsdp": {"attention": ("auto",)}},
         ),
     )
 }
@@ -176,8 +184,6 @@ def _begin(recipe: Recipe, space: Space) -> dict[str, Any]:
         "preset": recipe.preset,
         "settings": list(recipe.settings),
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, one thread a rank",
-        "steps": recipe.steps,
-        "rounds": recipe.rounds,
         "baseline": space.baseline,
         "candidates": [
             {
@@ -198,10 +204,11 @@ class _Recorder:
 
     def __init__(self, recipe: Recipe, spec: RunSpec, space: Space, home: Home, anchor: WarmProcess) -> None:
         self._recipe, self._spec, self._space, self._home, self._anchor = recipe, spec, space, home, anchor
-        _trial(anchor, self._spec_of(space.baseline), space.baseline, ANCHOR_STEPS)
+        first = _trial(anchor, self._spec_of(space.baseline), space.baseline, 4 * LEAST_STEPS)
+        self._anchor_steps = _steps_of_a_round(first)
 
     def record_pass(self, number: int, recorded: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Visit each process that this pass has not recorded. Raises InUse after `MOST_TRIES` visits with company."""
+        """Visit each process that this pass has not recorded. Raises InUse when a setting has company every time."""
         order = random.Random(f"{self._recipe.name} {number}")
         visits = list(groups(self._space).items())
         order.shuffle(visits)
@@ -212,48 +219,49 @@ class _Recorder:
                 continue
             order.shuffle(settings)
             print(f"{self._recipe.name}, pass {number + 1}, process {place + 1} of {len(visits)}", file=sys.stderr)
-            for _ in range(MOST_TRIES):
-                visit = self._visit(settings)
-                yield {"process": process, **visit}
-                if visit["outcome"] == "measured":
-                    break
-            else:
-                share = visit["others_share"]
-                taken = "an unknown share" if share is None else f"{100 * share:.0f} %"
-                raise InUse(f"others took {taken} of the CPU in {MOST_TRIES} visits")
+            yield {"process": process, **self._visit(settings)}
 
     def _visit(self, settings: Sequence[int]) -> dict[str, Any]:
-        """One process that tries every setting, each round between two looks at the anchor."""
+        """One process that tries every setting."""
         began_s = time.monotonic()
-        trials = []
         with _warm_process(self._spec_of(settings[0]), self._home) as process:
             start_s = time.monotonic() - began_s
-            window = CpuWindow()
-            before = self._anchor_ms()
-            for number in settings:
-                spec = self._spec_of(number)
-                for place in range(self._recipe.rounds):
-                    trial = _trial(process, spec, number, self._recipe.steps, more=place > 0)
-                    after = self._anchor_ms()
-                    trials.append({**trial, "anchor_ms": round((before + after) / 2, 3)})
-                    before = after
-            others = window.others_cores()
-        share = None if others is None else others / (os.cpu_count() or 1)
+            trials = [trial for number in settings for trial in self._alone(process, number)]
         failed = any(trial["outcome"] != "measured" for trial in trials)
-        company = share is None or share > MOST_COMPANY
         return {
-            "outcome": "failed" if failed else "company" if company else "measured",
+            "outcome": "failed" if failed else "measured",
             "start_s": start_s,
-            "others_share": share,
             "load": os.getloadavg()[0],
             "seconds": time.monotonic() - began_s,
             "trials": trials,
         }
 
+    def _alone(self, process: WarmProcess, number: int) -> list[dict[str, Any]]:
+        """The rounds of a setting in which others left the CPU to it. Raises InUse after `MOST_TRIES`."""
+        for tries in range(MOST_TRIES):
+            window = CpuWindow()
+            trials = self._rounds(process, number, again=tries > 0)
+            others = window.others_cores()
+            share = None if others is None else others / (os.cpu_count() or 1)
+            if share is not None and share <= MOST_COMPANY:
+                return [{**trial, "others_share": round(share, 4)} for trial in trials]
+        taken = "an unknown share" if share is None else f"{100 * share:.0f} %"
+        raise InUse(f"others took {taken} of the CPU in each of {MOST_TRIES} tries")
+
+    def _rounds(self, process: WarmProcess, number: int, again: bool) -> list[dict[str, Any]]:
+        """The rounds of a setting, each between two looks at the anchor; `again` if it is the process's last one."""
+        trials, steps, before = [], LEAST_STEPS, self._anchor_ms()
+        for place in range(ROUNDS):
+            trial = _trial(process, self._spec_of(number), number, steps, more=again or place > 0)
+            steps, after = _steps_of_a_round(trial), self._anchor_ms()
+            trials.append({**trial, "anchor_ms": round((before + after) / 2, 3)})
+            before = after
+        return trials
+
     def _anchor_ms(self) -> float:
         """Median of the anchor's next steps."""
         baseline = self._space.baseline
-        trial = _trial(self._anchor, self._spec_of(baseline), baseline, ANCHOR_STEPS, more=True)
+        trial = _trial(self._anchor, self._spec_of(baseline), baseline, self._anchor_steps, more=True)
         return float(statistics.median(trial["step_ms"]))
 
     def _spec_of(self, number: int) -> RunSpec:
@@ -296,6 +304,11 @@ def _trial(process: WarmProcess, spec: RunSpec, number: int, steps: int, more: b
         "peak_allocated_bytes": slowest.peak_allocated_bytes,
         "losses": slowest.losses,
     }
+
+
+def _steps_of_a_round(trial: Mapping[str, Any]) -> int:
+    """The steps of this setting that take about `ROUND_S`."""
+    return max(LEAST_STEPS, round(1000 * ROUND_S / float(statistics.median(trial["step_ms"]))))
 
 
 def _is_recorded(visits: Sequence[Mapping[str, Any]], number: int, process: Mapping[str, Any]) -> bool:

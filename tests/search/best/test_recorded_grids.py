@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.best_fit import CLOSE, MOST_NOISE
 from benchmarks.best_fit_record import RECIPES, space_of
 from benchmarks.best_fit_replay import replay
-from benchmarks.best_fit_spaces import Recorded, cold_grid_s, groups, regret
+from benchmarks.best_fit_spaces import Recorded, cold_grid_s, groups, recorded, regret
 
 from trainfast_runner.settings.spec import resolve
 
@@ -62,6 +63,25 @@ def test_the_anchor_takes_the_drift_of_the_machine_out_of_the_figures(tmp_path: 
 
 def test_a_grid_says_how_far_the_winner_of_one_pass_is_off_in_another(tmp_path: Path) -> None:
     assert grid(tmp_path, (1.0, 1.5, 1.0)).worst_winner > 0.1
+
+
+QUIET = [one for one in recorded() if one.worst_winner <= MOST_NOISE]
+SEEDS, LEAST_CLOSE = 20, 18
+
+
+def test_a_recorded_grid_can_judge() -> None:
+    assert QUIET
+    for one in QUIET:
+        assert one.passes >= 3
+        assert len(one.truth) >= 60
+        assert len(groups(one.space)) >= 12
+
+
+@pytest.mark.parametrize("judge", QUIET, ids=[one.name for one in QUIET])
+def test_a_search_finds_the_best_of_a_grid_of_a_real_machine(judge: Recorded) -> None:
+    answers = [replay(judge, seed).answer for seed in range(SEEDS)]
+    close = [answer for answer in answers if answer is not None and regret(judge, answer) <= CLOSE]
+    assert len(close) >= LEAST_CLOSE
 
 
 def test_the_quick_grid_has_settings_and_processes_enough(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
