@@ -17,7 +17,7 @@ from typing import Any
 
 from forking import Forks
 from trainfast_runner.records.json_lines import read_all
-from trainfast_runner.records.run_file import Step
+from trainfast_runner.records.run_lines import Step
 
 SCRIPT = Path(sys.executable).with_name("trainfast-tui")
 COMMAND = [str(SCRIPT)] if SCRIPT.exists() else [sys.executable, "-m", "trainfast_tui.cli"]

@@ -12,7 +12,7 @@ from cli.history import result, write, write_lost
 from trainfast_runner.machine.devices import cpu_has_fp16
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Conditions, Losses, MemoryFigures, OomExplanation, RunError, Thinning
-from trainfast_runner.records.run_file import Actual, Step
+from trainfast_runner.records.run_lines import Actual, Step
 from trainfast_runner.running.history import iter_rows
 from trainfast_tui.cli import output
 from trainfast_tui.widgets.runs_table import RunsTable

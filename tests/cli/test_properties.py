@@ -15,7 +15,7 @@ from texts import any_text
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.json_lines import Tail, read_all
 from trainfast_runner.records.run_directory import read_result
-from trainfast_runner.records.run_file import Step
+from trainfast_runner.records.run_lines import Step
 from trainfast_runner.settings.knob_type import Knob
 from trainfast_runner.settings.knobs import BY_NAME, KNOBS
 from trainfast_runner.settings.spec import RunSpec, resolve, with_setting

@@ -10,7 +10,7 @@ from scenario import HW_THERMAL, POWER_BRAKE, SW_POWER_CAP, SW_THERMAL, SYNC_BOO
 
 from cli.command import SMALL, Cli, until
 from trainfast_runner.records.json_lines import read_all
-from trainfast_runner.records.run_file import Event, Step
+from trainfast_runner.records.run_lines import Event, Step
 from trainfast_runner.records.run_records import read_records
 
 pytestmark = pytest.mark.long

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.records.result import Diagnosis
-from trainfast_runner.records.run_file import ClockAnchor, RunFile, Step
+from trainfast_runner.records.run_file import ClockAnchor, RunFile
+from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.run_records import DeviceSample, HostSample, RunSample
 from trainfast_runner.results.bottleneck.device_window import window_of
 from trainfast_runner.results.bottleneck.diagnose import diagnose

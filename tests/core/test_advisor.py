@@ -12,7 +12,8 @@ from trainfast_runner.machine.devices import Machine
 from trainfast_runner.machine.interconnect import Interconnect
 from trainfast_runner.memory.model_size import ModelSize, bytes_per_parameter, model_size, state_bytes
 from trainfast_runner.records.tick import DeviceReading
-from trainfast_runner.search.advice.advisor import Advice, Measured, Situation, advise
+from trainfast_runner.search.advice.advisor import advise
+from trainfast_runner.search.advice.facts import Advice, Measured, Situation
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.spec import resolve
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from trainfast_runner.records.run_file import ClockAnchor, RunFile, WorkerLine
+from trainfast_runner.records.run_file import ClockAnchor, RunFile
+from trainfast_runner.records.run_lines import WorkerLine
 from trainfast_runner.results.asked_and_ran import first_difference
 
 

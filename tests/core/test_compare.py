@@ -22,21 +22,17 @@ from trainfast_runner.records.result import (
     Throttle,
     Throughput,
 )
-from trainfast_runner.records.run_file import Actual
+from trainfast_runner.records.run_lines import Actual
 from trainfast_runner.records.script_run import ScriptFigures
 from trainfast_runner.results.bottleneck.doubts import doubts, watched_words
-from trainfast_runner.results.comparison.difference import (
-    BETTER,
-    NOISE,
+from trainfast_runner.results.comparison.difference import BETTER, NOISE, WORSE, ComparisonRow, compare
+from trainfast_runner.results.comparison.ranking import (
     OTHER_DEVICES,
     OTHER_MODEL,
     OTHER_SCRIPT,
     OTHER_SEQ_LEN,
     SCRIPT_AND_PRESET,
     STRICT_THRESHOLDS,
-    WORSE,
-    ComparisonRow,
-    compare,
 )
 from trainfast_runner.results.distributions import spread
 from trainfast_tui.text.comparison import difference_text, setting_text, verdict_text

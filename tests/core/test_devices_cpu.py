@@ -13,7 +13,8 @@ from trainfast_runner.memory.available import available_memory, gpu_of
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.results.comparison.difference import compare
-from trainfast_runner.search.advice.advisor import Situation, advise
+from trainfast_runner.search.advice.advisor import advise
+from trainfast_runner.search.advice.facts import Situation
 from trainfast_runner.settings import world
 from trainfast_runner.settings.compatibility.check import cannot_run_anywhere, check
 from trainfast_runner.settings.compatibility.facts import Facts

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from diagnosed import GIB, Case, S, always
 
-from trainfast_runner.records.run_file import ClockAnchor, Event, RunFile
+from trainfast_runner.records.run_file import ClockAnchor, RunFile
+from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.run_records import read_records
 from trainfast_runner.records.script_run import ScriptAsked
 from trainfast_runner.results.bottleneck.device_window import Window

@@ -15,7 +15,8 @@ from trainfast_runner.export.imported import import_settings
 from trainfast_runner.export.proving import proof_of
 from trainfast_runner.records.export_proof import ExportProof, append_proof
 from trainfast_runner.records.result import Result, Spread, Throughput
-from trainfast_runner.records.run_file import Actual, ClockAnchor, RunFile
+from trainfast_runner.records.run_file import ClockAnchor, RunFile
+from trainfast_runner.records.run_lines import Actual
 from trainfast_runner.records.script_run import ScriptFigures
 from trainfast_runner.settings.knobs import defaults
 

@@ -15,7 +15,8 @@ from trainfast_runner.machine import worker_scripts
 from trainfast_runner.machine.processes.identity import boot_id, identify
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import read_all
-from trainfast_runner.records.run_file import ClockAnchor, Event, RunFile
+from trainfast_runner.records.run_file import ClockAnchor, RunFile
+from trainfast_runner.records.run_lines import Event
 from trainfast_runner.running.launch import _spawn_supervisor
 from trainfast_runner.search.control import start_search
 from trainfast_runner.settings.spec import resolve

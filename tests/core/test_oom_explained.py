@@ -13,7 +13,8 @@ from trainfast_runner.memory.oom_changes import candidates, combined
 from trainfast_runner.memory.oom_explained import explain
 from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.records.result import RunError
-from trainfast_runner.records.run_file import ClockAnchor, Event, RunFile
+from trainfast_runner.records.run_file import ClockAnchor, RunFile
+from trainfast_runner.records.run_lines import Event
 from trainfast_runner.results.explained_run import OutOfMemory
 from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.settings.spec import RunSpec, spec_of_record

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from trainfast_runner.records.run_file import Step
+from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.run_records import DeviceSample
 from trainfast_runner.results.bottleneck.device_track import DeviceConditions
 from trainfast_runner.results.bottleneck.step_conditions import StepJoin, join_of

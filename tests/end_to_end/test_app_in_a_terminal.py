@@ -14,7 +14,7 @@ import pytest
 from cli.command import COMMAND, Cli, until
 from end_to_end.terminal import Terminal, needs_tmux
 from trainfast_runner.records.json_lines import read_all
-from trainfast_runner.records.run_file import Event
+from trainfast_runner.records.run_lines import Event
 
 pytestmark = needs_tmux
 # The model of `SMALL`: what one test has asked of the training Python, the others find in the cache.

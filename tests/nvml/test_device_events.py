@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.machine.gpus.events import DeviceEvents, own_pids, sees_host_pids
-from trainfast_runner.records.run_file import Event
+from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading, HostReading, Tick
 
 MIB = 1 << 20

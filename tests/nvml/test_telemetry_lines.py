@@ -17,7 +17,7 @@ from stand_in import Machine, gpus
 
 from trainfast_runner.machine.telemetry.nvml import Nvml
 from trainfast_runner.records.json_lines import Appender
-from trainfast_runner.records.run_file import Event
+from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.run_records import read_records
 from trainfast_runner.records.telemetry_lines import read_ticks, telemetry_tail, thin_evenly, thin_telemetry
 from trainfast_runner.records.thinned import ENDS

@@ -7,7 +7,7 @@ from pathlib import Path
 import stand_in
 from stand_in import Gpu, Machine, gpus
 
-from trainfast_runner.records.run_file import Event
+from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.telemetry_lines import read_ticks
 from trainfast_runner.records.tick import Tick
 from trainfast_runner.running.telemetry_log import TelemetryLog

@@ -10,7 +10,7 @@ import pytest
 
 from cli.command import Cli, Done
 from trainfast_runner.records.json_lines import read_all
-from trainfast_runner.records.run_file import Step
+from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.run_records import rank_file
 
 SCRIPTS = Path(__file__).parent / "scripts"

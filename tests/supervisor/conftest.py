@@ -21,7 +21,8 @@ from trainfast_runner.records.file_locks import is_alive, shared_lock
 from trainfast_runner.records.json_lines import read_all
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import RESULT_FILE, read_result
-from trainfast_runner.records.run_file import ClockAnchor, Event, RunFile, WorkerLine
+from trainfast_runner.records.run_file import ClockAnchor, RunFile
+from trainfast_runner.records.run_lines import Event, WorkerLine
 from trainfast_runner.running import supervisor
 from trainfast_runner.running.recovery import ranks_of, state_of
 from trainfast_runner.running.supervisor import SupervisorBounds

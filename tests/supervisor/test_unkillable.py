@@ -13,7 +13,8 @@ import pytest
 from cli.command import until
 from trainfast_runner.machine.processes.identity import UnkillableProcess
 from trainfast_runner.records.run_directory import is_unfinished
-from trainfast_runner.records.run_file import ClockAnchor, RunFile, WorkerLine
+from trainfast_runner.records.run_file import ClockAnchor, RunFile
+from trainfast_runner.records.run_lines import WorkerLine
 from trainfast_runner.records.run_records import DeviceSample, RunRecords
 from trainfast_runner.running.ending import did_not_end
 from trainfast_runner.running.supervisor import SupervisorBounds

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from trainfast_runner.records.run_file import ClockAnchor, RunFile, WorkerLine
+from trainfast_runner.records.run_file import ClockAnchor, RunFile
+from trainfast_runner.records.run_lines import WorkerLine
 from trainfast_runner.records.script_run import ScriptAsked
 from trainfast_runner.results.verdict import Evidence, Verdict, judge, one_line
 

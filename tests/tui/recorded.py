@@ -22,7 +22,8 @@ from trainfast_runner.records.result import (
     StepTime,
     Throughput,
 )
-from trainfast_runner.records.run_file import Actual, ClockAnchor, Event, RunFile, Step, WorkerLine
+from trainfast_runner.records.run_file import ClockAnchor, RunFile
+from trainfast_runner.records.run_lines import Actual, Event, Step, WorkerLine
 from trainfast_runner.records.tick import DeviceReading, HostReading, RunReading, Tick
 from trainfast_runner.settings.knobs import defaults
 

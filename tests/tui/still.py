@@ -19,7 +19,7 @@ from trainfast_runner.memory.available import RankLimit
 from trainfast_runner.memory.headroom import PredictedFit
 from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_file import Event
+from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.tick import Tick
 from trainfast_runner.running.follower import Follower
 from trainfast_runner.settings.spec import RunSpec

@@ -24,7 +24,7 @@ from still import FULL, SMALL, StillApp, a_snapshot, own_supervisor, running, sc
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_file import Event
+from trainfast_runner.records.run_lines import Event
 from trainfast_runner.search import control
 from trainfast_runner.search.best.asked import BestAsked
 from trainfast_runner.search.best.journal import UNNAMED, BestEnded

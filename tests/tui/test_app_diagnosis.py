@@ -13,7 +13,7 @@ from recorded import HEAT, RAMP, SMALL_BATCH, START_NS, S, a_gpu, a_ramp_tick, a
 from still import a_snapshot, own_supervisor, running, screen_text
 
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_file import Event
+from trainfast_runner.records.run_lines import Event
 from trainfast_runner.running.follower import Follower
 from trainfast_tui.cli.diagnosis import explained_bottlenecks
 from trainfast_tui.control.messages import SnapshotTaken

@@ -16,7 +16,7 @@ from still import own_supervisor
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.log_tail import LOG_LINES_KEPT
-from trainfast_runner.records.run_file import Event, Step
+from trainfast_runner.records.run_lines import Event, Step
 from trainfast_runner.running.follower import RECENT_BYTES, STEPS_KEPT, Follower, newest
 from trainfast_tui.control.messages import SnapshotTaken, TerminalLost
 from trainfast_tui.live.reader import Reader

@@ -20,7 +20,7 @@ from trainfast_runner.machine.devices import Machine
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
-from trainfast_runner.search.advice.advisor import Measured, Situation
+from trainfast_runner.search.advice.facts import Measured, Situation
 from trainfast_runner.search.advice.situation import gather
 from trainfast_runner.settings.knob_values import Choice
 from trainfast_runner.settings.knobs import BY_NAME

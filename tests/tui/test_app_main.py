@@ -13,7 +13,7 @@ from still import FULL, SMALL, a_live_run, a_snapshot, running, screen_text, sho
 from trainfast_runner.machine.telemetry.failures import UNIFIED_MEMORY
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import RunError
-from trainfast_runner.records.run_file import Event
+from trainfast_runner.records.run_lines import Event
 from trainfast_tui.control.messages import Notified, SnapshotTaken
 
 

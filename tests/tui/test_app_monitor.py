@@ -23,7 +23,7 @@ from trainfast_runner.machine.processes.identity import Identity, identify
 from trainfast_runner.machine.processes.listing import ProcessRow
 from trainfast_runner.machine.telemetry import failures
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_file import Event
+from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.tick import Tick
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.live.reader import Reader

@@ -32,7 +32,7 @@ from textual.pilot import Pilot
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_file import Event
+from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.search_directories import LOCK_FILE
 from trainfast_runner.search import control
 from trainfast_runner.search.journal import PAUSE_FILE, CoolingDown, Ended, Launched

@@ -11,7 +11,7 @@ from recorded import START_NS, S, a_run, a_thermal_ramp, an_oom_run, write_lines
 from still import StillApp, a_snapshot, given, own_supervisor
 
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_file import Event
+from trainfast_runner.records.run_lines import Event
 
 SnapCompare = Callable[..., bool]
 

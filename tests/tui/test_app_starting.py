@@ -17,7 +17,7 @@ from textual.pilot import Pilot
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_run_file
-from trainfast_runner.records.run_file import Event
+from trainfast_runner.records.run_lines import Event
 from trainfast_runner.running import launch
 from trainfast_runner.running.scripts import script_spec
 from trainfast_tui.control.messages import SnapshotTaken

@@ -11,7 +11,7 @@ from still import own_supervisor
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import RESULT_FILE
-from trainfast_runner.records.run_file import Event
+from trainfast_runner.records.run_lines import Event
 from trainfast_tui.cli import follow_run
 from trainfast_tui.cli.follow_run import LOOK_EVERY_S, Signals, follow
 

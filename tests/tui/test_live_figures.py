@@ -12,7 +12,8 @@ from still import own_supervisor
 
 from trainfast_runner.machine.processes.identity import boot_id
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_file import ClockAnchor, Event, RunFile, Step
+from trainfast_runner.records.run_file import ClockAnchor, RunFile
+from trainfast_runner.records.run_lines import Event, Step
 from trainfast_runner.running.follower import Follower, RunSnapshot
 from trainfast_runner.settings.knobs import defaults
 from trainfast_tui.cli.run_status import live_record, status_line

@@ -15,7 +15,7 @@ from still import a_fit, a_snapshot, own_supervisor, running, screen_text
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory.available import RankLimit
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_file import Event
+from trainfast_runner.records.run_lines import Event
 from trainfast_tui.control.memory_view import MeasuredMemory, MemoryView
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.text.ascii import to_ascii

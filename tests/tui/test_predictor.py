@@ -21,7 +21,7 @@ from trainfast_runner.memory.available import RankLimit
 from trainfast_runner.memory.headroom import UNMEASURED_BYTES
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_run_file
-from trainfast_runner.records.run_file import Event
+from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.settings.spec import resolve
 from trainfast_tui.control.memory_view import MemoryView

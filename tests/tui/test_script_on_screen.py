@@ -12,7 +12,7 @@ from still import SMALL, a_live_run, a_snapshot, shown
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_run_file
-from trainfast_runner.records.run_file import Event
+from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.script_run import ScriptAsked
 
 COMMAND = ["python", "train.py"]

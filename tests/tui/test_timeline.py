@@ -9,7 +9,7 @@ from textual.app import App, ComposeResult
 
 from trainfast_runner.machine.telemetry import failures
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_file import Event
+from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.tick import DeviceProcess, Tick
 from trainfast_runner.running.follower import Follower
 from trainfast_tui.charts.event_line import EventLine

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from trainfast_runner.records.run_file import Step, WorkerLine
+from trainfast_runner.records.run_lines import Step, WorkerLine
 from trainfast_runner.records.warm_process import ProbeLine, TrialLine, WarmLine
 from trainfast_runner.worker.invalid import InvalidInput
 from trainfast_runner.worker.worker_log import WorkerLog

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
     from trainfast_runner.memory.headroom import PredictedFit
     from trainfast_runner.running.follower import RunSnapshot
-    from trainfast_runner.search.advice.advisor import Situation
+    from trainfast_runner.search.advice.facts import Situation
     from trainfast_runner.settings.spec import RunSpec
     from trainfast_tui.live.snapshot import Snapshot
 

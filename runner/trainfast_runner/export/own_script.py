@@ -15,7 +15,8 @@ from trainfast_runner.export.trainer_arguments import fields_of
 from trainfast_runner.export.training_block import FILE, block_text
 from trainfast_runner.export.written import Written, heading
 from trainfast_runner.records.discovered import FRAMEWORKS
-from trainfast_runner.records.run_file import RunFile, WorkerLine
+from trainfast_runner.records.run_file import RunFile
+from trainfast_runner.records.run_lines import WorkerLine
 from trainfast_runner.records.run_records import worker_lines
 from trainfast_runner.records.script_run import OUR_KNOBS, ScriptAsked
 from trainfast_runner.results.script_figures import script_line

@@ -17,7 +17,8 @@ from trainfast_runner.memory.oom_changes import (
 )
 from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.records.result import OomExplanation, RunError
-from trainfast_runner.records.run_file import Event, RunFile
+from trainfast_runner.records.run_file import RunFile
+from trainfast_runner.records.run_lines import Event
 from trainfast_runner.settings.knob_values import parse_bytes_per_rank
 from trainfast_runner.settings.spec import spec_of_record
 from trainfast_runner.units import mebibytes

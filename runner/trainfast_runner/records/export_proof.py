@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from trainfast_runner.records.json_lines import Appender, Tail, rest_of
-from trainfast_runner.records.run_file import Count
+from trainfast_runner.records.run_lines import Count
 
 PROOFS_FILE = "exports.jsonl"
 

@@ -113,13 +113,13 @@ class Home:
         """The id behind an id, a unique prefix of one, or `last`, the newest that is listed. Raises UserError."""
         ids = self.run_ids()
         if reference == "last":
-            newest = next((id for id in reversed(ids) if is_listed(self.directory(id))), None)
+            newest = next((run_id for run_id in reversed(ids) if is_listed(self.directory(run_id))), None)
             if newest is None:
                 raise UserError("there is no run yet", key="last", advice="trainfast-tui run tiny-llama")
             return newest
         if reference in ids:
             return reference
-        matching = [id for id in ids if id.startswith(reference)] if reference else []
+        matching = [run_id for run_id in ids if run_id.startswith(reference)] if reference else []
         if len(matching) == 1:
             return matching[0]
         if matching:

@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from trainfast_runner.records.run_file import SCHEMA, Actual, PredictedSpeed, name_of
+from trainfast_runner.records.run_file import SCHEMA, PredictedSpeed, name_of
+from trainfast_runner.records.run_lines import Actual
 from trainfast_runner.records.script_run import ScriptFigures
 
 

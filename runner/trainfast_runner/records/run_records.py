@@ -16,7 +16,8 @@ import msgspec
 from trainfast_runner.records.json_lines import Tail, rest_of
 from trainfast_runner.records.result import Thinning
 from trainfast_runner.records.run_directory import read_run_file
-from trainfast_runner.records.run_file import Count, Event, RunFile, Step, WorkerLine
+from trainfast_runner.records.run_file import RunFile
+from trainfast_runner.records.run_lines import Count, Event, Step, WorkerLine
 from trainfast_runner.records.step_lines import StepTail
 from trainfast_runner.records.step_totals import StepTotals
 from trainfast_runner.records.telemetry_lines import telemetry_tail

@@ -8,7 +8,7 @@ import msgspec
 
 from trainfast_runner.records.capped_file import CAP_BYTES, CappedFile
 from trainfast_runner.records.json_lines import NotYet, Tail
-from trainfast_runner.records.run_file import Count, Step
+from trainfast_runner.records.run_lines import Count, Step
 
 _MARK = b'{"dropped_bytes":'
 

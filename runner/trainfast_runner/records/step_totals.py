@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from trainfast_runner.records.run_file import Step
+from trainfast_runner.records.run_lines import Step
 from trainfast_runner.units import highest
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.records.json_lines import read_all
-from trainfast_runner.records.run_file import PROBE, TRIAL, WARM_ROLES, Count, RunFile
+from trainfast_runner.records.run_file import PROBE, TRIAL, WARM_ROLES, RunFile
+from trainfast_runner.records.run_lines import Count
 
 
 class ProbeOrder(msgspec.Struct, frozen=True, kw_only=True):

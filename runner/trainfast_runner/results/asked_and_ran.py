@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from trainfast_runner.records.run_file import TRIAL, RunFile, WorkerLine
+from trainfast_runner.records.run_file import TRIAL, RunFile
+from trainfast_runner.records.run_lines import WorkerLine
 from trainfast_runner.settings.world import mesh_asked, model_degree
 from trainfast_runner.worker.catalog import OPTIMIZERS, SCHEDULES, STRATEGIES
 from trainfast_runner.worker.catalog_entries import OptimizerEntry, StrategyEntry

@@ -13,7 +13,7 @@ from trainfast_runner.memory.predicted_run import with_prediction
 from trainfast_runner.records.json_lines import write_atomically
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import RESULT_FILE, read_run_file
-from trainfast_runner.records.run_file import Event
+from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.run_records import RunRecords, read_records, worker_lines
 from trainfast_runner.results.summary import summarise, without_figures
 from trainfast_runner.results.verdict import Verdict

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from trainfast_runner.records.result import OomExplanation, Result, RunError
-from trainfast_runner.records.run_file import WARM_ROLES, Event, RunFile
+from trainfast_runner.records.run_file import WARM_ROLES, RunFile
+from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.run_records import RunRecords, read_records
 from trainfast_runner.records.warm_process import batch_sizes
 from trainfast_runner.results.script_oom import explain_script

@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 
 from trainfast_runner.records.json_lines import Tail, rest_of
-from trainfast_runner.records.run_file import RunFile, WorkerLine
+from trainfast_runner.records.run_file import RunFile
+from trainfast_runner.records.run_lines import WorkerLine
 from trainfast_runner.records.run_records import RunRecords
 from trainfast_runner.records.script_run import OUR_KNOBS, DoorLine, Overridden, ScriptFigures
 

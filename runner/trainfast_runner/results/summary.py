@@ -26,7 +26,8 @@ from trainfast_runner.records.result import (
     StepTime,
     Throughput,
 )
-from trainfast_runner.records.run_file import STEP_PHASES, WARM_ROLES, Actual, RunFile, Step, WorkerLine
+from trainfast_runner.records.run_file import WARM_ROLES, RunFile
+from trainfast_runner.records.run_lines import STEP_PHASES, Actual, Step, WorkerLine
 from trainfast_runner.records.run_records import RunRecords
 from trainfast_runner.records.warm_process import batch_sizes
 from trainfast_runner.results.asked_and_ran import as_fields, what_ran

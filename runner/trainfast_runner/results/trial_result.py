@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.records.result import Result, RunError
-from trainfast_runner.records.run_file import Step
+from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.run_records import RunRecords, read_records
 from trainfast_runner.records.step_totals import StepTotals
 from trainfast_runner.records.warm_process import TrialLine

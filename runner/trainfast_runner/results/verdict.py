@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from trainfast_runner.records.result import RunError
-from trainfast_runner.records.run_file import RunFile, WorkerLine
+from trainfast_runner.records.run_file import RunFile
+from trainfast_runner.records.run_lines import WorkerLine
 from trainfast_runner.records.state_words import NO_STEP
 from trainfast_runner.results.asked_and_ran import first_difference
 from trainfast_runner.results.printed_end import error_place, exit_words, last_line, reported_codes, reported_end

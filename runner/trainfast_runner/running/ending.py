@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from trainfast_runner.machine.processes.identity import Identity, UnkillableProcess, descendants, send
-from trainfast_runner.records.run_file import Event
+from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.run_records import RunRecords
 
 ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from trainfast_runner.records.json_lines import Appender
-from trainfast_runner.records.run_file import Event
+from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.run_records import EVENTS_FILE
 
 

@@ -23,7 +23,8 @@ from trainfast_runner.records.log_tail import LogTail
 from trainfast_runner.records.output_log import OUTPUT_FILE
 from trainfast_runner.records.result import Diagnosis, Result, SteadyState
 from trainfast_runner.records.run_directory import is_listed, read_result, read_run_file
-from trainfast_runner.records.run_file import END_STATES, Event, RunFile, Step, WorkerLine
+from trainfast_runner.records.run_file import END_STATES, RunFile
+from trainfast_runner.records.run_lines import Event, Step, WorkerLine
 from trainfast_runner.records.run_records import CONTROL_FILE, EVENTS_FILE, TELEMETRY_FILE, rank_files
 from trainfast_runner.records.step_lines import StepTail
 from trainfast_runner.records.telemetry_lines import telemetry_tail

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trainfast_runner.machine.processes.identity import Identity, is_running
 from trainfast_runner.records.json_lines import Tail
-from trainfast_runner.records.run_file import Step, WorkerLine
+from trainfast_runner.records.run_lines import Step, WorkerLine
 from trainfast_runner.records.run_records import rank_file
 
 END_KINDS = ("finished", "exception", "invalid", "signal")

@@ -30,7 +30,8 @@ from trainfast_runner.records.run_directory import (
     read_run_file,
     read_written_result,
 )
-from trainfast_runner.records.run_file import END_STATES, SCHEMA, Event, RunFile
+from trainfast_runner.records.run_file import END_STATES, SCHEMA, RunFile
+from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.run_records import EVENTS_FILE, RunRecords, worker_lines
 from trainfast_runner.results.ended_result import read_records_or_note_trouble, result_with_figures, write_result
 from trainfast_runner.results.verdict import Verdict, one_line

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_file import Step
+from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.run_records import TELEMETRY_FILE, read_records
 from trainfast_runner.records.telemetry_lines import read_ticks
 from trainfast_runner.records.tick import Tick

@@ -15,7 +15,8 @@ import msgspec
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_file import PROBE, Step, WorkerLine
+from trainfast_runner.records.run_file import PROBE
+from trainfast_runner.records.run_lines import Step, WorkerLine
 from trainfast_runner.records.run_records import read_records
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.conduct import BatchConductor, MakeConductor
@@ -54,7 +55,9 @@ class ScriptBatchConductor(BatchConductor):
         self._trial_plan = trial_plan
         recorded = {line.run_id for line in self._lines if isinstance(line, Probe)}
         left = runs_of_search(home, directory.name) if len(self._lines) > 1 else {}
-        self._left_trials = {id: run for id, run in left.items() if run.role == PROBE and id not in recorded}
+        self._left_trials = {
+            run_id: run for run_id, run in left.items() if run.role == PROBE and run_id not in recorded
+        }
 
     def _predict(self) -> None:
         if not any(isinstance(line, (Predicted, Probe)) for line in self._lines):

@@ -100,13 +100,13 @@ def load(reference: str) -> tuple[Preset, Variant | None]:
 
     Raises UserError naming file, line, key and the nearest valid name.
     """
-    head, separator, id = reference.partition(".toml/")
+    head, separator, variant_id = reference.partition(".toml/")
     if separator or reference.endswith(".toml"):
         preset = _load_file(Path(os.path.expanduser(head + ".toml" if separator else reference)), ())
     else:
-        name, separator, id = reference.partition("/")
+        name, separator, variant_id = reference.partition("/")
         preset = _load_file(_file_of(name), ())
-    return preset, preset.variant(id) if separator else None
+    return preset, preset.variant(variant_id) if separator else None
 
 
 def _file_of(name: str) -> Path:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import TRIAL
 from trainfast_runner.search.best import journal
-from trainfast_runner.search.best.best_follower import BestSoFar
+from trainfast_runner.search.best.best_so_far import BestSoFar
 from trainfast_runner.search.best.journal import BestLine, BestQuestion, Chosen, ColdRun, LaunchedBest, Space, Trial
 from trainfast_tui.cli.journal_printer import JournalPrinter
 from trainfast_tui.cli.progress import Progress

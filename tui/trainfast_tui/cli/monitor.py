@@ -91,31 +91,31 @@ def _print(tick: Tick, as_json: bool) -> None:
 
 def _as_json(tick: Tick) -> dict[str, Any]:
     """Return the tick as JSON, each GPU with its first temperature limit, which `degrees_to_slowdown_c` counts to."""
-    found: dict[str, Any] = msgspec.to_builtins(tick)
-    for shown, gpu in zip(found["devices"], tick.devices, strict=True):
+    fields: dict[str, Any] = msgspec.to_builtins(tick)
+    for shown, gpu in zip(fields["devices"], tick.devices, strict=True):
         shown["slows_down_at_c"] = slows_down_at_c(gpu)
         why = tick.missing.get(f"gpu{gpu.index}.degrees_to_slowdown_c")
         if shown["slows_down_at_c"] is None and why is not None:
-            found["missing"][f"gpu{gpu.index}.slows_down_at_c"] = why
-    return found
+            fields["missing"][f"gpu{gpu.index}.slows_down_at_c"] = why
+    return fields
 
 
 def _lines(tick: Tick) -> list[str]:
     host = tick.host
-    found = [
+    lines = [
         f"host  CPU {percent(host.cpu_percent)} of {host.cpu_count or ABSENT} cores"
         f"  load {number(host.load_1m)}  memory {size(host.memory_used_bytes)} of {size(host.memory_total_bytes)}"
         + (f"  {celsius(host.temperature_c)}" if host.temperature_c is not None else "")
         + f"  sampled in {tick.sample_us:,} µs"
     ]
-    found += [tick.missing[key] for key in ("sampler.period", "nvml.binding") if key in tick.missing]
+    lines += [tick.missing[key] for key in ("sampler.period", "nvml.binding") if key in tick.missing]
     if not tick.devices:
-        return [*found, f"no GPU: {tick.missing.get('nvml', 'none is listed')}"]
+        return [*lines, f"no GPU: {tick.missing.get('nvml', 'none is listed')}"]
     header = ("GPU", "NAME", "MEMORY", "BUSY", "TEMP", "POWER", "SM CLOCK", "PCIE", "ECC ERRORS", "THROTTLED")
     rows = [_row(gpu, tick.missing) for gpu in tick.devices]
     # A sentence with its cure does not fit in a cell.
     silent = [f"GPU {gpu.index}: {gpu.error}" for gpu in tick.devices if gpu.error]
-    return [*found, *table(header, rows, right=(2, 3, 4, 5, 6, 7, 8), widest=48), *silent, *lines_below(tick.devices)]
+    return [*lines, *table(header, rows, right=(2, 3, 4, 5, 6, 7, 8), widest=48), *silent, *lines_below(tick.devices)]
 
 
 def _row(gpu: DeviceReading, missing: Mapping[str, str]) -> tuple[str, ...]:

@@ -24,11 +24,11 @@ def lines_below(gpus: Sequence[DeviceReading]) -> list[str]:
     """Return the lines below the table: the processes on the GPUs, then each problem with its cure."""
     answering = [gpu for gpu in gpus if not gpu.error]
     processes = [row for gpu in answering for row in _processes(gpu)]
-    found = []
+    lines = []
     if processes:
-        found = ["", *table(("GPU", "PID", "OWNER", "MEMORY", "COMMAND"), processes, right=(3,), widest=48)]
+        lines = ["", *table(("GPU", "PID", "OWNER", "MEMORY", "COMMAND"), processes, right=(3,), widest=48)]
     wrong = [f"GPU {gpu.index}: {one.finding}. Cure: {one.cure}" for gpu in answering for one in ailments(gpu)]
-    return [*found, *([""] if found and wrong else []), *wrong]
+    return [*lines, *([""] if lines and wrong else []), *wrong]
 
 
 def _processes(gpu: DeviceReading) -> list[tuple[str, ...]]:

@@ -12,7 +12,8 @@ from typing import Any
 from trainfast_runner.machine.devices import detect_machine
 from trainfast_runner.machine.training_python import find, torch_build
 from trainfast_runner.records.home import Home
-from trainfast_runner.search.advice.advisor import Advice, advise, model_advice
+from trainfast_runner.search.advice.advisor import advise, model_advice
+from trainfast_runner.search.advice.facts import Advice
 from trainfast_runner.search.advice.situation import gather
 from trainfast_runner.settings import presets, script_preset
 from trainfast_runner.settings.knob_type import KnobValues
@@ -92,10 +93,10 @@ def _advice(spec: RunSpec) -> list[Advice]:
     """Return the advisor's lines on the preset and on the model's shapes."""
     machine = detect_machine(torch_build(find(None)))
     situation = gather(spec, machine, Home())
-    found = advise(spec, spec.knobs, machine, situation)
+    advice = advise(spec, spec.knobs, machine, situation)
     # Shapes cost nothing on a CPU, but the preset is read for other machines as well.
     shapes = model_advice(situation)
-    return [one for one in found if one.knob != "model"] + ([shapes] if shapes else [])
+    return [one for one in advice if one.knob != "model"] + ([shapes] if shapes else [])
 
 
 def _knob_lines(knobs: KnobValues, given: KnobValues) -> Iterator[tuple[str, str]]:

@@ -10,7 +10,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.search_directories import is_conducted, search_directories
 from trainfast_runner.results.explained_run import explained_now
 from trainfast_runner.running.final_result import final_result
-from trainfast_runner.search.best.best_follower import BestSoFar
+from trainfast_runner.search.best.best_so_far import BestSoFar
 from trainfast_runner.search.best.journal import read_best_journal
 from trainfast_tui.cli import summary
 from trainfast_tui.cli.output import print_json, print_line

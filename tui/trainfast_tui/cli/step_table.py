@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from trainfast_runner.machine.telemetry.throttle import CAUSES
-from trainfast_runner.records.run_file import Step
+from trainfast_runner.records.run_lines import Step
 from trainfast_runner.results.bottleneck.step_conditions import StepConditions
 from trainfast_tui.cli.output import print_line, print_table
 from trainfast_tui.text.format import ABSENT, celsius, count, joules, milliseconds, percent

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from trainfast_runner.machine.devices import cpu_has_fp16
 from trainfast_runner.records.result import FEW_STEPS, LOSSES_IN_A_MEAN, Cpu, Flops, Losses, Result, Thinning
-from trainfast_runner.records.run_file import EXIT_CODES, SCHEMA, STEP_PHASES, WARM_ROLES, Actual
+from trainfast_runner.records.run_file import EXIT_CODES, SCHEMA, WARM_ROLES
+from trainfast_runner.records.run_lines import STEP_PHASES, Actual
 from trainfast_runner.records.script_run import ScriptFigures
 from trainfast_runner.records.state_words import notable_reason
 from trainfast_runner.results.bottleneck.doubts import doubts, marks, watched_words
@@ -37,12 +38,12 @@ from trainfast_tui.text.tables import pairs
 
 def lines(result: Result) -> list[str]:
     """Return the whole summary."""
-    found = [headline(result), *pairs(figures(result))]
-    found += [f"note: {note}" for note in notes(result)]
-    found += bottleneck_lines(result.diagnosis)
+    summary = [headline(result), *pairs(figures(result))]
+    summary += [f"note: {note}" for note in notes(result)]
+    summary += bottleneck_lines(result.diagnosis)
     if result.state == "oom":
-        found += _oom_lines(result)
-    return found
+        summary += _oom_lines(result)
+    return summary
 
 
 def print_result(result: Result, as_json: bool) -> int:
@@ -220,13 +221,13 @@ def _ran_as(actual: Actual, world_size: int) -> str:
 
 def _oom_lines(result: Result) -> list[str]:
     """Return the explanation of the out-of-memory error and the changes that would fit."""
-    found = result.oom
-    if found is None:
+    explained = result.oom
+    if explained is None:
         return []
-    lines = list(oom.facts(found))
-    if found.changes:
-        lines.append(f"to make it fit, {oom.title(found.changes)}")
-        rows = [(f"  {oom.settings(change)}", f"{change.saves}; speed: {change.costs}") for change in found.changes]
+    lines = list(oom.facts(explained))
+    if explained.changes:
+        lines.append(f"to make it fit, {oom.title(explained.changes)}")
+        rows = [(f"  {oom.settings(change)}", f"{change.saves}; speed: {change.costs}") for change in explained.changes]
         lines += pairs(rows)
     return lines
 

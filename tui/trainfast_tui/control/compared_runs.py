@@ -29,7 +29,7 @@ def compared_with_previous(home: Home, run_id: str) -> RunsCompared:
     from trainfast_runner.running.recovery import settle
 
     ids = home.run_ids()
-    before, after = [id for id in ids if id < run_id], [id for id in ids if id > run_id]
+    before, after = [each for each in ids if each < run_id], [each for each in ids if each > run_id]
     ended: Result | None = None
     for other in (*reversed(before), *reversed(after)):
         result = settle(home.directory(other))

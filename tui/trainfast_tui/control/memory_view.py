@@ -29,11 +29,6 @@ def swap_notice(fit: PredictedFit | None, machine: Machine | None) -> str:
     )
 
 
-def importing(executable: str) -> str:
-    """Return the reason a trace waits while this Python imports the training stack; empty once imported."""
-    return f"importing torch and transformers in {executable} (first time: some seconds)" if executable else ""
-
-
 @dataclass(frozen=True, slots=True)
 class MeasuredMemory:
     """The worst rank's peak in the run on the screen, and the peak that was predicted for that run."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
     from trainfast_runner.records.discovered import Discovered
     from trainfast_runner.records.result import OomExplanation, Result
-    from trainfast_runner.search.advice.advisor import Situation
+    from trainfast_runner.search.advice.facts import Situation
     from trainfast_runner.search.best.asked import BestAsked
     from trainfast_runner.settings.knob_values import KnobValue
     from trainfast_tui.control.memory_view import MemoryView

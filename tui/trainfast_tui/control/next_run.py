@@ -25,7 +25,7 @@ from trainfast_tui.text.overrides import settings
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
     from trainfast_runner.running.follower import RunSnapshot
-    from trainfast_runner.search.advice.advisor import Situation
+    from trainfast_runner.search.advice.facts import Situation
     from trainfast_runner.search.search_follower import SearchSnapshot
     from trainfast_runner.settings.script_preset import ScriptPreset
 
@@ -156,7 +156,8 @@ class NextRun:
         """
         if machine is None or self.script is not None:
             return {}
-        from trainfast_runner.search.advice.advisor import Situation, advise
+        from trainfast_runner.search.advice.advisor import advise
+        from trainfast_runner.search.advice.facts import Situation
 
         found = {one.knob: one for one in advise(self.spec, self.preset_knobs, machine, situation or Situation())}
         shapes = found.pop("model", None)

@@ -12,9 +12,10 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings.knob_type import whole_number
-from trainfast_tui.control.memory_view import MemoryView, importing
+from trainfast_tui.control.memory_view import MemoryView
 from trainfast_tui.control.messages import MemoryPredicted, Post, ThreadFailed
 from trainfast_tui.control.speed_predictor import SpeedPredictor, Traced
+from trainfast_tui.text.phases import importing
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine

@@ -8,12 +8,12 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from trainfast_runner.records.result import FEW_STEPS
-from trainfast_runner.records.run_file import STEP_PHASES
+from trainfast_runner.records.run_lines import STEP_PHASES
 from trainfast_runner.results.distributions import median_rate
 
 if TYPE_CHECKING:
     from trainfast_runner.records.result import Result
-    from trainfast_runner.records.run_file import Step
+    from trainfast_runner.records.run_lines import Step
     from trainfast_runner.running.follower import RunSnapshot
 
 RECENT = 20

@@ -19,7 +19,7 @@ from trainfast_tui.text.search_kind import SearchKind
 if TYPE_CHECKING:
     from trainfast_runner.machine.processes.listing import ProcessList, ProcessRow
     from trainfast_runner.machine.telemetry.sampler import Sampler
-    from trainfast_runner.records.run_file import Event
+    from trainfast_runner.records.run_lines import Event
     from trainfast_runner.records.tick import Tick
     from trainfast_runner.running.follower import Follower, RunSnapshot
     from trainfast_runner.search.best.best_follower import BestFollower
@@ -243,7 +243,7 @@ class Reader(threading.Thread):
 
     def _note_xid(self, t_ns: int, index: int, code: int) -> None:
         from trainfast_runner.machine.telemetry.xid import words
-        from trainfast_runner.records.run_file import Event
+        from trainfast_runner.records.run_lines import Event
 
         self._xids.append(Event(t_ns=t_ns, kind="xid", device=index, detail=words(code)))
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.processes.listing import ProcessRow
-    from trainfast_runner.records.run_file import Event
+    from trainfast_runner.records.run_lines import Event
     from trainfast_runner.records.tick import Tick
     from trainfast_runner.running.follower import RunSnapshot
     from trainfast_runner.search.best.best_follower import BestSnapshot

@@ -15,7 +15,7 @@ from trainfast_tui.text.lines import Tone
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.gpus.events import DeviceChanges
-    from trainfast_runner.records.run_file import Event, Step
+    from trainfast_runner.records.run_lines import Event, Step
     from trainfast_runner.records.tick import DeviceProcess, DeviceReading, Tick
     from trainfast_runner.running.follower import RunSnapshot
 

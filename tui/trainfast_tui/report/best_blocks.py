@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from trainfast_runner.search.best.answer import verdicts_without_answer
-from trainfast_runner.search.best.best_follower import BestSoFar
+from trainfast_runner.search.best.best_so_far import BestSoFar
 from trainfast_runner.search.best.journal import (
     BestAnswer,
     BestQuestion,

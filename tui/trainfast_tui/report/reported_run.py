@@ -8,7 +8,8 @@ from pathlib import Path
 
 from trainfast_runner.records.json_lines import rest_of
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_file import RunFile, Step
+from trainfast_runner.records.run_file import RunFile
+from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.run_records import TELEMETRY_FILE, RunRecords, read_records
 from trainfast_runner.records.telemetry_lines import telemetry_tail
 from trainfast_runner.records.thinned import Thinned

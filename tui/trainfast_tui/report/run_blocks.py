@@ -10,7 +10,8 @@ from trainfast_runner.records.result import FEW_STEPS, Result
 from trainfast_runner.records.state_words import notable_reason, state_words
 from trainfast_runner.results.asked_and_ran import mismatches
 from trainfast_runner.results.bottleneck.doubts import marks
-from trainfast_runner.results.comparison.difference import OTHER_SAMPLES, compare
+from trainfast_runner.results.comparison.difference import compare
+from trainfast_runner.results.comparison.ranking import OTHER_SAMPLES
 from trainfast_tui.report.bar_picture import Whisker, whisker_picture
 from trainfast_tui.report.document import Block, Grid, Heading, Listing, Prose, grid, pairs_grid
 from trainfast_tui.report.export_blocks import export_blocks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from trainfast_runner.results.comparison.difference import speeds_rank
+from trainfast_runner.results.comparison.ranking import speeds_rank
 from trainfast_tui.report.document import Block, Heading
 from trainfast_tui.report.pareto_blocks import BEHIND, ON_FRONT
 from trainfast_tui.report.reported_run import ReportedRun

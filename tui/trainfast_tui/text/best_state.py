@@ -13,7 +13,8 @@ from trainfast_tui.text.best_search import budget_words, gain_words, knob_words,
 from trainfast_tui.text.cooling import search_cooling_words
 
 if TYPE_CHECKING:
-    from trainfast_runner.search.best.best_follower import BestSnapshot, BestSoFar
+    from trainfast_runner.search.best.best_follower import BestSnapshot
+    from trainfast_runner.search.best.best_so_far import BestSoFar
     from trainfast_runner.search.best.journal import Candidate, Interval, Ordered, Space
     from trainfast_runner.search.best.orders import KnobOrder
 

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainfast_runner.results.comparison.difference import (
-    NOISE,
-    OTHER_SAMPLES,
-    OTHER_SEQ_LEN,
-    STRICT_THRESHOLDS,
-    Comparison,
-    ComparisonRow,
-)
+from trainfast_runner.results.comparison.difference import NOISE, Comparison, ComparisonRow
+from trainfast_runner.results.comparison.ranking import OTHER_SAMPLES, OTHER_SEQ_LEN, STRICT_THRESHOLDS
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_tui.text import format as fmt
 

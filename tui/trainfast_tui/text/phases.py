@@ -1,4 +1,4 @@
-"""The phases of a run before its first step."""
+"""The waits before a run's first step, and before a trace, in words."""
 
 from __future__ import annotations
 
@@ -9,3 +9,8 @@ STARTING = {
     "train": "first step",
 }
 """Words by the phase that the worker writes."""
+
+
+def importing(executable: str) -> str:
+    """Return the reason a trace waits while this Python imports the training stack; empty once imported."""
+    return f"importing torch and transformers in {executable} (first time: some seconds)" if executable else ""

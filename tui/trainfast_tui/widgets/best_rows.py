@@ -13,7 +13,7 @@ from trainfast_tui.text.lines import Line, Piece, Tone, labelled
 from trainfast_tui.widgets.bar import bar
 
 if TYPE_CHECKING:
-    from trainfast_runner.search.best.best_follower import BestSoFar
+    from trainfast_runner.search.best.best_so_far import BestSoFar
     from trainfast_runner.search.best.journal import BestAnswer, ColdRun, Effect, Trial
 
 OUTCOMES: dict[str, tuple[str, Tone, str]] = {

@@ -23,7 +23,8 @@ from trainfast_tui.widgets.batch_search_view import SIGNS
 from trainfast_tui.widgets.best_rows import effect_rows, rest_rows, trial_rows, waiting_row
 
 if TYPE_CHECKING:
-    from trainfast_runner.search.best.best_follower import BestSnapshot, BestSoFar
+    from trainfast_runner.search.best.best_follower import BestSnapshot
+    from trainfast_runner.search.best.best_so_far import BestSoFar
 
 LEAST_CHART, MOST_CHART = 7, 20
 """The least lines of a useful chart, and the most."""

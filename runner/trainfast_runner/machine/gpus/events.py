@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainfast_runner.machine.processes.identity import descendants
 from trainfast_runner.machine.telemetry.throttle import severity
-from trainfast_runner.records.run_file import Event
+from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading, Tick
 from trainfast_runner.units import process_memory
 

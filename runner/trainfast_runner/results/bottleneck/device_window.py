@@ -9,7 +9,7 @@ from typing import Any
 from trainfast_runner.machine.telemetry.energy import energy_distrust
 from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.records.result import Energy, Throttle
-from trainfast_runner.records.run_file import Step
+from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.run_records import DeviceSample
 from trainfast_runner.results.bottleneck.device_track import (
     ENERGY_COUNTER,

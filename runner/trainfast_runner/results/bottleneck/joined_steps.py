@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from trainfast_runner.records.run_file import Step
+from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.run_records import RunRecords, read_records
 from trainfast_runner.results.bottleneck.step_conditions import StepConditions, join_of
 from trainfast_runner.settings.world import ranks_with_samples

@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from trainfast_runner.records.result import Diagnosis, SteadyState
-from trainfast_runner.records.run_file import Event, RunFile, Step
+from trainfast_runner.records.run_file import RunFile
+from trainfast_runner.records.run_lines import Event, Step
 from trainfast_runner.records.tick import DeviceReading, Tick
 from trainfast_runner.results.bottleneck.device_window import window_of
 from trainfast_runner.results.bottleneck.diagnose import diagnose

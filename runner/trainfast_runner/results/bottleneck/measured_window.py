@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from trainfast_runner.records.run_file import Event, RunFile, Step
+from trainfast_runner.records.run_file import RunFile
+from trainfast_runner.records.run_lines import Event, Step
 from trainfast_runner.records.run_records import HostSample, RunRecords
 from trainfast_runner.records.tick import HostReading
 from trainfast_runner.results.bottleneck.device_track import DeviceConditions, Reading

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from trainfast_runner.machine.telemetry.throttle import CAUSES, SOURCES
-from trainfast_runner.records.run_file import Step
+from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.run_records import DeviceSample
 from trainfast_runner.results.bottleneck.device_track import DeviceConditions, DeviceTrack, Reading
 from trainfast_runner.results.bottleneck.distrusted_counters import distrusted_counters

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.json_lines import Appender
-from trainfast_runner.records.run_file import RunFile, Step
+from trainfast_runner.records.run_file import RunFile
+from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.run_records import rank_file
 
 READ_BYTES = 1 << 20

@@ -11,7 +11,7 @@ from trainfast_runner.machine.interconnect import links_among
 from trainfast_runner.memory.model_size import model_size
 from trainfast_runner.records.home import Home
 from trainfast_runner.running.history import iter_rows
-from trainfast_runner.search.advice.advisor import Measured, Situation
+from trainfast_runner.search.advice.facts import Measured, Situation
 from trainfast_runner.settings.spec import RunSpec
 
 LOOKED_AT = 300

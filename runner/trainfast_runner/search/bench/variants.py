@@ -14,14 +14,8 @@ from typing import Any
 from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_file import TRIAL
-from trainfast_runner.results.comparison.difference import (
-    BETTER,
-    NOISE,
-    STRICT_THRESHOLDS,
-    WORSE,
-    compare,
-    speeds_rank,
-)
+from trainfast_runner.results.comparison.difference import BETTER, NOISE, WORSE, compare
+from trainfast_runner.results.comparison.ranking import STRICT_THRESHOLDS, speeds_rank
 from trainfast_runner.results.comparison.repeats import paired_interval
 from trainfast_runner.running.launch import DevicesBusy
 from trainfast_runner.running.planning import RunPlan

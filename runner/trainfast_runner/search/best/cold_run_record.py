@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_file import Step
+from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.run_records import RunRecords, read_records
 from trainfast_runner.search.best.disturbances import why_run_void
 from trainfast_runner.search.best.journal import ColdRun, LaunchedBest

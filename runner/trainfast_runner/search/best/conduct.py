@@ -44,7 +44,7 @@ from trainfast_runner.search.best.run_trial import trial_of_run
 from trainfast_runner.search.best.state import BestState, state_of_best_journal
 from trainfast_runner.search.best.step_rule import UNTIMED
 from trainfast_runner.search.best.too_large import Shortage, closest_to_fit, shortage_of
-from trainfast_runner.search.best.trial import take_trial
+from trainfast_runner.search.best.trial import TrialOrder, take_trial
 from trainfast_runner.search.conductor import ConductOptions, Conductor, conduct_alone, worked_seconds
 from trainfast_runner.search.journal import Conducted
 from trainfast_runner.search.processes import Interrupted, WarmProcess, wait_for_result
@@ -198,16 +198,15 @@ class BestConductor(Conductor[BestLine, BestEnded]):
             return
         candidate, began_s = self._space.candidates[number], self._clock_s()
         knobs = {name: value for name, value in candidate.knobs.items() if name not in candidate.process}
-        taken = take_trial(
-            process,
-            self._process_uuids,
-            number,
-            knobs,
-            candidate.samples_per_step,
-            move.steps,
+        order = TrialOrder(
+            candidate=number,
+            knobs=knobs,
+            samples_per_step=candidate.samples_per_step,
+            rule=move.steps,
             needs_energy=self._question.objective == "samples_per_joule",
             counts=self._is_usually_disturbed(number),
         )
+        taken = take_trial(process, self._process_uuids, order)
         if taken is None:
             self._record_end(number, self._ended_process(process), self._clock_s() - began_s)
             return

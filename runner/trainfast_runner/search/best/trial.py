@@ -28,6 +28,22 @@ SAMPLED_S = 3.0
 """Timed steps of this length have two samples of a GPU's energy counter, which is read once a second."""
 
 
+@dataclass(frozen=True)
+class TrialOrder:
+    """A candidate to be measured in a warm process, and how.
+
+    With `needs_energy` steps are added until the GPUs' energy counters were read twice. A trial that other processes
+    or heat disturb is void at once, but with `counts` it is measured with that reason.
+    """
+
+    candidate: int
+    knobs: RecordedKnobs
+    samples_per_step: int
+    rule: StepRule
+    needs_energy: bool = False
+    counts: bool = False
+
+
 @dataclass
 class _StepsTaken:
     """The steps of a trial so far: the slowest rank's time of each, the losses, the peak, and the outcome."""
@@ -56,42 +72,30 @@ class _StepsTaken:
         self.began_ns = self.began_ns or round(self.ended_ns - timed_ns)
 
 
-def take_trial(
-    process: WarmProcess,
-    uuids: Sequence[str],
-    number: int,
-    knobs: RecordedKnobs,
-    samples_per_step: int,
-    rule: StepRule,
-    *,
-    needs_energy: bool,
-    counts: bool,
-) -> tuple[Trial, bool] | None:
-    """Take a trial of candidate `number`; return its line, and True if it ended the process.
+def take_trial(process: WarmProcess, uuids: Sequence[str], order: TrialOrder) -> tuple[Trial, bool] | None:
+    """Take a trial in a process on these GPUs; return its line, and True if it ended the process.
 
-    None when the process ended without an answer. `uuids` are the process's GPUs. With `needs_energy` steps are added
-    until their energy counters were read twice. A trial that other processes or heat disturb is void at once, but with
-    `counts` it is measured with that reason. One that ran other settings than asked has failed.
+    None when the process ended without an answer. A trial that ran other settings than asked has failed.
     """
     began = time.monotonic()
-    taken = _take_steps(process, knobs, rule, needs_energy=needs_energy, counts=counts)
+    taken = _take_steps(process, order)
     if taken is None:
         return None
     outcome, reason = taken.outcome, taken.reason
     gpus = gpu_conditions(process.directory, uuids, taken.began_ns, taken.ended_ns)
     void = taken.disturbed or why_throttled(gpus, taken.began_ns, taken.ended_ns)
     if outcome in ("measured", "slow"):
-        difference = why_other_than_asked(process.directory, knobs)
+        difference = why_other_than_asked(process.directory, order.knobs)
         if difference is not None:
             outcome, reason = "failed", difference
         elif void is not None:
-            outcome, reason = outcome if counts else "void", "; ".join(filter(None, (reason, void)))
+            outcome, reason = outcome if order.counts else "void", "; ".join(filter(None, (reason, void)))
     trial = Trial(
-        candidate=number,
+        candidate=order.candidate,
         run_id=process.directory.name,
         outcome=outcome,
         warm=True,
-        samples_per_step=samples_per_step,
+        samples_per_step=order.samples_per_step,
         step_ms=taken.step_ms,
         joules=joules_of(gpus),
         peak_allocated_bytes=taken.peak_bytes,
@@ -104,13 +108,12 @@ def take_trial(
     return trial, taken.has_ended
 
 
-def _take_steps(
-    process: WarmProcess, knobs: RecordedKnobs, rule: StepRule, *, needs_energy: bool, counts: bool
-) -> _StepsTaken | None:
+def _take_steps(process: WarmProcess, order: TrialOrder) -> _StepsTaken | None:
     """Order timed steps until the rule is satisfied, or nothing more can come; None if the process did not answer."""
+    rule = order.rule
     disturbance, taken, steps = CpuDisturbance(), _StepsTaken(), rule.least
     while steps:
-        answers = process.trial(knobs, UNTIMED, steps, more=bool(taken.step_ms))
+        answers = process.trial(order.knobs, UNTIMED, steps, more=bool(taken.step_ms))
         if answers is None:
             return None
         bad = next((line for line in answers.values() if line.outcome != "measured"), None)
@@ -122,7 +125,7 @@ def _take_steps(
             break
         taken.add(answers)
         taken.disturbed = disturbance.why_void()
-        if taken.disturbed is not None and not counts:
+        if taken.disturbed is not None and not order.counts:
             break
         judged = rule.judge(taken.step_ms)
         if judged == "slow":
@@ -131,7 +134,7 @@ def _take_steps(
             taken.reason = f"its best step takes {best_ms:.3g} ms, hopeless above {rule.give_up_ms:.3g} ms"
             break
         steps = steps_to_add(taken.step_ms, rule) if judged == "more" else 0
-        if not steps and needs_energy and taken.ended_ns - taken.began_ns < SAMPLED_S * 1e9:
+        if not steps and order.needs_energy and taken.ended_ns - taken.began_ns < SAMPLED_S * 1e9:
             steps = rule.least
     return taken
 

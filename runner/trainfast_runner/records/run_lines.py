@@ -1,0 +1,164 @@
+"""The typed shape of the lines that a run appends: steps, what its ranks report, and events of its supervisor.
+
+Unknown fields are ignored, absent ones are None.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from trainfast_runner.records.script_run import TracedMemory
+
+# Figures outside these bounds are damage: the line counts as unreadable, and no arithmetic on it can overflow.
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+Bounded = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
+Degree = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+
+STEP_PHASES = ("data", "forward", "backward", "optimizer", "other")
+"""Phases of a step, in their order; `other` is the remainder."""
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of `steps.jsonl`: one optimizer step of one rank. Phases an engine cannot split are None.
+
+    JSON has no NaN or infinity: such a loss is None with `loss_not_finite`. `tokens` is None for a model without
+    tokens, such as one of images that are not cut into patches, whose record has 0.
+    """
+
+    t_ns: Count
+    step: Count
+    warmup: bool = False
+    samples: Count | None = None
+    """None, as `tokens`, when a user's own script does not show them."""
+    tokens: Count | None = None
+    loss: Bounded | None = None
+    step_ms: Milliseconds
+    data_ms: float | None = None
+    forward_ms: float | None = None
+    backward_ms: float | None = None
+    optimizer_ms: float | None = None
+    other_ms: float | None = None
+    peak_allocated_bytes: Count | None = None
+    peak_reserved_bytes: Count | None = None
+    alloc_retries: Count | None = None
+    lr: float | None = None
+    loss_scale: float | None = None
+    compiling: bool = False
+    phase_peaks: dict[str, int] | None = None
+    loss_not_finite: bool = False
+
+    def __post_init__(self) -> None:
+        if self.tokens == 0:
+            msgspec.structs.force_setattr(self, "tokens", None)
+
+
+class Actual(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings that really ran, read from the live objects."""
+
+    wrapper: str | None = None
+    optimizer: str | None = None
+    param_dtype: str | None = None
+    compute_dtype: str | None = None
+    reduce_dtype: str | None = None
+    attention: str | None = None
+    attention_reason: str | None = None
+    """Why `attention=auto` took this kernel; None when a kernel was asked for by name."""
+    world_size: Count | None = None
+    device: str | None = None
+    zero_stage: Count | None = None
+    mesh: dict[str, Degree] | None = None
+    pipeline_stages: Count | None = None
+    compiled: bool | None = None
+    engine: str | None = None
+    sdpa_backend: str | None = None
+    optimizer_implementation: str | None = None
+    optimizer_reason: str | None = None
+    """Why another optimizer class runs than the one the strategy prefers; None when the preferred one does."""
+    parameters: int | None = None
+    # As the model's configuration has them: some families keep a list here.
+    layers: Any = None
+    hidden_size: Any = None
+    vocab_size: Any = None
+
+
+class WorkerLine(Actual, frozen=True, kw_only=True):
+    """A line of `worker.jsonl`.
+
+    `kind` is started, phase, data, cpu, actual, script, overflow, exception, invalid, trouble (`detail` is a failure
+    beside the training), signal (the rank ends on request), ignored_stop (a script trained on after its last step) or
+    finished; only the fields of its kind are set.
+    """
+
+    t_ns: Count
+    kind: str
+    rank: Count | None = None
+    pid: Count | None = None
+    start_ticks: Count | None = None
+    phase: str | None = None
+    detail: str | None = None
+    step: Count | None = None
+    type: str | None = None
+    message: str | None = None
+    chain: list[dict[str, str]] | None = None
+    traceback: str | None = None
+    is_oom: bool | None = None
+    held_bytes: Count | None = None
+    free_bytes: Count | None = None
+    key: str | None = None
+    allowed: list[str] | None = None
+    nearest: str | None = None
+    synthetic: bool | None = None
+    source: str | None = None
+    scale: float | None = None
+    # Fields of kind `cpu`.
+    allocator: str | None = None
+    thresholds: str | None = None
+    kept_because: str | None = None
+    openmp: str | None = None
+    threads: int | None = None
+    wait_policy: str | None = None
+    # Fields of kind actual that a result does not keep.
+    checkpointing: str | None = None
+    reshard: str | None = None
+    device_name: str | None = None
+    model_flops_per_sample: Bounded | None = None
+    recomputed_flops_per_sample: Bounded | None = None
+    notebook_flops_per_sample: Bounded | None = None
+    loader_workers_alive: int | None = None
+    # Fields of kind `script`.
+    framework: str | None = None
+    hooks: list[str] | None = None
+    samples_from: str | None = None
+    unknown: dict[str, str] | None = None
+    ran: dict[str, Any] | None = None
+    suppressed: list[str] | None = None
+    limit_peak_bytes: Count | None = None
+    traced_memory: TracedMemory | None = None
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of `events.jsonl`.
+
+    `kind` is supervisor, launched and exited (the training's direct child), state, stop_requested, kill_sent,
+    throttle_on, throttle_off, xid, foreign_process, gpu_lost, gpu_back, output_trimmed, steps_trimmed,
+    telemetry_thinned, rank_gone, no_step (a script has reported none for long)
+    or trouble (the supervisor could not write or read a file).
+    """
+
+    t_ns: Count
+    kind: str
+    state: str | None = None
+    reason: str | None = None
+    pid: int | None = None
+    start_ticks: int | None = None
+    deadline_ns: int | None = None
+    rank: int | None = None
+    device: int | None = None
+    detail: str | None = None
+    exit_code: int | None = None
+    """Exit code of the direct child, in events of kind `exited`; negative for a signal."""
+    memory_used_bytes: int | None = None
+    """Device memory of a process on a GPU when it was seen."""

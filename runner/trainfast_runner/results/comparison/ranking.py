@@ -1,0 +1,73 @@
+"""Which figures of two runs rank at all: those of other work are neither better nor worse for taking longer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainfast_runner.machine.cpu.device_names import CPU, cpu_processes
+from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_lines import Actual
+
+OTHER_BATCH = "not comparable: different batch"
+OTHER_DEVICES = "not comparable: different devices"
+OTHER_MODEL = "not comparable: different model"
+"""Verdicts on a step whose work differs: it is neither better nor worse for taking longer."""
+OTHER_SCRIPT = "not comparable: different scripts"
+SCRIPT_AND_PRESET = "not comparable: a script and a preset"
+OTHER_SEQ_LEN = "not comparable: different seq_len"
+"""The verdict on figures of samples and steps of different lengths; tokens/s still rank."""
+OTHER_SAMPLES = (OTHER_MODEL, OTHER_SCRIPT, SCRIPT_AND_PRESET, OTHER_SEQ_LEN)
+"""Verdicts on runs whose samples are other work: throughput and energy a sample rank no more than a step."""
+STRICT_THRESHOLDS = "not comparable: strict malloc thresholds"
+"""The verdict on every speed if one of the runs was measured under strict thresholds."""
+BATCH_KNOBS = ("batch_size", "grad_accum", "seq_len")
+DEVICE_KNOBS = ("strategy", "devices", "tp_degree", "pp_degree", "micro_batches")
+
+
+def other_work(a: Result, b: Result) -> str | None:
+    """Why a step of one run is not the work of a step of the other; None when it is."""
+    if (a.script is None) != (b.script is None):
+        return SCRIPT_AND_PRESET
+    if a.script is not None and b.script is not None and not a.script.is_of_one_script(b.script):
+        return OTHER_SCRIPT
+    if section_overrides(a, "model.") != section_overrides(b, "model.") or _shapes_differ(a.actual, b.actual):
+        return OTHER_MODEL
+    lengths = a.knobs.get("seq_len"), b.knobs.get("seq_len")
+    if None not in lengths and lengths[0] != lengths[1]:
+        return OTHER_SEQ_LEN
+    if any(a.knobs.get(name) != b.knobs.get(name) for name in BATCH_KNOBS):
+        return OTHER_BATCH
+    worlds = a.actual.world_size, b.actual.world_size
+    shared_out = None not in worlds and worlds[0] != worlds[1]
+    one, other = run_knobs(a), run_knobs(b)
+    return OTHER_DEVICES if shared_out or any(one.get(n) != other.get(n) for n in DEVICE_KNOBS) else None
+
+
+def _shapes_differ(a: Actual, b: Actual) -> bool:
+    """True if a size of the two models is known to differ, as between presets."""
+    sizes = zip((a.layers, a.hidden_size, a.vocab_size), (b.layers, b.hidden_size, b.vocab_size), strict=True)
+    return any(None not in pair and pair[0] != pair[1] for pair in sizes)
+
+
+def run_knobs(result: Result) -> dict[str, Any]:
+    """The knobs of a run; `devices=cpu:2` of a run on the CPU is its count, as on a machine without a GPU."""
+    processes = cpu_processes(result.knobs.get("devices"))
+    if processes is None or result.actual.device != CPU:
+        return result.knobs
+    return {**result.knobs, "devices": processes}
+
+
+def speeds_rank(a: Result, b: Result) -> bool:
+    """True if neither run was measured under strict malloc thresholds."""
+    return a.measured_under is None and b.measured_under is None
+
+
+def watched_differently(a: Result, b: Result) -> bool:
+    """True if one run counts the energy of devices that the other did not watch."""
+    devices = [{device.get("uuid") for device in result.throttle.devices} for result in (a, b)]
+    return a.knobs.get("watch") != b.knobs.get("watch") and devices[0] != devices[1]
+
+
+def section_overrides(result: Result, section: str = "") -> dict[str, Any]:
+    """Only the model and data overrides, by `model.FIELD` and `data.FIELD`."""
+    return {name: value for name, value in result.overrides.items() if "." in name and name.startswith(section)}

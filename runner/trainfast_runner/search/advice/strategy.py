@@ -1,0 +1,142 @@
+"""The advised parallel strategy: the fastest one measured here, else the guides' decision tree on estimated memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import cast
+
+from trainfast_runner.machine.cpu.device_names import asks_for_cpu
+from trainfast_runner.machine.devices import Machine
+from trainfast_runner.machine.interconnect import Interconnect
+from trainfast_runner.memory.model_size import CONTEXT_BYTES, ModelSize, bytes_per_parameter, state_bytes
+from trainfast_runner.search.advice.facts import SAME_MEMORY, Advice, Measured, Situation, has_same, total_batch
+from trainfast_runner.settings.knob_type import KnobValues
+from trainfast_runner.settings.spec import RunSpec
+from trainfast_runner.units import gibibytes
+
+ZERO_ONLY_SLOWS = "DeepSpeed only slows a model that already fits with a reasonable batch."
+FITTING_SHARE = 0.9
+"""Share of a device's memory that states and context of a model that fits may take."""
+GIB = 2**30
+SAME_SPEED = (*SAME_MEMORY, "compile", "engine", "workers")
+"""Knobs that must be equal for two strategies to be compared by their samples/s."""
+
+
+def strategy_advice(spec: RunSpec, machine: Machine, situation: Situation) -> Advice:
+    """The fastest strategy measured here, else the one of the guides' decision tree on estimated memory."""
+    value, why = _from_the_tree(spec, machine, situation)
+    measured = [run for run in situation.measured if _same_work(run, spec, machine)]
+    best = _fastest(measured)
+    if best is not None:
+        fastest = str(best.knobs.get("strategy"))
+        compared = {str(run.knobs.get("strategy")) for run in measured if run.samples_per_s}
+        if len(compared) > 1:
+            return Advice(
+                "strategy",
+                f"{fastest}: the fastest of {_listed(sorted(compared))} measured here,"
+                f" {best.samples_per_s:.3g} samples/s ({best.run_id}). {why}",
+                fastest,
+            )
+        if fastest != value:
+            why += f" Only {fastest} has been measured here: {best.samples_per_s:.3g} samples/s."
+    return Advice("strategy", f"{value}: {why}", value)
+
+
+def _from_the_tree(spec: RunSpec, machine: Machine, situation: Situation) -> tuple[str, str]:
+    if machine.device == "cpu":
+        unused = "without a GPU"
+        if asks_for_cpu(spec.knobs["devices"]):
+            unused = f"with devices={spec.knobs['devices']}"
+        elif machine.nvml_gpus:
+            unused = "the GPUs here are hidden, or torch is built without CUDA:"
+        return "single", (
+            f"{unused} the processes of other strategies share these {machine.cores} cores; ddp with devices=2"
+            " shows how one works, not how fast it is."
+        )
+    usable = [gpu for gpu in machine.gpus if gpu.error is None]
+    memory = min((gpu.memory_total_bytes for gpu in usable if gpu.memory_total_bytes is not None), default=0)
+    size, knobs = situation.size, spec.knobs
+    if size is None or not memory:
+        what = "single" if len(usable) < 2 else "ddp"
+        return what, "the model's size is not known here; this is what suits a model that fits one GPU."
+    precision, optimizer = str(knobs["precision"]), str(knobs["optimizer"])
+
+    def needs(strategy: str) -> int:
+        return state_bytes(size, strategy, len(usable), precision, optimizer) + CONTEXT_BYTES
+
+    estimate = (
+        f"estimate: {bytes_per_parameter(precision, optimizer)} bytes x {_short(size.parameters)} parameters"
+        f" = {_gib(needs('single') - CONTEXT_BYTES)} of weights, gradients and states, of {_gib(memory)} a GPU,"
+        " activations not counted"
+    )
+    if len(usable) < 2:
+        if needs("single") <= FITTING_SHARE * memory:
+            return "single", f"the model fits this GPU ({estimate}). {ZERO_ONLY_SLOWS}"
+        return _one_gpu_too_small(needs, memory, estimate)
+    if needs("ddp") <= FITTING_SHARE * memory:
+        return "ddp", (
+            f"the model fits each of {len(usable)} GPUs ({estimate}); ddp exchanges gradients only."
+            f" Take zero2 only where it measures faster. {ZERO_ONLY_SLOWS}"
+        )
+    return _several_gpus_needed(size, needs, memory, estimate, situation.links, len(usable))
+
+
+def _one_gpu_too_small(needs: Callable[[str], int], memory: int, estimate: str) -> tuple[str, str]:
+    lighter = "checkpointing=full, optimizer=adamw-8bit or precision=bf16-pure cost less speed, so try them first"
+    for strategy in ("zero2-offload", "zero3-offload"):
+        if needs(strategy) <= FITTING_SHARE * memory:
+            return strategy, f"the model does not fit this GPU ({estimate}): {lighter}; offloading moves states to RAM."
+    return "zero3-offload", f"the model does not fit this GPU ({estimate}): {lighter}; it may need more than one GPU."
+
+
+def _several_gpus_needed(
+    size: ModelSize, needs: Callable[[str], int], memory: int, estimate: str, links: Interconnect | None, count: int
+) -> tuple[str, str]:
+    largest = 4 * size.largest_layer + CONTEXT_BYTES
+    if largest > FITTING_SHARE * memory:
+        return "tp", (
+            f"not even the largest layer fits one GPU ({_gib(largest)} with the context): tp cuts the layers"
+            " themselves; else zero3-offload with checkpointing and an 8-bit optimizer."
+        )
+    if needs("zero3") > FITTING_SHARE * memory:
+        return "zero3-offload", f"the model does not fit {count} GPUs together ({estimate}): states have to go to RAM."
+    if links is not None and links.all_nvlink:
+        return "fsdp", (
+            f"the model does not fit one GPU ({estimate}); over NVLink fsdp, zero3, tp and pp are about equal,"
+            " and fsdp asks least of the model: measure them."
+        )
+    if links is not None and links.any_nvlink:
+        return "pp", (
+            f"the model does not fit one GPU ({estimate}) and NVLink joins only some of them: pp sends the least over"
+            " the slow links; tp stays within a group."
+        )
+    return "pp", f"the model does not fit one GPU ({estimate}) and without NVLink pp beats tp and zero."
+
+
+def _same_work(run: Measured, spec: RunSpec, machine: Machine) -> bool:
+    """True if a measured run did this run's work, spread over devices in another way.
+
+    Its batches were as large on every rank, or in total.
+    """
+    knobs = {**spec.knobs, **cast("KnobValues", {name: run.knobs[name] for name in run.knobs if name in spec.knobs})}
+    same_rank = all(knobs[name] == spec.knobs[name] for name in ("batch_size", "grad_accum"))
+    same_total = total_batch(spec, knobs, machine) == total_batch(spec, spec.knobs, machine)
+    return has_same(run, spec, SAME_SPEED) and (same_rank or same_total)
+
+
+def _fastest(measured: Iterable[Measured]) -> Measured | None:
+    finished = [run for run in measured if run.samples_per_s and run.state == "finished"]
+    return max(finished, key=lambda run: run.samples_per_s or 0.0, default=None)
+
+
+def _listed(words: list[str]) -> str:
+    return f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _short(count: int) -> str:
+    return f"{count / 1e9:.2f} G" if count >= 1e9 else f"{count / 1e6:.0f} M" if count >= 1e6 else f"{count:,}"
+
+
+def _gib(size_bytes: int) -> str:
+    # The short form writes a thousand and more with an exponent.
+    return gibibytes(size_bytes) if size_bytes >= 1000 * GIB else f"{size_bytes / GIB:.3g} GiB"

@@ -1,0 +1,202 @@
+"""The content of a best-fit search's journal as a screen and a report ask for it: the best so far, rates, memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from trainfast_runner.records.json_lines import newest
+from trainfast_runner.results.distributions import NORMAL_95
+from trainfast_runner.search.best.journal import (
+    BestAnswer,
+    BestEnded,
+    BestLine,
+    BestQuestion,
+    Candidate,
+    Chosen,
+    ColdRun,
+    Interval,
+    Ordered,
+    Space,
+    Trial,
+)
+from trainfast_runner.search.best.objective import objective_interval
+from trainfast_runner.search.best.observed import Starts, log_rate, measurements, process_key
+from trainfast_runner.search.conductor import worked_seconds
+from trainfast_runner.search.journal import Conducted, CoolingDown, Paused, Resumed, Waiting
+from trainfast_runner.units import highest
+
+
+@dataclass(frozen=True)
+class BestSoFar:
+    """The content of a journal, oldest line first."""
+
+    lines: tuple[BestLine, ...]
+
+    @cached_property
+    def question(self) -> BestQuestion | None:
+        """The first line; None while it is unwritten."""
+        return newest(self.lines, BestQuestion)
+
+    @cached_property
+    def space(self) -> Space | None:
+        """The candidates; None before they are listed."""
+        return newest(self.lines, Space)
+
+    @cached_property
+    def ran(self) -> tuple[Trial | ColdRun, ...]:
+        """Every trial and every run in a fresh process, void ones included, in their order."""
+        return tuple(line for line in self.lines if isinstance(line, Trial | ColdRun))
+
+    @cached_property
+    def chosen(self) -> Chosen | None:
+        """The newest step and its reason."""
+        return newest(self.lines, Chosen)
+
+    @cached_property
+    def leading(self) -> Chosen | None:
+        """The newest step that names a leader."""
+        return next((one for one in reversed(self.lines) if isinstance(one, Chosen) and one.leader is not None), None)
+
+    @cached_property
+    def is_under_way(self) -> bool:
+        """True while the newest step has no outcome yet."""
+        last = next((one for one in reversed(self.lines) if isinstance(one, Chosen | Trial | ColdRun)), None)
+        return isinstance(last, Chosen) and last.candidate is not None
+
+    @cached_property
+    def ended(self) -> BestEnded | None:
+        """The end; None while the search goes on or was continued."""
+        last = next((one for one in reversed(self.lines) if isinstance(one, BestEnded | Conducted)), None)
+        return last if isinstance(last, BestEnded) else None
+
+    @property
+    def answer(self) -> BestAnswer | None:
+        """The answer, or the best so far of a cancelled search; None before either."""
+        return None if self.ended is None else self.ended.found
+
+    @cached_property
+    def is_paused(self) -> bool:
+        """True if the conductor waits."""
+        last = next((one for one in reversed(self.lines) if isinstance(one, Paused | Resumed | Conducted)), None)
+        return isinstance(last, Paused)
+
+    @cached_property
+    def cooling(self) -> CoolingDown | None:
+        """The newest look at the temperature while the next process waits for cooler GPUs, else None."""
+        last = self.lines[-1] if self.lines else None
+        return last if isinstance(last, CoolingDown) else None
+
+    @cached_property
+    def waits_for(self) -> str | None:
+        """The run that the next process waits for to leave the device; None otherwise."""
+        last = self.lines[-1] if self.lines else None
+        return last.run_id if isinstance(last, Waiting) else None
+
+    @cached_property
+    def orders(self) -> tuple[Ordered, ...]:
+        """The person's orders that the conductor has taken."""
+        return tuple(line for line in self.lines if isinstance(line, Ordered))
+
+    @cached_property
+    def rates(self) -> Mapping[int, Interval]:
+        """Samples/s, or samples/J where that is the objective, of each trial and run by its index in `ran`.
+
+        The 95 % interval of a trial is by its own and the pooled steps; a run in a fresh process has none of its own.
+        """
+        noise, joules = measurements(self.lines), self.objective == "samples_per_joule"
+        rates = {}
+        for index, line in enumerate(self.ran):
+            if isinstance(line, ColdRun):
+                rate = line.samples_per_joule if joules else line.samples_per_s
+                # The real memory_limit slows every step.
+                if rate is not None and line.role != "limit":
+                    rates[index] = Interval(median=rate, low=rate, high=rate)
+            elif line.step_ms and min(line.step_ms) > 0 and (middle := log_rate(line, joules)) is not None:
+                half = NORMAL_95 * math.sqrt(noise.variance(line))
+                low, median, high = (math.exp(middle + shift) for shift in (-half, 0.0, half))
+                rates[index] = Interval(median=median, low=low, high=high)
+        return rates
+
+    @cached_property
+    def values(self) -> Mapping[int, Interval]:
+        """The objective in its unit (seconds for time) of each trial and run by its index in `ran`."""
+        values = {}
+        for index, rate in self.rates.items():
+            line = self.ran[index]
+            start_s = line.start_s if isinstance(line, ColdRun) else None
+            values[index] = self.value_of(line.candidate, rate, start_s)
+        return values
+
+    def value_of(self, number: int, rate: Interval, start_s: float | None = None) -> Interval:
+        """Return the objective of a candidate at a rate, its start as it was or is expected."""
+        candidate = self.candidate(number)
+        if start_s is None:
+            start_s = self._starts.seconds(process_key(candidate.process))
+        return rate if self.question is None else objective_interval(self.question, candidate, rate, start_s)
+
+    @cached_property
+    def objective(self) -> str:
+        """The objective's name; that of the default before the question is written."""
+        return "samples_per_s" if self.question is None else self.question.objective
+
+    @property
+    def for_steps(self) -> int | None:
+        """The length of the training that the objective `time` is about, else None."""
+        return None if self.question is None else self.question.for_steps
+
+    @cached_property
+    def best(self) -> tuple[int, Interval] | None:
+        """The best setting so far by its number, and its objective; None before anything was measured."""
+        if self.answer is not None:
+            return self.answer.best, self.answer.best_value or self.answer.best_rate
+        step = self.leading
+        if step is None or step.leader is None or step.rate is None:
+            return None
+        rate = Interval(median=step.rate, low=step.low or step.rate, high=step.high or step.rate)
+        return step.leader, self.value_of(step.leader, rate)
+
+    @cached_property
+    def _starts(self) -> Starts:
+        return Starts(self.lines)
+
+    @cached_property
+    def limit_bytes(self) -> int | None:
+        """Bytes that a rank may take: `memory_limit`, else the limit that candidates exceed; None if unknown."""
+        if self.question is not None and self.question.limits_bytes:
+            return min(self.question.limits_bytes)
+        limits = (
+            candidate.predicted_bytes - candidate.excess_bytes
+            for candidate in self.candidates
+            if candidate.predicted_bytes is not None and candidate.excess_bytes is not None
+        )
+        return next(limits, None)
+
+    @property
+    def candidates(self) -> list[Candidate]:
+        """All candidates, by number; empty before they are listed."""
+        return self.space.candidates if self.space is not None else []
+
+    def candidate(self, number: int) -> Candidate:
+        """Return a candidate; one without knobs for a number that a damaged journal does not list."""
+        return self.candidates[number] if 0 <= number < len(self.candidates) else Candidate(knobs={})
+
+    def peak_bytes(self, number: int) -> int | None:
+        """The highest measured peak of a candidate; None if none was measured."""
+        return highest(line.peak_allocated_bytes for line in self.ran if line.candidate == number)
+
+    def memory_bytes(self, number: int) -> int | None:
+        """The highest measured peak of a candidate, else its prediction; None without either."""
+        peak = self.peak_bytes(number)
+        return self.candidate(number).predicted_bytes if peak is None else peak
+
+    def spent_s(self, now_ns: int | None = None) -> float:
+        """Seconds that conductors worked on the search; with `now_ns` (CLOCK_MONOTONIC) until then."""
+        if self.ended is not None:
+            return self.ended.seconds
+        last = self.lines[-1] if self.lines else None
+        is_working = last is not None and not self.is_paused and not isinstance(last, Waiting)
+        since_last = now_ns - last.t_ns if now_ns is not None and last is not None and is_working else 0
+        return worked_seconds(self.lines) + max(0, since_last) / 1e9
