@@ -3,8 +3,8 @@
 A pass visits each process of the space once, in random order, and tries its settings there in random order. The speed
 of a machine drifts, so a second process holds the baseline: its steps stand before and after every few steps of a
 setting, as their anchor. A setting is tried again when others took more than 2 % of the CPU meanwhile. The grid is
-written after each visit, and the same command goes on where another stopped. Every rank has one thread: two that
-compete for two cores run ten times slower, at random.
+written after each visit; the same command goes on with the visit that was cut off, from its start. Every rank has one
+thread: two that compete for two cores run ten times slower, at random.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from trainfast_runner.settings.spec import RunSpec, resolve
 
 UNTIMED, ROUNDS = 2, 5
 ROUND_S, LEAST_STEPS = 1.0, 3
-"""A round lasts about so long, of a setting as of the anchor: a fast setting, which may be the best, has more steps."""
+"""Seconds of a round of a setting or of the anchor, so that a fast setting has more steps; the first has the least."""
 MOST_COMPANY = 0.02
 """Others may take this share of the CPU."""
 MOST_TRIES = 5
@@ -227,9 +227,8 @@ class _Recorder:
         with _warm_process(self._spec_of(settings[0]), self._home) as process:
             start_s = time.monotonic() - began_s
             trials = [trial for number in settings for trial in self._alone(process, number)]
-        failed = any(trial["outcome"] != "measured" for trial in trials)
         return {
-            "outcome": "failed" if failed else "measured",
+            "outcome": "measured",
             "start_s": start_s,
             "load": os.getloadavg()[0],
             "seconds": time.monotonic() - began_s,
@@ -246,7 +245,8 @@ class _Recorder:
             if share is not None and share <= MOST_COMPANY:
                 return [{**trial, "others_share": round(share, 4)} for trial in trials]
         taken = "an unknown share" if share is None else f"{100 * share:.0f} %"
-        raise InUse(f"others took {taken} of the CPU in each of {MOST_TRIES} tries")
+        most = f"more than {100 * MOST_COMPANY:g} % of the CPU"
+        raise InUse(f"others took {most} in each of {MOST_TRIES} tries, {taken} in the last")
 
     def _rounds(self, process: WarmProcess, number: int, again: bool) -> list[dict[str, Any]]:
         """The rounds of a setting, each between two looks at the anchor; `again` if it is the process's last one."""
@@ -294,10 +294,11 @@ def _trial(process: WarmProcess, spec: RunSpec, number: int, steps: int, more: b
     answers = process.trial(knobs, 0 if more else UNTIMED, steps, more)
     if answers is None:
         raise UserError(f"the process of setting {number} ended: {process.result and process.result.reason}")
+    if bad := next((line for line in answers.values() if line.outcome != "measured"), None):
+        raise UserError(f"setting {number}: {bad.outcome}: {bad.message}")
     slowest = max(answers.values(), key=lambda line: sum(line.step_ms))
     return {
         "candidate": number,
-        "outcome": slowest.outcome,
         "step_ms": [round(step, 3) for step in slowest.step_ms],
         "untimed_ms": [round(step, 3) for step in slowest.untimed_ms],
         "switch_s": slowest.switch_s,

@@ -76,7 +76,7 @@ class FakeConductor:
                 self.trial(move)
                 told.leader_s = self.spent_s
             else:
-                self.race(move)
+                self.cold_run(move)
         else:
             return told
         assert self.latest is not None
@@ -133,7 +133,7 @@ class FakeConductor:
             )
         )
 
-    def race(self, move: Move) -> None:
+    def cold_run(self, move: Move) -> None:
         """Run a setting in a fresh process."""
         assert move.candidate is not None
         self._process, self.run_id = None, None

@@ -1,6 +1,6 @@
 """The typed shape of `run.json`. Unknown fields are ignored, absent ones are None.
 
-Times in records are CLOCK_MONOTONIC nanoseconds; `run.json` holds one wall-clock anchor to turn them into dates.
+It holds one wall-clock anchor, by which the times of all records become dates.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The typed shape of the lines that a run appends: steps, what its ranks report, and events of its supervisor.
 
-Unknown fields are ignored, absent ones are None.
+Times are CLOCK_MONOTONIC nanoseconds. Unknown fields are ignored, absent ones are None.
 """
 
 from __future__ import annotations

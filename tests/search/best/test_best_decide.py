@@ -10,7 +10,7 @@ import pytest
 from benchmarks.best_fit_replay import FakeConductor
 from benchmarks.best_fit_spaces import Synthetic
 
-from trainfast_runner.search.best.answer import answer_of, best_so_far
+from trainfast_runner.search.best.answer import answer_of, answer_so_far
 from trainfast_runner.search.best.cold_runs import COLD_LEAST, ColdRuns
 from trainfast_runner.search.best.decide import decide
 from trainfast_runner.search.best.journal import (
@@ -125,13 +125,13 @@ def test_a_search_that_is_stopped_answers_with_processes_that_drifted_if_there_a
     lines = [asking(space), space.space, *visited(space, base), trial(base, warm=False)]
     measured = [*lines, trial(other), trial(base, ms=105.0, repeats=True)]
     assert answer_of(state_of_best_journal(measured, 0.0)) is None
-    stopped = best_so_far(measured)
+    stopped = answer_so_far(measured)
     assert stopped is not None
     assert any("every process drifted" in note for note in stopped.notes)
     rate = stopped.best_rate
     assert rate.high / rate.low > 1.05, "the interval is as wide as the drift"
     void = trial(base, outcome="void", step_ms=[], reason="another run took the machine")
-    assert best_so_far([*lines[:-1], void]) is None
+    assert answer_so_far([*lines[:-1], void]) is None
 
 
 def test_void_trials_count_for_nothing(space: Synthetic) -> None:

@@ -25,13 +25,13 @@ StartedT = TypeVar("StartedT")
 
 
 class BenchRows:
-    """Runs rows, as the options of the command say, until Ctrl-C or a closed terminal."""
+    """Runs the rows of a bench with the command's options."""
 
     def __init__(self, home: Home, signals: Signals, arguments: argparse.Namespace) -> None:
         self._home, self._signals, self._arguments = home, signals, arguments
 
     def run(self, bench: Bench, outcomes: Mapping[str, list[Outcome]]) -> bool:
-        """Run all rows and append to their `outcomes`; return False if a signal ended the bench early.
+        """Run all rows and append to their `outcomes`; return False if a signal or a stopped row ended the bench early.
 
         A row whose device another run has taken is not run. Raises DevicesBusy if no row was measured before.
         """
@@ -96,7 +96,7 @@ class BenchRows:
                     raise
 
     def _prepare(self, plan: RunPlan, group: str | None) -> None:
-        """Wait until the GPUs have cooled, and predict the memory of a row that is a run of its own."""
+        """With --cool-to wait for the GPUs; predict the memory of a row that is a run of its own."""
         if self._arguments.cool_to is not None:
             await_cooling(plan, self._arguments.cool_to)
         if group is None:

@@ -17,6 +17,7 @@ from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.recovery import state_of
+from trainfast_runner.settings import script_preset
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.presets import preset_files
 from trainfast_runner.settings.spec import resolve
@@ -105,12 +106,9 @@ def plan_asked(arguments: argparse.Namespace) -> RunPlan:
     """Plan the run of the preset, or of the command behind `--`. Raises UserError unless exactly one is given."""
     if arguments.preset is not None and (arguments.script is not None or arguments.script_preset is not None):
         raise UserError(f"run takes a preset or a command behind --, not both: {arguments.preset}", key="--")
-    from trainfast_runner.settings import script_preset
-
     file = arguments.script_preset
-    if file is not None and not os.path.exists(os.path.expanduser(file)) and (close := nearest(file, preset_files())):
-        words = f"--preset takes a file with [script.knobs], and there is no {file}"
-        raise UserError(words, key="--preset", advice=f"trainfast-tui run {close}")
+    if file is not None:
+        _refuse_preset_name(file, has_command=arguments.script is not None)
     if arguments.preset is not None:
         file = script_preset.path_of(arguments.preset)
     if arguments.script is not None or file is not None:
@@ -134,6 +132,17 @@ def plan_asked(arguments: argparse.Namespace) -> RunPlan:
     refuse_script_word([arguments.preset])
     steps = [] if arguments.steps is None else [f"steps={arguments.steps}"]
     return planning.plan_run(resolve(arguments.preset, [*arguments.settings, *steps]), arguments.python)
+
+
+def _refuse_preset_name(file: str, *, has_command: bool) -> None:
+    """Raise UserError for the name of a preset, or nearly one, where a script's preset file is expected."""
+    close = nearest(file, preset_files())
+    if close is None or os.path.exists(os.path.expanduser(file)):
+        return
+    words = f"--preset takes a file with [script.knobs], and there is no {file}"
+    path = script_preset.path_of(close)
+    advice = f"--preset {path}" if path is not None else None if has_command else f"trainfast-tui run {close}"
+    raise UserError(words, key="--preset", advice=advice)
 
 
 def _unconfirmed(names: list[str]) -> str:

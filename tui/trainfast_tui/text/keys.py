@@ -70,7 +70,7 @@ def _moves(widget: str, noun: str, *, pages: bool = False) -> tuple[Action, ...]
 
 
 def _scroll(*, pages: bool = True, shown: bool = False) -> tuple[Action, ...]:
-    """Return the actions of a page of text; `shown` in the footer and the palette."""
+    """Return the actions of a page of text, lines and pages `shown` in the footer and the palette."""
     lines = (
         Action("Page.scroll(-1)", ("up", "k"), "up", "Scroll up.", shown, shown),
         Action("Page.scroll(1)", ("down", "j"), "down", "Scroll down.", shown, shown),

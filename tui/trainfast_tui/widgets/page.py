@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 from trainfast_tui.charts.painted import Painted
@@ -25,7 +26,7 @@ class Page(Painted):
 
     def action_end(self, direction: int) -> None:
         """Scroll to the top (-1) or to the bottom (1)."""
-        self._top = 0 if direction < 0 else len(self._body(self.size.width))
+        self._top = 0 if direction < 0 else sys.maxsize
         self.repaint()
 
     def lines(self, width: int, height: int) -> list[Line]:

@@ -2,7 +2,8 @@
 
 A step's phases each have a spread of their own, and a floor more: what is less than half a percent of the step is no
 difference of the step. A result of an older version holds the spread of throughput only; its phases are held against
-the spread of the whole step. Figures without spread (peak memory, energy) are held against the 2 % alone.
+the spread of the whole step. Figures without spread (peak memory, energy) are held against
+`significance.RUN_TO_RUN` alone.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ class _Rows:
         self._noise = relative_noise(a, b)
         work = other_work(a, b)
         self._other_samples = work if work in OTHER_SAMPLES else None
-        self._other_batch = OTHER_BATCH if work == OTHER_BATCH else None
+        self._is_other_batch = work == OTHER_BATCH
         self._unranked = self._other_samples if speeds_rank(a, b) else STRICT_THRESHOLDS
         """The verdict on samples/s that do not rank."""
         self._unranked_steps = self._unranked or work
@@ -180,7 +181,7 @@ class _Rows:
 
     def _memory_row(self, label: str, one: int | None, other: int | None) -> ComparisonRow:
         # Another batch or model takes other memory: neither is the better one for it.
-        is_better = None if self._other_samples or self._other_batch else False
+        is_better = None if self._other_samples or self._is_other_batch else False
         counts = is_over(one, other, 0.0) and _is_more_than_pages(one, other)
         return _row(label, "bytes", one, other, counts, is_better)
 

@@ -1,4 +1,4 @@
-"""Which figures of two runs rank at all: those of other work are neither better nor worse for taking longer."""
+"""Rules by which figures of two runs rank: those of other work are neither better nor worse for taking longer."""
 
 from __future__ import annotations
 

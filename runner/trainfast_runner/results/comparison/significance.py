@@ -1,4 +1,4 @@
-"""When the difference of two medians counts.
+"""The rule by which a difference of two medians counts.
 
 The rule of significance, per figure: a median of n values has the variance 1 / (4 n f(m)^2), f the density at the
 median m, which for normal values makes its standard error sqrt(pi / 2) sigma / sqrt(n); sigma is estimated as

@@ -1,4 +1,4 @@
-"""What advice is given on, and advice itself: facts about a run's model and machine, and the runs measured before."""
+"""The facts that advice rests on (model, machine, runs measured before), and the advice."""
 
 from __future__ import annotations
 

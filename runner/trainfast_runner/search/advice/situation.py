@@ -1,4 +1,4 @@
-"""Gathers the advisor's facts: the model's shapes, the links between the GPUs, the measured runs."""
+"""Gather a `Situation`: the model's shapes, the links between the GPUs, the measured runs."""
 
 from __future__ import annotations
 

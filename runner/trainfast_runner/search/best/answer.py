@@ -70,7 +70,7 @@ def answer_of(state: BestState) -> BestAnswer | None:
     )
 
 
-def best_so_far(lines: Sequence[BestLine]) -> BestAnswer | None:
+def answer_so_far(lines: Sequence[BestLine]) -> BestAnswer | None:
     """Return the answer so far of a search that is stopped; None before anything was measured.
 
     Where every process drifted, their trials count all the same, with intervals as wide as the drift.

@@ -17,7 +17,7 @@ from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_file import COLD, TRIAL
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.best.answer import answer_of, best_so_far
+from trainfast_runner.search.best.answer import answer_of, answer_so_far
 from trainfast_runner.search.best.bounds import ceiling_here, flops_of, with_bounds
 from trainfast_runner.search.best.candidates import spec_of
 from trainfast_runner.search.best.cold_run_record import TIMING_WARMUP, cold_run_of, start_s
@@ -44,7 +44,7 @@ from trainfast_runner.search.best.run_trial import trial_of_run
 from trainfast_runner.search.best.state import BestState, state_of_best_journal
 from trainfast_runner.search.best.step_rule import UNTIMED
 from trainfast_runner.search.best.too_large import Shortage, closest_to_fit, shortage_of
-from trainfast_runner.search.best.trial import TrialOrder, take_trial
+from trainfast_runner.search.best.trial import WantedTrial, take_trial
 from trainfast_runner.search.conductor import ConductOptions, Conductor, conduct_alone, worked_seconds
 from trainfast_runner.search.journal import Conducted
 from trainfast_runner.search.processes import Interrupted, WarmProcess, wait_for_result
@@ -83,7 +83,7 @@ def conduct_best(
 
 
 class BestConductor(Conductor[BestLine, BestEnded]):
-    """Conducts a best-fit search: trials in warm processes, races and confirmations in fresh ones."""
+    """Conducts a best-fit search: trials in warm processes, then cold runs in fresh ones."""
 
     def __init__(self, directory: Path, best: BestPlan, home: Home, conduct_options: ConductOptions[BestLine]) -> None:
         super().__init__(directory, best.plan, home, read_best_journal(directory), conduct_options)
@@ -103,7 +103,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
     def end_line(self, state: str, reason: str) -> BestEnded:
         """Return an end with the best found so far, if anything was measured."""
         is_cancelled = state == "cancelled" and any(isinstance(line, Space) for line in self._lines)
-        return BestEnded(state=state, reason=reason, found=best_so_far(self._lines) if is_cancelled else None)
+        return BestEnded(state=state, reason=reason, found=answer_so_far(self._lines) if is_cancelled else None)
 
     def open(self) -> None:
         """Take over what an earlier conductor left, and list the candidates with their predictions."""
@@ -198,7 +198,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
             return
         candidate, began_s = self._space.candidates[number], self._clock_s()
         knobs = {name: value for name, value in candidate.knobs.items() if name not in candidate.process}
-        order = TrialOrder(
+        wanted = WantedTrial(
             candidate=number,
             knobs=knobs,
             samples_per_step=candidate.samples_per_step,
@@ -206,7 +206,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
             needs_energy=self._question.objective == "samples_per_joule",
             counts=self._is_usually_disturbed(number),
         )
-        taken = take_trial(process, self._process_uuids, order)
+        taken = take_trial(process, self._process_uuids, wanted)
         if taken is None:
             self._record_end(number, self._ended_process(process), self._clock_s() - began_s)
             return

@@ -29,7 +29,7 @@ SAMPLED_S = 3.0
 
 
 @dataclass(frozen=True)
-class TrialOrder:
+class WantedTrial:
     """A candidate to be measured in a warm process, and how.
 
     With `needs_energy` steps are added until the GPUs' energy counters were read twice. A trial that other processes
@@ -62,7 +62,7 @@ class _StepsTaken:
     """Why others void the trial; None if they do not."""
 
     def add(self, answers: dict[int, TrialLine]) -> None:
-        """Take the answers of all ranks to one order."""
+        """Take the answers of all ranks to one wanted."""
         lines = list(answers.values())
         self.step_ms += [max(times) for times in zip(*(line.step_ms for line in lines), strict=True)]
         self.losses += lines[0].losses
@@ -72,30 +72,30 @@ class _StepsTaken:
         self.began_ns = self.began_ns or round(self.ended_ns - timed_ns)
 
 
-def take_trial(process: WarmProcess, uuids: Sequence[str], order: TrialOrder) -> tuple[Trial, bool] | None:
+def take_trial(process: WarmProcess, uuids: Sequence[str], wanted: WantedTrial) -> tuple[Trial, bool] | None:
     """Take a trial in a process on these GPUs; return its line, and True if it ended the process.
 
     None when the process ended without an answer. A trial that ran other settings than asked has failed.
     """
     began = time.monotonic()
-    taken = _take_steps(process, order)
+    taken = _take_steps(process, wanted)
     if taken is None:
         return None
     outcome, reason = taken.outcome, taken.reason
     gpus = gpu_conditions(process.directory, uuids, taken.began_ns, taken.ended_ns)
     void = taken.disturbed or why_throttled(gpus, taken.began_ns, taken.ended_ns)
     if outcome in ("measured", "slow"):
-        difference = why_other_than_asked(process.directory, order.knobs)
+        difference = why_other_than_asked(process.directory, wanted.knobs)
         if difference is not None:
             outcome, reason = "failed", difference
         elif void is not None:
-            outcome, reason = outcome if order.counts else "void", "; ".join(filter(None, (reason, void)))
+            outcome, reason = outcome if wanted.counts else "void", "; ".join(filter(None, (reason, void)))
     trial = Trial(
-        candidate=order.candidate,
+        candidate=wanted.candidate,
         run_id=process.directory.name,
         outcome=outcome,
         warm=True,
-        samples_per_step=order.samples_per_step,
+        samples_per_step=wanted.samples_per_step,
         step_ms=taken.step_ms,
         joules=joules_of(gpus),
         peak_allocated_bytes=taken.peak_bytes,
@@ -108,12 +108,12 @@ def take_trial(process: WarmProcess, uuids: Sequence[str], order: TrialOrder) ->
     return trial, taken.has_ended
 
 
-def _take_steps(process: WarmProcess, order: TrialOrder) -> _StepsTaken | None:
+def _take_steps(process: WarmProcess, wanted: WantedTrial) -> _StepsTaken | None:
     """Order timed steps until the rule is satisfied, or nothing more can come; None if the process did not answer."""
-    rule = order.rule
+    rule = wanted.rule
     disturbance, taken, steps = CpuDisturbance(), _StepsTaken(), rule.least
     while steps:
-        answers = process.trial(order.knobs, UNTIMED, steps, more=bool(taken.step_ms))
+        answers = process.trial(wanted.knobs, UNTIMED, steps, more=bool(taken.step_ms))
         if answers is None:
             return None
         bad = next((line for line in answers.values() if line.outcome != "measured"), None)
@@ -125,7 +125,7 @@ def _take_steps(process: WarmProcess, order: TrialOrder) -> _StepsTaken | None:
             break
         taken.add(answers)
         taken.disturbed = disturbance.why_void()
-        if taken.disturbed is not None and not order.counts:
+        if taken.disturbed is not None and not wanted.counts:
             break
         judged = rule.judge(taken.step_ms)
         if judged == "slow":
@@ -134,7 +134,7 @@ def _take_steps(process: WarmProcess, order: TrialOrder) -> _StepsTaken | None:
             taken.reason = f"its best step takes {best_ms:.3g} ms, hopeless above {rule.give_up_ms:.3g} ms"
             break
         steps = steps_to_add(taken.step_ms, rule) if judged == "more" else 0
-        if not steps and order.needs_energy and taken.ended_ns - taken.began_ns < SAMPLED_S * 1e9:
+        if not steps and wanted.needs_energy and taken.ended_ns - taken.began_ns < SAMPLED_S * 1e9:
             steps = rule.least
     return taken
 
