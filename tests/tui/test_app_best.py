@@ -334,6 +334,6 @@ def test_a_snapshot_knows_the_state_the_rates_and_the_limit(home: Home) -> None:
 def test_the_rate_of_a_run_under_the_limit_is_none_of_the_setting(home: Home) -> None:
     run = ColdRun(candidate=2, role="limit", run_id="r", outcome="measured", samples_per_s=4.0, seconds=9.0)
     so_far = best_seen(a_best_search(home, [*best_going_on(), run])).so_far
-    assert so_far.ran[-1] == run
-    assert len(so_far.ran) - 1 not in so_far.values
+    assert so_far.attempts[-1] == run
+    assert len(so_far.attempts) - 1 not in so_far.values
     assert 41 < so_far.values[0].median < 43

@@ -97,9 +97,9 @@ def test_a_process_that_drifted_is_void_and_its_settings_are_tried_again(space: 
     )
     lines = [*visited(space, base), trial(base, warm=False), trial(other)]
     steady = state_of(space, *lines, trial(base, ms=101.0, repeats=True))
-    assert set(steady.rated) == {base, other}
+    assert set(steady.counted_trials) == {base, other}
     drifted = state_of(space, *lines, trial(base, ms=105.0, repeats=True))
-    assert drifted.rated == {}
+    assert drifted.counted_trials == {}
     again = decide(drifted)
     assert (again.candidate, again.cold) == (base, True)
 

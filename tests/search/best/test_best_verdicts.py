@@ -119,7 +119,7 @@ def test_drift_on_a_machine_that_others_disturb_is_noise_and_voids_nothing(space
     lines = [*visited(space, base), trial(base, warm=False, reason="other processes took 70% of the CPU")]
     other = next(number for number in sorted(space.truth) if number != base)
     noisy = state_of(space, *lines, trial(other, ms=95.0), trial(base, ms=130.0, repeats=True))
-    assert set(noisy.rated) == {base, other}
+    assert set(noisy.counted_trials) == {base, other}
     answer = answer_of(noisy)
     assert answer is not None
     assert answer.within_percent is not None

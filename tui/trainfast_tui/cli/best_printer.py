@@ -80,7 +80,7 @@ class BestPrinter(JournalPrinter[BestLine]):
     def _outcome(self, line: Trial | ColdRun) -> str:
         """Return the outcome of the newest trial or run in words."""
         so_far = self._so_far
-        value = so_far.values.get(len(so_far.ran) - 1)
+        value = so_far.values.get(len(so_far.attempts) - 1)
         if isinstance(line, ColdRun) and (line.role, line.outcome) == ("limit", "measured"):
             return f"fits, peak {size(line.peak_allocated_bytes)}"
         if line.outcome != "measured" or value is None:

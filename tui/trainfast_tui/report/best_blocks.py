@@ -227,7 +227,7 @@ def _verdicts(so_far: BestSoFar, verdicts: Sequence[CandidateVerdict]) -> Iterat
 def _tried(so_far: BestSoFar) -> Iterator[Block]:
     """Yield the trials and the runs in fresh processes, in their order."""
     yield Heading("Trials and runs")
-    rows = [_try(so_far, line) for line in so_far.ran]
+    rows = [_try(so_far, line) for line in so_far.attempts]
     if not rows:
         yield Prose("Nothing was measured.")
         return

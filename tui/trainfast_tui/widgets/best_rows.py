@@ -34,7 +34,7 @@ def trial_rows(so_far: BestSoFar, width: int) -> list[Line]:
     """One row a trial or run, in their order, below a title."""
     title = f"{_unit(so_far)[0]} (95 % CI)"
     rows = [_row((" ", "text"), ("setting", title, "steps", "took", "process"), width, "muted")]
-    for place, line in enumerate(so_far.ran):
+    for place, line in enumerate(so_far.attempts):
         rows.append(_ran_row(so_far, place, line, width))
     return rows
 

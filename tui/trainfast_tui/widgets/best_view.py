@@ -73,7 +73,7 @@ class BestView(Painted):
     def action_move(self, by: int) -> None:
         """Scroll the table of trials, and a text that is longer than the screen."""
         self._top += by
-        ran = 0 if self._search is None else len(self._search.so_far.ran)
+        ran = 0 if self._search is None else len(self._search.so_far.attempts)
         self._back = max(0, min(ran - 1, self._back - by))
         self.repaint()
 
@@ -151,7 +151,7 @@ def _chart_title(so_far: BestSoFar, spots: list[Spot]) -> Line:
 def _varied_rows(search: BestSnapshot, width: int) -> list[Line]:
     """The knobs that are varied and those left alone, until the first measurement."""
     question = search.so_far.question
-    if question is None or search.so_far.ran:
+    if question is None or search.so_far.attempts:
         return []
     lines = question_lines(question.vary, question.left_alone, question.global_batch, to_name=BY_KEYS)
     return [[], *(row for line in lines for row in paragraph(line, width, "text", 2))]
@@ -159,7 +159,7 @@ def _varied_rows(search: BestSnapshot, width: int) -> list[Line]:
 
 def _time_words(search: BestSnapshot, now_ns: int) -> str:
     so_far = search.so_far
-    measured = measurements(len(so_far.ran))
+    measured = measurements(len(so_far.attempts))
     of_all = f"{len(so_far.candidates)} candidates, {measured}" if so_far.candidates else measured
     if not search.is_live:
         return f"{of_all}, took {fmt.duration(so_far.spent_s())}"
@@ -194,7 +194,7 @@ def spots_of(so_far: BestSoFar, *, is_live: bool) -> list[Spot]:
     """Return the settings as the chart shows them, the best last; the one under way stands at the bottom."""
     rates: dict[int, float | None] = {}
     signs: dict[int, Piece] = {}
-    for place, line in enumerate(so_far.ran):
+    for place, line in enumerate(so_far.attempts):
         if line.outcome == "oom":
             rates[line.candidate], signs[line.candidate] = None, ("✗", "error")
         elif line.outcome in ("measured", "slow"):

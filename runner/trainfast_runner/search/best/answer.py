@@ -46,7 +46,7 @@ def answer_of(state: BestState) -> BestAnswer | None:
         gain = cold.difference(best, baseline)
     within = _within_percent(cold, best, gain)
     prospects = Prospects(state)
-    tried = {run.candidate for run in state.ran if run.outcome != "void"}
+    tried = {run.candidate for run in state.attempts if run.outcome != "void"}
     verdicts = [_verdict(cold, prospects, best, number) for number in range(len(state.candidates))]
     if within is not None:
         verdicts[best] = msgspec.structs.replace(verdicts[best], reason=CHOSEN)
@@ -136,7 +136,7 @@ def _log_rate(cold: ColdRuns, number: int) -> tuple[float, float] | None:
     if rates:
         deviation, quantile = cold.every.noise
         return statistics.fmean(rates), quantile * deviation / math.sqrt(len(rates))
-    trials = state.rated.get(number)
+    trials = state.counted_trials.get(number)
     if not trials:
         return None
     if state.question.objective == "samples_per_joule":
@@ -159,12 +159,12 @@ def _interval(middle: float, half: float) -> Interval:
 def _value(cold: ColdRuns, number: int) -> Interval | None:
     """The objective of a candidate in its unit: seconds for `time`; None if it was not measured."""
     state = cold.state
-    values = cold.every.values.get(number)
+    values = cold.every.log_objectives.get(number)
     if values:
         deviation, quantile = cold.every.noise
         middle, half = statistics.fmean(values), quantile * deviation / math.sqrt(len(values))
-    elif number in state.rated:
-        middle, slope = state.value(number)
+    elif number in state.counted_trials:
+        middle, slope = state.log_objective(number)
         half = NORMAL_95 * slope * math.sqrt(max(state.posterior.variance[number], 0.0))
     else:
         return None
@@ -192,7 +192,7 @@ def _is_open(cold: ColdRuns, best: int, gain: Difference | None) -> bool:
     state = cold.state
     if best != state.space.baseline:
         return bool(cold.rivals) or (gain is not None and not gain.is_clear)
-    others = [number for number in state.rated if number != best and number not in state.ruled_out]
+    others = [number for number in state.counted_trials if number != best and number not in state.ruled_out]
     return bool(cold.rivals) or not all(cold.difference(number, best).is_clear for number in others)
 
 
@@ -203,7 +203,7 @@ def _effects(cold: ColdRuns, best: int) -> Iterator[Effect]:
     """
     state = cold.state
     levels, baseline = state.posterior.levels, state.space.baseline
-    ran = [levels.settings[number] for number in state.rated]
+    ran = [levels.settings[number] for number in state.counted_trials]
     earlier = {effect.knob for effect in state.question.earlier}
     for knob, name in enumerate(levels.names):
         base = levels.settings[baseline][knob]
@@ -255,9 +255,9 @@ def _notes(cold: ColdRuns, best: int) -> Iterator[str]:
         yield f"the baseline {rate}: {state.ruled_out[baseline].reason}"
     if state.question.objective != "samples_per_joule":
         for name, number in (("best", best), ("baseline", baseline)):
-            values = cold.every.values.get(number)
-            if values and number in state.rated:
-                gap = statistics.fmean(values) - state.value(number)[0]
+            values = cold.every.log_objectives.get(number)
+            if values and number in state.counted_trials:
+                gap = statistics.fmean(values) - state.log_objective(number)[0]
                 if abs(gap) > GAP and (name == "best" or best != baseline):
                     yield f"the {name} is {100 * math.expm1(gap):+.1f} % in fresh processes beside its trial"
     if state.measured.void:

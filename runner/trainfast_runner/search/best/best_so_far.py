@@ -46,7 +46,7 @@ class BestSoFar:
         return newest(self.lines, Space)
 
     @cached_property
-    def ran(self) -> tuple[Trial | ColdRun, ...]:
+    def attempts(self) -> tuple[Trial | ColdRun, ...]:
         """Every trial and every run in a fresh process, void ones included, in their order."""
         return tuple(line for line in self.lines if isinstance(line, Trial | ColdRun))
 
@@ -102,13 +102,13 @@ class BestSoFar:
 
     @cached_property
     def rates(self) -> Mapping[int, Interval]:
-        """Samples/s, or samples/J where that is the objective, of each trial and run by its index in `ran`.
+        """Samples/s, or samples/J where that is the objective, of each trial and run by its index in `attempts`.
 
         The 95 % interval of a trial is by its own and the pooled steps; a run in a fresh process has none of its own.
         """
         noise, joules = measurements(self.lines), self.objective == "samples_per_joule"
         rates = {}
-        for index, line in enumerate(self.ran):
+        for index, line in enumerate(self.attempts):
             if isinstance(line, ColdRun):
                 rate = line.samples_per_joule if joules else line.samples_per_s
                 # The real memory_limit slows every step.
@@ -122,10 +122,10 @@ class BestSoFar:
 
     @cached_property
     def values(self) -> Mapping[int, Interval]:
-        """The objective in its unit (seconds for time) of each trial and run by its index in `ran`."""
+        """The objective in its unit (seconds for time) of each trial and run by its index in `attempts`."""
         values = {}
         for index, rate in self.rates.items():
-            line = self.ran[index]
+            line = self.attempts[index]
             start_s = line.start_s if isinstance(line, ColdRun) else None
             values[index] = self.value_of(line.candidate, rate, start_s)
         return values
@@ -185,7 +185,7 @@ class BestSoFar:
 
     def peak_bytes(self, number: int) -> int | None:
         """The highest measured peak of a candidate; None if none was measured."""
-        return highest(line.peak_allocated_bytes for line in self.ran if line.candidate == number)
+        return highest(line.peak_allocated_bytes for line in self.attempts if line.candidate == number)
 
     def memory_bytes(self, number: int) -> int | None:
         """The highest measured peak of a candidate, else its prediction; None without either."""

@@ -31,10 +31,14 @@ PRIOR_RUNS = 4
 """The noise of the trials counts as this many repeated runs."""
 SAME_MEMORY = 0.05
 """Memory that differs by less than this share is the same."""
-COLD_ERROR, COLD_LEAST, COLD_MOST = 0.007, 8, 60
-"""The standard error of a run in a fresh process, and its timed steps."""
-RESERVED, CONFIRMING = 0.5, 4
-"""The share of the budget that the runs that confirm may take, as trials may, and their number."""
+COLD_ERROR = 0.007
+"""Standard error of a cold run's median, as a share of it; its number of steps aims at that."""
+COLD_LEAST, COLD_MOST = 8, 60
+"""Timed steps of a cold run, at least and at most."""
+CONFIRMING_RUNS = 4
+"""Cold runs that confirm an answer: the winner and the baseline, A B B A."""
+CONFIRMING_SHARE = 0.5
+"""Share of the budget that is kept for them; the trials have the other half."""
 SPEED_ROLES = ("race", "confirm", "turn_back")
 
 
@@ -58,15 +62,15 @@ class MeasuredRuns:
         self._state, self._roles = state, roles
 
     @cached_property
-    def values(self) -> dict[int, list[float]]:
+    def log_objectives(self) -> dict[int, list[float]]:
         """The ln of the objective in each run, by candidate."""
         found: dict[int, list[float]] = defaultdict(list)
         for one in self._state.cold_runs:
-            if one.role in self._roles and (value := self.value(one)) is not None:
+            if one.role in self._roles and (value := self.log_objective(one)) is not None:
                 found[one.candidate].append(value)
         return dict(found)
 
-    def value(self, run: ColdRun) -> float | None:
+    def log_objective(self, run: ColdRun) -> float | None:
         """The ln of the objective of one run; None if it measured nothing."""
         if run.outcome != "measured" or not run.samples_per_s:
             return None
@@ -83,7 +87,7 @@ class MeasuredRuns:
         """The deviation of one run's ln objective, and Student's quantile for intervals made of it."""
         prior = self._state.posterior.scales.visit**2 + COLD_ERROR**2 + self._state.measured.drift_variance
         squares, freedom = PRIOR_RUNS * prior, PRIOR_RUNS
-        for values in self.values.values():
+        for values in self.log_objectives.values():
             if len(values) > 1:
                 squares += statistics.variance(values) * (len(values) - 1)
                 freedom += len(values) - 1
@@ -91,7 +95,7 @@ class MeasuredRuns:
 
     def difference(self, one: int, other: int) -> Difference | None:
         """The ln of `one` over `other`; None unless both were run."""
-        mine, theirs = self.values.get(one), self.values.get(other)
+        mine, theirs = self.log_objectives.get(one), self.log_objectives.get(other)
         if not mine or not theirs:
             return None
         deviation, quantile = self.noise
@@ -100,7 +104,7 @@ class MeasuredRuns:
 
     def mean(self, number: int) -> float:
         """The mean ln of the objective of a candidate that was run."""
-        return statistics.fmean(self.values[number])
+        return statistics.fmean(self.log_objectives[number])
 
 
 class ColdRuns:
@@ -118,7 +122,7 @@ class ColdRuns:
 
     def by_trials(self, one: int, other: int) -> Difference:
         """The ln of the objective of `one` over `other` by the trials and the effects alone."""
-        (mine, slope), (theirs, _) = self.state.value(one), self.state.value(other)
+        (mine, slope), (theirs, _) = self.state.log_objective(one), self.state.log_objective(other)
         _, variance = self.state.posterior.difference(one, other)
         return Difference(mine - theirs, NORMAL_95 * slope * math.sqrt(variance))
 
@@ -132,7 +136,7 @@ class ColdRuns:
         return any(one.role in SPEED_ROLES for one in runs)
 
     @property
-    def count(self) -> int:
+    def counted_runs(self) -> int:
         """Number of runs that count."""
         return sum(one.outcome != "void" for one in self.state.cold_runs)
 
@@ -142,19 +146,19 @@ class ColdRuns:
         state, leader = self.state, self.state.leader
         if leader is None:
             return []
-        own, slope = state.value(leader)
+        own, slope = state.log_objective(leader)
         found = [(own, leader)]
         for number in state.alive:
-            if number == leader or number not in state.rated:
+            if number == leader or number not in state.counted_trials:
                 continue
-            value, _ = state.value(number)
+            value, _ = state.log_objective(number)
             _, variance = state.posterior.difference(number, leader)
             chance = 0.5 * math.erfc((own - value) / max(slope * math.sqrt(2 * variance), 1e-9))
             if own - value < NEAR and chance > SURELY_SLOWER:
                 found.append((value, number))
         return [number for _, number in sorted(found, key=lambda pair: (-pair[0], pair[1]))][:MOST_FINALISTS]
 
-    def runs(self, number: int, *roles: str) -> int:
+    def count_runs(self, number: int, *roles: str) -> int:
         """Number of runs of a candidate in these roles that count."""
         return sum(
             one.candidate == number and one.role in roles and one.outcome != "void" for one in self.state.cold_runs
@@ -174,12 +178,12 @@ class ColdRuns:
         best = self._fastest
         if best is None:
             return self.finalists[:1]
-        ran = [number for number in self.contenders if number in self.raced.values]
+        ran = [number for number in self.contenders if number in self.raced.log_objectives]
         return [number for number in ran if number == best or self._is_equal(number, best)]
 
     @property
     def _fastest(self) -> int | None:
-        ran = [number for number in self.finalists if number in self.raced.values]
+        ran = [number for number in self.finalists if number in self.raced.log_objectives]
         return max(ran, key=self.raced.mean, default=None)
 
     def _is_slower(self, number: int, best: int) -> bool:
@@ -220,7 +224,7 @@ class ColdRuns:
     def memory_bytes(self, number: int) -> int | None:
         """The measured peak of a candidate, or the predicted one."""
         state = self.state
-        runs = (*state.cold_runs, *state.rated.get(number, ()))
+        runs = (*state.cold_runs, *state.counted_trials.get(number, ()))
         peaks = [one.peak_allocated_bytes for one in runs if one.candidate == number and one.peak_allocated_bytes]
         return max(peaks, default=state.candidates[number].predicted_bytes)
 
@@ -247,9 +251,13 @@ class ColdRuns:
     def unchecked(self) -> list[int]:
         """The measured candidates near memory_limit that had no run under it, the fastest first."""
         state = self.state
-        measured = (number for number in state.alive if number in state.rated or number in self.every.values)
-        left = (one for one in measured if self.is_near_limit(one) and not self.runs(one, "limit"))
-        return sorted(left, key=lambda one: -state.value(one)[0])
+        measured = {*state.counted_trials, *self.every.log_objectives}
+        unchecked = [
+            number
+            for number in state.alive
+            if number in measured and self.is_near_limit(number) and not self.count_runs(number, "limit")
+        ]
+        return sorted(unchecked, key=lambda number: -state.log_objective(number)[0])
 
     def run_s(self, number: int) -> float:
         """Expected seconds of a run in a fresh process."""
@@ -261,7 +269,7 @@ class ColdRuns:
         """Timed steps of each run: enough for `COLD_ERROR`, as far as those that confirm take half of the budget."""
         state = self.state
         needed = steps_for(state.measured.step_deviation, COLD_ERROR, COLD_LEAST, COLD_MOST)
-        each_s = RESERVED * state.question.budget_s / CONFIRMING
+        each_s = CONFIRMING_SHARE * state.question.budget_s / CONFIRMING_RUNS
         sides = {self.baseline, state.leader if state.leader is not None else self.baseline}
         affordable = min((each_s - state.start_s(number)) / state.step_s(number) for number in sides)
         return max(COLD_LEAST, min(needed, int(affordable)))

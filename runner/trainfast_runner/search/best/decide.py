@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from trainfast_runner.results.distributions import NORMAL_95
-from trainfast_runner.search.best.cold_runs import COLD_ERROR, RESERVED, ColdRuns
+from trainfast_runner.search.best.cold_runs import COLD_ERROR, CONFIRMING_SHARE, ColdRuns
 from trainfast_runner.search.best.next_cold_run import next_cold_run
 from trainfast_runner.search.best.prospects import Prospects
 from trainfast_runner.search.best.ruled_out import MOST_VOID, UNUSABLE
@@ -67,7 +67,7 @@ def _next_trial(state: BestState, prospects: Prospects) -> Move | None:
 def _baseline(state: BestState) -> Move | None:
     """The first trial of all, until it was measured or does not fit."""
     number = state.space.baseline
-    if number in state.rated:
+    if number in state.counted_trials:
         return None
     ran = [trial for trial in state.trials if trial.candidate == number]
     if any(one.outcome in UNUSABLE for one in ran):
@@ -82,7 +82,7 @@ def _opening(state: BestState, prospects: Prospects) -> Move | None:
     process = state.candidates[state.space.baseline].process
     if any(state.candidates[trial.candidate].process != process for trial in state.trials):
         return None
-    if state.spent_s > RESERVED * state.question.budget_s:
+    if state.spent_s > CONFIRMING_SHARE * state.question.budget_s:
         return None
     ran = {trial.candidate for trial in state.trials if trial.run_id not in state.measured.void}
     for number, why in _openers(state):
@@ -152,7 +152,7 @@ def _without_leader(state: BestState) -> Move | None:
     """The smallest candidate, where the baseline was tried and nothing was measured; None once something was."""
     if state.leader is not None:
         return None
-    left = [number for number in state.alive if number not in state.rated]
+    left = [number for number in state.alive if number not in state.counted_trials]
     if not left:
         if state.ordered_out.keys() - state.ruled_out.keys():
             return _end("failed", "your orders leave no setting that can be measured")
@@ -192,11 +192,11 @@ def _finish(state: BestState, prospects: Prospects) -> Move:
 def _closing_visit(state: BestState, move: Move) -> Move:
     """The move, or before it leaves a process the repeat of that process's first setting, which shows drift."""
     stays = move.action == "end" or (move.action == "trial" and not move.cold)
-    visit = [trial for trial in state.visit if trial.outcome in ("measured", "slow")]
+    visit = [trial for trial in state.trials_of_visit if trial.outcome in ("measured", "slow")]
     if stays or len({one.candidate for one in visit}) < 2 or any(one.repeats for one in visit):
         return move
-    repeated = [trial for trial in state.visit if trial.repeats]
-    if len(repeated) >= MOST_VOID or any(one.outcome in ("oom", "failed") for one in state.visit[-1:]):
+    repeated = [trial for trial in state.trials_of_visit if trial.repeats]
+    if len(repeated) >= MOST_VOID or any(one.outcome in ("oom", "failed") for one in state.trials_of_visit[-1:]):
         return move
     first = visit[0].candidate
     why = "the first setting of this process again: a change would be drift"
@@ -216,7 +216,7 @@ def _trial(state: BestState, number: int, why: str) -> Move:
 
 def _give_up_by_value(state: BestState, number: int, leader: int) -> float | None:
     """The step in ms that makes the objective `HOPELESS` of the leader's; None where the start alone is longer."""
-    one, goal = state.candidates[number], state.value(leader)[0] + math.log(HOPELESS)
+    one, goal = state.candidates[number], state.log_objective(leader)[0] + math.log(HOPELESS)
     if state.question.objective == "tokens_per_s":
         return 1000 * one.samples_per_step * state.seq_len(one) / math.exp(goal)
     left = math.exp(-goal) - state.start_s(number)

@@ -102,7 +102,10 @@ class Space(Line, frozen=True, kw_only=True, tag="space"):
 
 
 class Visited(Line, frozen=True, kw_only=True, tag="visited"):
-    """A warm process was started for candidates of one `process`; `start_s` until it was ready for its first trial."""
+    """A warm process was started for candidates of one `process`; `start_s` until it was ready for its first trial.
+
+    A visit is the life of one such process: its trials share an offset, which the next process does not have.
+    """
 
     run_id: str
     process: RecordedKnobs

@@ -39,7 +39,7 @@ def next_cold_run(state: BestState) -> NextColdRun | None:
 def _race(cold: ColdRuns) -> NextColdRun | None:
     """The next run of the race, those under memory_limit first; None when it is decided."""
     for number in cold.finalists:
-        if cold.is_near_limit(number) and not cold.runs(number, "limit"):
+        if cold.is_near_limit(number) and not cold.count_runs(number, "limit"):
             return NextColdRun("limit", number, NEARLY_ALL)
     if len(cold.finalists) < 2 or _confirming(cold):
         return None
@@ -48,7 +48,7 @@ def _race(cold: ColdRuns) -> NextColdRun | None:
         contenders = cold.contenders if turn == 2 else cold.finalists
         if len(contenders) < 2:
             return None
-        missing = [number for number in order if number in contenders and cold.runs(number, "race") < turn]
+        missing = [number for number in order if number in contenders and cold.count_runs(number, "race") < turn]
         if len(missing) == len(contenders) and not cold.are_affordable(missing):
             return None
         if missing:
@@ -63,7 +63,7 @@ def _confirming(cold: ColdRuns) -> bool:
 def _confirm(cold: ColdRuns) -> NextColdRun | None:
     """The next run of winner, baseline, baseline, winner; None when both have two runs."""
     winner, baseline = cold.winner, cold.baseline
-    if cold.state.untested_limits and not cold.runs(winner, "limit"):
+    if cold.state.untested_limits and not cold.count_runs(winner, "limit"):
         return NextColdRun("limit", winner, "the winner, under memory_limit")
     if baseline in cold.state.ruled_out:
         order = [winner, winner]
@@ -71,13 +71,13 @@ def _confirm(cold: ColdRuns) -> NextColdRun | None:
         order = [baseline, baseline]
     else:
         order = [winner, baseline, baseline, winner]
-    raced = {number: cold.runs(number, "race") for number in order}
+    raced = {number: cold.count_runs(number, "race") for number in order}
     if all(count >= 2 for count in raced.values()):
         return None
     taken: dict[int, int] = defaultdict(int)
     for number in order:
         taken[number] += 1
-        if cold.runs(number, "confirm") < taken[number]:
+        if cold.count_runs(number, "confirm") < taken[number]:
             whose = "baseline" if number == baseline else "winner"
             return NextColdRun("confirm", number, f"the {whose} in a fresh process")
     return None
@@ -87,12 +87,12 @@ def _turn_back(cold: ColdRuns) -> NextColdRun | None:
     """The run of the answer with one knob turned back that gave most, as long as runs and budget allow."""
     state, answer = cold.state, cold.answer
     changed = cold.changed(answer)
-    if len(changed) < 2 or cold.count >= MOST_COLD:
+    if len(changed) < 2 or cold.counted_runs >= MOST_COLD:
         return None
     found = []
     for knob in changed:
         other = cold.turned_back(answer, knob)
-        if other is not None and not cold.runs(other, *ROLES):
+        if other is not None and not cold.count_runs(other, *ROLES):
             found.append((state.posterior.difference(answer, other)[0], knob, other))
     for _, knob, other in sorted(found, reverse=True):
         if cold.are_affordable([other]):
@@ -102,7 +102,7 @@ def _turn_back(cold: ColdRuns) -> NextColdRun | None:
 
 def _under_limit(cold: ColdRuns) -> NextColdRun | None:
     """The run under memory_limit of the answer, then of candidates near that limit as long as the budget allows."""
-    if cold.state.untested_limits and not cold.runs(cold.answer, "limit"):
+    if cold.state.untested_limits and not cold.count_runs(cold.answer, "limit"):
         return NextColdRun("limit", cold.answer, "the answer, under memory_limit")
     number = next((one for one in cold.unchecked if cold.are_affordable([one])), None)
     return None if number is None else NextColdRun("limit", number, NEARLY_ALL)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from functools import cached_property
 
-from trainfast_runner.search.best.cold_runs import RESERVED, ColdRuns
+from trainfast_runner.search.best.cold_runs import CONFIRMING_SHARE, ColdRuns
 from trainfast_runner.search.best.observed import steps_for
 from trainfast_runner.search.best.state import MORE, BestState
 from trainfast_runner.search.best.step_rule import ENOUGH_ERROR, LEAST_TIMED_STEPS, MOST_TIMED_STEPS, UNTIMED
@@ -31,7 +31,7 @@ class Prospects:
         return [
             number
             for number in state.alive
-            if number not in state.rated and (leader is None or not state.is_bound(number, leader))
+            if number not in state.counted_trials and (leader is None or not state.is_bound(number, leader))
         ]
 
     @cached_property
@@ -42,11 +42,11 @@ class Prospects:
             return {}
         posterior = state.posterior
         covariances = posterior.covariances(leader)
-        own, own_slope = state.value(leader)
+        own, own_slope = state.log_objective(leader)
         own_variance = own_slope**2 * posterior.variance[leader]
         variances, found = posterior.variance, {}
         for number in self.open:
-            mean, slope = state.value(number)
+            mean, slope = state.log_objective(number)
             variance = slope * slope * variances[number] + own_variance
             variance -= 2 * slope * own_slope * covariances[number]
             found[number] = (mean - own, math.sqrt(variance) if variance > 1e-12 else 1e-6)
@@ -66,7 +66,7 @@ class Prospects:
     def affordable(self) -> set[int]:
         """Open candidates whose trial is expected to end within the time of the trials, its process closed."""
         state, budget_s = self._state, self._state.question.budget_s
-        left_s = max(budget_s - ColdRuns(state).reserve_s(), RESERVED * budget_s) - state.spent_s
+        left_s = max(budget_s - ColdRuns(state).reserve_s(), CONFIRMING_SHARE * budget_s) - state.spent_s
         return {
             number
             for number in self.open
@@ -106,7 +106,7 @@ class Prospects:
     @cached_property
     def _closing_s(self) -> float:
         """Expected seconds of the repeat of the first setting that closes the process."""
-        visit = self._state.visit
+        visit = self._state.trials_of_visit
         return (UNTIMED + self.steps) * self._state.step_s(visit[0].candidate) if visit else 0.0
 
     @cached_property

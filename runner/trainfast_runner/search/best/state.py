@@ -81,12 +81,12 @@ class BestState:
         return [line for line in self.lines if isinstance(line, ColdRun)]
 
     @cached_property
-    def ran(self) -> list[Trial | ColdRun]:
+    def attempts(self) -> list[Trial | ColdRun]:
         """Every trial and every run in a fresh process."""
         return [line for line in self.lines if isinstance(line, Trial | ColdRun)]
 
     @cached_property
-    def rated(self) -> dict[int, list[Trial]]:
+    def counted_trials(self) -> dict[int, list[Trial]]:
         """The trials that count, by candidate."""
         found: dict[int, list[Trial]] = defaultdict(list)
         for trial in self.measured.trials:
@@ -96,7 +96,7 @@ class BestState:
     @cached_property
     def ruled_out(self) -> dict[int, CandidateVerdict]:
         """The candidates that can no longer be the answer, each with its verdict."""
-        return ruled_out(self.space, self.ran, self.rated, self.posterior.levels)
+        return ruled_out(self.space, self.attempts, self.counted_trials, self.posterior.levels)
 
     @cached_property
     def ordered_out(self) -> dict[int, str]:
@@ -113,19 +113,19 @@ class BestState:
 
     @cached_property
     def leader(self) -> int | None:
-        """The measured candidate of the highest value; None before any was measured."""
-        rated = [number for number in self.alive if number in self.rated]
-        return max(rated, key=lambda number: self.value(number)[0], default=None)
+        """The measured candidate of the highest objective; None before any was measured."""
+        measured = [number for number in self.alive if number in self.counted_trials]
+        return max(measured, key=lambda number: self.log_objective(number)[0], default=None)
 
-    def value(self, number: int) -> tuple[float, float]:
+    def log_objective(self, number: int) -> tuple[float, float]:
         """The ln of the objective (higher is better), and its change with that of the ln rate.
 
         For `time`, T = start + steps x samples / rate: d(-ln T) / d(ln rate) = (T - start) / T.
         """
         mean = self.posterior.mean[number]
-        return self.value_at(number, mean)
+        return self.log_objective_at(number, mean)
 
-    def value_at(self, number: int, log_of_rate: float) -> tuple[float, float]:
+    def log_objective_at(self, number: int, log_of_rate: float) -> tuple[float, float]:
         """The ln of the objective at another ln rate of the candidate, and its change with that rate."""
         objective = self.question.objective
         if objective in ("samples_per_s", "samples_per_joule"):
@@ -146,7 +146,7 @@ class BestState:
         least = self.candidates[number].least_s_per_sample
         if not least or self.question.objective == "samples_per_joule":
             return False
-        return self.value_at(number, -math.log(least))[0] < self.value(leader)[0]
+        return self.log_objective_at(number, -math.log(least))[0] < self.log_objective(leader)[0]
 
     def step_s(self, number: int) -> float:
         """Expected seconds of an optimizer step."""
@@ -160,7 +160,7 @@ class BestState:
     def _fastest(self) -> float | None:
         if self.question.objective != "samples_per_joule":
             return None
-        rates = (log_rate(one) for trials in self.rated.values() for one in trials)
+        rates = (log_rate(one) for trials in self.counted_trials.values() for one in trials)
         return max((rate for rate in rates if rate is not None), default=0.0)
 
     @cached_property
@@ -189,7 +189,7 @@ class BestState:
         return self.starts.seconds(self.processes[number])
 
     @cached_property
-    def visit(self) -> list[Trial]:
+    def trials_of_visit(self) -> list[Trial]:
         """The trials in the process that waits."""
         return [one for one in self.trials if one.run_id == self.warm_run_id]
 
