@@ -116,7 +116,7 @@ class FakeConductor:
         steps = self._process.steps(move.candidate)
         self.spent_s += sum(next(steps) for _ in range(UNTIMED)) / 1000
         taken: list[float] = []
-        while (verdict := move.steps.judge(taken)) == "more":
+        while (verdict := move.step_rule.judge(taken)) == "more":
             taken.append(next(steps))
         self.spent_s += sum(taken) / 1000
         self.lines.append(
@@ -140,7 +140,7 @@ class FakeConductor:
         one = self.terrain.space.candidates[move.candidate]
         process = self.terrain.process(move.candidate, self.seed, cold=True)
         steps = process.steps(move.candidate)
-        taken = [next(steps) for _ in range(COLD_WARMUP + move.steps.least)]
+        taken = [next(steps) for _ in range(COLD_WARMUP + move.step_rule.least)]
         timed = taken[COLD_WARMUP:]
         seconds = process.start_s + sum(taken) / 1000
         self.spent_s += seconds

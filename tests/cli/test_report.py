@@ -17,7 +17,7 @@ from cli.history import result, write, write_lost
 from trainfast_runner.records.result import Diagnosis, MemoryFigures, OomChange, OomExplanation
 from trainfast_runner.records.run_file import ClockAnchor, PredictedSpeed
 from trainfast_runner.search.fit import MemoryLines, PhaseLine
-from trainfast_runner.search.journal import Answer, Asked, ConfirmationRun, Ended, Next, Probe
+from trainfast_runner.search.journal import Answer, BatchQuestion, ConfirmationRun, Ended, Next, Probe
 from trainfast_runner.settings.spec import resolve
 
 RECORDED = Path(__file__).parents[1] / "recorded_runs" / "20261121-133323-tiny-llama-d703"
@@ -302,7 +302,7 @@ def write_batch_search(home: Path) -> None:
     fit = MemoryLines(rank=0, lines=[line], limit_bytes=1024 * MIB)
     probed: dict[str, Any] = {"run_id": "20261121-070002-tiny-llama-b001", "seconds": 4.0}
     lines = [
-        Asked(
+        BatchQuestion(
             search_id=SEARCH_ID,
             key="k",
             preset="tiny-llama",

@@ -142,7 +142,8 @@ def write(cli: Cli, ended: BestEnded) -> None:
 
 def test_a_best_fit_search_has_its_front_effects_verdicts_and_exports(home: Cli, tmp_path: Path) -> None:
     write(
-        home, BestEnded(state="answered", stopped_because="nothing left is likely to win", found=answer(), seconds=95.0)
+        home,
+        BestEnded(state="answered", stopped_because="nothing left is likely to win", answer=answer(), seconds=95.0),
     )
     page = page_of(home, tmp_path, SEARCH_ID)
     assert_loads_nothing(page)
@@ -172,10 +173,10 @@ def test_a_best_fit_search_has_its_front_effects_verdicts_and_exports(home: Cli,
 def test_a_search_of_a_script_that_its_budget_ended_says_how_far_it_came(home: Cli, tmp_path: Path) -> None:
     found = answer(tried_in_budget=3)
     directory = home.home / "searches" / SEARCH_ID
-    write(home, BestEnded(state="answered", stopped_because="the budget of 120 s", found=found))
+    write(home, BestEnded(state="answered", stopped_because="the budget of 120 s", answer=found))
     lines = [
         msgspec.structs.replace(question(), limits_trials=True),
-        *journal(BestEnded(state="answered", found=found))[1:],
+        *journal(BestEnded(state="answered", answer=found))[1:],
     ]
     (directory / "journal.jsonl").write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
     page = page_of(home, tmp_path, SEARCH_ID)
@@ -186,7 +187,7 @@ def test_a_search_of_a_script_that_its_budget_ended_says_how_far_it_came(home: C
 
 
 def test_its_markdown_has_the_same_tables(home: Cli, tmp_path: Path) -> None:
-    write(home, BestEnded(state="answered", stopped_because="nothing left is likely to win", found=answer()))
+    write(home, BestEnded(state="answered", stopped_because="nothing left is likely to win", answer=answer()))
     page, markdown = page_of(home, tmp_path, SEARCH_ID), markdown_of(home, tmp_path, SEARCH_ID)
     assert_tables_are_even(markdown)
     assert markdown.count("\n| ---") == len(page.tables)
@@ -195,7 +196,7 @@ def test_its_markdown_has_the_same_tables(home: Cli, tmp_path: Path) -> None:
 
 def test_noise_that_decides_is_said(home: Cli, tmp_path: Path) -> None:
     found = answer(within_percent=8.0, gain_percent=Interval(median=3.0, low=-5.0, high=11.0))
-    write(home, BestEnded(state="answered", found=found))
+    write(home, BestEnded(state="answered", answer=found))
     page = page_of(home, tmp_path, SEARCH_ID)
     assert "No winner. Within 8.0 %, the noise of this machine" in page.text
     assert any(row[0] == "chosen" for table in page.tables for row in table)

@@ -55,7 +55,7 @@ def ended(state: str = "finished") -> Result:
 
 
 def known_of(home: Path, device: str = "cpu", gpu: str | None = None) -> MemoryModel:
-    machine = corrections.of_device(device, gpu, home)
+    machine = corrections.corrections_of_device(device, gpu, home)
     return msgspec.structs.replace(MODEL, device=device, corrections=machine)
 
 
@@ -72,7 +72,7 @@ def test_a_context_is_told_by_samples_from_when_torch_held_the_most(tmp_path: Pa
     def context(*samples: tuple[int, int]) -> int | None:
         devices = {"G": [(t_ns, DeviceSample(index=0, uuid="G", memory_used_bytes=used)) for t_ns, used in samples]}
         corrections.learn(tmp_path, replace(records, steps={0: steps}, devices=devices), result)
-        return corrections.of_device("cuda", "H200", tmp_path).context_bytes
+        return corrections.corrections_of_device("cuda", "H200", tmp_path).context_bytes
 
     assert context((0, 4300)) is None, "it was still growing"
     assert context((0, 600), (2, 4600)) == 500
@@ -199,15 +199,15 @@ def test_a_batch_that_ran_out_of_memory_under_a_limit_is_not_offered_under_it_ag
 @pytest.mark.parametrize("content", [b"{", b"[]", b'{"cpu": 3}', b"\x00\xff"])
 def test_damaged_corrections_are_said_in_a_line_and_written_anew(tmp_path: Path, content: bytes) -> None:
     spec, file = spec_with(batch_size=5000), tmp_path / corrections.CORRECTIONS_FILE
-    assert corrections.read_trouble(tmp_path) is None
+    assert corrections.why_unreadable(tmp_path) is None
     file.write_bytes(content)
-    said = corrections.read_trouble(tmp_path)
+    said = corrections.why_unreadable(tmp_path)
     assert said is not None
     assert said.startswith(f"{file} cannot be read")
     assert "\n" not in said
     assert known_of(tmp_path).predict(spec).phases == MODEL.predict(spec).phases
     corrections.learn(tmp_path, a_run(spec), ended())
-    assert corrections.read_trouble(tmp_path) is None
+    assert corrections.why_unreadable(tmp_path) is None
     assert "corrected by r1" in known_of(tmp_path).predict(spec).basis
 
 
@@ -223,4 +223,4 @@ def test_an_explanation_goes_by_what_is_known_of_the_gpu_that_the_run_was_on(tra
     model = models_of(run)(spec)
     assert model is not None
     assert model.corrections.corrections
-    assert model.corrections == corrections.of_device("cuda", "NVIDIA A100", home)
+    assert model.corrections == corrections.corrections_of_device("cuda", "NVIDIA A100", home)

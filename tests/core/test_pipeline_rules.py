@@ -68,6 +68,6 @@ def test_what_runs_is_let_through_on_as_many_processes_as_it_needs() -> None:
 
 
 def test_launcher_and_worker_cut_the_same_families() -> None:
-    from trainfast_runner.settings.compatibility.pipeline_rules import OBJECTIVES
+    from trainfast_runner.settings.compatibility.pipeline_rules import PIPELINE_OBJECTIVES
 
-    assert set(OBJECTIVES) == set(pipeline_stages.LAYOUTS)
+    assert set(PIPELINE_OBJECTIVES) == set(pipeline_stages.LAYOUTS)

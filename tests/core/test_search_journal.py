@@ -29,7 +29,7 @@ from trainfast_runner.search.decide import Decision, SearchState, state_of_journ
 from trainfast_runner.search.fit import MemoryLines, PhaseLine
 from trainfast_runner.search.journal import (
     Answer,
-    Asked,
+    BatchQuestion,
     Conducted,
     ConfirmationRun,
     CoolingDown,
@@ -54,8 +54,10 @@ MIB = 1 << 20
 SECOND = 1_000_000_000
 
 
-def asked(directory: Path, key: str = "k") -> Asked:
-    return Asked(search_id=directory.name, key=key, preset="tiny-llama", clock=ClockAnchor(monotonic_ns=1, wall_ns=1))
+def asked(directory: Path, key: str = "k") -> BatchQuestion:
+    return BatchQuestion(
+        search_id=directory.name, key=key, preset="tiny-llama", clock=ClockAnchor(monotonic_ns=1, wall_ns=1)
+    )
 
 
 def conducted(t_ns: int = 1) -> Conducted:
@@ -108,7 +110,7 @@ def test_what_follows_a_half_written_line_is_read(tmp_path: Path) -> None:
     again = SearchJournal(directory)
     again.write(conducted())
     again.close()
-    assert [type(line) for line in read_journal(directory)] == [Asked, Conducted]
+    assert [type(line) for line in read_journal(directory)] == [BatchQuestion, Conducted]
 
 
 def test_a_search_of_a_newer_version_is_not_continued_and_its_unknown_lines_are_skipped(tmp_path: Path) -> None:
@@ -257,7 +259,7 @@ def test_a_search_that_needs_more_than_is_free_now_begins_anew(tmp_path: Path, m
     second = opening.open_search(PLAN, home, BatchSearchOptions())
     assert second != first
     asked = read_journal(second)[0]
-    assert isinstance(asked, Asked)
+    assert isinstance(asked, BatchQuestion)
     assert sum(asked.limits_bytes) <= free[0]
 
 

@@ -18,10 +18,10 @@ from trainfast_runner.records.run_file import TRIAL
 from trainfast_runner.records.script_run import TracedMemory
 from trainfast_runner.running import launch
 from trainfast_runner.running.scripts.script_plan import plan_script
-from trainfast_runner.search.best.asked import BestAsked
 from trainfast_runner.search.best.conduct import conduct_best
 from trainfast_runner.search.best.journal import Candidate, Space, Trial, read_best_journal
 from trainfast_runner.search.best.opening import BestOptions, BestPlan, open_best
+from trainfast_runner.search.best.request import BestRequest
 from trainfast_runner.search.best.script_memory import memory_from, with_fitted_memory, with_seen_samples
 from trainfast_runner.search.best.script_survey import plan_script_best
 from trainfast_runner.search.journal import SearchJournal
@@ -152,7 +152,7 @@ def test_question_that_trials_cannot_answer_is_refused(cli: Cli, options: list[s
 def planned(cli: Cli) -> BestPlan:
     """The question about two batch sizes of `mine`."""
     preset = script_preset.load(cli.presets / "mine.toml")
-    return plan_script_best(preset, (), BestAsked(vary={"batch_size": ["1", "2"]}), BestOptions())
+    return plan_script_best(preset, (), BestRequest(vary={"batch_size": ["1", "2"]}), BestOptions())
 
 
 def test_edited_script_begins_a_new_search(cli: Cli, tmp_path: Path) -> None:
@@ -272,13 +272,13 @@ def test_unknown_value_of_a_mapping_is_incompatible_from_the_beginning(cli: Cli)
         "[script.knobs]\nbatch_size = '--batch-size {}'\nprecision = { fp32 = '', bf16 = '--bf16' }\n"
         "[knobs]\nprecision = 'fp32'\n"
     )
-    asked = BestAsked(vary={"precision": ["fp32", "bf16", "fp16"]})
+    asked = BestRequest(vary={"precision": ["fp32", "bf16", "fp16"]})
     best = plan_script_best(script_preset.load(path), (), asked, BestOptions())
     ruled_out = {one.knobs["precision"]: one.reason for one in best.space.candidates if one.ruled_out is not None}
     assert list(ruled_out) == ["fp16"]
     assert "precision=fp16 has no words in [script.knobs]" in ruled_out["fp16"]
     with pytest.raises(UserError, match="strategy has no place in mine"):
-        plan_script_best(script_preset.load(path), (), BestAsked(vary={"strategy": ["ddp"]}), BestOptions())
+        plan_script_best(script_preset.load(path), (), BestRequest(vary={"strategy": ["ddp"]}), BestOptions())
 
 
 def test_trial_is_not_listed_and_a_refusal_names_its_search(cli: Cli) -> None:

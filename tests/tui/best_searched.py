@@ -190,7 +190,7 @@ def best_answered(**changes: Any) -> list[Any]:
         a_trial(11, 60.1, 35),
         *cold_runs,
         chosen(40, "end", None, "the best is confirmed"),
-        BestEnded(t_ns=START_NS + 41 * S, state="answered", found=BestAnswer(**{**fields, **changes}), seconds=41.0),
+        BestEnded(t_ns=START_NS + 41 * S, state="answered", answer=BestAnswer(**{**fields, **changes}), seconds=41.0),
     ]
 
 

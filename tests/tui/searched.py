@@ -17,7 +17,7 @@ from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.search.fit import MemoryLines, PhaseLine
 from trainfast_runner.search.journal import (
     Answer,
-    Asked,
+    BatchQuestion,
     Change,
     Conducted,
     ConfirmationRun,
@@ -76,7 +76,7 @@ def a_probe(batch: int, *, outcome: str = "fits", at: int = 0, **changes: Any) -
     return Probe(**{**fields, **changes})
 
 
-def asked(**changes: Any) -> Asked:
+def asked(**changes: Any) -> BatchQuestion:
     """tiny-llama under 1 GiB."""
     spec = resolve("tiny-llama", ["memory_limit=1GiB"])
     # The plan writes down how many devices it takes.
@@ -93,7 +93,7 @@ def asked(**changes: Any) -> Asked:
         "limit_words": "memory_limit",
         "clock": ClockAnchor(monotonic_ns=START_NS, wall_ns=WALL_NS),
     }
-    return Asked(**{**fields, **changes})
+    return BatchQuestion(**{**fields, **changes})
 
 
 CONDUCTED = Conducted(t_ns=START_NS, pid=1, start_ticks=1, boot_id="")
@@ -196,7 +196,7 @@ async def show(pilot: Pilot[Any], search: Path | None, run: Path | None = None) 
     """Post the reader's next snapshot, with this search and this run."""
     snapshot = a_snapshot(run, second=NOW_S)
     found = None if search is None else seen(search)
-    pilot.app.post(SnapshotTaken(replace(snapshot, search=found)))
+    pilot.app.post(SnapshotTaken(replace(snapshot, batch=found)))
     await pilot.pause()
 
 

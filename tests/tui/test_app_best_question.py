@@ -26,8 +26,8 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.search import control
-from trainfast_runner.search.best.asked import BestAsked
 from trainfast_runner.search.best.journal import UNNAMED, BestEnded
+from trainfast_runner.search.best.request import BestRequest
 from trainfast_runner.search.journal import CANCELLED
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.spec import RunSpec
@@ -37,7 +37,7 @@ from trainfast_tui.text.best_search import BY_KEYS, question_lines
 from trainfast_tui.text.search_kind import SearchKind
 
 PLAN = "candidates 12, 11 of them can run here"
-Asked = tuple[RunSpec, BestAsked, bool]
+Started = tuple[RunSpec, BestRequest, bool]
 """A started search: its spec, its question, and True for a fresh one."""
 
 
@@ -46,19 +46,19 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan without a look at this machine."""
     vary: dict[str, list[KnobValue]] = {"batch_size": [4, 8], "precision": ["fp32", "bf16"]}
 
-    def plan(self: BestControl, spec: RunSpec, question: BestAsked | None) -> BestPlanned:
+    def plan(self: BestControl, spec: RunSpec, question: BestRequest | None) -> BestPlanned:
         return BestPlanned(question, [(PLAN, "text")], question.vary if question and question.vary else vary, 16)
 
     monkeypatch.setattr(BestControl, "_plan", plan)
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch, home: Home) -> list[Asked]:
+def started(monkeypatch: pytest.MonkeyPatch, home: Home) -> list[Started]:
     """Stands in for the start of a conductor: the asked searches; the started one is that of `a_best_search`."""
-    found: list[Asked] = []
+    found: list[Started] = []
 
     def start(
-        spec: RunSpec, home: Home, python: str | None, *, fresh: bool, cool_to_c: float | None, best: BestAsked
+        spec: RunSpec, home: Home, python: str | None, *, fresh: bool, cool_to_c: float | None, best: BestRequest
     ) -> Path:
         found.append((spec, best, fresh))
         return home.path / "searches" / BEST_ID
@@ -68,7 +68,7 @@ def started(monkeypatch: pytest.MonkeyPatch, home: Home) -> list[Asked]:
 
 
 async def test_s_stops_the_search_and_f5_continues_its_question(
-    home: Home, live_best: Path, monkeypatch: pytest.MonkeyPatch, started: list[Asked]
+    home: Home, live_best: Path, monkeypatch: pytest.MonkeyPatch, started: list[Started]
 ) -> None:
     cancelled: list[Path] = []
     monkeypatch.setattr(control, "cancel", lambda directory: cancelled.append(directory) or True)
@@ -90,7 +90,7 @@ async def test_s_stops_the_search_and_f5_continues_its_question(
 
 
 async def test_without_a_search_the_screen_tells_the_plan_and_enter_starts(
-    home: Home, planned: None, started: list[Asked], conduct: Callable[[Path], None]
+    home: Home, planned: None, started: list[Started], conduct: Callable[[Path], None]
 ) -> None:
     app = StillApp(home)
     async with app.run_test(size=SMALL) as pilot:
@@ -101,7 +101,7 @@ async def test_without_a_search_the_screen_tells_the_plan_and_enter_starts(
         await pilot.press("enter")
         await until(pilot, "The knobs are being checked")
         await until_true(pilot, lambda: started, "the start")
-        assert started[0][1] == BestAsked()
+        assert started[0][1] == BestRequest()
         search = a_best_search(home, best_going_on())
         conduct(search)
         app.post(SearchStarted(search, SearchKind.BEST))
@@ -125,7 +125,7 @@ async def test_the_plan_that_waits_for_a_live_run_is_made_when_the_run_has_ended
 
 
 async def test_the_question_is_put_part_by_part_and_then_searched(
-    home: Home, planned: None, started: list[Asked]
+    home: Home, planned: None, started: list[Started]
 ) -> None:
     async with StillApp(home).run_test(size=SMALL) as pilot:
         await best_opened(pilot, None)
@@ -150,7 +150,7 @@ async def test_the_question_is_put_part_by_part_and_then_searched(
         await until(pilot, "o objective     the least time for a start and a number of steps: 800 steps")
         await pilot.press("enter")
         await until_true(pilot, lambda: started, "the start")
-    assert started[0][1] == BestAsked(
+    assert started[0][1] == BestRequest(
         vary={"precision": ["fp32", "bf16"], "workers": [0, 2]},
         global_batch=32,
         objective="time",
@@ -183,7 +183,7 @@ async def test_nonsense_in_the_question_says_what_is_allowed_and_changes_nothing
         await until(pilot, words)
         await pilot.press("escape")
         await pilot.pause()
-        assert app.session.best.question is None
+        assert app.session.best.request is None
         assert "10 min" in screen_text(app)
 
 
@@ -197,11 +197,15 @@ async def test_escape_closes_the_question_and_forgets_it(home: Home, planned: No
         await pilot.press("escape")
         await pilot.pause()
         assert app.screen is app.main
-        assert (app.session.best.question, app.session.best.is_fresh) == (None, False)
+        assert (app.session.best.request, app.session.best.is_fresh) == (None, False)
 
 
 async def test_s_while_a_search_starts_stops_it(
-    home: Home, planned: None, started: list[Asked], conduct: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+    home: Home,
+    planned: None,
+    started: list[Started],
+    conduct: Callable[[Path], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cancelled: list[Path] = []
     monkeypatch.setattr(control, "cancel", lambda directory: cancelled.append(directory) or True)
@@ -236,7 +240,7 @@ async def test_a_plan_longer_than_the_screen_scrolls(home: Home, monkeypatch: py
         assert "best fit: tiny-llama" in screen_text(pilot.app), "held at both ends"  # type: ignore[arg-type]
 
 
-async def test_after_an_answer_another_question_can_be_put(home: Home, planned: None, started: list[Asked]) -> None:
+async def test_after_an_answer_another_question_can_be_put(home: Home, planned: None, started: list[Started]) -> None:
     async with StillApp(home).run_test(size=SMALL) as pilot:
         text = await best_opened(pilot, a_best_search(home, best_answered()))
         assert "v new question" in text.splitlines()[-1]
@@ -245,12 +249,12 @@ async def test_after_an_answer_another_question_can_be_put(home: Home, planned: 
         await pilot.press("enter")
         await until_true(pilot, lambda: started, "the start")
     question = a_question()
-    assert started[0][1] == BestAsked(
+    assert started[0][1] == BestRequest(
         vary={"precision": ["fp32", "bf16"]}, global_batch=question.global_batch, budget_s=question.budget_s
     )
 
 
-async def test_f_begins_anew_without_earlier_searches(home: Home, planned: None, started: list[Asked]) -> None:
+async def test_f_begins_anew_without_earlier_searches(home: Home, planned: None, started: list[Started]) -> None:
     app = StillApp(home)
     async with app.run_test(size=FULL) as pilot:
         await best_opened(pilot, None)

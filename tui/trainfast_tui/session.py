@@ -87,7 +87,7 @@ class Session:
         """The newest predicted speed of the next run."""
         self.tracer = SharedTracer()
         self.runs = RunControl(home, self.post, python)
-        self.search = BatchControl(home, self.post, python)
+        self.batch = BatchControl(home, self.post, python)
         self.best = BestControl(home, self.post, python)
         self.scripts = ScriptControl(python)
         self.reader = Reader(
@@ -164,7 +164,7 @@ class Session:
     def _on_snapshot(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
         self._adopt(snapshot)
-        self._note_search(self.search, snapshot.search, SearchKind.BATCH)
+        self._note_search(self.batch, snapshot.batch, SearchKind.BATCH)
         self._note_search(self.best, snapshot.best, SearchKind.BEST)
         self.gather_advice()
         self.predict()
@@ -252,7 +252,7 @@ class Session:
         """Search the largest batch of `spec`, after the run in `stop` has ended; not `fresh` a search goes on."""
         self.calibrator.stop()
         first = None if stop is None else partial(self.runs.end, stop)
-        self.search.start(spec, fresh=fresh, cool_to_c=self.runs.cool_to_c, first=first)
+        self.batch.start(spec, fresh=fresh, cool_to_c=self.runs.cool_to_c, first=first)
         self.predict()
 
     @property
@@ -261,11 +261,11 @@ class Session:
         return next((kind for kind in SearchKind if self._control_of(kind).is_going_on), None)
 
     def _control_of(self, kind: SearchKind) -> BestControl | BatchControl:
-        return self.best if kind is SearchKind.BEST else self.search
+        return self.best if kind is SearchKind.BEST else self.batch
 
     def has_answer_for_knobs(self) -> bool:
         """True if the newest search has an answer about the knobs as they are."""
-        search, next_run = self.search.current, self.next_run
+        search, next_run = self.batch.current, self.next_run
         if search is None or next_run is None or search.state not in ENDED_WITH_ANSWER:
             return False
         return is_about(search, next_run.spec)

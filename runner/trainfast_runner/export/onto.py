@@ -62,12 +62,12 @@ def onto(run: RunFile, file: Path) -> OntoFile:
 def _in_python(text: str, file: str, knobs: KnobValues, places: Mapping[str, Place]) -> tuple[str, list[str]]:
     """The script with settings as defaults of its own flags and the others in its calls; and the notes."""
     flags = flags_of_knobs(places, knobs)
-    text, notes, declared = onto_defaults.edited(text, file, dict(flags.values()))
+    text, notes, declared = onto_defaults.edit_defaults(text, file, dict(flags.values()))
     rest = {name: value for name, value in knobs.items() if name not in flags or flags[name][0] not in declared}
     if declared and not rest:
         return text, notes
     try:
-        text, more = onto_python.edited(text, file, _calls(rest))
+        text, more = onto_python.edit_calls(text, file, _calls(rest))
     except UserError as error:
         if not declared:
             raise
@@ -81,7 +81,7 @@ def _in_shell(text: str, file: str, knobs: KnobValues, places: Mapping[str, Plac
     rest = {name: value for name, value in knobs.items() if name not in places}
     preset = ScriptPreset(places=dict(places))
     applied = partial(preset.applied, knobs=flagged) if flagged else None
-    return onto_shell.edited(text, file, trainer_call(rest), applied)
+    return onto_shell.edit_command(text, file, trainer_call(rest), applied)
 
 
 def _shown(file: Path) -> str:

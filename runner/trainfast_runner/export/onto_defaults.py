@@ -27,7 +27,7 @@ def flags_of_knobs(places: Mapping[str, Place], knobs: KnobValues) -> dict[str, 
     return found
 
 
-def edited(source: str, file: str, values: Mapping[str, object]) -> tuple[str, list[str], set[str]]:
+def edit_defaults(source: str, file: str, values: Mapping[str, object]) -> tuple[str, list[str], set[str]]:
     """The script with `values`, by flag, as defaults; sentences; and the flags that it declares.
 
     Raises UserError for a script that is no Python.

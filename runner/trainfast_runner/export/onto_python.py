@@ -13,7 +13,7 @@ Edit = tuple[int, int, str]
 """Bytes from, bytes to, and the text in their place."""
 
 
-def edited(source: str, file: str, calls: Sequence[CallFields]) -> tuple[str, list[str]]:
+def edit_calls(source: str, file: str, calls: Sequence[CallFields]) -> tuple[str, list[str]]:
     """The script with the settings in the first of `calls` and, where it has none, in all the others.
 
     Also sentences about arguments that are no literal. Raises UserError for a script that is no Python or has none of

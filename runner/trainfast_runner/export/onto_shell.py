@@ -84,7 +84,7 @@ def script_index(words: list[Word]) -> int | None:
     return modules[-1] + 1 if modules else None
 
 
-def edited(
+def edit_command(
     text: str, file: str, wanted: CallFields, applied: Callable[[list[str]], list[str]] | None = None
 ) -> tuple[str, list[str]]:
     """The file with the settings in its command, and sentences about words that the shell fills in.

@@ -50,7 +50,7 @@ def _command(run: RunFile, asked: ScriptAsked, line: WorkerLine) -> Written:
     text, expressed = shlex.join(asked.command), BY_ENVIRONMENT.get(framework, ())
     if framework == "HF Trainer" and free:
         try:
-            text, _ = onto_shell.edited(text, run.run_id, trainer_call(free))
+            text, _ = onto_shell.edit_command(text, run.run_id, trainer_call(free))
         except UserError:
             pass  # its arguments are in the script
         else:

@@ -24,7 +24,7 @@ from trainfast_runner.records.run_records import RunRecords
 
 CORRECTIONS_FILE = "memory_corrections.json"
 MOST_KEPT = 500
-WHOLE = "step"
+WHOLE_STEP = "step"
 """Name of the whole step, in place of a phase."""
 FEWEST_STEPS = 2
 """The first step has no optimizer states before its update."""
@@ -58,7 +58,7 @@ class DeviceCorrections(msgspec.Struct, frozen=True, kw_only=True):
     context_bytes: int | None = None
     corrections: dict[str, Correction] = {}
     failed: dict[str, Correction] = {}
-    """Least bytes beyond the trace, under WHOLE, of runs that ran out of memory under a limit of a CPU."""
+    """Least bytes beyond the trace, under WHOLE_STEP, of runs that ran out of memory under a limit of a CPU."""
 
 
 def correction_key(trace: str, knobs: Mapping[str, Any], ranks: int) -> str:
@@ -71,7 +71,7 @@ def read_corrections(home: Path | None = None) -> dict[str, DeviceCorrections]:
     return _read(home)[0]
 
 
-def read_trouble(home: Path | None = None) -> str | None:
+def why_unreadable(home: Path | None = None) -> str | None:
     """Why the home's corrections cannot be read, in one line; None if they can be, or there are none."""
     return _read(home)[1]
 
@@ -87,7 +87,7 @@ def _read(home: Path | None) -> tuple[dict[str, DeviceCorrections], str | None]:
         return {}, f"{file} cannot be read ({words}): nothing is corrected by earlier runs until another one ends"
 
 
-def of_device(device: str, gpu: str | None = None, home: Path | None = None) -> DeviceCorrections:
+def corrections_of_device(device: str, gpu: str | None = None, home: Path | None = None) -> DeviceCorrections:
     """The corrections of a device, cpu or cuda; when no GPU is named, of the only one that has any."""
     devices = read_corrections(home)
     if device != "cuda":
@@ -129,7 +129,7 @@ def learn(home: Path, records: RunRecords, result: Result) -> None:
             step_bytes = (run.predicted or {})["traced_bytes"].get("forward_backward")
             _keep(found.corrections, where, Correction(run_id=run.run_id, beyond_bytes=beyond, step_bytes=step_bytes))
         before = found.failed.get(where)
-        if failed is not None and (before is None or before.beyond_bytes[WHOLE] < failed.beyond_bytes[WHOLE]):
+        if failed is not None and (before is None or before.beyond_bytes[WHOLE_STEP] < failed.beyond_bytes[WHOLE_STEP]):
             _keep(found.failed, where, failed)
         elif beyond and before is not None and _refutes(run, before):
             del found.failed[where]
@@ -151,14 +151,16 @@ def _failed(run: RunFile, result: Result) -> Correction | None:
     limit, traced = _limit_of(run, error.rank or 0), _traced_peak(run)
     if limit is None or traced is None or limit < traced:
         return None
-    return Correction(run_id=run.run_id, beyond_bytes={WHOLE: limit - traced + 1}, step_bytes=traced)
+    return Correction(run_id=run.run_id, beyond_bytes={WHOLE_STEP: limit - traced + 1}, step_bytes=traced)
 
 
 def _refutes(run: RunFile, failed: Correction) -> bool:
     """True if a run finished that should have run out of memory by `failed`."""
     limit, traced = _limit_of(run), _traced_peak(run)
     return (
-        limit is not None and traced is not None and limit - traced < failed.share(traced) * failed.beyond_bytes[WHOLE]
+        limit is not None
+        and traced is not None
+        and limit - traced < failed.share(traced) * failed.beyond_bytes[WHOLE_STEP]
     )
 
 

@@ -7,7 +7,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from trainfast_runner.memory.available import RankLimit, available_memory, gpu_of
-from trainfast_runner.memory.corrections import WHOLE, correction_key
+from trainfast_runner.memory.corrections import WHOLE_STEP, correction_key
 from trainfast_runner.memory.model import batch_multiple, keeps_more, largest_fitting
 from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.settings.compatibility.check import cannot_run_here
@@ -117,4 +117,4 @@ def margin_bytes(model: MemoryModel, spec: RunSpec, ranks: int, predicted: Predi
         return margin
     traced = max(predicted.traced_bytes.values(), default=predicted.total_bytes)
     share = 1.0 if keeps_more(spec) else failed.share(traced)
-    return max(margin, ceil(traced + share * failed.beyond_bytes[WHOLE]) - predicted.total_bytes)
+    return max(margin, ceil(traced + share * failed.beyond_bytes[WHOLE_STEP]) - predicted.total_bytes)

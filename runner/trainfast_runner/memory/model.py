@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from trainfast_runner.memory.corrections import Correction, DeviceCorrections, correction_key, of_device
-from trainfast_runner.memory.one_process import COPIED, SPREAD, UNCONFIRMED, devices_of, gathered
+from trainfast_runner.memory.corrections import Correction, DeviceCorrections, correction_key, corrections_of_device
+from trainfast_runner.memory.one_process import DATA_PARALLEL, LAYERS_SPREAD, UNCONFIRMED, devices_of, gathered
 from trainfast_runner.memory.pipeline import Peaks, PipelineCut, peaks
 from trainfast_runner.memory.prediction import CATEGORIES, MEMORY_PHASES, Prediction
 from trainfast_runner.memory.sharding import PIPELINES, STAGED, WholeModel, sharing_of
@@ -66,7 +66,7 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         """The model with the corrections of a GPU of this name."""
         if self.device != "cuda":
             return self
-        return msgspec.structs.replace(self, corrections=of_device(self.device, gpu))
+        return msgspec.structs.replace(self, corrections=corrections_of_device(self.device, gpu))
 
     @property
     def parameters(self) -> int:
@@ -121,12 +121,12 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
 
     def _fullest(self, spec: RunSpec, batch: int, phase: str) -> str:
         strategy = spec.knobs["strategy"]
-        if strategy == COPIED:
+        if strategy == DATA_PARALLEL:
             return f"the first of {devices_of(spec.knobs)} GPUs, which gathers the outputs of all"
         if strategy not in STAGED:
             return ""
         rank = self._stages(spec, batch).ranks[phase]
-        if strategy == SPREAD:
+        if strategy == LAYERS_SPREAD:
             return f"GPU {rank + 1} of the {devices_of(spec.knobs)} that the layers are spread over"
         return f"rank {rank} of a pipeline of {spec.knobs['pp_degree']}"
 
@@ -172,7 +172,7 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         if spec.knobs["strategy"] in STAGED:
             return self._stages(spec, batch).phases
         segments = self.segments
-        if spec.knobs["strategy"] == COPIED:
+        if spec.knobs["strategy"] == DATA_PARALLEL:
             segments = gathered(segments, devices_of(spec.knobs))
         sharing = sharing_of(spec.knobs, ranks, self._whole())
         micro_batches = whole_number(spec.knobs, "grad_accum")

@@ -14,8 +14,8 @@ import msgspec
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory.timeline import GRADS, NOTHING, Moment, Segment, Vector
 
-COPIED, SPREAD = "dp", "naive-mp"
-UNCONFIRMED = (COPIED, SPREAD)
+DATA_PARALLEL, LAYERS_SPREAD = "dp", "naive-mp"
+UNCONFIRMED = (DATA_PARALLEL, LAYERS_SPREAD)
 """Strategies whose predictions say that no run confirmed them."""
 
 

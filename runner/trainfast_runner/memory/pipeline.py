@@ -14,7 +14,7 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory.model_size import FULL_BYTES, HALF_BYTES, MIXED
-from trainfast_runner.memory.one_process import SPREAD, devices_of
+from trainfast_runner.memory.one_process import LAYERS_SPREAD, devices_of
 from trainfast_runner.memory.sharding import WholeModel
 from trainfast_runner.memory.timeline import (
     ACTIVATIONS,
@@ -82,14 +82,14 @@ class Peaks(NamedTuple):
 
 def stage_count(knobs: Mapping[str, Any]) -> int:
     """Number of stages the model is cut into."""
-    if knobs["strategy"] == SPREAD:
+    if knobs["strategy"] == LAYERS_SPREAD:
         return devices_of(knobs)
     return int(knobs["pp_degree"]) * SCHEDULES[str(knobs["pp_schedule"])].stages_per_rank
 
 
 def _as_one_pipeline(knobs: Mapping[str, Any]) -> Mapping[str, Any]:
     """Describe `naive-mp` as a pipeline without a schedule: the whole batch goes through all stages, and back."""
-    if knobs["strategy"] != SPREAD:
+    if knobs["strategy"] != LAYERS_SPREAD:
         return knobs
     return {**knobs, "pp_degree": devices_of(knobs), "pp_schedule": "gpipe", "micro_batches": 1}
 
@@ -159,7 +159,7 @@ class _Rank:
         self.size = int(knobs["batch_size"]) / self.micro_batches
         self.numbers = range(rank, len(cut.stages), self.degree)
         self.elements = sum(cut.stages[number].elements for number in self.numbers)
-        self.spread = knobs["strategy"] == SPREAD
+        self.spread = knobs["strategy"] == LAYERS_SPREAD
         self.clips = float(knobs["grad_clip"]) > 0
         self._passes: dict[tuple[Action, int], _Pass] = {}
         self.logit_bytes = HALF_BYTES if knobs["precision"] in MIXED else whole.width

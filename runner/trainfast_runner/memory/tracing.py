@@ -14,7 +14,7 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python, worker_scripts
-from trainfast_runner.memory.corrections import of_device
+from trainfast_runner.memory.corrections import corrections_of_device
 from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.traces import (
     OptimizerTrace,
@@ -185,7 +185,7 @@ def _model(traces: TraceRequests, found: Mapping[Path, TraceOrError], device: st
         basis=_basis(step),
         attention=step.attention,
         trace=traces.name,
-        corrections=of_device(device),
+        corrections=corrections_of_device(device),
     )
 
 

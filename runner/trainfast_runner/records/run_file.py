@@ -26,8 +26,10 @@ STATES = (
     "failed_to_start",
 )
 END_STATES = STATES[3:]
-PROBE, PROOF = "probe", "proof"
-"""The roles of a batch search's runs: the process in which it tries batch sizes, and its last run, which proves one."""
+PROBE, CONFIRMATION = "probe", "proof"
+"""Roles of a batch search's runs: the process in which it tries batch sizes, and the run that confirms one."""
+CONFIRM = "prove"
+"""The step of a batch search that starts a confirmation run, as its journal names it."""
 TRIAL, COLD = "trial", "cold"
 """The roles of a best-fit search's runs: a process that tries settings (of a script: one), and a run that confirms."""
 WARM_ROLES = (PROBE, TRIAL)

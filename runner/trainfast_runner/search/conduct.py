@@ -14,7 +14,7 @@ import msgspec
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_file import PROBE, PROOF
+from trainfast_runner.records.run_file import CONFIRM, CONFIRMATION, PROBE
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.recovery import live_runs
 from trainfast_runner.search.answer import answer_of
@@ -22,7 +22,7 @@ from trainfast_runner.search.conductor import ConductOptions, Conductor, conduct
 from trainfast_runner.search.decide import Decision, SearchState, decide, state_of_journal
 from trainfast_runner.search.journal import (
     AnyLine,
-    Asked,
+    BatchQuestion,
     Conducted,
     ConfirmationRun,
     Ended,
@@ -88,7 +88,7 @@ class BatchConductor(Conductor[AnyLine, Ended]):
         conduct_options: ConductOptions[AnyLine],
     ) -> None:
         lines = read_journal(directory)
-        asked = next(line for line in lines if isinstance(line, Asked))
+        asked = next(line for line in lines if isinstance(line, BatchQuestion))
         super().__init__(directory, limited(plan, tuple(asked.limits_bytes)), home, lines, conduct_options)
         self._options = options
 
@@ -111,7 +111,7 @@ class BatchConductor(Conductor[AnyLine, Ended]):
 
     def _do(self, step: Decision) -> Ended | None:
         """Take one step; return the end if it is the last."""
-        action = step.action if step.action in ("probe", "prove") else "end"
+        action = step.action if step.action in ("probe", CONFIRM) else "end"
         self._write(
             Next(
                 action=action,
@@ -125,7 +125,7 @@ class BatchConductor(Conductor[AnyLine, Ended]):
         if step.action == "probe" and step.batch_size is not None:
             return self._probe(step.batch_size)
         self._end_process()
-        if step.action == "prove" and step.batch_size is not None:
+        if step.action == CONFIRM and step.batch_size is not None:
             self._confirm(step.batch_size)
             return None
         if step.action == "answer":
@@ -209,7 +209,7 @@ class BatchConductor(Conductor[AnyLine, Ended]):
         """Make the confirmation run, a normal run with data, or take the one of a killed conductor."""
         began_s, steps = self._clock_s(), self._options.proof_steps
         plan = self._sized(batch_size, steps, min(TIMED_WARMUP, steps - 1))
-        directory = self._live = self._take_left_confirmation(plan) or self._start(plan, PROOF)
+        directory = self._live = self._take_left_confirmation(plan) or self._start(plan, CONFIRMATION)
         result = wait_for_result(directory, self._raise_if_cancelled)
         self._live = None
         if result.state in ("stopped", "killed"):
@@ -253,7 +253,7 @@ class BatchConductor(Conductor[AnyLine, Ended]):
         ended = {line.run_id for line in self._lines if isinstance(line, ConfirmationRun)}
         taken: Path | None = None
         for run_id, run in reversed(runs_of_search(self._home, self._directory.name).items()):
-            if run.role != PROOF or run_id in ended:
+            if run.role != CONFIRMATION or run_id in ended:
                 continue
             directory = self._home.directory(run_id)
             if taken is None and has_settings(run, plan) and is_usable(directory):
@@ -262,7 +262,7 @@ class BatchConductor(Conductor[AnyLine, Ended]):
                 end_if_live(directory)
         launched = {line.run_id for line in self._lines if isinstance(line, Launched)}
         if taken is not None and taken.name not in launched:
-            self._write(Launched(run_id=taken.name, role=PROOF))
+            self._write(Launched(run_id=taken.name, role=CONFIRMATION))
         return taken
 
     def _state(self) -> SearchState:

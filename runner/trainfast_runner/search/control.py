@@ -17,7 +17,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.run_file import RecordedSpec
 from trainfast_runner.records.search_directories import is_conducted
-from trainfast_runner.search.best.asked import BestAsked
+from trainfast_runner.search.best.request import BestRequest
 from trainfast_runner.search.journal import PAUSE_FILE, Conducted, read_journal
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.spec import RunSpec
@@ -32,7 +32,7 @@ class SearchRequest(RecordedSpec, frozen=True, kw_only=True):
     python: str | None = None
     fresh: bool = False
     cool_to_c: float | None = None
-    best: BestAsked | None = None
+    best: BestRequest | None = None
     script: ScriptPreset | None = None
     """The user's own script in place of model and data."""
 
@@ -44,7 +44,7 @@ def start_search(
     *,
     fresh: bool = False,
     cool_to_c: float | None = None,
-    best: BestAsked | None = None,
+    best: BestRequest | None = None,
 ) -> Path:
     """Start, or continue, the batch search of `spec`, or the best-fit search that `best` asks for.
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from trainfast_runner.memory.model import largest_fitting
 from trainfast_runner.records.json_lines import newest
+from trainfast_runner.records.run_file import CONFIRM
 from trainfast_runner.search.fit import MemoryLines, fit_lines
-from trainfast_runner.search.journal import AnyLine, Asked, ConfirmationRun, Predicted, Probe
+from trainfast_runner.search.journal import AnyLine, BatchQuestion, ConfirmationRun, Predicted, Probe
 from trainfast_runner.units import mebibytes
 
 LARGEST_BATCH = 1 << 20
@@ -83,7 +84,7 @@ class Decision:
 
 def state_of_journal(lines: Sequence[AnyLine], no_oom: bool = False) -> SearchState:
     """Return the state of a search from the lines of its journal."""
-    asked = next(line for line in lines if isinstance(line, Asked))
+    asked = next(line for line in lines if isinstance(line, BatchQuestion))
     return SearchState(
         device=asked.device,
         world_size=asked.world_size,
@@ -167,7 +168,7 @@ def _towards_boundary(state: SearchState, fits: tuple[MemoryLines, ...]) -> Deci
     likely = max(best, min(sure if points > 1 else 0, (too_large or LARGEST_BATCH + 1) - 1))
     decides = ceiling(state, fits, likely)
     if too_large is not None and too_large <= decides:
-        return Decision("prove", _why_confirm(fits, best, likely, f"{too_large} does not"), likely)
+        return Decision(CONFIRM, _why_confirm(fits, best, likely, f"{too_large} does not"), likely)
     if state.tried >= MOST_PROBES or best >= state.most:
         why = f"{state.tried} sizes tried"
         if best >= state.most:
@@ -176,7 +177,7 @@ def _towards_boundary(state: SearchState, fits: tuple[MemoryLines, ...]) -> Deci
                 if best >= LARGEST_BATCH
                 else f"the script's data fills no batch above {best}"
             )
-        return Decision("prove", f"{why}: a fresh process runs the largest that fitted, {best}", best)
+        return Decision(CONFIRM, f"{why}: a fresh process runs the largest that fitted, {best}", best)
     target = min(sure, _second_size(state)) if points == 1 else sure
     if best < target < (too_large or LARGEST_BATCH + 1) and (too_large or not _should_run_out(state, fits, decides)):
         return Decision("probe", _why_up(state, tightest(fits, target), target), target)
@@ -187,7 +188,7 @@ def _towards_boundary(state: SearchState, fits: tuple[MemoryLines, ...]) -> Deci
     if state.no_oom and points > 1:
         error = f"give or take {mebibytes(tight.error_at(likely + 1))}"
         return Decision(
-            "prove", _why_confirm(fits, best, likely, f"by the fit {likely + 1} would need {needs}, {error}"), likely
+            CONFIRM, _why_confirm(fits, best, likely, f"by the fit {likely + 1} would need {needs}, {error}"), likely
         )
     over = max(fit.need_bytes(decides) - fit.limit_bytes for fit in fits)
     words = f"{likely} should fit; whether {decides} does is within the error of the fit"
@@ -252,7 +253,7 @@ def _after_confirmation(state: SearchState, fits: tuple[MemoryLines, ...]) -> De
     where = "in a fresh process"
     if any(probe.batch_size == last.batch_size for probe in state.fitting):
         where += ", which loads data and places its blocks otherwise than the trial that it fitted in"
-    return Decision("prove", f"{last.batch_size} ran out of memory {where}: {smaller} is confirmed instead", smaller)
+    return Decision(CONFIRM, f"{last.batch_size} ran out of memory {where}: {smaller} is confirmed instead", smaller)
 
 
 def _is_refuted(state: SearchState, fits: tuple[MemoryLines, ...], batch_size: int) -> bool:

@@ -32,7 +32,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
     t_ns: int = msgspec.field(default_factory=time.monotonic_ns)
 
 
-class Asked(RecordedSpec, frozen=True, kw_only=True, tag_field="kind", tag="asked"):
+class BatchQuestion(RecordedSpec, frozen=True, kw_only=True, tag_field="kind", tag="asked"):
     """The first line: the question. The same command has the same `key`; `limit_words` name the source of the limit.
 
     `limits_bytes` has one figure per rank; empty on a GPU without `memory_limit`, where each rank reports its own.
@@ -240,7 +240,7 @@ class Ended(Line, frozen=True, kw_only=True, tag="ended"):
 
 
 AnyLine = (
-    Asked
+    BatchQuestion
     | Conducted
     | Predicted
     | Next

@@ -13,7 +13,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.cool_down import check_coolable
-from trainfast_runner.search.journal import Asked, SearchJournal, read_journal
+from trainfast_runner.search.journal import BatchQuestion, SearchJournal, read_journal
 from trainfast_runner.search.limits import limits_of
 from trainfast_runner.search.searches import key_of, new_search, unfinished
 from trainfast_runner.settings.world import strategy_of
@@ -82,7 +82,7 @@ def open_search(plan: RunPlan, home: Home, options: BatchSearchOptions) -> Path:
     directory, spec, limits = new_search(home, plan.spec.name), plan.spec, limits_of(plan)
     journal = SearchJournal(directory)
     journal.write(
-        Asked(
+        BatchQuestion(
             search_id=directory.name,
             key=key,
             **spec.record_fields(),
@@ -100,4 +100,4 @@ def open_search(plan: RunPlan, home: Home, options: BatchSearchOptions) -> Path:
 def _has_room(plan: RunPlan, directory: Path) -> bool:
     """True if the limits that a search began with are still free: with less the machine would swap."""
     asked = read_journal(directory)[0]
-    return plan.device == "cuda" or not isinstance(asked, Asked) or sum(asked.limits_bytes) <= host_free_bytes()
+    return plan.device == "cuda" or not isinstance(asked, BatchQuestion) or sum(asked.limits_bytes) <= host_free_bytes()

@@ -9,7 +9,7 @@ from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import STRICT_SPEED
 from trainfast_runner.search.journal import (
     Answer,
-    Asked,
+    BatchQuestion,
     ConfirmationRun,
     Ended,
     Predicted,
@@ -50,7 +50,7 @@ PREDICTED_FIELDS = ("fixed_bytes", "bytes_per_sample", "max_batch", "basis", "re
 def report(directory: Path) -> dict[str, Any]:
     """Return the whole search as one object; absent figures are None."""
     lines = read_journal(directory)
-    asked = next(line for line in lines if isinstance(line, Asked))
+    asked = next(line for line in lines if isinstance(line, BatchQuestion))
     ended = newest(lines, Ended)
     predicted = newest(lines, Predicted)
     answer = ended.answer if ended is not None else None

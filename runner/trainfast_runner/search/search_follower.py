@@ -10,7 +10,7 @@ from trainfast_runner.records.search_directories import JOURNAL_FILE, is_conduct
 from trainfast_runner.search.fit import MemoryLines
 from trainfast_runner.search.journal import (
     AnyLine,
-    Asked,
+    BatchQuestion,
     Conducted,
     ConfirmationRun,
     CoolingDown,
@@ -36,7 +36,7 @@ class SearchSnapshot:
 
     directory: Path
     state: str = "starting"
-    asked: Asked | None = None
+    asked: BatchQuestion | None = None
     prediction: Predicted | None = None
     probes: tuple[Probe, ...] = ()
     """Probes in the order they were made, void ones included."""
@@ -110,7 +110,7 @@ class SearchFollower:
             waits_for=line.run_id if isinstance(line, Waiting) else None,
         )
         match line:
-            case Asked():
+            case BatchQuestion():
                 snapshot = replace(snapshot, asked=line)
             case Conducted():
                 # Continued: an earlier end (cancelled) no longer counts.

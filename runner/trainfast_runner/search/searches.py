@@ -19,7 +19,15 @@ from trainfast_runner.records.json_lines import DAMAGE, newest, read_all
 from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.records.search_directories import JOURNAL_FILE, is_conducted, search_directories
 from trainfast_runner.search.best.journal import BestEnded, BestLine, BestQuestion, ColdRun, Trial
-from trainfast_runner.search.journal import AnyLine, Asked, Conducted, ConfirmationRun, Ended, Probe, read_journal
+from trainfast_runner.search.journal import (
+    AnyLine,
+    BatchQuestion,
+    Conducted,
+    ConfirmationRun,
+    Ended,
+    Probe,
+    read_journal,
+)
 
 if TYPE_CHECKING:
     from trainfast_runner.running.planning import RunPlan
@@ -101,7 +109,7 @@ def left_by_edit(home: Home, directory: Path, read: ReadJournal = read_journal) 
     None for any other. `read` and errors as for `unfinished`.
     """
     first = read(directory)[0]
-    key = first.key if isinstance(first, Asked | BestQuestion) else ""
+    key = first.key if isinstance(first, BatchQuestion | BestQuestion) else ""
     question, dot, _ = key.partition(".")
     begun = directory.name[:STAMP_CHARACTERS]
     older = [one for one in search_directories(home) if one.name[:STAMP_CHARACTERS] <= begun and one != directory]
@@ -118,7 +126,7 @@ def _newest_open(
         lines = read(directory)
         first = lines[0] if lines else None
         # A newer version's lines may mean something else.
-        if isinstance(first, Asked | BestQuestion) and is_ours(first.key) and first.schema <= SCHEMA:
+        if isinstance(first, BatchQuestion | BestQuestion) and is_ours(first.key) and first.schema <= SCHEMA:
             ended = next((line for line in reversed(lines) if isinstance(line, Ended | BestEnded)), None)
             found, is_open = (directory, first.key), ended is None or ended.state == "cancelled"
             is_answered = ended is not None and ended.state in ANSWERED

@@ -14,7 +14,7 @@ from typing import Any
 from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.toml_source import KeyPath, TomlSource, read_toml
-from trainfast_runner.worker.catalog import DATA_KINDS, DATA_SAMPLES, OBJECTIVES
+from trainfast_runner.worker.catalog import DATA_KINDS, DATA_SAMPLES, TRAINING_OBJECTIVES
 
 SCHEMA = 1
 TOP_KEYS = ("schema", "title", "extends", "model", "data", "knobs", "baseline", "variants")
@@ -268,7 +268,7 @@ def read_data_field(key: str, value: object) -> object:
         return paths
     if not isinstance(value, str):
         raise UserError(f"data.{key} must be text, not {value!r}", key=f"data.{key}")
-    options = {"kind": DATA_KINDS, "objective": OBJECTIVES, "samples": DATA_SAMPLES}.get(key)
+    options = {"kind": DATA_KINDS, "objective": TRAINING_OBJECTIVES, "samples": DATA_SAMPLES}.get(key)
     if options and value not in options:
         raise UserError(
             f"data.{key} {value!r} is not known",

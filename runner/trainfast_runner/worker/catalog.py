@@ -335,7 +335,7 @@ _SCHEDULES = (
 )
 
 DATA_KINDS = ("text", "files", "hub", "random", "jpeg")
-OBJECTIVES = ("causal-lm", "masked-lm", "sequence-classification", "seq2seq", "image-classification")
+TRAINING_OBJECTIVES = ("causal-lm", "masked-lm", "sequence-classification", "seq2seq", "image-classification")
 DATA_SAMPLES = ("packed", "documents", "lines")
 
 STRATEGIES = {entry.name: entry for entry in _STRATEGIES}

@@ -61,7 +61,7 @@ def test_a_batch_that_runs_out_of_memory_rules_out_larger_ones(space: Synthetic)
 
 def test_a_baseline_that_fails_ends_the_search(space: Synthetic) -> None:
     move = decide(state_of(space, trial(space.space.baseline, outcome="failed", step_ms=[], reason="no data")))
-    assert (move.action, move.state) == ("end", "failed")
+    assert (move.action, move.end_state) == ("end", "failed")
     assert "no data" in move.why
 
 
@@ -84,7 +84,7 @@ def test_nothing_fits_where_every_setting_is_too_large(space: Synthetic) -> None
         baseline=terrain.space.baseline,
     )
     lines = [trial(terrain.space.baseline, outcome="oom", step_ms=[])]
-    assert decide(state_of(terrain, *lines)).state == "nothing_fits"
+    assert decide(state_of(terrain, *lines)).end_state == "nothing_fits"
     assert answer_of(state_of(terrain, *lines)) is None
 
 
@@ -138,7 +138,7 @@ def test_void_trials_count_for_nothing(space: Synthetic) -> None:
     base = space.space.baseline
     void = trial(base, outcome="void", step_ms=[], reason="another run took the machine")
     assert decide(state_of(space, void)).candidate == base
-    assert decide(state_of(space, *[void] * 3)).state == "failed"
+    assert decide(state_of(space, *[void] * 3)).end_state == "failed"
 
 
 def test_a_pinned_value_is_kept_and_a_skipped_one_left_out(space: Synthetic) -> None:
@@ -181,7 +181,7 @@ def test_orders_that_leave_no_setting_end_the_search_and_nothing_is_called_too_l
     sizes = {one.knobs["batch_size"] for one in space.space.candidates}
     orders = [Ordered(do="skip", knob="batch_size", value=size) for size in sizes]
     move = decide(state_of(space, *visited(space, base), trial(base, warm=False), *orders))
-    assert (move.state, move.why) == ("failed", "your orders leave no setting that can be measured")
+    assert (move.end_state, move.why) == ("failed", "your orders leave no setting that can be measured")
 
 
 def test_no_trial_begins_that_is_expected_to_pass_the_budget(space: Synthetic) -> None:
@@ -231,7 +231,7 @@ def test_effects_of_earlier_searches_are_shown_as_such_and_shorten_none_of_the_c
     begun = state_of_best_journal([asked, space.space], 0.0)
     levels = begun.posterior.levels
     base = space.space.baseline
-    other = levels.turned(base, "precision", levels.values["precision"].index("bf16"))
+    other = levels.with_level(base, "precision", levels.values["precision"].index("bf16"))
     assert other is not None
     mean, variance = begun.posterior.difference(other, base)
     assert mean == pytest.approx(math.log(1.4), abs=0.02)

@@ -11,12 +11,12 @@ from tests.core.test_planned_devices import a_cuda_python
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.running.planning import plan_run
-from trainfast_runner.search.best.asked import BestAsked
 from trainfast_runner.search.best.candidates import spec_of
 from trainfast_runner.search.best.opening import BestOptions, BestPlan, best_key, plan_best
+from trainfast_runner.search.best.request import BestRequest
 from trainfast_runner.settings.spec import resolve
 
-ASKED = BestAsked(vary={"strategy": ["single", "ddp"]})
+ASKED = BestRequest(vary={"strategy": ["single", "ddp"]})
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from trainfast_runner.search.best.journal import (
 )
 from trainfast_runner.search.best.orders import give_order, read_orders, skip_candidate
 from trainfast_runner.search.best.priors import earlier_effects
-from trainfast_runner.search.journal import Asked, Conducted, SearchJournal
+from trainfast_runner.search.journal import BatchQuestion, Conducted, SearchJournal
 from trainfast_runner.search.searches import BATCH, BEST, kind_of, new_search, newest_search, unfinished
 
 CLOCK = ClockAnchor(monotonic_ns=0, wall_ns=time.time_ns())
@@ -61,7 +61,7 @@ def at_second(second: int, directory: Path) -> Path:
 def batch_search(home: Home) -> Path:
     directory = new_search(home, "tiny")
     journal = SearchJournal(directory)
-    journal.write(Asked(search_id=directory.name, key="k", preset="tiny", clock=CLOCK))
+    journal.write(BatchQuestion(search_id=directory.name, key="k", preset="tiny", clock=CLOCK))
     journal.write(CONDUCTED)
     journal.close()
     return directory
@@ -135,9 +135,9 @@ def test_effects_of_an_answered_search_of_the_same_model_are_where_the_next_begi
     other = Effect(knob="workers", value=2, before=0, gain_percent=gain)
     rate = Interval(median=10.0, low=9.0, high=11.0)
     found = BestAnswer(best=0, best_rate=rate, best_run_ids=[], baseline_run_ids=[], effects=[effect, other])
-    answered = best_search(home, BestEnded(state="answered", found=found))
-    best_search(home, BestEnded(state="answered", found=found), model="bert")
-    best_search(home, BestEnded(state="cancelled", found=found))
+    answered = best_search(home, BestEnded(state="answered", answer=found))
+    best_search(home, BestEnded(state="answered", answer=found), model="bert")
+    best_search(home, BestEnded(state="cancelled", answer=found))
     asked = best_search(home)
     known = earlier_effects(home, question(asked), before=asked)
     assert [(one.knob, one.value, one.search_id) for one in known] == [("precision", "bf16", answered.name)]

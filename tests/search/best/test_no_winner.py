@@ -27,7 +27,7 @@ def report(
     lines += [trial(other, ms=99.5), *confirmed(other, rates[0]), *confirmed(base, rates[1])]
     answer = answer_of(state_of_best_journal(lines, spent_s))
     journal = SearchJournal(directory)
-    for line in (*lines, BestEnded(state=state, found=answer)):
+    for line in (*lines, BestEnded(state=state, answer=answer)):
         journal.write(line)
     journal.close()
     return best_report(directory)

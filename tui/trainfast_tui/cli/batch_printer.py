@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trainfast_runner.records.run_file import CONFIRM
 from trainfast_runner.search import journal
 from trainfast_runner.search.journal import AnyLine, Launched, Next
 from trainfast_tui.cli.journal_printer import JournalPrinter
@@ -15,7 +16,7 @@ class BatchPrinter(JournalPrinter[AnyLine]):
         """Return the size that is tried or confirmed from this line on."""
         if not isinstance(line, Next):
             return None
-        return {"prove": f"confirming {line.batch_size}", "end": ""}.get(line.action, f"trying {line.batch_size}")
+        return {CONFIRM: f"confirming {line.batch_size}", "end": ""}.get(line.action, f"trying {line.batch_size}")
 
     def run_of(self, line: AnyLine) -> tuple[str, bool] | None:
         """Return a started run; the steps of a confirmation run are counted."""

@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     Return 3 if `memory_limit` is below the parameters' own memory.
     """
     began_s = time.monotonic()
-    if (damage := corrections.read_trouble()) is not None:
+    if (damage := corrections.why_unreadable()) is not None:
         print(f"trainfast-tui: {plain(damage)}", file=sys.stderr)
     runs = runs_to_predict(arguments.preset, arguments.settings)
     table = PredictionTable(runs) if len(runs) > 1 and not arguments.json else None

@@ -11,12 +11,12 @@ from pathlib import Path
 import msgspec
 
 from trainfast_runner.records.home import Home
-from trainfast_runner.search.best.asked import BestAsked, read_budget
 from trainfast_runner.search.best.conduct import conduct_best
 from trainfast_runner.search.best.estimate import estimate
 from trainfast_runner.search.best.journal import BestEnded, ColdRun, Trial, read_best_journal
 from trainfast_runner.search.best.opening import BestOptions, BestPlan, open_best, plan_best
 from trainfast_runner.search.best.report import best_report
+from trainfast_runner.search.best.request import BestRequest, read_budget
 from trainfast_runner.search.searches import left_by_edit
 from trainfast_runner.settings import script_preset
 from trainfast_runner.settings.spec import resolve
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Search and print the answer."""
     began_ns = time.monotonic_ns()
     home = Home().create()
-    asked = BestAsked(
+    asked = BestRequest(
         vary=read_vary(arguments.vary),
         global_batch=arguments.global_batch,
         objective=arguments.objective,
@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
     return SEARCH_EXIT_CODES[ended.state]
 
 
-def _planned(arguments: argparse.Namespace, asked: BestAsked, options: BestOptions) -> BestPlan:
+def _planned(arguments: argparse.Namespace, asked: BestRequest, options: BestOptions) -> BestPlan:
     """Return the checked question about a preset, or about the script of one. Raises UserError."""
     if (script := script_preset.path_of(arguments.preset)) is not None:
         from trainfast_runner.search.best.script_survey import plan_script_best

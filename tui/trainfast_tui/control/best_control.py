@@ -17,15 +17,15 @@ from trainfast_tui.text.lines import Piece
 from trainfast_tui.text.search_kind import SearchKind
 
 if TYPE_CHECKING:
-    from trainfast_runner.search.best.asked import BestAsked
     from trainfast_runner.search.best.best_follower import BestSnapshot
+    from trainfast_runner.search.best.request import BestRequest
 
 
 class BestControl(SearchControl["BestSnapshot"]):
     """Best-fit searches."""
 
-    question: BestAsked | None = None
-    """The person's question for the next search; None for the default one."""
+    request: BestRequest | None = None
+    """What the person asks of the next search; None for the default one."""
     is_fresh = False
     """True if the next search uses no earlier one: an unfinished one does not go on, and none lends its effects."""
 
@@ -37,15 +37,15 @@ class BestControl(SearchControl["BestSnapshot"]):
 
     def plan(self, spec: RunSpec, post: Post) -> None:
         """Find out how a search of `spec` would go; `post` gets BestPlanned."""
-        question = self.question
+        request = self.request
 
         def refused(error: UserError) -> BestPlanned:
-            return BestPlanned(question, [(f"Refused: {error.line()}", "error")])
+            return BestPlanned(request, [(f"Refused: {error.line()}", "error")])
 
-        in_background("plan", partial(self._plan, spec, question), post, refused)
+        in_background("plan", partial(self._plan, spec, request), post, refused)
 
     def note_started(self, directory: Path) -> None:
-        """The started search holds its lock: the choice of a fresh one was for it alone."""
+        """Record that the started search holds its lock; the choice of a fresh one was for it alone."""
         super().note_started(directory)
         self.is_fresh = False
 
@@ -63,7 +63,7 @@ class BestControl(SearchControl["BestSnapshot"]):
         With `cool_to_c` each of its processes waits until its GPUs are below that temperature in degrees Celsius.
         """
         self.note_starting()
-        start = partial(self._start, spec, self.question, fresh, cool_to_c, first)
+        start = partial(self._start, spec, self.request, fresh, cool_to_c, first)
         in_background("search", start, self._post, lambda error: SearchRefused(error, SearchKind.BEST))
 
     def order(self, directory: Path, do: str, name: str, value: str | None = None) -> None:
@@ -74,37 +74,37 @@ class BestControl(SearchControl["BestSnapshot"]):
         """Order a live search never to try one of its candidates."""
         in_background("order", partial(self._skip_setting, directory, number), self._post)
 
-    def _plan(self, spec: RunSpec, question: BestAsked | None) -> BestPlanned:
-        from trainfast_runner.search.best.asked import BestAsked
+    def _plan(self, spec: RunSpec, request: BestRequest | None) -> BestPlanned:
         from trainfast_runner.search.best.estimate import estimate
         from trainfast_runner.search.best.opening import BestOptions
+        from trainfast_runner.search.best.request import BestRequest
         from trainfast_runner.search.best.spec_question import plan_spec_best
         from trainfast_tui.text.best_search import BY_KEYS, estimate_lines
 
         options = BestOptions(fresh=self.is_fresh)
-        best = plan_spec_best(spec, question or BestAsked(), options, self._python)
+        best = plan_spec_best(spec, request or BestRequest(), options, self._python)
         found = estimate(best, self._home, options)
         lines = estimate_lines(dataclasses.asdict(found), to_name=BY_KEYS)
         # The smallest screen may have no room for the knobs left alone: they come last.
         left = [line for line in lines if line.startswith("left alone")]
         texts: list[Piece] = [(line, "text") for line in lines if line not in left]
         texts += [(line, "muted") for line in left]
-        return BestPlanned(question, texts, found.vary, found.global_batch)
+        return BestPlanned(request, texts, found.vary, found.global_batch)
 
     def _start(
         self,
         spec: RunSpec,
-        question: BestAsked | None,
+        request: BestRequest | None,
         fresh: bool,
         cool_to_c: float | None,
         first: Callable[[], None] | None,
     ) -> SearchStarted:
-        from trainfast_runner.search.best.asked import BestAsked
+        from trainfast_runner.search.best.request import BestRequest
         from trainfast_runner.search.control import start_search
 
         if first is not None:
             first()
-        best = question or BestAsked()
+        best = request or BestRequest()
         directory = start_search(spec, self._home, self._python, fresh=fresh, cool_to_c=cool_to_c, best=best)
         return SearchStarted(directory, SearchKind.BEST)
 

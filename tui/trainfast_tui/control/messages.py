@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from trainfast_runner.records.discovered import Discovered
     from trainfast_runner.records.result import OomExplanation, Result
     from trainfast_runner.search.advice.facts import Situation
-    from trainfast_runner.search.best.asked import BestAsked
+    from trainfast_runner.search.best.request import BestRequest
     from trainfast_runner.settings.knob_values import KnobValue
     from trainfast_tui.control.memory_view import MemoryView
     from trainfast_tui.control.speed_view import SpeedView
@@ -127,12 +127,12 @@ class SearchEnded:
 
 @dataclass(frozen=True, slots=True)
 class BestPlanned:
-    """A best-fit search with this question (None: the default one) would go so, in paragraphs with their tones."""
+    """A best-fit search with this request (None: the default one) would go so, in paragraphs with their tones."""
 
-    question: BestAsked | None
+    request: BestRequest | None
     texts: list[Piece]
     vary: Mapping[str, Sequence[KnobValue]] = field(default_factory=dict)
-    """The varied values; empty if the question is refused."""
+    """The varied values; empty if it is refused."""
     global_batch: int | None = None
 
 

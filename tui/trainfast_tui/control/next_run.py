@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.cpu.device_names import CPU, asks_for_cpu
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_file import PROOF, RecordedSpec, RunFile
+from trainfast_runner.records.run_file import CONFIRMATION, RecordedSpec, RunFile
 from trainfast_runner.settings import presets, script_preset
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knob_values import KnobValue
@@ -258,9 +258,9 @@ def next_run_repeating_preset(run: RunFile, home: Home) -> NextRun:
     For a search's confirmation run, whose steps and batch the search chose, it is the settings that were searched.
     """
     preset_knobs = _preset_knobs(run)
-    asked = _asked(run, home) if run.role == PROOF else None
+    asked = _asked(run, home) if run.role == CONFIRMATION else None
     spec = spec_of_record(asked or run)
-    if run.role == PROOF and asked is None:
+    if run.role == CONFIRMATION and asked is None:
         from trainfast_runner.search.searches import SET_BY_A_SEARCH
 
         spec = replace(spec, knobs={**spec.knobs, **{name: preset_knobs[name] for name in SET_BY_A_SEARCH}})
@@ -274,13 +274,13 @@ def _asked(run: RunFile, home: Home) -> RecordedSpec | None:
     """The settings that the run's search was started with; None if its journal cannot be read."""
     if run.search_id is None:
         return None
-    from trainfast_runner.search.journal import Asked, read_journal
+    from trainfast_runner.search.journal import BatchQuestion, read_journal
 
     try:
         lines = read_journal(home.search_directory(run.search_id))
     except OSError:
         return None
-    return next((line for line in lines if isinstance(line, Asked)), None)
+    return next((line for line in lines if isinstance(line, BatchQuestion)), None)
 
 
 def measured_memory(run: RunSnapshot | None, next_run: NextRun | None) -> MeasuredMemory | None:

@@ -51,11 +51,11 @@ class SearchControl(Generic[SeenT]):
         return self._is_starting or (self._seen is not None and self._seen.is_live)
 
     def note_started(self, directory: Path) -> None:
-        """The started search holds its lock; the reader may still show the search before."""
+        """Record that the started search holds its lock; the reader may still show the search before."""
         self._awaited = directory
 
     def note_refused(self) -> None:
-        """The started search was refused."""
+        """Record that the started search was refused."""
         self._is_starting = self._stop_wanted = False
         seen = self._seen
         self._outdated = seen.directory if seen is not None and not seen.is_live else None
@@ -68,7 +68,7 @@ class SearchControl(Generic[SeenT]):
         return search is not None and search.is_live and not is_known
 
     def note_seen(self, search: SeenT | None) -> str:
-        """The reader shows this search; return how it ended, if it has ended since the last snapshot, else nothing."""
+        """Record the search that the reader shows; return how it ended, if since the last snapshot, else nothing."""
         before = self._seen
         self._seen = search
         if search is None:
@@ -87,7 +87,7 @@ class SearchControl(Generic[SeenT]):
         raise NotImplementedError
 
     def note_starting(self) -> None:
-        """Another search is being started."""
+        """Record that another search is being started."""
         self._is_starting, self._stop_wanted, self._outdated = True, False, None
         self.asked_ns = time.monotonic_ns()
 

@@ -147,7 +147,7 @@ class Reader(threading.Thread):
         self._failed = failed
         self._run_choice = _Choice(self._newest_run)
         self._follower: Follower | None = None
-        self._search = FollowedSearch(self._newest_search, _search_follower)
+        self._batch = FollowedSearch(self._newest_batch, _batch_follower)
         self._best = FollowedSearch(self._newest_best, _best_follower)
         self._sampler: Sampler | None = None
         self._ticks: deque[Tick] = deque(maxlen=TICKS_KEPT)
@@ -170,7 +170,7 @@ class Reader(threading.Thread):
 
     def follow_search(self, directory: Path, kind: SearchKind) -> None:
         """Follow this search from now on, in place of another of its kind. Safe from any thread."""
-        (self._best if kind is SearchKind.BEST else self._search).choice.make(directory)
+        (self._best if kind is SearchKind.BEST else self._batch).choice.make(directory)
         self._wake.set()
 
     def look_at_processes(self, on: bool) -> None:
@@ -207,11 +207,11 @@ class Reader(threading.Thread):
     def _snapshot(self) -> Snapshot:
         trouble: str | None = None
         run: RunSnapshot | None = None
-        search = best = None
+        batch = best = None
         elsewhere: str | None = None
         try:
             run = self._poll_run()
-            search = self._search.poll()
+            batch = self._batch.poll()
             best = self._best.poll()
             elsewhere = self._new_runs.newest(self.followed)
             if elsewhere is not None and run is None and self.followed is None:
@@ -227,7 +227,7 @@ class Reader(threading.Thread):
             ticks=tuple(self._ticks),
             xids=tuple(self._xids),
             home_read=self._run_choice.is_made,
-            search=search,
+            batch=batch,
             best=best,
             trouble=trouble,
             started_elsewhere=elsewhere,
@@ -259,7 +259,7 @@ class Reader(threading.Thread):
 
         return newest(self._home)
 
-    def _newest_search(self) -> Path | None:
+    def _newest_batch(self) -> Path | None:
         from trainfast_runner.search.searches import newest_search
 
         return newest_search(self._home)
@@ -299,7 +299,7 @@ class Reader(threading.Thread):
             self._sampler.ask_period(WATCHED_PERIOD_S if self._with_processes else SAMPLE_PERIOD_S)
 
 
-def _search_follower(directory: Path) -> SearchFollower:
+def _batch_follower(directory: Path) -> SearchFollower:
     from trainfast_runner.search.search_follower import SearchFollower
 
     return SearchFollower(directory)

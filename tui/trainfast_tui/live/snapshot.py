@@ -48,7 +48,7 @@ class Snapshot:
     """The machine's last minutes, sampled by the app itself while no run samples it; newest last."""
     home_read: bool
     """True once the home has been searched: without a run this is then a first start."""
-    search: SearchSnapshot | None = None
+    batch: SearchSnapshot | None = None
     """The followed batch search, which may have ended."""
     best: BestSnapshot | None = None
     """The followed best-fit search, which may have ended."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from trainfast_runner.search.fit import MemoryLines
 from trainfast_runner.search.journal import (
     Answer,
-    Asked,
+    BatchQuestion,
     ConfirmationRun,
     Ended,
     Next,
@@ -46,7 +46,7 @@ def confirmed_by(directory: Path) -> list[str]:
 def batch_search_report(directory: Path, runs: Sequence[ReportedRun]) -> list[Block]:
     """Return the whole report; `runs` has the confirmation run if it is still on the disk."""
     lines = read_journal(directory)
-    asked = next(line for line in lines if isinstance(line, Asked))
+    asked = next(line for line in lines if isinstance(line, BatchQuestion))
     probes = [line for line in lines if isinstance(line, Probe)]
     confirmations = [line for line in lines if isinstance(line, ConfirmationRun)]
     ended = next((line for line in reversed(lines) if isinstance(line, Ended)), None)
@@ -72,7 +72,7 @@ def batch_search_report(directory: Path, runs: Sequence[ReportedRun]) -> list[Bl
     return [*blocks, *run_sections(runs), *exports]
 
 
-def _question(asked: Asked, predicted: Predicted | None) -> Iterator[Block]:
+def _question(asked: BatchQuestion, predicted: Predicted | None) -> Iterator[Block]:
     limit = min(asked.limits_bytes, default=None)
     where = f" within {size(limit)} a rank ({asked.limit_words})" if limit is not None else ""
     yield Prose(f"How large a batch of {asked.name} fits on {asked.device} in {processes(asked.world_size)}{where}?")
@@ -164,7 +164,7 @@ def _point(batch_size: int, peak_bytes: int, kind: str) -> ScatterPoint:
 
 
 def _lines(
-    asked: Asked, answer: Answer | None, fits: Sequence[MemoryLines], probes: Sequence[Probe]
+    asked: BatchQuestion, answer: Answer | None, fits: Sequence[MemoryLines], probes: Sequence[Probe]
 ) -> Iterator[ScatterLine]:
     """Yield the fit of the tightest rank, and the limit."""
     largest = max((probe.batch_size for probe in probes), default=1)

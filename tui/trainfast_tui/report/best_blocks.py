@@ -27,7 +27,7 @@ from trainfast_tui.text.best_search import KEPT, budget_words, knob_words, noise
 from trainfast_tui.text.comparison import setting_text
 from trainfast_tui.text.format import count, duration, milliseconds, number, percent, signed_percent, size
 
-OBJECTIVES = {
+OBJECTIVE_TITLES = {
     "samples_per_s": "samples/s",
     "tokens_per_s": "tokens/s",
     "samples_per_joule": "samples a joule",
@@ -92,7 +92,7 @@ def _question(question: BestQuestion) -> Iterator[Block]:
     if question.title:
         yield Prose(f"{question.name}: {question.title}.")
     steps = f" ({count(question.for_steps)} steps)" if question.for_steps is not None else ""
-    rows = [("judged by", OBJECTIVES.get(question.objective, question.objective) + steps)]
+    rows = [("judged by", OBJECTIVE_TITLES.get(question.objective, question.objective) + steps)]
     batch = "free" if question.global_batch is None else count(question.global_batch, "samples")
     rows += [("global batch", batch), ("budget", duration(question.budget_s))]
     rows += [

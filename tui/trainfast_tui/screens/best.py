@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from textual.app import ComposeResult
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.search.best.asked import BestAsked
+from trainfast_runner.search.best.request import BestRequest
 from trainfast_runner.settings.knob_type import whole_number
 from trainfast_runner.settings.knobs import defaults
 from trainfast_tui.control.messages import BestPlanned, Notified
@@ -20,7 +20,7 @@ from trainfast_tui.session import Session
 from trainfast_tui.text.best_state import open_values, orders_in_force, setting_words, settings_of
 from trainfast_tui.text.format import duration
 from trainfast_tui.text.lines import Paragraph, Tone
-from trainfast_tui.widgets.best_question import DIALOGS, QuestionDialogs, asked_of, best_question_rows
+from trainfast_tui.widgets.best_question import DIALOGS, QuestionDialogs, best_question_rows, request_of
 from trainfast_tui.widgets.best_view import BestView
 from trainfast_tui.widgets.strips import Footer
 
@@ -102,7 +102,7 @@ class BestScreen(AppScreen):
         """Take in the plan; leave other messages to the app."""
         planned = message.content
         # The plan of an earlier question may come late.
-        if isinstance(planned, BestPlanned) and planned.question is self.session.best.question:
+        if isinstance(planned, BestPlanned) and planned.request is self.session.best.request:
             self._planned = planned
             self._show()
 
@@ -133,7 +133,7 @@ class BestScreen(AppScreen):
             waited = "" if control.asked_ns is None else duration(max(0, self._now_ns - control.asked_ns) // 10**9)
             rows: list[Paragraph] = [("", f"The knobs are being checked… {waited}", "text")]
         else:
-            asked = control.question or BestAsked()
+            asked = control.request or BestRequest()
             question = best_question_rows(asked, self._planned.global_batch, fresh=control.is_fresh)
             of_script = next_run is not None and next_run.script is not None
             rows = [("", WHY_OF_SCRIPT if of_script else WHY, "muted"), ("", ENTER, "title")]
@@ -179,7 +179,7 @@ class BestScreen(AppScreen):
         if control.is_going_on:
             self.session.post(Notified("The search goes on; B shows it."))
         elif self._search is None:
-            control.question, control.is_fresh = None, False
+            control.request, control.is_fresh = None, False
         self.dismiss()
 
     def action_apply(self) -> None:
@@ -298,19 +298,19 @@ class BestScreen(AppScreen):
             control.is_fresh = True
             self._plan_question(asked)
 
-    def _question_to_change(self) -> BestAsked | None:
+    def _question_to_change(self) -> BestRequest | None:
         """Return the question of the shown search, else of the next one; None with a notice if a search is live."""
         control, search = self.session.best, self._search
         if control.is_going_on:
             self.notify("The search is live: s stops it, then another question can be put.", severity="warning")
             return None
         if search is not None and search.so_far.question is not None:
-            return asked_of(search.so_far.question)
-        return control.question or BestAsked()
+            return request_of(search.so_far.question)
+        return control.request or BestRequest()
 
-    def _plan_question(self, question: BestAsked) -> None:
+    def _plan_question(self, question: BestRequest) -> None:
         """Show the plan of this question, in place of a search that has ended."""
-        self.session.best.question, self._is_asking = question, True
+        self.session.best.request, self._is_asking = question, True
         self.notify("")
         self._make_plan()
 
@@ -347,7 +347,7 @@ class BestScreen(AppScreen):
         spec = session.next_run.spec
         question = search.so_far.question if search is not None else None
         if question is not None and search is not None:
-            session.best.question = asked_of(question)
+            session.best.request = request_of(question)
             if search.state in UNFINISHED:
                 spec = spec_again(question, spec)
         fresh = search is None and session.best.is_fresh

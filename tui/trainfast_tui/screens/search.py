@@ -30,7 +30,7 @@ class SearchScreen(AppScreen):
         super().__init__(session)
         self._next_run = next_run
         self._search: SearchSnapshot | None = None
-        self._is_asking = not (session.search.is_going_on or session.has_answer_for_knobs())
+        self._is_asking = not (session.batch.is_going_on or session.has_answer_for_knobs())
         """True while the question of a search is put."""
 
     def compose(self) -> ComposeResult:
@@ -50,19 +50,19 @@ class SearchScreen(AppScreen):
             self.view.show_question(batch_question_rows(spec, limit, self._earlier()))
             self._show_useful_keys()
         else:
-            self._show(self.session.search.current, snapshot.taken_ns if snapshot is not None else 0)
+            self._show(self.session.batch.current, snapshot.taken_ns if snapshot is not None else 0)
 
     def _earlier(self) -> SearchSnapshot | None:
         """The newest search of these knobs; None without one."""
-        search = self.session.search.current
+        search = self.session.batch.current
         return search if search is not None and is_about(search, self._next_run.spec) else None
 
     def show_snapshot(self, snapshot: Snapshot) -> None:
         """Paint the newest snapshot of the search."""
-        if self.session.search.is_going_on:
+        if self.session.batch.is_going_on:
             self._is_asking = False
         if not self._is_asking:
-            self._show(self.session.search.current, snapshot.taken_ns)
+            self._show(self.session.batch.current, snapshot.taken_ns)
 
     def _show(self, search: SearchSnapshot | None, now_ns: int = 0) -> None:
         """Paint the search as of `now_ns` (CLOCK_MONOTONIC); None while it is being started."""
@@ -70,13 +70,13 @@ class SearchScreen(AppScreen):
             # A notice about the state before is outdated.
             self.show_notice("")
         self._search = search
-        self.view.show(search, now_ns, self.session.search.asked_ns)
+        self.view.show(search, now_ns, self.session.batch.asked_ns)
         self._show_useful_keys()
 
     def _show_useful_keys(self) -> None:
         """Leave out of the footer the keys that do nothing now, and label the others by what they do."""
         search, footer = self._search, self.query_one(Footer)
-        is_going_on = self.session.search.is_going_on
+        is_going_on = self.session.batch.is_going_on
         useless = {
             "apply": self.view.chosen is None and not self._is_asking,
             "pause": search is None or not search.is_live,
@@ -104,15 +104,15 @@ class SearchScreen(AppScreen):
         self._show_useful_keys()
 
     def action_leave(self) -> None:
-        if self.session.search.is_going_on:
+        if self.session.batch.is_going_on:
             self.session.post(Notified("The search goes on; b shows it."))
         self.dismiss()
 
     def action_cancel(self) -> None:
-        self.show_notified(self.session.search.stop())
+        self.show_notified(self.session.batch.stop())
 
     def action_pause(self) -> None:
-        self.show_notified(self.session.search.toggle_pause())
+        self.show_notified(self.session.batch.toggle_pause())
 
     def _start(self, *, fresh: bool = False) -> None:
         """Start the search of the next run; a live run is stopped first if the person agrees."""
@@ -142,7 +142,7 @@ class SearchScreen(AppScreen):
         if search is not None and search.is_live:
             self.notify("The search is live; s stops it.", severity="warning")
             return
-        if self.session.search.is_going_on:
+        if self.session.batch.is_going_on:
             self.notify("The search is starting.", severity="warning")
             return
         # The journal of an interrupted or cancelled search is continued; an answered one leaves nothing to do.
@@ -161,7 +161,7 @@ class SearchScreen(AppScreen):
                 words = "Applied, but the search had other knobs: this may not fit with these."
                 session.post(Notified(words, "warning"))
             self.dismiss()
-        elif session.search.is_going_on:
+        elif session.batch.is_going_on:
             # While the knobs are checked, the screen says that; a notice would take its place.
             if search is not None:
                 self.notify("There is no answer yet.", severity="warning")

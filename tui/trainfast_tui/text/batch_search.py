@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trainfast_runner.records.run_file import TRIAL
+from trainfast_runner.records.run_file import CONFIRM, TRIAL
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.cooling import search_cooling_words
 from trainfast_tui.text.lines import Paragraph
@@ -136,7 +136,7 @@ def state_words(search: SearchSnapshot, now_ns: int | None = None) -> str:
         return search_cooling_words(search.cooling[-1], now_ns)
     if search.waits_for is not None and search.state in ("running", "starting"):
         return f"waiting for {fmt.plain(search.waits_for)} to end"
-    if search.state == "running" and step is not None and step.action in ("probe", "prove"):
+    if search.state == "running" and step is not None and step.action in ("probe", CONFIRM):
         verb = "probing" if step.action == "probe" else "confirming in a fresh process"
         return f"{verb}: batch_size {step.batch_size:,}"
     if search.state == "running" and step is not None and not any(one.outcome == "fits" for one in search.probes):
@@ -171,7 +171,7 @@ def _under_way(search: SearchSnapshot) -> str:
     """Name the process that a pause waits for."""
     if search.next is None:
         return "the model is built and its memory predicted"
-    return "this confirmation run" if search.next.action == "prove" else "this probe"
+    return "this confirmation run" if search.next.action == CONFIRM else "this probe"
 
 
 def warm_words(role: str | None, tried: Sequence[int]) -> str:

@@ -51,7 +51,7 @@ def state_of(search: BestSnapshot, now_ns: int | None = None) -> str:
         return search_cooling_words(so_far.cooling, now_ns)
     if so_far.waits_for is not None and search.state in ("running", "starting"):
         return f"waiting for {fmt.plain(so_far.waits_for)} to end"
-    if search.state == "answered" and ended is not None and ended.found is not None:
+    if search.state == "answered" and ended is not None and ended.answer is not None:
         return _answer_words(so_far)
     if search.state == "nothing_fits" and ended is not None:
         missing = f": the smallest is {fmt.size(ended.missing_bytes)} too large" if ended.missing_bytes else ""
@@ -84,7 +84,7 @@ def doing_words(so_far: BestSoFar) -> str:
 
 
 def _answer_words(so_far: BestSoFar) -> str:
-    found = so_far.ended.found if so_far.ended is not None else None
+    found = so_far.ended.answer if so_far.ended is not None else None
     assert found is not None
     assert so_far.space is not None
     tried = found.tried_in_budget

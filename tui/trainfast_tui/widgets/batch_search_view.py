@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from trainfast_runner.records.run_file import CONFIRM
 from trainfast_runner.search.fit import MemoryLines
 from trainfast_runner.search.journal import ConfirmationRun, Probe, refuted_by
 from trainfast_runner.search.search_follower import SearchSnapshot
@@ -187,7 +188,7 @@ def _time_words(search: SearchSnapshot, now_ns: int) -> str:
     if expected is None or expected < 1 or search.state == "starting" or search.cooling or search.waits_for:
         return elapsed
     about = f"about {fmt.duration(expected)}"
-    if search.next is not None and search.next.action == "prove":
+    if search.next is not None and search.next.action == CONFIRM:
         # Its process starts first, which takes an unknown time.
         return f"{elapsed}, its steps take {about}"
     is_late = search.since_ns is not None and (now_ns - search.since_ns) / 1e9 > 1.5 * expected
@@ -311,7 +312,7 @@ def _next_lines(search: SearchSnapshot, width: int) -> list[Line]:
     if stands and not search.is_decided:
         return [[("next: decided from these when the search continues", "text")]]
     when = "next" if stands or search.waits_for else "now"
-    what = {"probe": "probe ", "prove": "confirm "}.get(step.action, "")
+    what = {"probe": "probe ", CONFIRM: "confirm "}.get(step.action, "")
     batch = f"{what}batch_size {step.batch_size:,}, " if step.batch_size is not None else ""
     return paragraph(f"{when}: {batch}{step.why}", width, "text", 3)
 

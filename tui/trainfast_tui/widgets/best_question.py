@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.search.best.asked import BestAsked, read_budget
 from trainfast_runner.search.best.candidates import BATCH_KNOBS
+from trainfast_runner.search.best.request import BestRequest, read_budget
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.vary import read_vary
@@ -27,14 +27,14 @@ ALL = "every knob that keeps the training the same"
 AS_SET = "as the knobs are set"
 FRESH = "yes: begins anew, without the effects of earlier searches"
 NOT_FRESH = "no: an unfinished search goes on; effects of earlier ones choose the first trials"
-OBJECTIVES = {
+OBJECTIVE_HINTS = {
     "samples_per_s": "the most samples a second",
     "tokens_per_s": "the most tokens a second, which compares values of seq_len as well",
     "samples_per_joule": "the most samples a joule; needs a GPU with an energy counter",
     "time": "the least time for a start and a number of steps",
 }
 Fields = dict[str, object]
-"""Fields of `BestAsked` by name."""
+"""Fields of `BestRequest` by name."""
 
 
 def vary_text(vary: Mapping[str, Sequence[KnobValue]]) -> str:
@@ -42,9 +42,9 @@ def vary_text(vary: Mapping[str, Sequence[KnobValue]]) -> str:
     return " ".join(f"{name}={','.join(map(BY_NAME[name].show, values))}" for name, values in vary.items())
 
 
-def asked_of(question: BestQuestion) -> BestAsked:
+def request_of(question: BestQuestion) -> BestRequest:
     """Return the question of a search as it would be put again."""
-    return BestAsked(
+    return BestRequest(
         vary=question.vary,
         global_batch=question.global_batch,
         objective=question.objective,
@@ -53,7 +53,7 @@ def asked_of(question: BestQuestion) -> BestAsked:
     )
 
 
-def best_question_rows(asked: BestAsked, own_batch: int | None, *, fresh: bool) -> list[tuple[str, str]]:
+def best_question_rows(asked: BestRequest, own_batch: int | None, *, fresh: bool) -> list[tuple[str, str]]:
     """Return the key and name of each part of the question, and its value; `own_batch` is that of the knobs, if known.
 
     A `fresh` search uses no earlier one.
@@ -68,7 +68,7 @@ def best_question_rows(asked: BestAsked, own_batch: int | None, *, fresh: bool) 
     return [
         ("v vary", vary_text(asked.vary) or ALL),
         ("g global batch", batch),
-        ("o objective", f"{OBJECTIVES[asked.objective]}{steps}"),
+        ("o objective", f"{OBJECTIVE_HINTS[asked.objective]}{steps}"),
         ("t time budget", f"{fmt.duration(asked.budget_s)}, without the runs that confirm the best"),
         ("f fresh", FRESH if fresh else NOT_FRESH),
     ]
@@ -79,12 +79,12 @@ class QuestionDialogs:
     """A dialog for each part of the question `asked`; `on_question` gets the question with the answer."""
 
     app: App[None]
-    asked: BestAsked
+    asked: BestRequest
     planned: Mapping[str, Sequence[KnobValue]]
     """The varied values of the present question, where `asked` names none."""
     steps: int
     """The steps of the next run, proposed as the length of a training."""
-    on_question: Callable[[BestAsked], None]
+    on_question: Callable[[BestRequest], None]
 
     def ask_vary(self) -> None:
         """Ask for the knobs to vary and their values."""
@@ -108,7 +108,7 @@ class QuestionDialogs:
             elif isinstance(name, str):
                 self._change({"objective": name, "for_steps": None})
 
-        self.app.push_screen(Pick("Search for", list(OBJECTIVES.items()), self.asked.objective), on_objective)
+        self.app.push_screen(Pick("Search for", list(OBJECTIVE_HINTS.items()), self.asked.objective), on_objective)
 
     def ask_budget(self) -> None:
         """Ask for the time budget."""

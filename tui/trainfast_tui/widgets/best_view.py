@@ -170,10 +170,10 @@ def _time_words(search: BestSnapshot, now_ns: int) -> str:
 def _answer_rows(search: BestSnapshot, width: int, height: int) -> list[Line]:
     """The effects, the runner-ups and the verdict counts; empty before there is an answer."""
     ended = search.so_far.ended
-    if ended is None or ended.found is None or search.so_far.space is None:
+    if ended is None or ended.answer is None or search.so_far.space is None:
         return []
-    effects = effect_rows(ended.found, width)
-    rest = rest_rows(search.so_far, ended.found, width, 2 if height < 40 else 6)
+    effects = effect_rows(ended.answer, width)
+    rest = rest_rows(search.so_far, ended.answer, width, 2 if height < 40 else 6)
     most = max(4, height - 6 - len(rest))
     if len(effects) > most:
         effects = [*effects[: most - 1], [(f"and {len(effects) - most + 1} values that gave less", "muted")]]

@@ -211,7 +211,8 @@ def _effects(cold: ColdRuns, best: int) -> Iterator[Effect]:
             if level == base:
                 continue
             pairs = (
-                (levels.turned(place, name, level), levels.turned(place, name, base)) for place in (best, baseline)
+                (levels.with_level(place, name, level), levels.with_level(place, name, base))
+                for place in (best, baseline)
             )
             one, other = next((pair for pair in pairs if None not in pair), (None, None))
             if one is None or other is None:

@@ -75,7 +75,7 @@ class BestSoFar:
     @property
     def answer(self) -> BestAnswer | None:
         """The answer, or the best so far of a cancelled search; None before either."""
-        return None if self.ended is None else self.ended.found
+        return None if self.ended is None else self.ended.answer
 
     @cached_property
     def is_paused(self) -> bool:

@@ -238,7 +238,7 @@ class ColdRuns:
         """The candidate with one knob at the baseline's value; None where there is none that can run."""
         levels = self.state.posterior.levels
         base = levels.settings[self.baseline][levels.names.index(knob)]
-        found = levels.turned(number, knob, base)
+        found = levels.with_level(number, knob, base)
         return None if found is None or found in self.state.ruled_out else found
 
     def is_near_limit(self, number: int) -> bool:

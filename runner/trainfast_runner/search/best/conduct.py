@@ -91,10 +91,10 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         self._survey = best.survey
         self._space = best.space
         self._ceiling = ceiling_here(home, best.plan)
-        self._left = LeftBestRuns(home, directory.name, self._lines)
+        self._left_runs = LeftBestRuns(home, directory.name, self._lines)
         self._process_knobs: RecordedKnobs = {}
         self._process_uuids: list[str] = []
-        self._before: BestState | None = None
+        self._previous_state: BestState | None = None
 
     def first_line(self, conducted: Conducted) -> Conducted:
         """Return the line as it is: a best-fit search has no options of its own here."""
@@ -103,12 +103,12 @@ class BestConductor(Conductor[BestLine, BestEnded]):
     def end_line(self, state: str, reason: str) -> BestEnded:
         """Return an end with the best found so far, if anything was measured."""
         is_cancelled = state == "cancelled" and any(isinstance(line, Space) for line in self._lines)
-        return BestEnded(state=state, reason=reason, found=answer_so_far(self._lines) if is_cancelled else None)
+        return BestEnded(state=state, reason=reason, answer=answer_so_far(self._lines) if is_cancelled else None)
 
     def open(self) -> None:
         """Take over what an earlier conductor left, and list the candidates with their predictions."""
-        self._left.end_warm_processes()
-        for launched, left in self._left.cold_runs():
+        self._left_runs.end_warm_processes()
+        for launched, left in self._left_runs.cold_runs():
             self._follow(launched, left)
         space = next((line for line in reversed(self._lines) if isinstance(line, Space)), None)
         if space is None:
@@ -141,9 +141,9 @@ class BestConductor(Conductor[BestLine, BestEnded]):
             return self._last_line(move)
         assert move.candidate is not None
         if move.action == "trial":
-            self._trial(move, move.candidate)
+            self._take_trial(move, move.candidate)
         else:
-            self._cold(move, move.candidate)
+            self._take_cold_run(move, move.candidate)
         return None
 
     def _check_budget(self) -> None:
@@ -162,14 +162,14 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         self._end_process()
         excess = [one.excess_bytes for one in self._space.candidates if one.excess_bytes is not None]
         reason = move.why
-        if move.state == "nothing_fits" and not excess:
+        if move.end_state == "nothing_fits" and not excess:
             reason += f": {closest_to_fit(self._state().ruled_out.values()).reason}"
         return BestEnded(
-            state=move.state,
+            state=move.end_state,
             reason=reason,
             stopped_because=move.stopped_because,
-            found=answer_of(self._state()) if move.state == "answered" else None,
-            missing_bytes=min(excess, default=None) if move.state == "nothing_fits" else None,
+            answer=answer_of(self._state()) if move.end_state == "answered" else None,
+            missing_bytes=min(excess, default=None) if move.end_state == "nothing_fits" else None,
         )
 
     def _survey_while_starting(self) -> None:
@@ -186,10 +186,10 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         self._space = surveyed.result()
         self._write(self._space)
 
-    def _trial(self, move: Move, number: int) -> None:
+    def _take_trial(self, move: Move, number: int) -> None:
         """Measure a candidate: in the warm process of its process knobs, in a new one, or in a run by itself."""
         if not self._survey.tries_warm:
-            self._trial_by_itself(move, number)
+            self._take_trial_by_itself(move, number)
             return
         if move.cold:
             self._end_process()
@@ -202,7 +202,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
             candidate=number,
             knobs=knobs,
             samples_per_step=candidate.samples_per_step,
-            rule=move.steps,
+            rule=move.step_rule,
             needs_energy=self._question.objective == "samples_per_joule",
             counts=self._is_usually_disturbed(number),
         )
@@ -213,27 +213,27 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         trial, has_ended = taken
         is_warm = any(isinstance(line, Trial) and line.run_id == trial.run_id for line in self._lines)
         self._write(msgspec.structs.replace(trial, warm=is_warm, repeats=move.repeats))
-        self._bound(process)
+        self._add_flops_bounds(process)
         if has_ended:
             process.wait_for_end()
             self._ended_process(process)
         elif not self._is_turned_warm(number):
             self._end_process()
 
-    def _trial_by_itself(self, move: Move, number: int) -> None:
+    def _take_trial_by_itself(self, move: Move, number: int) -> None:
         """Measure a candidate in a run by itself, or take the one that a killed conductor left, once it has ended.
 
         It has as many steps as the noise so far asks for.
         """
-        self._left.end()
-        candidate, rule, began_s = self._space.candidates[number], move.steps, self._clock_s()
+        self._left_runs.end()
+        candidate, rule, began_s = self._space.candidates[number], move.step_rule, self._clock_s()
         deviation = self._state().measured.step_deviation
         steps = UNTIMED + steps_for(deviation, rule.standard_error, rule.least, rule.most)
         plan = self._trial_plan(number, steps=steps, timing_warmup=UNTIMED)
         if plan is None:
             return
         launched = LaunchedBest(run_id="", role=TRIAL, candidate=number)
-        left = self._left.take_trial(plan)
+        left = self._left_runs.take_trial(plan)
         if left is not None:
             self._write(msgspec.structs.replace(launched, run_id=left.name))
         plan = self._survey.trial_of(plan, self._space, number, self._lines)
@@ -270,7 +270,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         knobs = spec_of(self._survey.spec, self._space.candidates[number].knobs).knobs
         return allows_warm_trials(str(knobs["strategy"]), str(knobs["engine"]), str(knobs["compile"]))
 
-    def _bound(self, process: WarmProcess) -> None:
+    def _add_flops_bounds(self, process: WarmProcess) -> None:
         """Add the bounds by FLOPs to the candidates, once a process has counted its model's."""
         if self._ceiling is None or any(one.least_s_per_sample for one in self._space.candidates):
             return
@@ -284,7 +284,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         if self._process is not None and self._process_knobs == candidate.process:
             return self._process
         self._end_process()
-        self._left.end()
+        self._left_runs.end()
         began_s = self._clock_s()
         plan = self._trial_plan(number)
         if plan is None:
@@ -318,22 +318,22 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         self._write(msgspec.structs.replace(launched, run_id=directory.name))
         return directory
 
-    def _cold(self, move: Move, number: int) -> None:
+    def _take_cold_run(self, move: Move, number: int) -> None:
         """Measure a candidate in a fresh process, or take the same run of a killed conductor."""
         self._end_process()
         launched = LaunchedBest(run_id="", role=move.action, candidate=number, knob=move.knob)
         if move.action == "limit":
             plan = self._plan_of(number, limited=True, steps=LIMIT_STEPS, timing_warmup=1)
         else:
-            steps = self._cold_steps() or TIMING_WARMUP + move.steps.most
+            steps = self._cold_steps() or TIMING_WARMUP + move.step_rule.most
             plan = self._plan_of(number, steps=steps, timing_warmup=TIMING_WARMUP)
             plan = with_predicted_speed(plan, self._home)
-        left = self._left.take(plan)
-        if left is None:
-            left = self._start(plan, COLD, launched)
+        directory = self._left_runs.take(plan)
+        if directory is None:
+            directory = self._start(plan, COLD, launched)
         else:
-            self._write(msgspec.structs.replace(launched, run_id=left.name))
-        self._follow(launched, left)
+            self._write(msgspec.structs.replace(launched, run_id=directory.name))
+        self._follow(launched, directory)
 
     def _cold_steps(self) -> int | None:
         """Steps of the search's cold runs so far: losses compare after equally many; None before the first."""
@@ -389,8 +389,9 @@ class BestConductor(Conductor[BestLine, BestEnded]):
 
     def _state(self) -> BestState:
         warm = None if self._process is None else self._process.directory.name
-        self._before = state_of_best_journal(self._lines, worked_seconds(self._lines), warm, self._before)
-        return self._before
+        spent_s = worked_seconds(self._lines)
+        self._previous_state = state_of_best_journal(self._lines, spent_s, warm, self._previous_state)
+        return self._previous_state
 
 
 def _is_disturbed(line: Trial | ColdRun) -> bool:

@@ -27,7 +27,7 @@ HOPELESS = 0.7
 
 @dataclass(frozen=True)
 class Move:
-    """The next step. `action` is trial, race, confirm, limit, turn_back or end; `state` is that of an end.
+    """The next step. `action` is trial, race, confirm, limit, turn_back or end; `end_state` is that of an end.
 
     A `cold` trial needs a new process; `repeats` marks the repeat of a process's first setting. `rate`, `low` and
     `high` are the leader's samples/s, `chance` the probability that going on finds 2 % more in about `price_s`.
@@ -39,8 +39,8 @@ class Move:
     knob: str | None = None
     cold: bool = False
     repeats: bool = False
-    steps: StepRule = ORDINARY
-    state: str = ""
+    step_rule: StepRule = ORDINARY
+    end_state: str = ""
     stopped_because: str = ""
     leader: int | None = None
     rate: float | None = None
@@ -61,7 +61,8 @@ def _next_trial(state: BestState, prospects: Prospects) -> Move | None:
     """The next trial, or the end of a search that measures nothing; None once the trials are over."""
     if ColdRuns(state).begun and state.leader is not None:
         return None
-    return _baseline(state) or _without_leader(state) or _opening(state, prospects) or _loop(state, prospects)
+    first = _baseline(state) or _without_leader(state) or _trial_in_first_process(state, prospects)
+    return first or _most_promising_trial(state, prospects)
 
 
 def _baseline(state: BestState) -> Move | None:
@@ -71,13 +72,13 @@ def _baseline(state: BestState) -> Move | None:
         return None
     ran = [trial for trial in state.trials if trial.candidate == number]
     if any(one.outcome in UNUSABLE for one in ran):
-        return _end("failed", f"the baseline failed: {ran[-1].reason}")
+        return _move_to_end("failed", f"the baseline failed: {ran[-1].reason}")
     if sum(one.outcome == "void" for one in ran) >= MOST_VOID:
-        return _end("failed", f"other processes took the machine in {MOST_VOID} trials of the baseline")
-    return None if number in state.ruled_out else _trial(state, number, "the baseline, to compare with")
+        return _move_to_end("failed", f"other processes took the machine in {MOST_VOID} trials of the baseline")
+    return None if number in state.ruled_out else _move_to_trial(state, number, "the baseline, to compare with")
 
 
-def _opening(state: BestState, prospects: Prospects) -> Move | None:
+def _trial_in_first_process(state: BestState, prospects: Prospects) -> Move | None:
     """In the baseline's process: the largest batch that fits, then each warm knob's other values there."""
     process = state.candidates[state.space.baseline].process
     if any(state.candidates[trial.candidate].process != process for trial in state.trials):
@@ -85,34 +86,34 @@ def _opening(state: BestState, prospects: Prospects) -> Move | None:
     if state.spent_s > CONFIRMING_SHARE * state.question.budget_s:
         return None
     ran = {trial.candidate for trial in state.trials if trial.run_id not in state.measured.void}
-    for number, why in _openers(state):
+    for number, why in _first_process_trials(state):
         if number not in ran and number in prospects.affordable:
-            return _trial(state, number, why)
+            return _move_to_trial(state, number, why)
     return None
 
 
-def _openers(state: BestState) -> list[tuple[int, str]]:
-    """The trials of the opening, each with its reason."""
+def _first_process_trials(state: BestState) -> list[tuple[int, str]]:
+    """The trials in the baseline's process, each with its reason."""
     levels, first = state.posterior.levels, state.space.baseline
     process = state.candidates[first].process
     group = {number for number in state.alive if state.candidates[number].process == process}
     found: list[tuple[int, str]] = []
-    place = first
+    base = first
     if "batch_size" in levels.names:
-        sizes = [levels.turned(first, "batch_size", level) for level in range(len(levels.values["batch_size"]))]
+        sizes = [levels.with_level(first, "batch_size", level) for level in range(len(levels.values["batch_size"]))]
         fitting = [number for number in sizes if number is not None and number in group]
-        place = max(fitting, key=lambda number: _batch(state, number), default=first)
-        if place != first:
-            found.append((place, "the largest batch that fits"))
+        base = max(fitting, key=lambda number: _batch(state, number), default=first)
+        if base != first:
+            found.append((base, "the largest batch that fits"))
     for name in levels.names:
         for level, value in enumerate(levels.values[name]):
-            number = levels.turned(place, name, level)
-            if number in group and number not in (None, place) and name != "batch_size":
+            number = levels.with_level(base, name, level)
+            if number in group and number not in (None, base) and name != "batch_size":
                 found.append((number, f"{name}={_shown(name, value)} at that batch"))
     return found
 
 
-def _loop(state: BestState, prospects: Prospects) -> Move | None:
+def _most_promising_trial(state: BestState, prospects: Prospects) -> Move | None:
     """The trial of the greatest expected improvement a second; None when the trials end."""
     if _stopped(state, prospects):
         return None
@@ -125,9 +126,9 @@ def _loop(state: BestState, prospects: Prospects) -> Move | None:
     if number in tries:
         gain = prospects.gains[number][0]
         why = f"{100 * prospects.chances[number]:.0f} % chance of 2 % more, expected {100 * math.expm1(gain):+.1f} %"
-        return _trial(state, number, why)
+        return _move_to_trial(state, number, why)
     new = ", ".join(_new_values(state, number))
-    return _trial(state, number, f"{new} was never run")
+    return _move_to_trial(state, number, f"{new} was never run")
 
 
 def _stopped(state: BestState, prospects: Prospects) -> str | None:
@@ -155,16 +156,16 @@ def _without_leader(state: BestState) -> Move | None:
     left = [number for number in state.alive if number not in state.counted_trials]
     if not left:
         if state.ordered_out.keys() - state.ruled_out.keys():
-            return _end("failed", "your orders leave no setting that can be measured")
+            return _move_to_end("failed", "your orders leave no setting that can be measured")
         verdicts = {verdict.verdict for verdict in state.ruled_out.values()}
         if verdicts <= {"too_large", "incompatible"}:
-            return _end("nothing_fits", "no setting fits")
-        return _end("failed", "no setting could be measured")
+            return _move_to_end("nothing_fits", "no setting fits")
+        return _move_to_end("failed", "no setting could be measured")
     if state.spent_s > state.question.budget_s:
-        return _end("failed", f"no setting could be measured in the budget of {state.question.budget_s:g} s")
+        return _move_to_end("failed", f"no setting could be measured in the budget of {state.question.budget_s:g} s")
     sizes = {one: (state.candidates[one].predicted_bytes or 0, _batch(state, one)) for one in left}
     number = min(left, key=lambda one: sizes[one])
-    return _trial(state, number, f"{_why_no_baseline(state)}: the smallest setting first")
+    return _move_to_trial(state, number, f"{_why_no_baseline(state)}: the smallest setting first")
 
 
 def _why_no_baseline(state: BestState) -> str:
@@ -183,10 +184,10 @@ def _finish(state: BestState, prospects: Prospects) -> Move:
     run = next_cold_run(state)
     if run is None:
         because = _stopped(state, prospects) or "the runs that confirm had begun"
-        return replace(_end("answered", because), stopped_because=because)
+        return replace(_move_to_end("answered", because), stopped_because=because)
     steps = ColdRuns(state).steps
     rule = StepRule(steps, steps, COLD_ERROR)
-    return Move(run.action, run.candidate, run.why, knob=run.knob, cold=True, steps=rule)
+    return Move(run.action, run.candidate, run.why, knob=run.knob, cold=True, step_rule=rule)
 
 
 def _closing_visit(state: BestState, move: Move) -> Move:
@@ -200,10 +201,11 @@ def _closing_visit(state: BestState, move: Move) -> Move:
         return move
     first = visit[0].candidate
     why = "the first setting of this process again: a change would be drift"
-    return Move("trial", first, why, repeats=True, steps=StepRule(least=max(LEAST_TIMED_STEPS, len(visit[0].step_ms))))
+    rule = StepRule(least=max(LEAST_TIMED_STEPS, len(visit[0].step_ms)))
+    return Move("trial", first, why, repeats=True, step_rule=rule)
 
 
-def _trial(state: BestState, number: int, why: str) -> Move:
+def _move_to_trial(state: BestState, number: int, why: str) -> Move:
     give_up = None
     leader = state.leader
     if leader is not None and state.question.objective != "samples_per_joule":
@@ -211,7 +213,7 @@ def _trial(state: BestState, number: int, why: str) -> Move:
         give_up = 1000 * state.candidates[number].samples_per_step / (HOPELESS * pace)
         if state.question.objective in ("time", "tokens_per_s"):
             give_up = _give_up_by_value(state, number, leader)
-    return Move("trial", number, why, cold=not state.is_warm(number), steps=StepRule(give_up_ms=give_up))
+    return Move("trial", number, why, cold=not state.is_warm(number), step_rule=StepRule(give_up_ms=give_up))
 
 
 def _give_up_by_value(state: BestState, number: int, leader: int) -> float | None:
@@ -223,8 +225,8 @@ def _give_up_by_value(state: BestState, number: int, leader: int) -> float | Non
     return 1000 * left / (state.question.for_steps or 1) if left > 0 else None
 
 
-def _end(state: str, why: str) -> Move:
-    return Move("end", None, why, state=state, stopped_because=why)
+def _move_to_end(state: str, why: str) -> Move:
+    return Move("end", None, why, end_state=state, stopped_because=why)
 
 
 def _with_figures(move: Move, state: BestState, prospects: Prospects) -> Move:

@@ -89,7 +89,7 @@ class Levels:
             self._shares[setting] = both, pairs
         return self._shares[setting]
 
-    def turned(self, number: int, name: str, level: int) -> int | None:
+    def with_level(self, number: int, name: str, level: int) -> int | None:
         """The candidate that differs only by a knob's level, and by knobs that this level decides; None without one."""
         setting = list(self.settings[number])
         setting[self.names.index(name)] = level

@@ -266,13 +266,13 @@ class BestAnswer(msgspec.Struct, frozen=True, kw_only=True):
 class BestEnded(Line, frozen=True, kw_only=True, tag="best-ended"):
     """The end: answered, nothing_fits, failed or cancelled.
 
-    After `cancelled` the same command continues, and `found` is the best so far.
+    After `cancelled` the same command continues, and `answer` is the best so far.
     """
 
     state: str
     reason: str = ""
     stopped_because: str = ""
-    found: BestAnswer | None = None
+    answer: BestAnswer | None = msgspec.field(default=None, name="found")
     missing_bytes: int | None = None
     seconds: float = 0.0
 

@@ -13,11 +13,11 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.best.asked import BestAsked, check_asked
 from trainfast_runner.search.best.baseline_cost import check_budget
 from trainfast_runner.search.best.candidates import BATCH_KNOBS, MESH, default_global_batch, spec_of
 from trainfast_runner.search.best.journal import BestQuestion, Space, read_best_journal
 from trainfast_runner.search.best.priors import earlier_effects
+from trainfast_runner.search.best.request import BestRequest, check_request
 from trainfast_runner.search.best.survey import ModelSurvey, Survey
 from trainfast_runner.search.best.varied import vary_of
 from trainfast_runner.search.cool_down import check_coolable
@@ -50,7 +50,7 @@ class BestPlan:
     space: Space
 
 
-def plan_best(spec: RunSpec, asked: BestAsked, options: BestOptions, python: str | None = None) -> BestPlan:
+def plan_best(spec: RunSpec, asked: BestRequest, options: BestOptions, python: str | None = None) -> BestPlan:
     """Check a question against this machine and the training Python. Raises UserError; starts nothing.
 
     Without a global batch the preset's own is kept, so that the training stays the same, unless the batch is varied.
@@ -58,7 +58,7 @@ def plan_best(spec: RunSpec, asked: BestAsked, options: BestOptions, python: str
     spec = replace(spec, data=expand_paths(spec.data))
     # `devices` is a ceiling: the preset's own run may use fewer.
     plan = planning.plan_run(spec_of(spec, {}), python)
-    check_asked(asked, plan)
+    check_request(asked, plan)
     check_coolable(plan, options.cool_to_c)
     survey = ModelSurvey(spec, plan)
     own = default_global_batch(spec, survey.machine)
@@ -81,13 +81,13 @@ def plan_best(spec: RunSpec, asked: BestAsked, options: BestOptions, python: str
     return BestPlan(question, plan, survey, space)
 
 
-def global_batch_of(asked: BestAsked, own: int) -> int | None:
+def global_batch_of(asked: BestRequest, own: int) -> int | None:
     """Samples of one optimizer step of every candidate: as asked, else the preset's `own`; None where they are free."""
     is_free = asked.global_batch is None and any(name in asked.vary for name in BATCH_KNOBS)
     return None if is_free else asked.global_batch or own
 
 
-def question_of(spec: RunSpec, plan: RunPlan, asked: BestAsked, **fields: Any) -> BestQuestion:
+def question_of(spec: RunSpec, plan: RunPlan, asked: BestRequest, **fields: Any) -> BestQuestion:
     """The first line of a search's journal, without its id and key; `fields` are further ones of the line."""
     return BestQuestion(
         search_id="",

@@ -30,9 +30,9 @@ def earlier_effects(home: Home, question: BestQuestion, before: Path) -> list[Ea
         first = lines[0] if lines else None
         if not isinstance(first, BestQuestion) or not _is_alike(first, question):
             continue
-        if ended is None or ended.state != "answered" or ended.found is None:
+        if ended is None or ended.state != "answered" or ended.answer is None:
             continue
-        for effect in ended.found.effects:
+        for effect in ended.answer.effects:
             if effect.value in question.vary.get(effect.knob, ()):
                 known = EarlierEffect(
                     knob=effect.knob,

@@ -62,7 +62,7 @@ def best_report(directory: Path) -> dict[str, Any]:
 
 def _answer(ended: BestEnded | None, space: Space | None, lines: Sequence[BestLine]) -> dict[str, Any]:
     """The fields of the answer; None and empty lists before there is one. Where the noise decides, `winner` is None."""
-    answer = ended.found if ended is not None else None
+    answer = ended.answer if ended is not None else None
     if ended is None or answer is None or space is None:
         names = ("winner", "best", "baseline", "gain", "within_percent", "tried_in_budget")
         return {

@@ -16,10 +16,10 @@ from trainfast_runner.machine.cpu.device_names import CPU
 from trainfast_runner.machine.devices import Machine, detect_machine
 from trainfast_runner.records.script_run import OUR_KNOBS
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.best.asked import BestAsked, check_asked
 from trainfast_runner.search.best.candidates import BATCH_KNOBS, default_global_batch
 from trainfast_runner.search.best.journal import UNNAMED, BestLine, BestQuestion, Candidate, Space, Trial
 from trainfast_runner.search.best.opening import BestOptions, BestPlan, global_batch_of, question_of
+from trainfast_runner.search.best.request import BestRequest, check_request
 from trainfast_runner.search.best.script_memory import with_fitted_memory, with_seen_samples
 from trainfast_runner.search.best.step_rule import LEAST_TIMED_STEPS, UNTIMED
 from trainfast_runner.search.best.survey import Survey
@@ -92,7 +92,7 @@ class ScriptSurvey(Survey):
 
 
 def plan_script_best(
-    preset: ScriptPreset, settings: Sequence[str], asked: BestAsked, options: BestOptions, python: str | None = None
+    preset: ScriptPreset, settings: Sequence[str], asked: BestRequest, options: BestOptions, python: str | None = None
 ) -> BestPlan:
     """Check a question about a script against this machine. Raises UserError; starts nothing.
 
@@ -100,7 +100,7 @@ def plan_script_best(
     """
     trial_plan = trial_plan_of(preset, settings, python, SET_BY_A_SEARCH)
     plan = trial_plan({"steps": UNTIMED + LEAST_TIMED_STEPS, "timing_warmup": UNTIMED})
-    check_asked(asked, plan)
+    check_request(asked, plan)
     check_coolable(plan, options.cool_to_c)
     machine = detect_machine(plan.versions, plan.python or None).used_by(plan.spec.knobs.get("devices"))
     survey = ScriptSurvey(preset, plan, machine, trial_plan)
@@ -131,7 +131,7 @@ def plan_script_best(
     return BestPlan(question, plan, survey, survey.space(question))
 
 
-def _check(asked: BestAsked, named: Sequence[str], preset: ScriptPreset) -> None:
+def _check(asked: BestRequest, named: Sequence[str], preset: ScriptPreset) -> None:
     """Raise UserError for a question that a script's trials cannot answer."""
     if asked.objective == "tokens_per_s":
         raise UserError(

@@ -7,7 +7,7 @@ from trainfast_runner.settings.compatibility.facts import Facts, Rule
 from trainfast_runner.settings.knob_type import whole_number
 from trainfast_runner.worker.catalog import SCHEDULES
 
-OBJECTIVES = {
+PIPELINE_OBJECTIVES = {
     "llama": ("causal-lm",),
     "mistral": ("causal-lm",),
     "qwen3": ("causal-lm",),
@@ -21,16 +21,16 @@ OBJECTIVES = {
 def _family_can_be_cut(facts: Facts) -> None:
     family, objective = facts.config.get("model_type"), facts.spec.data.get("objective")
     strategy = facts.knobs["strategy"]
-    if isinstance(family, str) and family not in OBJECTIVES:
+    if isinstance(family, str) and family not in PIPELINE_OBJECTIVES:
         raise UserError(
-            f"strategy={strategy} can cut {', '.join(OBJECTIVES)} into stages, and the model is {family}",
+            f"strategy={strategy} can cut {', '.join(PIPELINE_OBJECTIVES)} into stages, and the model is {family}",
             key="strategy",
             advice="strategy=ddp or strategy=fsdp",
         )
-    if isinstance(family, str) and objective not in OBJECTIVES[family]:
+    if isinstance(family, str) and objective not in PIPELINE_OBJECTIVES[family]:
         raise UserError(
             f"strategy={strategy} can cut {family} into stages for data.objective="
-            f"{' or '.join(OBJECTIVES[family])}, not for data.objective={objective}",
+            f"{' or '.join(PIPELINE_OBJECTIVES[family])}, not for data.objective={objective}",
             key="strategy",
             advice="strategy=ddp",
         )

@@ -1,4 +1,4 @@
-"""The person's part of a best-fit question: the knobs to vary, the objective and the budget, as typed and checked."""
+"""What a person asks of a best-fit search: the knobs to vary, the objective and the budget, as typed and checked."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best.candidates import BATCH_KNOBS
 
-OBJECTIVES = ("samples_per_s", "tokens_per_s", "samples_per_joule", "time")
+SEARCH_OBJECTIVES = ("samples_per_s", "tokens_per_s", "samples_per_joule", "time")
 BUDGET_S = 600.0
 UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 TIMES = ("90s", "10m", "1.5h")
@@ -20,7 +20,7 @@ MOST_BUDGET_H = 365 * 24
 """The largest budget: a year."""
 
 
-class BestAsked(msgspec.Struct, frozen=True, kw_only=True):
+class BestRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The options of `search best`. An empty `vary` leaves the choice of knobs to the search.
 
     `global_batch` is None for the preset's own, or for any where `vary` names batch_size or grad_accum. `for_steps` is
@@ -45,14 +45,14 @@ def read_budget(text: str) -> float:
     return seconds
 
 
-def check_asked(asked: BestAsked, plan: RunPlan) -> None:
+def check_request(asked: BestRequest, plan: RunPlan) -> None:
     """Raise UserError for an objective that does not exist, cannot be measured here, or compares unequal work."""
-    if asked.objective not in OBJECTIVES:
+    if asked.objective not in SEARCH_OBJECTIVES:
         raise UserError(
             f"--objective {asked.objective}: no such objective",
             key="--objective",
-            allowed=OBJECTIVES,
-            nearest=nearest(asked.objective, OBJECTIVES),
+            allowed=SEARCH_OBJECTIVES,
+            nearest=nearest(asked.objective, SEARCH_OBJECTIVES),
         )
     if "seq_len" in asked.vary and asked.objective != "tokens_per_s":
         raise UserError(
@@ -75,7 +75,7 @@ def check_asked(asked: BestAsked, plan: RunPlan) -> None:
             raise UserError(f"{name} {value}: at least 1", key=name)
 
 
-def _check_time(asked: BestAsked) -> None:
+def _check_time(asked: BestRequest) -> None:
     if asked.for_steps is None:
         raise UserError("--objective time needs --for-steps N, the length of the training", key="--for-steps")
     if asked.global_batch is None and any(name in asked.vary for name in BATCH_KNOBS):
