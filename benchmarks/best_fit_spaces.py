@@ -242,7 +242,7 @@ class Recorded:
             for one in stored["candidates"]
         ]
         self.space = Space(candidates=candidates, baseline=stored["baseline"])
-        self._visits: list[dict[str, Any]] = [one for one in stored["visits"] if one["outcome"] == "measured"]
+        self._visits: list[dict[str, Any]] = stored["visits"]
         anchor_ms = statistics.median(trial["anchor_ms"] for visit in self._visits for trial in visit["trials"])
         by_setting: dict[int, list[float]] = {}
         for visit in self._visits:

@@ -38,8 +38,7 @@ def grid(folder: Path, factors: tuple[float, ...] = (1.0, 1.0, 1.0)) -> Recorded
                 steps = [ms * drift * (1 + 0.002 * (step % 3)) for step in range(6)]
                 switch_s = 0.0 if round_ else 0.2
                 trials.append({"candidate": place, "step_ms": steps, "anchor_ms": 100 * drift, "switch_s": switch_s})
-        visits.append({"pass": number, "process": {}, "outcome": "measured", "start_s": 4.0, "trials": trials})
-    visits.append({"pass": 0, "process": {}, "outcome": "failed", "start_s": 4.0, "trials": []})
+        visits.append({"pass": number, "process": {}, "start_s": 4.0, "trials": trials})
     path = folder / "small.json"
     path.write_text(json.dumps({"candidates": candidates, "baseline": 0, "visits": visits}))
     return Recorded(path)
@@ -91,3 +90,8 @@ def test_the_quick_grid_has_settings_and_processes_enough(monkeypatch: pytest.Mo
     assert sum(one.ruled_out is None for one in space.candidates) >= 60
     assert len(groups(space)) >= 12
     assert space.candidates[space.baseline].knobs["strategy"] == "ddp"
+    grid = next(one for one in recorded() if one.name == "bert")
+    assert grid.space.candidates[grid.space.baseline].knobs == space.candidates[space.baseline].knobs
+    assert {str(sorted(one.knobs.items())) for one in grid.space.candidates} == {
+        str(sorted(one.knobs.items())) for one in space.candidates
+    }

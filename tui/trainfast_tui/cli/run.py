@@ -136,12 +136,12 @@ def plan_asked(arguments: argparse.Namespace) -> RunPlan:
 
 def _refuse_preset_name(file: str, *, has_command: bool) -> None:
     """Raise UserError for the name of a preset, or nearly one, where a script's preset file is expected."""
-    close = nearest(file, preset_files())
-    if close is None or os.path.exists(os.path.expanduser(file)):
+    if os.path.exists(os.path.expanduser(file)) or (close := nearest(file, preset_files())) is None:
         return
+    advice = None if has_command else f"trainfast-tui run {close}"
+    if (path := script_preset.path_of(close)) is not None:
+        advice = f"--preset {path}"
     words = f"--preset takes a file with [script.knobs], and there is no {file}"
-    path = script_preset.path_of(close)
-    advice = f"--preset {path}" if path is not None else None if has_command else f"trainfast-tui run {close}"
     raise UserError(words, key="--preset", advice=advice)
 
 

@@ -25,7 +25,7 @@ class BestControl(SearchControl["BestSnapshot"]):
     """Best-fit searches."""
 
     request: BestRequest | None = None
-    """What the person asks of the next search; None for the default one."""
+    """The options typed for the next search; None for the defaults."""
     is_fresh = False
     """True if the next search uses no earlier one: an unfinished one does not go on, and none lends its effects."""
 

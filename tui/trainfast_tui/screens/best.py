@@ -133,8 +133,8 @@ class BestScreen(AppScreen):
             waited = "" if control.asked_ns is None else duration(max(0, self._now_ns - control.asked_ns) // 10**9)
             rows: list[Paragraph] = [("", f"The knobs are being checked… {waited}", "text")]
         else:
-            asked = control.request or BestRequest()
-            question = best_question_rows(asked, self._planned.global_batch, fresh=control.is_fresh)
+            request = control.request or BestRequest()
+            question = best_question_rows(request, self._planned.global_batch, fresh=control.is_fresh)
             of_script = next_run is not None and next_run.script is not None
             rows = [("", WHY_OF_SCRIPT if of_script else WHY, "muted"), ("", ENTER, "title")]
             rows += [(f"{name:<16}", value, "text") for name, value in question]
@@ -280,26 +280,26 @@ class BestScreen(AppScreen):
 
     def action_ask(self, part: str) -> None:
         """Ask for a part of the next search's question, and plan with the answer."""
-        asked, next_run = self._question_to_change(), self.session.next_run
-        if asked is not None:
+        request, next_run = self._request_to_change(), self.session.next_run
+        if request is not None:
             assert next_run is not None
             steps = whole_number({**defaults(), **next_run.spec.knobs}, "steps")
-            DIALOGS[part](QuestionDialogs(self.app, asked, self._planned.vary, steps, self._plan_question))
+            DIALOGS[part](QuestionDialogs(self.app, request, self._planned.vary, steps, self._plan_request))
 
     def action_fresh(self) -> None:
         """Let the next search use no earlier one, or use them; after an answer, put its question for a fresh one."""
-        asked, control = self._question_to_change(), self.session.best
-        if asked is None:
+        request, control = self._request_to_change(), self.session.best
+        if request is None:
             return
         if self._search is None:
             control.is_fresh = not control.is_fresh
             self._show()
         else:
             control.is_fresh = True
-            self._plan_question(asked)
+            self._plan_request(request)
 
-    def _question_to_change(self) -> BestRequest | None:
-        """Return the question of the shown search, else of the next one; None with a notice if a search is live."""
+    def _request_to_change(self) -> BestRequest | None:
+        """Return the request of the shown search, else of the next one; None with a notice if a search is live."""
         control, search = self.session.best, self._search
         if control.is_going_on:
             self.notify("The search is live: s stops it, then another question can be put.", severity="warning")
@@ -308,9 +308,9 @@ class BestScreen(AppScreen):
             return request_of(search.so_far.question)
         return control.request or BestRequest()
 
-    def _plan_question(self, question: BestRequest) -> None:
-        """Show the plan of this question, in place of a search that has ended."""
-        self.session.best.request, self._is_asking = question, True
+    def _plan_request(self, request: BestRequest) -> None:
+        """Show the plan of this request, in place of a search that has ended."""
+        self.session.best.request, self._is_asking = request, True
         self.notify("")
         self._make_plan()
 

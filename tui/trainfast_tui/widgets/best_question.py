@@ -53,48 +53,48 @@ def request_of(question: BestQuestion) -> BestRequest:
     )
 
 
-def best_question_rows(asked: BestRequest, own_batch: int | None, *, fresh: bool) -> list[tuple[str, str]]:
+def best_question_rows(request: BestRequest, own_batch: int | None, *, fresh: bool) -> list[tuple[str, str]]:
     """Return the key and name of each part of the question, and its value; `own_batch` is that of the knobs, if known.
 
     A `fresh` search uses no earlier one.
     """
-    if asked.global_batch is not None:
-        batch = fmt.count(asked.global_batch, "samples")
-    elif any(name in asked.vary for name in BATCH_KNOBS):
+    if request.global_batch is not None:
+        batch = fmt.count(request.global_batch, "samples")
+    elif any(name in request.vary for name in BATCH_KNOBS):
         batch = "any that the varied batch has"
     else:
         batch = AS_SET if own_batch is None else f"{fmt.count(own_batch, 'samples')}, {AS_SET}"
-    steps = "" if asked.for_steps is None else f": {fmt.count(asked.for_steps, 'steps')}"
+    steps = "" if request.for_steps is None else f": {fmt.count(request.for_steps, 'steps')}"
     return [
-        ("v vary", vary_text(asked.vary) or ALL),
+        ("v vary", vary_text(request.vary) or ALL),
         ("g global batch", batch),
-        ("o objective", f"{OBJECTIVE_HINTS[asked.objective]}{steps}"),
-        ("t time budget", f"{fmt.duration(asked.budget_s)}, without the runs that confirm the best"),
+        ("o objective", f"{OBJECTIVE_HINTS[request.objective]}{steps}"),
+        ("t time budget", f"{fmt.duration(request.budget_s)}, without the runs that confirm the best"),
         ("f fresh", FRESH if fresh else NOT_FRESH),
     ]
 
 
 @dataclass(frozen=True)
 class QuestionDialogs:
-    """A dialog for each part of the question `asked`; `on_question` gets the question with the answer."""
+    """A dialog for each part of `request`; `on_request` gets it with the answer."""
 
     app: App[None]
-    asked: BestRequest
+    request: BestRequest
     planned: Mapping[str, Sequence[KnobValue]]
-    """The varied values of the present question, where `asked` names none."""
+    """The varied values of the present search, where `request` names none."""
     steps: int
     """The steps of the next run, proposed as the length of a training."""
-    on_question: Callable[[BestRequest], None]
+    on_request: Callable[[BestRequest], None]
 
     def ask_vary(self) -> None:
         """Ask for the knobs to vary and their values."""
-        now = vary_text(self.asked.vary or self.planned)
+        now = vary_text(self.request.vary or self.planned)
         hint = f"knob=a,b,c knob=d,e: the values to try. Empty: {ALL}."
         self._ask("Knobs to vary", hint, now, lambda text: {} if text.strip() == now else _read_vary(text))
 
     def ask_batch(self) -> None:
         """Ask for the global batch."""
-        now = "" if self.asked.global_batch is None else str(self.asked.global_batch)
+        now = "" if self.request.global_batch is None else str(self.request.global_batch)
         hint = "Samples of one optimizer step. Empty: as the knobs are set, or any if the batch is varied."
         self._ask("Global batch", hint, now, _read_batch)
 
@@ -104,16 +104,16 @@ class QuestionDialogs:
         def on_objective(name: object) -> None:
             if name == "time":
                 hint = "The length of the training that is to end first: compilation pays in a long one."
-                self._ask("Optimizer steps", hint, str(self.asked.for_steps or self.steps), _read_steps)
+                self._ask("Optimizer steps", hint, str(self.request.for_steps or self.steps), _read_steps)
             elif isinstance(name, str):
                 self._change({"objective": name, "for_steps": None})
 
-        self.app.push_screen(Pick("Search for", list(OBJECTIVE_HINTS.items()), self.asked.objective), on_objective)
+        self.app.push_screen(Pick("Search for", list(OBJECTIVE_HINTS.items()), self.request.objective), on_objective)
 
     def ask_budget(self) -> None:
         """Ask for the time budget."""
-        whole, rest = divmod(self.asked.budget_s, 60)
-        now = f"{self.asked.budget_s:g}s" if rest else f"{whole:g}m"
+        whole, rest = divmod(self.request.budget_s, 60)
+        now = f"{self.request.budget_s:g}s" if rest else f"{whole:g}m"
         self._ask("Time budget", "Time for finding the best: 90s, 10m, 1.5h.", now, _read_budget)
 
     def _ask(self, title: str, hint: str, value: str, read: Callable[[str], Fields]) -> None:
@@ -124,7 +124,7 @@ class QuestionDialogs:
         self.app.push_screen(Ask(title, hint, value, read), on_answer)
 
     def _change(self, fields: Fields) -> None:
-        self.on_question(msgspec.structs.replace(self.asked, **fields))
+        self.on_request(msgspec.structs.replace(self.request, **fields))
 
 
 DIALOGS: dict[str, Callable[[QuestionDialogs], None]] = {

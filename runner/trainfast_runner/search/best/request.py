@@ -1,4 +1,4 @@
-"""What a person asks of a best-fit search: the knobs to vary, the objective and the budget, as typed and checked."""
+"""The options of a best-fit search (knobs to vary, objective, budget), as typed and checked."""
 
 from __future__ import annotations
 
@@ -45,40 +45,40 @@ def read_budget(text: str) -> float:
     return seconds
 
 
-def check_request(asked: BestRequest, plan: RunPlan) -> None:
+def check_request(request: BestRequest, plan: RunPlan) -> None:
     """Raise UserError for an objective that does not exist, cannot be measured here, or compares unequal work."""
-    if asked.objective not in SEARCH_OBJECTIVES:
+    if request.objective not in SEARCH_OBJECTIVES:
         raise UserError(
-            f"--objective {asked.objective}: no such objective",
+            f"--objective {request.objective}: no such objective",
             key="--objective",
             allowed=SEARCH_OBJECTIVES,
-            nearest=nearest(asked.objective, SEARCH_OBJECTIVES),
+            nearest=nearest(request.objective, SEARCH_OBJECTIVES),
         )
-    if "seq_len" in asked.vary and asked.objective != "tokens_per_s":
+    if "seq_len" in request.vary and request.objective != "tokens_per_s":
         raise UserError(
-            f"samples of another seq_len are other work: {asked.objective} cannot compare them",
+            f"samples of another seq_len are other work: {request.objective} cannot compare them",
             key="--objective",
             advice="--objective tokens_per_s",
         )
-    if asked.objective == "time":
-        _check_time(asked)
-    elif asked.for_steps is not None:
-        raise UserError(f"--for-steps is about --objective time, not {asked.objective}", key="--for-steps")
-    if asked.objective == "samples_per_joule" and not any(_has_counter(gpu) for gpu in plan.watched):
+    if request.objective == "time":
+        _check_time(request)
+    elif request.for_steps is not None:
+        raise UserError(f"--for-steps is about --objective time, not {request.objective}", key="--for-steps")
+    if request.objective == "samples_per_joule" and not any(_has_counter(gpu) for gpu in plan.watched):
         raise UserError(
             "--objective samples_per_joule needs a GPU with an energy counter, and this run watches none",
             key="--objective",
             nearest="samples_per_s",
         )
-    for name, value in (("--global-batch", asked.global_batch), ("--for-steps", asked.for_steps)):
+    for name, value in (("--global-batch", request.global_batch), ("--for-steps", request.for_steps)):
         if value is not None and value < 1:
             raise UserError(f"{name} {value}: at least 1", key=name)
 
 
-def _check_time(asked: BestRequest) -> None:
-    if asked.for_steps is None:
+def _check_time(request: BestRequest) -> None:
+    if request.for_steps is None:
         raise UserError("--objective time needs --for-steps N, the length of the training", key="--for-steps")
-    if asked.global_batch is None and any(name in asked.vary for name in BATCH_KNOBS):
+    if request.global_batch is None and any(name in request.vary for name in BATCH_KNOBS):
         raise UserError(
             "--objective time compares equal numbers of steps: it needs --global-batch N", key="--global-batch"
         )
