@@ -168,7 +168,7 @@ async def test_the_question_is_put_part_by_part_and_then_searched(
         ("v", "precision=", "no value"),
         ("g", "-3", "at least 1"),
         ("g", "ten", "at least 1"),
-        ("t", "soon", "not a time"),
+        ("t", "soon", "'soon': not a time"),
         ("t", "0", "not a time"),
     ],
 )

@@ -28,8 +28,8 @@ BEST = ("search", "best", "tiny-llama", *SMALL)
         (("--objective", "time", "--for-steps", "9", "--vary", "batch_size=1,2"), ("needs --global-batch N",)),
         (("--objective", "samples_per_joule"), ("energy counter",)),
         (("--global-batch", "0"), ("must be a whole number from 1 on",)),
-        (("--budget", "soon"), ("not a time", "10m")),
-        (("--budget", "9" * 400), ("--budget must be at most 8760h, a year", "1.5h")),
+        (("--budget", "soon"), ("--budget: 'soon': not a time", "10m")),
+        (("--budget", "9" * 400), ("--budget: must be at most 8760h, a year", "1.5h")),
         (("--vary", "batch_size=4,8", "--vary", "grad_accum=1", "--global-batch", "7"), ("did you mean 8?",)),
     ],
 )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.search.best.conduct import conduct_best
 from trainfast_runner.search.best.estimate import estimate
@@ -68,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
         global_batch=arguments.global_batch,
         objective=arguments.objective,
         for_steps=arguments.for_steps,
-        budget_s=read_budget(arguments.budget),
+        budget_s=_budget_s(arguments.budget),
     )
     if arguments.record is not None:
         refuse_unwritable(arguments.record, "--record")
@@ -87,6 +88,14 @@ def run(arguments: argparse.Namespace) -> int:
         ended = _conducted(directory, best, home, options, signals, began_ns)
     _report(directory, arguments.json, arguments.record)
     return SEARCH_EXIT_CODES[ended.state]
+
+
+def _budget_s(text: str) -> float:
+    """Return the seconds of `--budget`. Raises UserError."""
+    try:
+        return read_budget(text)
+    except UserError as error:
+        raise error.at("--budget") from None
 
 
 def _planned(arguments: argparse.Namespace, asked: BestRequest, options: BestOptions) -> BestPlan:

@@ -38,10 +38,10 @@ def read_budget(text: str) -> float:
     """Seconds of a time as typed: 90s, 10m, 1.5h. Raises UserError, also for more than a year."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
     if match is None or match[2] not in UNITS_S or float(match[1]) == 0:
-        raise UserError(f"--budget {text}: not a time", key="--budget", allowed=TIMES)
+        raise UserError(f"{text!r}: not a time", key="--budget", allowed=TIMES)
     seconds = float(match[1]) * UNITS_S[match[2]]
     if seconds > MOST_BUDGET_H * UNITS_S["h"]:
-        raise UserError(f"--budget must be at most {MOST_BUDGET_H}h, a year", key="--budget", allowed=TIMES)
+        raise UserError(f"must be at most {MOST_BUDGET_H}h, a year", key="--budget", allowed=TIMES)
     return seconds
 
 
