@@ -17,16 +17,16 @@ from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_result, read_run_file
 from trainfast_runner.records.search_directories import JOURNAL_FILE, is_conducted
-from trainfast_runner.search.journal import (
+from trainfast_runner.search.batch.journal import (
     Change,
     ConfirmationRun,
-    CoolingDown,
     Ended,
     Launched,
     Next,
     Probe,
-    read_journal,
+    read_batch_journal,
 )
+from trainfast_runner.search.journal import CoolingDown
 from trainfast_tui.cli import journal_printer, progress
 from trainfast_tui.cli.batch_answer import without_answer
 from trainfast_tui.cli.batch_printer import BatchPrinter
@@ -150,7 +150,7 @@ def test_a_search_killed_in_each_of_its_phases_leaves_nothing_and_is_continued(c
         if said != "confirm ":
             # The warm process sees for itself that nobody asks any more; a confirmation goes on.
             until(lambda: not live_runs(cli), "the warm process to end")
-        tried = [line.batch_size for line in read_journal(directory) if isinstance(line, Probe)]
+        tried = [line.batch_size for line in read_batch_journal(directory) if isinstance(line, Probe)]
         assert tried[: len(before)] == before
         before = tried
     # As if it had been killed before it wrote down which run proves: that one is found, and followed.
@@ -162,7 +162,9 @@ def test_a_search_killed_in_each_of_its_phases_leaves_nothing_and_is_continued(c
     tried = [probe["batch_size"] for probe in done.json["probes"]]
     assert tried[: len(before)] == before
     assert len(tried) == len(set(tried)), "a finished probe was repeated"
-    confirmations = [line for line in read_journal(directory) if isinstance(line, Launched) and line.role == "proof"]
+    confirmations = [
+        line for line in read_batch_journal(directory) if isinstance(line, Launched) and line.role == "proof"
+    ]
     assert len(confirmations) == len(done.json["proofs"]), "the confirmation that went on was not followed"
     assert live_runs(cli) == []
 
@@ -199,7 +201,7 @@ def test_ctrl_c_cancels_and_keeps_the_journal(cli: Cli) -> None:
     assert done.code == 130
     assert done.json["state"] == "cancelled"
     assert live_runs(cli) == []
-    for line in read_journal(directory):
+    for line in read_batch_journal(directory):
         if isinstance(line, Launched):
             run = read_run_file(Home(cli.home).directory(line.run_id))
             assert run is not None

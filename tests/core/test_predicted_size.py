@@ -8,7 +8,7 @@ from layered_model import model_of, spec_with
 from trainfast_runner.memory import corrections
 from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.predicted_size import SizePrediction
+from trainfast_runner.search.batch.predicted_size import SizePrediction
 
 MIB = 1 << 20
 PLAN = RunPlan(

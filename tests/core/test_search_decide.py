@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace as replace_struct
 
-from trainfast_runner.search.answer import aligned, answer_of
-from trainfast_runner.search.decide import TOLERANCE_BYTES, TOLERANCE_SHARE, SearchState, decide
-from trainfast_runner.search.journal import ConfirmationRun, Predicted, Probe, RankPeaks
+from trainfast_runner.search.batch.answer import aligned, answer_of
+from trainfast_runner.search.batch.decide import TOLERANCE_BYTES, TOLERANCE_SHARE, SearchState, decide
+from trainfast_runner.search.batch.journal import ConfirmationRun, Predicted, Probe, RankPeaks
 
 MIB = 1 << 20
 

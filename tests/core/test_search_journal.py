@@ -22,32 +22,28 @@ from trainfast_runner.records.search_directories import JOURNAL_FILE, exclusive,
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading, HostReading, Tick
 from trainfast_runner.running import launch
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search import conduct, limits, opening
-from trainfast_runner.search.conductor import worked_seconds
-from trainfast_runner.search.control import cancel, conductor_of, pause, resume
-from trainfast_runner.search.decide import Decision, SearchState, state_of_journal
-from trainfast_runner.search.fit import MemoryLines, PhaseLine
-from trainfast_runner.search.journal import (
+from trainfast_runner.search import limits
+from trainfast_runner.search.batch import conduct, opening
+from trainfast_runner.search.batch.batch_follower import BatchFollower
+from trainfast_runner.search.batch.decide import Decision, SearchState, state_of_journal
+from trainfast_runner.search.batch.journal import (
     Answer,
     BatchQuestion,
-    Conducted,
     ConfirmationRun,
-    CoolingDown,
     Ended,
     Launched,
     Next,
-    Paused,
     Predicted,
     Probe,
-    Resumed,
-    SearchJournal,
-    Waiting,
-    read_journal,
+    read_batch_journal,
 )
-from trainfast_runner.search.opening import BatchSearchOptions
-from trainfast_runner.search.probe_record import confirmation_record, growth_of_others
-from trainfast_runner.search.report import report
-from trainfast_runner.search.search_follower import SearchFollower
+from trainfast_runner.search.batch.opening import BatchSearchOptions
+from trainfast_runner.search.batch.probe_record import confirmation_record, growth_of_others
+from trainfast_runner.search.batch.report import report
+from trainfast_runner.search.conductor import worked_seconds
+from trainfast_runner.search.control import cancel, conductor_of, pause, resume
+from trainfast_runner.search.fit import MemoryLines, PhaseLine
+from trainfast_runner.search.journal import Conducted, CoolingDown, Paused, Resumed, SearchJournal, Waiting
 from trainfast_runner.search.searches import new_search, newest_search, unfinished
 
 MIB = 1 << 20
@@ -79,19 +75,19 @@ def test_every_line_is_read_back_and_a_half_written_one_is_left_out(tmp_path: Pa
     journal.write(step)
     with (directory / JOURNAL_FILE).open("ab") as file:
         file.write(b'{"kind":"probe","batch_')
-    lines = read_journal(directory)
+    lines = read_batch_journal(directory)
     assert lines[1:] == [step]
-    assert SearchFollower(directory).poll().fits == (fit,)
+    assert BatchFollower(directory).poll().fits == (fit,)
 
 
 def test_a_size_that_fitted_warm_and_not_in_its_proof_is_marked(tmp_path: Path) -> None:
     directory, journal = search(Home(tmp_path))
     for size in (8, 42):
         journal.write(Probe(batch_size=size, outcome="fits", run_id="warm", seconds=1.0))
-    tried = state_of_journal(read_journal(directory))
+    tried = state_of_journal(read_batch_journal(directory))
     result = Result(run_id="cold", state="oom", knobs={"batch_size": 42}, reason="out of memory")
     journal.write(confirmation_record(tried, directory, result, 42, 1.0))
-    assert [line.refutes for line in read_journal(directory) if isinstance(line, ConfirmationRun)] == [[42]]
+    assert [line.refutes for line in read_batch_journal(directory) if isinstance(line, ConfirmationRun)] == [[42]]
     assert [probe["refuted_by"] for probe in report(directory)["probes"]] == [None, "cold"]
     finished = Result(run_id="cold", state="finished", knobs={"batch_size": 42})
     assert confirmation_record(tried, directory, finished, 42, 1.0).refutes == []
@@ -110,7 +106,7 @@ def test_what_follows_a_half_written_line_is_read(tmp_path: Path) -> None:
     again = SearchJournal(directory)
     again.write(conducted())
     again.close()
-    assert [type(line) for line in read_journal(directory)] == [BatchQuestion, Conducted]
+    assert [type(line) for line in read_batch_journal(directory)] == [BatchQuestion, Conducted]
 
 
 def test_a_search_of_a_newer_version_is_not_continued_and_its_unknown_lines_are_skipped(tmp_path: Path) -> None:
@@ -121,7 +117,7 @@ def test_a_search_of_a_newer_version_is_not_continued_and_its_unknown_lines_are_
     with (directory / JOURNAL_FILE).open("ab") as file:
         file.write(b'{"kind":"dreamt","t_ns":1}\n')
     assert unfinished(home, "k") is None
-    seen = SearchFollower(directory).poll()
+    seen = BatchFollower(directory).poll()
     assert (seen.state, seen.unreadable_lines) == ("interrupted", 1)
 
 
@@ -150,7 +146,7 @@ def test_one_process_conducts_a_search(tmp_path: Path) -> None:
 
 def test_what_a_screen_sees_from_the_first_line_to_the_answer(tmp_path: Path) -> None:
     directory, journal = search(Home(tmp_path))
-    follower = SearchFollower(directory)
+    follower = BatchFollower(directory)
     assert follower.poll().state == "interrupted"
     with exclusive(directory):
         journal.write(conducted())
@@ -252,13 +248,13 @@ def test_a_search_that_needs_more_than_is_free_now_begins_anew(tmp_path: Path, m
     home, free = Home(tmp_path), [8 << 30]
     for module in (limits, opening):
         monkeypatch.setattr(module, "host_free_bytes", lambda: free[0])
-    first = opening.open_search(PLAN, home, BatchSearchOptions())
+    first = opening.open_batch(PLAN, home, BatchSearchOptions())
     free[0] -= 512 * MIB
-    assert opening.open_search(PLAN, home, BatchSearchOptions()) == first, "its limit is 0.9 of what was free"
+    assert opening.open_batch(PLAN, home, BatchSearchOptions()) == first, "its limit is 0.9 of what was free"
     free[0] -= 512 * MIB
-    second = opening.open_search(PLAN, home, BatchSearchOptions())
+    second = opening.open_batch(PLAN, home, BatchSearchOptions())
     assert second != first
-    asked = read_journal(second)[0]
+    asked = read_batch_journal(second)[0]
     assert isinstance(asked, BatchQuestion)
     assert sum(asked.limits_bytes) <= free[0]
 
@@ -310,8 +306,8 @@ def test_a_confirmation_run_that_ended_behind_a_killed_conductor_is_taken(
         raise AssertionError("it is measured a second time")
 
     proving(monkeypatch, started)
-    conduct.conduct(directory, PLAN, home, BatchSearchOptions())
-    lines = read_journal(directory)
+    conduct.conduct_batch(directory, PLAN, home, BatchSearchOptions())
+    lines = read_batch_journal(directory)
     assert [line.run_id for line in lines if isinstance(line, ConfirmationRun)] == [left.name]
     assert [line.run_id for line in lines if isinstance(line, Launched)] == [left.name]
 
@@ -339,10 +335,10 @@ def test_a_search_that_waits_for_another_run_says_so_in_its_journal(
                 held.close()
             return False
 
-        conduct.conduct(directory, PLAN, home, BatchSearchOptions(wait=True), is_cancelled=is_cancelled)
-    kinds = [type(line) for line in read_journal(directory)]
+        conduct.conduct_batch(directory, PLAN, home, BatchSearchOptions(wait=True), is_cancelled=is_cancelled)
+    kinds = [type(line) for line in read_batch_journal(directory)]
     assert kinds[3:7] == [Next, Waiting, Resumed, Launched]
-    waiting = next(line for line in read_journal(directory) if isinstance(line, Waiting))
+    waiting = next(line for line in read_batch_journal(directory) if isinstance(line, Waiting))
     assert waiting.run_id == other.name
 
 
@@ -356,8 +352,8 @@ def test_an_error_of_our_own_ends_the_search_in_its_journal(tmp_path: Path, monk
 
     monkeypatch.setattr(conduct, "decide", broken)
     with pytest.raises(ZeroDivisionError):
-        conduct.conduct(directory, PLAN, home, BatchSearchOptions())
-    seen = SearchFollower(directory).poll()
+        conduct.conduct_batch(directory, PLAN, home, BatchSearchOptions())
+    seen = BatchFollower(directory).poll()
     assert (seen.state, seen.ended.reason if seen.ended else "") == ("failed", "ZeroDivisionError: division by zero")
     assert not seen.is_live
 

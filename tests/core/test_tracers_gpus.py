@@ -14,9 +14,9 @@ from trainfast_runner.memory.warm_tracer import WarmTracer
 from trainfast_runner.records.home import Home
 from trainfast_runner.running import launch
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search import conduct
-from trainfast_runner.search.opening import BatchSearchOptions, open_search
-from trainfast_runner.search.predicted_size import SizePrediction
+from trainfast_runner.search.batch import conduct
+from trainfast_runner.search.batch.opening import BatchSearchOptions, open_batch
+from trainfast_runner.search.batch.predicted_size import SizePrediction
 from trainfast_runner.settings.spec import resolve
 
 SERVES_WHAT_IT_SEES = """#!{python}
@@ -112,5 +112,5 @@ def test_the_tracer_has_ended_before_a_warm_process_measures_what_is_free_on_a_g
         env={},
     )
     with pytest.raises(UserError, match="enough"):
-        conduct.conduct(open_search(plan, home, BatchSearchOptions()), plan, home, BatchSearchOptions())
+        conduct.conduct_batch(open_batch(plan, home, BatchSearchOptions()), plan, home, BatchSearchOptions())
     assert order == ["traced", "started"]

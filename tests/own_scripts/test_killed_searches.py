@@ -15,8 +15,8 @@ from trainfast_runner.machine.processes.identity import Identity, send, started_
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.run_file import TRIAL
+from trainfast_runner.search.batch.journal import ConfirmationRun, Launched, Probe, read_batch_journal
 from trainfast_runner.search.best.journal import ColdRun, LaunchedBest, Trial, read_best_journal
-from trainfast_runner.search.journal import ConfirmationRun, Launched, Probe, read_journal
 
 pytestmark = pytest.mark.long
 KILLS = 6
@@ -82,7 +82,7 @@ def test_batch_search_of_a_killed_script_tries_no_size_twice(cli: Cli, work: Pat
     done, directory = answered_after_kills(cli, command, work)
     assert done.json["max_batch"] > 100
     assert done.json["too_large"] > done.json["max_batch"]
-    lines = read_journal(directory)
+    lines = read_batch_journal(directory)
     tried = [line.batch_size for line in lines if isinstance(line, Probe)]
     assert len(tried) == len(set(tried)), "a size was measured twice"
     confirmed = [line.run_id for line in lines if isinstance(line, ConfirmationRun)]
@@ -126,7 +126,7 @@ def test_trial_that_ended_after_its_search_was_killed_is_taken(cli: Cli, words: 
 def runs_in_journals(cli: Cli, *kinds: type) -> list[str]:
     """The runs of all lines of these kinds in the journal of the only search, of either kind."""
     folders = [journal.parent for journal in cli.home.glob("searches/*/journal.jsonl")]
-    lines = [line for folder in folders for line in (*read_journal(folder), *read_best_journal(folder))]
+    lines = [line for folder in folders for line in (*read_batch_journal(folder), *read_best_journal(folder))]
     return [line.run_id for line in lines if isinstance(line, kinds)]
 
 

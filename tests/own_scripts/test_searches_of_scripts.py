@@ -15,10 +15,10 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import PROBE
 from trainfast_runner.running import launch
 from trainfast_runner.running.scripts.script_plan import plan_script
-from trainfast_runner.search.conduct import conduct
+from trainfast_runner.search.batch.conduct import conduct_batch
+from trainfast_runner.search.batch.opening import BatchSearchOptions, open_batch
+from trainfast_runner.search.batch.script_trials import planned_search
 from trainfast_runner.search.left_runs import end_if_live
-from trainfast_runner.search.opening import BatchSearchOptions, open_search
-from trainfast_runner.search.script_trials import planned_search
 from trainfast_runner.settings import script_preset
 
 
@@ -163,11 +163,11 @@ def test_probe_that_a_killed_search_had_not_recorded_is_ended(cli: Cli) -> None:
     home, options = Home(cli.home), BatchSearchOptions()
     preset = script_preset.load(cli.presets / "mine.toml")
     plan, make_conductor = planned_search(preset, (), None, options)
-    directory = open_search(plan, home, options)
+    directory = open_batch(plan, home, options)
     left = plan_script((), preset=preset, steps=1000, trial=True)
     probe = launch.start(replace(left, role=PROBE, search_id=directory.name), home)
     try:
-        conduct(directory, plan, home, options, is_cancelled=lambda: True, make_conductor=make_conductor)
+        conduct_batch(directory, plan, home, options, is_cancelled=lambda: True, make_conductor=make_conductor)
         assert not is_alive(probe)
     finally:
         end_if_live(probe)

@@ -14,12 +14,11 @@ from textual.pilot import Pilot
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import ClockAnchor
-from trainfast_runner.search.fit import MemoryLines, PhaseLine
-from trainfast_runner.search.journal import (
+from trainfast_runner.search.batch.batch_follower import BatchFollower, BatchSnapshot
+from trainfast_runner.search.batch.journal import (
     Answer,
     BatchQuestion,
     Change,
-    Conducted,
     ConfirmationRun,
     Ended,
     Launched,
@@ -28,7 +27,8 @@ from trainfast_runner.search.journal import (
     Probe,
     RankPeaks,
 )
-from trainfast_runner.search.search_follower import SearchFollower, SearchSnapshot
+from trainfast_runner.search.fit import MemoryLines, PhaseLine
+from trainfast_runner.search.journal import Conducted
 from trainfast_runner.settings.spec import RunSpec, resolve
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.screens.search import SearchScreen
@@ -187,9 +187,9 @@ def a_search(home: Home, lines: list[Any], search_id: str = SEARCH_ID) -> Path:
     return directory
 
 
-def seen(directory: Path) -> SearchSnapshot:
+def seen(directory: Path) -> BatchSnapshot:
     """The search as the reader sees it."""
-    return SearchFollower(directory).poll()
+    return BatchFollower(directory).poll()
 
 
 async def show(pilot: Pilot[Any], search: Path | None, run: Path | None = None) -> None:

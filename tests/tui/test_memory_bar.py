@@ -122,12 +122,12 @@ def test_beside_a_measurement_stands_the_difference_in_percent() -> None:
 
 def test_turned_knobs_show_the_change_with_the_peak_before_and_never_between_need_and_limit() -> None:
     few = a_fit(140, RankLimit(120 * MIB, "memory_limit"), max_batch=0, params=140)
-    tight = MemoryView(replace(few, margin_bytes=31 * MIB), before_bytes=140 * MIB)
+    tight = MemoryView(replace(few, margin_bytes=31 * MIB), reference_bytes=140 * MIB)
     total, _, left = shown(tight, SMALL)
     assert total == "with margin 171 MiB of 120 MiB"
     assert left == "51.0 MiB too much; nor batch 1"
     assert "turned knobs: 0.0 % from 140 MiB" in shown(tight)
-    grown = MemoryView(replace(FITS, available=None), before_bytes=400 * MIB)
+    grown = MemoryView(replace(FITS, available=None), reference_bytes=400 * MIB)
     assert "turned knobs: +250.0 % from 400 MiB" in shown(grown)
 
 

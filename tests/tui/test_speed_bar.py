@@ -46,14 +46,14 @@ def test_the_smallest_screen_says_it_in_two_lines() -> None:
 
 
 def test_turned_knobs_show_the_change_in_both_bars() -> None:
-    faster = replace(PREDICTED, before=10.0)
+    faster = replace(PREDICTED, reference=10.0)
     _, bar, words, change = shown(faster)
     assert words == "predicted 14.2 samples/s (12.9 to 15.6)"
     assert change == "turned knobs: +42.0 % from 10.0 samples/s"
     assert shown(faster, SMALL)[1:] == ["14.2/s, +42.0 % from 10.0/s"]
     assert bar[29] == "┃", "where it was"
     fit = a_fit(500, RankLimit(1024 * MIB, "memory_limit"), activations=500)
-    lines = memory_lines(MemoryView(fit, before_bytes=400 * MIB), 46, 48)
+    lines = memory_lines(MemoryView(fit, reference_bytes=400 * MIB), 46, 48)
     texts = ["".join(text for text, _ in line) for line in lines]
     assert "predicted 500 MiB of 1.00 GiB (memory_limit)" in texts
     assert "turned knobs: +25.0 % from 400 MiB" in texts
@@ -69,7 +69,7 @@ def test_turned_knobs_show_the_change_in_both_bars() -> None:
 def test_a_high_speed_is_not_cut_on_the_smallest_screen(rate: float, before: float, words: str) -> None:
     fast = PredictedSpeed(median=rate, low=rate, high=rate, basis="3 runs")
     measured = MeasuredSpeed(rate, fast)
-    view = SpeedView(fast, before=before, measured=measured)
+    view = SpeedView(fast, reference=before, measured=measured)
     assert shown(view, SMALL)[1:] == [words, f"{fmt.number(rate)}/s, predicted {fmt.number(rate)}/s"]
 
 
@@ -103,11 +103,11 @@ async def test_the_main_screen_shows_speed_below_memory(home: Home, size: tuple[
 
 def test_the_knobs_before_a_turn_are_those_of_the_preset_or_of_the_run() -> None:
     next_run = next_run_of_preset("tiny-llama")
-    assert next_run.turned_from() is None
+    assert next_run.reference_spec() is None
     turned = next_run.with_value("batch_size", "32").with_value("precision", "bf16")
-    before = turned.turned_from()
+    before = turned.reference_spec()
     assert before is not None
     assert (before.knobs["batch_size"], before.knobs["precision"]) == (8, "fp32")
-    ran = replace(turned, shown_run_knobs={**turned.spec.knobs, "batch_size": 16}).turned_from()
+    ran = replace(turned, shown_run_knobs={**turned.spec.knobs, "batch_size": 16}).reference_spec()
     assert ran is not None
     assert (ran.knobs["batch_size"], ran.knobs["precision"]) == (16, "bf16")

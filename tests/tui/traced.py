@@ -27,7 +27,7 @@ class TenMiBASample:
     stacks = ()
     optimizer_work = (1000.0, 1e9, 1e9)
 
-    def on(self, gpu: str | None) -> TenMiBASample:
+    def corrected_for(self, gpu: str | None) -> TenMiBASample:
         """Nothing is known of any GPU."""
         return self
 

@@ -251,8 +251,8 @@ class Session:
     def start_search(self, spec: RunSpec, stop: Path | None = None, *, fresh: bool = False) -> None:
         """Search the largest batch of `spec`, after the run in `stop` has ended; not `fresh` a search goes on."""
         self.calibrator.stop()
-        first = None if stop is None else partial(self.runs.end, stop)
-        self.batch.start(spec, fresh=fresh, cool_to_c=self.runs.cool_to_c, first=first)
+        stop_run = None if stop is None else partial(self.runs.end, stop)
+        self.batch.start(spec, fresh=fresh, cool_to_c=self.runs.cool_to_c, stop_run=stop_run)
         self.predict()
 
     @property

@@ -91,7 +91,7 @@ def _read(text: str, name: str) -> tuple[str, ForeignKnobs]:
     if len(commands) == 1:
         return KINDS[3], _command(commands[0])
     if len(commands) > 1:
-        raise UserError(f"{name} starts {len(commands)} scripts: which one trains is open", key=name)
+        raise UserError(f"{name} starts {len(commands)} scripts: name a file with the one that trains", key=name)
     raise UserError(f"{name} is of no known kind", key=name, allowed=KINDS)
 
 
@@ -105,7 +105,7 @@ def _trainer_block(text: str) -> ForeignKnobs | None:
     calls = list(calls_of(tree, TRAINER_CALLS))
     if len(calls) > 1:
         lines = ", ".join(str(call.lineno) for call in calls)
-        raise UserError(f"TrainingArguments is called in lines {lines}: which one trains is open", key="lines")
+        raise UserError(f"TrainingArguments is called in lines {lines}: keep the one that trains", key="lines")
     if not calls:
         return None
     fields: dict[str, Any] = {}

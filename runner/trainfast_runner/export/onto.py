@@ -48,8 +48,8 @@ def onto(run: RunFile, file: Path) -> OntoFile:
 
     Raises UserError for a file that cannot be read, one without a place for them, and settings that the Trainer lacks.
     """
-    knobs, places = _kept(run), {} if run.script is None else run.script.places
-    before, name = _read(file), _shown(file)
+    knobs, places = _knobs_to_write(run), {} if run.script is None else run.script.places
+    before, name = _read(file), _diff_name(file)
     if file.suffix == ".py":
         after, notes = _in_python(before, name, knobs, places)
     else:
@@ -84,13 +84,13 @@ def _in_shell(text: str, file: str, knobs: KnobValues, places: Mapping[str, Plac
     return onto_shell.edit_command(text, file, trainer_call(rest), applied)
 
 
-def _shown(file: Path) -> str:
+def _diff_name(file: Path) -> str:
     """The path as given. An absolute one below this folder is made relative to it: `git apply` takes no other."""
     below = file.is_absolute() and file.is_relative_to(Path.cwd())
     return str(file.relative_to(Path.cwd()) if below else file)
 
 
-def _kept(run: RunFile) -> KnobValues:
+def _knobs_to_write(run: RunFile) -> KnobValues:
     """The knobs to put into the file: all that a script was run with, of a preset those that train the same.
 
     A preset's rate, schedule, seed and steps are of its own training, not of the user's.

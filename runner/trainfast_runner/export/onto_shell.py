@@ -123,7 +123,7 @@ def _only_command(text: str, file: str) -> list[Word]:
         return commands[0]
     lines = ", ".join(str(text.count("\n", 0, words[0].begin) + 1) for words in commands)
     raise UserError(
-        f"{file} starts scripts in lines {lines}: which one trains is open" if commands else f"{file} starts no script",
+        f"{file} starts scripts in lines {lines}: more than one" if commands else f"{file} starts no script",
         key="--onto",
         advice="a file with one command that names a .py file",
     )

@@ -38,8 +38,8 @@ def oom_kills() -> int | None:
 def _mounts(proc: Path, *, is_v2: bool) -> Iterator[tuple[Path, str]]:
     """Mount points of version 2 or of the memory controller, each with the group that is mounted there (proc(5))."""
     for line in _lines(proc / "mountinfo"):
-        place, _, kind = line.partition(" - ")
-        fields, kinds = place.split(), kind.split()
+        mount, _, kind = line.partition(" - ")
+        fields, kinds = mount.split(), kind.split()
         if kinds[:1] == ["cgroup2"] if is_v2 else kinds[:1] == ["cgroup"] and "memory" in kinds[-1].split(","):
             yield Path(fields[4]), fields[3]
 

@@ -107,15 +107,15 @@ class Machine:
                 raise _no_such_gpu(f"watch={index}", index, len(self.nvml_gpus))
         return tuple(by_index[index] for index in _indexes(watch))
 
-    def _at(self, place: int) -> DeviceReading:
-        """The GPU at this place of those a run may use. Raises UserError."""
-        if place >= len(self.gpus):
-            raise _no_such_gpu(f"devices={place}+", place, len(self.gpus))
-        gpu = self.gpus[place]
+    def _at(self, index: int) -> DeviceReading:
+        """The GPU at this index among those a run may use. Raises UserError."""
+        if index >= len(self.gpus):
+            raise _no_such_gpu(f"devices={index}+", index, len(self.gpus))
+        gpu = self.gpus[index]
         if gpu.error is not None:
-            raise UserError(f"devices={place}+: that GPU does not answer: {gpu.error}", key="devices")
+            raise UserError(f"devices={index}+: that GPU does not answer: {gpu.error}", key="devices")
         if self._is_in_mig_mode(gpu):
-            raise _by_instance_only([gpu], self.instances, f"devices={place}+: ")
+            raise _by_instance_only([gpu], self.instances, f"devices={index}+: ")
         return gpu
 
     def _why_no_more(self) -> str:

@@ -44,14 +44,14 @@ class Interconnect:
 
 def interconnect(topology: Topology, among: Sequence[int] | None = None) -> Interconnect:
     """The links among the GPUs at these positions of the topology; by default all."""
-    places = list(range(len(topology.devices)) if among is None else among)
-    pairs = [(a, b) for a in places for b in places if a < b]
+    indices = list(range(len(topology.devices)) if among is None else among)
+    pairs = [(a, b) for a in indices for b in indices if a < b]
     signs = [topology.matrix[a][b] for a, b in pairs]
     slow = [sign for sign in SLOWEST_FIRST if sign in signs]
     nvlinks = sorted({sign for sign in signs if sign.startswith("NV")}, key=lambda sign: int(sign[2:]))
     peers = [topology.p2p[a][b] for a, b in pairs]
     return Interconnect(
-        islands=_islands(topology, places),
+        islands=_islands(topology, indices),
         slowest=next(iter([*slow, *nvlinks]), None),
         peer_access=None if None in peers or not peers else all(peer == "ok" for peer in peers),
     )
@@ -62,19 +62,19 @@ def links_among(uuids: Collection[str]) -> Interconnect | None:
     if len(uuids) < 2:
         return None
     topology = read_topology()
-    places = [place for place, device in enumerate(topology.devices) if device.uuid in uuids]
-    return interconnect(topology, places) if len(places) > 1 else None
+    indices = [index for index, device in enumerate(topology.devices) if device.uuid in uuids]
+    return interconnect(topology, indices) if len(indices) > 1 else None
 
 
-def _islands(topology: Topology, places: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+def _islands(topology: Topology, indices: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     """Groups whose members all reach each other over NVLink; each GPU is in its first group."""
     groups: list[list[int]] = []
-    for place in places:
-        home = next((g for g in groups if all(topology.matrix[place][other].startswith("NV") for other in g)), None)
+    for index in indices:
+        home = next((g for g in groups if all(topology.matrix[index][other].startswith("NV") for other in g)), None)
         if home is None:
-            groups.append([place])
+            groups.append([index])
         else:
-            home.append(place)
+            home.append(index)
     return tuple(map(tuple, groups))
 
 
@@ -85,7 +85,7 @@ def meaning(topology: Topology) -> list[str]:
         if failures.comes_from_a_driver(missing):
             return [f"No GPU to draw: {missing}. Until then devices=cpu trains on the CPU."]
         return [f"No GPU to draw, runs train on the CPU: {missing}."]
-    answering = [place for place, device in enumerate(topology.devices) if device.error is None]
+    answering = [index for index, device in enumerate(topology.devices) if device.error is None]
     silent = _silent([device for device in topology.devices if device.error is not None])
     if len(answering) < 2:
         one = "One GPU: strategy=single; nothing has to be sent to another."

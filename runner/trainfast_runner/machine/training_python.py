@@ -150,8 +150,8 @@ def install_stamps(executable: str) -> list[str]:
     prefix = Path(executable).parent.parent
     roots = [prefix, Path(executable).resolve().parent.parent, Path(os.path.expanduser("~/.local"))]
     for root in dict.fromkeys(roots):
-        for place in sorted(root.glob("lib/python3*/*-packages")):
-            stamps.append(f"{place}:{place.stat().st_mtime_ns}")
+        for folder in sorted(root.glob("lib/python3*/*-packages")):
+            stamps.append(f"{folder}:{folder.stat().st_mtime_ns}")
     return stamps
 
 

@@ -25,7 +25,7 @@ from trainfast_runner.records.run_records import RunRecords
 CORRECTIONS_FILE = "memory_corrections.json"
 MOST_KEPT = 500
 WHOLE_STEP = "step"
-"""Name of the whole step, in place of a phase."""
+"""Key of a correction of the whole step: a run that ran out of memory tells nothing of single phases."""
 FEWEST_STEPS = 2
 """The first step has no optimizer states before its update."""
 TRAINING_PHASES = ("forward", "backward", "optimizer", "train")

@@ -76,7 +76,7 @@ def predict_headroom(
     """
     cannot_run = cannot_run_here(spec, machine)
     if cannot_run is None:
-        model = model.on(gpu_of(spec, machine))
+        model = model.corrected_for(gpu_of(spec, machine))
     predicted = model.predict(spec, ranks)
     # A run that cannot run here is planned for another machine: free memory here does not matter.
     available = available_memory(

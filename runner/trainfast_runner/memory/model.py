@@ -62,7 +62,7 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
     corrections: DeviceCorrections = DeviceCorrections()
     """This machine's corrections, added when the model is read."""
 
-    def on(self, gpu: str | None) -> MemoryModel:
+    def corrected_for(self, gpu: str | None) -> MemoryModel:
         """The model with the corrections of a GPU of this name."""
         if self.device != "cuda":
             return self
@@ -149,9 +149,9 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         for phase, values in peaks.items():
             found = list(values)
             left = share * correction.beyond_bytes.get(phase, 0)
-            for place in (TEMPORARY, ACTIVATIONS):
-                taken = max(-found[place], left)
-                found[place] += taken
+            for category in (TEMPORARY, ACTIVATIONS):
+                taken = max(-found[category], left)
+                found[category] += taken
                 left -= taken
             corrected[phase] = tuple(found)
         return corrected
@@ -163,7 +163,7 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
             return found
         return {
             phase: tuple(
-                value + (self.library_bytes if place == TEMPORARY else 0) for place, value in enumerate(values)
+                value + (self.library_bytes if index == TEMPORARY else 0) for index, value in enumerate(values)
             )
             for phase, values in found.items()
         }
@@ -178,7 +178,7 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         micro_batches = whole_number(spec.knobs, "grad_accum")
         # Before the step there are parameters, buffers and optimizer states.
         start = tuple(
-            value if place in (PARAMS, OPTIMIZER) else 0.0 for place, value in enumerate(self.before_optimizer)
+            value if index in (PARAMS, OPTIMIZER) else 0.0 for index, value in enumerate(self.before_optimizer)
         )
         best: tuple[float, ...] = ()
         last: Moment | None = None

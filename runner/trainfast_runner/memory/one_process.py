@@ -35,8 +35,8 @@ def gathered(segments: list[Segment], devices: int) -> list[Segment]:
     """
     found = []
     kept = [0.0] * len(NOTHING)
-    for place, segment in enumerate(segments):
-        if segment.phase == "data" or _is_head(segments, place):
+    for index, segment in enumerate(segments):
+        if segment.phase == "data" or _is_head(segments, index):
             fixed, each = segment.delta
             if segment.phase == "backward":
                 # It frees what its forward kept of the other GPUs' samples.

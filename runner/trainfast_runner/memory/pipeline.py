@@ -280,4 +280,4 @@ class _Rank:
 
 
 def _vector(values: Mapping[int, float]) -> Vector:
-    return tuple(values.get(place, 0.0) for place in range(len(NOTHING)))
+    return tuple(values.get(index, 0.0) for index in range(len(NOTHING)))

@@ -61,9 +61,9 @@ def runs_to_predict(reference: str, settings: list[str]) -> list[RunToPredict]:
 def predict_rows(
     asked: list[RunToPredict], python: str | None, on_traced: Callable[[Tracing], None] = lambda tracing: None
 ) -> Iterator[tuple[int, PredictedRow]]:
-    """Yield each run's place and its row as soon as it is ready; a run that cannot be predicted has its `error`.
+    """Yield each run's index and its row as soon as it is ready; a run that cannot be predicted has its `error`.
 
-    `on_traced` gets the progress of the traces, with the place of the run that the next one is for. Raises UserError if
+    `on_traced` gets the progress of the traces, with the index of the run that the next one is for. Raises UserError if
     the training Python cannot be asked, and if all runs are for GPUs that cannot be used.
     """
     # Inspected without the model: the trace will say if it can be built.
@@ -73,28 +73,28 @@ def predict_rows(
         raise machine.refusal
     ranks: dict[int, int] = {}
     asked = list(asked)
-    for place, one in enumerate(asked):
+    for index, one in enumerate(asked):
         try:
             if (refusal := machine.used_by(one.spec.knobs["devices"]).refusal) is not None:
                 raise refusal
-            asked[place] = one = replace(one, spec=world.with_devices(one.spec, machine))
+            asked[index] = one = replace(one, spec=world.with_devices(one.spec, machine))
             if (refusal := cannot_run_anywhere(one.spec, machine)) is not None:
                 raise refusal
-            ranks[place] = world.world_size(one.spec, machine)
+            ranks[index] = world.world_size(one.spec, machine)
         except UserError as error:
-            yield place, PredictedRow(one, error=error)
+            yield index, PredictedRow(one, error=error)
     on_device: dict[str, list[int]] = {}
-    for place in ranks:
-        on_device.setdefault(machine.used_by(asked[place].spec.knobs["devices"]).device, []).append(place)
+    for index in ranks:
+        on_device.setdefault(machine.used_by(asked[index].spec.knobs["devices"]).device, []).append(index)
     for device, able in on_device.items():
 
         def report(tracing: Tracing, able: list[int] = able) -> None:
-            on_traced(replace(tracing, place=able[tracing.place]))
+            on_traced(replace(tracing, index=able[tracing.index]))
 
         gpus = [gpu.uuid for gpu in machine.gpus if gpu.uuid] if device == "cuda" else []
-        for number, model in trace_models([asked[place].spec for place in able], device, python, report, gpus=gpus):
-            place = able[number]
-            yield place, _row(asked[place], model, machine, ranks[place])
+        for number, model in trace_models([asked[index].spec for index in able], device, python, report, gpus=gpus):
+            index = able[number]
+            yield index, _row(asked[index], model, machine, ranks[index])
 
 
 def _row(asked: RunToPredict, model: MemoryModel | UserError, machine: Machine, ranks: int) -> PredictedRow:

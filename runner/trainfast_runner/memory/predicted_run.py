@@ -45,7 +45,9 @@ def predicted(
         model = cached_model(spec, device, python)
         if model is None:
             return None
-        found: dict[str, Any] = msgspec.to_builtins(model.on(next(iter(gpus), None)).predict(spec, world_size))
+        found: dict[str, Any] = msgspec.to_builtins(
+            model.corrected_for(next(iter(gpus), None)).predict(spec, world_size)
+        )
         return found
     except UserError:
         return None

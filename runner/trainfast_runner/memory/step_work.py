@@ -25,8 +25,8 @@ def step_work(model: MemoryModel, batch_size: int, grad_accum: int) -> StepWork:
     for segment in model.segments:
         _, copies, _ = where(segment, model.stacks)
         times = copies * _times(segment.micro, segment.phase, grad_accum)
-        for place, (fixed, each) in enumerate(zip(*segment.work, strict=True)):
-            total[place] += times * (fixed + batch_size * each)
+        for index, (fixed, each) in enumerate(zip(*segment.work, strict=True)):
+            total[index] += times * (fixed + batch_size * each)
     return StepWork(*total)
 
 

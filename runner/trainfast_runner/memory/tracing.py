@@ -37,14 +37,14 @@ KINDS: tuple[type[Trace], ...] = (StepTrace, OptimizerTrace)
 
 @dataclass(frozen=True)
 class Tracing:
-    """Progress of several traces: `done` of `total`, and in words the first missing one, of the spec at `place`.
+    """Progress of several traces: `done` of `total`, and in words the first missing one, of the spec at `index`.
 
     `importing` is the Python that is still importing the training stack, empty when that is done.
     """
 
     done: int
     total: int
-    place: int = 0
+    index: int = 0
     words: str = ""
     importing: str = ""
 
@@ -75,7 +75,7 @@ def cached_models(
             _read([traces], found)
             model = _model(traces, found, device)
             if isinstance(model, MemoryModel):
-                models[traces] = model if gpu is None else model.on(gpu)
+                models[traces] = model if gpu is None else model.corrected_for(gpu)
         return models.get(traces)
 
     return model_of
@@ -112,7 +112,7 @@ def trace_models(
     gpus: Sequence[str] = (),
     tracer: WarmTracer | None = None,
 ) -> Iterator[tuple[int, MemoryModel | UserError]]:
-    """Yield each spec's place and its model or UserError, as soon as it is ready.
+    """Yield each spec's index and its model or UserError, as soon as it is ready.
 
     Specs share traces. All are made in one process of the training Python: that of `tracer`, or one that ends with the
     iterator. Raises worker_scripts.TraceCancelled once `cancelled` is set.
@@ -128,10 +128,10 @@ def trace_models(
     owed = dict(enumerate(wanted))
 
     def complete() -> Iterator[tuple[int, MemoryModel | UserError]]:
-        for place, traces in list(owed.items()):
+        for index, traces in list(owed.items()):
             if (model := _model(traces, found, device)) is not None:
-                del owed[place]
-                yield place, model
+                del owed[index]
+                yield index, model
 
     yield from complete()
     requests = _requests(wanted, found)
@@ -219,8 +219,8 @@ def _progress(
     words = f"forward and backward, {knobs['precision']}, checkpointing {knobs.get('checkpointing')}"
     if request["part"] == "optimizer":
         words = f"the optimizer's step, {knobs['optimizer']}"
-    place = next(place for place, traces in enumerate(wanted) if asked in (traces.step, traces.optimizer))
-    return Tracing(done, len(requests), place, words)
+    index = next(index for index, traces in enumerate(wanted) if asked in (traces.step, traces.optimizer))
+    return Tracing(done, len(requests), index, words)
 
 
 def _environment(device: str, gpus: Sequence[str]) -> dict[str, str]:

@@ -50,14 +50,14 @@ def _backwards(fd: int) -> Iterator[bytes]:
 
 def _segments(fd: int) -> Iterator[tuple[int, int]]:
     """Ranges that hold data; the whole file if the file system lists no holes."""
-    size, place = os.fstat(fd).st_size, 0
-    while place < size:
+    size, offset = os.fstat(fd).st_size, 0
+    while offset < size:
         try:
-            start = os.lseek(fd, place, os.SEEK_DATA)
-            place = os.lseek(fd, start, os.SEEK_HOLE)
+            start = os.lseek(fd, offset, os.SEEK_DATA)
+            offset = os.lseek(fd, start, os.SEEK_HOLE)
         except OSError:
             # ENXIO: only a hole is left. Other errors: not supported here, so all is data.
-            if place == 0:
+            if offset == 0:
                 yield 0, size
             return
-        yield start, min(place, size)
+        yield start, min(offset, size)

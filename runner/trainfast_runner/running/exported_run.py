@@ -103,7 +103,7 @@ def _split(text: str) -> tuple[dict[str, str], list[str]]:
     words = shlex.split(text, comments=True)
     if words[0] != "env":
         return {}, words
-    end = next(place for place, word in enumerate(words) if place and "=" not in word)
+    end = next(index for index, word in enumerate(words) if index and "=" not in word)
     return {name: value for name, _, value in (word.partition("=") for word in words[1:end])}, words[end:]
 
 

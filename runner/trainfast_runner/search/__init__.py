@@ -1,5 +1,5 @@
-"""The batch search: probes in one warm process, a confirmation run in a fresh one, all recorded in a journal.
+"""Searches of a preset's settings: `batch` for the largest batch, `best` for the best fit; each recorded in a journal.
 
-`decide` chooses the next step from the journal, `conduct` takes it, `search_follower` shows it, `control` starts and
-stops the search from outside.
+In both rooms `decide` chooses the next step from the journal, `conduct` takes it, and a follower shows it. `control`
+starts and stops a search from outside. `bench`, `advice` and `speed` use what runs and searches measured.
 """

@@ -22,16 +22,17 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.scripts.script_spec import settings_of
+from trainfast_runner.search.batch.conduct import MakeConductor, conduct_batch
+from trainfast_runner.search.batch.journal import BatchLine
+from trainfast_runner.search.batch.opening import BatchSearchOptions, check_plan, open_batch
+from trainfast_runner.search.batch.script_trials import planned_search
 from trainfast_runner.search.best.conduct import conduct_best
 from trainfast_runner.search.best.journal import BestLine
 from trainfast_runner.search.best.opening import BestOptions, open_best
 from trainfast_runner.search.best.spec_question import plan_spec_best
-from trainfast_runner.search.conduct import MakeConductor, conduct
 from trainfast_runner.search.conductor import AlreadyConducted
 from trainfast_runner.search.control import SearchRequest
-from trainfast_runner.search.journal import AnyLine, Conducted
-from trainfast_runner.search.opening import BatchSearchOptions, check_plan, open_search
-from trainfast_runner.search.script_trials import planned_search
+from trainfast_runner.search.journal import Conducted
 from trainfast_runner.settings.spec import spec_of_record
 
 
@@ -74,7 +75,7 @@ def conduct_request(
     home = Home(Path(request.home))
     conducted: Callable[..., object]
 
-    def on_line(line: AnyLine | BestLine) -> None:
+    def on_line(line: BatchLine | BestLine) -> None:
         if isinstance(line, Conducted):
             holds(directory)
 
@@ -87,8 +88,8 @@ def conduct_request(
     else:
         options = BatchSearchOptions(fresh=request.fresh, cool_to_c=request.cool_to_c)
         plan, make_conductor = _planned(request, options)
-        directory = open_search(plan, home, options)
-        conducted = partial(conduct, directory, plan, home, options, make_conductor=make_conductor)
+        directory = open_batch(plan, home, options)
+        conducted = partial(conduct_batch, directory, plan, home, options, make_conductor=make_conductor)
     try:
         conducted(on_line=on_line, is_cancelled=is_cancelled, began_ns=began_ns)
     except AlreadyConducted:

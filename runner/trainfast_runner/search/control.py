@@ -14,11 +14,10 @@ import msgspec
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes.identity import Identity, boot_id, reap_when_ended, send
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.run_file import RecordedSpec
 from trainfast_runner.records.search_directories import is_conducted
 from trainfast_runner.search.best.request import BestRequest
-from trainfast_runner.search.journal import PAUSE_FILE, Conducted, read_journal
+from trainfast_runner.search.journal import PAUSE_FILE, newest_conducted
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.spec import RunSpec
 
@@ -117,5 +116,5 @@ def conductor_of(directory: Path) -> Identity | None:
     """The process that conducts the search now; None when none does, or since another boot."""
     if not is_conducted(directory):
         return None
-    line = newest(read_journal(directory), Conducted)
+    line = newest_conducted(directory)
     return Identity(line.pid, line.start_ticks) if line is not None and line.boot_id == boot_id() else None

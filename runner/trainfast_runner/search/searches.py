@@ -15,24 +15,24 @@ import msgspec
 
 from trainfast_runner.machine.processes.identity import boot_id
 from trainfast_runner.records.home import STAMP, STAMP_CHARACTERS, Home, home_error, new_id
-from trainfast_runner.records.json_lines import DAMAGE, newest, read_all
+from trainfast_runner.records.json_lines import DAMAGE, read_all
 from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.records.search_directories import JOURNAL_FILE, is_conducted, search_directories
-from trainfast_runner.search.best.journal import BestEnded, BestLine, BestQuestion, ColdRun, Trial
-from trainfast_runner.search.journal import (
-    AnyLine,
+from trainfast_runner.search.batch.journal import (
+    BatchLine,
     BatchQuestion,
-    Conducted,
     ConfirmationRun,
     Ended,
     Probe,
-    read_journal,
+    read_batch_journal,
 )
+from trainfast_runner.search.best.journal import BestEnded, BestLine, BestQuestion, ColdRun, Trial
+from trainfast_runner.search.journal import newest_conducted
 
 if TYPE_CHECKING:
     from trainfast_runner.running.planning import RunPlan
 
-ReadJournal = Callable[[Path], Sequence[AnyLine | BestLine]]
+ReadJournal = Callable[[Path], Sequence[BatchLine | BestLine]]
 """Reads the journal of a search."""
 SET_BY_A_SEARCH = ("steps", "timing_warmup")
 """Knobs that a search sets itself; commands that differ only in these continue the same search."""
@@ -93,7 +93,7 @@ def hash_of(asked: object) -> str:
     return hashlib.sha256(msgspec.json.encode(asked, order="deterministic")).hexdigest()[:16]
 
 
-def unfinished(home: Home, key: str, read: ReadJournal = read_journal) -> Path | None:
+def unfinished(home: Home, key: str, read: ReadJournal = read_batch_journal) -> Path | None:
     """The newest search of this key if it has no answer yet, else None. Raises as `search_directories`.
 
     One that ended before it tried anything, as by a refusal, does not hide an older one that did.
@@ -103,7 +103,7 @@ def unfinished(home: Home, key: str, read: ReadJournal = read_journal) -> Path |
     return None if found is None else found[0]
 
 
-def left_by_edit(home: Home, directory: Path, read: ReadJournal = read_journal) -> Path | None:
+def left_by_edit(home: Home, directory: Path, read: ReadJournal = read_batch_journal) -> Path | None:
     """The search before this one if it asked the same before the script or its files were edited, without an answer.
 
     None for any other. `read` and errors as for `unfinished`.
@@ -164,8 +164,7 @@ def newest_search(home: Home, kind: str = BATCH) -> Path | None:
 
 
 def _is_of_this_boot(directory: Path) -> bool:
-    # Both kinds of journal have this line.
-    conducted = newest(read_journal(directory), Conducted)
+    conducted = newest_conducted(directory)
     return conducted is not None and conducted.boot_id == boot_id()
 
 

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from trainfast_runner.memory.model import largest_fitting
 from trainfast_runner.records.script_run import ScriptFigures, TracedMemory
-from trainfast_runner.search.decide import LARGEST_BATCH
 from trainfast_runner.search.fit import PREDICTED_SHARE
-from trainfast_runner.search.journal import Predicted
-from trainfast_runner.search.predicted_size import linear_from
 
 TRACED_SHARE = {"cpu": 0.5, "cuda": PREDICTED_SHARE}
 """Error of the traced growth of a peak, as a share: malloc keeps blocks below 32 MiB, so the measured growth of small
@@ -30,20 +26,6 @@ class TracedPeak(msgspec.Struct, frozen=True, kw_only=True):
     def need_bytes(self, batch_size: int) -> float:
         """Bytes at the peak with another batch: the measured ones, and by how much the traced ones differ."""
         return self.measured_bytes + self.traced.at(batch_size / self.batch_size) - self.traced.at(1.0)
-
-
-def predicted_size(peak: TracedPeak, limit_bytes: int, run_id: str) -> Predicted:
-    """The line at the largest batch under a limit of bytes per rank, for the journal."""
-    most = largest_fitting(lambda size: peak.need_bytes(size) <= limit_bytes, LARGEST_BATCH)
-    at = max(1, most)
-    growth = peak.need_bytes(at + 1) - peak.need_bytes(at)
-    return Predicted(
-        fixed_bytes=round(peak.need_bytes(at) - growth * at),
-        bytes_per_sample=round(growth),
-        max_batch=most,
-        linear_from=linear_from(peak.need_bytes, at),
-        basis=f"its step traced in {run_id}, from the peak of {peak.batch_size} there",
-    )
 
 
 def why_untraced(script: ScriptFigures | None) -> str:

@@ -284,8 +284,8 @@ def _variants(raw: Mapping[str, Any], source: TomlSource) -> tuple[Variant, ...]
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise source.error_at(("variants",), "variants must be tables: [[variants]]")
     found: list[Variant] = []
-    for place, row in enumerate(rows):
-        at = ("variants", place)
+    for index, row in enumerate(rows):
+        at = ("variants", index)
         source.known_keys(row, VARIANT_KEYS, at)
         id = source.text(row, "id", at)
         if not id:

@@ -224,7 +224,7 @@ def _round_range(
     return bottom, top if top > bottom else bottom + step
 
 
-def runs(text: list[str], keys: bytearray, styles: Sequence[Style | None]) -> list[Segment]:
+def styled_segments(text: list[str], keys: bytearray, styles: Sequence[Style | None]) -> list[Segment]:
     """Return one row in few segments; `styles[key]` is a cell's style, and key 0, a blank, takes its neighbour's."""
     segments: list[Segment] = []
     start, key = 0, keys[0]

@@ -52,12 +52,12 @@ class Charts(Vertical):
     def compose(self) -> ComposeResult:
         yield StripChart(gutter=GUTTER, time_labels=False, id="throughput")
         # The lowest chart has the time labels of all; the first reading stands right below throughput.
-        for place in reversed(range(MOST_DEVICE_CHARTS)):
+        for index in reversed(range(MOST_DEVICE_CHARTS)):
             yield StripChart(
                 gutter=GUTTER,
-                time_labels=place == 0,
-                id=f"device{place}",
-                classes="-away" if place else "",
+                time_labels=index == 0,
+                id=f"device{index}",
+                classes="-away" if index else "",
             )
         yield EventLine(gutter=GUTTER)
 
@@ -103,11 +103,11 @@ class Charts(Vertical):
             uuids = sorted(used_uuids(snapshot.run))
             steps = throughput_chart(snapshot, axis, self._rate_noun, uuids, self._run_ticks)
             top.show(replace(steps, cursor_ns=cursor_ns))
-        for place in range(MOST_DEVICE_CHARTS):
-            chart = self.query_one(f"#device{place}", StripChart)
-            chart.set_class(place >= fitting, "-away")
-            if place < fitting:
-                chart.show(replace(devices[fitting - 1 - place], cursor_ns=cursor_ns))
+        for index in range(MOST_DEVICE_CHARTS):
+            chart = self.query_one(f"#device{index}", StripChart)
+            chart.set_class(index >= fitting, "-away")
+            if index < fitting:
+                chart.show(replace(devices[fitting - 1 - index], cursor_ns=cursor_ns))
 
     def _show_events(self, snapshot: Snapshot, axis: TimeAxis, height: int) -> int:
         """Show the events and return the rows they take."""

@@ -60,12 +60,12 @@ def _gpu_chart(
         lines: list[tuple[str, Tone]] = [(f"highest of {len(newest)} GPUs", "primary"), ("lowest", "secondary")]
     else:
         lines = [
-            (f"GPU {device.index}" if device is not None else "GPU", LINE_TONES[place % len(LINE_TONES)])
-            for place, device in enumerate(newest)
+            (f"GPU {device.index}" if device is not None else "GPU", LINE_TONES[position % len(LINE_TONES)])
+            for position, device in enumerate(newest)
         ]
     series = tuple(
-        Series(name, times, [tick.values[number][place] for tick in ticks], tone)
-        for place, (name, tone) in enumerate(lines)
+        Series(name, times, [tick.values[number][position] for tick in ticks], tone)
+        for position, (name, tone) in enumerate(lines)
     )
     limits = _limits(reading, [device for device in newest if device is not None])
     y_min, y_max = _ends(reading, limits)

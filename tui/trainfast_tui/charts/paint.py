@@ -21,7 +21,7 @@ from trainfast_tui.charts.braille import (
     YRange,
     draw,
     extremes,
-    runs,
+    styled_segments,
     time_columns,
 )
 from trainfast_tui.charts.inks import Palette
@@ -208,7 +208,7 @@ def _plot_rows(
                 if not keys[cell]:
                     text[cell], keys[cell] = glyph, key
         gutter = _gutter(frame, labels.get(row, ""), palette, limit is not None)
-        rows.append(gutter + runs(text, keys, styles))
+        rows.append(gutter + styled_segments(text, keys, styles))
     return rows
 
 
@@ -317,7 +317,7 @@ def _mark_row(frame: _Frame, marks: list[Shade | None], palette: Palette) -> lis
         segments = [Segment(text, palette.get("mark")), Segment(" └", palette.get("axis"))]
     keys = bytearray(_MARK if mark else _LIMIT for mark in marks)
     styles = [palette.get("axis"), palette.get("axis"), palette.get("mark")]
-    return segments + runs([mark.letter if mark else "─" for mark in marks], keys, styles)
+    return segments + styled_segments([mark.letter if mark else "─" for mark in marks], keys, styles)
 
 
 def _time_row(frame: _Frame, data: ChartData, marks: list[Shade | None], palette: Palette) -> list[Segment]:

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from trainfast_runner.records.run_file import CONFIRM
-from trainfast_runner.search import journal
-from trainfast_runner.search.journal import AnyLine, Launched, Next
+from trainfast_runner.search.batch import journal
+from trainfast_runner.search.batch.journal import BatchLine, Launched, Next
 from trainfast_tui.cli.journal_printer import JournalPrinter
 from trainfast_tui.text.format import duration, milliseconds, per_second, size
 
 
-class BatchPrinter(JournalPrinter[AnyLine]):
+class BatchPrinter(JournalPrinter[BatchLine]):
     """Prints the journal of a batch search."""
 
-    def doing(self, line: AnyLine) -> str | None:
+    def doing(self, line: BatchLine) -> str | None:
         """Return the size that is tried or confirmed from this line on."""
         if not isinstance(line, Next):
             return None
         return {CONFIRM: f"confirming {line.batch_size}", "end": ""}.get(line.action, f"trying {line.batch_size}")
 
-    def run_of(self, line: AnyLine) -> tuple[str, bool] | None:
+    def run_of(self, line: BatchLine) -> tuple[str, bool] | None:
         """Return a started run; the steps of a confirmation run are counted."""
         return (line.run_id, line.role == "proof") if isinstance(line, Launched) else None
 
-    def words(self, line: AnyLine) -> str:
+    def words(self, line: BatchLine) -> str:
         """Return a line in words."""
         match line:
             case journal.Predicted(max_batch=None):

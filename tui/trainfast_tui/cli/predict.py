@@ -87,7 +87,7 @@ def _predict(runs: list[RunToPredict], python: str | None, table: PredictionTabl
         elif tracing.words:
             what = TRACING
             if len(runs) > 1:
-                what = f"tracing {plain(runs[tracing.place].id)}, {tracing.place + 1} of {len(runs)}"
+                what = f"tracing {plain(runs[tracing.index].id)}, {tracing.index + 1} of {len(runs)}"
             slow.update(f"{what}: {tracing.words}", tracing.done / tracing.total)
 
     with progress_when_slow(f"{TRACING}…", everywhere=len(runs) > 1) as slow:

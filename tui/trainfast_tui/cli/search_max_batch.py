@@ -11,10 +11,10 @@ from pathlib import Path
 from trainfast_runner.records.home import Home
 from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.conduct import MakeConductor, conduct
-from trainfast_runner.search.journal import Ended, Probe, read_journal
-from trainfast_runner.search.opening import BatchSearchOptions, check_plan, open_search
-from trainfast_runner.search.report import report
+from trainfast_runner.search.batch.conduct import MakeConductor, conduct_batch
+from trainfast_runner.search.batch.journal import Ended, Probe, read_batch_journal
+from trainfast_runner.search.batch.opening import BatchSearchOptions, check_plan, open_batch
+from trainfast_runner.search.batch.report import report
 from trainfast_runner.search.searches import SET_BY_A_BATCH_SEARCH, left_by_edit
 from trainfast_runner.settings import presets, script_preset
 from trainfast_runner.settings.spec import RunSpec, resolve
@@ -62,8 +62,10 @@ def run(arguments: argparse.Namespace) -> int:
         wait_began_ns = time.monotonic_ns()
         await_devices(plan, home)
         began_ns += time.monotonic_ns() - wait_began_ns
-    directory = open_search(plan, home, options)
-    conducting = partial(conduct, directory, plan, home, options, began_ns=began_ns, make_conductor=make_conductor)
+    directory = open_batch(plan, home, options)
+    conducting = partial(
+        conduct_batch, directory, plan, home, options, began_ns=began_ns, make_conductor=make_conductor
+    )
     with caught_signals() as signals:
         ended = _conducted(directory, home, conducting, signals, arguments.settings)
     _report(directory, ended, arguments.json)
@@ -73,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _planned(arguments: argparse.Namespace, options: BatchSearchOptions) -> tuple[RunPlan, MakeConductor | None]:
     """Return the plan, checked, and of a script's preset the conductor of its trials. Raises UserError."""
     if (script := script_preset.path_of(arguments.preset)) is not None:
-        from trainfast_runner.search.script_trials import planned_search
+        from trainfast_runner.search.batch.script_trials import planned_search
 
         return planned_search(script_preset.load(script), arguments.settings, arguments.python, options)
     spec = resolve(arguments.preset, arguments.settings)
@@ -101,7 +103,7 @@ def _conducted(
     for setting in settings:
         if setting.partition("=")[0] in SET_BY_A_BATCH_SEARCH:
             progress.print_line(f"{plain(setting)} is not used: a search sets it itself")
-    tried = [line for line in read_journal(directory) if isinstance(line, Probe)]
+    tried = [line for line in read_batch_journal(directory) if isinstance(line, Probe)]
     if tried:
         sizes = ", ".join(str(line.batch_size) for line in tried)
         progress.print_line(f"continuing {directory.name}, which has tried {sizes}; --fresh begins anew")

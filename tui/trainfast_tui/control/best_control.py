@@ -29,7 +29,7 @@ class BestControl(SearchControl["BestSnapshot"]):
     is_fresh = False
     """True if the next search uses no earlier one: an unfinished one does not go on, and none lends its effects."""
 
-    def words(self, search: BestSnapshot) -> str:
+    def state_words(self, search: BestSnapshot) -> str:
         """Describe the state of a search."""
         from trainfast_tui.text.best_state import state_of
 
@@ -55,15 +55,15 @@ class BestControl(SearchControl["BestSnapshot"]):
         *,
         fresh: bool = False,
         cool_to_c: float | None = None,
-        first: Callable[[], None] | None = None,
+        stop_run: Callable[[], None] | None = None,
     ) -> None:
-        """Start a search of `spec`, or unless `fresh` continue its unfinished one, after `first` is done: posts
+        """Start a search of `spec`, or unless `fresh` continue its unfinished one, after `stop_run` is done: posts
         SearchStarted or SearchRefused.
 
         With `cool_to_c` each of its processes waits until its GPUs are below that temperature in degrees Celsius.
         """
         self.note_starting()
-        start = partial(self._start, spec, self.request, fresh, cool_to_c, first)
+        start = partial(self._start, spec, self.request, fresh, cool_to_c, stop_run)
         in_background("search", start, self._post, lambda error: SearchRefused(error, SearchKind.BEST))
 
     def order(self, directory: Path, do: str, name: str, value: str | None = None) -> None:
@@ -97,13 +97,13 @@ class BestControl(SearchControl["BestSnapshot"]):
         request: BestRequest | None,
         fresh: bool,
         cool_to_c: float | None,
-        first: Callable[[], None] | None,
+        stop_run: Callable[[], None] | None,
     ) -> SearchStarted:
         from trainfast_runner.search.best.request import BestRequest
         from trainfast_runner.search.control import start_search
 
-        if first is not None:
-            first()
+        if stop_run is not None:
+            stop_run()
         best = request or BestRequest()
         directory = start_search(spec, self._home, self._python, fresh=fresh, cool_to_c=cool_to_c, best=best)
         return SearchStarted(directory, SearchKind.BEST)

@@ -52,5 +52,5 @@ class MemoryView:
     since_ns: int | None = None
     """CLOCK_MONOTONIC at which the trace under way began."""
     measured: MeasuredMemory | None = None
-    before_bytes: int | None = None
-    """The peak predicted for the knobs before they were turned; None if none was turned."""
+    reference_bytes: int | None = None
+    """The peak predicted for the knobs of the run on the screen, or of the preset; None if none was turned."""

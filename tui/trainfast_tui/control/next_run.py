@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
     from trainfast_runner.running.follower import RunSnapshot
     from trainfast_runner.search.advice.facts import Situation
-    from trainfast_runner.search.search_follower import SearchSnapshot
+    from trainfast_runner.search.batch.batch_follower import BatchSnapshot
     from trainfast_runner.settings.script_preset import ScriptPreset
 
 
@@ -61,7 +61,7 @@ class NextRun:
         """True if the knob differs from `reference_knobs`."""
         return not asks_for_same(name, self._value(self.reference_knobs, name), self._value(self.spec.knobs, name))
 
-    def turned_from(self) -> RunSpec | None:
+    def reference_spec(self) -> RunSpec | None:
         """The same model with `reference_knobs`; None if no knob differs from them."""
         reference = self.reference_knobs
         changed = {name: reference[name] for name in self.spec.knobs if name in reference and self.is_changed(name)}
@@ -274,10 +274,10 @@ def _asked(run: RunFile, home: Home) -> RecordedSpec | None:
     """The settings that the run's search was started with; None if its journal cannot be read."""
     if run.search_id is None:
         return None
-    from trainfast_runner.search.journal import BatchQuestion, read_journal
+    from trainfast_runner.search.batch.journal import BatchQuestion, read_batch_journal
 
     try:
-        lines = read_journal(home.search_directory(run.search_id))
+        lines = read_batch_journal(home.search_directory(run.search_id))
     except OSError:
         return None
     return next((line for line in lines if isinstance(line, BatchQuestion)), None)
@@ -343,7 +343,7 @@ def next_run_of_search(record: RecordedSpec) -> NextRun:
     return replace(own, spec=spec)
 
 
-def is_about(search: SearchSnapshot, spec: RunSpec) -> bool:
+def is_about(search: BatchSnapshot, spec: RunSpec) -> bool:
     """True if the search was for these knobs, apart from the knobs that a search sets itself."""
     from trainfast_runner.search.searches import SET_BY_A_BATCH_SEARCH
 

@@ -38,7 +38,7 @@ NOT_NOW = "no prediction: a trace would slow the run"
 class PredictionRequest:
     """The settings to predict for. `may_trace` is False while a run is measured: a trace would take its CPU.
 
-    `before` are the settings before knobs were turned, None if none was; with another `history` there are new runs.
+    `reference` is `NextRun.reference_spec`; with another `history` there are new runs.
     """
 
     spec: RunSpec
@@ -46,7 +46,7 @@ class PredictionRequest:
     free_bytes: int | None
     """Free memory of the host now."""
     may_trace: bool
-    before: RunSpec | None = None
+    reference: RunSpec | None = None
     history: str = ""
 
 
@@ -61,15 +61,15 @@ def request_for(
 ) -> PredictionRequest:
     """Return the request for the next run, with the memory that is free by the newest sample."""
     tick = snapshot.tick if snapshot is not None else None
-    before = next_run.turned_from()
+    reference = next_run.reference_spec()
     machine = machine.used_by(next_run.spec.knobs["devices"])
     spec = _with_devices(next_run.spec, machine)
     if tick is None:
-        return PredictionRequest(spec, machine, None, may_trace, before, history)
+        return PredictionRequest(spec, machine, None, may_trace, reference, history)
     run = snapshot.run if snapshot is not None else None
     live = run if run is not None and run.is_live else None
     free_bytes = _host_free(tick, live)
-    return PredictionRequest(spec, _with_free(machine, tick, live), free_bytes, may_trace, before, history)
+    return PredictionRequest(spec, _with_free(machine, tick, live), free_bytes, may_trace, reference, history)
 
 
 def _with_devices(spec: RunSpec, machine: Machine) -> RunSpec:
@@ -194,25 +194,29 @@ class Predictor:
         try:
             model_of = cached_models(request.machine.device, self._python)
             if (model := model_of(request.spec)) is not None:
-                return self._predicted(request, model, None if request.before is None else model_of(request.before))
+                return self._predicted(
+                    request, model, None if request.reference is None else model_of(request.reference)
+                )
         except UserError as error:
             return MemoryView(why=f"no prediction: {error.message}", failed=True), None
         return self._unpredicted(request), None
 
     def _predicted(
-        self, request: PredictionRequest, model: MemoryModel, before: MemoryModel | None
+        self, request: PredictionRequest, model: MemoryModel, reference_model: MemoryModel | None
     ) -> tuple[MemoryView, SpeedView | None]:
-        """The memory and speed by the model of a trace, each with that before knobs were turned."""
+        """The memory and speed by the model of a trace, each with that of the reference."""
         spec, machine = request.spec, request.machine
-        earlier = None if request.before is None or before is None else Traced(request.before, before)
+        reference = (
+            None if request.reference is None or reference_model is None else Traced(request.reference, reference_model)
+        )
         view = MemoryView(
             predicted_fit(model, request),
             whole_number(spec.knobs, "batch_size"),
-            before_bytes=None if earlier is None else _peak_bytes(earlier, machine),
+            reference_bytes=None if reference is None else _peak_bytes(reference, machine),
         )
         if self._speeds is None:
             return view, None
-        return view, self._speeds.predict(Traced(spec, model), earlier, machine, request.history)
+        return view, self._speeds.predict(Traced(spec, model), reference, machine, request.history)
 
     def _unpredicted(self, request: PredictionRequest) -> MemoryView:
         """The reason for no prediction, or the trace that will give one."""
@@ -299,7 +303,7 @@ def _peak_bytes(traced: Traced, machine: Machine) -> int | None:
 
     try:
         ranks = world_size(traced.spec, machine)
-        return traced.model.on(gpu_of(traced.spec, machine)).predict(traced.spec, ranks).total_bytes
+        return traced.model.corrected_for(gpu_of(traced.spec, machine)).predict(traced.spec, ranks).total_bytes
     except UserError:
         return None
 

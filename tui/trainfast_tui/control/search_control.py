@@ -15,7 +15,7 @@ from trainfast_tui.control.messages import Notified, Post, SearchRefused, Search
 from trainfast_tui.live.snapshot import SeenSearch
 
 if TYPE_CHECKING:
-    from trainfast_runner.search.search_follower import SearchSnapshot
+    from trainfast_runner.search.batch.batch_follower import BatchSnapshot
 
 
 SeenT = TypeVar("SeenT", bound=SeenSearch)
@@ -80,9 +80,9 @@ class SearchControl(Generic[SeenT]):
         was_live = before is not None and before.directory == search.directory and before.is_live
         if search.is_live or not was_live:
             return ""
-        return self.words(search)
+        return self.state_words(search)
 
-    def words(self, search: SeenT) -> str:
+    def state_words(self, search: SeenT) -> str:
         """Describe the state of a search."""
         raise NotImplementedError
 
@@ -121,10 +121,10 @@ class SearchControl(Generic[SeenT]):
         return None if cancel(directory) else Notified("The search has already ended.", "warning")
 
 
-class BatchControl(SearchControl["SearchSnapshot"]):
+class BatchControl(SearchControl["BatchSnapshot"]):
     """Batch searches."""
 
-    def words(self, search: SearchSnapshot) -> str:
+    def state_words(self, search: BatchSnapshot) -> str:
         """Describe the state of a search."""
         from trainfast_tui.text.batch_search import state_words
 
@@ -136,9 +136,9 @@ class BatchControl(SearchControl["SearchSnapshot"]):
         *,
         fresh: bool = False,
         cool_to_c: float | None = None,
-        first: Callable[[], None] | None = None,
+        stop_run: Callable[[], None] | None = None,
     ) -> None:
-        """Start or continue a search, after `first` is done: posts SearchStarted or SearchRefused.
+        """Start or continue a search, after `stop_run` is done: posts SearchStarted or SearchRefused.
 
         With `cool_to_c` each of its processes waits until its GPUs are below that temperature in degrees Celsius.
         """
@@ -146,8 +146,8 @@ class BatchControl(SearchControl["SearchSnapshot"]):
         from trainfast_runner.search.control import start_search
 
         def start() -> SearchStarted:
-            if first is not None:
-                first()
+            if stop_run is not None:
+                stop_run()
             return SearchStarted(start_search(spec, self._home, self._python, fresh=fresh, cool_to_c=cool_to_c))
 
         in_background("search", start, self._post, SearchRefused)

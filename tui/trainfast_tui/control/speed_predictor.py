@@ -32,16 +32,16 @@ class SpeedPredictor:
         self._home, self._python = home, python
         self._known: tuple[str, Speeds] | None = None
 
-    def predict(self, wanted: Traced, before: Traced | None, machine: Machine, history: str) -> SpeedView:
-        """Predict the wanted settings, and those before they were turned; earlier runs are read once a `history`."""
+    def predict(self, wanted: Traced, reference: Traced | None, machine: Machine, history: str) -> SpeedView:
+        """Predict the wanted settings and those of the reference; earlier runs are read once a `history`."""
         try:
             found = self._predicted(wanted, machine, history)
-            earlier = None if before is None else self._predicted(before, machine, history)
+            compared = None if reference is None else self._predicted(reference, machine, history)
         except UserError as error:
             return SpeedView(why=error.message)
         if isinstance(found, str):
             return SpeedView(why=found)
-        return SpeedView(found, before=None if earlier is None or isinstance(earlier, str) else earlier.median)
+        return SpeedView(found, reference=None if compared is None or isinstance(compared, str) else compared.median)
 
     def _predicted(self, traced: Traced, machine: Machine, history: str) -> PredictedSpeed | str:
         """The predicted speed, or why there is none. Raises UserError for devices that do not exist."""

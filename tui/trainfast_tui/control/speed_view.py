@@ -24,16 +24,16 @@ class SpeedView:
 
     predicted: PredictedSpeed | None = None
     why: str = ""
-    before: float | None = None
-    """The median that the same model predicts for the knobs before they were turned; None if none was turned."""
+    reference: float | None = None
+    """The median predicted for the knobs of the run on the screen, or of the preset; None if none was turned."""
     measured: MeasuredSpeed | None = None
 
     @property
     def change_percent(self) -> float | None:
         """The predicted change by the turned knobs; None without a prediction of both."""
-        if self.predicted is None or not self.before:
+        if self.predicted is None or not self.reference:
             return None
-        return 100 * (self.predicted.median / self.before - 1)
+        return 100 * (self.predicted.median / self.reference - 1)
 
 
 def measured_speed(run: RunSnapshot | None) -> MeasuredSpeed | None:

@@ -57,11 +57,11 @@ def _figures_of_steps(run: RunSnapshot) -> Figures:
     warming_up = bool(last) and last[-1].warmup
     numbers = {step.step for step in last}
     # A step has no rate before all ranks have written it.
-    rates = [place for place in range(len(run.rates.steps))[-2 * RECENT :] if run.rates.steps[place] in numbers]
+    rates = [index for index in range(len(run.rates.steps))[-2 * RECENT :] if run.rates.steps[index] in numbers]
     words = "warming up" if warming_up else _basis_words(len(last), "the last ")
     return Figures(
-        _median([run.rates.samples_per_s[place] for place in rates], median_rate),
-        _median([run.rates.tokens_per_s[place] for place in rates], median_rate),
+        _median([run.rates.samples_per_s[index] for index in rates], median_rate),
+        _median([run.rates.tokens_per_s[index] for index in rates], median_rate),
         _median([step.step_ms for step in last]),
         {name: _median([getattr(step, f"{name}_ms") for step in last]) for name in STEP_PHASES},
         words if last else "",

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from trainfast_runner.records.run_lines import Event
     from trainfast_runner.records.tick import Tick
     from trainfast_runner.running.follower import Follower, RunSnapshot
+    from trainfast_runner.search.batch.batch_follower import BatchFollower
     from trainfast_runner.search.best.best_follower import BestFollower
-    from trainfast_runner.search.search_follower import SearchFollower
 
 PERIOD_S = 0.5
 SAMPLE_PERIOD_S = 1.0
@@ -299,10 +299,10 @@ class Reader(threading.Thread):
             self._sampler.ask_period(WATCHED_PERIOD_S if self._with_processes else SAMPLE_PERIOD_S)
 
 
-def _batch_follower(directory: Path) -> SearchFollower:
-    from trainfast_runner.search.search_follower import SearchFollower
+def _batch_follower(directory: Path) -> BatchFollower:
+    from trainfast_runner.search.batch.batch_follower import BatchFollower
 
-    return SearchFollower(directory)
+    return BatchFollower(directory)
 
 
 def _best_follower(directory: Path) -> BestFollower:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from trainfast_runner.records.run_lines import Event
     from trainfast_runner.records.tick import Tick
     from trainfast_runner.running.follower import RunSnapshot
+    from trainfast_runner.search.batch.batch_follower import BatchSnapshot
     from trainfast_runner.search.best.best_follower import BestSnapshot
-    from trainfast_runner.search.search_follower import SearchSnapshot
 
 
 class SeenSearch(Protocol):
@@ -48,7 +48,7 @@ class Snapshot:
     """The machine's last minutes, sampled by the app itself while no run samples it; newest last."""
     home_read: bool
     """True once the home has been searched: without a run this is then a first start."""
-    batch: SearchSnapshot | None = None
+    batch: BatchSnapshot | None = None
     """The followed batch search, which may have ended."""
     best: BestSnapshot | None = None
     """The followed best-fit search, which may have ended."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from trainfast_runner.search.fit import MemoryLines
-from trainfast_runner.search.journal import (
+from trainfast_runner.search.batch.journal import (
     Answer,
     BatchQuestion,
     ConfirmationRun,
@@ -14,9 +13,10 @@ from trainfast_runner.search.journal import (
     Next,
     Predicted,
     Probe,
-    read_journal,
+    read_batch_journal,
     refuted_by,
 )
+from trainfast_runner.search.fit import MemoryLines
 from trainfast_tui.report.document import Block, Grid, Heading, Prose, grid, pairs_grid
 from trainfast_tui.report.export_blocks import export_blocks
 from trainfast_tui.report.machine_blocks import machine_blocks
@@ -38,14 +38,14 @@ FIT_POINTS = 40
 
 def confirmed_by(directory: Path) -> list[str]:
     """Return the run that confirmed the search's answer; empty without an answer."""
-    ended = next((line for line in reversed(read_journal(directory)) if isinstance(line, Ended)), None)
+    ended = next((line for line in reversed(read_batch_journal(directory)) if isinstance(line, Ended)), None)
     run_id = ended.answer.proof_run_id if ended is not None and ended.answer is not None else None
     return [run_id] if run_id else []
 
 
 def batch_search_report(directory: Path, runs: Sequence[ReportedRun]) -> list[Block]:
     """Return the whole report; `runs` has the confirmation run if it is still on the disk."""
-    lines = read_journal(directory)
+    lines = read_batch_journal(directory)
     asked = next(line for line in lines if isinstance(line, BatchQuestion))
     probes = [line for line in lines if isinstance(line, Probe)]
     confirmations = [line for line in lines if isinstance(line, ConfirmationRun)]

@@ -44,7 +44,8 @@ UNFINISHED = ("interrupted", "cancelled")
 """States of a search that f5 continues; an ended one starts anew."""
 Orders = dict[str, tuple[str, Callable[[], object]]]
 """Orders to a live search, by name: the words beside the name, and the function that gives the order."""
-QUESTION = ("ask('vary')", "ask('batch')", "ask('objective')", "ask('budget')", "fresh")
+VARY = "ask('vary')"
+QUESTION = (VARY, "ask('batch')", "ask('objective')", "ask('budget')", "fresh")
 """The actions that change the question of the next search."""
 
 
@@ -155,11 +156,11 @@ class BestScreen(AppScreen):
             "cancel": not (live or starting),
             "again": live or search is None,
             **dict.fromkeys(QUESTION, live or starting or search is not None),
-            QUESTION[0]: live or starting,
+            VARY: live or starting,
         }
         footer.leave_out(useless)
         footer.relabel("apply", "start" if search is None else "take")
-        footer.relabel(QUESTION[0], "vary" if search is None else "new question")
+        footer.relabel(VARY, "vary" if search is None else "new question")
         footer.relabel("pause", "go on" if search is not None and search.state in ("pausing", "paused") else "pause")
         is_unfinished = search is not None and search.state in UNFINISHED
         footer.relabel("again", "go on" if is_unfinished else "anew")
@@ -238,7 +239,7 @@ class BestScreen(AppScreen):
             self._start()
 
     def action_pin(self) -> None:
-        search = self._live()
+        search = self._live_search()
         if search is None:
             return
         pinned = [one.knob for one in orders_in_force(search.so_far) if one.do == "pin"]
@@ -247,7 +248,7 @@ class BestScreen(AppScreen):
         self._ask_order(search, "pin", "Pin a knob to one value from now on", orders)
 
     def action_skip(self) -> None:
-        search = self._live()
+        search = self._live_search()
         if search is None:
             return
         now, space = search.so_far.chosen, search.so_far.space
@@ -314,7 +315,7 @@ class BestScreen(AppScreen):
         self.notify("")
         self._make_plan()
 
-    def _live(self) -> BestSnapshot | None:
+    def _live_search(self) -> BestSnapshot | None:
         """Return the search if it is live; else None, with a notice."""
         search = self._search
         if search is None or not search.is_live:
@@ -336,8 +337,8 @@ class BestScreen(AppScreen):
             stop = partial(session.runs.end, run.directory)
             self.confirm(question, "stop it, then search", partial(self._begin, stop))
 
-    def _begin(self, first: partial[None] | None) -> None:
-        """Start a search of the question on the screen, else of the shown search's question, after `first` is done.
+    def _begin(self, stop_run: partial[None] | None) -> None:
+        """Start a search of the question on the screen, else of the shown search's question, after `stop_run` is done.
 
         An unfinished search goes on. Only a question on the screen may be fresh.
         """
@@ -351,6 +352,6 @@ class BestScreen(AppScreen):
             if search.state in UNFINISHED:
                 spec = spec_again(question, spec)
         fresh = search is None and session.best.is_fresh
-        session.best.start(spec, fresh=fresh, cool_to_c=session.runs.cool_to_c, first=first)
+        session.best.start(spec, fresh=fresh, cool_to_c=session.runs.cool_to_c, stop_run=stop_run)
         session.predict()
         self._show()

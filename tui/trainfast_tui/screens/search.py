@@ -9,7 +9,7 @@ from textual.app import ComposeResult
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.state_words import state_words
-from trainfast_runner.search.search_follower import SearchSnapshot
+from trainfast_runner.search.batch.batch_follower import BatchSnapshot
 from trainfast_tui.control.messages import Notified
 from trainfast_tui.control.next_run import NextRun, is_about
 from trainfast_tui.live.snapshot import Snapshot
@@ -29,7 +29,7 @@ class SearchScreen(AppScreen):
     def __init__(self, session: Session, next_run: NextRun) -> None:
         super().__init__(session)
         self._next_run = next_run
-        self._search: SearchSnapshot | None = None
+        self._search: BatchSnapshot | None = None
         self._is_asking = not (session.batch.is_going_on or session.has_answer_for_knobs())
         """True while the question of a search is put."""
 
@@ -52,7 +52,7 @@ class SearchScreen(AppScreen):
         else:
             self._show(self.session.batch.current, snapshot.taken_ns if snapshot is not None else 0)
 
-    def _earlier(self) -> SearchSnapshot | None:
+    def _earlier(self) -> BatchSnapshot | None:
         """The newest search of these knobs; None without one."""
         search = self.session.batch.current
         return search if search is not None and is_about(search, self._next_run.spec) else None
@@ -64,7 +64,7 @@ class SearchScreen(AppScreen):
         if not self._is_asking:
             self._show(self.session.batch.current, snapshot.taken_ns)
 
-    def _show(self, search: SearchSnapshot | None, now_ns: int = 0) -> None:
+    def _show(self, search: BatchSnapshot | None, now_ns: int = 0) -> None:
         """Paint the search as of `now_ns` (CLOCK_MONOTONIC); None while it is being started."""
         if search is not None and (self._search is None or self._search.state != search.state):
             # A notice about the state before is outdated.

@@ -14,7 +14,7 @@ from trainfast_tui.text.overrides import settings
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
-    from trainfast_runner.search.search_follower import SearchSnapshot
+    from trainfast_runner.search.batch.batch_follower import BatchSnapshot
     from trainfast_runner.settings.spec import RunSpec
 
 
@@ -39,7 +39,7 @@ class Choice:
     why: str
 
 
-def choices(search: SearchSnapshot | None) -> tuple[Choice, ...]:
+def choices(search: BatchSnapshot | None) -> tuple[Choice, ...]:
     """Return the batch sizes found, the recommended one first; if nothing fits, the changes that would help."""
     ended = search.ended if search is not None else None
     if ended is None:
@@ -47,11 +47,11 @@ def choices(search: SearchSnapshot | None) -> tuple[Choice, ...]:
     if ended.answer is None:
         return tuple(
             Choice(
-                f"change {place}",
+                f"change {index}",
                 tuple(change.settings.items()),
                 f"{change.saves}; speed: {change.costs}" if change.costs else change.saves,
             )
-            for place, change in enumerate(ended.changes, 1)
+            for index, change in enumerate(ended.changes, 1)
         )
     answer = ended.answer
     confirmation = answer.proof_run_id
@@ -82,7 +82,7 @@ def limit_notice(spec: RunSpec, machine: Machine | None, ranks: int | None) -> s
     return f"No memory_limit: this searches up to {each} {whose}, set as a real limit. memory_limit makes it less."
 
 
-def batch_question_rows(spec: RunSpec, limit: str, earlier: SearchSnapshot | None) -> list[Paragraph]:
+def batch_question_rows(spec: RunSpec, limit: str, earlier: BatchSnapshot | None) -> list[Paragraph]:
     """Return the question of a batch search as paragraphs, each with its label and tone.
 
     `limit` is the notice of its limit, `earlier` the newest search of these knobs, None without one.
@@ -101,12 +101,12 @@ def batch_question_rows(spec: RunSpec, limit: str, earlier: SearchSnapshot | Non
     return [*rows, ("time     ", _time_words(earlier), "text")]
 
 
-def _goes_on(earlier: SearchSnapshot) -> bool:
+def _goes_on(earlier: BatchSnapshot) -> bool:
     """True if a search of the same knobs would continue this one."""
     return bool(earlier.probes) and (earlier.ended is None or earlier.state in ("interrupted", "cancelled"))
 
 
-def _time_words(earlier: SearchSnapshot | None) -> str:
+def _time_words(earlier: BatchSnapshot | None) -> str:
     """Return what an earlier search tells of the time."""
     if earlier is None or not earlier.probes:
         return "not known before the first sizes have run"
@@ -116,7 +116,7 @@ def _time_words(earlier: SearchSnapshot | None) -> str:
     return f"the search before took {fmt.duration(earlier.ended.seconds)} for the sizes {tried}"
 
 
-def expected_s(search: SearchSnapshot) -> float | None:
+def expected_s(search: BatchSnapshot) -> float | None:
     """Predict the seconds of the steps under way from the largest size that fitted; None before one did."""
     step = search.next
     fitting = [probe for probe in search.probes if probe.outcome == "fits" and probe.step_ms is not None]
@@ -129,7 +129,7 @@ def expected_s(search: SearchSnapshot) -> float | None:
     return None if search.proof_steps is None else share * search.proof_steps * (last.step_ms or 0.0) / 1e3
 
 
-def state_words(search: SearchSnapshot, now_ns: int | None = None) -> str:
+def state_words(search: BatchSnapshot, now_ns: int | None = None) -> str:
     """Describe the search at `now_ns` (CLOCK_MONOTONIC), or its end, in one line."""
     step = search.next
     if search.cooling and search.state in ("running", "starting"):
@@ -167,7 +167,7 @@ def state_words(search: SearchSnapshot, now_ns: int | None = None) -> str:
     return words.get(search.state, search.state)
 
 
-def _under_way(search: SearchSnapshot) -> str:
+def _under_way(search: BatchSnapshot) -> str:
     """Name the process that a pause waits for."""
     if search.next is None:
         return "the model is built and its memory predicted"

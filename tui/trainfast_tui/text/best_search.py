@@ -50,49 +50,49 @@ def budget_words(tried: int, candidates: int) -> str:
     return f"{tried} of {candidates} tried when the budget ended"
 
 
-def answer_lines(found: Fields) -> list[str]:
+def answer_lines(report: Fields) -> list[str]:
     """The answer of `best_report` in lines: the winner first, then the effects, the Pareto settings and the rest."""
-    if found["best"] is None:
-        return [fmt.plain(line) for line in _without_answer(found)]
-    lines = pairs(_answer_rows(found))
-    if found["effects"]:
-        lines += ["", *_effects(found["effects"])]
-    if found["pareto"]:
-        lines += ["", *_pareto(found["pareto"])]
-    lines += ["", *pairs(_rest_rows(found))]
+    if report["best"] is None:
+        return [fmt.plain(line) for line in _without_answer(report)]
+    lines = pairs(_answer_rows(report))
+    if report["effects"]:
+        lines += ["", *_effects(report["effects"])]
+    if report["pareto"]:
+        lines += ["", *_pareto(report["pareto"])]
+    lines += ["", *pairs(_rest_rows(report))]
     return [fmt.plain(line) for line in lines]
 
 
-def _answer_rows(found: Fields) -> Iterable[tuple[str, str]]:
-    best, baseline = found["best"], found["baseline"]
+def _answer_rows(report: Fields) -> Iterable[tuple[str, str]]:
+    best, baseline = report["best"], report["baseline"]
     is_same = best["knobs"] == baseline["knobs"]
-    noise = found["within_percent"]
-    tried = found["tried_in_budget"]
-    so_far = "" if found["state"] == "answered" and tried is None else " so far"
+    noise = report["within_percent"]
+    tried = report["tried_in_budget"]
+    so_far = "" if report["state"] == "answered" and tried is None else " so far"
     if tried is not None:
-        yield "budget", budget_words(tried, found["candidates"])
+        yield "budget", budget_words(tried, report["candidates"])
     if noise is not None:
         yield "no winner", f"{noise_words(noise)}: no setting is faster beyond it"
     label = "fastest" if noise is None else "chosen"
-    yield label + so_far, f"{knob_words(best['knobs'])}: {_side_words(best, found)}"
+    yield label + so_far, f"{knob_words(best['knobs'])}: {_side_words(best, report)}"
     if is_same:
         none = "none: the baseline itself is the fastest" if tried is None else "none so far: the best is the baseline"
         yield "gain", KEPT if noise is not None else none
     else:
-        yield "baseline", f"{knob_words(baseline['knobs'])}: {_side_words(baseline, found)}"
-        yield "gain", "unknown" if found["gain"] is None else gain_words(found["gain"])
-    changed = found["changes_training"]
+        yield "baseline", f"{knob_words(baseline['knobs'])}: {_side_words(baseline, report)}"
+        yield "gain", "unknown" if report["gain"] is None else gain_words(report["gain"])
+    changed = report["changes_training"]
     yield "trains", f"differently, by {', '.join(changed)}" if changed else "the same as the baseline"
-    for note in found["notes"]:
+    for note in report["notes"]:
         yield "note", note
 
 
-def _side_words(side: Fields, found: Fields) -> str:
+def _side_words(side: Fields, report: Fields) -> str:
     words = rate_words(side["samples_per_s"])
     value = side["value"]
-    if value is not None and found["objective"] != "samples_per_s":
+    if value is not None and report["objective"] != "samples_per_s":
         interval = f"{fmt.number(value['low'])} to {fmt.number(value['high'])}"
-        words += f", {found['objective']} {fmt.number(value['median'])} ({interval})"
+        words += f", {report['objective']} {fmt.number(value['median'])} ({interval})"
     return f"{words}, runs {' and '.join(side['run_ids'])}" if side["run_ids"] else f"{words}, not confirmed"
 
 
@@ -124,37 +124,37 @@ def count_words(verdicts: Iterable[str]) -> str:
     return ", ".join(f"{counts[name]} {name.replace('_', ' ')}" for name in VERDICTS if counts[name])
 
 
-def _rest_rows(found: Fields) -> Iterable[tuple[str, str]]:
-    ties = [knob_words(knobs) for knobs in found["ties"]]
+def _rest_rows(report: Fields) -> Iterable[tuple[str, str]]:
+    ties = [knob_words(knobs) for knobs in report["ties"]]
     for words in ties[:MOST_LISTED]:
         yield "within the noise", words
     if len(ties) > MOST_LISTED:
         yield "within the noise", f"and {len(ties) - MOST_LISTED} more"
-    words = count_words(one["verdict"] for one in found["verdicts"])
-    dropped = f"; {found['dropped']} combinations have another global batch" if found["dropped"] else ""
-    yield "candidates", f"{found['candidates']}: {words}{dropped}"
-    not_tried = [one for one in found["verdicts"] if one["verdict"] == "not_tried"]
+    words = count_words(one["verdict"] for one in report["verdicts"])
+    dropped = f"; {report['dropped']} combinations have another global batch" if report["dropped"] else ""
+    yield "candidates", f"{report['candidates']}: {words}{dropped}"
+    not_tried = [one for one in report["verdicts"] if one["verdict"] == "not_tried"]
     for one in not_tried[:MOST_LISTED]:
         yield "not tried", f"{knob_words(one['knobs'])}: {one['reason']}"
     if len(not_tried) > MOST_LISTED:
         yield "not tried", f"and {len(not_tried) - MOST_LISTED} more"
-    if found["disturbed"]:
-        yield "disturbed", f"{measurements(found['disturbed'])}, by other processes or a throttled GPU"
-    if found["stopped_because"]:
-        yield "stopped because", found["stopped_because"]
-    if found["state"] == "cancelled":
-        yield "cancelled", f"the same command continues {found['search_id']}"
-    yield "took", f"{fmt.duration(found['seconds'])}, {len(found['trials'])} trials, {len(found['races'])} runs"
+    if report["disturbed"]:
+        yield "disturbed", f"{measurements(report['disturbed'])}, by other processes or a throttled GPU"
+    if report["stopped_because"]:
+        yield "stopped because", report["stopped_because"]
+    if report["state"] == "cancelled":
+        yield "cancelled", f"the same command continues {report['search_id']}"
+    yield "took", f"{fmt.duration(report['seconds'])}, {len(report['trials'])} trials, {len(report['races'])} runs"
 
 
-def _without_answer(found: Fields) -> list[str]:
-    if found["state"] == "cancelled":
-        void = [one["reason"] for one in found["trials"] if one["outcome"] == "void"]
+def _without_answer(report: Fields) -> list[str]:
+    if report["state"] == "cancelled":
+        void = [one["reason"] for one in report["trials"] if one["outcome"] == "void"]
         when = f"before a measurement counted ({void[-1]})" if void else "before anything was measured"
-        return [f"cancelled {when}; the same command continues {found['search_id']}"]
-    missing, counts = found["missing_bytes"], count_words(one["verdict"] for one in found["verdicts"])
+        return [f"cancelled {when}; the same command continues {report['search_id']}"]
+    missing, counts = report["missing_bytes"], count_words(one["verdict"] for one in report["verdicts"])
     excess = "" if missing is None else f": the smallest setting is {fmt.size(missing)} too large"
-    return [f"{found['reason']}{excess}", *([f"{found['candidates']} candidates: {counts}"] if counts else [])]
+    return [f"{report['reason']}{excess}", *([f"{report['candidates']} candidates: {counts}"] if counts else [])]
 
 
 def question_lines(
@@ -185,15 +185,18 @@ def _left_alone(names: str, reason: str) -> str:
     return f"left alone: {reason}" if reason.startswith(f"{names} ") else f"left alone: {names}: {reason}"
 
 
-def estimate_lines(found: Fields, *, to_name: str = BY_COMMAND) -> list[str]:
+def estimate_lines(estimate: Fields, *, to_name: str = BY_COMMAND) -> list[str]:
     """The lines of `search best --dry-run`."""
-    dropped = f", {found['dropped']} with another global batch left out" if found["dropped"] else ""
-    legal = f"{found['candidates']}, {found['legal']} of them can run here{dropped}; the baseline is one"
-    lines = question_lines(found["vary"], found["left_alone"], found["global_batch"], to_name=to_name)
-    start = f"{fmt.duration(found['start_s'])} a process, {found['basis']}"
+    dropped = f", {estimate['dropped']} with another global batch left out" if estimate["dropped"] else ""
+    legal = f"{estimate['candidates']}, {estimate['legal']} of them can run here{dropped}; the baseline is one"
+    lines = question_lines(estimate["vary"], estimate["left_alone"], estimate["global_batch"], to_name=to_name)
+    start = f"{fmt.duration(estimate['start_s'])} a process, {estimate['basis']}"
     rows = [
         ("candidates", legal),
-        ("processes", f"{found['processes']} for trials and about {found['cold_runs']} cold runs; {start}"),
-        ("takes", f"about {fmt.duration(found['seconds'])}; each candidate by itself: {fmt.duration(found['grid_s'])}"),
+        ("processes", f"{estimate['processes']} for trials and about {estimate['cold_runs']} cold runs; {start}"),
+        (
+            "takes",
+            f"about {fmt.duration(estimate['seconds'])}; each candidate by itself: {fmt.duration(estimate['grid_s'])}",
+        ),
     ]
     return [fmt.plain(line) for line in [*lines, *pairs(rows)]]

@@ -29,15 +29,15 @@ def has_conditions(run: RunSnapshot) -> bool:
 
 def conditions_line(run: RunSnapshot, width: int) -> Line:
     """Return the line under a run's figures; parts that do not fit in `width` are left out, the least telling first."""
-    counted, wide = _counted(run), width >= WIDE
+    counted, wide = _counted_steps(run), width >= WIDE
     mark = steadiness(run)
     warming = [(mark[0] if wide else mark[0].split(" up")[0].split(" down")[0], mark[1])] if mark is not None else []
     if not counted:
         return warming
-    silent = _silent(run.conditions) if run.is_live else []
+    silent = _silent_gpus(run.conditions) if run.is_live else []
     if silent and len(silent) == len(counted[-1].devices):
         return [*_no_reading(silent), *([("   " if wide else "  ", "text"), *warming] if warming else [])]
-    whose = _watched(run, counted)
+    whose = _watched_gpus(run, counted)
     throttled = _throttled(counted, wide, whose)
     names_gpus = bool(whose) and whose in throttled[0][0]
     each_step, each_sample = _energy(counted, "" if names_gpus else whose)
@@ -52,10 +52,10 @@ def conditions_line(run: RunSnapshot, width: int) -> Line:
         (throttled, warming),
         (throttled,),
     )
-    return first_fitting([_spaced(parts, "   " if wide else "  ") for parts in choices], width)
+    return first_fitting([_joined(parts, "   " if wide else "  ") for parts in choices], width)
 
 
-def _spaced(parts: Iterable[Line], gap: str) -> Line:
+def _joined(parts: Iterable[Line], gap: str) -> Line:
     """Return the parts that are not empty as one line."""
     line: Line = []
     for part in filter(None, parts):
@@ -78,20 +78,20 @@ def steadiness(run: RunSnapshot) -> Piece | None:
     return f"steady {'so far, ' if run.is_live else ''}from step {steady.steady_from_step}", "success"
 
 
-def _counted(run: RunSnapshot) -> Sequence[StepConditions]:
+def _counted_steps(run: RunSnapshot) -> Sequence[StepConditions]:
     """Return the steps that count: those after the timing warm-up if there are any, of a live run the newest."""
     warmup = {step.step for step in run.steps if step.warmup}
-    found = [one for one in run.conditions if one.step not in warmup] or list(run.conditions)
-    return found[-RECENT:] if run.is_live else found
+    steps = [one for one in run.conditions if one.step not in warmup] or list(run.conditions)
+    return steps[-RECENT:] if run.is_live else steps
 
 
-def _silent(steps: Sequence[StepConditions]) -> list[int | None]:
+def _silent_gpus(steps: Sequence[StepConditions]) -> list[int | None]:
     """Return the GPUs that reported in earlier steps but not in the newest; their earlier readings are out of date."""
-    spoke = {device.uuid for step in steps for device in step.devices if not _is_mute(device)}
-    return [device.index for device in steps[-1].devices if device.uuid in spoke and _is_mute(device)]
+    spoke = {device.uuid for step in steps for device in step.devices if not _has_no_reading(device)}
+    return [device.index for device in steps[-1].devices if device.uuid in spoke and _has_no_reading(device)]
 
 
-def _is_mute(device: DeviceConditions) -> bool:
+def _has_no_reading(device: DeviceConditions) -> bool:
     known = (device.sm_clock_mhz, device.energy_joules, *device.throttled_ms.values())
     return all(value is None for value in known)
 
@@ -102,21 +102,21 @@ def _no_reading(indexes: Sequence[int | None]) -> Line:
 
 def _throttled(counted: Sequence[StepConditions], wide: bool, whose: str) -> Line:
     """Throttled milliseconds of a step by cause, with the most throttled device if there are several."""
-    found = [
+    known = [
         (shade, ms)
         for shade in SHADES
         if (ms := _mean(one.throttled_ms.get(shade.kind) for one in counted)) is not None
     ]
-    if not found:
+    if not known:
         return [("throttling is not known", "muted")]
     begin: Line = [(f"{whose}: ", "muted")] if whose and wide else []
-    held = [(shade, ms) for shade, ms in found if ms >= LEAST_THROTTLED_MS]
-    if not held:
+    throttled = [(shade, ms) for shade, ms in known if ms >= LEAST_THROTTLED_MS]
+    if not throttled:
         return [*begin, ("not throttled", "success")]
     line: Line = []
-    for place, (shade, ms) in enumerate(held):
+    for index, (shade, ms) in enumerate(throttled):
         tone: Tone = "error" if shade.kind in ("thermal", "brake") else "warning"
-        line += [(f"{'  ' if place else ''}{shade.letter} ", tone), (fmt.milliseconds(ms), "text")]
+        line += [(f"{'  ' if index else ''}{shade.letter} ", tone), (fmt.milliseconds(ms), "text")]
         line += [(_worst(counted, shade), "muted")]
     if not wide:
         return line
@@ -147,7 +147,7 @@ def _energy(counted: Sequence[StepConditions], whose: str) -> tuple[Line, Line]:
     return [(f"{fmt.joules(step)}/step, ", "text")], [(f"{fmt.joules(sample)}/sample", "text"), *mark]
 
 
-def _watched(run: RunSnapshot, counted: Sequence[StepConditions]) -> str:
+def _watched_gpus(run: RunSnapshot, counted: Sequence[StepConditions]) -> str:
     """Name the GPUs that a CPU run only watches: their energy did not train its samples."""
     if run.run_file is None or run.run_file.device_uuids:
         return ""

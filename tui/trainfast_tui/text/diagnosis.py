@@ -35,8 +35,8 @@ def explained(run: RunSnapshot, width: int) -> list[Line]:
     if not run.diagnosis:
         return [[(_nothing(run), "text")]]
     lines = paragraph(overlap_words(run.diagnosis), width, "muted")
-    for place, (title, section) in enumerate(sections(run.diagnosis, width)):
-        lines += [*([[]] if place else []), rule(title, width), *section]
+    for index, (title, section) in enumerate(sections(run.diagnosis, width)):
+        lines += [*([[]] if index else []), rule(title, width), *section]
     return lines
 
 

@@ -17,13 +17,13 @@ def table(
 ) -> list[str]:
     """Return aligned lines, the header first; columns in `right` are right-aligned, none is over `widest` cells."""
     lines = [list(header), *([*row] for row in rows)]
-    widths = [min(widest, max(cell_len(line[place]) for line in lines)) for place in range(len(header))]
+    widths = [min(widest, max(cell_len(line[index]) for line in lines)) for index in range(len(header))]
     to_the_right = set(right)
     return [
         (" " * GAP)
         .join(
-            to_width(cell, widths[place], "right" if place in to_the_right else "left")
-            for place, cell in enumerate(line)
+            to_width(cell, widths[index], "right" if index in to_the_right else "left")
+            for index, cell in enumerate(line)
         )
         .rstrip()
         for line in lines

@@ -26,9 +26,9 @@ def shares(values: Sequence[float], width: int) -> list[int]:
     cells = [max(1, int(part)) if part > 0 else 0 for part in exact]
     by_rest = sorted(range(len(values)), key=lambda i: exact[i] - cells[i], reverse=True)
     while sum(cells) < width:
-        for place in by_rest:
-            if exact[place] > 0 and sum(cells) < width:
-                cells[place] += 1
+        for index in by_rest:
+            if exact[index] > 0 and sum(cells) < width:
+                cells[index] += 1
     while sum(cells) > width:
         cells[cells.index(max(cells))] -= 1
     return cells

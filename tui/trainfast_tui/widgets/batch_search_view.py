@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainfast_runner.records.run_file import CONFIRM
+from trainfast_runner.search.batch.batch_follower import BatchSnapshot
+from trainfast_runner.search.batch.journal import ConfirmationRun, Probe, refuted_by
 from trainfast_runner.search.fit import MemoryLines
-from trainfast_runner.search.journal import ConfirmationRun, Probe, refuted_by
-from trainfast_runner.search.search_follower import SearchSnapshot
 from trainfast_tui.charts.fit_chart import Point, fit_chart
 from trainfast_tui.charts.painted import Painted
 from trainfast_tui.text import format as fmt
@@ -62,7 +62,7 @@ class BatchSearchView(Painted):
     def __init__(self, name: str) -> None:
         super().__init__()
         self._preset = name
-        self._search: SearchSnapshot | None = None
+        self._search: BatchSnapshot | None = None
         self._now_ns = 0
         self._asked_ns: int | None = None
         self._notice: Piece = ("", "muted")
@@ -75,7 +75,7 @@ class BatchSearchView(Painted):
         """The rows of the table out of sight below, where it was scrolled; it is held to the table."""
         self._rows_in_sight = 1
 
-    def show(self, search: SearchSnapshot | None, now_ns: int, asked_ns: int | None = None) -> None:
+    def show(self, search: BatchSnapshot | None, now_ns: int, asked_ns: int | None = None) -> None:
         """Show this search; `now_ns` is CLOCK_MONOTONIC, `asked_ns` the time of a request that has not started yet."""
         self._search, self._now_ns, self._asked_ns = search, now_ns, asked_ns
         self._question = []
@@ -163,7 +163,7 @@ class BatchSearchView(Painted):
         return [title, *rows[first:end]], hidden
 
 
-def _head(search: SearchSnapshot, name: str, now_ns: int, width: int) -> list[Line]:
+def _head(search: BatchSnapshot, name: str, now_ns: int, width: int) -> list[Line]:
     asked = search.asked
     if asked is not None:
         name = asked.name
@@ -178,7 +178,7 @@ def _head(search: SearchSnapshot, name: str, now_ns: int, width: int) -> list[Li
     return [rule(f"largest batch: {name}", width), *lines]
 
 
-def _time_words(search: SearchSnapshot, now_ns: int) -> str:
+def _time_words(search: BatchSnapshot, now_ns: int) -> str:
     """Return the time of the step under way beside the predicted one; of an ended search the whole time."""
     if search.ended is not None:
         return f"took {fmt.duration(search.ended.seconds)}"
@@ -199,7 +199,7 @@ def _elapsed(since_ns: int | None, now_ns: int) -> str:
     return "" if since_ns is None else fmt.duration(max(0, now_ns - since_ns) // 1_000_000_000)
 
 
-def _limit_line(search: SearchSnapshot) -> Line:
+def _limit_line(search: BatchSnapshot) -> Line:
     asked, fit = search.asked, _tightest(search)
     limits = list(asked.limits_bytes) if asked is not None else []
     if not limits and fit is not None:
@@ -215,14 +215,14 @@ def _limit_line(search: SearchSnapshot) -> Line:
     return line
 
 
-def _tightest(search: SearchSnapshot) -> MemoryLines | None:
+def _tightest(search: BatchSnapshot) -> MemoryLines | None:
     """Return the fit of the rank with the least memory left."""
     rank = search.next.tightest_rank if search.next is not None else None
     fits = search.fits
     return next((fit for fit in fits if fit.rank == rank), fits[0] if fits else None)
 
 
-def _table(search: SearchSnapshot, width: int) -> list[Line]:
+def _table(search: BatchSnapshot, width: int) -> list[Line]:
     rows: list[Line] = []
     columns = STEP_COLUMNS if any("step" in probe.phase_peaks for probe in search.probes) else PHASE_COLUMNS
     for probe in search.probes:
@@ -298,7 +298,7 @@ def _confirmation_row(confirmation: ConfirmationRun, width: int) -> Line:
     return _row(cells, [(f"{'✓' if holds else '✗'} {words}", "success" if holds else "error")], width)
 
 
-def _next_lines(search: SearchSnapshot, width: int) -> list[Line]:
+def _next_lines(search: BatchSnapshot, width: int) -> list[Line]:
     """Return the next step and its reason; after the end the certainty of the answer."""
     ended, step = search.ended, search.next
     if ended is not None:
@@ -317,7 +317,7 @@ def _next_lines(search: SearchSnapshot, width: int) -> list[Line]:
     return paragraph(f"{when}: {batch}{step.why}", width, "text", 3)
 
 
-def _choice_lines(search: SearchSnapshot, at: int, width: int) -> list[Line]:
+def _choice_lines(search: BatchSnapshot, at: int, width: int) -> list[Line]:
     found = choices(search)
     if not found:
         return []
@@ -326,19 +326,19 @@ def _choice_lines(search: SearchSnapshot, at: int, width: int) -> list[Line]:
     title = "Enter applies" if left is None else f"Enter applies; the largest leaves {fmt.size(left)} of the limit"
     lines: list[Line] = [[(title, "muted")]]
     at = min(at, len(found) - 1)
-    for place, choice in enumerate(found):
+    for index, choice in enumerate(found):
         settings = " ".join(f"{name}={value}" for name, value in choice.settings)
-        head = f"{'▸' if place == at else ' '} {choice.label:<12}{settings}"
+        head = f"{'▸' if index == at else ' '} {choice.label:<12}{settings}"
         first, *rest = wrap(choice.why, max(20, width - len(head) - 2)) or [""]
-        lines.append([(head, "cursor" if place == at else "title"), ("  ", "text"), (first, "text")])
-        if place == at:
+        lines.append([(head, "cursor" if index == at else "title"), ("  ", "text"), (first, "text")])
+        if index == at:
             lines += [[(" " * (len(head) + 2) + line, "text")] for line in rest[:2]]
         elif rest:
             lines[-1][-1] = (f"{first} …", "text")
     return lines
 
 
-def _chart(search: SearchSnapshot, width: int, height: int) -> list[Line]:
+def _chart(search: BatchSnapshot, width: int, height: int) -> list[Line]:
     """Return the chart of the tightest rank: its peaks as its limit counts them, the fit and the limit."""
     fit = _tightest(search)
     asked = search.asked

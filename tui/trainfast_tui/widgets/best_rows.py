@@ -34,8 +34,8 @@ def trial_rows(so_far: BestSoFar, width: int) -> list[Line]:
     """One row a trial or run, in their order, below a title."""
     title = f"{_unit(so_far)[0]} (95 % CI)"
     rows = [_row((" ", "text"), ("setting", title, "steps", "took", "process"), width, "muted")]
-    for place, line in enumerate(so_far.attempts):
-        rows.append(_ran_row(so_far, place, line, width))
+    for index, line in enumerate(so_far.attempts):
+        rows.append(_ran_row(so_far, index, line, width))
     return rows
 
 
@@ -45,13 +45,13 @@ def _unit(so_far: BestSoFar) -> tuple[str, float]:
     return unit_of(so_far.objective, first.median if first is not None else 0.0)
 
 
-def _ran_row(so_far: BestSoFar, place: int, line: Trial | ColdRun, width: int) -> Line:
+def _ran_row(so_far: BestSoFar, index: int, line: Trial | ColdRun, width: int) -> Line:
     from trainfast_runner.search.best.journal import Trial
 
     sign, tone, words = OUTCOMES.get(line.outcome, ("○", "text", line.outcome))
     assert so_far.space is not None
     setting = setting_words(so_far.space, line.candidate, short=width < WIDE)
-    value, each = so_far.values.get(place), _unit(so_far)[1]
+    value, each = so_far.values.get(index), _unit(so_far)[1]
     if value is not None:
         words = figure_words(value, each)
     if isinstance(line, Trial):

@@ -194,13 +194,13 @@ def spots_of(so_far: BestSoFar, *, is_live: bool) -> list[Spot]:
     """Return the settings as the chart shows them, the best last; the one under way stands at the bottom."""
     rates: dict[int, float | None] = {}
     signs: dict[int, Piece] = {}
-    for place, line in enumerate(so_far.attempts):
+    for index, line in enumerate(so_far.attempts):
         if line.outcome == "oom":
             rates[line.candidate], signs[line.candidate] = None, ("✗", "error")
         elif line.outcome in ("measured", "slow"):
             # A time is no throughput: the chart then shows samples/s.
             figures = so_far.rates if so_far.objective == "time" else so_far.values
-            if (figure := figures.get(place)) is not None:
+            if (figure := figures.get(index)) is not None:
                 rates[line.candidate], signs[line.candidate] = figure.median, ("•", "text")
     step = so_far.chosen
     if is_live and step is not None and step.candidate is not None and so_far.is_under_way:

@@ -68,7 +68,7 @@ def _predicted(view: MemoryView, width: int, roomy: bool) -> list[Line]:
     if not roomy:
         return [_peak_of_limit(fit, width), bar, *_verdict(fit, width, 2)]
     title = rule(f"memory at its peak: {PHASES.get(fit.predicted.phase, fit.predicted.phase)}", width)
-    lines = [title, bar, *_legend(fit, width), _peak_of_limit(fit, width), *_change(fit, view.before_bytes)]
+    lines = [title, bar, *_legend(fit, width), _peak_of_limit(fit, width), *_change(fit, view.reference_bytes)]
     return [*lines, *_verdict(fit, width, 4)]
 
 
@@ -76,7 +76,7 @@ def _verdict(fit: PredictedFit, width: int, most: int) -> list[Line]:
     """Return the memory left, or why the run is impossible here."""
     if fit.cannot_run is not None:
         return paragraph(f"cannot run here: {fit.cannot_run.line()}", width, "error", most)
-    return [_room_left(fit, width)]
+    return [_bytes_left(fit, width)]
 
 
 def _why_none(view: MemoryView, width: int, most: int) -> list[Line]:
@@ -86,12 +86,12 @@ def _why_none(view: MemoryView, width: int, most: int) -> list[Line]:
     return paragraph(words, width, "warning" if view.failed else "muted", most)
 
 
-def _change(fit: PredictedFit, before_bytes: int | None) -> list[Line]:
+def _change(fit: PredictedFit, reference_bytes: int | None) -> list[Line]:
     """Return the change of the predicted peak by the turned knobs; empty if none was turned."""
-    if not before_bytes:
+    if not reference_bytes:
         return []
-    change = 100 * (fit.predicted.total_bytes / before_bytes - 1)
-    words = f"{fmt.signed_percent(change)} from {fmt.size(before_bytes)}"
+    change = 100 * (fit.predicted.total_bytes / reference_bytes - 1)
+    words = f"{fmt.signed_percent(change)} from {fmt.size(reference_bytes)}"
     return [[("turned knobs: ", "muted"), (words, "warning" if change > 0 else "success")]]
 
 
@@ -114,7 +114,7 @@ def _peak_of_limit(fit: PredictedFit, width: int) -> Line:
     return [*line, (whose, "muted")] if line_length(line) + len(whose) <= width else line
 
 
-def _room_left(fit: PredictedFit, width: int) -> Line:
+def _bytes_left(fit: PredictedFit, width: int) -> Line:
     left = fit.left_bytes
     if left is None:
         return [("no limit is known", "muted")]

@@ -115,7 +115,7 @@ class ScriptView(Painted):
         mapping = self._shown.mapping
         if not mapping:
             return paragraph("No flag was recognised; a maps a knob to one.", width, "warning"), []
-        rows = [_knob_line(one, place == self._at, width) for place, one in enumerate(mapping)]
+        rows = [_knob_line(one, index == self._at, width) for index, one in enumerate(mapping)]
         return rows, paragraph(mapping[self._at].reason, width, "muted", MOST_REASON_LINES)
 
 

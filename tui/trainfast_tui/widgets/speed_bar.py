@@ -55,7 +55,7 @@ def _predicted(view: SpeedView, width: int, roomy: bool) -> list[Line]:
     interval = first_fitting([[("predicted ", "muted"), words], [words]], width)
     if change_percent is None:
         return [interval]
-    change = f"{fmt.signed_percent(change_percent)} from {fmt.number(view.before)}"
+    change = f"{fmt.signed_percent(change_percent)} from {fmt.number(view.reference)}"
     tone: Tone = "success" if change_percent >= 0 else "warning"
     if roomy:
         return [interval, [("turned knobs: ", "muted"), (f"{change} samples/s", tone)]]
@@ -73,8 +73,8 @@ def _bar(view: SpeedView, width: int) -> Line:
     painted: Line = [(SURE, "primary") for _ in range(low)]
     painted += [(UNSURE, "primary") for _ in range(high - low)]
     painted += [("·", "muted")] * (width - len(painted))
-    if view.before is not None:
-        painted[min(width - 1, round(view.before * scale))] = ("┃", "accent")
+    if view.reference is not None:
+        painted[min(width - 1, round(view.reference * scale))] = ("┃", "accent")
     return joined(painted[:width])
 
 
@@ -82,7 +82,7 @@ def _most(view: SpeedView) -> float:
     """Return the samples/s of the whole width."""
     predicted = view.predicted.high if view.predicted is not None else 0.0
     measured = view.measured.samples_per_s if view.measured is not None else 0.0
-    return max(predicted, measured, view.before or 0.0, 1e-9)
+    return max(predicted, measured, view.reference or 0.0, 1e-9)
 
 
 def _measured(view: SpeedView, measured: MeasuredSpeed, width: int) -> list[Line]:

@@ -22,7 +22,7 @@ class LossGraph:
         """The bytes of every storage that a node saved, by its address."""
         self.gradient_bytes = 0
         """The gradients that the largest node takes and gives."""
-        stops = {id(node): place for place, node in enumerate(outputs) if node is not None}
+        stops = {id(node): index for index, node in enumerate(outputs) if node is not None}
         waiting = [root.grad_fn for root in roots if root.grad_fn is not None]
         # Nodes are known by their id, so that each must be kept.
         seen: dict[int, Any] = {}

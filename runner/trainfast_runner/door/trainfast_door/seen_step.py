@@ -125,8 +125,8 @@ class SeenStep:
             return
         addresses = [address for _, _, address in outputs]
         self.kept = tuple(
-            place
-            for place, (output, _, address) in enumerate(outputs)
+            index
+            for index, (output, _, address) in enumerate(outputs)
             if output() is not None or address in graph.saved
         )
         self.loss_bytes = graph.bytes_beside(self._known.union(addresses))

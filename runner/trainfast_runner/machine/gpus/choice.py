@@ -44,8 +44,8 @@ def choose_count(usable: Sequence[DeviceReading], count: int, topology: Topology
 
 def _weakest_link(gpus: Sequence[DeviceReading], topology: Topology) -> int:
     """The fewest NVLinks between two of these GPUs; 0 if a pair has none."""
-    places = {device.uuid: place for place, device in enumerate(topology.devices)}
-    pairs = [(places.get(a.uuid), places.get(b.uuid)) for a, b in combinations(gpus, 2)]
+    index_of = {device.uuid: index for index, device in enumerate(topology.devices)}
+    pairs = [(index_of.get(a.uuid), index_of.get(b.uuid)) for a, b in combinations(gpus, 2)]
     signs = ["" if a is None or b is None else topology.matrix[a][b] for a, b in pairs]
     return min((int(sign[2:]) if sign.startswith("NV") else 0 for sign in signs), default=0)
 

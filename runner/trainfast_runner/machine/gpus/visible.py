@@ -74,7 +74,7 @@ def visible_readings(
     is_numbered = any(entry.isdigit() for entry in named)
     if is_numbered and environment.get(ORDER) != PCI_ORDER and len({gpu.name for gpu in gpus}) > 1:
         by_uuid = {gpu.uuid: gpu for gpu in gpus}
-        numbered = {place: by_uuid[uuid] for place, uuid in enumerate(cuda_order()) if uuid in by_uuid}
+        numbered = {position: by_uuid[uuid] for position, uuid in enumerate(cuda_order()) if uuid in by_uuid}
     chosen: list[DeviceReading] = []
     for entry in named:
         if entry.isdigit():

@@ -113,7 +113,7 @@ class FieldBatch:
     def probe(self, nv: ModuleType, handle: Handle) -> dict[str, Any]:
         """Ask for all fields once; returns their values. Raises NVMLError when the call itself fails."""
         candidates = [
-            (label, [Field(name, first + place, ullong=True) for place, name in enumerate(CAUSE_COUNTERS)])
+            (label, [Field(name, first + index, ullong=True) for index, name in enumerate(CAUSE_COUNTERS)])
             for label, first in CAUSE_NUMBERS
         ]
         wanted = [*FIELDS, *(entry for _, entries in candidates for entry in entries)]

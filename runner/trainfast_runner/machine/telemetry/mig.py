@@ -43,9 +43,9 @@ def _of_gpu(nv: ModuleType, index: int) -> list[Instance]:
     except (nv.NVMLError, AttributeError):
         return []
     found = []
-    for place in range(most):
+    for position in range(most):
         # Places without an instance answer NotFound.
-        handle = asked(nv, partial(nv.nvmlDeviceGetMigDeviceHandleByIndex, gpu, place))
+        handle = asked(nv, partial(nv.nvmlDeviceGetMigDeviceHandleByIndex, gpu, position))
         if handle is not None and (instance := _instance(nv, handle, index, gpu_uuid)) is not None:
             found.append(instance)
     return found

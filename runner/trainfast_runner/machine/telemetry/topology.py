@@ -173,7 +173,7 @@ def _numa_node(nv: ModuleType, handle: Handle, bus_id: str | None) -> int | None
 
 
 def _bits(words: Iterable[int]) -> list[int]:
-    return [place * _WORD + bit for place, word in enumerate(words) for bit in range(_WORD) if int(word) >> bit & 1]
+    return [index * _WORD + bit for index, word in enumerate(words) for bit in range(_WORD) if int(word) >> bit & 1]
 
 
 def ranges(numbers: Iterable[int]) -> str:

@@ -148,12 +148,12 @@ def _python(words: Sequence[str], python: str | None, cwd: str) -> ScriptCommand
 
 def _launched_script(words: Sequence[str], cwd: str) -> tuple[str, ...]:
     """The script behind a launcher's options, or `-m` and its module, with its words; empty if none is seen."""
-    for place, word in enumerate(words):
+    for index, word in enumerate(words):
         if word.endswith(".py"):
             _refuse_missing(word, cwd)
-            return tuple(words[place:])
+            return tuple(words[index:])
         if word in ("-m", "--module"):
-            return ("-m", *words[place + 1 :])
+            return ("-m", *words[index + 1 :])
     return ()
 
 
@@ -209,10 +209,10 @@ def _asked_ranks(module: str, options: Sequence[str], cwd: str) -> tuple[int | N
 
 def _count(words: Sequence[str], default: int | None = 1) -> int | None:
     """The processes that a launcher's options ask for; `default` if they name none, None for `gpu` and `auto`."""
-    for place, word in enumerate(words):
+    for index, word in enumerate(words):
         option, equals, value = word.partition("=")
         if option in COUNTS:
-            value = value if equals else words[place + 1] if place + 1 < len(words) else ""
+            value = value if equals else words[index + 1] if index + 1 < len(words) else ""
             return None if value in EACH_DEVICE else _process_count(option, value)
     return default
 

@@ -27,8 +27,8 @@ def markdown(bench: Bench, table: Table, command: str) -> str:
 def cells(bench: Bench, table: Table) -> tuple[list[str], list[list[str]]]:
     """Return header and rows as text: variant, settings, figures, process, state; no column is empty."""
     published = list(dict.fromkeys(key for row in table.rows for key in row.published))
-    shown = [place for place in range(len(MEASURED)) if any(measured(row)[place] for row in table.rows)]
-    header = ["variant", "settings", *(MEASURED[place] for place in shown)]
+    shown = [index for index in range(len(MEASURED)) if any(measured(row)[index] for row in table.rows)]
+    header = ["variant", "settings", *(MEASURED[index] for index in shown)]
     has_gains = any(published_gain(row) for row in table.rows)
     header += [*(f"published {key}" for key in published), *(["published vs baseline"] if has_gains else [])]
     header += [*(["ours / published"] if published else []), "process", "state"]
@@ -37,7 +37,7 @@ def cells(bench: Bench, table: Table) -> tuple[list[str], list[list[str]]]:
         [
             row.id + (" (baseline)" if row.id == bench.baseline else ""),
             " ".join(_settings(bench, specs[row.id], specs[bench.baseline])),
-            *(measured(row)[place] for place in shown),
+            *(measured(row)[index] for index in shown),
             *(str(row.published.get(key, "")) for key in published),
             *([published_gain(row)] if has_gains else []),
             *(["" if row.ratio is None else f"{row.ratio:.3g}"] if published else []),

@@ -148,7 +148,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
 
     def _check_budget(self) -> None:
         """Raise UserError if the first trial, the baseline's, took more than the budget."""
-        first = next((place for place, line in enumerate(self._lines) if isinstance(line, Trial)), None)
+        first = next((index for index, line in enumerate(self._lines) if isinstance(line, Trial)), None)
         cost_s = 0.0 if first is None else worked_seconds(self._lines[: first + 1])
         if cost_s > self._question.budget_s:
             raise UserError(

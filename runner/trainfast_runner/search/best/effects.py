@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import mul
+from typing import NamedTuple
 
 from trainfast_runner.search.best.candidates import BATCH_KNOBS, MESH
 from trainfast_runner.search.best.journal import RecordedKnobs
@@ -37,6 +38,20 @@ class Scales:
     visit: float = 0.01
 
 
+class Shares(NamedTuple):
+    """What two observations have in common, before any scale."""
+
+    mean: float
+    knobs: float
+    """Sum of the correlations of their levels, over knobs."""
+    pairs: float
+    """Twice the sum of the products of these correlations, over pairs of knobs."""
+    all_knobs: float
+    """1 if every level is the same."""
+    visit: float
+    """1 if both are of one visit."""
+
+
 @dataclass(frozen=True)
 class Observation:
     """A measured ln rate (or a difference of two): `terms` are settings with their weights.
@@ -59,8 +74,9 @@ class Levels:
     def __init__(self, candidates: Sequence[RecordedKnobs], weights: Mapping[str, float] | None = None) -> None:
         self.names = _modelled(candidates)
         self.values = {name: list(dict.fromkeys(candidate[name] for candidate in candidates)) for name in self.names}
-        places = [{_key(value): index for index, value in enumerate(self.values[name])} for name in self.names]
-        self._places = dict(zip(self.names, places, strict=True))
+        self._level_of = {
+            name: {_key(value): level for level, value in enumerate(self.values[name])} for name in self.names
+        }
         self.settings: list[Setting] = [self.setting(candidate) for candidate in candidates]
         weight = (weights or {}).get
         self.correlations = [_correlations(name, self.values[name], weight(name, 1.0)) for name in self.names]
@@ -72,7 +88,7 @@ class Levels:
 
     def setting(self, knobs: RecordedKnobs) -> Setting:
         """The levels of these knobs. Raises KeyError for a value that no candidate has."""
-        return tuple(self._places[name][_key(knobs[name])] for name in self.names)
+        return tuple(self._level_of[name][_key(knobs[name])] for name in self.names)
 
     def shares(self, setting: Setting) -> tuple[list[float], list[float]]:
         """Each candidate's correlation with a setting: summed over knobs, and twice the sum over pairs of knobs.
@@ -81,7 +97,7 @@ class Levels:
         """
         if setting not in self._shares:
             (totals, squares), (others, more) = (half.shares(setting) for half in self._halves)
-            first, second = (half.places for half in self._halves)
+            first, second = (half.indices for half in self._halves)
             both = [totals[one] + others[two] for one, two in zip(first, second, strict=True)]
             pairs = [
                 total * total - squares[one] - more[two] for total, one, two in zip(both, first, second, strict=True)
@@ -97,14 +113,14 @@ class Levels:
 
 
 class _Half:
-    """Half of the knobs: its few different settings, and the place of each candidate's among them."""
+    """Half of the knobs: its few different settings, and the index of each candidate's among them."""
 
     def __init__(self, levels: Levels, knobs: range) -> None:
         self._knobs, self._correlations = knobs, levels.correlations
         mine = [setting[knobs.start : knobs.stop] for setting in levels.settings]
         self._settings = list(dict.fromkeys(mine))
-        places = {setting: index for index, setting in enumerate(self._settings)}
-        self.places = [places[setting] for setting in mine]
+        index_of = {setting: index for index, setting in enumerate(self._settings)}
+        self.indices = [index_of[setting] for setting in mine]
 
     def shares(self, setting: Setting) -> tuple[list[float], list[float]]:
         """Sum and sum of squares, over these knobs, of the correlations of a setting with each different one."""
@@ -113,8 +129,8 @@ class _Half:
         return [sum(row) for row in same], [sum(map(mul, row, row)) for row in same]
 
 
-class Kernel:
-    """Prior covariance of ln rate between settings."""
+class PriorCovariance:
+    """The covariance of ln rate between settings before any observation: the kernel of the Gaussian process."""
 
     def __init__(self, levels: Levels, scales: Scales) -> None:
         self._levels = levels
@@ -125,21 +141,18 @@ class Kernel:
 
     def between(self, one: Setting, other: Setting) -> float:
         """The covariance of two settings."""
-        return self.of((*parts(self._levels, one, other), 0.0))
+        (covariance,) = self.by_shares([Shares(*setting_shares(self._levels, one, other), 0.0)])
+        return covariance
 
-    def of(self, shares: Sequence[float]) -> float:
-        """The covariance by the five `shared` parts of two observations."""
-        return self.row([shares])[0]
-
-    def row(self, shares: Sequence[Sequence[float]]) -> list[float]:
-        """The covariances by the five `shared` parts of each two observations."""
+    def by_shares(self, pairs: Sequence[Shares]) -> list[float]:
+        """The covariance of each two observations."""
         main, pair, residual, visit = self._main, self._pair, self._residual, self._visit
         return [
-            MEAN_VARIANCE * mean + main * total + pair * pairs + residual * equal + visit * same
-            for mean, total, pairs, equal, same in shares
+            MEAN_VARIANCE * mean + main * total + pair * products + residual * equal + visit * same
+            for mean, total, products, equal, same in pairs
         ]
 
-    def column(self, setting: Setting) -> list[float]:
+    def with_candidates(self, setting: Setting) -> list[float]:
         """The covariance of a setting with every candidate."""
         levels, main, pair = self._levels, self._main, self._pair
         totals, pairs = levels.shares(setting)
@@ -149,22 +162,24 @@ class Kernel:
         return found
 
 
-def parts(levels: Levels, one: Setting, other: Setting) -> tuple[float, float, float, float]:
-    """Shares of two settings, before any scale: the mean, knobs, twice the pairs of knobs, and all of them."""
+def setting_shares(levels: Levels, one: Setting, other: Setting) -> tuple[float, float, float, float]:
+    """The first four `Shares` of two settings."""
     same = [table[left][right] for table, left, right in zip(levels.correlations, one, other, strict=True)]
     total: float = sum(same)
     squares: float = sum(map(mul, same, same))
     return 1.0, total, total * total - squares, 1.0 if one == other else 0.0
 
 
-def shared(levels: Levels, one: Observation, other: Observation) -> list[float]:
-    """Shares of two observations, before any scale: the `parts` of their settings, and the visit."""
-    found = [0.0, 0.0, 0.0, 0.0]
+def observation_shares(levels: Levels, one: Observation, other: Observation) -> Shares:
+    """The shares of two observations: those of their settings by weight, and the visit."""
+    sums = [0.0, 0.0, 0.0, 0.0]
     for left, mine in one.terms:
         for right, theirs in other.terms:
             weight = left * right
-            found = [sum_ + weight * part for sum_, part in zip(found, parts(levels, mine, theirs), strict=True)]
-    return [*found, 1.0 if one.visit is not None and one.visit == other.visit else 0.0]
+            shares = setting_shares(levels, mine, theirs)
+            sums = [so_far + weight * share for so_far, share in zip(sums, shares, strict=True)]
+    mean, knobs, pairs, all_knobs = sums
+    return Shares(mean, knobs, pairs, all_knobs, 1.0 if one.visit is not None and one.visit == other.visit else 0.0)
 
 
 class Factor:
@@ -203,10 +218,10 @@ class Posterior:
     def __init__(self, levels: Levels, scales: Scales, center: float) -> None:
         self.levels, self.scales, self.center = levels, scales, center
         self.observations: list[Observation] = []
-        self._kernel, self._factor = Kernel(levels, scales), Factor()
+        self._prior, self._factor = PriorCovariance(levels, scales), Factor()
         self.mean = [center] * len(levels.settings)
         # Every setting is equally near to itself.
-        self.variance = [self._kernel.between(one, one) for one in levels.settings[:1]] * len(levels.settings)
+        self.variance = [self._prior.between(one, one) for one in levels.settings[:1]] * len(levels.settings)
         self._vectors: list[list[float]] = [[] for _ in levels.settings]
         self._followed: int | None = None
         self._beside_followed: list[float] = []
@@ -214,14 +229,15 @@ class Posterior:
     def add(self, observation: Observation) -> None:
         """Take one more observation into account."""
         self.observations.append(observation)
-        shares = [shared(self.levels, observation, other) for other in self.observations]
-        *covariances, own = self._kernel.row(shares)
+        shares = [observation_shares(self.levels, observation, other) for other in self.observations]
+        *covariances, own = self._prior.by_shares(shares)
         value = _centered(observation, self.center)
         row, diagonal, whitened = self._factor.add(covariances, own + observation.variance, value)
         (weight, setting), *others = observation.terms
-        column = [weight * one for one in self._kernel.column(setting)]
+        column = [weight * one for one in self._prior.with_candidates(setting)]
         for weight, setting in others:
-            column = [one + weight * other for one, other in zip(column, self._kernel.column(setting), strict=True)]
+            added = self._prior.with_candidates(setting)
+            column = [one + weight * other for one, other in zip(column, added, strict=True)]
         components = [
             (covariance - sum(map(mul, row, vector))) / diagonal
             for covariance, vector in zip(column, self._vectors, strict=True)
@@ -241,17 +257,17 @@ class Posterior:
         """The posterior covariance of a candidate with every candidate; cheap for the one of the last call."""
         if one != self._followed:
             vector = self._vectors[one]
-            prior = self._kernel.column(self.levels.settings[one])
+            column = self._prior.with_candidates(self.levels.settings[one])
             self._beside_followed = [
                 covariance - sum(map(mul, vector, other))
-                for covariance, other in zip(prior, self._vectors, strict=True)
+                for covariance, other in zip(column, self._vectors, strict=True)
             ]
             self._followed = one
         return self._beside_followed
 
     def difference(self, one: int, other: int) -> tuple[float, float]:
         """The mean and variance of the ln rate of `one` less that of `other`."""
-        between = self._kernel.between(self.levels.settings[one], self.levels.settings[other])
+        between = self._prior.between(self.levels.settings[one], self.levels.settings[other])
         covariance = between - sum(map(mul, self._vectors[one], self._vectors[other]))
         variance = self.variance[one] + self.variance[other] - 2 * covariance
         return self.mean[one] - self.mean[other], max(variance, 0.0)
@@ -264,15 +280,15 @@ class Likelihood:
         self._levels = levels
         self._values = [(_centered(one, center), one.variance) for one in observations]
         self._shared = [
-            [shared(levels, one, other) for other in observations[: index + 1]]
+            [observation_shares(levels, one, other) for other in observations[: index + 1]]
             for index, one in enumerate(observations)
         ]
 
     def log_of(self, scales: Scales) -> float:
         """The log of the marginal likelihood, up to a constant."""
-        kernel, factor = Kernel(self._levels, scales), Factor()
+        prior, factor = PriorCovariance(self._levels, scales), Factor()
         for row, (value, variance) in zip(self._shared, self._values, strict=True):
-            *covariances, own = kernel.row(row)
+            *covariances, own = prior.by_shares(row)
             factor.add(covariances, own + variance, value)
         return factor.log_likelihood
 
@@ -299,8 +315,8 @@ def _correlations(name: str, values: Sequence[object], weight: float) -> list[li
     if name not in SMOOTH or not all(isinstance(value, int | float) for value in values):
         return [[weight if one == other else 0.0 for other in range(len(values))] for one in range(len(values))]
     # Zero, as of loader processes, is as far from one as one is from two.
-    places = [math.log2(max(float(str(value)), 0.5)) for value in values]
-    return [[weight * math.exp(-0.5 * ((one - other) / LENGTH) ** 2) for other in places] for one in places]
+    logs = [math.log2(max(float(str(value)), 0.5)) for value in values]
+    return [[weight * math.exp(-0.5 * ((one - other) / LENGTH) ** 2) for other in logs] for one in logs]
 
 
 def _key(value: object) -> tuple[str, object]:

@@ -11,12 +11,19 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import mul
+from operator import add, mul
 from typing import Any
 
 from trainfast_runner.records.run_file import PredictedSpeed
 from trainfast_runner.results.distributions import NORMAL_90
-from trainfast_runner.search.best.effects import Factor, Kernel, Levels, Observation, Scales, shared
+from trainfast_runner.search.best.effects import (
+    Factor,
+    Levels,
+    Observation,
+    PriorCovariance,
+    Scales,
+    observation_shares,
+)
 from trainfast_runner.search.speed.measured import MeasuredSpeed, training_of
 from trainfast_runner.search.speed.step_time import ExpectedStep
 from trainfast_runner.settings.knobs import defaults
@@ -111,19 +118,14 @@ class SpeedModel:
             terms = ((1.0, levels.setting(setting)), (-1.0, reference))
             return _Timed(Observation(terms, rate - _log_rate(step), variance, visit), step.shares)
 
-        kernel, factor = Kernel(levels, SCALES), Factor()
+        prior, factor = PriorCovariance(levels, SCALES), Factor()
         before: list[_Timed] = []
         for number in near:
             one, expected = self._measured[number]
             seen = timed(self._settings[number], expected, one.log_rate, one.variance, one.visit)
-            factor.add(
-                self._covariances(kernel, levels, seen, before), self._own(kernel, levels, seen), seen.observation.value
-            )
+            self._add(factor, prior, levels, seen, before)
             before.append(seen)
-        wanted_one = timed(wanted, step, 0.0, self._noise, "")
-        row, deviation, _ = factor.add(
-            self._covariances(kernel, levels, wanted_one, before), self._own(kernel, levels, wanted_one), 0.0
-        )
+        row, deviation, _ = self._add(factor, prior, levels, timed(wanted, step, 0.0, self._noise, ""), before)
         return self._answer(_log_rate(step) + sum(map(mul, row, factor.whitened)), deviation)
 
     def _answer(self, log_rate: float, deviation: float) -> PredictedSpeed | Unknown:
@@ -149,15 +151,18 @@ class SpeedModel:
         training = training_of(spec)
         return {**knobs, "devices": devices, "model": "" if training == self._training else repr(training)}
 
-    def _covariances(self, kernel: Kernel, levels: Levels, one: _Timed, before: Sequence[_Timed]) -> list[float]:
-        return [self._covariance(kernel, levels, one, other) for other in before]
-
-    def _own(self, kernel: Kernel, levels: Levels, one: _Timed) -> float:
-        return self._covariance(kernel, levels, one, one) + one.observation.variance
-
-    def _covariance(self, kernel: Kernel, levels: Levels, one: _Timed, other: _Timed) -> float:
-        parts = (a * b * spread**2 for a, b, spread in zip(one.shares, other.shares, self._parts, strict=True))
-        return kernel.of(shared(levels, one.observation, other.observation)) + sum(parts)
+    def _add(
+        self, factor: Factor, prior: PriorCovariance, levels: Levels, one: _Timed, before: Sequence[_Timed]
+    ) -> tuple[list[float], float, float]:
+        """Add a run to the factor of those before it; returns what `Factor.add` does."""
+        runs = [*before, one]
+        shares = [observation_shares(levels, one.observation, other.observation) for other in runs]
+        parts = [
+            sum(a * b * spread**2 for a, b, spread in zip(one.shares, other.shares, self._parts, strict=True))
+            for other in runs
+        ]
+        *covariances, own = map(add, prior.by_shares(shares), parts)
+        return factor.add(covariances, own + one.observation.variance, one.observation.value)
 
 
 def _apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:

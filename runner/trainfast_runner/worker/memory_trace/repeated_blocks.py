@@ -35,7 +35,7 @@ class TracedStack:
         count, kept = len(self.sizes), len(self.blocks)
         first = int(index) if int(index) < 2 else int(index) + count - kept
         last = first + (count - kept if int(index) == 1 else 0)
-        return [f"{self.name}.{place}.{rest}" for place in range(first, last + 1)]
+        return [f"{self.name}.{position}.{rest}" for position in range(first, last + 1)]
 
 
 def shorten(model: nn.Module, config: Any, whole: bool, keep: int = KEPT) -> list[TracedStack]:

@@ -43,7 +43,7 @@ def _traits(func: Any) -> tuple[str, bool, tuple[int, ...]]:
     name = str(schema.name)
     is_view = any(one.alias_info is not None and not one.alias_info.is_write for one in schema.returns)
     written = [
-        place for place, one in enumerate(schema.arguments) if one.alias_info is not None and one.alias_info.is_write
+        index for index, one in enumerate(schema.arguments) if one.alias_info is not None and one.alias_info.is_write
     ]
     return name, is_view or name.partition("::")[2].startswith(UNTOUCHED), tuple(written)
 

@@ -74,8 +74,8 @@ class SpreadLayers(Strategy):
 
     def facts(self, module: nn.Module) -> dict[str, Any]:
         """Count the devices that hold parameters."""
-        places = {parameter.device for parameter in module.parameters()}
-        return {**super().facts(module), "mesh": {"mp": len(places)}}
+        devices = {parameter.device for parameter in module.parameters()}
+        return {**super().facts(module), "mesh": {"mp": len(devices)}}
 
 
 def visible_gpus() -> list[torch.device]:
@@ -89,11 +89,13 @@ def spread(model: nn.Module, parts: Iterable[Part], devices: list[torch.device])
     A hook moves every module's inputs to its device. Raises InvalidInput if there are more devices than blocks.
     """
     layers = divide(model, len(devices))
-    place = {id(block): devices[bisect_right(layers.bounds, index) - 1] for index, block in enumerate(layers.blocks)}
+    device_of = {
+        id(block): devices[bisect_right(layers.bounds, index) - 1] for index, block in enumerate(layers.blocks)
+    }
     placed: dict[int, nn.Parameter] = {}
     for part in parts:
         if part.block is not None:
-            part.block.to(place[id(part.block)])
+            part.block.to(device_of[id(part.block)])
             continue
         for module in layers.before:
             _move_own(module, devices[0], placed)

@@ -34,7 +34,7 @@ class PipelineParallel(Strategy):
         super().__init__(knobs, device)
         self.global_rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
         self.degree = knobs.pp_degree
-        self.rank, self.place = divmod(self.global_rank, self.degree)
+        self.rank, self.pp_rank = divmod(self.global_rank, self.degree)
         self.ranks = world // self.degree
         self.stages = self.degree * SCHEDULES[knobs.pp_schedule].stages_per_rank
         self._schedule: Any = None
@@ -57,8 +57,8 @@ class PipelineParallel(Strategy):
         """Initialize this rank's stages of `model`, which alone get memory, and make the schedule."""
         knobs = self.knobs
         division = cut(model, self.stages, knobs.seq_len)
-        places = range(self.place, self.stages, self.degree)
-        stages = [division.stage(index) for index in places]
+        owned = range(self.pp_rank, self.stages, self.degree)
+        stages = [division.stage(index) for index in owned]
         for stage in stages:
             stage.autocast = self.precision.autocast
         modules = nn.ModuleList(stages)
@@ -71,7 +71,7 @@ class PipelineParallel(Strategy):
         init_weights(model, knobs.seed, self.device, modules.modules())
         parts = [
             PipelineStage(module, index, self.stages, self.device, group=self._row)
-            for module, index in zip(stages, places, strict=True)
+            for module, index in zip(stages, owned, strict=True)
         ]
         if knobs.pp_schedule == "interleaved":
             self._schedule = ScheduleInterleaved1F1B(
@@ -96,7 +96,7 @@ class PipelineParallel(Strategy):
         for batch in micro_batches:
             losses: list[Tensor] = []
             # The schedule takes the inputs on the first stage and the labels on the last.
-            inputs = [batch["input_ids"]] if self.place == 0 else []
+            inputs = [batch["input_ids"]] if self.pp_rank == 0 else []
             labels = objective.targets(batch) if self._has_last else None
             self._schedule.step(*inputs, target=labels, losses=losses, return_outputs=False)
             if losses:
@@ -162,7 +162,7 @@ class PipelineParallel(Strategy):
 
     @property
     def _has_last(self) -> bool:
-        return self.place == self.degree - 1
+        return self.pp_rank == self.degree - 1
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         assert self._objective is not None
@@ -172,7 +172,7 @@ class PipelineParallel(Strategy):
 
     def _sum_gradients(self) -> None:
         """Sum a tied weight's gradients over the two ends of a row, then every gradient down the column."""
-        if self._tied and self.place in (0, self.degree - 1):
+        if self._tied and self.pp_rank in (0, self.degree - 1):
             for parameter in self._tied:
                 dist.all_reduce(parameter.grad, group=self._ends)
         if self.ranks > 1:

@@ -125,8 +125,8 @@ class Cut:
         # Modules in the memo are not copied: only the frame around the layers is new.
         frame = copy.deepcopy(self.model, {id(module): module for module in shared})
         _put(frame, self.layout.layers, nn.ModuleList(list(layers)[begin:end]))
-        for gone, places in ((not first, self.layout.entry), (not last, self.layout.exit)):
-            for path, replacement in places.items() if gone else ():
+        for gone, replacements in ((not first, self.layout.entry), (not last, self.layout.exit)):
+            for path, replacement in replacements.items() if gone else ():
                 if _at(frame, path) is not None:
                     _put(frame, path, replacement() if replacement else None)
         config: Any = frame.config
@@ -135,8 +135,8 @@ class Cut:
             config.__dict__["layer_types"] = config.layer_types[begin:end]
         return StageModule(frame, first, last)
 
-    def _parts(self, places: dict[str, Replacement]) -> list[nn.Module]:
-        found = [_at(self.model, path) for path in places]
+    def _parts(self, replacements: dict[str, Replacement]) -> list[nn.Module]:
+        found = [_at(self.model, path) for path in replacements]
         return [module for module in found if module is not None]
 
 

@@ -196,7 +196,7 @@ class _Join(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, group: Any) -> Tensor:
-        ctx.place, ctx.degree = dist.get_rank(group), dist.get_world_size(group)
+        ctx.tp_rank, ctx.degree = dist.get_rank(group), dist.get_world_size(group)
         value = value.contiguous()
         parts = [torch.empty_like(value) for _ in range(ctx.degree)]
         dist.all_gather(parts, value, group=group)
@@ -204,4 +204,4 @@ class _Join(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient.chunk(ctx.degree, dim=-1)[ctx.place].contiguous(), None
+        return gradient.chunk(ctx.degree, dim=-1)[ctx.tp_rank].contiguous(), None

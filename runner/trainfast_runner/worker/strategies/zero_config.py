@@ -50,12 +50,12 @@ def deepspeed_config(knobs: Knobs, ranks: int, sizes: Sizes, device: str, disk: 
         stage["sub_group_size"] = min(MOST_LIVE_ELEMENTS, sizes.part)
     if entry.offloads:
         # Only a GPU uses page-locked memory.
-        place = {"device": "cpu" if disk is None else "nvme", "pin_memory": device == "cuda"}
+        offload = {"device": "cpu" if disk is None else "nvme", "pin_memory": device == "cuda"}
         if disk is not None:
-            place["nvme_path"] = disk
-        stage["offload_optimizer"] = place
+            offload["nvme_path"] = disk
+        stage["offload_optimizer"] = offload
         if entry.zero_stage == 3 and disk is not None and device == "cuda":
-            stage["offload_param"] = {**place, "buffer_size": _buffer(sizes.parameter, ranks)}
+            stage["offload_param"] = {**offload, "buffer_size": _buffer(sizes.parameter, ranks)}
         elif entry.zero_stage == 3:
             # DeepSpeed 0.19 writes fp32 parameters to a disk as bf16 on a CPU that has no fp16.
             stage["offload_param"] = {"device": "cpu", "pin_memory": device == "cuda"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainfast_runner.memory.model import largest_fitting
-from trainfast_runner.search.decide import (
+from trainfast_runner.search.batch.decide import (
     ALIGNED,
     LARGEST_BATCH,
     TOLERANCE_BYTES,
@@ -14,8 +14,8 @@ from trainfast_runner.search.decide import (
     tolerance_bytes,
     uncounted_bytes,
 )
+from trainfast_runner.search.batch.journal import Answer, ConfirmationRun, Margin, refuted_by
 from trainfast_runner.search.fit import MemoryLines
-from trainfast_runner.search.journal import Answer, ConfirmationRun, Margin, refuted_by
 from trainfast_runner.units import mebibytes
 
 ALIGNED_MORE, ALIGNED_MORE_FROM = 64, 512

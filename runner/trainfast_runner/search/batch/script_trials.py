@@ -19,16 +19,25 @@ from trainfast_runner.records.run_file import PROBE
 from trainfast_runner.records.run_lines import Step, WorkerLine
 from trainfast_runner.records.run_records import read_records
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.conduct import BatchConductor, MakeConductor
+from trainfast_runner.search.batch.conduct import BatchConductor, MakeConductor
+from trainfast_runner.search.batch.journal import (
+    BatchLine,
+    ConfirmationRun,
+    Ended,
+    Launched,
+    Predicted,
+    Probe,
+    RankPeaks,
+)
+from trainfast_runner.search.batch.opening import BatchSearchOptions, check_options
+from trainfast_runner.search.batch.predicted_size import predict_script_size
+from trainfast_runner.search.batch.probe_record import highest_peaks, probe_of_ended_run
 from trainfast_runner.search.conductor import ConductOptions
-from trainfast_runner.search.journal import AnyLine, ConfirmationRun, Ended, Launched, Predicted, Probe, RankPeaks
 from trainfast_runner.search.left_runs import runs_of_search, take_ended
-from trainfast_runner.search.opening import BatchSearchOptions, check_options
-from trainfast_runner.search.probe_record import highest_peaks, probe_of_ended_run
 from trainfast_runner.search.processes import Interrupted, wait_for_result
 from trainfast_runner.search.script_runs import TrialPlan, incompatible, traced, trial_plan_of
 from trainfast_runner.search.searches import SET_BY_A_BATCH_SEARCH
-from trainfast_runner.search.traced_script import SCRIPT_PHASE, TracedPeak, predicted_size, why_untraced
+from trainfast_runner.search.traced_script import SCRIPT_PHASE, TracedPeak, why_untraced
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.units import highest
 
@@ -48,7 +57,7 @@ class ScriptBatchConductor(BatchConductor):
         plan: RunPlan,
         home: Home,
         options: BatchSearchOptions,
-        conduct_options: ConductOptions[AnyLine],
+        conduct_options: ConductOptions[BatchLine],
         trial_plan: TrialPlan,
     ) -> None:
         super().__init__(directory, plan, home, options, conduct_options)
@@ -107,7 +116,7 @@ class ScriptBatchConductor(BatchConductor):
         if found is None or limit is None:
             return Predicted(reason=f"memory is predicted from the trials alone: {why_untraced(result.script)}")
         peak = TracedPeak(traced=found, batch_size=probe.batch_size, measured_bytes=probe.phase_peaks[SCRIPT_PHASE])
-        return predicted_size(peak, limit, result.run_id)
+        return predict_script_size(peak, limit, result.run_id)
 
     def _confirmed(self, directory: Path, result: Result, batch_size: int, seconds: float) -> ConfirmationRun:
         record = super()._confirmed(directory, result, batch_size, seconds)

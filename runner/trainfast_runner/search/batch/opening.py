@@ -12,8 +12,9 @@ from trainfast_runner.memory.available import host_free_bytes
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.search.batch.journal import BatchQuestion, read_batch_journal
 from trainfast_runner.search.cool_down import check_coolable
-from trainfast_runner.search.journal import BatchQuestion, SearchJournal, read_journal
+from trainfast_runner.search.journal import SearchJournal
 from trainfast_runner.search.limits import limits_of
 from trainfast_runner.search.searches import key_of, new_search, unfinished
 from trainfast_runner.settings.world import strategy_of
@@ -72,7 +73,7 @@ def check_options(plan: RunPlan, options: BatchSearchOptions) -> None:
     check_coolable(plan, options.cool_to_c)
 
 
-def open_search(plan: RunPlan, home: Home, options: BatchSearchOptions) -> Path:
+def open_batch(plan: RunPlan, home: Home, options: BatchSearchOptions) -> Path:
     """Return the directory of the search this plan continues, or of a new one with its first line written."""
     home.create()
     key = key_of(plan)
@@ -99,5 +100,5 @@ def open_search(plan: RunPlan, home: Home, options: BatchSearchOptions) -> Path:
 
 def _has_room(plan: RunPlan, directory: Path) -> bool:
     """True if the limits that a search began with are still free: with less the machine would swap."""
-    asked = read_journal(directory)[0]
+    asked = read_batch_journal(directory)[0]
     return plan.device == "cuda" or not isinstance(asked, BatchQuestion) or sum(asked.limits_bytes) <= host_free_bytes()

@@ -17,27 +17,32 @@ from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_file import CONFIRM, CONFIRMATION, PROBE
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.recovery import live_runs
-from trainfast_runner.search.answer import answer_of
-from trainfast_runner.search.conductor import ConductOptions, Conductor, conduct_alone
-from trainfast_runner.search.decide import Decision, SearchState, decide, state_of_journal
-from trainfast_runner.search.journal import (
-    AnyLine,
+from trainfast_runner.search.batch.answer import answer_of
+from trainfast_runner.search.batch.decide import Decision, SearchState, decide, state_of_journal
+from trainfast_runner.search.batch.journal import (
+    BatchLine,
     BatchQuestion,
-    Conducted,
     ConfirmationRun,
     Ended,
     Launched,
     Next,
     Predicted,
     Probe,
-    read_journal,
+    read_batch_journal,
 )
+from trainfast_runner.search.batch.nothing_fits import nothing_fits
+from trainfast_runner.search.batch.opening import BatchSearchOptions
+from trainfast_runner.search.batch.predicted_size import predict_size
+from trainfast_runner.search.batch.probe_record import (
+    confirmation_record,
+    probe_of,
+    probe_of_ended_run,
+    taken_by_others,
+)
+from trainfast_runner.search.conductor import ConductOptions, Conductor, conduct_alone
+from trainfast_runner.search.journal import Conducted
 from trainfast_runner.search.left_runs import end_if_live, has_settings, is_usable, runs_of_search
 from trainfast_runner.search.limits import limited
-from trainfast_runner.search.nothing_fits import nothing_fits
-from trainfast_runner.search.opening import BatchSearchOptions
-from trainfast_runner.search.predicted_size import predict_size
-from trainfast_runner.search.probe_record import confirmation_record, probe_of, probe_of_ended_run, taken_by_others
 from trainfast_runner.search.processes import Interrupted, WarmProcess, end_run, wait_for_result
 
 STEPS = {"cpu": 2, "cuda": 4}
@@ -52,13 +57,13 @@ TRACE_WITHIN_S = 30.0
 TIMED_WARMUP = 3
 
 
-def conduct(
+def conduct_batch(
     directory: Path,
     plan: RunPlan,
     home: Home,
     options: BatchSearchOptions,
     *,
-    on_line: Callable[[AnyLine], None] = lambda line: None,
+    on_line: Callable[[BatchLine], None] = lambda line: None,
     is_cancelled: Callable[[], bool] = lambda: False,
     began_ns: int | None = None,
     make_conductor: MakeConductor | None = None,
@@ -76,7 +81,7 @@ def conduct(
     return conduct_alone(directory, lambda: make(directory, plan, home, options, conduct_options))
 
 
-class BatchConductor(Conductor[AnyLine, Ended]):
+class BatchConductor(Conductor[BatchLine, Ended]):
     """Conducts a batch search: tries sizes in a warm process and confirms the largest in a fresh one."""
 
     def __init__(
@@ -85,9 +90,9 @@ class BatchConductor(Conductor[AnyLine, Ended]):
         plan: RunPlan,
         home: Home,
         options: BatchSearchOptions,
-        conduct_options: ConductOptions[AnyLine],
+        conduct_options: ConductOptions[BatchLine],
     ) -> None:
-        lines = read_journal(directory)
+        lines = read_batch_journal(directory)
         asked = next(line for line in lines if isinstance(line, BatchQuestion))
         super().__init__(directory, limited(plan, tuple(asked.limits_bytes)), home, lines, conduct_options)
         self._options = options
@@ -269,7 +274,7 @@ class BatchConductor(Conductor[AnyLine, Ended]):
         return state_of_journal(self._lines, self._options.no_oom)
 
 
-MakeConductor = Callable[[Path, RunPlan, Home, BatchSearchOptions, ConductOptions[AnyLine]], BatchConductor]
+MakeConductor = Callable[[Path, RunPlan, Home, BatchSearchOptions, ConductOptions[BatchLine]], BatchConductor]
 """Makes the conductor of a search, with the arguments of `BatchConductor`."""
 
 

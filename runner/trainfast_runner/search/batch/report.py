@@ -7,14 +7,14 @@ from typing import Any
 
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import STRICT_SPEED
-from trainfast_runner.search.journal import (
+from trainfast_runner.search.batch.journal import (
     Answer,
     BatchQuestion,
     ConfirmationRun,
     Ended,
     Predicted,
     Probe,
-    read_journal,
+    read_batch_journal,
     refuted_by,
 )
 from trainfast_runner.search.report_parts import fields_of, heading
@@ -49,7 +49,7 @@ PREDICTED_FIELDS = ("fixed_bytes", "bytes_per_sample", "max_batch", "basis", "re
 
 def report(directory: Path) -> dict[str, Any]:
     """Return the whole search as one object; absent figures are None."""
-    lines = read_journal(directory)
+    lines = read_batch_journal(directory)
     asked = next(line for line in lines if isinstance(line, BatchQuestion))
     ended = newest(lines, Ended)
     predicted = newest(lines, Predicted)

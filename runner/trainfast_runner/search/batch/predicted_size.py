@@ -12,7 +12,9 @@ from trainfast_runner.memory.model import MemoryModel, largest_fitting
 from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.memory.tracing import cached_model, trace_model
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.journal import Predicted
+from trainfast_runner.search.batch.decide import LARGEST_BATCH
+from trainfast_runner.search.batch.journal import Predicted
+from trainfast_runner.search.traced_script import TracedPeak
 
 BATCH_PHASE = "forward_backward"
 """The phase that grows with the batch."""
@@ -67,8 +69,22 @@ def predict_size(plan: RunPlan, cancelled: threading.Event) -> SizePrediction:
         model = cached_model(plan.spec, plan.device, plan.python)
         if model is None:
             model = trace_model(plan.spec, plan.device, plan.python, cancelled, plan.device_uuids)
-        return SizePrediction(model.on(next(iter(plan.device_names), None)))
+        return SizePrediction(model.corrected_for(next(iter(plan.device_names), None)))
     except TraceCancelled:
         return SizePrediction(None, "the trace took too long")
     except UserError as error:
         return SizePrediction(None, error.message)
+
+
+def predict_script_size(peak: TracedPeak, limit_bytes: int, run_id: str) -> Predicted:
+    """Predict a script's largest batch under a limit of bytes per rank, from the peak of its trial `run_id`."""
+    most = largest_fitting(lambda size: peak.need_bytes(size) <= limit_bytes, LARGEST_BATCH)
+    at = max(1, most)
+    growth = peak.need_bytes(at + 1) - peak.need_bytes(at)
+    return Predicted(
+        fixed_bytes=round(peak.need_bytes(at) - growth * at),
+        bytes_per_sample=round(growth),
+        max_batch=most,
+        linear_from=linear_from(peak.need_bytes, at),
+        basis=f"its step traced in {run_id}, from the peak of {peak.batch_size} there",
+    )

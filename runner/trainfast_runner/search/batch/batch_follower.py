@@ -7,27 +7,22 @@ from pathlib import Path
 
 from trainfast_runner.records.json_lines import Tail
 from trainfast_runner.records.search_directories import JOURNAL_FILE, is_conducted
-from trainfast_runner.search.fit import MemoryLines
-from trainfast_runner.search.journal import (
-    AnyLine,
+from trainfast_runner.search.batch.journal import (
+    BatchLine,
     BatchQuestion,
-    Conducted,
     ConfirmationRun,
-    CoolingDown,
     Ended,
     Launched,
     Next,
-    Paused,
     Predicted,
     Probe,
-    Resumed,
-    Waiting,
-    state_of_search,
 )
+from trainfast_runner.search.fit import MemoryLines
+from trainfast_runner.search.journal import Conducted, CoolingDown, Paused, Resumed, Waiting, state_of_search
 
 
 @dataclass(frozen=True, slots=True)
-class SearchSnapshot:
+class BatchSnapshot:
     """The state of a search at one moment.
 
     `state` is starting, running, pausing (it finishes its probe first), paused, interrupted (no conductor and no
@@ -69,17 +64,17 @@ class SearchSnapshot:
         return self.state in ("starting", "running", "pausing", "paused")
 
 
-class SearchFollower:
+class BatchFollower:
     """Reads new journal lines at each `poll`. Not safe to share between threads."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         # msgspec decodes a union by its tag; Tail is typed for one struct.
-        self._tail: Tail[AnyLine] = Tail(directory / JOURNAL_FILE, AnyLine)  # type: ignore[arg-type]
-        self._snapshot = SearchSnapshot(directory)
+        self._tail: Tail[BatchLine] = Tail(directory / JOURNAL_FILE, BatchLine)  # type: ignore[arg-type]
+        self._snapshot = BatchSnapshot(directory)
         self._paused = False
 
-    def poll(self) -> SearchSnapshot:
+    def poll(self) -> BatchSnapshot:
         """Read the new lines and return a snapshot."""
         # The lock is looked at first: a journal read afterwards is at least as new.
         conducted = is_conducted(self.directory)
@@ -99,7 +94,7 @@ class SearchFollower:
         )
         return replace(snapshot, state=state, unreadable_lines=self._tail.unreadable)
 
-    def _add(self, line: AnyLine) -> None:
+    def _add(self, line: BatchLine) -> None:
         snapshot = self._snapshot
         if snapshot.cooling and not isinstance(line, CoolingDown):
             # The step itself begins with the line after the wait.

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from trainfast_runner.memory.model import largest_fitting
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.run_file import CONFIRM
+from trainfast_runner.search.batch.journal import BatchLine, BatchQuestion, ConfirmationRun, Predicted, Probe
 from trainfast_runner.search.fit import MemoryLines, fit_lines
-from trainfast_runner.search.journal import AnyLine, BatchQuestion, ConfirmationRun, Predicted, Probe
 from trainfast_runner.units import mebibytes
 
 LARGEST_BATCH = 1 << 20
@@ -82,7 +82,7 @@ class Decision:
     needs_bytes: int | None = None
 
 
-def state_of_journal(lines: Sequence[AnyLine], no_oom: bool = False) -> SearchState:
+def state_of_journal(lines: Sequence[BatchLine], no_oom: bool = False) -> SearchState:
     """Return the state of a search from the lines of its journal."""
     asked = next(line for line in lines if isinstance(line, BatchQuestion))
     return SearchState(
