@@ -17,6 +17,7 @@ from trainfast_runner.records.result import OomChange, OomExplanation
 from trainfast_runner.records.run_directory import read_result
 from trainfast_tui.control.messages import OomExplained, SnapshotTaken
 from trainfast_tui.control.oom_explainer import OomExplainer
+from trainfast_tui.widgets.ending_panel import with_same_keys
 
 WHY = OomExplanation(
     phase="backward",
@@ -155,3 +156,14 @@ def test_a_run_that_starts_ends_the_tracing(home: Home, tracer: Tracer) -> None:
     assert isinstance(last, OomExplained)
     assert last.left == 0
     assert len(tracer.cancelled) == 1
+
+
+def test_change_on_the_screen_keeps_its_key_while_more_are_traced() -> None:
+    def change(**settings: str) -> OomChange:
+        return OomChange(settings=settings, saves="", costs="")
+
+    shown = [change(batch_size="4"), change(checkpointing="full"), change(precision="bf16")]
+    traced = [change(checkpointing="full"), change(batch_size="6"), change(precision="bf16")]
+    assert with_same_keys(traced, shown) == (change(batch_size="6"), change(checkpointing="full"), shown[2])
+    assert with_same_keys(traced, []) == tuple(traced), "the cheapest is first when nothing was shown"
+    assert with_same_keys(traced[:1], shown) == (change(checkpointing="full"),)

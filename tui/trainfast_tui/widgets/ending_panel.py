@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trainfast_runner.records.result import OomChange
@@ -38,18 +40,20 @@ class EndingPanel(GrowingPanel):
         """Show how this run ended; nothing while it is live."""
         explained = None if run is None else self._session.oom.about(run)
         if run is None:
-            found = None
+            new = None
         else:
-            found = ending(run) if explained is None else ending(run, explained.explanation, explained.left)
+            new = ending(run) if explained is None else ending(run, explained.explanation, explained.left)
+            if new is not None and self._ending is not None and run.run_id == self._run_id:
+                new = replace(new, fixes=with_same_keys(new.fixes, self._ending.fixes))
             self._run_id, self._run = run.run_id, run.run_file
-        if found != self._ending:
-            self._ending = found
-            self.set_shown(found is not None)
+        if new != self._ending:
+            self._ending = new
+            self.set_shown(new is not None)
 
-    def action_fix(self, place: int) -> None:
+    def action_fix(self, index: int) -> None:
         """Give the next run's knobs a change that would make the run fit, in place of the change taken before."""
         next_run = self._session.next_run
-        if self._ending is None or self._run is None or place >= len(self._ending.fixes) or next_run is None:
+        if self._ending is None or self._run is None or index >= len(self._ending.fixes) or next_run is None:
             return
         if (self._run.script or next_run.script) and not is_about_model(self._run, next_run.spec):
             self.screen.notify(
@@ -57,7 +61,7 @@ class EndingPanel(GrowingPanel):
             )
             return
         before = self._without_the_last_fix(next_run)
-        self._session.apply(self._ending.fixes[place].settings.items(), before)
+        self._session.apply(self._ending.fixes[index].settings.items(), before)
         self._fix = self._run_id, before, self._session.next_run or before
 
     def _without_the_last_fix(self, next_run: NextRun) -> NextRun:
@@ -87,15 +91,24 @@ class EndingPanel(GrowingPanel):
         return [*lines, *paragraph(ending.advice, width, "muted", 2)]
 
 
+def with_same_keys(fixes: Sequence[OomChange], shown: Sequence[OomChange]) -> tuple[OomChange, ...]:
+    """Return the changes in the order of their keys: what is on the screen keeps its key while more are traced."""
+    by_settings = {tuple(sorted(fix.settings.items())): fix for fix in fixes}
+    kept = [by_settings.pop(tuple(sorted(fix.settings.items())), None) for fix in shown]
+    new = iter(by_settings.values())
+    in_place = [next(new, None) if fix is None else fix for fix in kept]
+    return tuple(fix for fix in (*in_place, *new) if fix is not None)
+
+
 def _fix_lines(fixes: tuple[OomChange, ...], width: int) -> list[Line]:
     """Return each change with its key, the memory it needs or frees, and its cost, beside it or below."""
     if not fixes:
         return []
     lines: list[Line] = paragraph(f"{KEYS[len(fixes)]}; {oom.title(fixes)}", width, "muted", 2)
     wide = max(len(oom.knobs(fix)) for fix in fixes)
-    for place, fix in enumerate(fixes, 1):
+    for index, fix in enumerate(fixes, 1):
         head, words = oom.knobs(fix), f"{fix.saves}; speed: {fix.costs}"
-        lines.append([(f" {place} ", "key"), (head, "title")])
+        lines.append([(f" {index} ", "key"), (head, "title")])
         if 3 + wide + 2 + len(words) <= width:
             lines[-1].append((f"{'':{wide - len(head)}}  {words}", "text"))
         else:
