@@ -189,7 +189,7 @@ def decision_s() -> tuple[float, float, float]:
     lines: list[BestLine] = [
         question(terrain.name, terrain.space),
         terrain.space,
-        Visited(run_id="one", process={}, start_s=5.0),
+        Visited(run_id="one", process_knobs={}, start_s=5.0),
     ]
     draw, before = random.Random(0), None
     last, last_cpu = deque[float](maxlen=DECISIONS), deque[float](maxlen=DECISIONS)

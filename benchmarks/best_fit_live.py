@@ -26,7 +26,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.running import launch
 from trainfast_runner.running.planning import plan_run
-from trainfast_runner.search.best.candidates import spec_of
+from trainfast_runner.search.best.candidates import candidate_spec
 from trainfast_runner.search.processes import wait_for_result
 from trainfast_runner.settings.spec import resolve
 
@@ -84,7 +84,7 @@ def _beside(recipe: Recipe, answer: Mapping[str, Any], best: Mapping[str, Any], 
     spec, home = resolve(recipe.preset, recipe.settings), Home(folder).create()
     rates: dict[bool, list[float]] = {True: [], False: []}
     for is_best in (False, True, True, False):
-        one = spec_of(spec, {**(best if is_best else answer), "steps": RUN_STEPS})
+        one = candidate_spec(spec, {**(best if is_best else answer), "steps": RUN_STEPS})
         result = wait_for_result(launch.start(plan_run(one), home), lambda: None)
         if result.throughput.samples_per_s.median is None:
             raise UserError(f"{result.run_id}: {result.reason}")

@@ -32,7 +32,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.search_directories import exclusive
 from trainfast_runner.running import launch
 from trainfast_runner.running.planning import plan_run
-from trainfast_runner.search.best.candidates import default_global_batch, enumerate_space, spec_of
+from trainfast_runner.search.best.candidates import candidate_spec, default_global_batch, enumerate_space
 from trainfast_runner.search.best.journal import Space
 from trainfast_runner.search.best.varied import vary_of
 from trainfast_runner.search.processes import WarmProcess
@@ -176,7 +176,7 @@ def _begin(recipe: Recipe, space: Space) -> dict[str, Any]:
         "candidates": [
             {
                 "knobs": one.knobs,
-                "process": one.process,
+                "process": one.process_knobs,
                 "samples_per_step": one.samples_per_step,
                 "ruled_out": one.ruled_out,
                 "reason": one.reason,
@@ -272,7 +272,7 @@ def _warm_process(spec: RunSpec, home: Home) -> Iterator[WarmProcess]:
 
 def _spec_of(spec: RunSpec, space: Space, number: int) -> RunSpec:
     """The run of a candidate of the space."""
-    return spec_of(spec, space.candidates[number].knobs)
+    return candidate_spec(spec, space.candidates[number].knobs)
 
 
 def _trial(process: WarmProcess, spec: RunSpec, number: int, steps: int, more: bool = False) -> dict[str, Any]:

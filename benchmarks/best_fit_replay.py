@@ -15,11 +15,11 @@ from trainfast_runner.search.best.cold_runs import ColdRuns
 from trainfast_runner.search.best.decide import Move, decide
 from trainfast_runner.search.best.journal import (
     BestAnswer,
+    BestLaunched,
     BestLine,
     BestQuestion,
     ColdRun,
     EarlierEffect,
-    LaunchedBest,
     Space,
     Trial,
     Visited,
@@ -106,8 +106,9 @@ class FakeConductor:
             warm = False
             self._process = self.terrain.process(move.candidate, self.seed)
             self.run_id = f"visit-{len(self.lines)}"
-            self.lines.append(LaunchedBest(run_id=self.run_id, role="trial", candidate=move.candidate))
-            self.lines.append(Visited(run_id=self.run_id, process=one.process, start_s=self._process.start_s))
+            self.lines.append(BestLaunched(run_id=self.run_id, role="trial", candidate=move.candidate))
+            start_s = self._process.start_s
+            self.lines.append(Visited(run_id=self.run_id, process_knobs=one.process_knobs, start_s=start_s))
             self.spent_s += self._process.start_s
         assert self.run_id is not None
         began_s = self.spent_s
@@ -145,7 +146,7 @@ class FakeConductor:
         seconds = process.start_s + sum(taken) / 1000
         self.spent_s += seconds
         run_id = f"run-{len(self.lines)}"
-        self.lines.append(LaunchedBest(run_id=run_id, role=move.action, candidate=move.candidate, knob=move.knob))
+        self.lines.append(BestLaunched(run_id=run_id, role=move.action, candidate=move.candidate, knob=move.knob))
         self.lines.append(
             ColdRun(
                 candidate=move.candidate,

@@ -68,7 +68,7 @@ def groups(space: Space) -> dict[tuple[tuple[str, object], ...], list[int]]:
     """The candidates of each process."""
     found: dict[tuple[tuple[str, object], ...], list[int]] = {}
     for number, one in enumerate(space.candidates):
-        found.setdefault(process_key(one.process), []).append(number)
+        found.setdefault(process_key(one.process_knobs), []).append(number)
     return found
 
 
@@ -106,7 +106,9 @@ class Synthetic:
             process = [name for name in knobs if knobs["compile"] != "off" or name in ("pin_memory", "compile")]
             candidates.append(
                 Candidate(
-                    knobs=knobs, process={name: knobs[name] for name in process}, samples_per_step=self._global_batch
+                    knobs=knobs,
+                    process_knobs={name: knobs[name] for name in process},
+                    samples_per_step=self._global_batch,
                 )
             )
         needed = [self._bytes(one.knobs) for one in candidates]
@@ -115,7 +117,7 @@ class Synthetic:
             out = "too_large" if size > limit else None
             candidates[place] = Candidate(
                 knobs=candidates[place].knobs,
-                process=candidates[place].process,
+                process_knobs=candidates[place].process_knobs,
                 samples_per_step=self._global_batch,
                 predicted_bytes=size,
                 ruled_out=out,
@@ -234,7 +236,7 @@ class Recorded:
         candidates = [
             Candidate(
                 knobs=one["knobs"],
-                process=one["process"],
+                process_knobs=one["process"],
                 samples_per_step=one["samples_per_step"],
                 ruled_out=one["ruled_out"],
                 reason=one["reason"],

@@ -23,8 +23,8 @@ from textual.widget import Widget
 from textual.widgets import Sparkline
 
 from trainfast_tui.charts.braille import YRange
+from trainfast_tui.charts.chart_data import ChartData, Limit, Series, Span
 from trainfast_tui.charts.inks import TONES
-from trainfast_tui.charts.model import ChartData, Limit, Series, Span
 from trainfast_tui.charts.paint import paint
 from trainfast_tui.charts.strip_chart import StripChart
 from trainfast_tui.text.format import watts
@@ -78,10 +78,10 @@ class Painted(App[None]):
         tick = next(self._ticks)
         if self._subject == "chart":
             # Six points are one cell of this window: every frame is another picture.
-            self.query_one(StripChart).show(chart_at(6 * tick))
+            self.query_one(StripChart).show_chart(chart_at(6 * tick))
         elif self._subject == "chart-newest":
             # One new point a frame, as in a live run: five frames of six change the last cell alone.
-            self.query_one(StripChart).show(chart_at(tick))
+            self.query_one(StripChart).show_chart(chart_at(tick))
         elif self._subject == "sparkline":
             self.query_one(Sparkline).data = chart_at(tick).series[0].values  # type: ignore[assignment]
         else:

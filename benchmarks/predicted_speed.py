@@ -36,7 +36,7 @@ from trainfast_runner.machine.devices import Machine
 from trainfast_runner.memory.tracing import trace_models
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import PredictedSpeed
-from trainfast_runner.search.best.candidates import spec_of
+from trainfast_runner.search.best.candidates import candidate_spec
 from trainfast_runner.search.speed.measured import MeasuredSpeed
 from trainfast_runner.search.speed.predicted_speed import SpeedModel
 from trainfast_runner.search.speed.step_time import ExpectedStep, step_time
@@ -168,7 +168,7 @@ def of_grid(path: Path) -> list[Setting]:
     stored, terrain = json.loads(path.read_text()), Recorded(path)
     spec, machine = resolve(stored["preset"], stored["settings"]), Machine("cpu", (), (), os.cpu_count() or 1)
     numbers = [terrain.space.baseline, *(one for one in terrain.rates if one != terrain.space.baseline)]
-    specs = [spec_of(spec, terrain.space.candidates[number].knobs) for number in numbers]
+    specs = [candidate_spec(spec, terrain.space.candidates[number].knobs) for number in numbers]
     ceiling = ceiling_of_one_thread()
     found: dict[int, Setting] = {}
     for place, model in trace_models(specs, "cpu"):
@@ -213,7 +213,7 @@ def synthetic_settings(space: Synthetic, draw: random.Random) -> list[Setting]:
         parts = [part * slower for part, slower in zip(space.parts_s(one.knobs), off, strict=True)]
         shares = tuple(part / sum(parts) for part in parts)
         time = ExpectedStep(sum(parts), shares, one.samples_per_step)
-        found.append(Setting(spec_of(base, one.knobs), 1, time, (space.truth[number],)))
+        found.append(Setting(candidate_spec(base, one.knobs), 1, time, (space.truth[number],)))
     return found
 
 

@@ -69,8 +69,8 @@ def test_any_text_at_all_is_taken_or_refused_in_one_line(text: str) -> None:
 @pytest.mark.parametrize("entry", KNOBS, ids=lambda entry: str(entry.name))
 def test_every_value_reads_back_as_it_is_shown(entry: Knob) -> None:
     for value in entry.values.ladder(entry.default):
-        assert entry.read(entry.show(value)) == value
-        spec = with_setting(BASE, f"{entry.name}={entry.show(value)}")
+        assert entry.read(entry.text_of(value)) == value
+        spec = with_setting(BASE, f"{entry.name}={entry.text_of(value)}")
         assert spec.knobs[entry.name] == value
 
 

@@ -16,8 +16,8 @@ from cli.command import Cli
 from cli.history import result, write, write_lost
 from trainfast_runner.records.result import Diagnosis, MemoryFigures, OomChange, OomExplanation
 from trainfast_runner.records.run_file import ClockAnchor, PredictedSpeed
-from trainfast_runner.search.batch.journal import Answer, BatchQuestion, ConfirmationRun, Ended, Next, Probe
-from trainfast_runner.search.fit import MemoryLines, PhaseLine
+from trainfast_runner.search.batch.journal import BatchAnswer, BatchEnded, BatchQuestion, ConfirmationRun, Next, Probe
+from trainfast_runner.search.memory_lines import MemoryLines, PhaseLine
 from trainfast_runner.settings.spec import resolve
 
 RECORDED = Path(__file__).parents[1] / "recorded_runs" / "20261121-133323-tiny-llama-d703"
@@ -334,10 +334,10 @@ def write_batch_search(home: Path) -> None:
             step_ms=1661.0,
             seconds=9.0,
         ),
-        Ended(
+        BatchEnded(
             t_ns=60,
             state="answered",
-            answer=Answer(
+            answer=BatchAnswer(
                 max_batch=42,
                 recommended_batch=40,
                 recommended_why="leaves 46 MiB",

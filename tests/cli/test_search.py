@@ -18,10 +18,10 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_result, read_run_file
 from trainfast_runner.records.search_directories import JOURNAL_FILE, is_conducted
 from trainfast_runner.search.batch.journal import (
+    BatchEnded,
+    BatchLaunched,
     Change,
     ConfirmationRun,
-    Ended,
-    Launched,
     Next,
     Probe,
     read_batch_journal,
@@ -163,7 +163,7 @@ def test_a_search_killed_in_each_of_its_phases_leaves_nothing_and_is_continued(c
     assert tried[: len(before)] == before
     assert len(tried) == len(set(tried)), "a finished probe was repeated"
     confirmations = [
-        line for line in read_batch_journal(directory) if isinstance(line, Launched) and line.role == "proof"
+        line for line in read_batch_journal(directory) if isinstance(line, BatchLaunched) and line.role == "proof"
     ]
     assert len(confirmations) == len(done.json["proofs"]), "the confirmation that went on was not followed"
     assert live_runs(cli) == []
@@ -202,7 +202,7 @@ def test_ctrl_c_cancels_and_keeps_the_journal(cli: Cli) -> None:
     assert done.json["state"] == "cancelled"
     assert live_runs(cli) == []
     for line in read_batch_journal(directory):
-        if isinstance(line, Launched):
+        if isinstance(line, BatchLaunched):
             run = read_run_file(Home(cli.home).directory(line.run_id))
             assert run is not None
             assert run.search_id == directory.name
@@ -229,7 +229,7 @@ def test_a_batch_of_one_that_does_not_fit_says_by_how_much(cli: Cli) -> None:
 
 def test_a_change_of_several_knobs_is_printed_as_it_is_typed(tmp_path: Path) -> None:
     change = Change(settings={"optimizer": "adafactor", "precision": "bf16-pure"}, saves="needs 25 MiB of 60 MiB")
-    ended = Ended(state="nothing_fits", reason="a batch of 1 does not fit", changes=[change])
+    ended = BatchEnded(state="nothing_fits", reason="a batch of 1 does not fit", changes=[change])
     assert "  --set optimizer=adafactor --set precision=bf16-pure: needs" in without_answer(tmp_path, ended)[-1]
 
 
@@ -240,7 +240,7 @@ def test_a_proof_says_how_long_it_has_taken_and_its_steps(tmp_path: Path, monkey
     monkeypatch.setattr(journal_printer, "TICK_S", 0.0)
     printer = BatchPrinter(Progress(said), home)  # without an encoding … is ~
     printer.print_line(Next(action="prove", batch_size=37, why="it is the largest"))
-    printer.print_line(Launched(run_id="a-proof", role="proof"))
+    printer.print_line(BatchLaunched(run_id="a-proof", role="proof"))
     printer.tick()
     steps = len((recorded / "steps.jsonl").read_text().splitlines())
     assert said.getvalue().splitlines()[-1] == f"confirming 37~ 0 s, {steps} steps"

@@ -149,7 +149,7 @@ def test_every_value_advised_is_one_its_knob_takes() -> None:
         assert values, f"nothing is advised for {place}"
         for name, value in values:
             knob = BY_NAME[name]
-            assert knob.show(knob.read(value)) == value, f"{name}={value} is not what the knob would then show"
+            assert knob.text_of(knob.read(value)) == value, f"{name}={value} is not what the knob would then show"
 
 
 def test_bytes_a_parameter_are_the_guides() -> None:

@@ -24,7 +24,7 @@ def test_every_knob_says_what_it_does() -> None:
 @pytest.mark.parametrize("entry", KNOBS, ids=lambda entry: entry.name)
 def test_what_is_shown_can_be_typed(entry) -> None:
     for value in entry.values.ladder(entry.default):
-        assert entry.read(entry.show(value)) == value
+        assert entry.read(entry.text_of(value)) == value
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from trainfast_runner.records.run_lines import Event
 from trainfast_runner.results.explained_run import OutOfMemory
 from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.settings.spec import RunSpec, spec_of_record
-from trainfast_tui.text import oom
+from trainfast_tui.text.oom import changes_title, oom_sentences
 
 MIB = 2**20
 BEYOND = 33 * MIB
@@ -181,8 +181,8 @@ def test_where_no_change_is_enough_the_closest_are_listed_with_what_they_miss() 
         "predicted peak 280 MiB of 200 MiB, 118 MiB too much"
         " beside the 38 MiB that a run may take beyond its prediction"
     )
-    assert "No change of knobs makes it fit by the prediction." in oom.facts(found)
-    assert "the closest" in oom.title(found.changes)
+    assert "No change of knobs makes it fit by the prediction." in oom_sentences(found)
+    assert "the closest" in changes_title(found.changes)
 
 
 def test_a_sequence_is_halved_until_it_fits() -> None:
@@ -235,7 +235,7 @@ def test_a_probe_is_explained_by_the_batch_it_was_trying_and_nothing_is_to_be_tu
     died = OutOfMemory(run, ON_CPU, error("backward"), 990 * MIB, [], tried=tried)
     found = died.explained(known)
     assert (found.batch_size, found.needed_bytes, found.changes) == (90, 1210 * MIB, [])
-    said = list(oom.facts(found))
+    said = list(oom_sentences(found))
     assert said[0] == "A search was trying batch_size 90 to see whether it fits: no knob needs a change."
     assert said[-1] == "The predicted peak, without any margin, is 1.18 GiB of 1,000 MiB: 210 MiB too much."
     early = OutOfMemory(run, ON_CPU, error("model"), None, []).explained(known)
@@ -294,7 +294,7 @@ def test_what_the_rank_held_tells_what_was_missing_where_nothing_is_predicted() 
     assert found.missing_bytes == 52 * MIB
     predicted = explain(a_run(), error("forward"), ON_CPU, known, held_bytes=500 * MIB)
     assert predicted.missing_bytes == 438 * MIB, "of the whole run"
-    assert list(oom.facts(predicted)) == [
+    assert list(oom_sentences(predicted)) == [
         "The activations had grown, to 640 MiB at the predicted peak.",
         "It held 500 MiB of its 512 MiB and asked for 64.0 MiB more.",
         "The predicted peak, without any margin, is 950 MiB of 512 MiB: 438 MiB too much.",
@@ -311,14 +311,14 @@ def test_under_a_limit_it_does_not_matter_what_the_gpu_has_free() -> None:
 def test_an_end_that_was_not_predicted_says_so() -> None:
     found = explain(a_run(1000 * MIB), error("backward"), ON_CPU, known, held_bytes=990 * MIB)
     assert found.missing_bytes == 54 * MIB
-    assert list(oom.facts(found))[-1] == "The predicted peak is 950 MiB of 1,000 MiB: it used more than predicted."
+    assert list(oom_sentences(found))[-1] == "The predicted peak is 950 MiB of 1,000 MiB: it used more than predicted."
 
 
 def test_what_a_limit_counts_beyond_the_memory_held_is_named_and_left_free_by_every_change() -> None:
     run, said = a_run(512 * MIB), ON_CPU
     tight = explain(run, error("backward"), said, known, held_bytes=400 * MIB)
     assert tight.untouched_bytes == 48 * MIB
-    assert "at least 48.0 MiB more counted against the limit: address space reserved" in " ".join(oom.facts(tight))
+    assert "at least 48.0 MiB more counted against the limit: address space reserved" in " ".join(oom_sentences(tight))
     assert tight.changes
     assert all((change.predicted_bytes or 0) <= 512 * MIB - 48 * MIB for change in tight.changes)
     on_gpu = explain(a_run(512 * MIB, "cuda"), error("backward"), ON_GPU, known, held_bytes=400 * MIB)

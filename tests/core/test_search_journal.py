@@ -27,11 +27,11 @@ from trainfast_runner.search.batch import conduct, opening
 from trainfast_runner.search.batch.batch_follower import BatchFollower
 from trainfast_runner.search.batch.decide import Decision, SearchState, state_of_journal
 from trainfast_runner.search.batch.journal import (
-    Answer,
+    BatchAnswer,
+    BatchEnded,
+    BatchLaunched,
     BatchQuestion,
     ConfirmationRun,
-    Ended,
-    Launched,
     Next,
     Predicted,
     Probe,
@@ -42,8 +42,8 @@ from trainfast_runner.search.batch.probe_record import confirmation_record, grow
 from trainfast_runner.search.batch.report import report
 from trainfast_runner.search.conductor import worked_seconds
 from trainfast_runner.search.control import cancel, conductor_of, pause, resume
-from trainfast_runner.search.fit import MemoryLines, PhaseLine
 from trainfast_runner.search.journal import Conducted, CoolingDown, Paused, Resumed, SearchJournal, Waiting
+from trainfast_runner.search.memory_lines import MemoryLines, PhaseLine
 from trainfast_runner.search.searches import new_search, newest_search, unfinished
 
 MIB = 1 << 20
@@ -127,9 +127,9 @@ def test_a_command_continues_what_has_no_answer(tmp_path: Path) -> None:
     directory, journal = search(home)
     assert unfinished(home, "k") == directory
     assert unfinished(home, "another") is None
-    journal.write(Ended(state="cancelled"))
+    journal.write(BatchEnded(state="cancelled"))
     assert unfinished(home, "k") == directory
-    journal.write(Ended(state="answered", answer=Answer(max_batch=3, recommended_batch=2)))
+    journal.write(BatchEnded(state="answered", answer=BatchAnswer(max_batch=3, recommended_batch=2)))
     assert unfinished(home, "k") is None
 
 
@@ -151,14 +151,14 @@ def test_what_a_screen_sees_from_the_first_line_to_the_answer(tmp_path: Path) ->
     with exclusive(directory):
         journal.write(conducted())
         assert follower.poll().state == "starting"
-        journal.write(Launched(run_id="r", role="probe"))
+        journal.write(BatchLaunched(run_id="r", role="probe"))
         journal.write(Next(t_ns=77, action="probe", batch_size=4, why="because"))
         seen = follower.poll()
         assert (seen.state, seen.run_id, seen.since_ns) == ("running", "r", 77)
         for warm in (71.0, 63.0, 58.0):
             journal.write(CoolingDown(device=0, temperature_c=warm, below_c=55, waited_s=1))
         assert [line.temperature_c for line in follower.poll().cooling] == [71, 58]
-        journal.write(Launched(run_id="r", role="probe"))
+        journal.write(BatchLaunched(run_id="r", role="probe"))
         assert follower.poll().cooling == ()
         pause(directory)
         assert follower.poll().state == "pausing"
@@ -171,7 +171,7 @@ def test_what_a_screen_sees_from_the_first_line_to_the_answer(tmp_path: Path) ->
         assert seen.state == "running"
         assert [probe.batch_size for probe in seen.probes] == [4]
         assert seen.is_live
-        journal.write(Ended(state="answered", answer=Answer(max_batch=4, recommended_batch=4)))
+        journal.write(BatchEnded(state="answered", answer=BatchAnswer(max_batch=4, recommended_batch=4)))
     seen = follower.poll()
     assert seen.state == "answered"
     assert not seen.is_live
@@ -196,9 +196,9 @@ def test_time_worked_leaves_pauses_and_gaps_out(tmp_path: Path) -> None:
         Next(t_ns=12 * SECOND, action="probe", why=""),
         Paused(t_ns=13 * SECOND),
         Resumed(t_ns=50 * SECOND),
-        Launched(t_ns=52 * SECOND, run_id="r", role="probe"),
+        BatchLaunched(t_ns=52 * SECOND, run_id="r", role="probe"),
         conducted(100 * SECOND),
-        Ended(t_ns=101 * SECOND, state="answered"),
+        BatchEnded(t_ns=101 * SECOND, state="answered"),
     ]
     assert worked_seconds(lines) == 3 + 2 + 1
 
@@ -209,11 +209,11 @@ def test_time_worked_leaves_waits_for_other_runs_out(tmp_path: Path) -> None:
         conducted(10 * SECOND),
         Waiting(t_ns=12 * SECOND, run_id="another"),
         Resumed(t_ns=70 * SECOND),
-        Launched(t_ns=71 * SECOND, run_id="r", role="probe"),
+        BatchLaunched(t_ns=71 * SECOND, run_id="r", role="probe"),
         Waiting(t_ns=73 * SECOND, run_id="another"),
         conducted(200 * SECOND),
         Waiting(t_ns=201 * SECOND, run_id="another"),
-        Ended(t_ns=300 * SECOND, state="cancelled"),
+        BatchEnded(t_ns=300 * SECOND, state="cancelled"),
     ]
     assert worked_seconds(lines) == 2 + 3 + 1
 
@@ -300,7 +300,7 @@ def test_a_confirmation_run_that_ended_behind_a_killed_conductor_is_taken(
     a_run(home, directory, role="proof", state="stopped")
     a_run(home, directory, role="proof", steps=50, state="finished")
     if is_launch_recorded:
-        journal.write(Launched(run_id=left.name, role="proof"))
+        journal.write(BatchLaunched(run_id=left.name, role="proof"))
 
     def started(plan: RunPlan, home: Home) -> Path:
         raise AssertionError("it is measured a second time")
@@ -309,7 +309,7 @@ def test_a_confirmation_run_that_ended_behind_a_killed_conductor_is_taken(
     conduct.conduct_batch(directory, PLAN, home, BatchSearchOptions())
     lines = read_batch_journal(directory)
     assert [line.run_id for line in lines if isinstance(line, ConfirmationRun)] == [left.name]
-    assert [line.run_id for line in lines if isinstance(line, Launched)] == [left.name]
+    assert [line.run_id for line in lines if isinstance(line, BatchLaunched)] == [left.name]
 
 
 def test_a_search_that_waits_for_another_run_says_so_in_its_journal(
@@ -337,7 +337,7 @@ def test_a_search_that_waits_for_another_run_says_so_in_its_journal(
 
         conduct.conduct_batch(directory, PLAN, home, BatchSearchOptions(wait=True), is_cancelled=is_cancelled)
     kinds = [type(line) for line in read_batch_journal(directory)]
-    assert kinds[3:7] == [Next, Waiting, Resumed, Launched]
+    assert kinds[3:7] == [Next, Waiting, Resumed, BatchLaunched]
     waiting = next(line for line in read_batch_journal(directory) if isinstance(line, Waiting))
     assert waiting.run_id == other.name
 

@@ -15,8 +15,8 @@ from trainfast_runner.machine.processes.identity import Identity, send, started_
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.run_file import TRIAL
-from trainfast_runner.search.batch.journal import ConfirmationRun, Launched, Probe, read_batch_journal
-from trainfast_runner.search.best.journal import ColdRun, LaunchedBest, Trial, read_best_journal
+from trainfast_runner.search.batch.journal import BatchLaunched, ConfirmationRun, Probe, read_batch_journal
+from trainfast_runner.search.best.journal import BestLaunched, ColdRun, Trial, read_best_journal
 
 pytestmark = pytest.mark.long
 KILLS = 6
@@ -87,7 +87,7 @@ def test_batch_search_of_a_killed_script_tries_no_size_twice(cli: Cli, work: Pat
     assert len(tried) == len(set(tried)), "a size was measured twice"
     confirmed = [line.run_id for line in lines if isinstance(line, ConfirmationRun)]
     assert len(confirmed) == len(set(confirmed)), "a run was recorded twice"
-    proofs = [line.run_id for line in lines if isinstance(line, Launched) and line.role == "proof"]
+    proofs = [line.run_id for line in lines if isinstance(line, BatchLaunched) and line.role == "proof"]
     assert set(finished(cli, proofs)) <= set(confirmed), "a finished run was not taken"
 
 
@@ -100,7 +100,7 @@ def test_best_fit_of_a_killed_script_measures_no_setting_twice(cli: Cli, work: P
     assert len(measured) == len(set(measured)), "a setting was measured twice"
     cold_runs = [line.run_id for line in lines if isinstance(line, ColdRun)]
     assert len(cold_runs) == len(set(cold_runs)), "a run was recorded twice"
-    cold = [line.run_id for line in lines if isinstance(line, LaunchedBest) and line.role != TRIAL]
+    cold = [line.run_id for line in lines if isinstance(line, BestLaunched) and line.role != TRIAL]
     assert set(finished(cli, cold)) == set(cold_runs), "a finished run was not taken"
 
 
@@ -111,7 +111,7 @@ def test_trial_that_ended_after_its_search_was_killed_is_taken(cli: Cli, words: 
     kind, *options = words
     command = ("search", kind, "mine", "--set", "memory_limit=512MiB", *options)
     started = Started(cli, command)
-    (left,) = until(lambda: runs_in_journals(cli, Launched, LaunchedBest), "the first trial")
+    (left,) = until(lambda: runs_in_journals(cli, BatchLaunched, BestLaunched), "the first trial")
     started.signal(signal.SIGKILL)
     started.end()
     until(lambda: read_result(Home(cli.home).directory(left)) is not None, "the end of the trial")

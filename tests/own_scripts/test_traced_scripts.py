@@ -20,7 +20,7 @@ from trainfast_runner.records.run_file import PROBE
 from trainfast_runner.running import launch
 from trainfast_runner.search.batch.script_trials import fitting_probe
 from trainfast_runner.search.processes import wait_for_result
-from trainfast_runner.search.script_runs import traced, trial_plan_of
+from trainfast_runner.search.script_runs import trial_plan_of, with_trace
 from trainfast_runner.search.traced_script import SCRIPT_PHASE, TracedPeak
 from trainfast_runner.settings import script_preset
 
@@ -72,7 +72,7 @@ def tried(cli: Cli, batch_size: int, *, trace: bool) -> tuple[Result, int]:
     plan = trial_plan_of(preset, ["memory_limit=4GiB"], None, ())(
         {"batch_size": batch_size, "steps": 4, "timing_warmup": 2}
     )
-    plan = replace(traced(plan) if trace else plan, role=PROBE, search_id="20261121-054455-mine-7f3a")
+    plan = replace(with_trace(plan) if trace else plan, role=PROBE, search_id="20261121-054455-mine-7f3a")
     directory = launch.start(plan, Home(cli.home))
     result = wait_for_result(directory, lambda: None)
     assert result.state == "finished", result.reason

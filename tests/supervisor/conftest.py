@@ -24,7 +24,7 @@ from trainfast_runner.records.run_directory import RESULT_FILE, read_result
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_lines import Event, WorkerLine
 from trainfast_runner.running import supervisor
-from trainfast_runner.running.recovery import ranks_of, state_of
+from trainfast_runner.running.recovery import ranks_of, settled_state
 from trainfast_runner.running.supervisor import SupervisorBounds
 
 PRELUDE = (Path(__file__).parent / "stand_in_training.py").read_text()
@@ -116,7 +116,7 @@ class Run:
 
     def in_training(self) -> None:
         """Wait until the supervisor says that the run is running."""
-        until(lambda: state_of(self.directory).state == "running", "the state running")
+        until(lambda: settled_state(self.directory).state == "running", "the state running")
 
     def child_pid(self) -> int:
         """The training's direct child."""

@@ -16,7 +16,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes.identity import identify
 from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.run_directory import read_result
-from trainfast_runner.running.recovery import RunState, settle, state_of
+from trainfast_runner.running.recovery import RunState, settle, settled_state
 from trainfast_runner.running.stopping import request_stop, stop_unsupervised
 
 from .conftest import Run
@@ -32,12 +32,12 @@ def test_the_training_outlives_its_supervisor_and_is_lost_only_in_name(run: Run)
     run.start("begin(); train(5); wait_for('go'); train(5, first=6); say('finished')")
     run.in_training()
     kill_supervisor(run)
-    now = state_of(run.directory)
+    now = settled_state(run.directory)
     assert (now.state, now.supervised, now.ended) == ("running", False, False)
     assert settle(run.directory) is None
     assert request_stop(run.directory) is False
     (run.directory / "go").touch()
-    until(lambda: state_of(run.directory).ended, "the run to end")
+    until(lambda: settled_state(run.directory).ended, "the run to end")
     result = read_result(run.directory)
     assert result is not None
     assert result.state == "lost"
@@ -116,7 +116,7 @@ def test_readers_that_come_at_once_agree(run: Run) -> None:
     os.kill(run.child_pid(), signal.SIGKILL)
     until(lambda: identify(run.child_pid()) is None, "the training to end")
     seen: list[RunState] = []
-    readers = [threading.Thread(target=lambda: seen.append(state_of(run.directory))) for _ in range(8)]
+    readers = [threading.Thread(target=lambda: seen.append(settled_state(run.directory))) for _ in range(8)]
     for reader in readers:
         reader.start()
     for reader in readers:
@@ -130,7 +130,7 @@ def test_a_reader_that_comes_before_the_lock_is_free_sees_a_live_run(run: Run) -
     run.start("begin(); wait_for_ever()")
     until(lambda: run.worker("started"), "the rank")
     assert settle(run.directory) is None
-    assert state_of(run.directory).state == "starting"
+    assert settled_state(run.directory).state == "starting"
 
 
 def test_supervisor_that_fell_between_its_verdict_and_the_result(run: Run) -> None:
@@ -155,9 +155,9 @@ def test_files_of_a_trial_go_when_its_supervisor_did_not_remove_them(run: Run) -
 
 
 def test_nothing_but_an_empty_directory(tmp_path: Path) -> None:
-    assert state_of(tmp_path).state == "starting"
+    assert settled_state(tmp_path).state == "starting"
     os.utime(tmp_path, (0, 0))
-    now = state_of(tmp_path)
+    now = settled_state(tmp_path)
     assert now.state == "lost"
     assert "run.json is missing" in (now.reason or "")
     assert settle(tmp_path) is None
@@ -178,7 +178,7 @@ def test_a_result_of_a_newer_version_is_never_overwritten(run: Run) -> None:
     newer = b'{"schema": 9, "run_id": {"of": "another shape"}, "state": "finished"}\n'
     (run.directory / "result.json").write_bytes(newer)
     assert settle(run.directory) is None
-    now = state_of(run.directory)
+    now = settled_state(run.directory)
     assert (now.ended, now.reason) == (True, "result.json was written by a newer trainfast-tui: update this one")
     assert (run.directory / "result.json").read_bytes() == newer
 

@@ -17,6 +17,7 @@ from trainfast_runner.search.best.best_follower import BestFollower, BestSnapsho
 from trainfast_runner.search.best.journal import (
     BestAnswer,
     BestEnded,
+    BestLaunched,
     BestQuestion,
     Candidate,
     CandidateVerdict,
@@ -24,7 +25,6 @@ from trainfast_runner.search.best.journal import (
     ColdRun,
     Effect,
     Interval,
-    LaunchedBest,
     Space,
     Trial,
     Visited,
@@ -129,8 +129,8 @@ def best_going_on() -> list[Any]:
         a_question(),
         CONDUCTED,
         SPACE,
-        LaunchedBest(t_ns=START_NS + 3 * S, run_id=WARM_ID, role=TRIAL, candidate=BASELINE),
-        Visited(t_ns=START_NS + 8 * S, run_id=WARM_ID, process={}, start_s=5.0),
+        BestLaunched(t_ns=START_NS + 3 * S, run_id=WARM_ID, role=TRIAL, candidate=BASELINE),
+        Visited(t_ns=START_NS + 8 * S, run_id=WARM_ID, process_knobs={}, start_s=5.0),
         chosen(8, "trial", BASELINE, "the baseline comes first"),
         a_trial(BASELINE, 42.0, 15, warm=False),
         chosen(15, "trial", 3, "checkpointing=full is untried", leader=2, rate=42.0, low=41.0, high=43.0),
@@ -217,7 +217,7 @@ def best_seen(directory: Path) -> BestSnapshot:
 async def show_best(pilot: Pilot[Any], search: Path | None) -> str:
     """Give the app the reader's next snapshot; return the screen's text."""
     found = None if search is None else best_seen(search)
-    pilot.app.post(SnapshotTaken(replace(a_snapshot(None, second=NOW_S), best=found)))
+    pilot.app.post(SnapshotTaken(replace(a_snapshot(None, second=NOW_S), best_search=found)))
     await pilot.pause()
     return screen_text(pilot.app)  # type: ignore[arg-type]
 

@@ -16,22 +16,23 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.search.batch.batch_follower import BatchFollower, BatchSnapshot
 from trainfast_runner.search.batch.journal import (
-    Answer,
+    BatchAnswer,
+    BatchEnded,
+    BatchLaunched,
     BatchQuestion,
     Change,
     ConfirmationRun,
-    Ended,
-    Launched,
     Next,
     Predicted,
     Probe,
     RankPeaks,
 )
-from trainfast_runner.search.fit import MemoryLines, PhaseLine
+from trainfast_runner.search.best.request import BestRequest
 from trainfast_runner.search.journal import Conducted
+from trainfast_runner.search.memory_lines import MemoryLines, PhaseLine
 from trainfast_runner.settings.spec import RunSpec, resolve
 from trainfast_tui.control.messages import SnapshotTaken
-from trainfast_tui.screens.search import SearchScreen
+from trainfast_tui.screens.batch import BatchScreen
 
 FULL, SMALL = (120, 40), (80, 24)
 NOW_S = 18
@@ -98,8 +99,8 @@ def asked(**changes: Any) -> BatchQuestion:
 
 CONDUCTED = Conducted(t_ns=START_NS, pid=1, start_ticks=1, boot_id="")
 PREDICTED = Predicted(t_ns=START_NS + S, fixed_bytes=115 * MIB, bytes_per_sample=22 * MIB, max_batch=41, basis="traced")
-LAUNCHED = Launched(t_ns=START_NS + 2 * S, run_id=RUN_ID, role="probe")
-ANSWER = Answer(
+LAUNCHED = BatchLaunched(t_ns=START_NS + 2 * S, run_id=RUN_ID, role="probe")
+ANSWER = BatchAnswer(
     max_batch=42,
     aligned_batch=40,
     recommended_batch=40,
@@ -160,7 +161,7 @@ def answered(**changes: Any) -> list[Any]:
             seconds=12.0,
         ),
         last,
-        Ended(t_ns=START_NS + 40 * S, state="answered", answer=ANSWER, seconds=41.0, **changes),
+        BatchEnded(t_ns=START_NS + 40 * S, state="answered", answer=ANSWER, seconds=41.0, **changes),
     ]
 
 
@@ -174,7 +175,7 @@ def nothing_fits() -> list[Any]:
         asked(knobs={**asked().knobs, "memory_limit": "64MiB"}, limits_bytes=[64 * MIB]),
         CONDUCTED,
         a_probe(1, outcome="oom", at=5),
-        Ended(t_ns=START_NS + 6 * S, state="nothing_fits", missing_bytes=75 * MIB, changes=changes, seconds=6.0),
+        BatchEnded(t_ns=START_NS + 6 * S, state="nothing_fits", missing_bytes=75 * MIB, changes=changes, seconds=6.0),
     ]
 
 
@@ -196,7 +197,7 @@ async def show(pilot: Pilot[Any], search: Path | None, run: Path | None = None) 
     """Post the reader's next snapshot, with this search and this run."""
     snapshot = a_snapshot(run, second=NOW_S)
     found = None if search is None else seen(search)
-    pilot.app.post(SnapshotTaken(replace(snapshot, batch=found)))
+    pilot.app.post(SnapshotTaken(replace(snapshot, batch_search=found)))
     await pilot.pause()
 
 
@@ -211,7 +212,7 @@ async def opened(pilot: Pilot[Any], search: Path) -> str:
     app.session.change(app.session.next_run.with_value("memory_limit", journal.asked.knobs["memory_limit"]))
     await pilot.press("b")
     await pilot.pause()
-    assert isinstance(app.screen, SearchScreen)
+    assert isinstance(app.screen, BatchScreen)
     return screen_text(app)
 
 
@@ -234,7 +235,9 @@ class Starts:
         *,
         fresh: bool = False,
         cool_to_c: float | None = None,
+        best: BestRequest | None = None,
     ) -> Path:
+        assert best is None, "a batch search has no options of a best-fit one"
         self.asked.append((dict(spec.knobs), fresh))
         self.cool_to_c = cool_to_c
         assert self.go.wait(60)

@@ -96,7 +96,7 @@ async def test_the_answer_has_the_effects_the_ties_and_the_verdicts_and_enter_ta
         assert "+44.4 % (+41.9 % to +46.9 %)  in a run" in text
         assert "within the noise  batch_size=16 grad_accum=1 precision=bf16 checkpointing=full" in text
         assert "12: 5 measured, 6 beaten, 1 too large" in text
-        assert text.splitlines()[-1].startswith("Enter take  Esc back  f5 anew  v new question")
+        assert text.splitlines()[-1].startswith("Enter take  Esc back  f5 restart  v new question")
         await pilot.press("enter")
         await pilot.pause()
         assert app.screen is app.main
@@ -195,7 +195,7 @@ async def test_space_pauses_and_again_goes_on(home: Home, live_best: Path) -> No
         write_lines(live_best / "journal.jsonl", [*best_going_on(), Paused(t_ns=START_NS + 35 * S)])
         text = await show_best(pilot, live_best)
         assert "■ paused: no process is running" in text
-        assert "space go on" in text
+        assert "space resume" in text
         await pilot.press("space")
         await until_true(pilot, lambda: not (live_best / PAUSE_FILE).exists(), "the end of the pause")
 

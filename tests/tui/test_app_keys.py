@@ -59,6 +59,7 @@ async def test_every_key_stands_in_the_help(home: Home) -> None:
 def test_each_command_has_its_own_key_and_a_method() -> None:
     from trainfast_tui import charts, widgets
     from trainfast_tui.app import TrainfastApp
+    from trainfast_tui.screens.batch import BatchScreen
     from trainfast_tui.screens.best import BestScreen
     from trainfast_tui.screens.compare import CompareScreen
     from trainfast_tui.screens.diagnosis import DiagnosisScreen
@@ -67,7 +68,6 @@ def test_each_command_has_its_own_key_and_a_method() -> None:
     from trainfast_tui.screens.monitor import MonitorScreen
     from trainfast_tui.screens.runs import RunsScreen
     from trainfast_tui.screens.script import ScriptScreen
-    from trainfast_tui.screens.search import SearchScreen
     from trainfast_tui.screens.topo import TopoScreen
     from trainfast_tui.text.keys import ACTIONS
 
@@ -77,7 +77,7 @@ def test_each_command_has_its_own_key_and_a_method() -> None:
     screens = {
         "main": MainScreen,
         "script": ScriptScreen,
-        "search": SearchScreen,
+        "batch": BatchScreen,
         "best": BestScreen,
         "runs": RunsScreen,
         "compare": CompareScreen,

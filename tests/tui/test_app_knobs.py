@@ -319,7 +319,7 @@ async def test_the_name_of_a_preset_is_shown_as_plain_text(home: Home) -> None:
         spec = replace(app.session.next_run.spec, preset="\x1b]0;owned\x07mine\n\x1b[31m")
         app.session.next_run = replace(app.session.next_run, spec=spec)
         panel = app.main.query_one(KnobPanel)
-        panel.show()
+        panel.show_knobs()
         texts = [text for line in panel.lines(46, 30) for text, _ in line]
         assert "mine" in [text.strip() for text in texts]
         assert "".join(texts).isprintable()

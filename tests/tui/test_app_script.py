@@ -22,8 +22,8 @@ from trainfast_runner.records.run_directory import read_result, read_run_file
 from trainfast_runner.records.script_run import ScriptAsked, ScriptFigures
 from trainfast_runner.running.scripts import discovery
 from trainfast_tui.control.messages import SnapshotTaken
+from trainfast_tui.screens.batch import BatchScreen
 from trainfast_tui.screens.best import PLANNING
-from trainfast_tui.screens.search import SearchScreen
 from trainfast_tui.widgets.dialogs import Confirm
 from trainfast_tui.widgets.knob_panel import KnobPanel
 from trainfast_tui.widgets.script_view import ScriptView
@@ -243,7 +243,7 @@ async def test_both_searches_ask_first_about_a_script(home: Home, work: Path) ->
         await saved(pilot, "mine")
         await pilot.press("b")
         text = " ".join(screen_text(app).split())
-        assert isinstance(app.screen, SearchScreen)
+        assert isinstance(app.screen, BatchScreen)
         assert "each size is a process of its own" in text
         assert "Enter starts the search; Esc goes back." in text
         await pilot.press("escape")

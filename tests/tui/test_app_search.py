@@ -28,7 +28,7 @@ from still import StillApp, running, screen_text, until, until_true
 from trainfast_runner.machine.processes.identity import boot_id
 from trainfast_runner.records.home import Home
 from trainfast_runner.search import control
-from trainfast_runner.search.batch.journal import ConfirmationRun, Ended, RankPeaks
+from trainfast_runner.search.batch.journal import BatchEnded, ConfirmationRun, RankPeaks
 from trainfast_runner.search.journal import PAUSE_FILE, Paused
 from trainfast_runner.search.searches import newest_search
 
@@ -150,12 +150,12 @@ async def test_s_stops_what_goes_on_and_escape_leaves_what_has_ended(
         assert cancelled == [live_search]
         write_lines(
             live_search / "journal.jsonl",
-            [*going_on(), Ended(t_ns=START_NS + NOW_S * S, state="cancelled", seconds=16.0)],
+            [*going_on(), BatchEnded(t_ns=START_NS + NOW_S * S, state="cancelled", seconds=16.0)],
         )
         await show(pilot, live_search)
         text = screen_text(app)
         assert "■ cancelled; its journal is kept, f5 continues  took 16 s" in text
-        assert text.splitlines()[-1].startswith("Esc back  f5 go on"), "nothing to apply, nothing to pause"
+        assert text.splitlines()[-1].startswith("Esc back  f5 resume"), "nothing to apply, nothing to pause"
         await pilot.press("s")
         assert "There is no live search." in screen_text(app)
         await pilot.press("escape")
@@ -174,7 +174,7 @@ async def test_space_pauses_after_the_probe_and_again_goes_on(home: Home, live_s
         await show(pilot, live_search)
         text = screen_text(app)
         assert "■ paused: no process is running" in text
-        assert "space go on" in text
+        assert "space resume" in text
         assert "next: probe batch_size 42" in text
         assert "apply" not in text.splitlines()[-1], "there is nothing to apply yet"
         done = [*going_on(), a_probe(42), Paused(t_ns=START_NS + 15 * S)]
@@ -249,7 +249,7 @@ async def test_what_broke_a_search_off_is_said(home: Home, live_search: Path) ->
     reason = "cpu in use by 20261121-054455-tiny-llama-7f3a"
     async with running(home, size=SMALL) as (app, pilot):
         await opened(pilot, live_search)
-        broken = Ended(t_ns=START_NS + NOW_S * S, state="cancelled", reason=reason)
+        broken = BatchEnded(t_ns=START_NS + NOW_S * S, state="cancelled", reason=reason)
         write_lines(live_search / "journal.jsonl", [*going_on(), broken])
         await show(pilot, live_search)
         text = " ".join(screen_text(app).split())

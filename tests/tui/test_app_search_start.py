@@ -35,7 +35,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.search_directories import LOCK_FILE
 from trainfast_runner.search import control
-from trainfast_runner.search.batch.journal import Ended, Launched
+from trainfast_runner.search.batch.journal import BatchEnded, BatchLaunched
 from trainfast_runner.search.journal import PAUSE_FILE, CoolingDown
 from trainfast_tui.control.messages import SnapshotTaken
 
@@ -63,7 +63,7 @@ async def test_the_answer_for_the_same_knobs_is_shown_again_without_another_sear
         await pilot.pause()
         assert "is the largest that fits" in screen_text(app)
         assert starts.asked == []
-        assert "f5 anew" in screen_text(app).splitlines()[-1]
+        assert "f5 restart" in screen_text(app).splitlines()[-1]
         starts.directory = search
         await pilot.press("f5")
         await until(pilot, "The knobs are being checked")
@@ -112,7 +112,7 @@ async def test_b_asks_first_and_escape_starts_nothing(home: Home, starts: Starts
 
 
 async def test_the_question_names_an_unfinished_search_of_the_same_knobs(home: Home, starts: Starts) -> None:
-    broken = Ended(t_ns=START_NS + NOW_S * S, state="cancelled")
+    broken = BatchEnded(t_ns=START_NS + NOW_S * S, state="cancelled")
     search = starts.directory = a_search(home, [*going_on(), broken])
     async with running(home, size=SMALL) as (app, pilot):
         await opened(pilot, search)
@@ -131,7 +131,7 @@ async def test_a_search_that_is_refused_says_why(home: Home, starts: Starts) -> 
         await show(pilot, None)
         await pilot.press("b", "enter")
         await until(pilot, "Refused: memory_limit is below what the parameters need")
-        assert not app.session.batch.is_going_on
+        assert not app.session.batch_search.is_active
         await pilot.press("escape")
         await pilot.pause()
         assert app.screen is app.main
@@ -146,7 +146,7 @@ async def test_a_refusal_that_comes_under_the_help_stands_there_when_the_help_is
         await asked_for(pilot)
         await pilot.press("question_mark")
         starts.go.set()
-        await until_true(pilot, lambda: not app.session.batch.is_going_on, "the refusal")
+        await until_true(pilot, lambda: not app.session.batch_search.is_active, "the refusal")
         await pilot.press("escape")
         await show(pilot, None)
         text = screen_text(app)
@@ -240,18 +240,18 @@ async def test_a_search_waits_for_its_gpus_to_cool_and_shows_the_degrees(
         await show(pilot, None)
         app.session.runs.cool_to_c = 55
         await pilot.press("b", "enter")
-        while starts.cool_to_c is None or app.session.batch.current is None:
+        while starts.cool_to_c is None or app.session.batch_search.current is None:
             await show(pilot, starts.directory)
         await until(pilot, "cooling GPU 1: 61 °C, waiting for less than 55 °C")
         assert re.search(r"▸42 +cooling…", screen_text(app))
         assert "has not fallen" not in screen_text(app)
         # The last look was at second 10: a temperature that stands still writes no further line.
-        app.post(SnapshotTaken(replace(a_snapshot(None, second=40), batch=seen(starts.directory))))
+        app.post(SnapshotTaken(replace(a_snapshot(None, second=40), batch_search=seen(starts.directory))))
         text = " ".join((await until(pilot, "given up after 180 s")).split())
         assert (
             "waiting for less than 55 °C, 32 s so far; it has not fallen for 30 s, and is given up after 180 s" in text
         )
-        launched = Launched(t_ns=START_NS + 12 * S, run_id=RUN_ID, role="probe")
+        launched = BatchLaunched(t_ns=START_NS + 12 * S, run_id=RUN_ID, role="probe")
         write_lines(starts.directory / "journal.jsonl", [*going_on(), *waits, launched])
         await show(pilot, starts.directory)
         assert "● probing: batch_size 42  6 s of about 8.5 s" in screen_text(app), "without the wait"

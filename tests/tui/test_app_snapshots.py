@@ -128,7 +128,7 @@ def test_a_search_for_the_largest_batch(home: Home, size: tuple[int, int], snap_
     found = seen(a_search(home, answered()))
 
     async def before(pilot: Any) -> None:
-        pilot.app.post(SnapshotTaken(replace(a_snapshot(None), batch=found)))
+        pilot.app.post(SnapshotTaken(replace(a_snapshot(None), batch_search=found)))
         await pilot.pause()
         pilot.app.session.change(pilot.app.session.next_run.with_value("memory_limit", "1GiB"))
         await pilot.press("b")

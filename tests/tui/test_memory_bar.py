@@ -178,7 +178,7 @@ async def test_the_panel_gives_it_the_room_it_needs_and_takes_it_back(home: Home
         await pilot.pause()
         bar = app.main.query_one(MemoryBar)
         for view in (MemoryView(FITS), MemoryView(why="tracing the model…"), None):
-            bar.show(view)
+            bar.show_memory(view)
             await pilot.pause()
             lines = [] if view is None else memory_lines(view, PANEL[FULL], FULL[1])
             assert bar.region.height == len(lines)

@@ -57,16 +57,16 @@ def test_a_search_that_is_started_elsewhere_is_followed(
     seen: list[Snapshot] = []
     reader = Reader(home, seen.append)
     reader._sample = lambda run: None  # type: ignore[method-assign]
-    assert reader._snapshot().best is None
+    assert reader._snapshot().best_search is None
     search = a_best_search(home, best_going_on())
-    assert reader._snapshot().best is None, "nobody conducts it"
+    assert reader._snapshot().best_search is None, "nobody conducts it"
     conduct(search)
-    best = reader._snapshot().best
+    best = reader._snapshot().best_search
     assert best is not None
     assert (best.directory, best.state) == (search, "running")
     other = Path(shutil.copytree(search, search.with_name("20261121-090000-tiny-llama-be58")))
     conduct(other)
-    following = reader._snapshot().best
+    following = reader._snapshot().best_search
     assert following is not None
     assert following.directory == search, "the live one that is shown stays"
 

@@ -17,7 +17,7 @@ from texts import any_text
 from trainfast_tui.charts.braille import (
     YRange,
 )
-from trainfast_tui.charts.model import ChartData, Limit, Series, Span
+from trainfast_tui.charts.chart_data import ChartData, Limit, Series, Span
 from trainfast_tui.charts.paint import paint
 from trainfast_tui.charts.strip_chart import StripChart
 from trainfast_tui.terminal.cells import SentCells
@@ -287,7 +287,7 @@ async def test_the_widget_shows_data_and_dirties_only_what_changed() -> None:
         chart = app.query_one(StripChart)
         assert not "".join(seen(chart)).strip()
         values: list[float | None] = [100.0] * 121
-        chart.show(a_chart(a_series(values), seconds=120))
+        chart.show_chart(a_chart(a_series(values), seconds=120))
         await pilot.pause()
         before = seen(chart)
         assert "Power" in before[0]
@@ -302,9 +302,9 @@ async def test_the_widget_shows_data_and_dirties_only_what_changed() -> None:
             return refresh(*regions, **options)
 
         chart.refresh = watched  # type: ignore[method-assign]
-        chart.show(a_chart(a_series(values), seconds=120))
+        chart.show_chart(a_chart(a_series(values), seconds=120))
         assert asked == [], "the same picture is not sent again"
-        chart.show(a_chart(a_series([*values[:-1], 60.0]), seconds=120))
+        chart.show_chart(a_chart(a_series([*values[:-1], 60.0]), seconds=120))
         (regions,) = asked
         assert len(regions) < chart.size.height, "a row that is the same is not drawn again"
         assert sent_now(chart, terminal) < 40
@@ -316,7 +316,7 @@ async def test_the_widget_follows_its_size_and_theme() -> None:
     app = Screen()
     async with app.run_test(size=(80, 15)) as pilot:
         chart = app.query_one(StripChart)
-        chart.show(a_chart(a_series([100.0] * 121)))
+        chart.show_chart(a_chart(a_series([100.0] * 121)))
         for width, height in ((120, 30), (1, 2), (40, 5)):
             await pilot.resize_terminal(width, height)
             await pilot.pause()
@@ -335,7 +335,7 @@ async def test_every_part_can_be_read_in_every_theme() -> None:
         causes = [shade.kind for shade in SHADES]
         spans = tuple(Span(20 * S * at, 20 * S * (at + 1), cause) for at, cause in enumerate(causes))
         data = a_chart(a_series([100.0] * 121), spans=spans, limits=(Limit(300, "limit"),))
-        chart.show(data)
+        chart.show_chart(data)
         for theme in sorted(app.available_themes):
             app.theme = theme
             await pilot.pause()

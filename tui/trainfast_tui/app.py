@@ -67,7 +67,7 @@ class TrainfastApp(TerminalApp):
         self.call_after_refresh(self.begin)
 
     def begin(self) -> None:
-        """Start the session's threads."""
+        """Start the session's threads, and the collection of garbage, which was off since `cli.parser._open_app`."""
         gc.freeze()
         gc.enable()
         self.session.start()

@@ -16,7 +16,7 @@ from trainfast_tui.control.background import in_background
 from trainfast_tui.control.best_control import BestControl
 from trainfast_tui.control.compared_runs import compared_runs, compared_with_previous
 from trainfast_tui.control.idle_calibrator import IdleCalibrator
-from trainfast_tui.control.memory_view import MemoryView
+from trainfast_tui.control.memory_view import MemoryView, measured_memory
 from trainfast_tui.control.messages import (
     DeviceCalibrated,
     KnobRefused,
@@ -26,6 +26,7 @@ from trainfast_tui.control.messages import (
     Notified,
     OomExplained,
     Post,
+    RunGivenUp,
     RunRefused,
     RunStarted,
     SearchEnded,
@@ -37,12 +38,11 @@ from trainfast_tui.control.messages import (
 )
 from trainfast_tui.control.next_run import (
     NextRun,
-    compared_with,
-    is_about,
-    is_about_model,
-    measured_memory,
+    has_same_model,
+    has_same_settings,
     next_run_of_preset,
     next_run_repeating,
+    with_comparison,
 )
 from trainfast_tui.control.oom_explainer import OomExplainer
 from trainfast_tui.control.predictor import Predictor, knows_free_memory, request_for
@@ -67,7 +67,7 @@ END_TRACES_S = 0.5
 """Time for a trace's process to end when the app is left; it takes a tenth of a second."""
 ENDED_WITH_ANSWER = ("answered", "nothing_fits")
 """States of a search with an answer about its knobs."""
-OF_SCRIPT = "the memory of a script is not predicted; b finds its largest batch by trials"
+SCRIPT_NOT_PREDICTED = "the memory of a script is not predicted; b finds its largest batch by trials"
 
 
 class Session:
@@ -81,14 +81,14 @@ class Session:
         self.next_run, self.refusal = _load(preset or (GPU_PRESET if os.path.exists("/dev/nvidia0") else CPU_PRESET))
         """The next run, or the reason why its preset could not be loaded."""
         self.snapshot: Snapshot | None = None
-        self.memory: MemoryView | None = None
+        self.predicted_memory: MemoryView | None = None
         """The newest prediction for the next run."""
-        self.speed: SpeedView | None = None
+        self.predicted_speed: SpeedView | None = None
         """The newest predicted speed of the next run."""
         self.tracer = SharedTracer()
         self.runs = RunControl(home, self.post, python)
-        self.batch = BatchControl(home, self.post, python)
-        self.best = BestControl(home, self.post, python)
+        self.batch_search = BatchControl(home, self.post, python)
+        self.best_search = BestControl(home, self.post, python)
         self.scripts = ScriptControl(python)
         self.reader = Reader(
             home,
@@ -147,14 +147,17 @@ class Session:
                 self.calibrations += 1
                 self.predict()
             case MemoryPredicted(view, speed) if self.next_run is None or self.next_run.script is None:
-                self.memory, self.speed = view, speed
+                self.predicted_memory, self.predicted_speed = view, speed
             case OomExplained():
                 self.oom.note(message)
             case RunStarted(directory):
                 self.runs.note_started(directory)
                 self.reader.follow(directory)
             case RunRefused():
-                self.runs.note_refused()
+                self.runs.note_not_started()
+            case RunGivenUp(text):
+                self.runs.note_not_started()
+                self.post(Notified(text))
             case SearchStarted(directory, kind):
                 self._control_of(kind).note_started(directory)
                 self.reader.follow_search(directory, kind)
@@ -164,8 +167,8 @@ class Session:
     def _on_snapshot(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
         self._adopt(snapshot)
-        self._note_search(self.batch, snapshot.batch, SearchKind.BATCH)
-        self._note_search(self.best, snapshot.best, SearchKind.BEST)
+        self._note_search(self.batch_search, snapshot.batch_search)
+        self._note_search(self.best_search, snapshot.best_search)
         self.gather_advice()
         self.predict()
         self.calibrator.look(snapshot, self.machine, is_busy=self._is_device_used)
@@ -176,12 +179,14 @@ class Session:
             self._notified_elsewhere = elsewhere
             self.post(Notified(f"{elsewhere} was started elsewhere: h lists it, Enter there shows it."))
 
-    def _note_search(self, control: SearchControl[SeenT], search: SeenT | None, kind: SearchKind) -> None:
+    def _note_search(self, control: SearchControl[SeenT], search: SeenT | None) -> None:
         """Note the followed search of a kind, and post that it is live or has ended."""
         if control.is_news(search):
-            self.post(Notified(f"A {kind.label} search is live; {kind.key} shows it."))
-        if ended := control.note_seen(search):
-            self.post(SearchEnded(ended, kind))
+            self.post(Notified(f"A {control.KIND.label} search is live; {control.KIND.key} shows it."))
+        has_ended = search is not None and control.has_ended_since(search)
+        control.note_seen(search)
+        if search is not None and has_ended:
+            self.post(SearchEnded(control.describe(search), control.KIND))
 
     def _adopt(self, snapshot: Snapshot) -> None:
         """Compare the next run with a run that has come onto the screen; unless knobs were chosen, repeat that run."""
@@ -190,7 +195,7 @@ class Session:
             return
         self._adopted = run.run_id
         if self._is_chosen and self.next_run is not None:
-            self.next_run = compared_with(self.next_run, run)
+            self.next_run = with_comparison(self.next_run, run)
         else:
             self.next_run = next_run_repeating(run, self.home) or self.next_run
         self.post(NextRunChanged())
@@ -238,7 +243,7 @@ class Session:
     def choose_preset(self, name: str) -> NextRun:
         """Train this preset or variant next. Raises UserError."""
         run = self.shown_run
-        chosen = compared_with(next_run_of_preset(name), run.run_file if run is not None else None)
+        chosen = with_comparison(next_run_of_preset(name), run.run_file if run is not None else None)
         self.change(chosen)
         return chosen
 
@@ -248,27 +253,27 @@ class Session:
         self.runs.start(next_run.spec, stop)
         self.predict()
 
-    def start_search(self, spec: RunSpec, stop: Path | None = None, *, fresh: bool = False) -> None:
-        """Search the largest batch of `spec`, after the run in `stop` has ended; not `fresh` a search goes on."""
+    def start_search(self, kind: SearchKind, spec: RunSpec, stop: Path | None = None, *, fresh: bool = False) -> None:
+        """Start a search of `spec`, after the run in `stop` has ended; unless `fresh` its unfinished one goes on."""
         self.calibrator.stop()
         stop_run = None if stop is None else partial(self.runs.end, stop)
-        self.batch.start(spec, fresh=fresh, cool_to_c=self.runs.cool_to_c, stop_run=stop_run)
+        self._control_of(kind).start(spec, fresh=fresh, cool_to_c=self.runs.cool_to_c, stop_run=stop_run)
         self.predict()
 
     @property
     def running_search(self) -> SearchKind | None:
         """The kind of the search that uses the device; None without one."""
-        return next((kind for kind in SearchKind if self._control_of(kind).is_going_on), None)
+        return next((kind for kind in SearchKind if self._control_of(kind).is_active), None)
 
     def _control_of(self, kind: SearchKind) -> BestControl | BatchControl:
-        return self.best if kind is SearchKind.BEST else self.batch
+        return self.best_search if kind is SearchKind.BEST else self.batch_search
 
     def has_answer_for_knobs(self) -> bool:
         """True if the newest search has an answer about the knobs as they are."""
-        search, next_run = self.batch.current, self.next_run
+        search, next_run = self.batch_search.current, self.next_run
         if search is None or next_run is None or search.state not in ENDED_WITH_ANSWER:
             return False
-        return is_about(search, next_run.spec)
+        return has_same_settings(search, next_run.spec)
 
     def advice(self) -> dict[str, str]:
         """The advisor's texts by the name of the knob that each stands beside."""
@@ -277,25 +282,26 @@ class Session:
     def memory_view(self) -> MemoryView | None:
         """The next run's predicted memory, and the measured memory of the run on the screen."""
         measured = measured_memory(self._run_of_next_model(), self.next_run)
-        return self.memory if measured is None else replace(self.memory or MemoryView(), measured=measured)
+        predicted = self.predicted_memory
+        return predicted if measured is None else replace(predicted or MemoryView(), measured=measured)
 
     def _run_of_next_model(self) -> RunSnapshot | None:
         """The run on the screen if it trains the next run's model; another model's figures say nothing of this one."""
         run = self.shown_run
         if run is None or run.run_file is None or self.next_run is None:
             return run
-        return run if is_about_model(run.run_file, self.next_run.spec) else None
+        return run if has_same_model(run.run_file, self.next_run.spec) else None
 
     def speed_view(self) -> SpeedView | None:
         """Predicted speed of the next run, and the measured one of the run on the screen; None without a prediction."""
         measured = measured_speed(self._run_of_next_model())
-        if measured is None or (self.speed is None and measured.predicted is None):
-            return self.speed
-        return replace(self.speed or SpeedView(), measured=measured)
+        if measured is None or (self.predicted_speed is None and measured.predicted is None):
+            return self.predicted_speed
+        return replace(self.predicted_speed or SpeedView(), measured=measured)
 
     def predicted_fit(self) -> PredictedFit | None:
         """Return the next run's prediction; None while the newest one is about another batch."""
-        found, next_run = self.memory, self.next_run
+        found, next_run = self.predicted_memory, self.next_run
         if found is None or next_run is None or found.batch_size != next_run.spec.knobs.get("batch_size"):
             return None
         return found.fit
@@ -329,13 +335,14 @@ class Session:
         if next_run is not None and next_run.script is not None:
             # A script has no model to trace before it runs.
             self.predictor.stop()
-            self.memory, self.speed, self._predicted_for = MemoryView(why=OF_SCRIPT), None, None
+            self.predicted_memory, self.predicted_speed = MemoryView(why=SCRIPT_NOT_PREDICTED), None
+            self._predicted_for = None
         elif next_run is not None and self.machine is not None:
             self._request_prediction(next_run, self.machine)
 
     def _request_prediction(self, next_run: NextRun, machine: Machine) -> None:
         """Request the next run's prediction, unless nothing has changed since the last request."""
-        may_trace, history = self._may_trace(next_run, machine), self._history(self.shown_run)
+        may_trace, history = self._may_trace(next_run, machine), self._speed_inputs_key(self.shown_run)
         # Free memory changes with every tick: only the first reading of it starts another prediction.
         key = (next_run, machine, may_trace, history, knows_free_memory(self.snapshot))
         if key != self._predicted_for:
@@ -360,7 +367,7 @@ class Session:
         run = self.shown_run
         return self.running_search is not None or self.runs.is_starting or (run is not None and run.is_live)
 
-    def _history(self, run: RunSnapshot | None) -> str:
+    def _speed_inputs_key(self, run: RunSnapshot | None) -> str:
         """A text that changes with what speeds are predicted from: ended runs and searches, and the calibration."""
         ended = run is not None and run.result is not None
         return repr((run.run_id if run is not None else "", ended, self.running_search, self.calibrations))

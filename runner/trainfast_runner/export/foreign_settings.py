@@ -35,9 +35,9 @@ IGNORED = (
 """Keys that change neither the training nor its speed."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class ForeignKnobs:
-    """Knobs, and the settings that were not understood, as text."""
+    """Gathers the knobs of another tool's settings, and the settings that were not understood, as text."""
 
     knobs: KnobValues
     not_understood: list[str]

@@ -68,7 +68,7 @@ def _own_command(run: RunFile, knobs: KnobValues) -> str:
                 words += ["--set", f"{section}{name}={text}"]
     for name, value in knobs.items():
         if value != spec.knobs[name] and not (name in ("devices", "watch") and name not in run.overrides):
-            words += ["--set", f"{name}={BY_NAME[name].show(value)}"]
+            words += ["--set", f"{name}={BY_NAME[name].text_of(value)}"]
     return shlex.join(words)
 
 

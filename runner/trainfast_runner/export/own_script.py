@@ -75,7 +75,9 @@ def _variables(run: RunFile, framework: str) -> dict[str, str]:
 
 def _same_run(run: RunFile, asked: ScriptAsked) -> str:
     """The command line of this program that starts the script with the same settings again."""
-    settings = [f"{name}={BY_NAME[name].show(run.knobs[name])}" for name in _settings(run) if name not in asked.flagged]
+    settings = [
+        f"{name}={BY_NAME[name].text_of(run.knobs[name])}" for name in _settings(run) if name not in asked.flagged
+    ]
     options = [word for one in settings for word in ("--set", one)]
     return shlex.join(["trainfast-tui", "run", *options, *_options(asked), "--", *asked.command])
 

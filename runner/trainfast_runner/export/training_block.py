@@ -28,7 +28,7 @@ def training_block(run: RunFile, knobs: KnobValues, directory: Path) -> Written:
     """
     arguments, left_out = trainer_arguments(run, knobs)
     elsewhere = [
-        f"# {name}={BY_NAME[name].show(knobs[name])}: {BY_NAME[name].same_as.training_args}"
+        f"# {name}={BY_NAME[name].text_of(knobs[name])}: {BY_NAME[name].same_as.training_args}"
         for name in overrides(knobs)
         if name not in (*left_out, "strategy")
         and not has_field(name, arguments)

@@ -22,8 +22,8 @@ from trainfast_runner.machine.gpus.visible import (
     VARIABLE,
     hides_all,
     named_instance,
-    no_gpu_named,
-    order_unknown,
+    no_gpu_named_error,
+    order_unknown_error,
     visible_readings,
 )
 from trainfast_runner.machine.telemetry import failures
@@ -104,18 +104,18 @@ class Machine:
         by_index = {gpu.index: gpu for gpu in self.nvml_gpus}
         for index in _indexes(watch):
             if index not in by_index:
-                raise _no_such_gpu(f"watch={index}", index, len(self.nvml_gpus))
+                raise _no_such_gpu_error(f"watch={index}", index, len(self.nvml_gpus))
         return tuple(by_index[index] for index in _indexes(watch))
 
     def _at(self, index: int) -> DeviceReading:
         """The GPU at this index among those a run may use. Raises UserError."""
         if index >= len(self.gpus):
-            raise _no_such_gpu(f"devices={index}+", index, len(self.gpus))
+            raise _no_such_gpu_error(f"devices={index}+", index, len(self.gpus))
         gpu = self.gpus[index]
         if gpu.error is not None:
             raise UserError(f"devices={index}+: that GPU does not answer: {gpu.error}", key="devices")
         if self._is_in_mig_mode(gpu):
-            raise _by_instance_only([gpu], self.instances, f"devices={index}+: ")
+            raise _mig_mode_error([gpu], self.instances, f"devices={index}+: ")
         return gpu
 
     def _why_no_more(self) -> str:
@@ -159,7 +159,7 @@ def detect_machine(
         instances=instances,
     )
     if versions.get(HIP_BUILD) is not None:
-        return replace(machine, missing="torch is a ROCm build", refusal=_is_rocm(versions))
+        return replace(machine, missing="torch is a ROCm build", refusal=_rocm_error(versions))
     if versions.get(CUDA_BUILD) is None:
         return machine
     if hides_all(environment):
@@ -207,9 +207,9 @@ def _with_gpus(machine: Machine, environment: Mapping[str, str], cuda_order: Cal
         return replace(machine, device="cuda", gpus=tuple(gpus), nvml_gpus=tuple(readings))
     gpus = visible_readings(machine.nvml_gpus, environment, cuda_order)
     if not gpus:
-        raise no_gpu_named(environment, machine.nvml_gpus)
+        raise no_gpu_named_error(environment, machine.nvml_gpus)
     if all(gpu.mig_mode is True for gpu in gpus):
-        raise _by_instance_only(gpus, machine.instances)
+        raise _mig_mode_error(gpus, machine.instances)
     topology = read_topology() if len(gpus) > 2 else None
     return replace(machine, device="cuda", gpus=tuple(gpus), topology=topology)
 
@@ -226,13 +226,13 @@ def _cuda_order(python: str | None, environment: Mapping[str, str]) -> Sequence[
     try:
         found = _asked_of_cuda(training_python.find(python), environment.get(ORDER))
     except UserError as error:
-        raise order_unknown(environment, error.message) from None
+        raise order_unknown_error(environment, error.message) from None
     if not found.uuids:
-        raise order_unknown(environment, "it is too old" if found.names else "it sees no GPU")
+        raise order_unknown_error(environment, "it is too old" if found.names else "it sees no GPU")
     return found.uuids
 
 
-def _is_rocm(versions: Mapping[str, str | None]) -> UserError:
+def _rocm_error(versions: Mapping[str, str | None]) -> UserError:
     return UserError(
         f"torch {versions.get('torch')} is a ROCm build (HIP {versions[HIP_BUILD]}): AMD GPUs are not supported:"
         " NVML neither lists nor measures them",
@@ -241,7 +241,7 @@ def _is_rocm(versions: Mapping[str, str | None]) -> UserError:
     )
 
 
-def _by_instance_only(gpus: Sequence[DeviceReading], instances: Sequence[Instance], where: str = "") -> UserError:
+def _mig_mode_error(gpus: Sequence[DeviceReading], instances: Sequence[Instance], where: str = "") -> UserError:
     """The refusal of GPUs in MIG mode, with the instances to name instead."""
     indexes = [gpu.index for gpu in gpus]
     names = [one.uuid for one in instances if one.gpu_index in indexes]
@@ -259,7 +259,7 @@ def _indexes(text: int | str) -> list[int]:
     return [int(part) for part in str(text).split("+") if part]
 
 
-def _no_such_gpu(setting: str, index: int, count: int) -> UserError:
+def _no_such_gpu_error(setting: str, index: int, count: int) -> UserError:
     others = f"; there {_are(count)}" if count else " and no other one here"
     return UserError(
         f"{setting}: there is no GPU {index}{others}",

@@ -32,7 +32,7 @@ from trainfast_runner.records.tick import Tick
 from trainfast_runner.records.warm_process import settings_tried
 from trainfast_runner.results.bottleneck.live import LiveDiagnosis
 from trainfast_runner.results.bottleneck.step_conditions import StepConditions, StepJoin
-from trainfast_runner.running.recovery import StateEvents, is_whole, state_of
+from trainfast_runner.running.recovery import StateEvents, is_whole, settled_state
 from trainfast_runner.settings.world import ranks_with_samples
 
 T = TypeVar("T")
@@ -127,7 +127,7 @@ class Follower:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._known = RunSnapshot(directory)
-        """Read the ranks' lines and the run file; each poll fills in the rest."""
+        """The snapshot so far: `run.json` and the ranks' lines are added as they are read, `poll` replaces the rest."""
         self._steps: deque[Step] = deque(maxlen=STEPS_KEPT)
         self._ticks: deque[Tick] = deque(maxlen=TICKS_KEPT)
         self._rates = _SummedRates()
@@ -154,7 +154,7 @@ class Follower:
             self._known = replace(self._known, run_file=read_run_file(self.directory))
         # First the lock, then the state: the files read afterwards are at least as new as both.
         alive = is_alive(self.directory)
-        state = state_of(self.directory, self._known.run_file, self._state_events)
+        state = settled_state(self.directory, self._known.run_file, self._state_events)
         result = read_result(self.directory)
         grew = self._read()
         # The supervisor records the end before it writes the result: until it is gone, the result may still come.

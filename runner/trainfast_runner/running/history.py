@@ -12,7 +12,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Throughput, speed_doubt
 from trainfast_runner.records.run_directory import RESULT_FILE, read_run_file
 from trainfast_runner.records.run_file import WARM_ROLES, name_of
-from trainfast_runner.running.recovery import settle, state_of
+from trainfast_runner.running.recovery import settle, settled_state
 
 
 class RunRow(msgspec.Struct, frozen=True):
@@ -127,7 +127,7 @@ def row_of(home: Home, run_id: str) -> RunRow:
     if result is not None:
         return _row(msgspec.convert(result, ResultHead, from_attributes=True))
     run = read_run_file(directory)
-    now = state_of(directory, run)
+    now = settled_state(directory, run)
     return RunRow(
         run_id=run_id,
         preset=run.preset if run else "",

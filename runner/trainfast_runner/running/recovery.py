@@ -75,8 +75,8 @@ class StateEvents:
         return self._found
 
 
-def state_of(directory: Path, run: RunFile | None = None, events: StateEvents | None = None) -> RunState:
-    """The state of the run.
+def settled_state(directory: Path, run: RunFile | None = None, events: StateEvents | None = None) -> RunState:
+    """Return the state of the run, after writing the result of a lost one.
 
     A run left behind gets its result written on the way: `lost`, or the verdict's. `run` is its `run.json`, if the
     caller has read it; `events` is kept by a caller who asks more than once.

@@ -19,7 +19,7 @@ from trainfast_runner.running.recovery import (
     live_runs,
     ranks_of,
     settle,
-    state_of,
+    settled_state,
     supervisor_of,
 )
 
@@ -87,7 +87,7 @@ def _signal_supervisor(directory: Path, signum: int) -> bool:
 
 
 def _refuse_ended(directory: Path) -> None:
-    now = state_of(directory)
+    now = settled_state(directory)
     if now.ended:
         raise UserError(f"{directory.name} is not running: it is {now.state}", key=directory.name)
 

@@ -100,7 +100,10 @@ class SearchJournal:
 def _end_cut_line(path: Path) -> None:
     """End a line that a killed conductor left half-written, so that the next one starts its own."""
     with suppress(FileNotFoundError), path.open("rb+") as file:
-        if file.seek(0, os.SEEK_END) and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
+        if file.seek(0, os.SEEK_END) == 0:
+            return
+        file.seek(-1, os.SEEK_END)
+        if file.read(1) != b"\n":
             file.write(b"\n")
 
 

@@ -41,7 +41,7 @@ def share_of_free(free_bytes: int, ranks: int) -> int:
     return int(FREE_SHARE * free_bytes / max(1, ranks)) >> 20 << 20
 
 
-def limited(plan: RunPlan, by_rank: tuple[int, ...]) -> RunPlan:
+def with_limits(plan: RunPlan, by_rank: tuple[int, ...]) -> RunPlan:
     """Return the plan under these limits: on a CPU every run of the search gets them as its `memory_limit`."""
     if not by_rank or plan.memory_limit_bytes == by_rank:
         return plan

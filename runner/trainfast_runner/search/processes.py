@@ -15,7 +15,7 @@ from trainfast_runner.records.run_directory import RESULT_FILE, read_result
 from trainfast_runner.records.run_file import PROBE, TRIAL
 from trainfast_runner.records.run_records import CONTROL_FILE, rank_file
 from trainfast_runner.records.warm_process import ProbeLine, ProbeOrder, TrialLine, TrialOrder, WarmLine, WarmLines
-from trainfast_runner.running.recovery import settle, state_of
+from trainfast_runner.running.recovery import settle, settled_state
 from trainfast_runner.running.stopping import kill_now, request_stop, stop_unsupervised
 
 LOOK_EVERY_S = 0.02
@@ -140,8 +140,8 @@ class _ResultWatch:
         result = read_result(self._directory)
         if result is not None and result.provisional:
             result = settle(self._directory)  # its supervisor was killed in the analysis
-        # The supervisor records the end a moment before it writes the result; `state_of` settles a lost run.
-        if result is not None or not state_of(self._directory).ended or is_alive(self._directory):
+        # The supervisor records the end a moment before it writes the result; `settled_state` settles a lost run.
+        if result is not None or not settled_state(self._directory).ended or is_alive(self._directory):
             self._gone_since = None
         elif self._gone_since is None:
             self._gone_since = time.monotonic()

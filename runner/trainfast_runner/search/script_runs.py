@@ -29,7 +29,7 @@ def trial_plan_of(
     kept = [setting for setting in settings if setting.partition("=")[0].strip() not in set_by_search]
 
     def trial_plan(knobs: Mapping[str, KnobValue]) -> RunPlan:
-        asked = [f"{name}={knob(name).show(value)}" for name, value in knobs.items()]
+        asked = [f"{name}={knob(name).text_of(value)}" for name, value in knobs.items()]
         plan = plan_script((), [*kept, *asked], preset=preset, python=python, trial=True)
         if plan.script is not None and plan.script.door_closed is not None:
             raise UserError(f"its steps are not seen: {plan.script.door_closed}", key=preset.name)
@@ -38,7 +38,7 @@ def trial_plan_of(
     return trial_plan
 
 
-def traced(plan: RunPlan) -> RunPlan:
+def with_trace(plan: RunPlan) -> RunPlan:
     """The plan of a trial whose step is traced after its last one."""
     assert plan.script is not None
     return replace(plan, script=msgspec.structs.replace(plan.script, trace=True))

@@ -19,10 +19,10 @@ from trainfast_runner.records.json_lines import DAMAGE, read_all
 from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.records.search_directories import JOURNAL_FILE, is_conducted, search_directories
 from trainfast_runner.search.batch.journal import (
+    BatchEnded,
     BatchLine,
     BatchQuestion,
     ConfirmationRun,
-    Ended,
     Probe,
     read_batch_journal,
 )
@@ -37,13 +37,13 @@ ReadJournal = Callable[[Path], Sequence[BatchLine | BestLine]]
 SET_BY_A_SEARCH = ("steps", "timing_warmup")
 """Knobs that a search sets itself; commands that differ only in these continue the same search."""
 SET_BY_A_BATCH_SEARCH = ("batch_size", *SET_BY_A_SEARCH)
-BATCH, BEST = "asked", "question"
+BATCH_TAG, BEST_TAG = "asked", "question"
 """Kinds of search, by the first line of their journals."""
 ANSWERED = ("answered", "nothing_fits")
 TRY_LINES = (Probe, ConfirmationRun, Trial, ColdRun)
 """Lines of something that was tried."""
 TRY_KINDS = [line.__struct_config__.tag for line in TRY_LINES]
-END_KINDS = [line.__struct_config__.tag for line in (Ended, BestEnded)]
+END_KINDS = [line.__struct_config__.tag for line in (BatchEnded, BestEnded)]
 """Kinds of these lines, and of a search's last line."""
 MOST_HASHED_BYTES = 1 << 20
 """Size of the files of a script's command from which they are not looked into."""
@@ -127,7 +127,7 @@ def _newest_open(
         first = lines[0] if lines else None
         # A newer version's lines may mean something else.
         if isinstance(first, BatchQuestion | BestQuestion) and is_ours(first.key) and first.schema <= SCHEMA:
-            ended = next((line for line in reversed(lines) if isinstance(line, Ended | BestEnded)), None)
+            ended = next((line for line in reversed(lines) if isinstance(line, BatchEnded | BestEnded)), None)
             found, is_open = (directory, first.key), ended is None or ended.state == "cancelled"
             is_answered = ended is not None and ended.state in ANSWERED
             if is_answered or any(isinstance(line, TRY_LINES) for line in lines) or is_conducted(directory):
@@ -138,7 +138,7 @@ def _newest_open(
 
 
 def kind_of(directory: Path) -> str | None:
-    """The kind of the search: BATCH or BEST; None when its first line is unreadable."""
+    """The kind of the search: BATCH_TAG or BEST_TAG; None when its first line is unreadable."""
     try:
         with (directory / JOURNAL_FILE).open("rb") as file:
             return msgspec.json.decode(file.readline(), type=LineHead).kind
@@ -146,7 +146,7 @@ def kind_of(directory: Path) -> str | None:
         return None
 
 
-def newest_search(home: Home, kind: str = BATCH) -> Path | None:
+def newest_search(home: Home, kind: str = BATCH_TAG) -> Path | None:
     """The newest live search of a kind, else the newest of this boot; None when there is neither.
 
     One that was cut short before it tried anything does not hide an older one. Raises UserError when they cannot be

@@ -88,10 +88,10 @@ class Knob:
     def turn(self, current: KnobValue, by: int) -> KnobValue:
         """The value `by` stops further along the ladder, held at its ends."""
         ladder = list(self.values.ladder(current))
-        place = ladder.index(current) if current in ladder else 0
-        return ladder[max(0, min(len(ladder) - 1, place + by))]
+        index = ladder.index(current) if current in ladder else 0
+        return ladder[max(0, min(len(ladder) - 1, index + by))]
 
-    def show(self, value: KnobValue) -> str:
+    def text_of(self, value: KnobValue) -> str:
         """A value as it is typed after `--set name=`."""
         if value is None:
             return "auto" if isinstance(self.values, DeviceList) else "none"

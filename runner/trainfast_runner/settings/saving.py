@@ -104,8 +104,8 @@ def _write(document: TOMLDocument, spec: RunSpec, preset: presets.Preset) -> Non
     if "paths" in data:
         data["paths"] = [os.path.abspath(os.path.expanduser(path)) for path in data["paths"]]
     _set(document, "data", data, before.data, relative=("paths",))
-    knobs = {name: BY_NAME[name].show(value) if value is None else value for name, value in spec.knobs.items()}
-    known = {name: BY_NAME[name].show(value) if value is None else value for name, value in before.knobs.items()}
+    knobs = {name: BY_NAME[name].text_of(value) if value is None else value for name, value in spec.knobs.items()}
+    known = {name: BY_NAME[name].text_of(value) if value is None else value for name, value in before.knobs.items()}
     _set(document, "knobs", knobs, known)
 
 
@@ -116,7 +116,7 @@ def _flatten(document: TOMLDocument, preset: presets.Preset) -> None:
     for section, values in (("model", preset.model), ("data", preset.data), ("knobs", preset.knobs)):
         table = _table(document, section)
         for key, value in values.items():
-            table.setdefault(key, BY_NAME[key].show(value) if section == "knobs" and value is None else value)
+            table.setdefault(key, BY_NAME[key].text_of(value) if section == "knobs" and value is None else value)
 
 
 def _set(

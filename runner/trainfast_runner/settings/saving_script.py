@@ -47,6 +47,6 @@ def script_preset_text(preset: ScriptPreset, reasons: Mapping[str, str]) -> str:
     document["script"] = script
     knobs = tomlkit.table()
     for name, value in preset.knobs.items():
-        knobs[name] = knob(name).show(value) if value is None else value
+        knobs[name] = knob(name).text_of(value) if value is None else value
     document["knobs"] = knobs
     return tomlkit.dumps(document)

@@ -159,7 +159,7 @@ def _table(name: str, typed: str, flags: Sequence[Flag]) -> dict[str, str]:
         words = "" if words.strip() == NOTHING else words.strip()
         for first in split_words(words, name)[:1]:
             _flag_of(first.partition("=")[0], flags)
-        words_by_value[knob(name).show(knob(name).read(value.strip()))] = words
+        words_by_value[knob(name).text_of(knob(name).read(value.strip()))] = words
     return words_by_value
 
 

@@ -145,7 +145,7 @@ def split_words(text: str, key: str) -> list[str]:
 
 def words_of(name: str, place: Place, value: KnobValue) -> list[str]:
     """The words that give a knob this value. Raises UserError for one that the table of words lacks."""
-    shown = knob(name).show(value)
+    shown = knob(name).text_of(value)
     if isinstance(place, str):
         return [word.replace("{}", shown) for word in split_words(place, name)]
     if shown not in place:

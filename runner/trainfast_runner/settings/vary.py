@@ -23,7 +23,7 @@ def read_vary(texts: Iterable[str]) -> dict[str, list[KnobValue]]:
             raise UserError(f"--vary takes knob=a,b,c, not {text!r}", key=name or text)
         entry = knob(name)
         if name in found:
-            given = ",".join(map(entry.show, found[name]))
+            given = ",".join(map(entry.text_of, found[name]))
             raise UserError(f"--vary {name} is given twice", key=name, advice=f"--vary {name}={given},{values}")
         if not values.strip(" ,"):
             raise UserError(f"--vary {text}: no value", key=name, allowed=[entry.values.describe()])

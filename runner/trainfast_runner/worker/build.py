@@ -46,12 +46,16 @@ def _check_head(config: Any, objective: str) -> None:
     """Raise InvalidInput if transformers has no such head for this family, naming the heads it has."""
     allowed = [name for name in _CLASSES if type(config) in model_class(name)._model_mapping]
     if allowed and objective not in allowed:
-        raise InvalidInput(f"{config.model_type} has no {objective} head", "data.objective", allowed, allowed[0])
+        raise InvalidInput(
+            f"{config.model_type} has no {objective} head", key="data.objective", allowed=allowed, nearest=allowed[0]
+        )
     if objective == "image-classification" and allowed:
         besides = BESIDES_PIXELS & set(inspect.signature(_head(config, objective).forward).parameters)
         if besides:
             needs = f"{config.model_type} classifies images by their {' and '.join(besides)}"
-            raise InvalidInput(f"{needs}, and the loader gives it pixels alone", "model", ["vit", "resnet"], "vit")
+            raise InvalidInput(
+                f"{needs}, and the loader gives it pixels alone", key="model", allowed=["vit", "resnet"], nearest="vit"
+            )
 
 
 def _head(config: Any, objective: str) -> Any:
@@ -87,13 +91,18 @@ def build_model(config: Any, objective: str, knobs: Knobs, device: torch.device)
         reason = " ".join(str(error).split())[:600]
         if "does not support an attention implementation" in reason:
             missing = f"{config.model_type} has no attention={knobs.attention}"
-            raise InvalidInput(missing, "attention", ["auto", "eager"], "auto") from error
+            raise InvalidInput(missing, key="attention", allowed=["auto", "eager"], nearest="auto") from error
         key = "attention" if "attention" in reason.lower() else "data.objective"
-        raise InvalidInput(f"{config.model_type} cannot be built: {reason}", key) from error
+        raise InvalidInput(f"{config.model_type} cannot be built: {reason}", key=key) from error
     model.config.use_cache = False
     if knobs.checkpointing == "full":
         if not model.supports_gradient_checkpointing:
-            raise InvalidInput(f"{config.model_type} has no activation checkpointing", "checkpointing", ["off"], "off")
+            raise InvalidInput(
+                f"{config.model_type} has no activation checkpointing",
+                key="checkpointing",
+                allowed=["off"],
+                nearest="off",
+            )
         model.gradient_checkpointing_enable(CHECKPOINT)
     model.train()
     built: nn.Module = model

@@ -55,9 +55,9 @@ def check_header(knobs: Knobs) -> None:
         raise InvalidInput(
             f"compile={knobs.compile} builds against {header}, which is not there; install with: "
             f"apt install python{version}-dev",
-            "compile",
-            ["off"],
-            "off",
+            key="compile",
+            allowed=["off"],
+            nearest="off",
         )
 
 

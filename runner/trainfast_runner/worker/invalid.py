@@ -37,4 +37,4 @@ def unknown_name(kind: str, name: str, key: str, allowed: Iterable[str]) -> Inva
     with_its_words = [one for one in names if {*name.split("_")} <= {*one.split("_")}]
     close = sorted(with_its_words, key=len) or difflib.get_close_matches(name, names, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
-    return InvalidInput(f"{name!r} is not a {kind}{hint}", key, names, close[0] if close else None)
+    return InvalidInput(f"{name!r} is not a {kind}{hint}", key=key, allowed=names, nearest=close[0] if close else None)

@@ -41,7 +41,7 @@ def resolve_config(model: dict[str, Any]) -> Any:
         reason = " ".join(str(error).split())
         raise InvalidInput(
             f"{base.model_type} does not accept this configuration: {reason}",
-            f"model.{blamed}" if blamed else "model",
+            key=f"model.{blamed}" if blamed else "model",
         ) from error
 
 
@@ -50,7 +50,9 @@ def _check_sizes(base: Any, overrides: dict[str, Any]) -> None:
     own = {base.attribute_map.get(name, name) for name in SIZES} | set(SIZES)
     for name, value in overrides.items():
         if name in own and isinstance(value, int) and value < 1:
-            raise InvalidInput(f"{base.model_type} with {name}={value} is no model", f"model.{name}", ["1 or more"])
+            raise InvalidInput(
+                f"{base.model_type} with {name}={value} is no model", key=f"model.{name}", allowed=["1 or more"]
+            )
 
 
 def field_names(config: Any) -> set[str]:
@@ -71,14 +73,14 @@ def _from_files(source: str, where: str) -> Any:
     from transformers import AutoConfig
 
     if source == "path" and not (Path(where) / "config.json").is_file():
-        raise InvalidInput(f"{where} has no config.json", "model.path")
+        raise InvalidInput(f"{where} has no config.json", key="model.path")
     try:
         return AutoConfig.from_pretrained(where, trust_remote_code=False)
     except Exception as error:
         reason = " ".join(str(error).split())
         offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
         raise InvalidInput(
-            f"the configuration of {where} could not be read{offline}: {reason}", f"model.{source}"
+            f"the configuration of {where} could not be read{offline}: {reason}", key=f"model.{source}"
         ) from error
 
 
@@ -94,7 +96,12 @@ def vocab_size(config: Any) -> int:
     """Number of token ids of a model. Raises InvalidInput for one that reads no text."""
     size = getattr(text_part(config), "vocab_size", None)
     if size is None:
-        raise InvalidInput(f"{config.model_type} reads no text: it has no vocab_size", "data.kind", ["jpeg"], "jpeg")
+        raise InvalidInput(
+            f"{config.model_type} reads no text: it has no vocab_size",
+            key="data.kind",
+            allowed=["jpeg"],
+            nearest="jpeg",
+        )
     return int(size)
 
 
@@ -113,7 +120,9 @@ def image_shape(config: Any) -> tuple[int, int]:
     sides = size if isinstance(size, list | tuple) else [size]
     if len(set(sides)) > 1:
         shape = " x ".join(map(str, sides))
-        raise InvalidInput(f"{config.model_type} reads images of {shape}, and the loader makes squares", "data.kind")
+        raise InvalidInput(
+            f"{config.model_type} reads images of {shape}, and the loader makes squares", key="data.kind"
+        )
     return int(getattr(part, "num_channels", None) or 3), int(sides[0])
 
 
@@ -147,7 +156,7 @@ def check_seq_len(config: Any, objective: str, seq_len: int) -> None:
     if isinstance(positions, int) and 0 < positions < seq_len:
         raise InvalidInput(
             f"seq_len={seq_len} is more than the model's {positions} positions (max_position_embeddings)",
-            "seq_len",
-            [f"1 to {positions}"],
-            str(positions),
+            key="seq_len",
+            allowed=[f"1 to {positions}"],
+            nearest=str(positions),
         )

@@ -44,9 +44,9 @@ def build_optimizer(model: nn.Module, knobs: Knobs) -> Optimizer:
         raise InvalidInput(
             f"optimizer={entry.name} needs the package {entry.package}: {sys.executable} -m pip install"
             f" {entry.package}",
-            "optimizer",
-            [name for name, other in OPTIMIZERS.items() if other.package != entry.package],
-            entry.fallback,
+            key="optimizer",
+            allowed=[name for name, other in OPTIMIZERS.items() if other.package != entry.package],
+            nearest=entry.fallback,
         ) from error
     made: Optimizer = make(groups, lr=knobs.lr, **dict(entry.arguments))
     return made

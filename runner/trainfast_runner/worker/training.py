@@ -149,7 +149,7 @@ def _record_cpu(spec: RankSpec, log: WorkerLog, allocator: Allocator) -> None:
     """
     if spec.role == "probe" and allocator.kept_because is not None:
         raise InvalidInput(
-            f"a batch search measures memory by malloc's thresholds, and {allocator.kept_because}", "LD_PRELOAD"
+            f"a batch search measures memory by malloc's thresholds, and {allocator.kept_because}", key="LD_PRELOAD"
         )
     strict = {None: "strict", 0: "ordinary"}.get(spec.strict_steps, "strict in warm-up")
     if spec.role == "trial":
@@ -174,7 +174,10 @@ def pick_device(name: str) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise InvalidInput(
-            f"device is {name}, and torch {torch.__version__} sees no CUDA device", "devices", ["cpu"], "cpu"
+            f"device is {name}, and torch {torch.__version__} sees no CUDA device",
+            key="devices",
+            allowed=["cpu"],
+            nearest="cpu",
         )
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     torch.cuda.set_device(device)

@@ -115,7 +115,7 @@ class Trials:
             raise InvalidInput(
                 f"strategy={knobs.strategy}, engine={knobs.engine}, compile={knobs.compile}: a process tries one"
                 " setting of these",
-                "strategy",
+                key="strategy",
             )
         self.log.enter("model", " ".join(f"{name}={value}" for name, value in overrides.items()))
         self._state = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.best_fit_replay import question
 from benchmarks.best_fit_spaces import Synthetic
 
-from trainfast_runner.search.best.journal import BestLine, BestQuestion, ColdRun, LaunchedBest, Trial, Visited
+from trainfast_runner.search.best.journal import BestLaunched, BestLine, BestQuestion, ColdRun, Trial, Visited
 from trainfast_runner.search.best.state import BestState, state_of_best_journal
 
 
@@ -22,10 +22,10 @@ def trial(candidate: int, run_id: str = "one", ms: float = 100.0, **fields: obje
 
 def visited(terrain: Synthetic, candidate: int, run_id: str = "one") -> list[BestLine]:
     """The lines of a process that was started for a candidate."""
-    process = terrain.space.candidates[candidate].process
+    process = terrain.space.candidates[candidate].process_knobs
     return [
-        LaunchedBest(run_id=run_id, role="trial", candidate=candidate),
-        Visited(run_id=run_id, process=process, start_s=5.0),
+        BestLaunched(run_id=run_id, role="trial", candidate=candidate),
+        Visited(run_id=run_id, process_knobs=process, start_s=5.0),
     ]
 
 
@@ -41,5 +41,5 @@ def confirmed(candidate: int, rates: tuple[float, ...], role: str = "confirm") -
         race = ColdRun(
             candidate=candidate, role=role, run_id=run_id, outcome="measured", samples_per_s=rate, seconds=1.0
         )
-        runs += [LaunchedBest(run_id=run_id, role=role, candidate=candidate), race]
+        runs += [BestLaunched(run_id=run_id, role=role, candidate=candidate), race]
     return runs

@@ -7,13 +7,12 @@ import pytest
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.search.best.candidates import (
-    bounded,
+    candidate_spec,
     changes_training,
     count_of,
     default_global_batch,
     enumerate_space,
-    predicted,
-    spec_of,
+    with_predictions,
 )
 from trainfast_runner.search.best.varied import vary_of
 from trainfast_runner.settings.compatibility.check import check
@@ -52,7 +51,7 @@ def test_the_candidates_are_the_combinations_of_one_global_batch() -> None:
     assert all(one.samples_per_step == 32 for one in space.candidates)
     baseline = space.candidates[space.baseline]
     assert baseline.knobs == {"batch_size": 8, "grad_accum": 4, "precision": "fp32", "optimizer": "adamw"}
-    assert all(one.process == {} for one in space.candidates), "one process tries them all"
+    assert all(one.process_knobs == {} for one in space.candidates), "one process tries them all"
     sgd = next(one for one in space.candidates if one.knobs["optimizer"] == "sgd")
     assert changes_training(sgd, baseline) == ["optimizer"]
 
@@ -75,11 +74,11 @@ def test_each_strategy_cuts_the_global_batch_by_its_own_degree() -> None:
     sizes = {one.knobs["strategy"]: one.knobs["batch_size"] for one in space.candidates}
     assert sizes == {"single": 8, "ddp": 4, "fsdp": 4, "tp": 8}
     assert {one.knobs["strategy"]: one.world_size for one in space.candidates}["single"] == 1
-    single = spec_of(spec, {"strategy": "single", "batch_size": 8})
+    single = candidate_spec(spec, {"strategy": "single", "batch_size": 8})
     assert single.knobs["devices"] == 1, "devices is a ceiling, of which single uses one"
     assert space.candidates[0].ruled_out is None
     fsdp = next(one for one in space.candidates if one.knobs["strategy"] == "fsdp")
-    assert fsdp.process == fsdp.knobs, "fsdp turns no knob in a running process"
+    assert fsdp.process_knobs == fsdp.knobs, "fsdp turns no knob in a running process"
 
 
 def test_settings_that_exclude_each_other_are_candidates_with_both_knobs_named() -> None:
@@ -94,7 +93,7 @@ def test_settings_that_exclude_each_other_are_candidates_with_both_knobs_named()
 def test_a_compiled_process_tries_one_setting() -> None:
     spec = resolve("tiny-llama")
     space = enumerate_space(spec, CPU, vary(spec, compile=["off", "default"], batch_size=[4, 8]), 8, refuse)
-    processes = {tuple(sorted(one.process.items())) for one in space.candidates}
+    processes = {tuple(sorted(one.process_knobs.items())) for one in space.candidates}
     assert len(processes) == 3, "one for both settings without compile, one for each with it"
 
 
@@ -129,13 +128,13 @@ def test_a_million_points_are_refused_with_the_count_before_anything_is_listed()
 def test_a_setting_that_needs_more_than_the_limit_says_how_much_more() -> None:
     spec = resolve("tiny-llama")
     space = enumerate_space(spec, CPU, vary(spec, batch_size=[8, 16]), 16, refuse)
-    space = predicted(space, {0: GIB, 1: 3 * GIB}, 2 * GIB)
+    space = with_predictions(space, {0: GIB, 1: 3 * GIB}, 2 * GIB)
     assert space.candidates[0].ruled_out is None
     assert space.candidates[1].ruled_out == "too_large"
     assert space.candidates[1].excess_bytes == GIB
     assert "1024.0 MiB too large" in space.candidates[1].reason or "too large" in space.candidates[1].reason
-    assert predicted(space, {0: 3 * GIB}, 2 * GIB).candidates[0].ruled_out is None, "the baseline is run all the same"
-    assert bounded(space, {0: 0.01}).candidates[0].least_s_per_sample == 0.01
+    too_large = with_predictions(space, {0: 3 * GIB}, 2 * GIB)
+    assert too_large.candidates[0].ruled_out is None, "the baseline is run all the same"
 
 
 def test_without_asking_only_knobs_that_train_the_same_are_varied() -> None:

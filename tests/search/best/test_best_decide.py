@@ -14,11 +14,11 @@ from trainfast_runner.search.best.answer import answer_of, answer_so_far
 from trainfast_runner.search.best.cold_runs import COLD_LEAST, ColdRuns
 from trainfast_runner.search.best.decide import decide
 from trainfast_runner.search.best.journal import (
+    BestLaunched,
     BestLine,
     ColdRun,
     EarlierEffect,
     Interval,
-    LaunchedBest,
     Ordered,
     Space,
     Trial,
@@ -93,7 +93,7 @@ def test_a_process_that_drifted_is_void_and_its_settings_are_tried_again(space: 
     other = next(
         number
         for number in sorted(space.truth)
-        if number != base and space.space.candidates[number].process == space.space.candidates[base].process
+        if number != base and space.space.candidates[number].process_knobs == space.space.candidates[base].process_knobs
     )
     lines = [*visited(space, base), trial(base, warm=False), trial(other)]
     steady = state_of(space, *lines, trial(base, ms=101.0, repeats=True))
@@ -108,7 +108,7 @@ def test_a_process_that_drifted_is_not_used_again_though_it_waits(space: Synthet
     base, *others = [
         number
         for number in sorted(space.truth, key=lambda one: one != space.space.baseline)
-        if space.space.candidates[number].process == space.space.candidates[space.space.baseline].process
+        if space.space.candidates[number].process_knobs == space.space.candidates[space.space.baseline].process_knobs
     ]
     lines = [*visited(space, base), trial(base, warm=False), trial(others[0])]
     steady = state_of(space, *lines, warm="one")
@@ -187,7 +187,7 @@ def test_orders_that_leave_no_setting_end_the_search_and_nothing_is_called_too_l
 def test_no_trial_begins_that_is_expected_to_pass_the_budget(space: Synthetic) -> None:
     base = space.space.baseline
     compiled = next(n for n in sorted(space.truth) if space.space.candidates[n].knobs["compile"] == "default")
-    slow = Visited(run_id="two", process=space.space.candidates[compiled].process, start_s=500.0)
+    slow = Visited(run_id="two", process_knobs=space.space.candidates[compiled].process_knobs, start_s=500.0)
     lines = [*visited(space, base), trial(base, warm=False), slow]
     asked = [asking(space, budget_s=600.0), space.space, *lines]
     prospects = Prospects(state_of_best_journal(asked, 120.0))
@@ -205,7 +205,7 @@ def test_an_oom_under_the_real_limit_rules_the_leader_out(space: Synthetic) -> N
     assert move.action == "limit"
     leader = move.candidate
     assert leader is not None
-    run = LaunchedBest(run_id="limited", role="limit", candidate=leader)
+    run = BestLaunched(run_id="limited", role="limit", candidate=leader)
     end = ColdRun(
         candidate=leader, role="limit", run_id="limited", outcome="oom", reason="ran out of memory", seconds=1.0
     )

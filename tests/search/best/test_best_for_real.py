@@ -14,7 +14,7 @@ from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.search_directories import is_conducted
-from trainfast_runner.search.best.journal import ColdRun, LaunchedBest, Trial, read_best_journal
+from trainfast_runner.search.best.journal import BestLaunched, ColdRun, Trial, read_best_journal
 from trainfast_runner.search.best.orders import give_order
 
 SMALL = [
@@ -112,7 +112,7 @@ def test_a_search_killed_five_times_measures_nothing_twice(cli: Cli) -> None:
     assert len(firsts) == len(set(firsts)), "a setting was measured twice"
     cold_runs = [one.run_id for one in lines if isinstance(one, ColdRun)]
     assert len(cold_runs) == len(set(cold_runs)), "a run was recorded twice"
-    cold = [one.run_id for one in lines if isinstance(one, LaunchedBest) and one.role != "trial"]
+    cold = [one.run_id for one in lines if isinstance(one, BestLaunched) and one.role != "trial"]
     home = Home(cli.home)
     ended = [run_id for run_id in cold if (one := read_result(home.directory(run_id))) and one.state == "finished"]
     assert set(ended) == set(cold_runs), "a finished run was not taken"

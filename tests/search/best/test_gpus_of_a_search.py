@@ -11,7 +11,7 @@ from tests.core.test_planned_devices import a_cuda_python
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.running.planning import plan_run
-from trainfast_runner.search.best.candidates import spec_of
+from trainfast_runner.search.best.candidates import candidate_spec
 from trainfast_runner.search.best.opening import BestOptions, BestPlan, best_key, plan_best
 from trainfast_runner.search.best.request import BestRequest
 from trainfast_runner.settings.spec import resolve
@@ -39,7 +39,7 @@ def test_a_search_keeps_the_gpus_that_were_the_freest_when_it_began(python: str)
     assert best.plan.device_uuids == ["GPU-1"], "the baseline is single"
     with stand_in.installed(four(1, 9, 1, 9)):
         for strategy, uuids in (("ddp", ["GPU-1", "GPU-3"]), ("single", ["GPU-1"])):
-            spec = spec_of(best.survey.spec, {"strategy": strategy})
+            spec = candidate_spec(best.survey.spec, {"strategy": strategy})
             found = plan_run(spec, python, best.question.device_uuids[: len(uuids)])
             assert found.device_uuids == uuids
 
@@ -51,7 +51,7 @@ def test_the_same_command_continues_a_search_though_other_gpus_are_free_by_now(p
 def test_a_gpu_of_the_search_that_is_gone_is_named(python: str) -> None:
     best = planned(python, four(9, 1, 8, 2))
     with stand_in.installed(Machine([Gpu(uuid="GPU-0"), Gpu(uuid="GPU-1")])), pytest.raises(UserError) as refused:
-        plan_run(spec_of(best.survey.spec, {"strategy": "ddp"}), python, best.question.device_uuids)
+        plan_run(candidate_spec(best.survey.spec, {"strategy": "ddp"}), python, best.question.device_uuids)
     assert "GPU GPU-3 is not available any more" in refused.value.line()
 
 

@@ -26,7 +26,7 @@ from trainfast_runner.search.best.journal import (
 from trainfast_runner.search.best.orders import give_order, read_orders, skip_candidate
 from trainfast_runner.search.best.priors import earlier_effects
 from trainfast_runner.search.journal import Conducted, SearchJournal
-from trainfast_runner.search.searches import BATCH, BEST, kind_of, new_search, newest_search, unfinished
+from trainfast_runner.search.searches import BATCH_TAG, BEST_TAG, kind_of, new_search, newest_search, unfinished
 
 CLOCK = ClockAnchor(monotonic_ns=0, wall_ns=time.time_ns())
 CONDUCTED = Conducted(pid=os.getpid(), start_ticks=0, boot_id=boot_id())
@@ -71,9 +71,9 @@ def batch_search(home: Home) -> Path:
 def test_a_screen_of_one_kind_does_not_show_a_search_of_the_other(tmp_path: Path) -> None:
     home = Home(tmp_path).create()
     batch, best = batch_search(home), best_search(home)
-    assert (kind_of(batch), kind_of(best)) == (BATCH, BEST)
+    assert (kind_of(batch), kind_of(best)) == (BATCH_TAG, BEST_TAG)
     assert newest_search(home) == batch
-    assert newest_search(home, BEST) == best
+    assert newest_search(home, BEST_TAG) == best
 
 
 def test_the_same_key_continues_a_search_of_its_own_kind(tmp_path: Path) -> None:
@@ -94,12 +94,12 @@ def test_a_refused_search_does_not_hide_an_older_one_that_measured_something(tmp
     older = at_second(1, best_search(home, TRIED))
     refused = at_second(2, best_search(home, REFUSED))
     assert unfinished(home, "k", read_best_journal) == older
-    assert newest_search(home, BEST) == older
+    assert newest_search(home, BEST_TAG) == older
     failed = at_second(3, best_search(home, BestEnded(state="failed", reason="no module")))
     assert unfinished(home, "k", read_best_journal) == older
-    assert newest_search(home, BEST) == failed, "its reason is shown"
+    assert newest_search(home, BEST_TAG) == failed, "its reason is shown"
     with exclusive(refused):
-        assert newest_search(home, BEST) == refused
+        assert newest_search(home, BEST_TAG) == refused
         assert unfinished(home, "k", read_best_journal) == refused, "another process has just begun it"
 
 
@@ -110,7 +110,7 @@ def test_a_refused_search_is_continued_where_no_other_is_unfinished(tmp_path: Pa
     assert unfinished(home, "k", read_best_journal) == refused
     answered = at_second(3, best_search(home, TRIED, BestEnded(state="answered")))
     assert unfinished(home, "k", read_best_journal) is None
-    assert newest_search(home, BEST) == answered
+    assert newest_search(home, BEST_TAG) == answered
 
 
 def test_orders_reach_the_conductor_in_their_order(tmp_path: Path) -> None:

@@ -32,21 +32,21 @@ def test_noisy_steps_ask_for_more_and_never_beyond_the_most() -> None:
 
 def test_a_run_beside_busy_processes_is_void_unless_the_machine_is_always_like_that() -> None:
     busy = msgspec.structs.replace(FINISHED, conditions=Conditions(others_cpu_percent=40.0))
-    assert outcome_of(FINISHED, counts=False) == ("measured", "")
-    assert outcome_of(busy, counts=False) == ("void", "other processes took 40% of the CPU")
-    assert outcome_of(busy, counts=True) == ("measured", "other processes took 40% of the CPU")
+    assert outcome_of(FINISHED, keep_disturbed=False) == ("measured", "")
+    assert outcome_of(busy, keep_disturbed=False) == ("void", "other processes took 40% of the CPU")
+    assert outcome_of(busy, keep_disturbed=True) == ("measured", "other processes took 40% of the CPU")
 
 
 def test_a_run_throttled_for_heat_is_void_and_one_at_its_power_limit_is_not() -> None:
     hot = msgspec.structs.replace(FINISHED, throttle=Throttle(thermal_fraction=0.2, power_fraction=0.0))
     full = msgspec.structs.replace(FINISHED, throttle=Throttle(thermal_fraction=0.0, power_fraction=0.9))
-    assert outcome_of(hot, counts=False)[0] == "void"
-    assert outcome_of(full, counts=False)[0] == "measured"
+    assert outcome_of(hot, keep_disturbed=False)[0] == "void"
+    assert outcome_of(full, keep_disturbed=False)[0] == "measured"
 
 
 def test_a_run_that_was_lost_is_measured_again_and_one_that_failed_is_not() -> None:
-    assert outcome_of(msgspec.structs.replace(FINISHED, state="lost"), counts=False)[0] == "void"
-    assert outcome_of(msgspec.structs.replace(FINISHED, state="failed"), counts=False)[0] == "failed"
+    assert outcome_of(msgspec.structs.replace(FINISHED, state="lost"), keep_disturbed=False)[0] == "void"
+    assert outcome_of(msgspec.structs.replace(FINISHED, state="failed"), keep_disturbed=False)[0] == "failed"
 
 
 def test_throttled_time_and_energy_of_a_trial_come_from_its_gpus() -> None:

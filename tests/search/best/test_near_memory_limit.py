@@ -13,7 +13,7 @@ from cli.command import Cli
 from trainfast_runner.search.best.answer import answer_of
 from trainfast_runner.search.best.cold_runs import NEAR_LIMIT, ColdRuns
 from trainfast_runner.search.best.decide import decide
-from trainfast_runner.search.best.journal import BestAnswer, BestLine, BestQuestion, ColdRun, LaunchedBest
+from trainfast_runner.search.best.journal import BestAnswer, BestLaunched, BestLine, BestQuestion, ColdRun
 from trainfast_runner.search.best.state import state_of_best_journal
 
 from .synthetic import asking, confirmed, trial, visited
@@ -124,7 +124,7 @@ def test_trials_go_on_where_all_that_was_measured_does_not_fit_under_the_limit(s
     asked = msgspec.structs.replace(asking(space), limits_bytes=[2**50])
     lines: list[BestLine] = [asked, space.space, *visited(space, base), trial(base, warm=False)]
     lines += [
-        LaunchedBest(run_id="u", role="limit", candidate=base),
+        BestLaunched(run_id="u", role="limit", candidate=base),
         ColdRun(candidate=base, role="limit", run_id="u", outcome="oom", reason="it failed", seconds=1.0),
         *visited(space, other, "two"),
         trial(other, "two", warm=False),

@@ -7,8 +7,8 @@ import pytest
 from benchmarks.best_fit_spaces import Synthetic
 
 from trainfast_runner.records.result import OomExplanation, Result
-from trainfast_runner.search.best.journal import Candidate, LaunchedBest, Trial
-from trainfast_runner.search.best.too_large import Shortage, closest_to_fit, shortage_in, shortage_of, verdict_of
+from trainfast_runner.search.best.journal import BestLaunched, Candidate, Trial
+from trainfast_runner.search.best.too_large import Failure, closest_to_fit, failure_in, oom_failure, verdict_of
 
 from .synthetic import state_of, trial, visited
 
@@ -22,15 +22,15 @@ OOM = Trial(candidate=0, run_id="r", outcome="oom", warm=True, samples_per_step=
 
 
 @pytest.mark.parametrize(
-    ("message", "shortage"),
+    ("message", "failure"),
     [
-        (ON_GPU, Shortage("an allocation of 2,048 MiB failed with 512 MiB free", 1536 * MIB)),
-        (ON_CPU, Shortage("an allocation of 64 MiB failed")),
-        ("std::bad_alloc\nat 0x1", Shortage("std::bad_alloc")),
+        (ON_GPU, Failure("an allocation of 2,048 MiB failed with 512 MiB free", 1536 * MIB)),
+        (ON_CPU, Failure("an allocation of 64 MiB failed")),
+        ("std::bad_alloc\nat 0x1", Failure("std::bad_alloc")),
     ],
 )
-def test_an_allocators_message_tells_what_was_asked_and_what_was_free(message: str, shortage: Shortage) -> None:
-    assert shortage_in(message) == shortage
+def test_an_allocators_message_tells_what_was_asked_and_what_was_free(message: str, failure: Failure) -> None:
+    assert failure_in(message) == failure
 
 
 def test_a_run_under_a_limit_tells_what_it_held() -> None:
@@ -38,8 +38,8 @@ def test_a_run_under_a_limit_tells_what_it_held() -> None:
     oom = OomExplanation(**{name: size * MIB for name, size in sizes.items()})
     result = Result(run_id="r", state="oom", reason=ON_CPU, oom=oom)
     held = "an allocation of 64 MiB failed with 400 MiB of 450 MiB held"
-    assert shortage_of(result) == Shortage(held, 14 * MIB)
-    assert shortage_of(msgspec.structs.replace(result, oom=None)) == Shortage("an allocation of 64 MiB failed")
+    assert oom_failure(result) == Failure(held, 14 * MIB)
+    assert oom_failure(msgspec.structs.replace(result, oom=None)) == Failure("an allocation of 64 MiB failed")
 
 
 def test_a_verdict_says_by_how_much_by_the_prediction_else_as_measured() -> None:
@@ -59,7 +59,7 @@ def test_a_verdict_says_by_how_much_by_the_prediction_else_as_measured() -> None
 def test_a_larger_batch_lacks_at_least_as_much(space: Synthetic) -> None:
     base = space.space.baseline
     oom = trial(base, outcome="oom", step_ms=[], reason="an allocation of 64 MiB failed", missing_bytes=MIB)
-    launched = LaunchedBest(run_id="one", role="trial", candidate=base)
+    launched = BestLaunched(run_id="one", role="trial", candidate=base)
     verdicts = state_of(space, launched, *visited(space, base), oom).ruled_out
     larger = [one for one in verdicts.values() if one.reason.startswith("a smaller batch: an allocation of 64 MiB")]
     assert larger

@@ -13,10 +13,9 @@ from trainfast_tui.charts.readings import reading_names, used_uuids
 from trainfast_tui.charts.strip_chart import StripChart
 from trainfast_tui.charts.throughput_chart import throughput_chart
 from trainfast_tui.charts.tick_values import TickValuesCache
-from trainfast_tui.charts.time_axis import DEFAULT_WINDOW, WINDOWS_S, TimeAxis, time_axis
-from trainfast_tui.charts.time_cells import time_cells
+from trainfast_tui.charts.time_axis import DEFAULT_WINDOW, WINDOWS_S, TimeAxis, time_axis, time_cells
+from trainfast_tui.live.event_words import DescribedEvent, EventDescriber, MachineEvents, events_of_run
 from trainfast_tui.live.snapshot import Snapshot
-from trainfast_tui.live.timeline import EventMoments, MachineMoments, Moment, run_moments
 from trainfast_tui.text import format as fmt
 
 MOST_DEVICE_CHARTS = 4
@@ -46,7 +45,7 @@ class Charts(Vertical):
         self._drawn_axis: TimeAxis | None = None
         self._rate_noun = "samples"
         self._first_reading = 0
-        self._machine = MachineMoments()
+        self._machine = MachineEvents()
         self._run_ticks, self._device_ticks = TickValuesCache(), TickValuesCache()
 
     def compose(self) -> ComposeResult:
@@ -61,7 +60,7 @@ class Charts(Vertical):
             )
         yield EventLine(gutter=GUTTER)
 
-    def show(self, snapshot: Snapshot) -> None:
+    def show_snapshot(self, snapshot: Snapshot) -> None:
         """Draw this snapshot unless redrawing would change less than one column."""
         before, self._snapshot = self._snapshot, snapshot
         if before is None or not self._is_drawn(before, snapshot):
@@ -102,12 +101,12 @@ class Charts(Vertical):
         if self._with_run:
             uuids = sorted(used_uuids(snapshot.run))
             steps = throughput_chart(snapshot, axis, self._rate_noun, uuids, self._run_ticks)
-            top.show(replace(steps, cursor_ns=cursor_ns))
+            top.show_chart(replace(steps, cursor_ns=cursor_ns))
         for index in range(MOST_DEVICE_CHARTS):
             chart = self.query_one(f"#device{index}", StripChart)
             chart.set_class(index >= fitting, "-away")
             if index < fitting:
-                chart.show(replace(devices[fitting - 1 - index], cursor_ns=cursor_ns))
+                chart.show_chart(replace(devices[fitting - 1 - index], cursor_ns=cursor_ns))
 
     def _show_events(self, snapshot: Snapshot, axis: TimeAxis, height: int) -> int:
         """Show the events and return the rows they take."""
@@ -118,16 +117,16 @@ class Charts(Vertical):
         line.set_class(not rows, "-away")
         if rows:
             line.set_height(rows)
-            line.show(self._moments(snapshot), axis)
+            line.show_events(self._events(snapshot), axis)
         return rows
 
-    def _moments(self, snapshot: Snapshot) -> list[Moment]:
+    def _events(self, snapshot: Snapshot) -> list[DescribedEvent]:
         if snapshot.run is not None:
-            return run_moments(snapshot.run)
-        moments = self._machine.update(snapshot.ticks)
+            return events_of_run(snapshot.run)
+        events = self._machine.update(snapshot.ticks)
         if snapshot.xids:
-            moments = sorted([*moments, *EventMoments().describe(snapshot.xids)], key=lambda moment: moment.t_ns)
-        return moments
+            events = sorted([*events, *EventDescriber().describe(snapshot.xids)], key=lambda event: event.t_ns)
+        return events
 
     def action_event(self, by: int) -> None:
         """Mark an earlier or later event on the charts and describe it on the status line."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from trainfast_tui.charts.model import ChartData, Series
+from trainfast_tui.charts.chart_data import ChartData, Series
 from trainfast_tui.charts.readings import CPU_READINGS
 from trainfast_tui.charts.time_axis import TICK_GAP_NS, TimeAxis
 from trainfast_tui.text import format as fmt

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from trainfast_tui.charts.chart_data import ChartData, Limit, Series, Span
 from trainfast_tui.charts.cpu_charts import cpu_charts
-from trainfast_tui.charts.model import ChartData, Limit, Series, Span
 from trainfast_tui.charts.readings import (
     CPU_READINGS,
     GPU_READINGS,

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainfast_tui.charts.painted import Painted
-from trainfast_tui.charts.time_axis import TimeAxis
-from trainfast_tui.charts.time_cells import time_cells
-from trainfast_tui.live.timeline import Moment
+from trainfast_tui.charts.time_axis import TimeAxis, time_cells
+from trainfast_tui.live.event_words import DescribedEvent
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Piece, joined
 
@@ -23,35 +22,35 @@ class EventLine(Painted):
     def __init__(self, *, gutter: int) -> None:
         super().__init__()
         self._gutter = gutter
-        self._moments: Sequence[Moment] = ()
+        self._events: Sequence[DescribedEvent] = ()
         self._axis: TimeAxis | None = None
-        self._chosen: Moment | None = None
+        self._chosen: DescribedEvent | None = None
 
-    def show(self, moments: Sequence[Moment], axis: TimeAxis) -> None:
-        """Show these moments; those before the axis have no sign but can be chosen."""
+    def show_events(self, events: Sequence[DescribedEvent], axis: TimeAxis) -> None:
+        """Show these events; those before the axis have no sign but can be chosen."""
         self._axis = axis
-        self._moments = [moment for moment in moments if moment.t_ns <= axis.end_ns]
-        if self._chosen not in self._moments:
+        self._events = [event for event in events if event.t_ns <= axis.end_ns]
+        if self._chosen not in self._events:
             self._chosen = None
         self.repaint()
 
     @property
     def chosen_ns(self) -> int | None:
-        """The time of the chosen moment (CLOCK_MONOTONIC); None while the newest is followed."""
+        """The time of the chosen event (CLOCK_MONOTONIC); None while the newest is followed."""
         return self._chosen.t_ns if self._chosen is not None else None
 
     def move(self, by: int) -> str:
-        """Choose an earlier (-1) or later (1) moment, past the last none, and return its words."""
-        moments = self._moments
-        if not moments:
+        """Choose an earlier (-1) or later (1) event, past the last none, and return its words."""
+        events = self._events
+        if not events:
             return "Nothing happened in this stretch of time."
-        at = len(moments) - 1 if self._chosen is None else moments.index(self._chosen)
+        at = len(events) - 1 if self._chosen is None else events.index(self._chosen)
         wanted = at + by if self._chosen is not None or by > 0 else at
-        if wanted >= len(moments):
+        if wanted >= len(events):
             self._chosen = None
             words = "The newest event is shown as it comes."
         else:
-            self._chosen = moments[max(0, wanted)]
+            self._chosen = events[max(0, wanted)]
             words = self._chosen.words
         self.repaint()
         return words
@@ -65,10 +64,10 @@ class EventLine(Painted):
     def _signs(self, axis: TimeAxis, width: int) -> Line:
         cells = time_cells(width, self._gutter, axis.start_ns, axis.end_ns)
         signs: list[Piece] = [("─", "muted")] * cells.count
-        for moment in sorted(self._moments, key=lambda moment: -WORTH.index(moment.tone)):
-            at = min(cells.at(moment.t_ns), cells.count - 1)
+        for event in sorted(self._events, key=lambda event: -WORTH.index(event.tone)):
+            at = min(cells.at(event.t_ns), cells.count - 1)
             if at >= 0:
-                signs[at] = moment.sign, moment.tone
+                signs[at] = event.sign, event.tone
         if self._chosen is not None and 0 <= (at := cells.at(self._chosen.t_ns)) < cells.count:
             signs[at] = self._chosen.sign, "cursor"
         label = fmt.to_width("events", cells.gutter - 2, "right") + " ├" if cells.gutter else ""
@@ -76,15 +75,15 @@ class EventLine(Painted):
 
     def _words(self, axis: TimeAxis) -> Line:
         indent = " " * (self._gutter - 6)
-        if not self._moments:
+        if not self._events:
             return [(f"{indent}no events", "muted")]
-        moment = self._chosen or self._moments[-1]
-        ago = fmt.duration(max(0.0, (axis.end_ns - moment.t_ns) / 1e9))
+        event = self._chosen or self._events[-1]
+        ago = fmt.duration(max(0.0, (axis.end_ns - event.t_ns) / 1e9))
         when = f"{ago} ago" if axis.now_label == "now" else f"{ago} before the end"
-        at = self._moments.index(moment) + 1
+        at = self._events.index(event) + 1
         return [
-            (f"{indent}{moment.sign}  ", moment.tone),
+            (f"{indent}{event.sign}  ", event.tone),
             (f"{when}  ", "muted"),
-            (moment.words, "text"),
-            (f"  {at} of {len(self._moments)}, e earlier" if len(self._moments) > 1 else "", "muted"),
+            (event.words, "text"),
+            (f"  {at} of {len(self._events)}, e earlier" if len(self._events) > 1 else "", "muted"),
         ]

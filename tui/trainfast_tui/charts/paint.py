@@ -24,11 +24,11 @@ from trainfast_tui.charts.braille import (
     styled_segments,
     time_columns,
 )
+from trainfast_tui.charts.chart_data import ChartData, Limit, Series
 from trainfast_tui.charts.inks import Palette
-from trainfast_tui.charts.model import ChartData, Limit, Series
-from trainfast_tui.charts.time_cells import TimeCells, time_cells
+from trainfast_tui.charts.time_axis import TimeCells, time_cells
 from trainfast_tui.text.format import duration, plain, to_width, truncate
-from trainfast_tui.text.shades import Shade, rank, shade_of
+from trainfast_tui.text.shades import Shade, severity_order, shade_of
 
 _STRIDES = (1, 2, 4)
 _KEYS = {1: "⠤⠤", 2: "⠄⠄", 4: "⠄ "}
@@ -127,7 +127,8 @@ def _series_columns(axis: TimeCells, series: Series, gap_ns: int, stride: int) -
 def _throttled_cells(axis: TimeCells, data: ChartData) -> list[Shade | None]:
     """Return the shade of each cell of the plot; None if no device was throttled."""
     marks: list[Shade | None] = [None] * axis.count
-    for span, shade in sorted(((span, shade_of(span.kind)) for span in data.spans), key=lambda one: -rank(one[1])):
+    shaded = [(span, shade_of(span.kind)) for span in data.spans]
+    for span, shade in sorted(shaded, key=lambda pair: -severity_order(pair[1])):
         last = min(axis.at(min(span.end_ns, data.t_max_ns)), axis.count - 1)
         for cell in range(max(0, axis.at(span.start_ns)), last + 1):
             marks[cell] = shade
@@ -333,7 +334,7 @@ def _time_row(frame: _Frame, data: ChartData, marks: list[Shade | None], palette
     drawn = {mark for mark in marks if mark is not None}
     spans = (span for span in data.spans if span.start_ns <= data.t_max_ns and span.end_ns >= data.t_min_ns)
     covered = {shade_of(span.kind) for span in spans} - drawn
-    for shade in [*sorted(drawn, key=rank), *sorted(covered, key=rank)]:
+    for shade in [*sorted(drawn, key=severity_order), *sorted(covered, key=severity_order)]:
         sign = shade.glyph * 2 if shade in drawn else "+"
         key = f"  {sign} {shade.letter} "
         if between < cell_len(key) + cell_len(shade.words) + 2:

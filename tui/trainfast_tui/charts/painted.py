@@ -62,7 +62,7 @@ class PaintedValue(Painted, Generic[Value]):
 
     shown: Value | None = None
 
-    def show(self, value: Value | None) -> None:
+    def show_value(self, value: Value | None) -> None:
         """Draw this from now on."""
         self.shown = value
         self.repaint()

@@ -3,8 +3,8 @@
 from rich.style import Style
 
 from trainfast_tui.charts.braille import YRange
+from trainfast_tui.charts.chart_data import ChartData
 from trainfast_tui.charts.inks import Palette
-from trainfast_tui.charts.model import ChartData
 from trainfast_tui.charts.paint import paint
 from trainfast_tui.charts.row_widget import Rows, RowWidget
 from trainfast_tui.text.lines import Tone
@@ -45,7 +45,7 @@ class StripChart(RowWidget):
         self._data: ChartData | None = None
         self._y_range = YRange()
 
-    def show(self, data: ChartData) -> None:
+    def show_chart(self, data: ChartData) -> None:
         """Draw this; the y range starts anew for another title, `scale_of`, or fixed end of the y axis."""
         if self._data is not None and _axis_of(self._data) != _axis_of(data):
             self._y_range.reset()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trainfast_tui.charts.model import Span
+from trainfast_tui.charts.chart_data import Span
 from trainfast_tui.charts.readings import GPU_READINGS
 from trainfast_tui.text.shades import causes_of
 

@@ -1,4 +1,4 @@
-"""The time axis that all charts of one frame share."""
+"""The time axis that all charts of one frame share: its ends in ns, and for charts of one width in cells."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from trainfast_tui.charts.braille import X_BITS
 from trainfast_tui.live.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -52,3 +53,28 @@ def time_axis(snapshot: Snapshot, window: int) -> TimeAxis:
 def ticks_on(axis: TimeAxis, ticks: Sequence[Tick]) -> Sequence[Tick]:
     """Return the ticks on the axis and one before it."""
     return ticks[bisect_left(ticks, axis.start_ns - TICK_GAP_NS, key=lambda tick: tick.t_ns) :]
+
+
+@dataclass(frozen=True, slots=True)
+class TimeCells:
+    """The time of each cell, for all widgets of one width and gutter."""
+
+    gutter: int
+    """Cells left of the axis; 0 if there is no room for it."""
+    count: int
+    start_ns: int
+    cell_ns: int
+
+    def at(self, t_ns: int) -> int:
+        """Return the cell of a moment; outside 0 to `count` - 1 it is not on the axis."""
+        return (t_ns - self.start_ns) // self.cell_ns
+
+
+def time_cells(width: int, gutter: int, t_min_ns: int, t_max_ns: int) -> TimeCells:
+    """Return the axis of a chart `width` cells wide; times are CLOCK_MONOTONIC."""
+    gutter = gutter if width >= gutter + 10 else 0
+    count = max(1, width - gutter)
+    column_ns = max(1, -(-(t_max_ns - t_min_ns) // (count << X_BITS)))
+    # Whole cells of absolute time: the picture then moves by characters and not by dots.
+    cell_ns = column_ns << X_BITS
+    return TimeCells(gutter, count, (t_max_ns // cell_ns - count + 1) * cell_ns, cell_ns)

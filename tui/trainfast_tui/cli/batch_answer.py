@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from trainfast_runner.search.batch.journal import Ended
+from trainfast_runner.search.batch.journal import BatchEnded
 from trainfast_tui.text.format import duration, per_second, plain, size
 from trainfast_tui.text.memory import PHASES
 
@@ -51,7 +51,7 @@ def _times(count: int) -> str:
     return {0: "never", 1: "once"}.get(count, f"{count} times")
 
 
-def without_answer(directory: Path, ended: Ended) -> list[str]:
+def without_answer(directory: Path, ended: BatchEnded) -> list[str]:
     """Return the end of a search that found no batch size, with the changes as they are typed."""
     if ended.state == "cancelled":
         return [f"cancelled; the same command continues {directory.name}"]

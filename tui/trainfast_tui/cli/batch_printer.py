@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from trainfast_runner.records.run_file import CONFIRM
+from trainfast_runner.records.run_file import CONFIRM, CONFIRMATION
 from trainfast_runner.search.batch import journal
-from trainfast_runner.search.batch.journal import BatchLine, Launched, Next
+from trainfast_runner.search.batch.journal import BatchLaunched, BatchLine, Next
 from trainfast_tui.cli.journal_printer import JournalPrinter
 from trainfast_tui.text.format import duration, milliseconds, per_second, size
 
@@ -20,7 +20,7 @@ class BatchPrinter(JournalPrinter[BatchLine]):
 
     def run_of(self, line: BatchLine) -> tuple[str, bool] | None:
         """Return a started run; the steps of a confirmation run are counted."""
-        return (line.run_id, line.role == "proof") if isinstance(line, Launched) else None
+        return (line.run_id, line.role == CONFIRMATION) if isinstance(line, BatchLaunched) else None
 
     def words(self, line: BatchLine) -> str:
         """Return a line in words."""
@@ -34,7 +34,7 @@ class BatchPrinter(JournalPrinter[BatchLine]):
             case journal.Next(action="end"):
                 return ""
             case journal.Next():
-                return f"{'confirm' if line.action == 'prove' else line.action} {line.batch_size}: {line.why}"
+                return f"{'confirm' if line.action == CONFIRM else line.action} {line.batch_size}: {line.why}"
             case journal.Probe(outcome="fits"):
                 rate = per_second(line.samples_per_s, "samples")
                 peak = size(line.peak_allocated_bytes)

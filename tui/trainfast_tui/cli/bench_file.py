@@ -29,7 +29,7 @@ def _csv(bench: Bench, table: Table, command: str) -> str:
     writer.writerow(["id", "baseline", "state", "reason", "run_id", "process", *FIGURES, *knobs])
     for row in table.rows:
         figures = ["" if value is None else value for value in _figures(row)]
-        shown = [BY_NAME[name].show(row.knobs[name]) for name in knobs]
+        shown = [BY_NAME[name].text_of(row.knobs[name]) for name in knobs]
         run_id = row.result.run_id if row.result is not None else ""
         is_baseline = int(row.id == table.baseline)
         words = [plain(row.id), is_baseline, row.state, plain(row.reason), run_id, process_word(row)]

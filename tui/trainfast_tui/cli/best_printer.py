@@ -8,7 +8,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import TRIAL
 from trainfast_runner.search.best import journal
 from trainfast_runner.search.best.best_so_far import BestSoFar
-from trainfast_runner.search.best.journal import BestLine, BestQuestion, Chosen, ColdRun, LaunchedBest, Space, Trial
+from trainfast_runner.search.best.journal import BestLaunched, BestLine, BestQuestion, Chosen, ColdRun, Space, Trial
 from trainfast_tui.cli.journal_printer import JournalPrinter
 from trainfast_tui.cli.progress import Progress
 from trainfast_tui.text.best_objective import objective_words
@@ -40,7 +40,7 @@ class BestPrinter(JournalPrinter[BestLine]):
 
     def run_of(self, line: BestLine) -> tuple[str, bool] | None:
         """Return a started run; the steps of a cold run are counted."""
-        return (line.run_id, line.role != TRIAL) if isinstance(line, LaunchedBest) else None
+        return (line.run_id, line.role != TRIAL) if isinstance(line, BestLaunched) else None
 
     def so_far(self) -> str:
         """Return the best so far with its interval, the chance of 2 % more, and its price."""

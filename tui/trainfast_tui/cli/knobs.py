@@ -25,7 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({"schema": SCHEMA, "knobs": [_fields(entry) for entry in entries]})
     elif arguments.knob is None:
-        rows = [(entry.name, entry.group, entry.show(entry.default), entry.values.describe()) for entry in entries]
+        rows = [(entry.name, entry.group, entry.text_of(entry.default), entry.values.describe()) for entry in entries]
         print_table(("KNOB", "GROUP", "DEFAULT", "TAKES"), rows)
     else:
         _print_help(entries[0])
@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _print_help(entry: Knob) -> None:
     print_line(f"{entry.name}: {entry.what}")
     rows = [("speed", entry.speed), ("memory", entry.memory), ("training", entry.training)]
-    rows += [("takes", entry.values.describe()), ("default", entry.show(entry.default))]
+    rows += [("takes", entry.values.describe()), ("default", entry.text_of(entry.default))]
     rows += [("only with", f"strategy {', '.join(entry.only_with)}")] if entry.only_with else []
     rows += [(tool.replace("_", "-"), name) for tool, name in asdict(entry.same_as).items()]
     print_lines(pairs((f"  {label}", text) for label, text in rows if text))

@@ -86,7 +86,7 @@ def _show_script(path: Path, as_json: bool) -> None:
     print_line("\nflags of its knobs")
     print_lines(pairs((f"  {name}", plain(script_preset.place_words(place))) for name, place in preset.places.items()))
     print_line("\nknobs")
-    print_lines(pairs((f"  {name}", BY_NAME[name].show(value)) for name, value in preset.knobs.items()))
+    print_lines(pairs((f"  {name}", BY_NAME[name].text_of(value)) for name, value in preset.knobs.items()))
 
 
 def _advice(spec: RunSpec) -> list[Advice]:
@@ -101,7 +101,7 @@ def _advice(spec: RunSpec) -> list[Advice]:
 
 def _knob_lines(knobs: KnobValues, given: KnobValues) -> Iterator[tuple[str, str]]:
     for name, value in knobs.items():
-        yield f"  {name}", BY_NAME[name].show(value) + ("" if name in given else "  (default)")
+        yield f"  {name}", BY_NAME[name].text_of(value) + ("" if name in given else "  (default)")
 
 
 def _variant_lines(preset: Preset, width: int | None) -> list[str]:

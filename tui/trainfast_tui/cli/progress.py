@@ -45,16 +45,17 @@ class SlowProgress:
         """Replace the text; on a terminal with a bar before it if the `fraction` done is known."""
         bar = f"{_bar(fraction)} " if fraction is not None and self._progress.is_live else ""
         self._text = bar + text
-        if self._has_begun():
+        self._wait_for_first_paint()
+        if self._is_due:
             self._paint()
 
     def print(self, line: Callable[[], None]) -> None:
         """Take the bar away, call `line`, which prints on stdout, and show the bar again."""
-        self._has_begun()
+        self._wait_for_first_paint()
         self._progress.close()
         line()
         sys.stdout.flush()
-        if self._progress.is_live and self._has_begun():
+        if self._progress.is_live and self._is_due:
             self._paint()
 
     def close(self) -> None:
@@ -64,12 +65,15 @@ class SlowProgress:
             self._timer.join()
         self._progress.close()
 
-    def _has_begun(self) -> bool:
-        """True once a second is over and the timer has painted."""
-        if self._timer is None or time.monotonic() < self._due_s:
-            return False
-        self._timer.join()
-        return True
+    @property
+    def _is_due(self) -> bool:
+        """True once the time is over after which the line is shown."""
+        return self._timer is not None and time.monotonic() >= self._due_s
+
+    def _wait_for_first_paint(self) -> None:
+        """Wait until the timer's thread, which is due, has painted."""
+        if self._timer is not None and self._is_due:
+            self._timer.join()
 
     def _paint(self) -> None:
         self._progress.show_activity(self._text)

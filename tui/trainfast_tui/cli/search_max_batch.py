@@ -12,7 +12,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.conduct import MakeConductor, conduct_batch
-from trainfast_runner.search.batch.journal import Ended, Probe, read_batch_journal
+from trainfast_runner.search.batch.journal import BatchEnded, Probe, read_batch_journal
 from trainfast_runner.search.batch.opening import BatchSearchOptions, check_plan, open_batch
 from trainfast_runner.search.batch.report import report
 from trainfast_runner.search.searches import SET_BY_A_BATCH_SEARCH, left_by_edit
@@ -96,8 +96,8 @@ def _note_variants(preset: str, spec: RunSpec) -> None:
 
 
 def _conducted(
-    directory: Path, home: Home, conducting: Callable[..., Ended], signals: Signals, settings: list[str]
-) -> Ended:
+    directory: Path, home: Home, conducting: Callable[..., BatchEnded], signals: Signals, settings: list[str]
+) -> BatchEnded:
     """Conduct the search and print each line of its journal on stderr."""
     progress = Progress()
     for setting in settings:
@@ -113,7 +113,7 @@ def _conducted(
     return printer.watch(conducting, signals)
 
 
-def _report(directory: Path, ended: Ended, as_json: bool) -> None:
+def _report(directory: Path, ended: BatchEnded, as_json: bool) -> None:
     answer = report(directory)
     if as_json:
         print_json(answer)

@@ -224,11 +224,11 @@ def _oom_lines(result: Result) -> list[str]:
     explained = result.oom
     if explained is None:
         return []
-    lines = list(oom.facts(explained))
+    lines = list(oom.oom_sentences(explained))
     if explained.changes:
-        lines.append(f"to make it fit, {oom.title(explained.changes)}")
-        rows = [(f"  {oom.settings(change)}", f"{change.saves}; speed: {change.costs}") for change in explained.changes]
-        lines += pairs(rows)
+        lines.append(f"to make it fit, {oom.changes_title(explained.changes)}")
+        changes = explained.changes
+        lines += pairs((f"  {oom.change_options(one)}", f"{one.saves}; speed: {one.costs}") for one in changes)
     return lines
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.background import in_background
-from trainfast_tui.control.messages import BestPlanned, Post, SearchRefused, SearchStarted
+from trainfast_tui.control.messages import BestPlanned, Post
 from trainfast_tui.control.search_control import SearchControl
 from trainfast_tui.text.lines import Piece
 from trainfast_tui.text.search_kind import SearchKind
@@ -24,16 +23,17 @@ if TYPE_CHECKING:
 class BestControl(SearchControl["BestSnapshot"]):
     """Best-fit searches."""
 
+    KIND = SearchKind.BEST
+
     request: BestRequest | None = None
     """The options typed for the next search; None for the defaults."""
     is_fresh = False
     """True if the next search uses no earlier one: an unfinished one does not go on, and none lends its effects."""
 
-    def state_words(self, search: BestSnapshot) -> str:
-        """Describe the state of a search."""
-        from trainfast_tui.text.best_state import state_of
+    def describe(self, search: BestSnapshot) -> str:
+        from trainfast_tui.text.best_state import best_search_words
 
-        return state_of(search)
+        return best_search_words(search)
 
     def plan(self, spec: RunSpec, post: Post) -> None:
         """Find out how a search of `spec` would go; `post` gets BestPlanned."""
@@ -49,22 +49,10 @@ class BestControl(SearchControl["BestSnapshot"]):
         super().note_started(directory)
         self.is_fresh = False
 
-    def start(
-        self,
-        spec: RunSpec,
-        *,
-        fresh: bool = False,
-        cool_to_c: float | None = None,
-        stop_run: Callable[[], None] | None = None,
-    ) -> None:
-        """Start a search of `spec`, or unless `fresh` continue its unfinished one, after `stop_run` is done: posts
-        SearchStarted or SearchRefused.
+    def _best_request(self) -> BestRequest:
+        from trainfast_runner.search.best.request import BestRequest
 
-        With `cool_to_c` each of its processes waits until its GPUs are below that temperature in degrees Celsius.
-        """
-        self.note_starting()
-        start = partial(self._start, spec, self.request, fresh, cool_to_c, stop_run)
-        in_background("search", start, self._post, lambda error: SearchRefused(error, SearchKind.BEST))
+        return self.request or BestRequest()
 
     def order(self, directory: Path, do: str, name: str, value: str | None = None) -> None:
         """Order a live search to skip or pin a value of a knob, or to unpin the knob."""
@@ -82,31 +70,14 @@ class BestControl(SearchControl["BestSnapshot"]):
         from trainfast_tui.text.best_search import BY_KEYS, estimate_lines
 
         options = BestOptions(fresh=self.is_fresh)
-        best = plan_spec_best(spec, request or BestRequest(), options, self._python)
-        found = estimate(best, self._home, options)
-        lines = estimate_lines(dataclasses.asdict(found), to_name=BY_KEYS)
+        plan = plan_spec_best(spec, request or BestRequest(), options, self._python)
+        expected = estimate(plan, self._home, options)
+        lines = estimate_lines(dataclasses.asdict(expected), to_name=BY_KEYS)
         # The smallest screen may have no room for the knobs left alone: they come last.
         left = [line for line in lines if line.startswith("left alone")]
         texts: list[Piece] = [(line, "text") for line in lines if line not in left]
         texts += [(line, "muted") for line in left]
-        return BestPlanned(request, texts, found.vary, found.global_batch)
-
-    def _start(
-        self,
-        spec: RunSpec,
-        request: BestRequest | None,
-        fresh: bool,
-        cool_to_c: float | None,
-        stop_run: Callable[[], None] | None,
-    ) -> SearchStarted:
-        from trainfast_runner.search.best.request import BestRequest
-        from trainfast_runner.search.control import start_search
-
-        if stop_run is not None:
-            stop_run()
-        best = request or BestRequest()
-        directory = start_search(spec, self._home, self._python, fresh=fresh, cool_to_c=cool_to_c, best=best)
-        return SearchStarted(directory, SearchKind.BEST)
+        return BestPlanned(request, texts, expected.vary, expected.global_batch)
 
     @staticmethod
     def _order(directory: Path, do: str, name: str, value: str | None) -> None:

@@ -10,6 +10,8 @@ from trainfast_tui.text.format import size
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
     from trainfast_runner.memory.headroom import PredictedFit
+    from trainfast_runner.running.follower import RunSnapshot
+    from trainfast_tui.control.next_run import NextRun
 
 
 def swap_notice(fit: PredictedFit | None, machine: Machine | None) -> str:
@@ -54,3 +56,19 @@ class MemoryView:
     measured: MeasuredMemory | None = None
     reference_bytes: int | None = None
     """The peak predicted for the knobs of the run on the screen, or of the preset; None if none was turned."""
+
+
+def measured_memory(run: RunSnapshot | None, next_run: NextRun | None) -> MeasuredMemory | None:
+    """Peak memory of the run on the screen; None before the second step, when the optimizer's states are allocated."""
+    if run is None or run.run_file is None or run.peak_allocated_bytes is None or len(run.steps) < 2:
+        return None
+    return MeasuredMemory(
+        run.peak_allocated_bytes, predicted_peak_bytes(run), next_run is not None and next_run.repeats(run.run_file)
+    )
+
+
+def predicted_peak_bytes(run: RunSnapshot) -> int | None:
+    """Peak in bytes that was predicted for the run before it started; None without a prediction."""
+    if run.result is not None:
+        return run.result.memory.predicted_bytes
+    return run.run_file.predicted_bytes if run.run_file is not None else None

@@ -93,6 +93,13 @@ class RunRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class RunGivenUp:
+    """A run that waited for its GPUs to cool was given up; `text` says so."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class OomExplained:
     """More is known about why a run ran out of memory; `left` models are still to be traced."""
 
@@ -106,7 +113,7 @@ class SearchStarted:
     """A search's conductor holds its lock."""
 
     directory: Path
-    kind: SearchKind = SearchKind.BATCH
+    kind: SearchKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +121,7 @@ class SearchRefused:
     """The search cannot be started with these knobs."""
 
     error: UserError
-    kind: SearchKind = SearchKind.BATCH
+    kind: SearchKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +129,7 @@ class SearchEnded:
     """The followed search has ended; `words` say how."""
 
     words: str
-    kind: SearchKind = SearchKind.BATCH
+    kind: SearchKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,15 +155,15 @@ class RunsCompared:
 class ScriptDiscovered:
     """The flags of the script in this command are known."""
 
-    words: tuple[str, ...]
-    found: Discovered
+    command: tuple[str, ...]
+    discovered: Discovered
 
 
 @dataclass(frozen=True, slots=True)
 class DiscoveryRefused:
     """The script in this command could not be looked into."""
 
-    words: tuple[str, ...]
+    command: tuple[str, ...]
     error: UserError
 
 

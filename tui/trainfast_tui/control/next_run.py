@@ -19,12 +19,10 @@ from trainfast_runner.settings.knobs import BY_NAME, defaults, knob
 from trainfast_runner.settings.script_reach import Way, reach_of
 from trainfast_runner.settings.spec import RunSpec, resolve, spec_of_record, with_setting
 from trainfast_tui.control import script_knobs
-from trainfast_tui.control.memory_view import MeasuredMemory
 from trainfast_tui.text.overrides import settings
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
-    from trainfast_runner.running.follower import RunSnapshot
     from trainfast_runner.search.advice.facts import Situation
     from trainfast_runner.search.batch.batch_follower import BatchSnapshot
     from trainfast_runner.settings.script_preset import ScriptPreset
@@ -46,7 +44,7 @@ class NextRun:
     def text_of(self, name: str) -> str:
         """Value of a knob as it is typed; a preset names all knobs, a script's may leave some to the script."""
         known = {**script_knobs.BY_LAUNCH, **self.spec.knobs}
-        return BY_NAME[name].show(known[name]) if name in known else script_knobs.OWN
+        return BY_NAME[name].text_of(known[name]) if name in known else script_knobs.OWN
 
     @staticmethod
     def _value(knobs: KnobValues, name: str) -> KnobValue:
@@ -106,7 +104,7 @@ class NextRun:
         if around and value == current:
             ladder = list(entry.values.ladder(current))
             value = ladder[0 if by > 0 else -1]
-        return self.with_value(name, entry.show(value))
+        return self.with_value(name, entry.text_of(value))
 
     def with_value(self, name: str, text: str) -> NextRun:
         """Return a copy with a typed value of the knob; a new strategy resets knobs without use. Raises UserError."""
@@ -213,7 +211,7 @@ def preset_choices() -> list[tuple[str, str]]:
             continue
         found.append((name, preset.title))
         for variant in preset.variants:
-            knobs = ", ".join(f"{knob}={value}" for knob, value in variant.knobs.items())
+            knobs = ", ".join(f"{key}={value}" for key, value in variant.knobs.items())
             found.append((f"{name}/{variant.id}", knobs or "as the preset"))
     return found
 
@@ -225,12 +223,12 @@ def _script_title(path: Path) -> str:
         return f"cannot be used: {error.line()}"
 
 
-def next_run_of_preset(reference: str) -> NextRun:
+def next_run_of_preset(preset: str) -> NextRun:
     """The next run of a preset or variant as it is written. Raises UserError."""
-    if (path := script_preset.path_of(reference)) is not None:
+    if (path := script_preset.path_of(preset)) is not None:
         spec = script_knobs.spec_of(script_preset.load(path))
     else:
-        spec = resolve(reference)
+        spec = resolve(preset)
     return NextRun(spec, dict(spec.knobs))
 
 
@@ -244,10 +242,10 @@ def next_run_repeating(run: RunFile, home: Home) -> NextRun | None:
     return NextRun(spec, dict(spec.script.knobs), shown_run_knobs=run.knobs)
 
 
-def compared_with(next_run: NextRun, run: RunFile | None) -> NextRun:
+def with_comparison(next_run: NextRun, run: RunFile | None) -> NextRun:
     """The next run compared with this run, unless a script would be compared with the training of something else."""
     of_scripts = run is not None and (run.script is not None or next_run.script is not None)
-    if run is None or (of_scripts and not is_about_model(run, next_run.spec)):
+    if run is None or (of_scripts and not has_same_model(run, next_run.spec)):
         return replace(next_run, shown_run_knobs=None)
     return replace(next_run, shown_run_knobs=run.knobs)
 
@@ -258,7 +256,7 @@ def next_run_repeating_preset(run: RunFile, home: Home) -> NextRun:
     For a search's confirmation run, whose steps and batch the search chose, it is the settings that were searched.
     """
     preset_knobs = _preset_knobs(run)
-    asked = _asked(run, home) if run.role == CONFIRMATION else None
+    asked = _searched_settings(run, home) if run.role == CONFIRMATION else None
     spec = spec_of_record(asked or run)
     if run.role == CONFIRMATION and asked is None:
         from trainfast_runner.search.searches import SET_BY_A_SEARCH
@@ -270,7 +268,7 @@ def next_run_repeating_preset(run: RunFile, home: Home) -> NextRun:
     return NextRun(spec, preset_knobs, shown_run_knobs=run.knobs)
 
 
-def _asked(run: RunFile, home: Home) -> RecordedSpec | None:
+def _searched_settings(run: RunFile, home: Home) -> RecordedSpec | None:
     """The settings that the run's search was started with; None if its journal cannot be read."""
     if run.search_id is None:
         return None
@@ -281,22 +279,6 @@ def _asked(run: RunFile, home: Home) -> RecordedSpec | None:
     except OSError:
         return None
     return next((line for line in lines if isinstance(line, BatchQuestion)), None)
-
-
-def measured_memory(run: RunSnapshot | None, next_run: NextRun | None) -> MeasuredMemory | None:
-    """Peak memory of the run on the screen; None before the second step, when the optimizer's states are allocated."""
-    if run is None or run.run_file is None or run.peak_allocated_bytes is None or len(run.steps) < 2:
-        return None
-    return MeasuredMemory(
-        run.peak_allocated_bytes, predicted_of(run), next_run is not None and next_run.repeats(run.run_file)
-    )
-
-
-def predicted_of(run: RunSnapshot) -> int | None:
-    """Peak in bytes that was predicted for the run before it started; None without a prediction."""
-    if run.result is not None:
-        return run.result.memory.predicted_bytes
-    return run.run_file.predicted_bytes if run.run_file is not None else None
 
 
 def _preset_knobs(run: RunFile) -> KnobValues:
@@ -316,12 +298,12 @@ def asks_for_same(name: str, reference: object, value: object) -> bool:
     return reference == value or (name in ("devices", "watch") and value is None)
 
 
-def is_about_model(record: RecordedSpec, spec: RunSpec) -> bool:
+def has_same_model(record: RecordedSpec, spec: RunSpec) -> bool:
     """True if the record is of the same preset and model, whatever its knobs."""
     return (record.preset, record.variant, record.model) == (spec.preset, spec.variant, spec.model)
 
 
-def spec_again(record: RecordedSpec, spec: RunSpec) -> RunSpec:
+def spec_to_continue(record: RecordedSpec, spec: RunSpec) -> RunSpec:
     """The settings of a search about the same model or script as `spec`, to go on with that search."""
     if spec.script is None:
         return spec_of_record(record)
@@ -333,7 +315,7 @@ def next_run_of_search(record: RecordedSpec) -> NextRun:
     from trainfast_runner.search.searches import SET_BY_A_SEARCH
 
     own = next_run_of_preset(record.name)
-    spec = spec_again(record, own.spec)
+    spec = spec_to_continue(record, own.spec)
     if spec.script is not None:
         # The steps of a trial are the search's, not the person's.
         asked = {name: value for name, value in spec.knobs.items() if name not in SET_BY_A_SEARCH}
@@ -343,14 +325,14 @@ def next_run_of_search(record: RecordedSpec) -> NextRun:
     return replace(own, spec=spec)
 
 
-def is_about(search: BatchSnapshot, spec: RunSpec) -> bool:
+def has_same_settings(search: BatchSnapshot, spec: RunSpec) -> bool:
     """True if the search was for these knobs, apart from the knobs that a search sets itself."""
     from trainfast_runner.search.searches import SET_BY_A_BATCH_SEARCH
 
     asked = search.asked
     return (
         asked is not None
-        and is_about_model(asked, spec)
+        and has_same_model(asked, spec)
         and (spec.script is None or not set(asked.knobs) - set(spec.knobs) - set(SET_BY_A_BATCH_SEARCH))
         and all(
             asks_for_same(name, asked.knobs.get(name), value)

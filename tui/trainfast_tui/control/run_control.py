@@ -13,7 +13,7 @@ from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.background import in_background
-from trainfast_tui.control.messages import Notified, Post, RunRefused, RunStarted
+from trainfast_tui.control.messages import Notified, Post, RunGivenUp, RunRefused, RunStarted
 
 if TYPE_CHECKING:
     from trainfast_runner.running.planning import RunPlan
@@ -52,20 +52,20 @@ class RunControl:
         return self._is_starting or self._unseen is not None
 
     def note_started(self, directory: Path) -> None:
-        """The started run exists; the reader may still show the run before."""
+        """Record that the started run exists; the reader may still show the run before."""
         self._is_starting, self._unseen = False, directory
 
-    def note_refused(self) -> None:
-        """The started run was refused."""
+    def note_not_started(self) -> None:
+        """Record that the run to be started was refused or given up."""
         self._is_starting = False
 
     def note_shown(self, directory: Path | None) -> None:
-        """The reader shows this run."""
+        """Record the run that the reader shows."""
         if self._unseen is not None and (directory == self._unseen or not self._unseen.exists()):
             self._unseen = None
 
     def note_left(self) -> None:
-        """Another run was chosen to be shown: do not wait for the started one."""
+        """Record that another run was chosen to be shown: do not wait for the started one."""
         self._unseen = None
 
     def start(self, spec: RunSpec, after: Path | None = None) -> None:
@@ -81,7 +81,7 @@ class RunControl:
         """Send SIGKILL to all of the run's processes."""
         in_background("kill", partial(self._kill, directory), self._post)
 
-    def _start(self, spec: RunSpec, after: Path | None) -> RunStarted | Notified:
+    def _start(self, spec: RunSpec, after: Path | None) -> RunStarted | RunGivenUp:
         from trainfast_runner.running import launch
         from trainfast_runner.running.scripts.script_spec import plan_spec
         from trainfast_runner.search.speed.speeds import with_predicted_speed
@@ -92,14 +92,13 @@ class RunControl:
             self.end(after)
         given_up = self._cool(plan)
         if given_up is not None:
-            self.note_refused()
             return given_up
         if plan.devices_reason is not None:
             self._post(Notified(plan.devices_reason))
         return RunStarted(launch.start(with_predicted_speed(plan, self._home), self._home))
 
-    def _cool(self, plan: RunPlan) -> Notified | None:
-        """Wait until the GPUs of this run are cool, counting the degrees down; a notice if the wait is given up."""
+    def _cool(self, plan: RunPlan) -> RunGivenUp | None:
+        """Wait until the GPUs of this run are cool, counting the degrees down; the message if the wait is given up."""
         below_c = self.cool_to_c
         if below_c is None:
             return None
@@ -116,7 +115,7 @@ class RunControl:
             is_cool = cooling.wait_until_cool(plan.watched_uuids, below_c, show, giving_up.wait)
         finally:
             self._giving_up = None
-        return None if is_cool else Notified(f"The wait for {celsius(below_c)} was given up; nothing was started.")
+        return None if is_cool else RunGivenUp(f"The wait for {celsius(below_c)} was given up; nothing was started.")
 
     def _stop(self, directory: Path) -> Notified:
         from trainfast_runner.running.stopping import STOP_GRACE_S, request_stop, stop_unsupervised

@@ -18,10 +18,10 @@ class ScriptControl:
         self._cancelled = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def discover(self, words: Sequence[str], post: Post) -> None:
+    def discover(self, command: Sequence[str], post: Post) -> None:
         """Find the flags of the script in this command: posts ScriptDiscovered or DiscoveryRefused."""
         self.stop()
-        command, self._cancelled = tuple(words), threading.Event()
+        command, self._cancelled = tuple(command), threading.Event()
         work = partial(self._discover, command, self._cancelled)
         self._thread = in_background("discovery", work, post, partial(DiscoveryRefused, command))
 
@@ -31,8 +31,8 @@ class ScriptControl:
         if self._thread is not None and wait_s:
             self._thread.join(wait_s)
 
-    def _discover(self, words: tuple[str, ...], cancelled: threading.Event) -> ScriptDiscovered | None:
+    def _discover(self, command: tuple[str, ...], cancelled: threading.Event) -> ScriptDiscovered | None:
         from trainfast_runner.running.scripts.discovery import discover
 
-        found = discover(words, self._python, cancelled=cancelled)
-        return None if cancelled.is_set() else ScriptDiscovered(words, found)
+        found = discover(command, self._python, cancelled=cancelled)
+        return None if cancelled.is_set() else ScriptDiscovered(command, found)

@@ -35,11 +35,11 @@ def turned_value(spec: RunSpec, script: ScriptPreset, name: str, by: int, *, aro
     current = spec.knobs.get(name, entry.default)
     ladder = [value for value in entry.values.ladder(current) if _has_words(place, name, value)]
     if not ladder:
-        return entry.show(current)
+        return entry.text_of(current)
     if name not in spec.knobs:
-        return entry.show(entry.default if entry.default in ladder else ladder[0])
+        return entry.text_of(entry.default if entry.default in ladder else ladder[0])
     at = (ladder.index(current) if current in ladder else 0) + by
-    return entry.show(ladder[at % len(ladder) if around else max(0, min(len(ladder) - 1, at))])
+    return entry.text_of(ladder[at % len(ladder) if around else max(0, min(len(ladder) - 1, at))])
 
 
 def with_typed(spec: RunSpec, script: ScriptPreset, name: str, text: str) -> RunSpec:
@@ -86,4 +86,4 @@ def _preset_of(run: RunFile) -> ScriptPreset | None:
 
 
 def _has_words(place: script_preset.Place | None, name: str, value: KnobValue) -> bool:
-    return not isinstance(place, dict) or BY_NAME[name].show(value) in place
+    return not isinstance(place, dict) or BY_NAME[name].text_of(value) in place

@@ -1,29 +1,33 @@
-"""Start, pause and end batch searches for the session. Every call returns at once; its result is posted."""
+"""Start, pause and end searches for the session. Every call returns at once; its result is posted."""
 
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.background import in_background
 from trainfast_tui.control.messages import Notified, Post, SearchRefused, SearchStarted
 from trainfast_tui.live.snapshot import SeenSearch
+from trainfast_tui.text.search_kind import SearchKind
 
 if TYPE_CHECKING:
     from trainfast_runner.search.batch.batch_follower import BatchSnapshot
-
+    from trainfast_runner.search.best.request import BestRequest
 
 SeenT = TypeVar("SeenT", bound=SeenSearch)
 NOT_LIVE = Notified("There is no live search.", "warning")
 
 
-class SearchControl(Generic[SeenT]):
+class SearchControl(ABC, Generic[SeenT]):
     """Talks to the conductors of one kind of search, which outlive the app. `python` trains, None for this one."""
+
+    KIND: ClassVar[SearchKind]
 
     def __init__(self, home: Home, post: Post, python: str | None = None) -> None:
         self._home = home
@@ -31,10 +35,11 @@ class SearchControl(Generic[SeenT]):
         self._python = python
         self._seen: SeenT | None = None
         self._is_starting = False
-        self._awaited: Path | None = None
-        self._outdated: Path | None = None
+        self._started_directory: Path | None = None
+        """The search that was started here and is not yet seen."""
+        self._dismissed_directory: Path | None = None
         """The ended search that was followed when the next one was refused."""
-        self._stop_wanted = False
+        self._stop_when_seen = False
         """True if the search being started is to be stopped once it is seen."""
         self.asked_ns: int | None = None
         """CLOCK_MONOTONIC at which the newest search was started."""
@@ -43,22 +48,22 @@ class SearchControl(Generic[SeenT]):
     def current(self) -> SeenT | None:
         """The newest snapshot of the followed search; None while another one is starting or after it was refused."""
         seen = self._seen
-        return None if self._is_starting or seen is None or seen.directory == self._outdated else seen
+        return None if self._is_starting or seen is None or seen.directory == self._dismissed_directory else seen
 
     @property
-    def is_going_on(self) -> bool:
+    def is_active(self) -> bool:
         """True while a search works, and from its start until it is seen or refused."""
         return self._is_starting or (self._seen is not None and self._seen.is_live)
 
     def note_started(self, directory: Path) -> None:
         """Record that the started search holds its lock; the reader may still show the search before."""
-        self._awaited = directory
+        self._started_directory = directory
 
     def note_refused(self) -> None:
         """Record that the started search was refused."""
-        self._is_starting = self._stop_wanted = False
+        self._is_starting = self._stop_when_seen = False
         seen = self._seen
-        self._outdated = seen.directory if seen is not None and not seen.is_live else None
+        self._dismissed_directory = seen.directory if seen is not None and not seen.is_live else None
 
     def is_news(self, search: SeenT | None) -> bool:
         """True if this search is live, and was neither started here nor seen before."""
@@ -67,28 +72,62 @@ class SearchControl(Generic[SeenT]):
         )
         return search is not None and search.is_live and not is_known
 
-    def note_seen(self, search: SeenT | None) -> str:
-        """Record the search that the reader shows; return how it ended, if since the last snapshot, else nothing."""
-        before = self._seen
+    def note_seen(self, search: SeenT | None) -> None:
+        """Record the search that the reader shows; one that was to be stopped as soon as it started is stopped."""
         self._seen = search
-        if search is None:
-            return ""
-        if search.directory == self._awaited:
-            self._is_starting, self._awaited = False, None
-            if self._stop_wanted:
+        if search is not None and search.directory == self._started_directory:
+            self._is_starting, self._started_directory = False, None
+            if self._stop_when_seen:
                 self.stop()
-        was_live = before is not None and before.directory == search.directory and before.is_live
-        if search.is_live or not was_live:
-            return ""
-        return self.state_words(search)
 
-    def state_words(self, search: SeenT) -> str:
-        """Describe the state of a search."""
-        raise NotImplementedError
+    def has_ended_since(self, search: SeenT) -> bool:
+        """True if this search has ended and was live when it was last seen."""
+        before = self._seen
+        return not search.is_live and before is not None and before.directory == search.directory and before.is_live
+
+    @abstractmethod
+    def describe(self, search: SeenT) -> str:
+        """Return the state of a search in words."""
+
+    def start(
+        self,
+        spec: RunSpec,
+        *,
+        fresh: bool = False,
+        cool_to_c: float | None = None,
+        stop_run: Callable[[], None] | None = None,
+    ) -> None:
+        """Start a search of `spec`, or unless `fresh` continue its unfinished one, after `stop_run` is done: posts
+        SearchStarted or SearchRefused.
+
+        With `cool_to_c` each of its processes waits until its GPUs are below that temperature in degrees Celsius.
+        """
+        self.note_starting()
+        start = partial(self._start, spec, self._best_request(), fresh, cool_to_c, stop_run)
+        in_background("search", start, self._post, lambda error: SearchRefused(error, self.KIND))
+
+    def _best_request(self) -> BestRequest | None:
+        """Return the options of a best-fit search; None for a batch search."""
+        return None
+
+    def _start(
+        self,
+        spec: RunSpec,
+        request: BestRequest | None,
+        fresh: bool,
+        cool_to_c: float | None,
+        stop_run: Callable[[], None] | None,
+    ) -> SearchStarted:
+        from trainfast_runner.search.control import start_search
+
+        if stop_run is not None:
+            stop_run()
+        directory = start_search(spec, self._home, self._python, fresh=fresh, cool_to_c=cool_to_c, best=request)
+        return SearchStarted(directory, self.KIND)
 
     def note_starting(self) -> None:
         """Record that another search is being started."""
-        self._is_starting, self._stop_wanted, self._outdated = True, False, None
+        self._is_starting, self._stop_when_seen, self._dismissed_directory = True, False, None
         self.asked_ns = time.monotonic_ns()
 
     def toggle_pause(self) -> Notified:
@@ -105,8 +144,8 @@ class SearchControl(Generic[SeenT]):
     def stop(self) -> Notified:
         """End the live search, or the one being started once it is seen; return the notice of it."""
         search = self.current
-        self._stop_wanted = search is None and self._is_starting
-        if self._stop_wanted:
+        self._stop_when_seen = search is None and self._is_starting
+        if self._stop_when_seen:
             # It cannot be ended before it holds its lock.
             return Notified("Stopping as soon as the search has started…", "warning")
         if search is None or not search.is_live:
@@ -124,30 +163,9 @@ class SearchControl(Generic[SeenT]):
 class BatchControl(SearchControl["BatchSnapshot"]):
     """Batch searches."""
 
-    def state_words(self, search: BatchSnapshot) -> str:
-        """Describe the state of a search."""
-        from trainfast_tui.text.batch_search import state_words
+    KIND = SearchKind.BATCH
 
-        return state_words(search)
+    def describe(self, search: BatchSnapshot) -> str:
+        from trainfast_tui.text.batch_search import batch_search_words
 
-    def start(
-        self,
-        spec: RunSpec,
-        *,
-        fresh: bool = False,
-        cool_to_c: float | None = None,
-        stop_run: Callable[[], None] | None = None,
-    ) -> None:
-        """Start or continue a search, after `stop_run` is done: posts SearchStarted or SearchRefused.
-
-        With `cool_to_c` each of its processes waits until its GPUs are below that temperature in degrees Celsius.
-        """
-        self.note_starting()
-        from trainfast_runner.search.control import start_search
-
-        def start() -> SearchStarted:
-            if stop_run is not None:
-                stop_run()
-            return SearchStarted(start_search(spec, self._home, self._python, fresh=fresh, cool_to_c=cool_to_c))
-
-        in_background("search", start, self._post, SearchRefused)
+        return batch_search_words(search)

@@ -77,7 +77,8 @@ class _Choice:
     def drop(self, directory: Path) -> None:
         """Look for another directory next time, unless another was chosen meanwhile."""
         with self._lock:
-            self.is_made = self._directory != directory
+            if self._directory == directory:
+                self.is_made = False
 
 
 SeenT = TypeVar("SeenT", bound=SeenSearch, covariant=True)
@@ -227,8 +228,8 @@ class Reader(threading.Thread):
             ticks=tuple(self._ticks),
             xids=tuple(self._xids),
             home_read=self._run_choice.is_made,
-            batch=batch,
-            best=best,
+            batch_search=batch,
+            best_search=best,
             trouble=trouble,
             started_elsewhere=elsewhere,
         )
@@ -265,9 +266,9 @@ class Reader(threading.Thread):
         return newest_search(self._home)
 
     def _newest_best(self) -> Path | None:
-        from trainfast_runner.search.searches import BEST, newest_search
+        from trainfast_runner.search.searches import BEST_TAG, newest_search
 
-        return newest_search(self._home, BEST)
+        return newest_search(self._home, BEST_TAG)
 
     def _poll_run(self) -> RunSnapshot | None:
         directory = self._run_choice.get()

@@ -48,9 +48,9 @@ class Snapshot:
     """The machine's last minutes, sampled by the app itself while no run samples it; newest last."""
     home_read: bool
     """True once the home has been searched: without a run this is then a first start."""
-    batch: BatchSnapshot | None = None
+    batch_search: BatchSnapshot | None = None
     """The followed batch search, which may have ended."""
-    best: BestSnapshot | None = None
+    best_search: BestSnapshot | None = None
     """The followed best-fit search, which may have ended."""
     trouble: str | None = None
     """The reason why the run cannot be read, in one line."""

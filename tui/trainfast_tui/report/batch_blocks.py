@@ -6,17 +6,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from trainfast_runner.search.batch.journal import (
-    Answer,
+    BatchAnswer,
+    BatchEnded,
     BatchQuestion,
     ConfirmationRun,
-    Ended,
     Next,
     Predicted,
     Probe,
     read_batch_journal,
     refuted_by,
 )
-from trainfast_runner.search.fit import MemoryLines
+from trainfast_runner.search.memory_lines import MemoryLines
 from trainfast_tui.report.document import Block, Grid, Heading, Prose, grid, pairs_grid
 from trainfast_tui.report.export_blocks import export_blocks
 from trainfast_tui.report.machine_blocks import machine_blocks
@@ -30,7 +30,7 @@ KINDS = {
     "fits": PointKind("fits", "dot", "success"),
     "oom": PointKind("out of memory", "cross", "error"),
     "refuted": PointKind("fitted, later ran out of memory", "ring", "warning"),
-    "proof": PointKind("confirmation run", "square", "primary"),
+    "confirmation": PointKind("confirmation run", "square", "primary"),
 }
 FIT_POINTS = 40
 """Points through which the fit is drawn: it bends where another phase becomes the highest."""
@@ -38,7 +38,7 @@ FIT_POINTS = 40
 
 def confirmed_by(directory: Path) -> list[str]:
     """Return the run that confirmed the search's answer; empty without an answer."""
-    ended = next((line for line in reversed(read_batch_journal(directory)) if isinstance(line, Ended)), None)
+    ended = next((line for line in reversed(read_batch_journal(directory)) if isinstance(line, BatchEnded)), None)
     run_id = ended.answer.proof_run_id if ended is not None and ended.answer is not None else None
     return [run_id] if run_id else []
 
@@ -49,7 +49,7 @@ def batch_search_report(directory: Path, runs: Sequence[ReportedRun]) -> list[Bl
     asked = next(line for line in lines if isinstance(line, BatchQuestion))
     probes = [line for line in lines if isinstance(line, Probe)]
     confirmations = [line for line in lines if isinstance(line, ConfirmationRun)]
-    ended = next((line for line in reversed(lines) if isinstance(line, Ended)), None)
+    ended = next((line for line in reversed(lines) if isinstance(line, BatchEnded)), None)
     fits = next((line.fits for line in reversed(lines) if isinstance(line, Next) and line.fits), [])
     predicted = next((line for line in reversed(lines) if isinstance(line, Predicted)), None)
     answer = ended.answer if ended is not None else None
@@ -84,7 +84,7 @@ def _question(asked: BatchQuestion, predicted: Predicted | None) -> Iterator[Blo
         yield Prose(f"Not predicted: {predicted.reason}.")
 
 
-def _answer(ended: Ended | None) -> Iterator[Block]:
+def _answer(ended: BatchEnded | None) -> Iterator[Block]:
     if ended is None:
         yield Prose("The search has no answer yet: the same command continues it.")
         return
@@ -107,7 +107,7 @@ def _answer(ended: Ended | None) -> Iterator[Block]:
     yield pairs_grid("", rows)
 
 
-def _without_answer(ended: Ended) -> Iterator[Block]:
+def _without_answer(ended: BatchEnded) -> Iterator[Block]:
     """Yield the reason, the missing bytes, and the changes that would make a batch of 1 fit."""
     yield Prose(f"{ended.state.replace('_', ' ').capitalize()}: {ended.reason}.")
     if ended.missing_bytes is not None:
@@ -120,7 +120,7 @@ def _without_answer(ended: Ended) -> Iterator[Block]:
         yield grid(("change", "saves", "costs in speed"), changes)
 
 
-def _phase(answer: Answer) -> str:
+def _phase(answer: BatchAnswer) -> str:
     return PHASES.get(answer.phase or "", answer.phase or "a step")
 
 
@@ -154,7 +154,7 @@ def _points(probes: Sequence[Probe], confirmations: Sequence[ConfirmationRun]) -
             yield _point(
                 confirmation.batch_size,
                 confirmation.peak_allocated_bytes,
-                "proof" if confirmation.state == "finished" else "oom",
+                "confirmation" if confirmation.state == "finished" else "oom",
             )
 
 
@@ -164,7 +164,7 @@ def _point(batch_size: int, peak_bytes: int, kind: str) -> ScatterPoint:
 
 
 def _lines(
-    asked: BatchQuestion, answer: Answer | None, fits: Sequence[MemoryLines], probes: Sequence[Probe]
+    asked: BatchQuestion, answer: BatchAnswer | None, fits: Sequence[MemoryLines], probes: Sequence[Probe]
 ) -> Iterator[ScatterLine]:
     """Yield the fit of the tightest rank, and the limit."""
     largest = max((probe.batch_size for probe in probes), default=1)

@@ -207,10 +207,10 @@ def _out_of_memory(result: Result) -> Iterator[Block]:
     if found is None:
         return
     yield Heading("Out of memory", 3)
-    yield Listing(tuple(oom.facts(found)) or ("Nothing more is known about it.",))
+    yield Listing(tuple(oom.oom_sentences(found)) or ("Nothing more is known about it.",))
     if found.changes:
-        yield Prose(f"To make it fit, {oom.title(found.changes)}")
-        rows = [(oom.settings(change), change.saves, change.costs) for change in found.changes]
+        yield Prose(f"To make it fit, {oom.changes_title(found.changes)}")
+        rows = [(oom.change_options(change), change.saves, change.costs) for change in found.changes]
         yield grid(("change", "saves", "costs in speed"), rows)
 
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 
+from trainfast_tui.charts.chart_data import ChartData
 from trainfast_tui.charts.cpu_charts import cpu_charts
 from trainfast_tui.charts.device_charts import device_charts
-from trainfast_tui.charts.model import ChartData
 from trainfast_tui.charts.readings import CPU_READINGS, reading_names
 from trainfast_tui.charts.throughput_chart import throughput_chart
 from trainfast_tui.charts.time_axis import TimeAxis

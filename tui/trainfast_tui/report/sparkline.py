@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from trainfast_tui.charts.braille import extremes, time_columns
-from trainfast_tui.charts.model import ChartData
+from trainfast_tui.charts.chart_data import ChartData
 from trainfast_tui.text.format import duration
-from trainfast_tui.text.shades import rank, shade_of
+from trainfast_tui.text.shades import severity_order, shade_of
 
 COLUMNS = 64
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -27,7 +27,7 @@ def sparklines(data: ChartData, origin_ns: int) -> tuple[str, ...]:
             " " if column is None else _block((column[0] + column[1]) / 2, ends, data.y_min) for column in columns
         )
         lines.append(f"{series.name.ljust(name_width)}  {drawn}  {data.unit(ends[0])} to {data.unit(ends[1])}")
-    kinds = sorted({span.kind for span in data.spans}, key=lambda kind: rank(shade_of(kind)))
+    kinds = sorted({span.kind for span in data.spans}, key=lambda kind: severity_order(shade_of(kind)))
     if kinds:
         words = ", ".join(f"{shade_of(kind).letter} {shade_of(kind).words}" for kind in kinds)
         lines.append(f"{'throttled'.ljust(name_width)}  {_letters(data, column_ns)}  {words}")
@@ -48,7 +48,7 @@ def _block(value: float, ends: tuple[float, float], y_min: float | None) -> str:
 
 def _letters(data: ChartData, column_ns: int) -> str:
     letters = [" "] * COLUMNS
-    for span in sorted(data.spans, key=lambda span: -rank(shade_of(span.kind))):
+    for span in sorted(data.spans, key=lambda span: -severity_order(shade_of(span.kind))):
         first = max(0, (span.start_ns - data.t_min_ns) // column_ns)
         last = min(COLUMNS - 1, (span.end_ns - data.t_min_ns) // column_ns)
         for column in range(first, last + 1):

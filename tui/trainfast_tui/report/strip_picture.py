@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from trainfast_tui.charts.braille import Columns, YRange, extremes, time_columns
-from trainfast_tui.charts.model import ChartData, Span
+from trainfast_tui.charts.chart_data import ChartData, Span
 from trainfast_tui.charts.paint import fitted
 from trainfast_tui.report.document import Picture, Prose
 from trainfast_tui.report.sparkline import sparklines
@@ -25,7 +25,7 @@ from trainfast_tui.report.svg import (
     with_legend,
 )
 from trainfast_tui.text.format import duration
-from trainfast_tui.text.shades import rank, shade_of
+from trainfast_tui.text.shades import severity_order, shade_of
 
 HEIGHT = 240
 COLUMN_WIDTH = 2
@@ -101,7 +101,7 @@ def _path(columns: Columns, y: Scale) -> Iterator[str]:
 def _spans(data: ChartData) -> list[Span]:
     """Return the throttled time on the axis, the worst cause last, so that it is drawn on top."""
     on_axis = [span for span in data.spans if span.end_ns >= data.t_min_ns and span.start_ns <= data.t_max_ns]
-    return sorted(on_axis, key=lambda span: -rank(shade_of(span.kind)))
+    return sorted(on_axis, key=lambda span: -severity_order(shade_of(span.kind)))
 
 
 def _span(span: Span, data: ChartData, origin_ns: int, x: Scale) -> str:

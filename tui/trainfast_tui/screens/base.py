@@ -13,8 +13,8 @@ from textual.screen import Screen
 from trainfast_tui.control.messages import Notified, SnapshotTaken
 from trainfast_tui.text.keys import actions_of, bindings
 from trainfast_tui.text.lines import Line, Tone
+from trainfast_tui.widgets.header_footer import Footer, StatusLine
 from trainfast_tui.widgets.page import Page
-from trainfast_tui.widgets.strips import Footer, StatusLine
 
 if TYPE_CHECKING:
     from textual.notifications import SeverityLevel
@@ -69,7 +69,7 @@ class AppScreen(Screen[None]):
     def show_notice(self, text: str, tone: Tone = "text") -> None:
         """Put a line on the status line, where there is one."""
         for status in self.query("#status").results(StatusLine):
-            status.show(text, tone)
+            status.show_text(text, tone)
 
     def notify(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from textual.app import ComposeResult
@@ -13,16 +14,23 @@ from trainfast_runner.search.best.request import BestRequest
 from trainfast_runner.settings.knob_type import whole_number
 from trainfast_runner.settings.knobs import defaults
 from trainfast_tui.control.messages import BestPlanned, Notified
-from trainfast_tui.control.next_run import NextRun, compared_with, is_about_model, next_run_of_search, spec_again
+from trainfast_tui.control.next_run import (
+    NextRun,
+    has_same_model,
+    next_run_of_search,
+    spec_to_continue,
+    with_comparison,
+)
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.screens.base import AppScreen, SessionMessage
 from trainfast_tui.session import Session
 from trainfast_tui.text.best_state import open_values, orders_in_force, setting_words, settings_of
 from trainfast_tui.text.format import duration
-from trainfast_tui.text.lines import Paragraph, Tone
+from trainfast_tui.text.lines import LabelledText, Tone
+from trainfast_tui.text.search_kind import SearchKind
 from trainfast_tui.widgets.best_question import DIALOGS, QuestionDialogs, best_question_rows, request_of
 from trainfast_tui.widgets.best_view import BestView
-from trainfast_tui.widgets.strips import Footer
+from trainfast_tui.widgets.header_footer import Footer
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.best_follower import BestSnapshot
@@ -58,7 +66,7 @@ class BestScreen(AppScreen):
         super().__init__(session)
         self._search: BestSnapshot | None = None
         self._planned = BestPlanned(None, [])
-        self._is_asking = False
+        self._shows_new_question = False
         """True while a new question is on the screen in place of a search that has ended."""
         self._plan_waits = False
         """True while no plan is made, since a run is live."""
@@ -76,14 +84,14 @@ class BestScreen(AppScreen):
         snapshot = self.session.snapshot
         self._now_ns = snapshot.taken_ns if snapshot is not None else 0
         self._show()
-        if self._search is None and not self.session.best.is_going_on:
+        if self._search is None and not self.session.best_search.is_active:
             self._make_plan()
 
     def show_snapshot(self, snapshot: Snapshot) -> None:
         """Paint the newest snapshot of the search, or of its question, whose plan may have waited for a run's end."""
         self._now_ns, run = snapshot.taken_ns, snapshot.run
         self._show()
-        is_busy = self.session.best.is_going_on or (run is not None and run.is_live)
+        is_busy = self.session.best_search.is_active or (run is not None and run.is_live)
         if self._plan_waits and self._search is None and not is_busy:
             self._make_plan()
 
@@ -96,43 +104,48 @@ class BestScreen(AppScreen):
             self._planned = BestPlanned(None, [(f"{run.run_id} is using the device: Enter stops it first.", "warning")])
         else:
             self._planned = BestPlanned(None, [(PLANNING, "muted")])
-            self.session.best.plan(next_run.spec, self.post)
+            self.session.best_search.plan(next_run.spec, self.post)
         self._show()
 
     def on_session_message(self, message: SessionMessage) -> None:
         """Take in the plan; leave other messages to the app."""
         planned = message.content
         # The plan of an earlier question may come late.
-        if isinstance(planned, BestPlanned) and planned.request is self.session.best.request:
+        if isinstance(planned, BestPlanned) and planned.request is self.session.best_search.request:
             self._planned = planned
             self._show()
 
     def _show(self) -> None:
         """Paint the search as of the newest snapshot, or the plan of one."""
-        control, next_run = self.session.best, self.session.next_run
-        search = control.current
-        if search is not None and search.is_live:
-            self._is_asking = False
-        elif search is not None:
-            question, was_shown = search.so_far.question, self._search is not None
-            is_about = question is not None and next_run is not None and is_about_model(question, next_run.spec)
-            if self._is_asking or not (is_about or was_shown):
-                search = None
+        current = self.session.best_search.current
+        if current is not None and current.is_live:
+            self._shows_new_question = False
+        search = self._search_to_show(current)
         if search is not None and (self._search is None or self._search.state != search.state):
             # A notice about the state before is outdated.
             self.show_notice("")
         self._search = search
         if search is not None:
-            self.view.show(search, self._now_ns)
+            self.view.show_search(search, self._now_ns)
         else:
             self._show_plan()
         self._show_useful_keys()
 
+    def _search_to_show(self, current: BestSnapshot | None) -> BestSnapshot | None:
+        """Return the followed search; None for an ended one of another model, or behind a new question."""
+        if current is None or current.is_live:
+            return current
+        if self._shows_new_question:
+            return None
+        question, next_run = current.so_far.question, self.session.next_run
+        is_about = question is not None and next_run is not None and has_same_model(question, next_run.spec)
+        return current if is_about or self._search is not None else None
+
     def _show_plan(self) -> None:
-        next_run, control = self.session.next_run, self.session.best
-        if control.is_going_on:
+        next_run, control = self.session.next_run, self.session.best_search
+        if control.is_active:
             waited = "" if control.asked_ns is None else duration(max(0, self._now_ns - control.asked_ns) // 10**9)
-            rows: list[Paragraph] = [("", f"The knobs are being checked… {waited}", "text")]
+            rows: list[LabelledText] = [("", f"The knobs are being checked… {waited}", "text")]
         else:
             request = control.request or BestRequest()
             question = best_question_rows(request, self._planned.global_batch, fresh=control.is_fresh)
@@ -146,7 +159,7 @@ class BestScreen(AppScreen):
         """Leave out of the footer the keys that do nothing now."""
         search, footer = self._search, self.query_one(Footer)
         live = search is not None and search.is_live
-        starting = search is None and self.session.best.is_going_on
+        starting = search is None and self.session.best_search.is_active
         has_best = search is not None and search.so_far.best is not None
         useless = {
             "apply": starting or (search is not None and not has_best),
@@ -161,9 +174,9 @@ class BestScreen(AppScreen):
         footer.leave_out(useless)
         footer.relabel("apply", "start" if search is None else "take")
         footer.relabel(VARY, "vary" if search is None else "new question")
-        footer.relabel("pause", "go on" if search is not None and search.state in ("pausing", "paused") else "pause")
+        footer.relabel("pause", "resume" if search is not None and search.state in ("pausing", "paused") else "pause")
         is_unfinished = search is not None and search.state in UNFINISHED
-        footer.relabel("again", "go on" if is_unfinished else "anew")
+        footer.relabel("again", "resume" if is_unfinished else "restart")
         footer.relabel("leave", "leave" if live or starting else "back")
 
     def show_notice(self, text: str, tone: Tone = "text") -> None:
@@ -176,8 +189,8 @@ class BestScreen(AppScreen):
         self._show()
 
     def action_leave(self) -> None:
-        control = self.session.best
-        if control.is_going_on:
+        control = self.session.best_search
+        if control.is_active:
             self.session.post(Notified("The search goes on; B shows it."))
         elif self._search is None:
             control.request, control.is_fresh = None, False
@@ -198,7 +211,7 @@ class BestScreen(AppScreen):
         next_run = session.next_run
         assert question is not None
         assert next_run is not None
-        is_other = not is_about_model(question, next_run.spec)
+        is_other = not has_same_model(question, next_run.spec)
         if is_other:
             try:
                 next_run = self._change_preset(question)
@@ -221,15 +234,15 @@ class BestScreen(AppScreen):
     def _change_preset(self, question: BestQuestion) -> NextRun:
         """Make the question's preset the next run. Raises UserError if the preset is gone."""
         run = self.session.shown_run
-        next_run = compared_with(next_run_of_search(question), run.run_file if run is not None else None)
+        next_run = with_comparison(next_run_of_search(question), run.run_file if run is not None else None)
         self.session.change(next_run)
         return next_run
 
     def action_pause(self) -> None:
-        self.show_notified(self.session.best.toggle_pause())
+        self.show_notified(self.session.best_search.toggle_pause())
 
     def action_cancel(self) -> None:
-        self.show_notified(self.session.best.stop())
+        self.show_notified(self.session.best_search.stop())
 
     def action_again(self) -> None:
         search = self._search
@@ -243,7 +256,7 @@ class BestScreen(AppScreen):
         if search is None:
             return
         pinned = [one.knob for one in orders_in_force(search.so_far) if one.do == "pin"]
-        order = partial(self.session.best.order, search.directory, "unpin")
+        order = partial(self.session.best_search.order, search.directory, "unpin")
         orders: Orders = {f"unpin {name}": ("try all its values again", partial(order, name)) for name in pinned}
         self._ask_order(search, "pin", "Pin a knob to one value from now on", orders)
 
@@ -255,7 +268,7 @@ class BestScreen(AppScreen):
         orders: Orders = {}
         if now is not None and now.candidate is not None and space is not None:
             words = f"{setting_words(space, now.candidate)}, the one under way"
-            skip = partial(self.session.best.skip_setting, search.directory, now.candidate)
+            skip = partial(self.session.best_search.skip_setting, search.directory, now.candidate)
             orders = {f"setting {now.candidate}": (words, skip)}
         self._ask_order(search, "skip", "Never try a setting, or a value", orders)
 
@@ -266,7 +279,7 @@ class BestScreen(AppScreen):
         if search.so_far.space is None:
             self.notify("The candidates are not listed yet.", severity="warning")
             return
-        order = partial(self.session.best.order, search.directory, do)
+        order = partial(self.session.best_search.order, search.directory, do)
         for (name, value), count in open_values(search, do).items():
             orders[f"{name}={value}"] = f"{count} candidates", partial(order, name, value)
         if not orders:
@@ -289,7 +302,7 @@ class BestScreen(AppScreen):
 
     def action_fresh(self) -> None:
         """Let the next search use no earlier one, or use them; after an answer, put its question for a fresh one."""
-        request, control = self._request_to_change(), self.session.best
+        request, control = self._request_to_change(), self.session.best_search
         if request is None:
             return
         if self._search is None:
@@ -301,8 +314,8 @@ class BestScreen(AppScreen):
 
     def _request_to_change(self) -> BestRequest | None:
         """Return the request of the shown search, else of the next one; None with a notice if a search is live."""
-        control, search = self.session.best, self._search
-        if control.is_going_on:
+        control, search = self.session.best_search, self._search
+        if control.is_active:
             self.notify("The search is live: s stops it, then another question can be put.", severity="warning")
             return None
         if search is not None and search.so_far.question is not None:
@@ -311,7 +324,7 @@ class BestScreen(AppScreen):
 
     def _plan_request(self, request: BestRequest) -> None:
         """Show the plan of this request, in place of a search that has ended."""
-        self.session.best.request, self._is_asking = request, True
+        self.session.best_search.request, self._shows_new_question = request, True
         self.notify("")
         self._make_plan()
 
@@ -326,7 +339,7 @@ class BestScreen(AppScreen):
     def _start(self) -> None:
         """Start or continue a search; a live run is stopped first if the person agrees."""
         session, run = self.session, self.session.shown_run
-        if session.best.is_going_on:
+        if session.best_search.is_active:
             self.notify("The search is starting.", severity="warning")
         elif session.runs.is_starting:
             self.notify("A run is starting; press Enter again once it is on the screen.", severity="warning")
@@ -334,11 +347,10 @@ class BestScreen(AppScreen):
             self._begin(None)
         else:
             question = f"{run.run_id} is live and uses the device. Stop it and search the best fit?"
-            stop = partial(session.runs.end, run.directory)
-            self.confirm(question, "stop it, then search", partial(self._begin, stop))
+            self.confirm(question, "stop it, then search", partial(self._begin, run.directory))
 
-    def _begin(self, stop_run: partial[None] | None) -> None:
-        """Start a search of the question on the screen, else of the shown search's question, after `stop_run` is done.
+    def _begin(self, live: Path | None) -> None:
+        """Start a search of the question on the screen, else of the shown search, once the run in `live` has ended.
 
         An unfinished search goes on. Only a question on the screen may be fresh.
         """
@@ -348,10 +360,9 @@ class BestScreen(AppScreen):
         spec = session.next_run.spec
         question = search.so_far.question if search is not None else None
         if question is not None and search is not None:
-            session.best.request = request_of(question)
+            session.best_search.request = request_of(question)
             if search.state in UNFINISHED:
-                spec = spec_again(question, spec)
-        fresh = search is None and session.best.is_fresh
-        session.best.start(spec, fresh=fresh, cool_to_c=session.runs.cool_to_c, stop_run=stop_run)
-        session.predict()
+                spec = spec_to_continue(question, spec)
+        fresh = search is None and session.best_search.is_fresh
+        session.start_search(SearchKind.BEST, spec, live, fresh=fresh)
         self._show()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SCOPES = {
     "main": "on the main screen",
-    "search": "in the search for the largest batch",
+    "batch": "in the search for the largest batch",
     "script": "in the look into your own script",
     "best": "in the search for the best fit",
     "runs": "in the list of runs",
@@ -71,9 +71,9 @@ def help_lines(width: int, scope: str = "main") -> list[Line]:
     """Return the help in lines of `width` cells, the keys of `scope` first."""
     lines = [rule("help", width), *paragraph(ABOUT, width, "text")]
     first = scope if scope in SCOPES else "main"
-    for scope in dict.fromkeys((first, *SCOPES)):
-        lines += [[], rule(f"keys {SCOPES[scope]}", width)]
-        for command in actions_of(scope):
+    for each_scope in dict.fromkeys((first, *SCOPES)):
+        lines += [[], rule(f"keys {SCOPES[each_scope]}", width)]
+        for command in actions_of(each_scope):
             keys = ", ".join(
                 KEY_WORDS.get(key, key) for key in command.keys if not key.startswith(("upper_", "equals"))
             )
@@ -90,7 +90,7 @@ def help_lines(width: int, scope: str = "main") -> list[Line]:
             lines += _entry(name, entry.what, "title", width)
             for label, text in (("speed", entry.speed), ("memory", entry.memory), ("training", entry.training)):
                 lines += _entry("", f"{label}: {text}", "text", width) if text else []
-            takes = f"takes {entry.values.describe()}; default {entry.show(entry.default)}"
+            takes = f"takes {entry.values.describe()}; default {entry.text_of(entry.default)}"
             lines += labelled((" " * LABEL, "text"), takes, width, "muted")
     return lines
 

@@ -25,12 +25,12 @@ from trainfast_tui.text.search_kind import SearchKind
 from trainfast_tui.widgets.devices import DevicesPanel
 from trainfast_tui.widgets.diagnosis_line import DiagnosisLine
 from trainfast_tui.widgets.ending_panel import EndingPanel
+from trainfast_tui.widgets.header_footer import Header, StatusLine
 from trainfast_tui.widgets.knob_panel import KnobPanel
 from trainfast_tui.widgets.log_pane import LogPane
 from trainfast_tui.widgets.memory_bar import MemoryBar
 from trainfast_tui.widgets.speed_bar import SpeedBar
 from trainfast_tui.widgets.step_panel import StepPanel
-from trainfast_tui.widgets.strips import Header, StatusLine
 from trainfast_tui.widgets.welcome import TooSmall, Welcome
 
 if TYPE_CHECKING:
@@ -127,16 +127,16 @@ class MainScreen(AppScreen):
         run = snapshot.run
         self.set_class(run is None and snapshot.home_read, "-first")
         self.query_one(Welcome).set_class(run is None and snapshot.home_read, "-shown")
-        self.query_one(Header).show(run, snapshot.home_read)
-        self.query_one(TooSmall).show(run)
-        self.query_one(DevicesPanel).show(snapshot)
-        self.query_one(EndingPanel).show(run)
-        self.query_one(Charts).show(snapshot)
-        self.query_one(DiagnosisLine).show(run)
-        self.query_one(StepPanel).show(run)
+        self.query_one(Header).show_run(run, snapshot.home_read)
+        self.query_one(TooSmall).show_value(run)
+        self.query_one(DevicesPanel).show_value(snapshot)
+        self.query_one(EndingPanel).show_run(run)
+        self.query_one(Charts).show_snapshot(snapshot)
+        self.query_one(DiagnosisLine).show_value(run)
+        self.query_one(StepPanel).show_value(run)
         self.set_class(run is not None and not run.is_live and not run.steps, "-no-steps")
         self.show_memory()
-        self.query_one(LogPane).show(run.log if run is not None else (), run is not None and not run.is_live)
+        self.query_one(LogPane).show_log(run.log if run is not None else (), run is not None and not run.is_live)
         if self._search_wanted is not None:
             self.notify("")  # "Looking for a live search…" is outdated
         self._show_status(snapshot)
@@ -149,9 +149,9 @@ class MainScreen(AppScreen):
         next_run = self.session.next_run
         if next_run is None or not self.is_ready:
             return
-        self.query_one(KnobPanel).show(knob)
+        self.query_one(KnobPanel).show_knobs(knob)
         name = next_run.spec.name
-        self.query_one(Welcome).show(
+        self.query_one(Welcome).show_value(
             f"train {name} for a few seconds" if next_run.script is None else f"run {name}, a script of your own"
         )
         self.show_memory()
@@ -161,8 +161,8 @@ class MainScreen(AppScreen):
         if not self.is_ready:
             return
         view = self.session.memory_view()
-        self.query_one(MemoryBar).show(view)
-        self.query_one(SpeedBar).show(self.session.speed_view())
+        self.query_one(MemoryBar).show_memory(view)
+        self.query_one(SpeedBar).show_speed(self.session.speed_view())
         fit = view.fit if view is not None else None
         self.query_one(KnobPanel).show_auto_choices({} if fit is None else {"attention": fit.predicted.attention})
 
@@ -175,13 +175,13 @@ class MainScreen(AppScreen):
         deadline = run.stop_deadline_ns if run is not None and run.is_live else None
         status.count_down(None if deadline is None else (deadline - snapshot.taken_ns) / 1e9)
         if snapshot.trouble is not None:
-            status.show(snapshot.trouble, "error")
+            status.show_text(snapshot.trouble, "error")
         # A notice about the run before, such as that it is being started, is outdated with the next run.
         key = f"{run.run_id} {run.state}" if run is not None else None
         if key != self._status_is_for:
             self._status_is_for = key
             if run is not None and snapshot.trouble is None:
-                status.show(f"{run.run_id}: {run.reason or state_words(run.state)}", "muted")
+                status.show_text(f"{run.run_id}: {run.reason or state_words(run.state)}", "muted")
 
     def action_run(self) -> None:
         session, next_run, run = self.session, self.session.next_run, self.session.shown_run
@@ -236,9 +236,9 @@ class MainScreen(AppScreen):
         elif session.next_run is None:
             self.notify("There is no preset to search; p chooses one.", severity="warning")
         elif kind is SearchKind.BATCH:
-            from trainfast_tui.screens.search import SearchScreen
+            from trainfast_tui.screens.batch import BatchScreen
 
-            self.app.push_screen(SearchScreen(session, session.next_run))
+            self.app.push_screen(BatchScreen(session, session.next_run))
         else:
             from trainfast_tui.screens.best import BestScreen
 

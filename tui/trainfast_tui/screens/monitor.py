@@ -20,9 +20,9 @@ from trainfast_tui.screens.base import AppScreen
 from trainfast_tui.session import Session
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Tone
+from trainfast_tui.widgets.header_footer import StatusLine
 from trainfast_tui.widgets.monitor_devices import MonitorDevices, MonitorHead
 from trainfast_tui.widgets.process_table import ProcessTable
-from trainfast_tui.widgets.strips import StatusLine
 
 AROUND = 2
 """Rows of head and footer."""
@@ -81,15 +81,15 @@ class MonitorScreen(AppScreen):
         tick = snapshot.tick
         run = snapshot.run
         used = used_uuids(run) if run is not None and run.is_live else frozenset()
-        self.query_one(MonitorHead).show(snapshot)
+        self.query_one(MonitorHead).show_value(snapshot)
         devices = self.query_one(MonitorDevices)
         devices.set_snapshot(snapshot, used, self._last_minute.update(snapshot.machine_ticks))
-        self.query_one(ProcessTable).show(snapshot.processes, tick is not None and bool(tick.devices))
+        self.query_one(ProcessTable).show_rows(snapshot.processes, tick is not None and bool(tick.devices))
         self._share_out()
         devices.repaint()
         charts = self.query_one(Charts)
         if charts.display:
-            charts.show(snapshot.without_run())
+            charts.show_snapshot(snapshot.without_run())
         self._follow_asked(snapshot.processes)
 
     def _share_out(self) -> None:

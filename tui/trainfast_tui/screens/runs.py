@@ -19,9 +19,9 @@ from trainfast_tui.screens.base import AppScreen, SessionMessage
 from trainfast_tui.session import Session
 from trainfast_tui.text.keys import actions_of
 from trainfast_tui.widgets.dialogs import Ask
+from trainfast_tui.widgets.header_footer import Footer, StatusLine
 from trainfast_tui.widgets.run_detail import RunDetail
 from trainfast_tui.widgets.runs_table import RunsTable, matches
-from trainfast_tui.widgets.strips import Footer, StatusLine
 
 REFRESH_S = 2.0
 
@@ -69,7 +69,7 @@ class RunsScreen(AppScreen):
         return Footer([*keys, *actions_of("everywhere")])
 
     def on_mount(self) -> None:
-        self.query_one("#head", StatusLine).show("runs", "title")
+        self.query_one("#head", StatusLine).show_text("runs", "title")
         self.action_reload()
         self.set_interval(REFRESH_S, self._look_again)
 
@@ -100,21 +100,21 @@ class RunsScreen(AppScreen):
         self._known = known
         self._rows = [row for row in known if row.role not in WARM_ROLES]
         self._matching = [row for row in self._rows if matches(row, self._filter)] if self._filter else self._rows
-        self.table.show(self._matching)
+        self.table.show_rows(self._matching)
 
     @property
     def table(self) -> RunsTable:
         return self.query_one(RunsTable)
 
     def on_sorted_table_moved(self) -> None:
-        self.query_one(RunDetail).show(self.table.current)
+        self.query_one(RunDetail).show_value(self.table.current)
         if self._known is not None:
             order, count = self.table.order, f"{len(self._matching):,}"
             head = f"runs   {count} of {len(self._rows):,}" if self._filter else f"runs   {count}"
-            head += f"   by {order.name}, {order.words[self.table.reverse]}"
-            head += ", each seq_len apart" if self.table.are_apart else ""
+            head += f"   by {order.name}, {order.direction_labels[self.table.reverse]}"
+            head += ", each seq_len apart" if self.table.is_grouped else ""
             head += f"   with “{self._filter}”" if self._filter else ""
-            self.query_one("#head", StatusLine).show(head, "title")
+            self.query_one("#head", StatusLine).show_text(head, "title")
 
     def action_filter(self) -> None:
         hint = "Words that must all occur: oom, tiny-llama, batch_size=64. Empty shows every run."

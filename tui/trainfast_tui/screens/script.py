@@ -25,8 +25,8 @@ from trainfast_tui.session import Session
 from trainfast_tui.text.format import duration
 from trainfast_tui.text.lines import Tone
 from trainfast_tui.text.script import command_words
+from trainfast_tui.widgets.header_footer import Footer
 from trainfast_tui.widgets.script_view import ScriptFindings, ScriptView
-from trainfast_tui.widgets.strips import Footer
 
 if TYPE_CHECKING:
     from trainfast_runner.records.discovered import Discovered
@@ -51,7 +51,7 @@ class ScriptScreen(AppScreen):
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
-        self._words: tuple[str, ...] = ()
+        self._command: tuple[str, ...] = ()
         self._found: Discovered | None = None
         self._mapping: dict[str, Proposal] = {}
         self._refusal = ""
@@ -82,10 +82,10 @@ class ScriptScreen(AppScreen):
     def on_session_message(self, message: SessionMessage) -> None:
         """Take in what discovery found; leave other messages to the app."""
         match message.content:
-            case ScriptDiscovered(words, found) if words == self._words:
+            case ScriptDiscovered(command, found) if command == self._command:
                 self._found, self._mapping = found, {one.knob: one for one in propose(found.flags)}
                 self._show()
-            case DiscoveryRefused(words, error) if words == self._words:
+            case DiscoveryRefused(command, error) if command == self._command:
                 self._refusal = error.line()
                 self._show()
 
@@ -93,17 +93,17 @@ class ScriptScreen(AppScreen):
         waited = duration((time.monotonic_ns() - self._since_ns) // 10**9)
         waiting = f"running the script to its arguments… {waited} of at most 30 s"
         mapping = tuple(self._mapping.values())
-        found = ScriptFindings(self._words, os.getcwd(), self._found, mapping, waiting, self._refusal)
-        self.view.show(found, knob)
+        found = ScriptFindings(self._command, os.getcwd(), self._found, mapping, waiting, self._refusal)
+        self.view.show_findings(found, knob)
         is_known, footer = self._found is not None, self.query_one(Footer)
         useless = {
             **dict.fromkeys(("save", "add"), not is_known),
             "remove": not self._mapping,
-            "map": bool(self._words) and not self._mapping,
-            **dict.fromkeys(("command", "again"), not self._words),
+            "map": bool(self._command) and not self._mapping,
+            **dict.fromkeys(("command", "again"), not self._command),
         }
         footer.leave_out(useless)
-        footer.relabel("map", "flag" if self._words else "command")
+        footer.relabel("map", "flag" if self._command else "command")
 
     def action_command(self) -> None:
         """Ask for the command of a script, and look into it."""
@@ -113,33 +113,33 @@ class ScriptScreen(AppScreen):
             if isinstance(text, str):
                 self._look_into(tuple(command_words(text)))
 
-        self.app.push_screen(
-            Ask("The command that starts your script", COMMAND_HINT, shlex.join(self._words), command_words), on_answer
-        )
+        typed = shlex.join(self._command)
+        ask = Ask("The command that starts your script", COMMAND_HINT, typed, command_words)
+        self.app.push_screen(ask, on_answer)
 
     def action_again(self) -> None:
-        if self._words:
-            self._look_into(self._words)
+        if self._command:
+            self._look_into(self._command)
         else:
             self.action_command()
 
-    def _look_into(self, words: tuple[str, ...]) -> None:
+    def _look_into(self, command: tuple[str, ...]) -> None:
         """Have the flags of this command's script found, unless a run or a search is being measured."""
         session, run = self.session, self.session.shown_run
         session.scripts.stop()
         if session.running_search is not None or session.runs.is_starting or (run is not None and run.is_live):
             busy = run.run_id if run is not None and run.is_live else "a search"
-            self._words, self._found, self._mapping = words, None, {}
+            self._command, self._found, self._mapping = command, None, {}
             self._refusal = f"{busy} is being measured, and starting the script would slow it; look again when it ends"
         else:
-            self._words, self._found, self._mapping, self._refusal = words, None, {}, ""
+            self._command, self._found, self._mapping, self._refusal = command, None, {}, ""
             self._since_ns = time.monotonic_ns()
-            session.scripts.discover(words, self.post)
+            session.scripts.discover(command, self.post)
         self.notify("")
         self._show()
 
     def action_map(self) -> None:
-        if not self._words:
+        if not self._command:
             self.action_command()
         elif self.view.current is not None:
             self._ask_flag(self.view.current)
@@ -197,7 +197,7 @@ class ScriptScreen(AppScreen):
             elif isinstance(name, str):
                 self._save(name)
 
-        self.app.push_screen(Ask("Save this script as", NAME_HINT, _name_for(self._words), _check_name), on_answer)
+        self.app.push_screen(Ask("Save this script as", NAME_HINT, _name_for(self._command), _check_name), on_answer)
 
     def _save(self, name: str) -> None:
         from trainfast_runner.running.scripts.discovered_preset import preset_of
@@ -205,7 +205,7 @@ class ScriptScreen(AppScreen):
         assert self._found is not None
         mapping = self._mapping.values()
         try:
-            preset = preset_of(self._words, self._found, mapping, name=name, cwd=os.getcwd())
+            preset = preset_of(self._command, self._found, mapping, name=name, cwd=os.getcwd())
             path = save_script_preset(preset, {one.knob: one.reason for one in mapping}, overwrite=True)
             self.session.choose_preset(name)
         except UserError as error:
@@ -225,7 +225,7 @@ def _is_own(name: str) -> bool:
     return (user_directory() / f"{name}.toml").is_file()
 
 
-def _name_for(words: tuple[str, ...]) -> str:
+def _name_for(command: tuple[str, ...]) -> str:
     """A name for the preset of this command: its script's, or else its first word's."""
-    script = next((word for word in words if word.endswith(".py")), words[0])
+    script = next((word for word in command if word.endswith(".py")), command[0])
     return re.sub(r"[^A-Za-z0-9._+-]+", "-", Path(script).stem).strip("-.") or "mine"

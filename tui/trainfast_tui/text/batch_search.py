@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from trainfast_runner.records.run_file import CONFIRM, TRIAL
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.cooling import search_cooling_words
-from trainfast_tui.text.lines import Paragraph
+from trainfast_tui.text.lines import LabelledText
 from trainfast_tui.text.overrides import settings
 
 if TYPE_CHECKING:
@@ -82,14 +82,14 @@ def limit_notice(spec: RunSpec, machine: Machine | None, ranks: int | None) -> s
     return f"No memory_limit: this searches up to {each} {whose}, set as a real limit. memory_limit makes it less."
 
 
-def batch_question_rows(spec: RunSpec, limit: str, earlier: BatchSnapshot | None) -> list[Paragraph]:
-    """Return the question of a batch search as paragraphs, each with its label and tone.
+def batch_question_rows(spec: RunSpec, limit: str, earlier: BatchSnapshot | None) -> list[LabelledText]:
+    """Return the question of a batch search as labelled_lines, each with its label and tone.
 
     `limit` is the notice of its limit, `earlier` the newest search of these knobs, None without one.
     """
     why = WHY if spec.script is None else WHY_OF_SCRIPT
     enter = ENTER if earlier is None or not _goes_on(earlier) else ENTER_GOES_ON
-    rows: list[Paragraph] = [("", why, "muted"), ("", enter, "title")]
+    rows: list[LabelledText] = [("", why, "muted"), ("", enter, "title")]
     changed = ", ".join(settings({key: spec.knobs[key] for key in spec.overrides if key in spec.knobs}))
     rows.append(("knobs    ", changed or "as the preset", "text"))
     own_limit = spec.knobs.get("memory_limit")
@@ -129,7 +129,7 @@ def expected_s(search: BatchSnapshot) -> float | None:
     return None if search.proof_steps is None else share * search.proof_steps * (last.step_ms or 0.0) / 1e3
 
 
-def state_words(search: BatchSnapshot, now_ns: int | None = None) -> str:
+def batch_search_words(search: BatchSnapshot, now_ns: int | None = None) -> str:
     """Describe the search at `now_ns` (CLOCK_MONOTONIC), or its end, in one line."""
     step = search.next
     if search.cooling and search.state in ("running", "starting"):

@@ -34,10 +34,9 @@ def rate_words(rate: Fields | None) -> str:
     return f"{fmt.per_second(rate['median'], 'samples')} ({fmt.number(rate['low'])} to {fmt.number(rate['high'])})"
 
 
-def gain_words(gain: Fields) -> str:
+def gain_words(percent: float, low: float, high: float) -> str:
     """A gain with its 95 % interval: `+34.1 % (+31.0 % to +37.2 %)`."""
-    low, high = fmt.signed_percent(gain["low"]), fmt.signed_percent(gain["high"])
-    return f"{fmt.signed_percent(gain['percent'])} ({low} to {high})"
+    return f"{fmt.signed_percent(percent)} ({fmt.signed_percent(low)} to {fmt.signed_percent(high)})"
 
 
 def noise_words(percent: float) -> str:
@@ -80,7 +79,7 @@ def _answer_rows(report: Fields) -> Iterable[tuple[str, str]]:
         yield "gain", KEPT if noise is not None else none
     else:
         yield "baseline", f"{knob_words(baseline['knobs'])}: {_side_words(baseline, report)}"
-        yield "gain", "unknown" if report["gain"] is None else gain_words(report["gain"])
+        yield "gain", "unknown" if report["gain"] is None else gain_words(**report["gain"])
     changed = report["changes_training"]
     yield "trains", f"differently, by {', '.join(changed)}" if changed else "the same as the baseline"
     for note in report["notes"]:
@@ -99,9 +98,9 @@ def _side_words(side: Fields, report: Fields) -> str:
 def _effects(effects: Iterable[Fields]) -> list[str]:
     rows = []
     for one in effects:
-        show = BY_NAME[one["knob"]].show
+        show = BY_NAME[one["knob"]].text_of
         by = "turned back in a run" if one["measured"] else "earlier searches" if one["earlier"] else "the trials"
-        rows.append([f"{one['knob']}={show(one['value'])}", show(one["from"]), gain_words(one["gain"]), by])
+        rows.append([f"{one['knob']}={show(one['value'])}", show(one["from"]), gain_words(**one["gain"]), by])
     return table(["setting", "instead of", "gave (95 % CI)", "measured by"], rows)
 
 
@@ -170,7 +169,7 @@ def question_lines(
     """
     from trainfast_runner.search.best.journal import UNNAMED
 
-    varied = "; ".join(f"{name} {', '.join(map(BY_NAME[name].show, values))}" for name, values in vary.items())
+    varied = "; ".join(f"{name} {', '.join(map(BY_NAME[name].text_of, values))}" for name, values in vary.items())
     at = f" at a global batch of {global_batch}" if global_batch is not None else ""
     lines = [f"varying {varied or 'nothing'}{at}"]
     by_reason: dict[str, list[str]] = {}

@@ -15,7 +15,7 @@ from trainfast_tui.text.cooling import search_cooling_words
 if TYPE_CHECKING:
     from trainfast_runner.search.best.best_follower import BestSnapshot
     from trainfast_runner.search.best.best_so_far import BestSoFar
-    from trainfast_runner.search.best.journal import Candidate, Interval, Ordered, Space
+    from trainfast_runner.search.best.journal import Candidate, Ordered, Space
     from trainfast_runner.search.best.orders import KnobOrder
 
 VERBS = {
@@ -39,12 +39,7 @@ def setting_words(space: Space, number: int, *, short: bool = False) -> str:
     return knob_words(changed) or "the baseline"
 
 
-def percent_words(gain: Interval) -> str:
-    """A gain with its 95 % interval: `+34.1 % (+31.0 % to +37.2 %)`."""
-    return gain_words({"percent": gain.median, "low": gain.low, "high": gain.high})
-
-
-def state_of(search: BestSnapshot, now_ns: int | None = None) -> str:
+def best_search_words(search: BestSnapshot, now_ns: int | None = None) -> str:
     """Describe the search at `now_ns` (CLOCK_MONOTONIC), or its end, in one line."""
     so_far, ended = search.so_far, search.so_far.ended
     if so_far.cooling is not None and search.state in ("running", "starting"):
@@ -96,8 +91,8 @@ def _answer_words(so_far: BestSoFar) -> str:
     if tried is not None:
         budget += "best so far: "
     words = setting_words(so_far.space, found.best)
-    if found.gain_percent is not None:
-        words += f": {percent_words(found.gain_percent)}"
+    if (gain := found.gain_percent) is not None:
+        words += f": {gain_words(gain.median, gain.low, gain.high)}"
     return budget + words
 
 
@@ -117,7 +112,7 @@ def chance_words(so_far: BestSoFar) -> str:
 
 def settings_of(so_far: BestSoFar, number: int) -> tuple[tuple[str, str], ...]:
     """The knobs of a candidate as they are typed."""
-    return tuple((name, BY_NAME[name].show(value)) for name, value in so_far.candidates[number].knobs.items())
+    return tuple((name, BY_NAME[name].text_of(value)) for name, value in so_far.candidates[number].knobs.items())
 
 
 def open_values(search: BestSnapshot, do: str) -> dict[tuple[str, str], int]:
@@ -136,7 +131,7 @@ def open_values(search: BestSnapshot, do: str) -> dict[tuple[str, str], int]:
         orders = [one for one in given if not (do == PIN and one.do == PIN and one.knob == name)]
         out = ordered_out(candidates, orders)
         left = [one for number, one in enumerate(candidates) if one.ruled_out is None and number not in out]
-        counts = Counter(BY_NAME[name].show(one.knobs[name]) for one in left)
+        counts = Counter(BY_NAME[name].text_of(one.knobs[name]) for one in left)
         found |= {(name, text): count for text, count in counts.items() if do == PIN or count < len(left)}
     return found
 

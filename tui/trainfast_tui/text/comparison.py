@@ -23,7 +23,7 @@ def setting_text(name: str, value: Any) -> str:
     A knob that is left to the user's own script, or that is newer than the run, is not set.
     """
     if name in BY_NAME:
-        return "not set" if value is None and BY_NAME[name].default is not None else BY_NAME[name].show(value)
+        return "not set" if value is None and BY_NAME[name].default is not None else BY_NAME[name].text_of(value)
     return "the preset's" if value is None else str(value)
 
 
@@ -31,7 +31,7 @@ def difference_text(row: ComparisonRow) -> str:
     """Return the difference of the two figures as shown, so that subtracting them gives the same."""
     if row.a is None or row.b is None:
         return ""
-    shown_a, shown_b = (fmt.as_shown(figure_text(value, row.unit)) for value in (row.a, row.b))
+    shown_a, shown_b = (fmt.parse_figure(figure_text(value, row.unit)) for value in (row.a, row.b))
     delta = shown_b - shown_a
     sign = "" if not delta else ("+" if delta > 0 else "-")
     return sign + figure_text(abs(delta), row.unit)

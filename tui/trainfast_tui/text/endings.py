@@ -70,7 +70,7 @@ def ending(run: RunSnapshot, traced: OomExplanation | None = None, to_trace: int
             reason, advice = run.reason or "It had to be killed.", f"{kept}r runs again; l shows its last words."
             return Ending("killed", "warning", reason, log=last_words, advice=advice)
         case "lost":
-            reason = run.reason or "Nothing of it is left and it wrote no result."
+            reason = run.reason or "All its processes are gone and it wrote no result."
             advice = "Its records are kept. trainfast-tui doctor says whether this machine ends programs at logout."
             return Ending("lost", "warning", reason, log=last_words, advice=advice)
     return None
@@ -80,7 +80,7 @@ def _oom(run: RunSnapshot, traced: OomExplanation | None, to_trace: int) -> Endi
     found = explained(run)
     if traced is not None and (found is None or found.needed_bytes is None or traced.needed_bytes is not None):
         found = traced
-    facts = list(oom.facts(found)) if found is not None else []
+    facts = list(oom.oom_sentences(found)) if found is not None else []
     if to_trace:
         facts.append(f"Tracing which changes would fit, {to_trace} to go…")
     reason = run.reason or _message(run)

@@ -163,7 +163,7 @@ def against_prediction(measured_bytes: float | None, predicted_bytes: float | No
 _FACTORS = {**{unit: 1024.0**power for power, unit in enumerate(_BINARY_UNITS)}, "kJ": 1e3, "MJ": 1e6}
 
 
-def as_shown(text: str) -> float:
+def parse_figure(text: str) -> float:
     """Parse a formatted figure back into the formatter's own unit: 1,572,864.0 from `1.50 MiB`."""
     figure, _, unit = text.partition(" ")
     return float(figure.replace(",", "")) * _FACTORS.get(unit, 1.0)

@@ -140,14 +140,14 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
         _rare("Charts.reading", ("g",), "next reading", "Another device reading in the chart."),
         *_TIME_AXIS,
     ),
-    "search": (
+    "batch": (
         Action(
             "apply", ("enter",), "apply", "Start the search; at its end give the knobs the answer under the cursor."
         ),
         Action("pause", ("space", "p"), "pause", "Pause after this probe; press again to resume."),
         Action("leave", ("escape", "b"), "leave", "Back to the main screen; the search goes on."),
         Action("cancel", ("s",), "stop", "Stop the search and keep its journal."),
-        Action("again", ("f5",), "go on", "Take an ended search up again; one with an answer starts anew."),
+        Action("again", ("f5",), "resume", "Resume an ended search; one with an answer is started again."),
         *_moves("BatchSearchView", "answer, row of sizes, or line of the question,", pages=True),
     ),
     "script": (
@@ -172,7 +172,7 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
         Action("skip", ("x",), "skip", "Never try the setting under way again, or a value of a knob."),
         Action("leave", ("escape", "B", "upper_b"), "leave", "Back to the main screen; the search goes on."),
         Action("cancel", ("s",), "stop", "Stop the search and keep its journal."),
-        Action("again", ("f5",), "go on", "Take an ended search up again; one with an answer starts anew."),
+        Action("again", ("f5",), "resume", "Resume an ended search; one with an answer is started again."),
         Action("ask('vary')", ("v",), "vary", "Choose the knobs and values that the next search varies."),
         Action("ask('batch')", ("g",), "batch", "Choose the global batch of the next search."),
         Action(

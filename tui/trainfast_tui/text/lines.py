@@ -27,7 +27,7 @@ Tone = Literal[
 """The name of a style; `cursor`, `badge` and `alarm` have a background of their own."""
 Piece = tuple[str, Tone]
 Line = list[Piece]
-Paragraph = tuple[str, str, Tone]
+LabelledText = tuple[str, str, Tone]
 """A label, a text beside it, and the tone of the text."""
 
 
@@ -87,7 +87,7 @@ def labelled(label: Piece, text: str, width: int, tone: Tone = "text") -> list[L
     return [[label, (first, tone)], *([(" " * indent + line, tone)] for line in rest)] if text else []
 
 
-def paragraphs(rows: Iterable[Paragraph], width: int) -> list[Line]:
+def labelled_lines(rows: Iterable[LabelledText], width: int) -> list[Line]:
     """Return each text beside its label, in lines of `width` cells."""
     return [line for label, text, tone in rows for line in labelled((label, "accent"), text, width, tone)]
 

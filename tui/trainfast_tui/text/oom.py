@@ -21,7 +21,7 @@ CLOSEST = "no change is enough by the prediction; the closest:"
 ESTIMATED = "the cheapest knobs that free memory, by estimate:"
 
 
-def facts(found: OomExplanation) -> Iterator[str]:
+def oom_sentences(found: OomExplanation) -> Iterator[str]:
     """Yield a sentence each about what had grown, what was missing and who else used memory, as far as known."""
     if found.batch_size is not None:
         yield f"A search was trying batch_size {found.batch_size:,} to see whether it fits: no knob needs a change."
@@ -60,12 +60,12 @@ def _measured(found: OomExplanation) -> Iterator[str]:
         yield f"It asked for {size(asked)}, which is {size(found.missing_bytes)} more than was free."
 
 
-def settings(change: OomChange) -> str:
+def change_options(change: OomChange) -> str:
     """Return the change as command-line options."""
     return " ".join(f"--set {name}={value}" for name, value in change.settings.items())
 
 
-def knobs(change: OomChange) -> str:
+def change_words(change: OomChange) -> str:
     """Return the change as the screen writes knobs."""
     return ", ".join(f"{name} = {value}" for name, value in change.settings.items())
 
@@ -75,7 +75,7 @@ def may_fit(change: OomChange) -> bool:
     return change.missing_bytes is None
 
 
-def title(changes: tuple[OomChange, ...] | list[OomChange]) -> str:
+def changes_title(changes: tuple[OomChange, ...] | list[OomChange]) -> str:
     """Return the heading over the changes: how much is known about them."""
     if changes and not any(may_fit(change) for change in changes):
         return CLOSEST

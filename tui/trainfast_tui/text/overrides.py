@@ -31,7 +31,7 @@ def _shown(key: str, value: Any) -> str:
     from trainfast_runner.settings.knobs import BY_NAME
 
     if key in BY_NAME:
-        return BY_NAME[key].show(value)
+        return BY_NAME[key].text_of(value)
     if isinstance(value, list):
         return "+".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -8,7 +8,7 @@ from enum import StrEnum
 class SearchKind(StrEnum):
     """A kind of search; its value is the scope of its screen's actions in `text.keys`."""
 
-    BATCH = "search"
+    BATCH = "batch"
     BEST = "best"
 
     @property

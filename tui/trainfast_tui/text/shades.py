@@ -30,7 +30,7 @@ SHADES: tuple[Shade, ...] = (
 )
 """The worst first: of two causes at once the worse is drawn."""
 
-NAMES = tuple(shade.kind for shade in SHADES)
+KINDS = tuple(shade.kind for shade in SHADES)
 _BY_KIND = {shade.kind: shade for shade in SHADES}
 OTHER = "other"
 
@@ -44,9 +44,9 @@ def shade_of(kind: str) -> Shade:
     return Shade(OTHER, letter, "╲", to_ascii(plain(kind, 24)) or "unknown cause")
 
 
-def rank(shade: Shade) -> int:
+def severity_order(shade: Shade) -> int:
     """Return the shade's place, 0 for the worst; unlisted causes come last."""
-    return NAMES.index(shade.kind) if shade.kind in NAMES else len(NAMES)
+    return KINDS.index(shade.kind) if shade.kind in KINDS else len(KINDS)
 
 
 UMBRELLA = "hardware"
@@ -54,7 +54,7 @@ UMBRELLA = "hardware"
 
 
 @cache
-def causes() -> dict[str, str]:
+def cause_by_reason() -> dict[str, str]:
     """Return the cause of each throttle reason. Clocks that somebody set are no cause: the GPU obeys them."""
     from trainfast_runner.machine.telemetry.throttle import CAUSES
 
@@ -63,6 +63,6 @@ def causes() -> dict[str, str]:
 
 def causes_of(reasons: Sequence[str] | None) -> frozenset[str]:
     """Return the causes behind a device's throttle reasons, `UMBRELLA` only if nothing more specific is set."""
-    cause_of = causes()
+    cause_of = cause_by_reason()
     kinds = frozenset(cause_of[reason] for reason in reasons or () if reason in cause_of)
     return kinds - {UMBRELLA} if kinds & {"thermal", "brake"} else kinds

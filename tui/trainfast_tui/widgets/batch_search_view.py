@@ -7,21 +7,21 @@ from collections.abc import Sequence
 from trainfast_runner.records.run_file import CONFIRM
 from trainfast_runner.search.batch.batch_follower import BatchSnapshot
 from trainfast_runner.search.batch.journal import ConfirmationRun, Probe, refuted_by
-from trainfast_runner.search.fit import MemoryLines
+from trainfast_runner.search.memory_lines import MemoryLines
 from trainfast_tui.charts.fit_chart import Point, fit_chart
 from trainfast_tui.charts.painted import Painted
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.batch_search import Choice, choices, expected_s, state_words
+from trainfast_tui.text.batch_search import Choice, batch_search_words, choices, expected_s
 from trainfast_tui.text.lines import (
+    LabelledText,
     Line,
-    Paragraph,
     Piece,
     Tone,
     labelled,
+    labelled_lines,
     line_length,
     out_of_sight,
     paragraph,
-    paragraphs,
     rule,
     scrolled,
     wrap,
@@ -67,7 +67,7 @@ class BatchSearchView(Painted):
         self._asked_ns: int | None = None
         self._notice: Piece = ("", "muted")
         self._limit_notice = ""
-        self._question: list[Paragraph] = []
+        self._question: list[LabelledText] = []
         self._at = 0
         self._top = 0
         """The first line in sight of a question that is longer than the screen."""
@@ -75,7 +75,7 @@ class BatchSearchView(Painted):
         """The rows of the table out of sight below, where it was scrolled; it is held to the table."""
         self._rows_in_sight = 1
 
-    def show(self, search: BatchSnapshot | None, now_ns: int, asked_ns: int | None = None) -> None:
+    def show_search(self, search: BatchSnapshot | None, now_ns: int, asked_ns: int | None = None) -> None:
         """Show this search; `now_ns` is CLOCK_MONOTONIC, `asked_ns` the time of a request that has not started yet."""
         self._search, self._now_ns, self._asked_ns = search, now_ns, asked_ns
         self._question = []
@@ -86,8 +86,8 @@ class BatchSearchView(Painted):
         self._limit_notice = notice
         self.repaint()
 
-    def show_question(self, rows: list[Paragraph]) -> None:
-        """Show these paragraphs, each with its label and tone, until a search is shown."""
+    def show_question(self, rows: list[LabelledText]) -> None:
+        """Show these labelled_lines, each with its label and tone, until a search is shown."""
         self._question = rows
         self.repaint()
 
@@ -125,7 +125,7 @@ class BatchSearchView(Painted):
 
     def _question_lines(self, width: int) -> list[Line]:
         notice = paragraph(self._notice[0], width, self._notice[1])
-        return [rule(f"largest batch: {self._preset}", width), *paragraphs(self._question, width), [], *notice]
+        return [rule(f"largest batch: {self._preset}", width), *labelled_lines(self._question, width), [], *notice]
 
     def lines(self, width: int, height: int) -> list[Line]:
         search = self._search
@@ -168,7 +168,7 @@ def _head(search: BatchSnapshot, name: str, now_ns: int, width: int) -> list[Lin
     if asked is not None:
         name = asked.name
     sign, tone = SIGNS.get(search.state, ("○", "text"))
-    lines = labelled((f"{sign} ", tone), state_words(search, now_ns), width, "title")
+    lines = labelled((f"{sign} ", tone), batch_search_words(search, now_ns), width, "title")
     time: Piece = (f"  {_time_words(search, now_ns)}", "muted")
     beside = [*lines[-1], time]
     lines = [*lines[:-1], beside] if line_length(beside) <= width else [*lines, [time]]

@@ -39,7 +39,7 @@ Fields = dict[str, object]
 
 def vary_text(vary: Mapping[str, Sequence[KnobValue]]) -> str:
     """Return the varied knobs as they are typed: `batch_size=4,8 precision=fp32,bf16`."""
-    return " ".join(f"{name}={','.join(map(BY_NAME[name].show, values))}" for name, values in vary.items())
+    return " ".join(f"{name}={','.join(map(BY_NAME[name].text_of, values))}" for name, values in vary.items())
 
 
 def request_of(question: BestQuestion) -> BestRequest:

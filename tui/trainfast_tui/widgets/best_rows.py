@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.best_objective import figure_words, unit_of
-from trainfast_tui.text.best_search import count_words
-from trainfast_tui.text.best_state import percent_words, setting_words
+from trainfast_tui.text.best_search import count_words, gain_words
+from trainfast_tui.text.best_state import setting_words
 from trainfast_tui.text.lines import Line, Piece, Tone, labelled
 from trainfast_tui.widgets.bar import bar
 
@@ -96,9 +96,10 @@ def effect_rows(found: BestAnswer, width: int) -> list[Line]:
         return []
     names = [_effect_name(one) for one in found.effects]
     label = min(max(map(len, names)), max(16, width - 50))
-    words = [percent_words(one.gain_percent) for one in found.effects]
+    gains = [one.gain_percent for one in found.effects]
+    words = [gain_words(gain.median, gain.low, gain.high) for gain in gains]
     room = max(6, min(40, width - label - max(map(len, words)) - 18))
-    most = max(one.gain_percent.median for one in found.effects)
+    most = max(gain.median for gain in gains)
     most = most if most > 0 else 1.0
     rows: list[Line] = [[("gained over the baseline's value (95 % CI)", "muted")]]
     for name, gain, one in sorted(
@@ -115,7 +116,7 @@ def effect_rows(found: BestAnswer, width: int) -> list[Line]:
 
 
 def _effect_name(one: Effect) -> str:
-    show = BY_NAME[one.knob].show
+    show = BY_NAME[one.knob].text_of
     return f"{one.knob}={show(one.value)} for {show(one.before)}"
 
 

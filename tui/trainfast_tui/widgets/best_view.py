@@ -11,14 +11,24 @@ from trainfast_tui.text import format as fmt
 from trainfast_tui.text.best_objective import UNITS
 from trainfast_tui.text.best_search import BY_KEYS, measurements, question_lines
 from trainfast_tui.text.best_state import (
+    best_search_words,
     best_words,
     chance_words,
     order_words,
     orders_in_force,
     setting_words,
-    state_of,
 )
-from trainfast_tui.text.lines import Line, Paragraph, Piece, Tone, labelled, paragraph, paragraphs, rule, scrolled
+from trainfast_tui.text.lines import (
+    LabelledText,
+    Line,
+    Piece,
+    Tone,
+    labelled,
+    labelled_lines,
+    paragraph,
+    rule,
+    scrolled,
+)
 from trainfast_tui.widgets.batch_search_view import SIGNS
 from trainfast_tui.widgets.best_rows import effect_rows, rest_rows, trial_rows, waiting_row
 
@@ -43,7 +53,7 @@ class BestView(Painted):
         super().__init__()
         self._search: BestSnapshot | None = None
         self._now_ns = 0
-        self._plan: list[Paragraph] = []
+        self._plan: list[LabelledText] = []
         self._headline = ""
         self._notice: Piece = ("", "muted")
         self._back = 0
@@ -51,15 +61,15 @@ class BestView(Painted):
         self._top = 0
         """The first line in sight of a text that is longer than the screen."""
 
-    def show(self, search: BestSnapshot | None, now_ns: int) -> None:
+    def show_search(self, search: BestSnapshot | None, now_ns: int) -> None:
         """Show this search as of `now_ns` (CLOCK_MONOTONIC)."""
         if self._search is None:
             self._top = 0
         self._search, self._now_ns = search, now_ns
         self.repaint()
 
-    def show_plan(self, name: str, rows: list[Paragraph]) -> None:
-        """Show these paragraphs, each with its label and tone, while there is no search; `name` is the preset's."""
+    def show_plan(self, name: str, rows: list[LabelledText]) -> None:
+        """Show these labelled_lines, each with its label and tone, while there is no search; `name` is the preset's."""
         if self._search is not None:
             self._top = 0
         self._search, self._headline, self._plan = None, name, rows
@@ -81,7 +91,7 @@ class BestView(Painted):
         notice = paragraph(self._notice[0], width, self._notice[1]) if self._notice[0] else []
         search = self._search
         if search is None:
-            lines = [rule(f"best fit: {self._headline}", width), *paragraphs(self._plan, width)]
+            lines = [rule(f"best fit: {self._headline}", width), *labelled_lines(self._plan, width)]
             return [*self._scrolled(lines, height - len(notice)), *notice]
         head = [*_head(search, self._now_ns, width), *_varied_rows(search, width)]
         foot = [*_answer_rows(search, width, height), *_order_rows(search, width)]
@@ -124,7 +134,7 @@ def _head(search: BestSnapshot, now_ns: int, width: int) -> list[Line]:
     name = so_far.question.name if so_far.question is not None else ""
     sign, tone = SIGNS.get(search.state, ("○", "text"))
     lines: list[Line] = [rule(f"best fit: {name}", width)]
-    lines += labelled((f"{sign} ", tone), state_of(search, now_ns), width, "title")
+    lines += labelled((f"{sign} ", tone), best_search_words(search, now_ns), width, "title")
     if so_far.best is not None and so_far.space is not None:
         found = so_far.answer
         is_noise = found is not None and found.within_percent is not None

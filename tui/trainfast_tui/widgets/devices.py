@@ -44,11 +44,11 @@ class DevicesPanel(PaintedValue[Snapshot]):
 
     DEFAULT_CSS = "DevicesPanel { height: 2; }"
 
-    def show(self, value: Snapshot | None) -> None:
+    def show_value(self, value: Snapshot | None) -> None:
         """Show the devices of this snapshot."""
         tick = value.tick if value is not None else None
         self.set_height(1 + max(1, len(tick.devices) if tick is not None else 0))
-        super().show(value)
+        super().show_value(value)
 
     def lines(self, width: int, height: int) -> list[Line]:
         snapshot = self.shown

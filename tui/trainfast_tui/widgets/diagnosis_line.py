@@ -20,10 +20,10 @@ class DiagnosisLine(PaintedValue["RunSnapshot"]):
     DiagnosisLine.-shown { display: block; }
     """
 
-    def show(self, value: RunSnapshot | None) -> None:
+    def show_value(self, value: RunSnapshot | None) -> None:
         """Show this run's worst bottleneck."""
         self.set_class(value is not None and bool(value.steps), "-shown")
-        super().show(value)
+        super().show_value(value)
 
     def lines(self, width: int, height: int) -> list[Line]:
         return [] if self.shown is None else [one_line(self.shown)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.records.result import OomChange
 from trainfast_tui.charts.painted import GrowingPanel
-from trainfast_tui.control.next_run import is_about_model
+from trainfast_tui.control.next_run import has_same_model
 from trainfast_tui.text import oom
 from trainfast_tui.text.endings import Ending, ending
 from trainfast_tui.text.lines import Line, paragraph
@@ -36,7 +36,7 @@ class EndingPanel(GrowingPanel):
         self._fix: tuple[str, NextRun, NextRun] | None = None
         """The run whose proposed change was taken last, and the next run before and after."""
 
-    def show(self, run: RunSnapshot | None) -> None:
+    def show_run(self, run: RunSnapshot | None) -> None:
         """Show how this run ended; nothing while it is live."""
         explained = None if run is None else self._session.oom.about(run)
         if run is None:
@@ -55,7 +55,7 @@ class EndingPanel(GrowingPanel):
         next_run = self._session.next_run
         if self._ending is None or self._run is None or index >= len(self._ending.fixes) or next_run is None:
             return
-        if (self._run.script or next_run.script) and not is_about_model(self._run, next_run.spec):
+        if (self._run.script or next_run.script) and not has_same_model(self._run, next_run.spec):
             self.screen.notify(
                 f"The changes are for {self._run.name}; the next run is {next_run.spec.name}.", severity="warning"
             )
@@ -75,20 +75,20 @@ class EndingPanel(GrowingPanel):
         return next_run
 
     def lines(self, width: int, height: int) -> list[Line]:
-        ending = self._ending
-        if ending is None:
+        shown = self._ending
+        if shown is None:
             return []
-        alarm = ending.tone == "error"
-        head = f" {ending.headline.upper()} " if alarm else ending.headline
-        line: Line = [(head, "alarm" if alarm else ending.tone)]
-        if ending.tone == "success":
-            return [[*line, (f"  {ending.advice}", "muted")]]
-        lines: list[Line] = [line, *paragraph(ending.reason, width, "text", MOST_REASON_LINES)]
-        for fact in ending.facts:
+        alarm = shown.tone == "error"
+        head = f" {shown.headline.upper()} " if alarm else shown.headline
+        line: Line = [(head, "alarm" if alarm else shown.tone)]
+        if shown.tone == "success":
+            return [[*line, (f"  {shown.advice}", "muted")]]
+        lines: list[Line] = [line, *paragraph(shown.reason, width, "text", MOST_REASON_LINES)]
+        for fact in shown.facts:
             lines += paragraph(fact, width, "text", 2)
-        lines += _fix_lines(ending.fixes, width)
-        lines += [[("│ ", "muted"), (text, "text")] for text in ending.log]
-        return [*lines, *paragraph(ending.advice, width, "muted", 2)]
+        lines += _fix_lines(shown.fixes, width)
+        lines += [[("│ ", "muted"), (text, "text")] for text in shown.log]
+        return [*lines, *paragraph(shown.advice, width, "muted", 2)]
 
 
 def with_same_keys(fixes: Sequence[OomChange], shown: Sequence[OomChange]) -> tuple[OomChange, ...]:
@@ -104,10 +104,10 @@ def _fix_lines(fixes: tuple[OomChange, ...], width: int) -> list[Line]:
     """Return each change with its key, the memory it needs or frees, and its cost, beside it or below."""
     if not fixes:
         return []
-    lines: list[Line] = paragraph(f"{KEYS[len(fixes)]}; {oom.title(fixes)}", width, "muted", 2)
-    wide = max(len(oom.knobs(fix)) for fix in fixes)
+    lines: list[Line] = paragraph(f"{KEYS[len(fixes)]}; {oom.changes_title(fixes)}", width, "muted", 2)
+    wide = max(len(oom.change_words(fix)) for fix in fixes)
     for index, fix in enumerate(fixes, 1):
-        head, words = oom.knobs(fix), f"{fix.saves}; speed: {fix.costs}"
+        head, words = oom.change_words(fix), f"{fix.saves}; speed: {fix.costs}"
         lines.append([(f" {index} ", "key"), (head, "title")])
         if 3 + wide + 2 + len(words) <= width:
             lines[-1].append((f"{'':{wide - len(head)}}  {words}", "text"))

@@ -66,7 +66,7 @@ class KnobPanel(Painted, can_focus=True):
         """The name of the knob under the cursor."""
         return self.listed[self._at]
 
-    def show(self, knob: str = "") -> None:
+    def show_knobs(self, knob: str = "") -> None:
         """Paint the knobs that matter to the next run, with the cursor on `knob` where one is named."""
         next_run, machine = self._session.next_run, self._session.machine
         if next_run is not self._next or knob:
@@ -131,7 +131,7 @@ class KnobPanel(Painted, can_focus=True):
     def _change(self, next_run: NextRun) -> None:
         """Change the next run and show it at once: the next key may already be waiting."""
         self._session.change(next_run)
-        self.show()
+        self.show_knobs()
 
     def action_cycle(self) -> None:
         self.action_turn(1, True)
@@ -313,7 +313,7 @@ def _knob_row(name: str, next_run: NextRun, changed: bool, here: bool, choice: s
     before = next_run.shown_run_knobs
     was = ""
     if changed and before is not None and name in before:
-        was = f"  was {BY_NAME[name].show(before[name])}"
+        was = f"  was {BY_NAME[name].text_of(before[name])}"
     if here:
         return [*row, (f"{value}{was}", "cursor")]
     return [*row, (value, "warning" if changed else "text"), (was, "muted")]

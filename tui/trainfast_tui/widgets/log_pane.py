@@ -21,7 +21,7 @@ class LogPane(Painted):
         self._ended = False
         self._back = 0
 
-    def show(self, log: tuple[str, ...], ended: bool) -> None:
+    def show_log(self, log: tuple[str, ...], ended: bool) -> None:
         """Show these lines, newest last; an `ended` run prints no more."""
         if log is not self._output or ended != self._ended:
             self._output, self._ended = log, ended

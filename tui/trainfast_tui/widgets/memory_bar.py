@@ -40,7 +40,7 @@ class MemoryBar(GrowingPanel):
         super().__init__()
         self._view: MemoryView | None = None
 
-    def show(self, view: MemoryView | None) -> None:
+    def show_memory(self, view: MemoryView | None) -> None:
         """Show this view; None hides the panel."""
         if view == self._view and (view is None or view.since_ns is None):
             return

@@ -20,7 +20,7 @@ from trainfast_tui.text.device_details import (
     missing_item,
 )
 from trainfast_tui.text.lines import Line, Tone, labelled, line_length, paragraph
-from trainfast_tui.text.shades import causes_of, rank, shade_of
+from trainfast_tui.text.shades import causes_of, severity_order, shade_of
 from trainfast_tui.widgets.devices import gpu_line, host_line
 
 INDENT = 6
@@ -167,7 +167,7 @@ def _throttled(tick: Tick, wide: bool) -> Line:
         for cause in causes_of(device.throttle_reasons):
             by_cause.setdefault(cause, []).append(device.index)
     line: Line = []
-    for shade in sorted(map(shade_of, by_cause), key=rank):
+    for shade in sorted(map(shade_of, by_cause), key=severity_order):
         which = ", ".join(map(str, by_cause[shade.kind]))
         tone: Tone = "warning" if shade.kind in ("power", "sync_boost") else "error"
         line.append((f"  {shade.letter} GPU {which}{f' {shade.words}' if wide else ''}", tone))

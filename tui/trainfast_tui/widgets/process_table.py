@@ -27,15 +27,15 @@ class ProcessTable(SortedTable[ProcessRow]):
 
     DEFAULT_CSS = "ProcessTable { height: 1fr; }"
     ORDERS = ORDERS
-    FIGURES = ("GPU memory", "CPU", "memory")
-    LAST = "command"
+    RIGHT_ALIGNED = ("GPU memory", "CPU", "memory")
+    LAST_COLUMN = "command"
 
     def __init__(self) -> None:
         super().__init__()
         self._has_looked = False
         self._has_gpu = False
 
-    def show(self, rows: tuple[ProcessRow, ...] | None, has_gpu: bool) -> None:
+    def show_rows(self, rows: tuple[ProcessRow, ...] | None, has_gpu: bool) -> None:
         """Show these rows, those of one value by processor time; None before the first look."""
         self._has_looked, self._has_gpu = rows is not None, has_gpu
         self._listed = sorted(rows or (), key=lambda row: row.cpu_percent or 0.0, reverse=True)

@@ -10,8 +10,8 @@ from trainfast_runner.settings.knobs import BY_NAME, defaults
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Piece, line_length
 from trainfast_tui.text.overrides import brief, fields, settings
+from trainfast_tui.widgets.header_footer import STATE_SIGNS
 from trainfast_tui.widgets.sorted_table import Columns, Order, SortedTable
-from trainfast_tui.widgets.strips import STATE_SIGNS
 
 LEFT_OUT = ("steps", "timing_warmup", "devices", "watch", "seed")
 """Knobs that say little about what was tried."""
@@ -27,16 +27,16 @@ FULL_WIDTH = 80
 LENGTH = "seq_len"
 
 ORDERS: tuple[Order[RunRow], ...] = (
-    Order("started", lambda row: row.run_id, words=("newest first", "oldest first")),
+    Order("started", lambda row: row.run_id, direction_labels=("newest first", "oldest first")),
     # As a comparison has it: a sample of another length is other work.
     Order(
         "samples/s",
         lambda row: row.samples_per_s if row.measured_under is None else None,
-        apart=lambda row: _length(row),
+        group_by=lambda row: _length(row),
     ),
     Order("peak memory", lambda row: row.peak_allocated_bytes),
-    Order("preset", lambda row: row.name, largest_first=False, words=("a to z", "z to a")),
-    Order("state", lambda row: row.state, largest_first=False, words=("a to z", "z to a")),
+    Order("preset", lambda row: row.name, largest_first=False, direction_labels=("a to z", "z to a")),
+    Order("state", lambda row: row.state, largest_first=False, direction_labels=("a to z", "z to a")),
 )
 
 
@@ -56,8 +56,8 @@ class RunsTable(SortedTable[RunRow]):
 
     DEFAULT_CSS = "RunsTable { height: 1fr; }"
     ORDERS = ORDERS
-    FIGURES = ("samples/s", "peak memory")
-    LAST = "changed"
+    RIGHT_ALIGNED = ("samples/s", "peak memory")
+    LAST_COLUMN = "changed"
     MARGIN = 3
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class RunsTable(SortedTable[RunRow]):
         self.marked: list[str] = []
         """Ids of marked runs, first marked first; at most two."""
         self._is_listed = False
-        self.are_apart = False
+        self.is_grouped = False
         """True if the order is by a figure that ranks among the runs of one seq_len alone, and there are several."""
 
     @property
@@ -78,7 +78,7 @@ class RunsTable(SortedTable[RunRow]):
         """The order by start, and those by columns in sight."""
         return list(dict.fromkeys((ORDERS[0], *super().orders)))
 
-    def show(self, rows: list[RunRow]) -> None:
+    def show_rows(self, rows: list[RunRow]) -> None:
         """Show these rows."""
         self._is_listed, self._listed = True, rows
         self.reorder()
@@ -88,8 +88,8 @@ class RunsTable(SortedTable[RunRow]):
         if (here := self.current) is not None:
             self._here = here.run_id
         order = self.order
-        ranked = [row for row in self._listed if order.apart is not None and order.key(row) is not None]
-        self.are_apart = len(set(map(_length, ranked))) > 1
+        ranked = [row for row in self._listed if order.group_by is not None and order.key(row) is not None]
+        self.is_grouped = len(set(map(_length, ranked))) > 1
         super().reorder()
 
     def action_mark(self) -> None:
@@ -116,7 +116,7 @@ class RunsTable(SortedTable[RunRow]):
 
     def row_line(self, row: RunRow, width: int) -> Line:
         sign, tone = STATE_SIGNS.get(row.state, ("○", "text"))
-        state = state_words(row.state) + (" (alone)" if row.supervised is False else "")
+        state = "unsupervised" if row.supervised is False else state_words(row.state)
         cells: dict[str, Piece] = {
             "started": (_started(row), "text"),
             "preset": (fmt.plain(row.name), "title"),
@@ -127,7 +127,7 @@ class RunsTable(SortedTable[RunRow]):
         line: Line = [(f" {'●' if row.run_id in self.marked else ' '} ", "accent")]
         line += [(self.cell(name, cells[name][0], room), cells[name][1]) for name, room in self.columns(width)]
         overrides = dict(row.overrides)
-        if self.are_apart and self.order.key(row) is not None and (length := _length(row)):
+        if self.is_grouped and self.order.key(row) is not None and (length := _length(row)):
             overrides.pop(LENGTH, None)
             line.append((f"{length}  ", "title"))
         changed = fmt.plain(brief(overrides, width - line_length(line)))
@@ -157,7 +157,7 @@ def _starred(row: RunRow) -> bool:
 def override_words(row: RunRow) -> list[str]:
     """Return the overrides, then the preset's own knobs that are not at their default, as they are typed."""
     return [fmt.plain(setting) for setting in settings(row.overrides)] + [
-        f"{name}={BY_NAME[name].show(value)}"
+        f"{name}={BY_NAME[name].text_of(value)}"
         for name, value in row.knobs.items()
         if name in BY_NAME and name not in LEFT_OUT and name not in row.overrides and value != DEFAULTS[name]
     ]

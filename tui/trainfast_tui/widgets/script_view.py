@@ -33,7 +33,7 @@ class ScriptFindings:
     `waiting` describes discovery while `found` is None; `refusal` is the reason why it failed.
     """
 
-    words: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
     cwd: str = ""
     found: Discovered | None = None
     mapping: Sequence[Proposal] = ()
@@ -59,7 +59,7 @@ class ScriptView(Painted):
         mapping = self._shown.mapping
         return mapping[self._at].knob if mapping else None
 
-    def show(self, shown: ScriptFindings, knob: str = "") -> None:
+    def show_findings(self, shown: ScriptFindings, knob: str = "") -> None:
         """Show this script, with the cursor on `knob` where one is named."""
         if shown.found is not self._shown.found:
             self._at = self._flags_from = 0
@@ -121,14 +121,14 @@ class ScriptView(Painted):
 
 def _head(shown: ScriptFindings, width: int) -> list[Line]:
     lines = [rule("own script", width)]
-    if not shown.words:
+    if not shown.command:
         about = (
             "A script of your own runs as it is, in its own environment: its steps, memory and speed are measured, its"
             " largest batch and its fastest settings searched. First it is run to its argument parser and no further,"
             " to see which of its flags take which knobs."
         )
         return [*lines, *paragraph(about, width, "text"), [], [("Enter types its command.", "title")]]
-    lines += labelled(("command ", "muted"), shlex.join(shown.words), width)[:3]
+    lines += labelled(("command ", "muted"), shlex.join(shown.command), width)[:3]
     lines += labelled(("folder  ", "muted"), shown.cwd, width)[:1]
     if shown.refusal:
         lines += labelled(("refused ", "error"), shown.refusal, width, "error")
@@ -138,7 +138,7 @@ def _head(shown: ScriptFindings, width: int) -> list[Line]:
 
 
 def _knob_line(one: Proposal, here: bool, width: int) -> Line:
-    now = "" if one.value is None else f"now {BY_NAME[one.knob].show(one.value)}"
+    now = "" if one.value is None else f"now {BY_NAME[one.knob].text_of(one.value)}"
     room = width - 18 - len(now) - 1
     text = f"{'▸' if here else ' '} {one.knob:<15} {to_width(plain(place_words(one.place)), room)} {now}"
     return [(text, "cursor" if here else "text")]

@@ -25,9 +25,9 @@ class Order(Generic[Row]):
     name: str
     key: Callable[[Row], float | str | None]
     largest_first: bool = True
-    words: tuple[str, str] = ("most first", "least first")
+    direction_labels: tuple[str, str] = ("most first", "least first")
     """The usual direction and the other one."""
-    apart: Callable[[Row], object] | None = None
+    group_by: Callable[[Row], object] | None = None
     """The value by which rows rank only among their like; None where all rank together."""
 
 
@@ -40,10 +40,10 @@ def ordered(rows: Iterable[Row], order: Order[Row], reverse: bool) -> list[Row]:
     known = [row for row in listed if order.key(row) is not None]
     unknown = [row for row in listed if order.key(row) is None]
     known.sort(key=order.key, reverse=order.largest_first != reverse)  # type: ignore[arg-type]
-    if order.apart is not None:
+    if order.group_by is not None:
         groups: dict[object, list[Row]] = {}
         for row in known:
-            groups.setdefault(order.apart(row), []).append(row)
+            groups.setdefault(order.group_by(row), []).append(row)
         known = list(chain.from_iterable(groups.values()))
     return known + unknown
 
@@ -53,9 +53,9 @@ class SortedTable(Painted, Generic[Row]):
 
     ORDERS: ClassVar[tuple[Order[Any], ...]]
     """The first is taken until a person chooses another."""
-    FIGURES: ClassVar[tuple[str, ...]] = ()
+    RIGHT_ALIGNED: ClassVar[tuple[str, ...]] = ()
     """Columns that are set to the right."""
-    LAST: ClassVar[str]
+    LAST_COLUMN: ClassVar[str]
     """The column that takes the rest of the line."""
     MARGIN: ClassVar[int] = 2
     """Cells of the cursor and the marks."""
@@ -149,7 +149,7 @@ class SortedTable(Painted, Generic[Row]):
         for name, room in self.columns(width):
             here = name == order.name
             line.append((self.cell(name, name + (arrow if here else ""), room), "title" if here else "muted"))
-        return [*line, (self.LAST, "muted")]
+        return [*line, (self.LAST_COLUMN, "muted")]
 
     def rows_in_sight(self, width: int, room: int) -> list[Line]:
         """Paint `room` rows around the cursor."""
@@ -163,4 +163,4 @@ class SortedTable(Painted, Generic[Row]):
 
     def cell(self, column: str, text: str, width: int) -> str:
         """Return the text as wide as its column."""
-        return fmt.to_width(text, width - 2, "right" if column in self.FIGURES else "left") + "  "
+        return fmt.to_width(text, width - 2, "right" if column in self.RIGHT_ALIGNED else "left") + "  "

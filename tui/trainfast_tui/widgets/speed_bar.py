@@ -20,7 +20,7 @@ class SpeedBar(GrowingPanel):
         super().__init__()
         self._view: SpeedView | None = None
 
-    def show(self, view: SpeedView | None) -> None:
+    def show_speed(self, view: SpeedView | None) -> None:
         """Show this view; None hides the panel."""
         if view == self._view:
             return

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from trainfast_tui.charts.painted import PaintedValue
-from trainfast_tui.control.next_run import predicted_of
+from trainfast_tui.control.memory_view import predicted_peak_bytes
 from trainfast_tui.live.figures import (
     Figures,
     first_and_last_loss,
@@ -43,10 +43,10 @@ class StepPanel(PaintedValue["RunSnapshot"]):
     NARROW = 66
     """Below this many columns the phases of a step need two lines."""
 
-    def show(self, value: RunSnapshot | None) -> None:
+    def show_value(self, value: RunSnapshot | None) -> None:
         """Show the figures of this run."""
         self.set_class(value is not None and has_conditions(value), "-watched")
-        super().show(value)
+        super().show_value(value)
 
     def lines(self, width: int, height: int) -> list[Line]:
         run = self.shown
@@ -57,7 +57,7 @@ class StepPanel(PaintedValue["RunSnapshot"]):
         return [
             _progress(run, width),
             _speed(figures, width) + ([] if watched else _steady(run, width)),
-            _quality(run, width),
+            _loss_and_memory(run, width),
             *watched,
             *_phases(figures.phases, width, height - len(watched)),
         ]
@@ -98,14 +98,14 @@ def _steady(run: RunSnapshot, width: int) -> Line:
     return [("   ", "text"), mark] if mark is not None else []
 
 
-def _quality(run: RunSnapshot, width: int) -> Line:
+def _loss_and_memory(run: RunSnapshot, width: int) -> Line:
     (first, last), peak = first_and_last_loss(run), peak_allocated_bytes(run)
     line: Line = [
         (fmt.to_width(f"loss {fmt.number(first)} → {fmt.number(last)}", 19) + " ", "text"),
         (f"peak {peak_word_of(run.run_file)} ", "muted"),
         (fmt.size(peak), "text"),
     ]
-    predicted = predicted_of(run)
+    predicted = predicted_peak_bytes(run)
     if predicted is not None and width >= 78:
         line += [(f" ({fmt.against_prediction(peak, predicted)})", "muted")]
     if run.synthetic:
@@ -125,13 +125,13 @@ def _phases(phases: dict[str, float | None], width: int, height: int) -> list[Li
     if not total:
         return []
     cells = shares([value or 0.0 for *_, value in known], width)
-    bar: Line = [(glyph * count, tone) for (name, glyph, tone, _), count in zip(known, cells, strict=True)]
+    stacked: Line = [(glyph * count, tone) for (name, glyph, tone, _), count in zip(known, cells, strict=True)]
     legend = _legend(known, short=False)
     if line_length(legend) - 3 <= width:
-        return [bar, legend]
+        return [stacked, legend]
     if height > 5:
-        return [bar, _legend(known[:3], short=True), _legend(known[3:], short=True)]
-    return [bar, _legend(known, short=True)]
+        return [stacked, _legend(known[:3], short=True), _legend(known[3:], short=True)]
+    return [stacked, _legend(known, short=True)]
 
 
 def _legend(known: Sequence[tuple[str, str, Tone, float | None]], *, short: bool) -> Line:

@@ -10,7 +10,7 @@ from trainfast_tui.live.figures import peak_allocated_bytes, planned_steps, rece
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, labelled, paragraph
 from trainfast_tui.text.memory import peak_word_of
-from trainfast_tui.widgets.strips import STATE_SIGNS
+from trainfast_tui.widgets.header_footer import STATE_SIGNS
 
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot

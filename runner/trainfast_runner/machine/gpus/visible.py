@@ -87,7 +87,7 @@ def visible_readings(
     return chosen
 
 
-def order_unknown(environment: Mapping[str, str], why: str) -> UserError:
+def order_unknown_error(environment: Mapping[str, str], why: str) -> UserError:
     """The refusal of numbers in CUDA's order when torch does not list that order."""
     return UserError(
         f"{VARIABLE}={environment[VARIABLE]} counts GPUs of several models in CUDA's order, which torch does not tell"
@@ -97,7 +97,7 @@ def order_unknown(environment: Mapping[str, str], why: str) -> UserError:
     )
 
 
-def no_gpu_named(environment: Mapping[str, str], gpus: Sequence[DeviceReading]) -> UserError:
+def no_gpu_named_error(environment: Mapping[str, str], gpus: Sequence[DeviceReading]) -> UserError:
     """The refusal of a CUDA_VISIBLE_DEVICES that hides nothing on purpose and leaves nothing either."""
     return UserError(
         f"{VARIABLE}={environment[VARIABLE]} names no GPU here",

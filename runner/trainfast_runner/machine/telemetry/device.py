@@ -45,24 +45,24 @@ class Device:
         """The queries that this GPU answers, each with its call."""
         self.batch = FieldBatch()
         """The field values it answers, asked for in one call."""
-        self._absent: dict[str, str] = {}
+        self._unsupported: dict[str, str] = {}
         self.handle: Handle = None
         """NVML's, valid until the next initialization."""
         self._kept: dict[str, Any] = {}
-        self._failing: dict[str, str] = {}
+        self._sparse_failures: dict[str, str] = {}
         self._bits = 0
         self._counters: dict[str, DurationCounter] = {}
         self._energy = EnergyCounter()
         self._sampled = SampledReasons()
         self._due: dict[bool, list[tuple[Query, Ask]]] = {}
-        self._never: dict[str, str] | None = None
+        self._unsupported_by_key: dict[str, str] | None = None
         self._uncounted: bool | None = None
         """True if a cause of throttling has no counter here; like the two above, computed when first needed."""
 
     @property
     def absent(self) -> dict[str, str]:
         """Fields that the GPU does not answer, with the reasons."""
-        return self.batch.absent | self._absent
+        return self.batch.absent | self._unsupported
 
     @property
     def only_reasons(self) -> bool:
@@ -120,19 +120,19 @@ class Device:
                 values.update(dict.fromkeys(query.fields))
             if query.pace is Pace.SPARSE:
                 self._keep(query, values, absent)
-        absent = self._failing | absent
+        absent = self._sparse_failures | absent
         self._read_fields(nv, values, absent, sparse=sparse)
         self._judge(values, t_ns)
-        missing = self._missing() if not absent else self._missing() | self._by_key(absent)
+        missing = self._never_answered() if not absent else self._never_answered() | self._by_key(absent)
         return self._reading(t_ns, self._kept | values), missing
 
     def _keep(self, query: Query, values: dict[str, Any], absent: dict[str, str]) -> None:
         """Keep a sparse reading, or the reason of its failure, until the next one."""
         for field in query.fields:
             self._kept[field] = values[field]
-            self._failing.pop(field, None)
+            self._sparse_failures.pop(field, None)
             if field in absent:
-                self._failing[field] = absent[field]
+                self._sparse_failures[field] = absent[field]
 
     def _asked(self, sparse: bool) -> list[tuple[Query, Ask]]:
         """The calls that are due, worked out once: a tick is to cost as little as it can."""
@@ -144,11 +144,11 @@ class Device:
             ]
         return self._due[sparse]
 
-    def _missing(self) -> dict[str, str]:
+    def _never_answered(self) -> dict[str, str]:
         """Fields that this GPU never answers, by the keys of `Tick.missing`."""
-        if self._never is None:
-            self._never = self._by_key(self.absent)
-        return self._never
+        if self._unsupported_by_key is None:
+            self._unsupported_by_key = self._by_key(self.absent)
+        return self._unsupported_by_key
 
     def _by_key(self, reasons: dict[str, str]) -> dict[str, str]:
         return {f"gpu{self.index}.{field}": reason for field, reason in reasons.items()}
@@ -208,7 +208,7 @@ class Device:
 
     def _distrust(self, name: str, why: str, values: dict[str, Any]) -> None:
         """Drop a nonsensical counter; of the three that moved together, drop all."""
-        self._never = self._uncounted = None
+        self._unsupported_by_key = self._uncounted = None
         if name not in CAUSE_COUNTERS:
             self.batch.give_up(name, why)
             return
@@ -221,12 +221,12 @@ class Device:
         """Drop the energy counter, whichever call gives it."""
         self.batch.give_up("energy_mj", why)
         self.capabilities.pop(ENERGY_BY_FUNCTION, None)
-        self._due, self._never = {}, None
+        self._due, self._unsupported_by_key = {}, None
 
     def _probe(self, nv: ModuleType) -> None:
         """Ask for every reading once, and keep the calls that answered."""
-        self.capabilities, self._absent, self._kept, self._counters = {}, {}, {}, {}
-        self._due, self._never, self._uncounted, self._failing = {}, None, None, {}
+        self.capabilities, self._unsupported, self._kept, self._counters = {}, {}, {}, {}
+        self._due, self._unsupported_by_key, self._uncounted, self._sparse_failures = {}, None, None, {}
         self.batch = FieldBatch()
         if is_instance(self.uuid):
             self._probe_instance(nv)
@@ -247,18 +247,18 @@ class Device:
         if "energy_mj" in self.batch.absent:
             del self.batch.absent["energy_mj"]
             self._probe_query(nv, ENERGY_BY_FUNCTION)
-        for name in unreported_reasons(nv, self.handle) if "throttle_reasons" not in self._absent else ():
-            self._absent[f"throttle_reasons.{name}"] = failures.UNREPORTED
+        for name in unreported_reasons(nv, self.handle) if "throttle_reasons" not in self._unsupported else ():
+            self._unsupported[f"throttle_reasons.{name}"] = failures.UNREPORTED
         self._explain()
 
     def _probe_instance(self, nv: ModuleType) -> None:
         """Probe a MIG instance's own readings; the rest is absent."""
         names = [name for query in (*QUERIES, ENERGY_BY_FUNCTION) for name in query.fields]
         names += [*CAUSE_COUNTERS, *(one.name for one in FIELDS)]
-        self._absent = dict.fromkeys(names, failures.OF_THE_WHOLE_GPU)
+        self._unsupported = dict.fromkeys(names, failures.OF_THE_WHOLE_GPU)
         for query in _OF_AN_INSTANCE:
             for name in query.fields:
-                del self._absent[name]
+                del self._unsupported[name]
             self._probe_query(nv, query)
 
     def _probe_query(self, nv: ModuleType, query: Query) -> None:
@@ -283,27 +283,30 @@ class Device:
                 return
         # A reason about the reading is worth more than one about an unknown call.
         telling = [reason for reason in reasons if reason not in failures.TOO_OLD]
-        self._absent.update(dict.fromkeys(query.fields, [*telling, *reasons][0]))
+        self._unsupported.update(dict.fromkeys(query.fields, [*telling, *reasons][0]))
 
     def _explain(self) -> None:
         """Replace "not supported" by the cause where it is known."""
         unsupported = failures.reading(failures.NOT_SUPPORTED, "")
-        if self._absent.get("memory_total_bytes") == unsupported:
+        if self._unsupported.get("memory_total_bytes") == unsupported:
             memory = ("memory_used_bytes", "memory_total_bytes", "memory_free_bytes")
-            self._absent.update(dict.fromkeys(memory, failures.UNIFIED_MEMORY))
+            self._unsupported.update(dict.fromkeys(memory, failures.UNIFIED_MEMORY))
         if self._kept.get("mig_mode"):
             under_mig = {
-                name for name, reason in self._absent.items() if reason == unsupported and "utilization" in name
+                name for name, reason in self._unsupported.items() if reason == unsupported and "utilization" in name
             }
-            self._absent.update(dict.fromkeys(under_mig, failures.UNDER_MIG))
+            self._unsupported.update(dict.fromkeys(under_mig, failures.UNDER_MIG))
         for name in ("ecc_corrected_errors", "ecc_uncorrected_errors"):
             if self.batch.absent.get(name) == unsupported:
                 self.batch.absent[name] = failures.NO_ECC
-        if self._absent.get("degrees_to_slowdown_c") in failures.TOO_OLD and "slowdown_temperature_c" in self._absent:
+        if (
+            self._unsupported.get("degrees_to_slowdown_c") in failures.TOO_OLD
+            and "slowdown_temperature_c" in self._unsupported
+        ):
             # An older driver has it from the thresholds, and of those it is this GPU that has none.
-            self._absent["degrees_to_slowdown_c"] = self._absent["slowdown_temperature_c"]
+            self._unsupported["degrees_to_slowdown_c"] = self._unsupported["slowdown_temperature_c"]
         if _degrees_left(self._kept | {"temperature_c": 0}) is not None:
-            self._absent.pop("degrees_to_slowdown_c", None)
+            self._unsupported.pop("degrees_to_slowdown_c", None)
 
 
 def _degrees_left(values: dict[str, Any]) -> int | None:

@@ -91,11 +91,11 @@ def _data_bound(advice: str, *more: Condition) -> Rule:
     return Rule(
         "data-bound",
         "data-bound",
-        "run",
-        (_at_least("data_percent", 10), *more),
-        "waiting for data: {data_ms:figure} of each {step_ms:figure} ms step ({data_percent:.0f} %)",
-        advice,
-        "ours: under a tenth of the step the gain is smaller than what batch_size or precision give. The wait is"
+        scope="run",
+        when=(_at_least("data_percent", 10), *more),
+        line="waiting for data: {data_ms:figure} of each {step_ms:figure} ms step ({data_percent:.0f} %)",
+        advice=advice,
+        source="ours: under a tenth of the step the gain is smaller than what batch_size or precision give. The wait is"
         " measured around fetching the next batch, summed over the steps, because loaders stall in bursts.",
         cost="data_ms",
         evidence=("data_ms", "step_ms", "workers", "cores", "steps"),
@@ -108,11 +108,14 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "memory-thrashing",
         "memory thrashing",
-        "run",
-        (_at_least("alloc_retries", 1),),
-        "memory is so full that the allocator flushed its cache and tried again {alloc_retries} times in {steps} steps",
-        "a smaller batch_size with more grad_accum, or checkpointing=full: it fits, but each retry stalls the device",
-        "PyTorch, torch.cuda.memory_stats: num_alloc_retries counts failed cudaMalloc calls that ended in a cache"
+        scope="run",
+        when=(_at_least("alloc_retries", 1),),
+        line="memory is so full that the allocator flushed its cache and tried again {alloc_retries} times in {steps}"
+        " steps",
+        advice="a smaller batch_size with more grad_accum, or checkpointing=full: it fits, but each retry stalls the"
+        " device",
+        source="PyTorch, torch.cuda.memory_stats: num_alloc_retries counts failed cudaMalloc calls that ended in a"
+        " cache"
         " flush and a retry; freeing and mapping memory again synchronizes the device, so one is too many.",
         evidence=("steps", "peak_reserved_bytes"),
     ),
@@ -127,12 +130,12 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "thermal",
         "throttled by heat",
-        "device",
-        (_at_least("thermal_percent", 2),),
-        "{gpu} is throttled by heat for {thermal_ms_per_step:figure} of each {step_ms:figure} ms step,"
+        scope="device",
+        when=(_at_least("thermal_percent", 2),),
+        line="{gpu} is throttled by heat for {thermal_ms_per_step:figure} of each {step_ms:figure} ms step,"
         " {temperature_words}{thermal_lost_words}",
-        "{cooling_advice}",
-        _OURS_TWO_PERCENT + " SW thermal slowdown may also come from hot memory.",
+        advice="{cooling_advice}",
+        source=_OURS_TWO_PERCENT + " SW thermal slowdown may also come from hot memory.",
         cost="thermal_cost_ms",
         evidence=(
             "thermal_ms_per_step",
@@ -149,24 +152,25 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "power-brake",
         "held by the power brake",
-        "device",
-        (_at_least("brake_percent", 2),),
-        "{gpu} is braked by the power supply for {brake_ms_per_step:figure} of each {step_ms:figure} ms step"
+        scope="device",
+        when=(_at_least("brake_percent", 2),),
+        line="{gpu} is braked by the power supply for {brake_ms_per_step:figure} of each {step_ms:figure} ms step"
         "{brake_lost_words}",
-        "the power supply, its cables and rails: the brake is pulled from outside the card",
-        _OURS_TWO_PERCENT + " The brake halves the clocks or more (HW Power Brake Slowdown, nvml.h).",
+        advice="the power supply, its cables and rails: the brake is pulled from outside the card",
+        source=_OURS_TWO_PERCENT + " The brake halves the clocks or more (HW Power Brake Slowdown, nvml.h).",
         cost="brake_cost_ms",
         evidence=("brake_ms_per_step", "step_ms", "power_w", "power_limit_w", "clock_loss_percent", "brake_source"),
     ),
     Rule(
         "power-capped",
         "at the power limit",
-        "device",
-        (_at_least("power_percent", 10), _at_least("clock_loss_percent", 5)),
-        "{gpu} is at its power limit for {power_percent:.0f} % of the time, its clock {clock_loss_percent:.0f} %"
+        scope="device",
+        when=(_at_least("power_percent", 10), _at_least("clock_loss_percent", 5)),
+        line="{gpu} is at its power limit for {power_percent:.0f} % of the time, its clock {clock_loss_percent:.0f} %"
         " under the maximum",
-        "a higher power limit where the card and its cooling allow it; else it is what this card gives",
-        "ours: the SW power cap is normal at full load on cards bound by their power, so it is information, and only"
+        advice="a higher power limit where the card and its cooling allow it; else it is what this card gives",
+        source="ours: the SW power cap is normal at full load on cards bound by their power, so it is information, and"
+        " only"
         " with a clock that is really lower.",
         severity="info",
         cost="power_cost_ms",
@@ -175,11 +179,11 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "sync-boost",
         "held by its sync-boost group",
-        "device",
-        (_at_least("sync_boost_percent", 2),),
-        "{gpu} is held to the clocks of its sync-boost group for {sync_boost_percent:.0f} % of the time",
-        "take the GPUs out of the sync-boost group, or find the slowest of them",
-        _OURS_TWO_PERCENT,
+        scope="device",
+        when=(_at_least("sync_boost_percent", 2),),
+        line="{gpu} is held to the clocks of its sync-boost group for {sync_boost_percent:.0f} % of the time",
+        advice="take the GPUs out of the sync-boost group, or find the slowest of them",
+        source=_OURS_TWO_PERCENT,
         severity="info",
         cost="sync_boost_cost_ms",
         evidence=("sync_boost_ms_per_step", "clock_loss_percent", "sync_boost_source"),
@@ -187,27 +191,28 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "foreign-process",
         "another process on the GPU",
-        "device",
-        (_is("used", 1), _at_least("foreign_processes", 1)),
-        "{gpu} is {shared_words} {foreign_words}",
-        "end them, or train on another GPU (the devices knob): figures of a shared GPU compare with nothing",
-        "ours: one is enough, kernels of two processes take turns on the device.",
+        scope="device",
+        when=(_is("used", 1), _at_least("foreign_processes", 1)),
+        line="{gpu} is {shared_words} {foreign_words}",
+        advice="end them, or train on another GPU (the devices knob): figures of a shared GPU compare with nothing",
+        source="ours: one is enough, kernels of two processes take turns on the device.",
         evidence=("foreign_memory_bytes",),
     ),
     Rule(
         "straggler-rank",
         "a slow rank",
-        "rank",
-        (
+        scope="rank",
+        when=(
             Condition("strategy", "in", WHOLE_FORWARD_STRATEGIES),
             _at_least("behind_percent", 10),
             _at_least("slowest_percent", 75),
             _at_least("steps", 5),
         ),
-        "rank {rank} is the slowest: its forward takes {forward_ms:figure} ms where the ranks' median is"
+        line="rank {rank} is the slowest: its forward takes {forward_ms:figure} ms where the ranks' median is"
         " {median_forward_ms:figure} ms, and the others wait for it",
-        "look at that rank's device: its clock, its temperature, its PCIe link, who else uses it",
-        "ours: a tenth is past what equal ranks scatter by, and a rank that is slow for a reason is so in most steps."
+        advice="look at that rank's device: its clock, its temperature, its PCIe link, who else uses it",
+        source="ours: a tenth is past what equal ranks scatter by, and a rank that is slow for a reason is so in most"
+        " steps."
         " The forward of these strategies waits for no other rank, so its length is the rank's own.",
         cost="behind_ms",
         evidence=("forward_ms", "median_forward_ms", "behind_ms", "world_size"),
@@ -215,28 +220,30 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "straggler-gpu",
         "a slow GPU",
-        "device",
-        (_is("used", 1), _at_least("clock_behind_percent", 5), _at_least("gpu_utilization_percent", 20)),
-        "{gpu} runs at {sm_clock_mhz:.0f} MHz, the fastest of this run at {fastest_sm_clock_mhz:.0f} MHz"
+        scope="device",
+        when=(_is("used", 1), _at_least("clock_behind_percent", 5), _at_least("gpu_utilization_percent", 20)),
+        line="{gpu} runs at {sm_clock_mhz:.0f} MHz, the fastest of this run at {fastest_sm_clock_mhz:.0f} MHz"
         "{waited_for_words}",
-        "its temperature, power limit and application clocks, or leave it out with devices",
-        "ours: ranks meet once a step, so the lowest clock sets the pace; 5 % is over what boost clocks scatter by.",
+        advice="its temperature, power limit and application clocks, or leave it out with devices",
+        source="ours: ranks meet once a step, so the lowest clock sets the pace; 5 % is over what boost clocks scatter"
+        " by.",
         cost="clock_behind_cost_ms",
         evidence=("sm_clock_mhz", "fastest_sm_clock_mhz", "temperature_c", "power_limit_w"),
     ),
     Rule(
         "communication-bound",
         "communication-bound",
-        "run",
-        (
+        scope="run",
+        when=(
             _at_least("world_size", 2),
             Condition("strategy", "in", EXCHANGING_STRATEGIES),
             _at_least("exposed_percent", 15),
         ),
-        "exchanging between {world_size} ranks takes about {exposed_ms:figure} of each {step_ms:figure} ms step:"
+        line="exchanging between {world_size} ranks takes about {exposed_ms:figure} of each {step_ms:figure} ms step:"
         " the backward is {backward_over_forward:.1f} times the forward",
-        "grad_accum={more_accum} exchanges half as often; {link_advice}",
-        "a backward computes twice what a forward does (Kaplan et al., Scaling Laws for Neural Language Models, 2020,"
+        advice="grad_accum={more_accum} exchanges half as often; {link_advice}",
+        source="a backward computes twice what a forward does (Kaplan et al., Scaling Laws for Neural Language Models,"
+        " 2020,"
         " section 2.1), three times with full checkpointing; what is over that is waiting for the link. The 15 % is"
         " ours.",
         cost="exposed_ms",
@@ -245,17 +252,18 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "launch-bound",
         "launch-bound",
-        "run",
-        (
+        scope="run",
+        when=(
             _is("device", "cuda"),
             Condition("strategy", "in", BUSY_STRATEGIES),
             _at_least("unexplained_idle_percent", 15),
             _below("data_percent", 10),
         ),
-        "the GPU has nothing to do for {gpu_idle_percent:.0f} % of the time, and not for want of data: kernels are"
+        line="the GPU has nothing to do for {gpu_idle_percent:.0f} % of the time, and not for want of data: kernels are"
         " too short for the CPU to launch in time",
-        "a larger batch_size, compile=default, optimizer=adamw-fused, attention=auto: fewer and longer kernels",
-        "utilization is the share of time in which any kernel ran (nvmlDeviceGetUtilizationRates); each launch costs"
+        advice="a larger batch_size, compile=default, optimizer=adamw-fused, attention=auto: fewer and longer kernels",
+        source="utilization is the share of time in which any kernel ran (nvmlDeviceGetUtilizationRates); each launch"
+        " costs"
         " the CPU microseconds (NVIDIA, CUDA Graph Best Practice for PyTorch). The 15 % is ours.",
         cost="unexplained_idle_ms",
         evidence=("gpu_utilization_percent", "data_percent", "batch_size", "step_ms", "compile"),
@@ -263,39 +271,43 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "small-batch",
         "too small a batch for tensor cores",
-        "run",
-        (
+        scope="run",
+        when=(
             _is("device", "cuda"),
             Condition("precision", "in", TENSOR_CORE_PRECISIONS),
             _below("tokens_per_micro_batch", 300),
         ),
-        "a micro-batch of {tokens_per_micro_batch:.0f} tokens is too small for tensor cores: reading the weights takes"
+        line="a micro-batch of {tokens_per_micro_batch:.0f} tokens is too small for tensor cores: reading the weights"
+        " takes"
         " longer than multiplying by them",
-        "a larger batch_size (with less grad_accum the global batch stays), in multiples of 8",
-        "a product with M rows does about M operations a byte of 16-bit weights (NVIDIA, Matrix Multiplication"
+        advice="a larger batch_size (with less grad_accum the global batch stays), in multiples of 8",
+        source="a product with M rows does about M operations a byte of 16-bit weights (NVIDIA, Matrix Multiplication"
         " Background User's Guide); an H100 SXM needs 989 TFLOP/s / 3.35 TB/s = 295 a byte.",
         evidence=("batch_size", "tokens_per_micro_batch", "gpu_utilization_percent"),
     ),
     Rule(
         "pcie-width",
         "PCIe below its width",
-        "device",
-        (_is("used", 1), _at_least("pcie_lanes_missing", 1), _at_least("gpu_utilization_percent", 20)),
-        "{gpu} has {pcie_width} of its {pcie_width_max} PCIe lanes",
-        "reseat the card or its riser, another slot, the slot's setting in the firmware; it matters most for offload"
+        scope="device",
+        when=(_is("used", 1), _at_least("pcie_lanes_missing", 1), _at_least("gpu_utilization_percent", 20)),
+        line="{gpu} has {pcie_width} of its {pcie_width_max} PCIe lanes",
+        advice="reseat the card or its riser, another slot, the slot's setting in the firmware; it matters most for"
+        " offload"
         " and several GPUs without NVLink",
-        "nvmlDeviceGetCurrPcieLinkWidth against the maximum, under load only: an idle link may narrow by itself.",
+        source="nvmlDeviceGetCurrPcieLinkWidth against the maximum, under load only: an idle link may narrow by"
+        " itself.",
         severity="info",
         evidence=("pcie_width", "pcie_width_max", "pcie_generation", "pcie_generation_max"),
     ),
     Rule(
         "host-cpu",
         "host CPU short",
-        "run",
-        (_is("device", "cpu"), _at_least("others_cpu_percent", 15)),
-        "other processes take {others_cpu_percent:.0f} % of the CPU that trains{others_lost_words}",
-        "end them or wait: on a CPU run they take the device itself",
-        "ours: host use less the run's own process tree, as a share of all cores. With all of them busy the training"
+        scope="run",
+        when=(_is("device", "cpu"), _at_least("others_cpu_percent", 15)),
+        line="other processes take {others_cpu_percent:.0f} % of the CPU that trains{others_lost_words}",
+        advice="end them or wait: on a CPU run they take the device itself",
+        source="ours: host use less the run's own process tree, as a share of all cores. With all of them busy the"
+        " training"
         " lacks that share: a process that used 5 % of one core slowed a two-core training by about 2 % here.",
         cost="others_cost_ms",
         evidence=("host_cpu_percent", "run_cpu_percent", "cores"),
@@ -303,43 +315,45 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "host-cpu",
         "host CPU short",
-        "run",
-        (_is("device", "cuda"), _at_least("host_cpu_percent", ALL_CORES_BUSY_PERCENT)),
-        "the host's {cores} cores are {host_cpu_percent:.0f} % busy: loading and launching wait for one",
-        "fewer workers, cheaper loading, or end what else runs",
-        "ours: over 90 % a thread that wants to run has to wait for a core.",
+        scope="run",
+        when=(_is("device", "cuda"), _at_least("host_cpu_percent", ALL_CORES_BUSY_PERCENT)),
+        line="the host's {cores} cores are {host_cpu_percent:.0f} % busy: loading and launching wait for one",
+        advice="fewer workers, cheaper loading, or end what else runs",
+        source="ours: over 90 % a thread that wants to run has to wait for a core.",
         evidence=("host_cpu_percent", "run_cpu_percent", "workers", "cores"),
     ),
     Rule(
         "spinning-threads",
         "threads spin on a busy CPU",
-        "run",
-        (_is("wait_policy", "default"), _at_least("others_cores", 0.25)),
-        "the run's threads spin while they wait for each other, and others came to take {others_cores:figure} of its"
+        scope="run",
+        when=(_is("wait_policy", "default"), _at_least("others_cores", 0.25)),
+        line="the run's threads spin while they wait for each other, and others came to take {others_cores:figure} of"
+        " its"
         " {cores} cores",
-        "{sleep_advice}; or end them",
-        "ours: a spinning thread keeps the core that the thread it waits for needs. Beside one busy core of two,"
+        advice="{sleep_advice}; or end them",
+        source="ours: a spinning thread keeps the core that the thread it waits for needs. Beside one busy core of two,"
         " tiny-llama made 1.5 samples/s with spinning threads and 21.7 with sleeping ones.",
         evidence=("wait_policy", "others_cores", "cores", "host_cpu_percent", "run_cpu_percent"),
     ),
     Rule(
         "host-memory",
         "host memory short",
-        "run",
-        (_below("memory_available_percent", 5),),
-        "only {memory_available_percent:.1f} % of the host's memory is left",
-        "fewer workers, a smaller batch on a CPU run, no offload; next the kernel ends a process",
-        "ours: MemAvailable is the kernel's own estimate of what can be had without swapping (proc(5)).",
+        scope="run",
+        when=(_below("memory_available_percent", 5),),
+        line="only {memory_available_percent:.1f} % of the host's memory is left",
+        advice="fewer workers, a smaller batch on a CPU run, no offload; next the kernel ends a process",
+        source="ours: MemAvailable is the kernel's own estimate of what can be had without swapping (proc(5)).",
         evidence=("memory_available_bytes", "swap_used_bytes"),
     ),
     Rule(
         "host-memory",
         "host memory short",
-        "run",
-        (_at_least("swap_grown_bytes", 64 << 20),),
-        "the host swaps: {swap_grown_mib:.0f} MiB more than when these steps began",
-        "fewer workers, a smaller batch on a CPU run, no offload: a page that comes back from disk stalls its step",
-        "ours: less than 64 MiB may be old pages of idle programs.",
+        scope="run",
+        when=(_at_least("swap_grown_bytes", 64 << 20),),
+        line="the host swaps: {swap_grown_mib:.0f} MiB more than when these steps began",
+        advice="fewer workers, a smaller batch on a CPU run, no offload: a page that comes back from disk stalls its"
+        " step",
+        source="ours: less than 64 MiB may be old pages of idle programs.",
         evidence=("memory_available_bytes", "swap_used_bytes"),
     ),
 )

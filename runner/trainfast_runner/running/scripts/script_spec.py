@@ -20,4 +20,4 @@ def plan_spec(spec: RunSpec, python: str | None = None) -> RunPlan:
 
 def settings_of(knobs: Mapping[str, KnobValue], overrides: Iterable[str]) -> list[str]:
     """The overrides of a script's knobs, as they are typed after `--set`."""
-    return [f"{name}={knob(name).show(knobs[name])}" for name in overrides]
+    return [f"{name}={knob(name).text_of(knobs[name])}" for name in overrides]

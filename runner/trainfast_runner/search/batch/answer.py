@@ -14,8 +14,8 @@ from trainfast_runner.search.batch.decide import (
     tolerance_bytes,
     uncounted_bytes,
 )
-from trainfast_runner.search.batch.journal import Answer, ConfirmationRun, Margin, refuted_by
-from trainfast_runner.search.fit import MemoryLines
+from trainfast_runner.search.batch.journal import BatchAnswer, ConfirmationRun, Margin, refuted_by
+from trainfast_runner.search.memory_lines import MemoryLines
 from trainfast_runner.units import mebibytes
 
 ALIGNED_MORE, ALIGNED_MORE_FROM = 64, 512
@@ -26,7 +26,7 @@ SPREAD_SHARE = TOLERANCE_SHARE
 As much as a maximum may be off and still be called exact."""
 
 
-def answer_of(state: SearchState) -> Answer:
+def answer_of(state: SearchState) -> BatchAnswer:
     """Return the answer of a journal whose last confirmation run finished."""
     confirmation = state.confirmations[-1]
     most, fits = confirmation.batch_size, lines_by_rank(state)
@@ -36,7 +36,7 @@ def answer_of(state: SearchState) -> Answer:
     recommended = _recommended(state, fits, most, sum(margin.margin_bytes for margin in margins))
     fastest, rate = _fastest(state)
     too_large = _too_large(state, most)
-    return Answer(
+    return BatchAnswer(
         max_batch=most,
         samples_per_s=confirmation.samples_per_s,
         aligned_batch=aligned(most),

@@ -8,17 +8,17 @@ from pathlib import Path
 from trainfast_runner.records.json_lines import Tail
 from trainfast_runner.records.search_directories import JOURNAL_FILE, is_conducted
 from trainfast_runner.search.batch.journal import (
+    BatchEnded,
+    BatchLaunched,
     BatchLine,
     BatchQuestion,
     ConfirmationRun,
-    Ended,
-    Launched,
     Next,
     Predicted,
     Probe,
 )
-from trainfast_runner.search.fit import MemoryLines
 from trainfast_runner.search.journal import Conducted, CoolingDown, Paused, Resumed, Waiting, state_of_search
+from trainfast_runner.search.memory_lines import MemoryLines
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class BatchSnapshot:
     """CLOCK_MONOTONIC when the current step or wait began; before the first step, when the conductor did."""
     proof_steps: int | None = None
     """Optimizer steps of a confirmation run."""
-    ended: Ended | None = None
+    ended: BatchEnded | None = None
     unreadable_lines: int = 0
     is_decided: bool = True
     """False when `next` is done and the step after it is not decided yet."""
@@ -115,7 +115,7 @@ class BatchFollower:
                 snapshot = replace(snapshot, prediction=line)
             case Next():
                 snapshot = replace(snapshot, next=line, since_ns=line.t_ns, is_decided=True)
-            case Launched():
+            case BatchLaunched():
                 snapshot = replace(snapshot, run_id=line.run_id)
             case Probe():
                 snapshot = replace(snapshot, probes=(*snapshot.probes, line), is_decided=False)
@@ -124,6 +124,6 @@ class BatchFollower:
             case Paused() | Waiting() | Resumed():
                 self._paused = isinstance(line, Paused)
                 snapshot = replace(snapshot, since_ns=line.t_ns)
-            case Ended():
+            case BatchEnded():
                 snapshot = replace(snapshot, ended=line, run_id=None)
         self._snapshot = snapshot

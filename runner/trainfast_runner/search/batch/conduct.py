@@ -20,11 +20,11 @@ from trainfast_runner.running.recovery import live_runs
 from trainfast_runner.search.batch.answer import answer_of
 from trainfast_runner.search.batch.decide import Decision, SearchState, decide, state_of_journal
 from trainfast_runner.search.batch.journal import (
+    BatchEnded,
+    BatchLaunched,
     BatchLine,
     BatchQuestion,
     ConfirmationRun,
-    Ended,
-    Launched,
     Next,
     Predicted,
     Probe,
@@ -42,7 +42,7 @@ from trainfast_runner.search.batch.probe_record import (
 from trainfast_runner.search.conductor import ConductOptions, Conductor, conduct_alone
 from trainfast_runner.search.journal import Conducted
 from trainfast_runner.search.left_runs import end_if_live, has_settings, is_usable, runs_of_search
-from trainfast_runner.search.limits import limited
+from trainfast_runner.search.limits import with_limits
 from trainfast_runner.search.processes import Interrupted, WarmProcess, end_run, wait_for_result
 
 STEPS = {"cpu": 2, "cuda": 4}
@@ -67,7 +67,7 @@ def conduct_batch(
     is_cancelled: Callable[[], bool] = lambda: False,
     began_ns: int | None = None,
     make_conductor: MakeConductor | None = None,
-) -> Ended:
+) -> BatchEnded:
     """Conduct the search in `directory` to its end, record that and return it. `on_line` gets every new line.
 
     `make_conductor` makes another conductor than that of a preset's search.
@@ -81,7 +81,7 @@ def conduct_batch(
     return conduct_alone(directory, lambda: make(directory, plan, home, options, conduct_options))
 
 
-class BatchConductor(Conductor[BatchLine, Ended]):
+class BatchConductor(Conductor[BatchLine, BatchEnded]):
     """Conducts a batch search: tries sizes in a warm process and confirms the largest in a fresh one."""
 
     def __init__(
@@ -94,7 +94,7 @@ class BatchConductor(Conductor[BatchLine, Ended]):
     ) -> None:
         lines = read_batch_journal(directory)
         asked = next(line for line in lines if isinstance(line, BatchQuestion))
-        super().__init__(directory, limited(plan, tuple(asked.limits_bytes)), home, lines, conduct_options)
+        super().__init__(directory, with_limits(plan, tuple(asked.limits_bytes)), home, lines, conduct_options)
         self._options = options
 
     def first_line(self, conducted: Conducted) -> Conducted:
@@ -106,15 +106,15 @@ class BatchConductor(Conductor[BatchLine, Ended]):
         self._end_left_process()
         self._predict()
 
-    def step(self) -> Ended | None:
+    def step(self) -> BatchEnded | None:
         """Decide and take one step."""
         return self._do(decide(self._state()))
 
-    def end_line(self, state: str, reason: str) -> Ended:
+    def end_line(self, state: str, reason: str) -> BatchEnded:
         """Return an end without an answer."""
-        return Ended(state=state, reason=reason)
+        return BatchEnded(state=state, reason=reason)
 
-    def _do(self, step: Decision) -> Ended | None:
+    def _do(self, step: Decision) -> BatchEnded | None:
         """Take one step; return the end if it is the last."""
         action = step.action if step.action in ("probe", CONFIRM) else "end"
         self._write(
@@ -134,10 +134,10 @@ class BatchConductor(Conductor[BatchLine, Ended]):
             self._confirm(step.batch_size)
             return None
         if step.action == "answer":
-            return Ended(state="answered", reason=step.why, answer=answer_of(self._state()))
+            return BatchEnded(state="answered", reason=step.why, answer=answer_of(self._state()))
         if step.action == "nothing_fits":
             return self._nothing_fits(step.why)
-        return Ended(state="failed", reason=step.why)
+        return BatchEnded(state="failed", reason=step.why)
 
     def _predict(self) -> None:
         """Get a warm process and a prediction before the first size is chosen: both at once on a CPU."""
@@ -176,7 +176,7 @@ class BatchConductor(Conductor[BatchLine, Ended]):
         self._write(probe_of_ended_run(1, result, result.seconds or 0.0, phase="model"))
         return None
 
-    def _probe(self, batch_size: int) -> Ended | None:
+    def _probe(self, batch_size: int) -> BatchEnded | None:
         """Try one size in the warm process."""
         process = self._process
         if process is None:
@@ -194,7 +194,7 @@ class BatchConductor(Conductor[BatchLine, Ended]):
             if result.state in ("stopped", "killed"):
                 raise Interrupted
             if result.state != "oom":
-                return Ended(state="failed", reason=_ended_words(result))
+                return BatchEnded(state="failed", reason=_ended_words(result))
             self._write(probe_of_ended_run(batch_size, result, seconds))
             return None
         void = None
@@ -230,7 +230,7 @@ class BatchConductor(Conductor[BatchLine, Ended]):
         spec = self._plan.spec.with_overrides(batch_size=batch_size, steps=steps, timing_warmup=timing_warmup)
         return replace(self._plan, spec=spec)
 
-    def _nothing_fits(self, why: str) -> Ended:
+    def _nothing_fits(self, why: str) -> BatchEnded:
         """Return the end of a search in which a batch of 1 does not fit."""
         return nothing_fits(self._plan, self._home, self._state(), why, self._raise_if_cancelled)
 
@@ -241,7 +241,7 @@ class BatchConductor(Conductor[BatchLine, Ended]):
 
     def _start(self, plan: RunPlan, role: str) -> Path:
         directory = self._launch(plan, role)
-        self._write(Launched(run_id=directory.name, role=role))
+        self._write(BatchLaunched(run_id=directory.name, role=role))
         return directory
 
     def _end_left_process(self) -> None:
@@ -265,9 +265,9 @@ class BatchConductor(Conductor[BatchLine, Ended]):
                 taken = directory
             else:
                 end_if_live(directory)
-        launched = {line.run_id for line in self._lines if isinstance(line, Launched)}
+        launched = {line.run_id for line in self._lines if isinstance(line, BatchLaunched)}
         if taken is not None and taken.name not in launched:
-            self._write(Launched(run_id=taken.name, role=CONFIRMATION))
+            self._write(BatchLaunched(run_id=taken.name, role=CONFIRMATION))
         return taken
 
     def _state(self) -> SearchState:

@@ -14,7 +14,7 @@ from trainfast_runner.memory.model import largest_fitting
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.run_file import CONFIRM
 from trainfast_runner.search.batch.journal import BatchLine, BatchQuestion, ConfirmationRun, Predicted, Probe
-from trainfast_runner.search.fit import MemoryLines, fit_lines
+from trainfast_runner.search.memory_lines import MemoryLines, fit_lines
 from trainfast_runner.units import mebibytes
 
 LARGEST_BATCH = 1 << 20
@@ -54,7 +54,7 @@ class SearchState:
         return max((probe.batch_size for probe in self.fitting), default=0)
 
     @property
-    def most(self) -> int:
+    def largest_allowed(self) -> int:
         """The largest size that may be tried: a script's data fills no larger one."""
         return min((probe.batch_size for probe in self.probes if probe.fills_data), default=LARGEST_BATCH)
 
@@ -148,16 +148,17 @@ def _first(state: SearchState) -> Decision:
         smaller = max(1, too_large // 4)
         return Decision("probe", f"{too_large} does not fit, against the prediction: much smaller", smaller)
     predicted = state.predicted
-    most = predicted.max_batch if predicted is not None else None
-    if predicted is None or not most or most < 2:
+    predicted_max = predicted.max_batch if predicted is not None else None
+    if predicted is None or not predicted_max or predicted_max < 2:
         start = predicted.start if predicted is not None else 1
         why = f"nothing is predicted: {'the smallest' if start == 1 else 'its own size'} first"
-        if most is not None:
-            why = f"by the prediction {'nothing' if most == 0 else '1 and no more'} fits: the smallest first"
+        if predicted_max is not None:
+            why = f"by the prediction {'nothing' if predicted_max == 0 else '1 and no more'} fits: the smallest first"
         return Decision("probe", why, start)
-    most = min(most, LARGEST_BATCH)
-    small = max(1, most // SMALL_SHARE, min(predicted.linear_from, most // 2))
-    return Decision("probe", f"by the prediction {most} fits: a small size first, to see how true that is", small)
+    predicted_max = min(predicted_max, LARGEST_BATCH)
+    small = max(1, predicted_max // SMALL_SHARE, min(predicted.linear_from, predicted_max // 2))
+    why = f"by the prediction {predicted_max} fits: a small size first, to see how true that is"
+    return Decision("probe", why, small)
 
 
 def _towards_boundary(state: SearchState, fits: tuple[MemoryLines, ...]) -> Decision:
@@ -169,9 +170,9 @@ def _towards_boundary(state: SearchState, fits: tuple[MemoryLines, ...]) -> Deci
     decides = ceiling(state, fits, likely)
     if too_large is not None and too_large <= decides:
         return Decision(CONFIRM, _why_confirm(fits, best, likely, f"{too_large} does not"), likely)
-    if state.tried >= MOST_PROBES or best >= state.most:
+    if state.tried >= MOST_PROBES or best >= state.largest_allowed:
         why = f"{state.tried} sizes tried"
-        if best >= state.most:
+        if best >= state.largest_allowed:
             why = (
                 f"no size above {LARGEST_BATCH} is tried"
                 if best >= LARGEST_BATCH

@@ -12,8 +12,8 @@ from trainfast_runner.records.json_lines import read_all
 from trainfast_runner.records.result import OomChange
 from trainfast_runner.records.run_file import SCHEMA, ClockAnchor, RecordedSpec
 from trainfast_runner.records.search_directories import JOURNAL_FILE
-from trainfast_runner.search.fit import MemoryLines
 from trainfast_runner.search.journal import Conducted, CoolingDown, Line, Paused, Resumed, Waiting
+from trainfast_runner.search.memory_lines import MemoryLines
 
 
 class BatchQuestion(RecordedSpec, frozen=True, kw_only=True, tag_field="kind", tag="asked"):
@@ -62,7 +62,7 @@ class Next(Line, frozen=True, kw_only=True, tag="next"):
     tightest_rank: int | None = None
 
 
-class Launched(Line, frozen=True, kw_only=True, tag="launched"):
+class BatchLaunched(Line, frozen=True, kw_only=True, tag="launched"):
     """A run of the search was started. `role` is probe or proof."""
 
     run_id: str
@@ -138,7 +138,7 @@ class Margin(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class BatchAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The answer. `headroom_bytes` is the measured rest of the tightest rank's limit at `max_batch`; `samples_per_s` is
     the confirmation run's rate, summed over ranks.
 
@@ -177,12 +177,12 @@ class Change(OomChange, frozen=True, kw_only=True):
     costs: str = ""
 
 
-class Ended(Line, frozen=True, kw_only=True, tag="ended"):
+class BatchEnded(Line, frozen=True, kw_only=True, tag="ended"):
     """The end: answered, nothing_fits (with the missing bytes), failed, or cancelled (the same command continues)."""
 
     state: str
     reason: str = ""
-    answer: Answer | None = None
+    answer: BatchAnswer | None = None
     missing_bytes: int | None = None
     changes: list[Change] = []
     seconds: float = 0.0
@@ -194,14 +194,14 @@ BatchLine = (
     | Conducted
     | Predicted
     | Next
-    | Launched
+    | BatchLaunched
     | CoolingDown
     | Probe
     | ConfirmationRun
     | Paused
     | Waiting
     | Resumed
-    | Ended
+    | BatchEnded
 )
 
 

@@ -18,7 +18,7 @@ from trainfast_runner.records.run_records import read_records
 from trainfast_runner.results.explained_run import held_by, models_of, trace_changes
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.decide import SearchState
-from trainfast_runner.search.batch.journal import Change, ConfirmationRun, Ended, Probe
+from trainfast_runner.search.batch.journal import BatchEnded, Change, ConfirmationRun, Probe
 
 TRACES_WITHIN_S = 30.0
 """After a search without an answer, trace possible changes for at most this long."""
@@ -26,12 +26,12 @@ TRACES_WITHIN_S = 30.0
 
 def nothing_fits(
     plan: RunPlan, home: Home, state: SearchState, why: str, raise_if_cancelled: Callable[[], None]
-) -> Ended:
+) -> BatchEnded:
     """Return the end of a search without an answer. `raise_if_cancelled` is called between traces."""
     failed = _last_failure(state)
     run = read_run_file(home.directory(failed.run_id)) if failed is not None else None
     if failed is None or run is None:
-        return Ended(state="nothing_fits", reason=why)
+        return BatchEnded(state="nothing_fits", reason=why)
     phase = failed.phase if isinstance(failed, Probe) else None
     one = msgspec.structs.replace(run, knobs={**run.knobs, "batch_size": 1}, predicted=None)
     result = read_result(home.directory(failed.run_id))
@@ -46,7 +46,7 @@ def nothing_fits(
     changes = [
         Change(**msgspec.structs.asdict(change)) for change in explained.changes if "batch_size" not in change.settings
     ]
-    return Ended(state="nothing_fits", reason=why, missing_bytes=missing, changes=changes)
+    return BatchEnded(state="nothing_fits", reason=why, missing_bytes=missing, changes=changes)
 
 
 def _trace_changes(

@@ -8,10 +8,10 @@ from typing import Any
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import STRICT_SPEED
 from trainfast_runner.search.batch.journal import (
-    Answer,
+    BatchAnswer,
+    BatchEnded,
     BatchQuestion,
     ConfirmationRun,
-    Ended,
     Predicted,
     Probe,
     read_batch_journal,
@@ -51,7 +51,7 @@ def report(directory: Path) -> dict[str, Any]:
     """Return the whole search as one object; absent figures are None."""
     lines = read_batch_journal(directory)
     asked = next(line for line in lines if isinstance(line, BatchQuestion))
-    ended = newest(lines, Ended)
+    ended = newest(lines, BatchEnded)
     predicted = newest(lines, Predicted)
     answer = ended.answer if ended is not None else None
     confirmations = [line for line in lines if isinstance(line, ConfirmationRun)]
@@ -84,7 +84,7 @@ def _probe(probe: Probe, confirmations: list[ConfirmationRun]) -> dict[str, Any]
     return {**fields_of(probe, *PROBE_FIELDS), "refuted_by": None if by is None else by.run_id}
 
 
-def _fastest(answer: Answer | None) -> dict[str, Any] | None:
+def _fastest(answer: BatchAnswer | None) -> dict[str, Any] | None:
     if answer is None or answer.fastest_batch is None:
         return None
     return {"batch_size": answer.fastest_batch, "samples_per_s": answer.fastest_samples_per_s}

@@ -21,10 +21,10 @@ from trainfast_runner.records.run_records import read_records
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.conduct import BatchConductor, MakeConductor
 from trainfast_runner.search.batch.journal import (
+    BatchEnded,
+    BatchLaunched,
     BatchLine,
     ConfirmationRun,
-    Ended,
-    Launched,
     Predicted,
     Probe,
     RankPeaks,
@@ -35,7 +35,7 @@ from trainfast_runner.search.batch.probe_record import highest_peaks, probe_of_e
 from trainfast_runner.search.conductor import ConductOptions
 from trainfast_runner.search.left_runs import runs_of_search, take_ended
 from trainfast_runner.search.processes import Interrupted, wait_for_result
-from trainfast_runner.search.script_runs import TrialPlan, incompatible, traced, trial_plan_of
+from trainfast_runner.search.script_runs import TrialPlan, incompatible, trial_plan_of, with_trace
 from trainfast_runner.search.searches import SET_BY_A_BATCH_SEARCH
 from trainfast_runner.search.traced_script import SCRIPT_PHASE, TracedPeak, why_untraced
 from trainfast_runner.settings.script_preset import ScriptPreset
@@ -82,15 +82,15 @@ class ScriptBatchConductor(BatchConductor):
             plan = replace(plan, memory_limit_bytes=limits)
         return replace(plan, search_id=self._plan.search_id)
 
-    def _probe(self, batch_size: int) -> Ended | None:
+    def _probe(self, batch_size: int) -> BatchEnded | None:
         """Try one size in a process of its own, or take the trial of it that a killed conductor left, once ended."""
         began_s = self._clock_s()
         plan = self._sized(batch_size, STEPS, TIMING_WARMUP)
         is_first = self._state().best == 0
         left = take_ended(self._left_trials, self._home, plan)
         if left is not None:
-            self._write(Launched(run_id=left.name, role=PROBE))
-        directory = left or self._start(traced(plan) if is_first else plan, PROBE)
+            self._write(BatchLaunched(run_id=left.name, role=PROBE))
+        directory = left or self._start(with_trace(plan) if is_first else plan, PROBE)
         result = wait_for_result(directory, self._raise_if_cancelled)
         self._live = None
         seconds = self._clock_s() - began_s if left is None else result.seconds or 0.0
@@ -102,7 +102,7 @@ class ScriptBatchConductor(BatchConductor):
         filled = data_filled(result, batch_size, self._state().best)
         failure = why_not_usable(result) or (incompatible(result, ("batch_size",)) if filled is None else None)
         if failure is not None:
-            return Ended(state="failed", reason=failure)
+            return BatchEnded(state="failed", reason=failure)
         probe = fitting_probe(directory, result, filled or batch_size, seconds, self._available())
         self._write(msgspec.structs.replace(probe, fills_data=filled is not None))
         if is_first:
@@ -135,8 +135,8 @@ class ScriptBatchConductor(BatchConductor):
         ]
         return min(free, default=None)
 
-    def _nothing_fits(self, why: str) -> Ended:
-        return Ended(state="nothing_fits", reason=why)
+    def _nothing_fits(self, why: str) -> BatchEnded:
+        return BatchEnded(state="nothing_fits", reason=why)
 
 
 def data_filled(result: Result, asked: int, best: int) -> int | None:

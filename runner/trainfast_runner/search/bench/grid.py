@@ -59,7 +59,7 @@ def _with_combination(spec: RunSpec, combination: Combination) -> RunSpec:
 
 def id_of(combination: Combination) -> str:
     """A row's id: its settings as they are typed."""
-    return " ".join(f"{name}={BY_NAME[name].show(value)}" for name, value in combination.items())
+    return " ".join(f"{name}={BY_NAME[name].text_of(value)}" for name, value in combination.items())
 
 
 def check_count(vary: Vary, bases: int) -> None:

@@ -56,7 +56,7 @@ def _settings(bench: Bench, mine: RunSpec, baseline: RunSpec) -> Iterator[str]:
     known = [name for name in BY_NAME if name in mine.knobs]
     names = ALWAYS if mine is baseline else [name for name in known if mine.knobs[name] != baseline.knobs.get(name)]
     yield from (
-        f"{name}={BY_NAME[name].show(mine.knobs[name])}"
+        f"{name}={BY_NAME[name].text_of(mine.knobs[name])}"
         for name in names
         if name in mine.knobs and name not in bench.varied
     )

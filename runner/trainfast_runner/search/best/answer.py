@@ -61,7 +61,7 @@ def answer_of(state: BestState) -> BestAnswer | None:
         baseline_run_ids=_run_ids(state, baseline),
         within_percent=within,
         tried_in_budget=len(tried) if prospects.is_budget_spent else None,
-        ties=cold.rivals,
+        ties=cold.ties,
         effects=list(_effects(cold, best)),
         verdicts=verdicts,
         pareto=_pareto(cold),
@@ -191,9 +191,9 @@ def _is_open(cold: ColdRuns, best: int, gain: Difference | None) -> bool:
     """True if the gain may be none, a rival may be the best, or a measured setting may be better than the baseline."""
     state = cold.state
     if best != state.space.baseline:
-        return bool(cold.rivals) or (gain is not None and not gain.is_clear)
+        return bool(cold.ties) or (gain is not None and not gain.is_clear)
     others = [number for number in state.counted_trials if number != best and number not in state.ruled_out]
-    return bool(cold.rivals) or not all(cold.difference(number, best).is_clear for number in others)
+    return bool(cold.ties) or not all(cold.difference(number, best).is_clear for number in others)
 
 
 def _effects(cold: ColdRuns, best: int) -> Iterator[Effect]:
@@ -258,7 +258,7 @@ def _notes(cold: ColdRuns, best: int) -> Iterator[str]:
         for name, number in (("best", best), ("baseline", baseline)):
             values = cold.every.log_objectives.get(number)
             if values and number in state.counted_trials:
-                gap = statistics.fmean(values) - state.log_objective(number)[0]
+                gap = statistics.fmean(values) - state.log_objective(number).value
                 if abs(gap) > GAP and (name == "best" or best != baseline):
                     yield f"the {name} is {100 * math.expm1(gap):+.1f} % in fresh processes beside its trial"
     if state.measured.void:

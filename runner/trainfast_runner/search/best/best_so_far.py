@@ -134,7 +134,7 @@ class BestSoFar:
         """Return the objective of a candidate at a rate, its start as it was or is expected."""
         candidate = self.candidate(number)
         if start_s is None:
-            start_s = self._starts.seconds(process_key(candidate.process))
+            start_s = self._starts.seconds(process_key(candidate.process_knobs))
         return rate if self.question is None else objective_interval(self.question, candidate, rate, start_s)
 
     @cached_property

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
 from trainfast_runner.machine.calibration import Ceiling, cpu_name, read
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_records import worker_lines
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.best.candidates import bounded
 from trainfast_runner.search.best.journal import Space
 from trainfast_runner.search.best.survey import Survey
 from trainfast_runner.settings.world import device_count
@@ -23,14 +24,15 @@ def with_bounds(space: Space, survey: Survey, flops: float, ceiling: Ceiling) ->
     `flops` are the model's of one sample, at the seq_len of the survey's spec. What checkpointing computes twice comes
     on top, so the bound holds with it too.
     """
-    least: dict[int, float | None] = {}
+    candidates = list(space.candidates)
     for number, spec in survey.legal(space).items():
         tflops = ceiling.tflops.get(str(spec.knobs["precision"]).removesuffix("-pure"))
         if tflops and spec.knobs["seq_len"] == survey.spec.knobs["seq_len"]:
             # The ranks of a CPU run share its cores.
             devices = device_count(spec, survey.machine) if ceiling.device == "cuda" else 1
-            least[number] = flops / (ABOVE_CEILING * tflops * 1e12 * devices)
-    return bounded(space, least)
+            least_s = flops / (ABOVE_CEILING * tflops * 1e12 * devices)
+            candidates[number] = msgspec.structs.replace(candidates[number], least_s_per_sample=least_s)
+    return msgspec.structs.replace(space, candidates=candidates)
 
 
 def flops_of(directory: Path) -> float | None:

@@ -31,7 +31,7 @@ MOST_COUNTED = 1_000_000
 """Combinations of batch, accumulation and strategy that are looked at one by one to count the candidates."""
 
 
-def spec_of(spec: RunSpec, knobs: Mapping[str, KnobValue]) -> RunSpec:
+def candidate_spec(spec: RunSpec, knobs: Mapping[str, KnobValue]) -> RunSpec:
     """The run of a candidate: `spec` with its knobs. `devices` is a ceiling, of which `single` uses one."""
     turned = spec.with_overrides(**{name: value for name, value in knobs.items() if spec.knobs[name] != value})
     devices = turned.knobs["devices"]
@@ -67,7 +67,7 @@ def enumerate_space(
     """
     count = count_of(spec, machine, vary, global_batch)
     if count > MOST_CANDIDATES:
-        raise _too_many(count, vary)
+        raise _too_many_error(count, vary)
     slices = _Slices(spec, machine)
     own = _baseline(slices, global_batch)
     derives = global_batch is not None and any(name in vary for name in (*BATCH_KNOBS, *MESH))
@@ -82,7 +82,7 @@ def enumerate_space(
         else:
             combinations.append({name: derived.get(name, own[name]) for name in shown})
     if not combinations and global_batch is not None:
-        raise _impossible(global_batch, _attainable(slices, vary, global_batch))
+        raise _impossible_error(global_batch, _attainable(slices, vary, global_batch))
     first = {name: own[name] for name in shown}
     if first not in combinations:
         combinations.insert(0, first)
@@ -90,7 +90,7 @@ def enumerate_space(
     return Space(candidates=candidates, baseline=combinations.index(first), dropped=dropped)
 
 
-def predicted(space: Space, bytes_of: Mapping[int, int | None], limit_bytes: int | None) -> Space:
+def with_predictions(space: Space, bytes_of: Mapping[int, int | None], limit_bytes: int | None) -> Space:
     """The space with the predicted bytes of these candidates (of the fullest rank), those above the limit ruled out.
 
     The baseline is never ruled out: its run shows the error of the prediction.
@@ -106,14 +106,6 @@ def predicted(space: Space, bytes_of: Mapping[int, int | None], limit_bytes: int
                 reason = excess_words(needed, limit_bytes)
                 changed = msgspec.structs.replace(changed, ruled_out=TOO_LARGE, reason=reason)
         candidates[number] = changed
-    return msgspec.structs.replace(space, candidates=candidates)
-
-
-def bounded(space: Space, least_s_per_sample: Mapping[int, float | None]) -> Space:
-    """The space with the least seconds that a sample of these candidates takes, by FLOPs and the calibrated peak."""
-    candidates = list(space.candidates)
-    for number, least in least_s_per_sample.items():
-        candidates[number] = msgspec.structs.replace(candidates[number], least_s_per_sample=least)
     return msgspec.structs.replace(space, candidates=candidates)
 
 
@@ -156,7 +148,7 @@ def changes_training(one: Candidate, baseline: Candidate) -> list[str]:
 
 def default_global_batch(spec: RunSpec, machine: Machine) -> int:
     """Samples of one optimizer step of the preset. Raises UserError when there are too few devices."""
-    own = spec_of(spec, {})
+    own = candidate_spec(spec, {})
     batch, accumulation = (int(str(own.knobs[name])) for name in BATCH_KNOBS)
     return batch * accumulation * data_parallel_degree(own.knobs, device_count(own, machine))
 
@@ -177,7 +169,7 @@ class _Slices:
         """The data-parallel degree with these knobs; 1 where the devices do not suffice, which is refused later."""
         key = tuple(knobs.get(name, self.spec.knobs[name]) for name in MESH)
         if key not in self._degrees:
-            one = spec_of(self.spec, dict(zip(MESH, key, strict=True)))
+            one = candidate_spec(self.spec, dict(zip(MESH, key, strict=True)))
             try:
                 self._degrees[key] = data_parallel_degree(one.knobs, device_count(one, self.machine))
             except UserError:
@@ -212,19 +204,19 @@ def _baseline(slices: _Slices, global_batch: int | None) -> KnobValues:
     per_rank, rest = divmod(global_batch, degree)
     if rest:
         nearest = [size for size in (per_rank * degree, (per_rank + 1) * degree) if size]
-        raise _impossible(global_batch, nearest)
+        raise _impossible_error(global_batch, nearest)
     most = min(int(str(knobs["batch_size"])), per_rank)
     batch = next(size for size in range(most, 0, -1) if per_rank % size == 0)
     return {**knobs, "batch_size": batch, "grad_accum": per_rank // batch}
 
 
 def _candidate(slices: _Slices, knobs: RecordedKnobs, refuse: Callable[[RunSpec], UserError | None]) -> Candidate:
-    one = spec_of(slices.spec, knobs)
+    one = candidate_spec(slices.spec, knobs)
     refusal = refuse(one)
     batch, accumulation = (int(str(one.knobs[name])) for name in BATCH_KNOBS)
     return Candidate(
         knobs=knobs,
-        process=process_knobs(one.knobs, knobs),
+        process_knobs=process_knobs(one.knobs, knobs),
         world_size=ranks_of(one, slices.machine) or 1,
         samples_per_step=batch * accumulation * slices.degree(knobs),
         ruled_out=None if refusal is None else "incompatible",
@@ -257,7 +249,7 @@ def _attainable(slices: _Slices, vary: Vary, wanted: int) -> list[int]:
     return [*([max(below)] if below else []), *([min(above)] if above else [])]
 
 
-def _impossible(wanted: int, possible: Sequence[int]) -> UserError:
+def _impossible_error(wanted: int, possible: Sequence[int]) -> UserError:
     nearest = min(possible, key=lambda size: abs(size - wanted), default=None)
     return UserError(
         f"--global-batch {wanted}: no batch_size x grad_accum x data-parallel degree gives it",
@@ -267,7 +259,7 @@ def _impossible(wanted: int, possible: Sequence[int]) -> UserError:
     )
 
 
-def _too_many(count: int, vary: Vary) -> UserError:
+def _too_many_error(count: int, vary: Vary) -> UserError:
     """The error about too many candidates: their count, and the fewest knobs to leave out."""
     dropped, left = fewest_to_drop(vary, count, MOST_CANDIDATES)
     words = f"{count:,} candidates are more than {MOST_CANDIDATES:,}"

@@ -10,8 +10,8 @@ from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.run_records import RunRecords, read_records
 from trainfast_runner.search.best.disturbances import why_run_void
-from trainfast_runner.search.best.journal import ColdRun, LaunchedBest
-from trainfast_runner.search.best.too_large import Shortage, shortage_of
+from trainfast_runner.search.best.journal import BestLaunched, ColdRun
+from trainfast_runner.search.best.too_large import Failure, oom_failure
 from trainfast_runner.search.script_runs import incompatible
 
 TIMING_WARMUP = 3
@@ -19,17 +19,17 @@ TIMING_WARMUP = 3
 
 
 def cold_run_of(
-    launched: LaunchedBest, directory: Path, result: Result, knobs: Collection[str], *, counts: bool
+    launched: BestLaunched, directory: Path, result: Result, knobs: Collection[str], *, keep_disturbed: bool
 ) -> ColdRun:
     """The line of an ended cold run of a candidate with these knobs.
 
-    With `counts` one that other processes or heat disturbed is not void. A script has no losses here: nothing says that
-    its samples come in the same order.
+    With `keep_disturbed` one that other processes or heat disturbed is not void. A script has no losses here: nothing
+    says that its samples come in the same order.
     """
     rate = result.throughput.samples_per_s
     joules = result.energy.joules_per_sample
-    outcome, reason = outcome_of(result, knobs, counts=counts)
-    shortage = shortage_of(result) if outcome == "oom" else Shortage(reason)
+    outcome, reason = outcome_of(result, knobs, keep_disturbed=keep_disturbed)
+    failure = oom_failure(result) if outcome == "oom" else Failure(reason)
     has_losses = result.script is None
     return ColdRun(
         candidate=launched.candidate,
@@ -46,12 +46,12 @@ def cold_run_of(
         first_loss=result.loss.first if has_losses else None,
         last_loss=result.loss.last if has_losses else None,
         seconds=result.seconds or 0.0,
-        reason=shortage.words,
-        missing_bytes=shortage.missing_bytes,
+        reason=failure.words,
+        missing_bytes=failure.missing_bytes,
     )
 
 
-def outcome_of(result: Result, knobs: Collection[str] = (), *, counts: bool) -> tuple[str, str]:
+def outcome_of(result: Result, knobs: Collection[str] = (), *, keep_disturbed: bool) -> tuple[str, str]:
     """Outcome of an ended run and its reason: measured, oom, failed, void, or incompatible.
 
     A run is incompatible when its script overrode one of these knobs.
@@ -69,7 +69,7 @@ def outcome_of(result: Result, knobs: Collection[str] = (), *, counts: bool) -> 
     if overridden is not None:
         return "incompatible", overridden
     void = why_run_void(result)
-    return "measured" if void is None or counts else "void", void or ""
+    return "measured" if void is None or keep_disturbed else "void", void or ""
 
 
 def _why_no_rate(result: Result) -> str:

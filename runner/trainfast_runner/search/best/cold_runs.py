@@ -1,4 +1,4 @@
-"""Finalists, winner and rivals of a search by its cold runs, each difference with its interval.
+"""Finalists, winner and ties of a search by its cold runs, each difference with its interval.
 
 A cold run is a run in a fresh process. The noise of a run is pooled over repeated runs of the same setting, with the
 noise of the trials as four runs' worth of evidence; intervals are Student's.
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from trainfast_runner.results.distributions import NORMAL_95, student_95
-from trainfast_runner.search.best.journal import ColdRun, LaunchedBest
+from trainfast_runner.search.best.journal import BestLaunched, ColdRun
 from trainfast_runner.search.best.observed import steps_for
 from trainfast_runner.search.best.state import BestState
 
@@ -108,7 +108,7 @@ class MeasuredRuns:
 
 
 class ColdRuns:
-    """The cold runs made so far, and the candidates that they leave as finalists, winner and rivals."""
+    """The cold runs made so far, and the candidates that they leave as finalists, winner and ties."""
 
     def __init__(self, state: BestState) -> None:
         self.state = state
@@ -132,7 +132,7 @@ class ColdRuns:
 
         A run under memory_limit may rule out all that was measured.
         """
-        runs = (one for one in self.state.lines if isinstance(one, LaunchedBest | ColdRun))
+        runs = (one for one in self.state.lines if isinstance(one, BestLaunched | ColdRun))
         return any(one.role in SPEED_ROLES for one in runs)
 
     @property
@@ -173,7 +173,7 @@ class ColdRuns:
         return [number for number in self.finalists if not self._is_slower(number, best)]
 
     @cached_property
-    def ties(self) -> list[int]:
+    def equally_fast(self) -> list[int]:
         """The contenders that the race cannot tell from the fastest; the leader alone without a race."""
         best = self._fastest
         if best is None:
@@ -197,7 +197,7 @@ class ColdRuns:
     @property
     def winner(self) -> int:
         """The fastest of the race; among equals the one of less memory, fewer changed knobs, a cheaper start."""
-        return min(self.ties, key=self._preference)
+        return min(self.equally_fast, key=self._preference)
 
     @property
     def answer(self) -> int:
@@ -209,7 +209,7 @@ class ColdRuns:
         return winner if gain.mean >= EQUAL or (gain.is_clear and gain.mean > 0) else self.baseline
 
     @cached_property
-    def rivals(self) -> list[int]:
+    def ties(self) -> list[int]:
         """The contenders that the runs cannot tell from the answer."""
         answer = self.answer
         others = [number for number in self.contenders if number != answer]
@@ -257,7 +257,7 @@ class ColdRuns:
             for number in state.alive
             if number in measured and self.is_near_limit(number) and not self.count_runs(number, "limit")
         ]
-        return sorted(unchecked, key=lambda number: -state.log_objective(number)[0])
+        return sorted(unchecked, key=lambda number: -state.log_objective(number).value)
 
     def run_s(self, number: int) -> float:
         """Expected seconds of a run in a fresh process."""

@@ -19,16 +19,16 @@ from trainfast_runner.records.run_file import COLD, TRIAL
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best.answer import answer_of, answer_so_far
 from trainfast_runner.search.best.bounds import ceiling_here, flops_of, with_bounds
-from trainfast_runner.search.best.candidates import spec_of
+from trainfast_runner.search.best.candidates import candidate_spec
 from trainfast_runner.search.best.cold_run_record import TIMING_WARMUP, cold_run_of, start_s
 from trainfast_runner.search.best.decide import Move, decide
 from trainfast_runner.search.best.journal import (
     BestEnded,
+    BestLaunched,
     BestLine,
     BestQuestion,
     Chosen,
     ColdRun,
-    LaunchedBest,
     Ordered,
     RecordedKnobs,
     Space,
@@ -43,7 +43,7 @@ from trainfast_runner.search.best.orders import read_orders
 from trainfast_runner.search.best.run_trial import trial_of_run
 from trainfast_runner.search.best.state import BestState, state_of_best_journal
 from trainfast_runner.search.best.step_rule import UNTIMED
-from trainfast_runner.search.best.too_large import Shortage, closest_to_fit, shortage_of
+from trainfast_runner.search.best.too_large import Failure, closest_to_fit, oom_failure
 from trainfast_runner.search.best.trial import WantedTrial, take_trial
 from trainfast_runner.search.conductor import ConductOptions, Conductor, conduct_alone, worked_seconds
 from trainfast_runner.search.journal import Conducted
@@ -197,14 +197,14 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         if process is None:
             return
         candidate, began_s = self._space.candidates[number], self._clock_s()
-        knobs = {name: value for name, value in candidate.knobs.items() if name not in candidate.process}
+        knobs = {name: value for name, value in candidate.knobs.items() if name not in candidate.process_knobs}
         wanted = WantedTrial(
             candidate=number,
             knobs=knobs,
             samples_per_step=candidate.samples_per_step,
             rule=move.step_rule,
             needs_energy=self._question.objective == "samples_per_joule",
-            counts=self._is_usually_disturbed(number),
+            keep_disturbed=self._is_usually_disturbed(number),
         )
         taken = take_trial(process, self._process_uuids, wanted)
         if taken is None:
@@ -232,7 +232,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         plan = self._trial_plan(number, steps=steps, timing_warmup=UNTIMED)
         if plan is None:
             return
-        launched = LaunchedBest(run_id="", role=TRIAL, candidate=number)
+        launched = BestLaunched(run_id="", role=TRIAL, candidate=number)
         left = self._left_runs.take_trial(plan)
         if left is not None:
             self._write(msgspec.structs.replace(launched, run_id=left.name))
@@ -250,11 +250,11 @@ class BestConductor(Conductor[BestLine, BestEnded]):
             directory,
             result,
             max(0.0, seconds - to_steady_s),
-            counts=self._is_usually_disturbed(number),
+            keep_disturbed=self._is_usually_disturbed(number),
             checks_samples=any(isinstance(line, Trial) and line.outcome == "measured" for line in self._lines),
         )
         if trial.step_ms:
-            self._write(Visited(run_id=directory.name, process=candidate.process, start_s=to_steady_s))
+            self._write(Visited(run_id=directory.name, process_knobs=candidate.process_knobs, start_s=to_steady_s))
         self._write(trial)
         self._learn()
 
@@ -267,7 +267,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
 
     def _is_turned_warm(self, number: int) -> bool:
         """True if a process of this candidate takes a second trial, even of the same setting."""
-        knobs = spec_of(self._survey.spec, self._space.candidates[number].knobs).knobs
+        knobs = candidate_spec(self._survey.spec, self._space.candidates[number].knobs).knobs
         return allows_warm_trials(str(knobs["strategy"]), str(knobs["engine"]), str(knobs["compile"]))
 
     def _add_flops_bounds(self, process: WarmProcess) -> None:
@@ -281,7 +281,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
     def _process_for(self, number: int) -> WarmProcess | None:
         """The warm process for a candidate, a new one if need be; None if it ended before it was ready."""
         candidate = self._space.candidates[number]
-        if self._process is not None and self._process_knobs == candidate.process:
+        if self._process is not None and self._process_knobs == candidate.process_knobs:
             return self._process
         self._end_process()
         self._left_runs.end()
@@ -289,31 +289,33 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         plan = self._trial_plan(number)
         if plan is None:
             return None
-        directory = self._start(plan, TRIAL, LaunchedBest(run_id="", role=TRIAL, candidate=number))
+        directory = self._start(plan, TRIAL, BestLaunched(run_id="", role=TRIAL, candidate=number))
         process = self._process = WarmProcess(directory, plan.world_size, self._raise_if_cancelled)
-        self._process_knobs, self._process_uuids = candidate.process, plan.device_uuids
+        self._process_knobs, self._process_uuids = candidate.process_knobs, plan.device_uuids
         if process.ready() is None:
             self._record_end(number, self._ended_process(process), self._clock_s() - began_s)
             return None
-        self._write(Visited(run_id=directory.name, process=candidate.process, start_s=self._clock_s() - began_s))
+        start_s = self._clock_s() - began_s
+        self._write(Visited(run_id=directory.name, process_knobs=candidate.process_knobs, start_s=start_s))
         return process
 
-    def _plan_of(self, number: int, *, limited: bool = False, **knobs: KnobValue) -> RunPlan:
-        """The plan of a candidate's run, `limited` under `memory_limit`. Raises UserError."""
-        plan = self._survey.plan_of(self._question, self._space.candidates[number], limited=limited, **knobs)
+    def _plan_of(self, number: int, *, under_memory_limit: bool = False, **knobs: KnobValue) -> RunPlan:
+        """The plan of a candidate's run, under its `memory_limit` or none. Raises UserError."""
+        candidate = self._space.candidates[number]
+        plan = self._survey.plan_of(self._question, candidate, under_memory_limit=under_memory_limit, **knobs)
         return replace(plan, search_id=self._directory.name)
 
     def _trial_plan(self, number: int, **knobs: KnobValue) -> RunPlan | None:
         """Plan a candidate's trial; None if that is refused, which is recorded. Raises UserError for the baseline's."""
         try:
-            return self._plan_of(number, limited=False, **knobs)
+            return self._plan_of(number, under_memory_limit=False, **knobs)
         except UserError as error:
             if number == self._space.baseline:
                 raise
-            self._record_failure(number, "", "failed", Shortage(error.line()))
+            self._record_failure(number, "", "failed", Failure(error.line()))
             return None
 
-    def _start(self, plan: RunPlan, role: str, launched: LaunchedBest) -> Path:
+    def _start(self, plan: RunPlan, role: str, launched: BestLaunched) -> Path:
         directory = self._launch(plan, role)
         self._write(msgspec.structs.replace(launched, run_id=directory.name))
         return directory
@@ -321,9 +323,9 @@ class BestConductor(Conductor[BestLine, BestEnded]):
     def _take_cold_run(self, move: Move, number: int) -> None:
         """Measure a candidate in a fresh process, or take the same run of a killed conductor."""
         self._end_process()
-        launched = LaunchedBest(run_id="", role=move.action, candidate=number, knob=move.knob)
+        launched = BestLaunched(run_id="", role=move.action, candidate=number, knob=move.knob)
         if move.action == "limit":
-            plan = self._plan_of(number, limited=True, steps=LIMIT_STEPS, timing_warmup=1)
+            plan = self._plan_of(number, under_memory_limit=True, steps=LIMIT_STEPS, timing_warmup=1)
         else:
             steps = self._cold_steps() or TIMING_WARMUP + move.step_rule.most
             plan = self._plan_of(number, steps=steps, timing_warmup=TIMING_WARMUP)
@@ -341,7 +343,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         run = None if first is None else read_run_file(self._home.directory(first.run_id))
         return None if run is None else int(run.knobs["steps"])
 
-    def _follow(self, launched: LaunchedBest, directory: Path) -> None:
+    def _follow(self, launched: BestLaunched, directory: Path) -> None:
         """Wait for the end of a cold run and record it."""
         self._live = directory
         result = wait_for_result(directory, self._raise_if_cancelled)
@@ -349,19 +351,19 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         if result.state in ("stopped", "killed"):
             raise Interrupted
         # Others take no memory from a run under its own limit: that it fits counts, whatever its speed.
-        counts = launched.role == "limit" or self._is_usually_disturbed(launched.candidate)
+        keep_disturbed = launched.role == "limit" or self._is_usually_disturbed(launched.candidate)
         knobs = self._space.candidates[launched.candidate].knobs
-        self._write(cold_run_of(launched, directory, result, knobs, counts=counts))
+        self._write(cold_run_of(launched, directory, result, knobs, keep_disturbed=keep_disturbed))
 
     def _record_end(self, number: int, result: Result, seconds: float) -> None:
         """Record a trial whose process ended without an answer."""
         if result.state in ("stopped", "killed"):
             raise Interrupted
         outcome = {"oom": "oom", "lost": "void"}.get(result.state, "failed")
-        shortage = shortage_of(result) if outcome == "oom" else Shortage(f"{result.state}: {result.reason}")
-        self._record_failure(number, result.run_id, outcome, shortage, seconds)
+        failure = oom_failure(result) if outcome == "oom" else Failure(f"{result.state}: {result.reason}")
+        self._record_failure(number, result.run_id, outcome, failure, seconds)
 
-    def _record_failure(self, number: int, run_id: str, outcome: str, why: Shortage, seconds: float = 0.0) -> None:
+    def _record_failure(self, number: int, run_id: str, outcome: str, why: Failure, seconds: float = 0.0) -> None:
         self._write(
             Trial(
                 candidate=number,

@@ -14,11 +14,13 @@ from dataclasses import dataclass, replace
 
 from trainfast_runner.results.distributions import NORMAL_95
 from trainfast_runner.search.best.cold_runs import COLD_ERROR, CONFIRMING_SHARE, ColdRuns
+from trainfast_runner.search.best.journal import TIMED_OUTCOMES
 from trainfast_runner.search.best.next_cold_run import next_cold_run
 from trainfast_runner.search.best.prospects import Prospects
 from trainfast_runner.search.best.ruled_out import MOST_VOID, UNUSABLE
 from trainfast_runner.search.best.state import BestState
 from trainfast_runner.search.best.step_rule import LEAST_TIMED_STEPS, ORDINARY, StepRule
+from trainfast_runner.search.best.too_large import TOO_LARGE
 from trainfast_runner.settings.knobs import BY_NAME
 
 HOPELESS = 0.7
@@ -80,8 +82,8 @@ def _baseline(state: BestState) -> Move | None:
 
 def _trial_in_first_process(state: BestState, prospects: Prospects) -> Move | None:
     """In the baseline's process: the largest batch that fits, then each warm knob's other values there."""
-    process = state.candidates[state.space.baseline].process
-    if any(state.candidates[trial.candidate].process != process for trial in state.trials):
+    process = state.candidates[state.space.baseline].process_knobs
+    if any(state.candidates[trial.candidate].process_knobs != process for trial in state.trials):
         return None
     if state.spent_s > CONFIRMING_SHARE * state.question.budget_s:
         return None
@@ -95,8 +97,8 @@ def _trial_in_first_process(state: BestState, prospects: Prospects) -> Move | No
 def _first_process_trials(state: BestState) -> list[tuple[int, str]]:
     """The trials in the baseline's process, each with its reason."""
     levels, first = state.posterior.levels, state.space.baseline
-    process = state.candidates[first].process
-    group = {number for number in state.alive if state.candidates[number].process == process}
+    process = state.candidates[first].process_knobs
+    group = {number for number in state.alive if state.candidates[number].process_knobs == process}
     found: list[tuple[int, str]] = []
     base = first
     if "batch_size" in levels.names:
@@ -124,7 +126,7 @@ def _most_promising_trial(state: BestState, prospects: Prospects) -> Move | None
         # A value costs a second in the process that waits, and a start once it is gone.
         number = max(filter(state.is_warm, unseen), key=prospects.improvement_per_s, default=number)
     if number in tries:
-        gain = prospects.gains[number][0]
+        gain = prospects.gains[number].mean
         why = f"{100 * prospects.chances[number]:.0f} % chance of 2 % more, expected {100 * math.expm1(gain):+.1f} %"
         return _move_to_trial(state, number, why)
     new = ", ".join(_new_values(state, number))
@@ -158,7 +160,7 @@ def _without_leader(state: BestState) -> Move | None:
         if state.ordered_out.keys() - state.ruled_out.keys():
             return _move_to_end("failed", "your orders leave no setting that can be measured")
         verdicts = {verdict.verdict for verdict in state.ruled_out.values()}
-        if verdicts <= {"too_large", "incompatible"}:
+        if verdicts <= {TOO_LARGE, "incompatible"}:
             return _move_to_end("nothing_fits", "no setting fits")
         return _move_to_end("failed", "no setting could be measured")
     if state.spent_s > state.question.budget_s:
@@ -172,7 +174,7 @@ def _why_no_baseline(state: BestState) -> str:
     """The reason why the baseline does not lead."""
     baseline = state.space.baseline
     verdict = state.ruled_out.get(baseline)
-    if verdict is not None and verdict.verdict != "too_large":
+    if verdict is not None and verdict.verdict != TOO_LARGE:
         return f"the baseline cannot run ({verdict.reason})"
     if verdict is None and baseline in state.ordered_out:
         return f"the baseline is left out ({state.ordered_out[baseline]})"
@@ -193,7 +195,7 @@ def _finish(state: BestState, prospects: Prospects) -> Move:
 def _closing_visit(state: BestState, move: Move) -> Move:
     """The move, or before it leaves a process the repeat of that process's first setting, which shows drift."""
     stays = move.action == "end" or (move.action == "trial" and not move.cold)
-    visit = [trial for trial in state.trials_of_visit if trial.outcome in ("measured", "slow")]
+    visit = [trial for trial in state.trials_of_visit if trial.outcome in TIMED_OUTCOMES]
     if stays or len({one.candidate for one in visit}) < 2 or any(one.repeats for one in visit):
         return move
     repeated = [trial for trial in state.trials_of_visit if trial.repeats]
@@ -218,7 +220,7 @@ def _move_to_trial(state: BestState, number: int, why: str) -> Move:
 
 def _give_up_by_value(state: BestState, number: int, leader: int) -> float | None:
     """The step in ms that makes the objective `HOPELESS` of the leader's; None where the start alone is longer."""
-    one, goal = state.candidates[number], state.log_objective(leader)[0] + math.log(HOPELESS)
+    one, goal = state.candidates[number], state.log_objective(leader).value + math.log(HOPELESS)
     if state.question.objective == "tokens_per_s":
         return 1000 * one.samples_per_step * state.seq_len(one) / math.exp(goal)
     left = math.exp(-goal) - state.start_s(number)
@@ -255,4 +257,6 @@ def _batch(state: BestState, number: int) -> int:
 
 
 def _shown(name: str, value: object) -> str:
-    return BY_NAME[name].show(value) if name in BY_NAME and isinstance(value, int | float | str | None) else str(value)
+    return (
+        BY_NAME[name].text_of(value) if name in BY_NAME and isinstance(value, int | float | str | None) else str(value)
+    )

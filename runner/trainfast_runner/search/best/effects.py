@@ -96,13 +96,14 @@ class Levels:
         Kept for each setting asked for, because new scales need them again.
         """
         if setting not in self._shares:
-            (totals, squares), (others, more) = (half.shares(setting) for half in self._halves)
-            first, second = (half.indices for half in self._halves)
-            both = [totals[one] + others[two] for one, two in zip(first, second, strict=True)]
+            (left_sums, left_squares), (right_sums, right_squares) = (half.shares(setting) for half in self._halves)
+            left, right = (half.indices for half in self._halves)
+            sums = [left_sums[one] + right_sums[two] for one, two in zip(left, right, strict=True)]
             pairs = [
-                total * total - squares[one] - more[two] for total, one, two in zip(both, first, second, strict=True)
+                total * total - left_squares[one] - right_squares[two]
+                for total, one, two in zip(sums, left, right, strict=True)
             ]
-            self._shares[setting] = both, pairs
+            self._shares[setting] = sums, pairs
         return self._shares[setting]
 
     def with_level(self, number: int, name: str, level: int) -> int | None:
@@ -113,7 +114,10 @@ class Levels:
 
 
 class _Half:
-    """Half of the knobs: its few different settings, and the index of each candidate's among them."""
+    """Half of the knobs: its few different settings, and the index of each candidate's among them.
+
+    Thousands of candidates have few different settings of half the knobs, so the correlations of each are summed once.
+    """
 
     def __init__(self, levels: Levels, knobs: range) -> None:
         self._knobs, self._correlations = knobs, levels.correlations
@@ -223,8 +227,8 @@ class Posterior:
         # Every setting is equally near to itself.
         self.variance = [self._prior.between(one, one) for one in levels.settings[:1]] * len(levels.settings)
         self._vectors: list[list[float]] = [[] for _ in levels.settings]
-        self._followed: int | None = None
-        self._beside_followed: list[float] = []
+        self._cached_candidate: int | None = None
+        self._cached_column: list[float] = []
 
     def add(self, observation: Observation) -> None:
         """Take one more observation into account."""
@@ -246,24 +250,24 @@ class Posterior:
             vector.append(component)
         self.mean = [mean + component * whitened for mean, component in zip(self.mean, components, strict=True)]
         self.variance = [one - component * component for one, component in zip(self.variance, components, strict=True)]
-        if self._followed is not None:
-            mine = components[self._followed]
-            self._beside_followed = [
+        if self._cached_candidate is not None:
+            mine = components[self._cached_candidate]
+            self._cached_column = [
                 covariance - mine * component
-                for covariance, component in zip(self._beside_followed, components, strict=True)
+                for covariance, component in zip(self._cached_column, components, strict=True)
             ]
 
-    def covariances(self, one: int) -> list[float]:
-        """The posterior covariance of a candidate with every candidate; cheap for the one of the last call."""
-        if one != self._followed:
-            vector = self._vectors[one]
-            column = self._prior.with_candidates(self.levels.settings[one])
-            self._beside_followed = [
+    def covariances(self, candidate: int) -> list[float]:
+        """The posterior covariance of a candidate with every candidate; kept for the candidate of the last call."""
+        if candidate != self._cached_candidate:
+            vector = self._vectors[candidate]
+            column = self._prior.with_candidates(self.levels.settings[candidate])
+            self._cached_column = [
                 covariance - sum(map(mul, vector, other))
                 for covariance, other in zip(column, self._vectors, strict=True)
             ]
-            self._followed = one
-        return self._beside_followed
+            self._cached_candidate = candidate
+        return self._cached_column
 
     def difference(self, one: int, other: int) -> tuple[float, float]:
         """The mean and variance of the ln rate of `one` less that of `other`."""

@@ -49,9 +49,9 @@ def estimate(best: BestPlan, home: Home, options: BestOptions) -> Estimate:
     legal = [candidate for candidate in space.candidates if candidate.ruled_out is None]
     levels = {name: {repr(one.knobs[name]) for one in legal} for name in (legal[0].knobs if legal else ())}
     trials = 1 + sum(len(values) - 1 for values in levels.values())
-    by_knob = [{repr(one.process[name]) for one in legal if name in one.process} for name in levels]
+    by_knob = [{repr(one.process_knobs[name]) for one in legal if name in one.process_knobs} for name in levels]
     needed = 1 + sum(max(0, len(values) - 1) for values in by_knob)
-    processes = min(needed, len({process_key(one.process) for one in legal}))
+    processes = min(needed, len({process_key(one.process_knobs) for one in legal}))
     each_s, basis = _start(best, home)
     trials_s = min(question.budget_s, processes * each_s + trials * TRIAL_S)
     return Estimate(

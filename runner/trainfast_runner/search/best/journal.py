@@ -20,6 +20,8 @@ from trainfast_runner.search.journal import Conducted, CoolingDown, Line, Paused
 
 UNNAMED = "no present value is named"
 """Why a knob of a script is left alone whose value neither the preset nor a setting names."""
+TIMED_OUTCOMES = ("measured", "slow")
+"""Outcomes of trials that have timed steps."""
 RecordedKnobs = dict[str, Any]
 """Values of knobs, by name, as a line of the journal has them."""
 
@@ -73,20 +75,21 @@ class BestQuestion(RecordedSpec, frozen=True, kw_only=True, tag_field="kind", ta
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """One setting. `knobs` are every varied and derived knob; `process` those of them that need a new process.
-
-    `ruled_out` is the verdict of a candidate that is never tried: incompatible, too_large or bound; None for the rest.
-    `least_s_per_sample` is the bound by FLOPs and the calibrated peak. `samples_per_step` is the global batch.
-    """
+    """One setting, and what is known of it before it is run."""
 
     knobs: RecordedKnobs
-    process: RecordedKnobs = {}
+    """Every varied and derived knob."""
+    process_knobs: RecordedKnobs = msgspec.field(default_factory=dict, name="process")
+    """Those of `knobs` that need a new process."""
     predicted_bytes: int | None = None
     excess_bytes: int | None = None
     least_s_per_sample: float | None = None
+    """Bound by FLOPs and the calibrated peak."""
     world_size: int = 1
     samples_per_step: int = 1
+    """The global batch."""
     ruled_out: str | None = None
+    """Verdict of a candidate that is never tried: incompatible, too_large or bound; None for the rest."""
     reason: str = ""
 
 
@@ -102,63 +105,62 @@ class Space(Line, frozen=True, kw_only=True, tag="space"):
 
 
 class Visited(Line, frozen=True, kw_only=True, tag="visited"):
-    """A warm process was started for candidates of one `process`; `start_s` until it was ready for its first trial.
+    """A warm process was started for candidates of the same `process_knobs`; it was ready after `start_s` seconds.
 
     A visit is the life of one such process: its trials share an offset, which the next process does not have.
     """
 
     run_id: str
-    process: RecordedKnobs
+    process_knobs: RecordedKnobs = msgspec.field(name="process")
     start_s: float
 
 
 class Trial(Line, frozen=True, kw_only=True, tag="trial"):
-    """Some steps of one candidate in a warm process, of a script in a run by itself.
-
-    `outcome` is measured, slow, oom, failed, void, or incompatible, where the script overrode a knob.
-
-    `slow` was ended early: its best step was far below the leader's pace. `void` does not count: other processes took
-    the machine, or a GPU was throttled. `step_ms` are its timed steps, `warm` is False for the first of a process.
-    `losses` are those of the timed steps, None where not finite: a trial trains as a fresh process does, so that they
-    compare step by step. `repeats` marks the last trial of a process that repeats its first, to show drift. After an
-    oom `missing_bytes` is the least that was missing; None when unknown. `traced` is the memory of a script's step, and
-    `untraced` why it has none although it was asked for.
-    """
+    """Some steps of one candidate in a warm process, of a script in a run by itself."""
 
     candidate: int
     run_id: str
     outcome: str
+    """measured; slow: ended early, far below the leader's pace; oom; failed; void: others took the machine, or a GPU
+    was throttled; incompatible: the script overrode a knob."""
     warm: bool
+    """False for the first trial of a process."""
     samples_per_step: int
     step_ms: list[float] = []
+    """The timed steps."""
     joules: float | None = None
     peak_allocated_bytes: int | None = None
     last_loss: float | None = None
     losses: list[float | None] = []
+    """Those of the timed steps, None where not finite. A trial trains as a fresh process does: they compare step by
+    step."""
     seconds: float
     reason: str = ""
     missing_bytes: int | None = None
+    """After an oom the least that was missing; None when unknown."""
     repeats: bool = False
+    """True for the last trial of a process, which repeats its first to show drift."""
     traced: TracedMemory | None = None
+    """Memory of a script's step."""
     untraced: str = ""
+    """Why `traced` is None although a trace was asked for."""
 
 
 class ColdRun(Line, frozen=True, kw_only=True, tag="race"):
-    """A run in a fresh process. `role` is race, confirm, limit (under the real memory_limit) or turn_back (of `knob`).
-
-    `outcome` is measured, oom, failed, void or incompatible; `predicted` the samples/s expected before the launch.
-    `missing_bytes` is as in a trial.
-    """
+    """A run in a fresh process."""
 
     candidate: int
     role: str
+    """race, confirm, limit (under the real memory_limit) or turn_back (of `knob`)."""
     run_id: str
     outcome: str
+    """measured, oom, failed, void or incompatible."""
     knob: str | None = None
     samples_per_s: float | None = None
     mad: float | None = None
     samples_per_joule: float | None = None
     predicted: PredictedSpeed | None = None
+    """The speed predicted before the launch."""
     start_s: float = 0.0
     peak_allocated_bytes: int | None = None
     first_loss: float | None = None
@@ -166,6 +168,7 @@ class ColdRun(Line, frozen=True, kw_only=True, tag="race"):
     seconds: float
     reason: str = ""
     missing_bytes: int | None = None
+    """As in a trial."""
 
 
 class Chosen(Line, frozen=True, kw_only=True, tag="chosen"):
@@ -189,7 +192,7 @@ class Chosen(Line, frozen=True, kw_only=True, tag="chosen"):
     repeats: bool = False
 
 
-class LaunchedBest(Line, frozen=True, kw_only=True, tag="launched-best"):
+class BestLaunched(Line, frozen=True, kw_only=True, tag="launched-best"):
     """A run of the search was started for a candidate, or a warm process that tries the candidate first."""
 
     run_id: str
@@ -285,7 +288,7 @@ BestLine = (
     | Trial
     | ColdRun
     | Chosen
-    | LaunchedBest
+    | BestLaunched
     | Ordered
     | CoolingDown
     | Paused

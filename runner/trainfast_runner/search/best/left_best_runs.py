@@ -8,7 +8,7 @@ from pathlib import Path
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import COLD, TRIAL
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.best.journal import BestLine, ColdRun, LaunchedBest, Trial
+from trainfast_runner.search.best.journal import BestLaunched, BestLine, ColdRun, Trial
 from trainfast_runner.search.left_runs import end_if_live, has_settings, is_usable, runs_of_search, take_ended
 
 
@@ -18,7 +18,7 @@ class LeftBestRuns:
     def __init__(self, home: Home, search_id: str, lines: Sequence[BestLine]) -> None:
         self._home = home
         recorded = {line.run_id for line in lines if isinstance(line, Trial | ColdRun)}
-        self._launched = {line.run_id: line for line in lines if isinstance(line, LaunchedBest)}
+        self._launched = {line.run_id: line for line in lines if isinstance(line, BestLaunched)}
         runs = runs_of_search(home, search_id) if len(lines) > 1 else {}
         self._warm = [run_id for run_id, run in runs.items() if run.role == TRIAL]
         left = {run_id: run for run_id, run in runs.items() if run_id not in recorded}
@@ -34,7 +34,7 @@ class LeftBestRuns:
         """Return an ended trial of the plan's settings in a run by itself; None without one."""
         return take_ended(self._trials, self._home, plan)
 
-    def cold_runs(self) -> Iterator[tuple[LaunchedBest, Path]]:
+    def cold_runs(self) -> Iterator[tuple[BestLaunched, Path]]:
         """Yield each usable cold run, alive or not, whose launch the journal has."""
         for run_id in [one for one in self._cold if one in self._launched]:
             del self._cold[run_id]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from trainfast_runner.results.distributions import MAD_TO_SIGMA, MEDIAN_VARIANCE, NORMAL_95
 from trainfast_runner.search.best.effects import Levels, Observation
-from trainfast_runner.search.best.journal import BestLine, EarlierEffect, RecordedKnobs, Trial, Visited
+from trainfast_runner.search.best.journal import TIMED_OUTCOMES, BestLine, EarlierEffect, RecordedKnobs, Trial, Visited
 
 DRIFT = 0.02
 """A process whose first setting is off by more than this at its end is void."""
@@ -65,7 +65,7 @@ def measurements(lines: Iterable[BestLine], *, voids_drifted: bool = True) -> Me
     timed = [
         line
         for line in lines
-        if isinstance(line, Trial) and line.outcome in ("measured", "slow") and line.step_ms and min(line.step_ms) > 0
+        if isinstance(line, Trial) and line.outcome in TIMED_OUTCOMES and line.step_ms and min(line.step_ms) > 0
     ]
     deviation = _pooled(timed)
     is_noise = not voids_drifted or any(trial.outcome == "measured" and trial.reason for trial in timed)
@@ -132,7 +132,7 @@ class Starts:
         seen: dict[ProcessKey, list[float]] = defaultdict(list)
         for line in lines:
             if isinstance(line, Visited):
-                seen[process_key(line.process)].append(line.start_s + untimed.get(line.run_id, 0.0))
+                seen[process_key(line.process_knobs)].append(line.start_s + untimed.get(line.run_id, 0.0))
         self._seen = {key: statistics.median(seconds) for key, seconds in seen.items()}
         self._guessed: dict[ProcessKey, float] = {}
 

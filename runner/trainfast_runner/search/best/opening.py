@@ -14,7 +14,7 @@ from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best.baseline_cost import check_budget
-from trainfast_runner.search.best.candidates import BATCH_KNOBS, MESH, default_global_batch, spec_of
+from trainfast_runner.search.best.candidates import BATCH_KNOBS, MESH, candidate_spec, default_global_batch
 from trainfast_runner.search.best.journal import BestQuestion, Space, read_best_journal
 from trainfast_runner.search.best.priors import earlier_effects
 from trainfast_runner.search.best.request import BestRequest, check_request
@@ -57,25 +57,26 @@ def plan_best(spec: RunSpec, asked: BestRequest, options: BestOptions, python: s
     """
     spec = replace(spec, data=expand_paths(spec.data))
     # `devices` is a ceiling: the preset's own run may use fewer.
-    plan = planning.plan_run(spec_of(spec, {}), python)
+    plan = planning.plan_run(candidate_spec(spec, {}), python)
     check_request(asked, plan)
     check_coolable(plan, options.cool_to_c)
     survey = ModelSurvey(spec, plan)
-    own = default_global_batch(spec, survey.machine)
-    vary, left_alone = vary_of(spec, asked.vary, survey.machine, asked.global_batch or own, survey.refuse)
+    own_batch = default_global_batch(spec, survey.machine)
+    vary, left_alone = vary_of(spec, asked.vary, survey.machine, asked.global_batch or own_batch, survey.refuse)
     question = question_of(
         spec,
         plan,
         asked,
         vary=vary,
         left_alone=left_alone,
-        global_batch=global_batch_of(asked, own),
+        global_batch=global_batch_of(asked, own_batch),
         limits_bytes=list(plan.memory_limit_bytes or ()),
     )
     space = survey.space(question)
     uuids = _gpus_of(survey, space)
     if uuids:
-        plan = planning.plan_run(spec_of(spec, {}), python, uuids[: device_count(spec_of(spec, {}), survey.machine)])
+        own = candidate_spec(spec, {})
+        plan = planning.plan_run(own, python, uuids[: device_count(own, survey.machine)])
         survey = ModelSurvey(spec, plan)
         question = msgspec.structs.replace(question, device_uuids=uuids, device_names=plan.device_names)
     return BestPlan(question, plan, survey, space)
@@ -107,7 +108,7 @@ def _gpus_of(survey: Survey, space: Space) -> list[str]:
     """UUIDs of the GPUs of the candidate that uses most, for the whole search; empty on a CPU."""
     if survey.machine.device != "cuda":
         return []
-    specs = [spec_of(survey.spec, {}), *survey.legal(space).values()]
+    specs = [candidate_spec(survey.spec, {}), *survey.legal(space).values()]
     meshes = {tuple(spec.knobs[name] for name in MESH): spec for spec in specs}
     widest = max(meshes.values(), key=lambda one: device_count(one, survey.machine))
     chosen = survey.machine.choose_gpus(device_choice(devices_asked(widest.knobs)), str(widest.knobs["strategy"]))
@@ -142,7 +143,7 @@ def continued(best: BestPlan, home: Home, options: BestOptions) -> Path | None:
     found = None if options.fresh else unfinished(home, best_key(best), read_best_journal)
     if found is None:
         baseline = best.space.candidates[best.space.baseline]
-        own = spec_of(best.survey.spec, baseline.knobs).with_overrides(memory_limit=None)  # as in a trial
+        own = candidate_spec(best.survey.spec, baseline.knobs).with_overrides(memory_limit=None)  # as in a trial
         check_budget(best.question.budget_s, replace(best.plan, spec=own), baseline.samples_per_step, home)
     return found
 

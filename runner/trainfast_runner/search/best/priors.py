@@ -9,7 +9,7 @@ from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.records.search_directories import search_directories
 from trainfast_runner.search.best.journal import BestEnded, BestQuestion, EarlierEffect, read_best_journal
-from trainfast_runner.search.searches import BEST, kind_of
+from trainfast_runner.search.searches import BEST_TAG, kind_of
 
 LOOKED_AT = 50
 """Number of newest searches whose effects are read."""
@@ -23,7 +23,7 @@ def earlier_effects(home: Home, question: BestQuestion, before: Path) -> list[Ea
     """
     found: dict[tuple[str, str], EarlierEffect] = {}
     for directory in search_directories(home)[: -LOOKED_AT - 1 : -1]:
-        if directory == before or kind_of(directory) != BEST:
+        if directory == before or kind_of(directory) != BEST_TAG:
             continue
         lines = read_best_journal(directory)
         ended = newest(lines, BestEnded)

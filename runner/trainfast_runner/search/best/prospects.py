@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
+from typing import NamedTuple
 
 from trainfast_runner.search.best.cold_runs import CONFIRMING_SHARE, ColdRuns
 from trainfast_runner.search.best.observed import steps_for
@@ -15,6 +16,13 @@ from trainfast_runner.search.best.step_rule import ENOUGH_ERROR, LEAST_TIMED_STE
 
 LIKELY = 0.05
 """The search goes on while some candidate has this chance to be 2 % better than the leader."""
+
+
+class Gain(NamedTuple):
+    """The ln of one objective over another's."""
+
+    mean: float
+    deviation: float
 
 
 class Prospects:
@@ -35,8 +43,8 @@ class Prospects:
         ]
 
     @cached_property
-    def gains(self) -> dict[int, tuple[float, float]]:
-        """The mean and deviation of the ln of each open candidate's objective over the leader's."""
+    def gains(self) -> dict[int, Gain]:
+        """The ln of each open candidate's objective over the leader's."""
         state, leader = self._state, self.leader
         if leader is None:
             return {}
@@ -44,12 +52,13 @@ class Prospects:
         covariances = posterior.covariances(leader)
         own, own_slope = state.log_objective(leader)
         own_variance = own_slope**2 * posterior.variance[leader]
-        variances, found = posterior.variance, {}
+        variances = posterior.variance
+        found: dict[int, Gain] = {}
         for number in self.open:
             mean, slope = state.log_objective(number)
             variance = slope * slope * variances[number] + own_variance
             variance -= 2 * slope * own_slope * covariances[number]
-            found[number] = (mean - own, math.sqrt(variance) if variance > 1e-12 else 1e-6)
+            found[number] = Gain(mean - own, math.sqrt(variance) if variance > 1e-12 else 1e-6)
         return found
 
     @cached_property
@@ -95,11 +104,11 @@ class Prospects:
         state, steps = self._state, UNTIMED + self.steps
         # The process that waits is closed with a repeat of its first setting.
         before_s = {
-            process: 0.0 if process == state.warm_process else self._closing_s + state.starts.seconds(process)
-            for process in set(state.processes)
+            process: 0.0 if process == state.warm_process_key else self._closing_s + state.starts.seconds(process)
+            for process in set(state.process_keys)
         }
         return {
-            number: steps * state.step_s(number) + state.switch_s + before_s[state.processes[number]]
+            number: steps * state.step_s(number) + state.switch_s + before_s[state.process_keys[number]]
             for number in self.open
         }
 
@@ -143,7 +152,7 @@ class Prospects:
         """
         best: dict[object, int] = {}
         for number, chance in self.chances.items():
-            group = self._state.processes[number]
+            group = self._state.process_keys[number]
             if chance > 0.01 and chance > self.chances.get(best.get(group, -1), 0.0):
                 best[group] = number
         none = math.prod(1 - self.chances[number] for number in best.values())

@@ -9,7 +9,7 @@ import msgspec
 
 from trainfast_runner.search.best.candidates import changes_training
 from trainfast_runner.search.best.effects import Levels
-from trainfast_runner.search.best.journal import Candidate, CandidateVerdict, ColdRun, Space, Trial
+from trainfast_runner.search.best.journal import TIMED_OUTCOMES, Candidate, CandidateVerdict, ColdRun, Space, Trial
 from trainfast_runner.search.best.too_large import verdict_of
 
 MOST_VOID = 3
@@ -67,7 +67,7 @@ def _too_large(
     verdict = verdict_of(line, candidates[line.candidate])
     # Trials are not under memory_limit: that one fitted says nothing of a run that is.
     like = [one for one in ran if _is_under_limit(one)] if _is_under_limit(line) else list(ran)
-    fitted = {one.candidate for one in like if one.outcome in ("measured", "slow")}
+    fitted = {one.candidate for one in like if one.outcome in TIMED_OUTCOMES}
     larger = [number for number in _larger_batches(line.candidate, candidates) if number not in fitted]
     reason = f"a smaller batch: {verdict.reason}"
     return [verdict, *(msgspec.structs.replace(verdict, candidate=number, reason=reason) for number in larger)]
@@ -101,7 +101,7 @@ def _other_losses(space: Space, ran: Sequence[Trial | ColdRun]) -> list[Candidat
     verdicts = []
     compared: list[Trial | ColdRun] = [*trials, *full]
     for one in compared:
-        if one.outcome not in ("measured", "slow"):
+        if one.outcome not in TIMED_OUTCOMES:
             continue
         if changes_training(space.candidates[one.candidate], space.candidates[baseline]):
             continue

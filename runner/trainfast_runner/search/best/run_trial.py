@@ -10,7 +10,7 @@ from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_records import read_records
 from trainfast_runner.search.best.cold_run_record import outcome_of
 from trainfast_runner.search.best.journal import Candidate, Trial
-from trainfast_runner.search.best.too_large import Shortage, shortage_of
+from trainfast_runner.search.best.too_large import Failure, oom_failure
 from trainfast_runner.search.traced_script import why_untraced
 
 
@@ -21,21 +21,21 @@ def trial_of_run(
     result: Result,
     seconds: float,
     *,
-    counts: bool,
+    keep_disturbed: bool,
     checks_samples: bool,
 ) -> Trial:
     """Return the line of an ended run of candidate `number`; `seconds` leave its preparation out.
 
-    With `counts` a run that other processes or heat disturbed is not void. With `checks_samples` one whose steps took
-    other than the candidate's samples is incompatible: a flag of the script's own is believed where nothing else shows
-    its value. Its losses are left out: nothing says that a script's samples come in the same order.
+    With `keep_disturbed` a run that other processes or heat disturbed is not void. With `checks_samples` one whose
+    steps took other than the candidate's samples is incompatible: a flag of the script's own is believed where nothing
+    else shows its value. Its losses are left out: nothing says that a script's samples come in the same order.
     """
-    outcome, reason = outcome_of(result, candidate.knobs, counts=counts)
-    shortage = shortage_of(result) if outcome == "oom" else Shortage(reason)
+    outcome, reason = outcome_of(result, candidate.knobs, keep_disturbed=keep_disturbed)
+    failure = oom_failure(result) if outcome == "oom" else Failure(reason)
     step_ms, samples = _timed_steps(directory)
     if outcome in ("measured", "void") and checks_samples and samples != candidate.samples_per_step:
         outcome = "incompatible"
-        shortage = Shortage(f"samples a step: {samples} ran, {candidate.samples_per_step} were asked for")
+        failure = Failure(f"samples a step: {samples} ran, {candidate.samples_per_step} were asked for")
     script, run = result.script, read_run_file(directory)
     is_traced = run is not None and run.script is not None and run.script.trace
     memory = script.traced_memory if script is not None else None
@@ -50,8 +50,8 @@ def trial_of_run(
         joules=None if joules is None else joules * samples * len(step_ms),
         peak_allocated_bytes=result.memory.peak_allocated_bytes,
         seconds=seconds,
-        reason=shortage.words,
-        missing_bytes=shortage.missing_bytes,
+        reason=failure.words,
+        missing_bytes=failure.missing_bytes,
         traced=memory,
         untraced=why_untraced(script) if is_traced and memory is None else "",
     )

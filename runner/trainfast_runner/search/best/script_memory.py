@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from trainfast_runner.search.best.candidates import BATCH_KNOBS, predicted
+from trainfast_runner.search.best.candidates import BATCH_KNOBS, with_predictions
 from trainfast_runner.search.best.journal import Candidate, Space, Trial
-from trainfast_runner.search.fit import NOISE_BYTES, fit_lines
+from trainfast_runner.search.memory_lines import NOISE_BYTES, fit_lines
 from trainfast_runner.search.traced_script import SCRIPT_PHASE, TRACED_SHARE, TracedPeak
 
 LEAST_SIZES = 2
@@ -44,7 +44,7 @@ def with_fitted_memory(space: Space, trials: Iterable[Trial], limit_bytes: int |
         expected[number] = round(need)
         if limit_bytes is not None and need - error > limit_bytes:
             too_large[number] = round(need)
-    return predicted(predicted(space, expected, None), too_large, limit_bytes)
+    return with_predictions(with_predictions(space, expected, None), too_large, limit_bytes)
 
 
 def _by_sizes(like: Mapping[int, Trial], batch_size: int, device: str) -> tuple[float, float] | None:

@@ -26,7 +26,7 @@ from trainfast_runner.search.best.survey import Survey
 from trainfast_runner.search.best.varied import vary_of
 from trainfast_runner.search.cool_down import check_coolable
 from trainfast_runner.search.limits import limits_of
-from trainfast_runner.search.script_runs import TrialPlan, traced, trial_plan_of
+from trainfast_runner.search.script_runs import TrialPlan, trial_plan_of, with_trace
 from trainfast_runner.search.searches import SET_BY_A_SEARCH
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knob_values import KnobValue
@@ -64,7 +64,9 @@ class ScriptSurvey(Survey):
             return error
         return None
 
-    def plan_of(self, question: BestQuestion, one: Candidate, *, limited: bool = False, **knobs: KnobValue) -> RunPlan:
+    def plan_of(
+        self, question: BestQuestion, one: Candidate, *, under_memory_limit: bool = False, **knobs: KnobValue
+    ) -> RunPlan:
         """Return the plan of a candidate's trial, which is always under the search's limit. Raises UserError."""
         plan = self._trial_plan({**one.knobs, **knobs})
         return replace(plan, memory_limit_bytes=tuple(question.limits_bytes) or None)
@@ -72,7 +74,7 @@ class ScriptSurvey(Survey):
     def space(self, question: BestQuestion) -> Space:
         """Return the candidates, each in a process of its own. Raises UserError as `enumerate_space`."""
         space = super().space(question)
-        alone = [msgspec.structs.replace(candidate, process=dict(candidate.knobs)) for candidate in space.candidates]
+        alone = [msgspec.structs.replace(one, process_knobs=dict(one.knobs)) for one in space.candidates]
         return msgspec.structs.replace(space, candidates=alone)
 
     def trial_of(self, plan: RunPlan, space: Space, number: int, lines: Sequence[BestLine]) -> RunPlan:
@@ -80,7 +82,7 @@ class ScriptSurvey(Survey):
         one = space.candidates[number]
         is_tried = any(isinstance(line, Trial) and line.candidate == number for line in lines)
         is_known = one.predicted_bytes is not None or "batch_size" not in one.knobs
-        return plan if is_tried or is_known else traced(plan)
+        return plan if is_tried or is_known else with_trace(plan)
 
     def learned(self, question: BestQuestion, space: Space, lines: Sequence[BestLine]) -> Space:
         """Return the candidates with the samples of a step that the first trial saw, and memory by the trials."""

@@ -7,16 +7,17 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
+from typing import NamedTuple
 
 from trainfast_runner.search.best.candidates import changes_training
 from trainfast_runner.search.best.effects import Levels, Likelihood, Observation, Posterior, Scales
 from trainfast_runner.search.best.journal import (
+    BestLaunched,
     BestLine,
     BestQuestion,
     Candidate,
     CandidateVerdict,
     ColdRun,
-    LaunchedBest,
     Ordered,
     Space,
     Trial,
@@ -45,6 +46,14 @@ MILESTONES = (8, 12, 17, 24, 33, 46, 64, 90)
 MAINS, PAIRS, VISITS = (0.15, 0.3, 0.6), (0.04, 0.08, 0.16), (0.003, 0.01, 0.03, 0.08)
 
 
+class LogObjective(NamedTuple):
+    """The ln of an objective, higher is better."""
+
+    value: float
+    slope: float
+    """Its change with that of the ln rate."""
+
+
 @dataclass(frozen=True)
 class BestState:
     """The state of a search after `spent_s` seconds; `warm_run_id` is the process that waits for its next trial."""
@@ -57,7 +66,7 @@ class BestState:
     spent_s: float
     warm_run_id: str | None
     starts: Starts = field(repr=False)
-    processes: Sequence[ProcessKey] = field(repr=False)
+    process_keys: Sequence[ProcessKey] = field(repr=False)
     """The process of each candidate."""
 
     @property
@@ -115,27 +124,27 @@ class BestState:
     def leader(self) -> int | None:
         """The measured candidate of the highest objective; None before any was measured."""
         measured = [number for number in self.alive if number in self.counted_trials]
-        return max(measured, key=lambda number: self.log_objective(number)[0], default=None)
+        return max(measured, key=lambda number: self.log_objective(number).value, default=None)
 
-    def log_objective(self, number: int) -> tuple[float, float]:
-        """The ln of the objective (higher is better), and its change with that of the ln rate.
+    def log_objective(self, number: int) -> LogObjective:
+        """The ln of the objective of a candidate by the model.
 
         For `time`, T = start + steps x samples / rate: d(-ln T) / d(ln rate) = (T - start) / T.
         """
         mean = self.posterior.mean[number]
         return self.log_objective_at(number, mean)
 
-    def log_objective_at(self, number: int, log_of_rate: float) -> tuple[float, float]:
-        """The ln of the objective at another ln rate of the candidate, and its change with that rate."""
+    def log_objective_at(self, number: int, log_of_rate: float) -> LogObjective:
+        """The ln of the objective at another ln rate of the candidate."""
         objective = self.question.objective
         if objective in ("samples_per_s", "samples_per_joule"):
-            return log_of_rate, 1.0
+            return LogObjective(log_of_rate, 1.0)
         one = self.candidates[number]
         if objective == "tokens_per_s":
-            return log_of_rate + math.log(self.seq_len(one)), 1.0
+            return LogObjective(log_of_rate + math.log(self.seq_len(one)), 1.0)
         start = self.start_s(number)
         work = (self.question.for_steps or 1) * one.samples_per_step / math.exp(log_of_rate)
-        return -math.log(start + work), work / (start + work)
+        return LogObjective(-math.log(start + work), work / (start + work))
 
     def seq_len(self, one: Candidate) -> int:
         """Tokens of a sample of a candidate."""
@@ -146,7 +155,7 @@ class BestState:
         least = self.candidates[number].least_s_per_sample
         if not least or self.question.objective == "samples_per_joule":
             return False
-        return self.log_objective_at(number, -math.log(least))[0] < self.log_objective(leader)[0]
+        return self.log_objective_at(number, -math.log(least)).value < self.log_objective(leader).value
 
     def step_s(self, number: int) -> float:
         """Expected seconds of an optimizer step."""
@@ -169,24 +178,24 @@ class BestState:
         return switch_seconds(self.trials)
 
     @cached_property
-    def warm_process(self) -> ProcessKey | None:
+    def warm_process_key(self) -> ProcessKey | None:
         """The knobs of the process that waits; None without one, or where its drift voids all that it measures."""
         if self.warm_run_id in self.measured.void:
             return None
         for line in reversed(self.lines):
             if isinstance(line, Visited) and line.run_id == self.warm_run_id:
-                return process_key(line.process)
-            if isinstance(line, LaunchedBest) and line.run_id == self.warm_run_id:
-                return self.processes[line.candidate]
+                return process_key(line.process_knobs)
+            if isinstance(line, BestLaunched) and line.run_id == self.warm_run_id:
+                return self.process_keys[line.candidate]
         return None
 
     def is_warm(self, number: int) -> bool:
         """True if the process that waits can try this candidate."""
-        return self.warm_process is not None and self.processes[number] == self.warm_process
+        return self.warm_process_key is not None and self.process_keys[number] == self.warm_process_key
 
     def start_s(self, number: int) -> float:
         """Expected seconds until a process of a candidate takes its first timed step."""
-        return self.starts.seconds(self.processes[number])
+        return self.starts.seconds(self.process_keys[number])
 
     @cached_property
     def trials_of_visit(self) -> list[Trial]:
@@ -218,8 +227,8 @@ def state_of_best_journal(
     baseline = space.candidates[space.baseline].knobs
     earlier = earlier_observations(levels, question.earlier, baseline)
     posterior = _posterior(levels, [*earlier, *observations], len(earlier), measured, before)
-    processes = before.processes if before is not None else [process_key(one.process) for one in space.candidates]
-    return BestState(question, space, tuple(lines), measured, posterior, spent_s, warm_run_id, Starts(lines), processes)
+    keys = before.process_keys if before else [process_key(one.process_knobs) for one in space.candidates]
+    return BestState(question, space, tuple(lines), measured, posterior, spent_s, warm_run_id, Starts(lines), keys)
 
 
 def _posterior(

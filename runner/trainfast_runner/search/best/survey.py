@@ -15,7 +15,7 @@ from trainfast_runner.memory.sharding import PREDICTED
 from trainfast_runner.memory.tracing import cached_models, trace_models
 from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.best.candidates import enumerate_space, predicted, spec_of
+from trainfast_runner.search.best.candidates import candidate_spec, enumerate_space, with_predictions
 from trainfast_runner.search.best.journal import BestLine, BestQuestion, Candidate, Space
 from trainfast_runner.search.limits import limits_of
 from trainfast_runner.settings.compatibility.check import check
@@ -43,8 +43,10 @@ class Survey(ABC):
         """Return the error of a run that cannot start here; None when it can."""
 
     @abstractmethod
-    def plan_of(self, question: BestQuestion, one: Candidate, *, limited: bool = False, **knobs: KnobValue) -> RunPlan:
-        """Return the plan of a candidate's run with further knobs, `limited` under `memory_limit`. Raises UserError."""
+    def plan_of(
+        self, question: BestQuestion, one: Candidate, *, under_memory_limit: bool = False, **knobs: KnobValue
+    ) -> RunPlan:
+        """Return the plan of a candidate's run with further knobs, its own limit or none. Raises UserError."""
 
     def space(self, question: BestQuestion) -> Space:
         """Return the candidates, their memory unpredicted. Raises UserError as `enumerate_space`."""
@@ -65,7 +67,7 @@ class Survey(ABC):
     def legal(self, space: Space) -> dict[int, RunSpec]:
         """Return the run of each candidate that is not ruled out, by its number."""
         return {
-            number: spec_of(self.spec, one.knobs)
+            number: candidate_spec(self.spec, one.knobs)
             for number, one in enumerate(space.candidates)
             if one.ruled_out is None
         }
@@ -87,10 +89,12 @@ class ModelSurvey(Survey):
             return error
         return None
 
-    def plan_of(self, question: BestQuestion, one: Candidate, *, limited: bool = False, **knobs: KnobValue) -> RunPlan:
-        """Return the plan of a candidate's run with further knobs, `limited` under `memory_limit`. Raises UserError."""
-        limit = self.spec.knobs["memory_limit"] if limited else None
-        spec = spec_of(self.spec, one.knobs).with_overrides(memory_limit=limit, **knobs)
+    def plan_of(
+        self, question: BestQuestion, one: Candidate, *, under_memory_limit: bool = False, **knobs: KnobValue
+    ) -> RunPlan:
+        """Return the plan of a candidate's run with further knobs, its own limit or none. Raises UserError."""
+        limit = self.spec.knobs["memory_limit"] if under_memory_limit else None
+        spec = candidate_spec(self.spec, one.knobs).with_overrides(memory_limit=limit, **knobs)
         # Every process takes the same GPUs, whichever has the most free memory by now.
         uuids = question.device_uuids
         return planning.plan_run(spec, self.plan.python, uuids[: device_count(spec, self.machine)] if uuids else ())
@@ -129,7 +133,7 @@ class ModelSurvey(Survey):
             if model is not None:
                 found = model.predict(spec, space.candidates[number].world_size)
                 needed[number] = found.total_bytes + (found.context_bytes or 0)
-        return predicted(space, needed, self._available_bytes())
+        return with_predictions(space, needed, self._available_bytes())
 
     def _available_bytes(self) -> int | None:
         """Bytes that each rank may take: `memory_limit`, else the free memory; None if unknown."""

@@ -15,34 +15,34 @@ TOO_LARGE = "too_large"
 
 
 @dataclass(frozen=True)
-class Shortage:
-    """A measured lack of memory in words. `missing_bytes` is the least that was missing; None when unknown."""
+class Failure:
+    """Why a setting did not run, in words. `missing_bytes` is the least memory that was missing; None when unknown."""
 
     words: str
     missing_bytes: int | None = None
 
 
-def shortage_in(message: str) -> Shortage:
-    """Return the shortage in an allocator's message; the message's first line where it names no size."""
+def failure_in(message: str) -> Failure:
+    """Return the failure in an allocator's message; the message's first line where it names no size."""
     asked, free = asked_and_free(message)
     if asked is None:
-        return Shortage(message.partition("\n")[0])
+        return Failure(message.partition("\n")[0])
     words = f"an allocation of {mebibytes(asked)} failed"
     if free is None or free >= asked:  # under a limit the free memory does not matter
-        return Shortage(words)
-    return Shortage(f"{words} with {mebibytes(free)} free", asked - free)
+        return Failure(words)
+    return Failure(f"{words} with {mebibytes(free)} free", asked - free)
 
 
-def shortage_of(result: Result) -> Shortage:
-    """Return the shortage of a run that ran out of memory, by its explanation."""
-    found, oom = shortage_in(result.reason), result.oom
+def oom_failure(result: Result) -> Failure:
+    """Return the failure of a run that ran out of memory, by its explanation."""
+    found, oom = failure_in(result.reason), result.oom
     if oom is None:
         return found
     words = found.words
     if oom.asked_bytes is not None and oom.held_bytes is not None and oom.limit_bytes is not None:
         held = f"{mebibytes(oom.held_bytes)} of {mebibytes(oom.limit_bytes)} held"
         words = f"an allocation of {mebibytes(oom.asked_bytes)} failed with {held}"
-    return Shortage(words, found.missing_bytes if oom.missing_bytes is None else oom.missing_bytes)
+    return Failure(words, found.missing_bytes if oom.missing_bytes is None else oom.missing_bytes)
 
 
 def verdict_of(line: Trial | ColdRun, candidate: Candidate) -> CandidateVerdict:

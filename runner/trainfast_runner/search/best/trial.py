@@ -15,10 +15,10 @@ from trainfast_runner.records.run_records import worker_lines
 from trainfast_runner.records.warm_process import TrialLine
 from trainfast_runner.results.asked_and_ran import first_difference
 from trainfast_runner.search.best.disturbances import CpuDisturbance, gpu_conditions, joules_of, why_throttled
-from trainfast_runner.search.best.journal import RecordedKnobs, Trial
+from trainfast_runner.search.best.journal import TIMED_OUTCOMES, RecordedKnobs, Trial
 from trainfast_runner.search.best.observed import relative_error
 from trainfast_runner.search.best.step_rule import UNTIMED, StepRule
-from trainfast_runner.search.best.too_large import shortage_in
+from trainfast_runner.search.best.too_large import failure_in
 from trainfast_runner.search.processes import WarmProcess
 from trainfast_runner.units import highest
 
@@ -33,7 +33,7 @@ class WantedTrial:
     """A candidate to be measured in a warm process, and how.
 
     With `needs_energy` steps are added until the GPUs' energy counters were read twice. A trial that other processes
-    or heat disturb is void at once, but with `counts` it is measured with that reason.
+    or heat disturb is void at once, but with `keep_disturbed` it is measured with that reason.
     """
 
     candidate: int
@@ -41,7 +41,7 @@ class WantedTrial:
     samples_per_step: int
     rule: StepRule
     needs_energy: bool = False
-    counts: bool = False
+    keep_disturbed: bool = False
 
 
 @dataclass
@@ -62,7 +62,7 @@ class _StepsTaken:
     """Why others void the trial; None if they do not."""
 
     def add(self, answers: dict[int, TrialLine]) -> None:
-        """Take the answers of all ranks to one wanted."""
+        """Add the answers of all ranks to one order."""
         lines = list(answers.values())
         self.step_ms += [max(times) for times in zip(*(line.step_ms for line in lines), strict=True)]
         self.losses += lines[0].losses
@@ -84,12 +84,12 @@ def take_trial(process: WarmProcess, uuids: Sequence[str], wanted: WantedTrial) 
     outcome, reason = taken.outcome, taken.reason
     gpus = gpu_conditions(process.directory, uuids, taken.began_ns, taken.ended_ns)
     void = taken.disturbed or why_throttled(gpus, taken.began_ns, taken.ended_ns)
-    if outcome in ("measured", "slow"):
+    if outcome in TIMED_OUTCOMES:
         difference = why_other_than_asked(process.directory, wanted.knobs)
         if difference is not None:
             outcome, reason = "failed", difference
         elif void is not None:
-            outcome, reason = outcome if wanted.counts else "void", "; ".join(filter(None, (reason, void)))
+            outcome, reason = outcome if wanted.keep_disturbed else "void", "; ".join(filter(None, (reason, void)))
     trial = Trial(
         candidate=wanted.candidate,
         run_id=process.directory.name,
@@ -120,12 +120,12 @@ def _take_steps(process: WarmProcess, wanted: WantedTrial) -> _StepsTaken | None
         if bad is not None:
             taken.outcome, taken.reason, taken.has_ended = str(bad.outcome), bad.message or "", bad.ended_process
             if bad.outcome == "oom":
-                shortage = shortage_in(taken.reason)
-                taken.reason, taken.missing_bytes = shortage.words, shortage.missing_bytes
+                failure = failure_in(taken.reason)
+                taken.reason, taken.missing_bytes = failure.words, failure.missing_bytes
             break
         taken.add(answers)
         taken.disturbed = disturbance.why_void()
-        if taken.disturbed is not None and not wanted.counts:
+        if taken.disturbed is not None and not wanted.keep_disturbed:
             break
         judged = rule.judge(taken.step_ms)
         if judged == "slow":

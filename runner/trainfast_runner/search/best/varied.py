@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.cpu.device_names import cpu_processes
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.search.best.candidates import MOST_CANDIDATES, count_of, occurring, ranks_of, spec_of
+from trainfast_runner.search.best.candidates import MOST_CANDIDATES, candidate_spec, count_of, occurring, ranks_of
 from trainfast_runner.settings.knob_type import Knob
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import BY_NAME, KNOBS, knob
@@ -40,9 +40,9 @@ def vary_of(
 ) -> tuple[MutableVary, dict[str, str]]:
     """Return the values of each varied knob, and the knobs and values left alone, each with the reason.
 
-    Without `asked` those of `entries` that keep the training the same are varied over their `tried` values, as far as a
-    run with them is legal here. `refuse` returns the UserError of a run that cannot start. Raises UserError for a knob
-    or value that cannot be varied.
+    Without `asked` those of `entries` that keep the training the same are varied over their `search_values`, as far as
+    a run with them is legal here. `refuse` returns the UserError of a run that cannot start. Raises UserError for a
+    knob or value that cannot be varied.
     """
     if asked:
         return {name: _asked_values(name, values) for name, values in asked.items()}, {}
@@ -53,7 +53,7 @@ def vary_of(
         if not entry.trains_same:
             left_alone[entry.name] = entry.training
         elif entry.search_values and not all(entry.keeps_training(now, value) for value in entry.search_values):
-            left_alone[entry.name] = f"{entry.show(now)} trains differently from its other values"
+            left_alone[entry.name] = f"{entry.text_of(now)} trains differently from its other values"
         elif entry.search_values:
             vary[entry.name] = _values(entry, now, global_batch)
     if machine.used_by(spec.knobs["devices"]).device == "cpu":
@@ -99,11 +99,11 @@ def _drop_illegal(
         for value in [value for value in values if value != spec.knobs[name]]:
             reason = _why_not_here(spec, name, value, machine)
             if reason is None and name != "batch_size":
-                refusals = [refuse(spec_of(spec, {"precision": one, name: value})) for one in precisions]
+                refusals = [refuse(candidate_spec(spec, {"precision": one, name: value})) for one in precisions]
                 if all(refusals):
                     reason = next(refusal.message for refusal in refusals if refusal is not None)
             if reason is not None:
-                left_alone[f"{name}={BY_NAME[name].show(value)}"] = reason
+                left_alone[f"{name}={BY_NAME[name].text_of(value)}"] = reason
                 values.remove(value)
 
 
@@ -125,7 +125,7 @@ def _has_several_devices(spec: RunSpec, strategy: KnobValue, machine: Machine) -
         asked = spec.knobs["devices"]
         count = asked if isinstance(asked, int) else cpu_processes(asked)
         return (count or 1) > 1
-    return (ranks_of(spec_of(spec, {"strategy": strategy}), machine) or 1) > 1
+    return (ranks_of(candidate_spec(spec, {"strategy": strategy}), machine) or 1) > 1
 
 
 def _prefer_bf16(spec: RunSpec, vary: MutableVary, left_alone: dict[str, str]) -> None:

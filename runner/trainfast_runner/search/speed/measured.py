@@ -15,10 +15,10 @@ from trainfast_runner.records.run_directory import read_run_file, read_written_r
 from trainfast_runner.records.run_file import WARM_ROLES, RecordedSpec, RunFile
 from trainfast_runner.records.search_directories import search_directories
 from trainfast_runner.results.distributions import MAD_TO_SIGMA, MEDIAN_VARIANCE
-from trainfast_runner.search.best.candidates import spec_of as spec_of_candidate
+from trainfast_runner.search.best.candidates import candidate_spec
 from trainfast_runner.search.best.journal import BestQuestion, Space, read_best_journal
 from trainfast_runner.search.best.observed import log_rate, measurements
-from trainfast_runner.search.searches import BEST, kind_of
+from trainfast_runner.search.searches import BEST_TAG, kind_of
 from trainfast_runner.settings.spec import RunSpec, spec_of_record
 
 LOOKED_AT, SEARCHES_LOOKED_AT = 200, 20
@@ -110,7 +110,7 @@ def _of_run(run: RunFile, result: Result) -> MeasuredSpeed | None:
 def _of_trials(home: Home, spec: RunSpec, device: DeviceName) -> Iterator[MeasuredSpeed]:
     """The newest trial of each candidate of best-fit searches of the same training."""
     for directory in search_directories(home)[: -SEARCHES_LOOKED_AT - 1 : -1]:
-        if kind_of(directory) != BEST:
+        if kind_of(directory) != BEST_TAG:
             continue
         lines = read_best_journal(directory)
         question = newest(lines, BestQuestion)
@@ -124,7 +124,7 @@ def _of_trials(home: Home, spec: RunSpec, device: DeviceName) -> Iterator[Measur
         for trial in reversed(newest_trials.values()):
             candidate, rate = space.candidates[trial.candidate], log_rate(trial)
             try:
-                tried = spec_of_candidate(spec_of_record(question), candidate.knobs)
+                tried = candidate_spec(spec_of_record(question), candidate.knobs)
             except UserError:
                 break  # knobs of another version
             assert rate is not None

@@ -119,7 +119,7 @@ def _whole_texts(corpus: Corpus, spec: RankSpec, config: Any) -> WholeTexts:
     staged = STRATEGIES[knobs.strategy].pipeline
     pieces = pieces_of(np.fromfile(corpus.folder / "lengths.bin", dtype="<u4").astype(np.int64), knobs.seq_len)
     if not len(pieces.starts):
-        raise InvalidInput(f"{corpus.source}: no text of two tokens in it", "data.paths")
+        raise InvalidInput(f"{corpus.source}: no text of two tokens in it", key="data.paths")
     pad = getattr(text_part(config), "pad_token_id", None)
     return WholeTexts(
         corpus_ids(corpus),

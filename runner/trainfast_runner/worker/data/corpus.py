@@ -74,8 +74,8 @@ def stdlib_files() -> list[Path]:
     if not chosen:
         raise InvalidInput(
             f"this Python has no sources of its standard library in {root}; use data.kind = 'files' or 'random'",
-            "data.kind",
-            ["files", "hub", "random"],
+            key="data.kind",
+            allowed=["files", "hub", "random"],
         )
     return chosen
 
@@ -144,7 +144,7 @@ def documents(request: Request) -> Iterator[tuple[str, int]]:
         try:
             text = path.read_text(encoding="utf-8", errors="replace")
         except OSError as error:
-            raise InvalidInput(f"{path}: {error.strerror}", "data.paths") from error
+            raise InvalidInput(f"{path}: {error.strerror}", key="data.paths") from error
         if text:
             yield text, groups.setdefault(group, len(groups))
 
@@ -155,17 +155,17 @@ def _hub_documents(request: Request) -> Iterator[tuple[str, int]]:
     except ImportError as error:
         raise InvalidInput(
             f"data.kind = 'hub' needs the package datasets: {sys.executable} -m pip install datasets",
-            "data.kind",
-            ["text", "files", "random"],
+            key="data.kind",
+            allowed=["text", "files", "random"],
         ) from error
     try:
         rows: Any = datasets.load_dataset(request.name, split=request.split)
     except Exception as error:
         reason = " ".join(str(error).split())
-        raise InvalidInput(f"the Hub dataset {request.name} could not be loaded: {reason}", "data.name") from error
+        raise InvalidInput(f"the Hub dataset {request.name} could not be loaded: {reason}", key="data.name") from error
     column = next((name for name in rows.column_names if isinstance(rows[0][name], str)), None)
     if column is None:
-        raise InvalidInput(f"{request.name} has no column of text among {rows.column_names}", "data.name")
+        raise InvalidInput(f"{request.name} has no column of text among {rows.column_names}", key="data.name")
     for row in rows:
         label = row.get("label", 0)
         if row[column]:
@@ -178,7 +178,7 @@ def _key(request: Request) -> str:
         parts["python"] = [sys.version, sysconfig.get_paths()["stdlib"], TEXT_LIMIT_BYTES]
     if request.kind == "files":
         if not request.paths:
-            raise InvalidInput("data.kind = 'files' names no file", "data.paths")
+            raise InvalidInput("data.kind = 'files' names no file", key="data.paths")
         parts["paths"] = [_stamp(Path(path)) for path in request.paths]
     if request.tokenizer is not None and Path(request.tokenizer).is_dir():
         parts["tokenizer_files"] = [_stamp(p) for p in sorted(Path(request.tokenizer).glob("*")) if p.is_file()]
@@ -190,7 +190,7 @@ def _stamp(path: Path) -> list[Any]:
     try:
         status = path.stat()
     except OSError as error:
-        raise InvalidInput(f"{path}: {error.strerror}", "data.paths") from error
+        raise InvalidInput(f"{path}: {error.strerror}", key="data.paths") from error
     if not path.is_file():
-        raise InvalidInput(f"{path} is not a file", "data.paths")
+        raise InvalidInput(f"{path} is not a file", key="data.paths")
     return [str(path), status.st_size, status.st_mtime_ns]

@@ -63,7 +63,7 @@ class ImageSamples(Dataset[Batch]):
                 box = crop_box(file.size, random)
                 image = file.convert(self.mode).resize((self.size, self.size), Image.Resampling.BILINEAR, box)
         except OSError as error:
-            raise InvalidInput(f"{path}: {error.strerror or error}", "data.paths") from error
+            raise InvalidInput(f"{path}: {error.strerror or error}", key="data.paths") from error
         if random.random() < 0.5:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         values = (np.asarray(image, dtype=np.float32) / 255 - MEAN) / DEVIATION
@@ -94,7 +94,9 @@ def image_samples(
     try:
         import PIL  # noqa: F401
     except ImportError as error:
-        raise InvalidInput("data.kind = 'jpeg' needs the package pillow: pip install pillow", "data.kind") from error
+        raise InvalidInput(
+            "data.kind = 'jpeg' needs the package pillow: pip install pillow", key="data.kind"
+        ) from error
     if paths:
         photographs = users_photographs(paths)
     else:
@@ -105,9 +107,9 @@ def image_samples(
     if found > int(config.num_labels):
         raise InvalidInput(
             f"the files are in {found} folders, one a class, and the model has {config.num_labels} classes",
-            "model.num_labels",
-            [f"{found} or more"],
-            str(found),
+            key="model.num_labels",
+            allowed=[f"{found} or more"],
+            nearest=str(found),
         )
     channels, size = image_shape(config)
     return ImageSamples(photographs, size, channels, seed)

@@ -181,9 +181,9 @@ def text_samples(
     if len(ids) < seq_len:
         raise InvalidInput(
             f"{corpus.source}: {len(ids)} tokens, fewer than one sample of seq_len={seq_len}",
-            "seq_len",
-            [f"1 to {len(ids)}"],
-            str(max(len(ids), 1)),
+            key="seq_len",
+            allowed=[f"1 to {len(ids)}"],
+            nearest=str(max(len(ids), 1)),
         )
     masking = corpus_masking(corpus, seed) if objective == "masked-lm" else None
     labels = None
@@ -203,7 +203,7 @@ def corpus_ids(corpus: Corpus) -> NDArray[np.unsignedinteger]:
 def corpus_masking(corpus: Corpus, seed: int) -> Masking:
     """Masking for a corpus. Raises InvalidInput if its tokenizer has no mask token."""
     if corpus.mask_id is None:
-        raise InvalidInput("this tokenizer has no mask token, which masked-lm needs", "data.tokenizer")
+        raise InvalidInput("this tokenizer has no mask token, which masked-lm needs", key="data.tokenizer")
     return Masking(corpus.mask_id, corpus.vocab_size, tuple(corpus.special_ids), seed)
 
 

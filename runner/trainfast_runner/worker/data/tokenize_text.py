@@ -35,7 +35,7 @@ def build(request: Request, folder: Path) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     found = list(texts(request))
     if not found:
-        raise InvalidInput(f"{describe(request)}: no text in it", "data.paths")
+        raise InvalidInput(f"{describe(request)}: no text in it", key="data.paths")
     written, labels = [text for text, _ in found], [label for _, label in found]
     if request.tokenizer is None:
         encode, meta = _train_bpe(written, request.vocab, folder)
@@ -69,9 +69,9 @@ def _train_bpe(texts: list[str], vocab: int, folder: Path) -> tuple[Encode, dict
     if vocab < SMALLEST_VOCAB:
         raise InvalidInput(
             f"the model's vocab_size is {vocab}; a byte-level BPE needs at least {SMALLEST_VOCAB}",
-            "model.vocab_size",
-            [f"{SMALLEST_VOCAB} or more"],
-            str(SMALLEST_VOCAB),
+            key="model.vocab_size",
+            allowed=[f"{SMALLEST_VOCAB} or more"],
+            nearest=str(SMALLEST_VOCAB),
         )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -101,13 +101,13 @@ def _pretrained(name: str, vocab: int) -> tuple[Encode, dict[str, Any]]:
         tokenizer: Any = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:
         reason = " ".join(str(error).split())
-        raise InvalidInput(f"the tokenizer of {name} could not be loaded: {reason}", "data.tokenizer") from error
+        raise InvalidInput(f"the tokenizer of {name} could not be loaded: {reason}", key="data.tokenizer") from error
     if len(tokenizer) > vocab:
         raise InvalidInput(
             f"the tokenizer of {name} has {len(tokenizer)} ids, the model's vocab_size is {vocab}",
-            "model.vocab_size",
-            [f"{len(tokenizer)} or more"],
-            str(len(tokenizer)),
+            key="model.vocab_size",
+            allowed=[f"{len(tokenizer)} or more"],
+            nearest=str(len(tokenizer)),
         )
     end_id = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
     meta = {

@@ -24,6 +24,9 @@ def transformer_blocks(model: nn.Module) -> list[nn.Module]:
     found = outermost_lists(model)
     if not found:
         raise InvalidInput(
-            f"{type(model).__name__} has no list of layers to spread", "strategy", ["single", "ddp"], "ddp"
+            f"{type(model).__name__} has no list of layers to spread",
+            key="strategy",
+            allowed=["single", "ddp"],
+            nearest="ddp",
         )
     return found

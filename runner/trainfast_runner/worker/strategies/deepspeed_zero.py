@@ -70,8 +70,8 @@ class DeepSpeedZero(DataParallel):
         if self.knobs.offload_path is not None and why_not_built("AsyncIOBuilder") is not None:
             raise InvalidInput(
                 "offload_path needs DeepSpeed's async_io extension, which cannot be built here; output.log says why",
-                "offload_path",
-                ["leaving offload_path out: the states stay in host memory"],
+                key="offload_path",
+                allowed=["leaving offload_path out: the states stay in host memory"],
             )
 
     def prepare(self, model: nn.Module) -> None:

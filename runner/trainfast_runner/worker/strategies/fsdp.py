@@ -55,9 +55,9 @@ def shard_in_turn(model: nn.Module, parts: Iterable[Part], mesh: DeviceMesh, kno
     except ImportError as error:
         raise InvalidInput(
             f"strategy={knobs.strategy} needs torch 2.6 or later, and this is {torch.__version__}",
-            "strategy",
-            ["ddp", "zero2", "zero3"],
-            "ddp",
+            key="strategy",
+            allowed=["ddp", "zero2", "zero3"],
+            nearest="ddp",
         ) from error
     transformer_blocks(model)
     half = PARAM_DTYPE.get(knobs.precision)

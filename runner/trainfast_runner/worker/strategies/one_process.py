@@ -126,7 +126,9 @@ def divide(model: nn.Module, count: int) -> Layers:
     blocks = transformer_blocks(model)
     if count > len(blocks):
         raise InvalidInput(
-            f"{count} devices are more than the model's {len(blocks)} layers", "devices", [f"2 to {len(blocks)}"]
+            f"{count} devices are more than the model's {len(blocks)} layers",
+            key="devices",
+            allowed=[f"2 to {len(blocks)}"],
         )
     before, after = _around(model, blocks)
     sizes = [float(_elements([block])) for block in blocks]

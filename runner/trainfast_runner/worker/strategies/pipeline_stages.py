@@ -150,22 +150,22 @@ def cut(model: nn.Module, stages: int, seq_len: int) -> Cut:
     if layout is None:
         raise InvalidInput(
             f"a pipeline can be cut from {', '.join(sorted(LAYOUTS))}, not from {config.model_type}",
-            "strategy",
-            ["single", "ddp", "fsdp"],
-            "fsdp",
+            key="strategy",
+            allowed=["single", "ddp", "fsdp"],
+            nearest="fsdp",
         )
     if not head.endswith(layout.heads):
         raise InvalidInput(
             f"a pipeline can be cut from {config.model_type} with the head {' or '.join(layout.heads)}, not {head}",
-            "data.objective",
+            key="data.objective",
         )
     layers = _at(model, layout.layers)
     assert isinstance(layers, nn.ModuleList)
     if stages > len(layers):
         raise InvalidInput(
             f"{stages} pipeline stages are more than the model's {len(layers)} layers",
-            "pp_degree",
-            [f"up to {len(layers)} stages"],
+            key="pp_degree",
+            allowed=[f"up to {len(layers)} stages"],
         )
     whole = Cut(model, layout, (0, len(layers)))
     head_cost = sum(_multiplied(part, config) for part in whole._parts(layout.exit))

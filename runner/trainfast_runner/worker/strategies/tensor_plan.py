@@ -92,10 +92,12 @@ def plan_for(model: nn.Module, degree: int) -> TensorPlan:
         if size % (degree * cut.parts):
             raise InvalidInput(
                 f"{config.model_type}: tp_degree={degree} does not divide the {size // cut.parts} columns of {name}",
-                "tp_degree",
+                key="tp_degree",
             )
     if not plan.slices:
-        raise InvalidInput(f"the tensor-parallel plan of {config.model_type} names no layer of this model", "strategy")
+        raise InvalidInput(
+            f"the tensor-parallel plan of {config.model_type} names no layer of this model", key="strategy"
+        )
     return plan
 
 
@@ -107,9 +109,9 @@ def _written(model: nn.Module) -> dict[re.Pattern[str], str]:
         raise InvalidInput(
             f"{config.model_type} has no tensor-parallel plan: transformers ships none, and we have one for"
             f" {' and '.join(OUR_PLANS)}",
-            "strategy",
-            ["fsdp", "ddp"],
-            "fsdp",
+            key="strategy",
+            allowed=["fsdp", "ddp"],
+            nearest="fsdp",
         )
     prefix = str(getattr(model, "base_model_prefix", ""))
     base = f"{prefix}." if hasattr(model, prefix) else ""
@@ -194,9 +196,9 @@ def _unknown(name: str, style: str, config: Any) -> InvalidInput:
     return InvalidInput(
         f"the tensor-parallel plan of {getattr(config, 'model_type', 'this model')} cuts {name} as {style!r},"
         " which this worker does not do",
-        "strategy",
-        ["fsdp", "ddp"],
-        "fsdp",
+        key="strategy",
+        allowed=["fsdp", "ddp"],
+        nearest="fsdp",
     )
 
 

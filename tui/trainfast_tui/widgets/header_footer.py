@@ -39,7 +39,7 @@ class Header(Painted):
         self._run: RunSnapshot | None = None
         self._home_read = False
 
-    def show(self, run: RunSnapshot | None, home_read: bool) -> None:
+    def show_run(self, run: RunSnapshot | None, home_read: bool) -> None:
         """Show a run; `home_read` is True once runs have been listed, so that their absence is known."""
         self._run, self._home_read = run, home_read
         self.repaint()
@@ -66,7 +66,7 @@ class StatusLine(Painted):
         self._notice: Piece = ("", "muted")
         self._countdown = ""
 
-    def show(self, text: str, tone: Tone = "text") -> None:
+    def show_text(self, text: str, tone: Tone = "text") -> None:
         """Show this notice until the next one."""
         self._notice = (text, tone)
         self._show()

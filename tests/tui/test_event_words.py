@@ -16,13 +16,13 @@ from trainfast_tui.charts.event_line import EventLine
 from trainfast_tui.charts.strip_chart import StripChart
 from trainfast_tui.charts.time_axis import TimeAxis
 from trainfast_tui.control.messages import SnapshotTaken
-from trainfast_tui.live.timeline import DESCRIPTIONS, MachineMoments, run_moments
+from trainfast_tui.live.event_words import DESCRIPTIONS, MachineEvents, events_of_run
 
 
 def words_of(home: Home, *events: Event) -> list[str]:
     directory = a_run(home)
     write_lines(directory / "events.jsonl", list(events))
-    return [moment.words for moment in run_moments(Follower(directory).poll())]
+    return [event.words for event in events_of_run(Follower(directory).poll())]
 
 
 def test_what_begins_and_ends_says_how_long_it_lasted(home: Home) -> None:
@@ -47,22 +47,22 @@ def test_a_compilation_stands_where_it_began(home: Home) -> None:
     directory = a_run(home, steps=2)
     first = a_step(1)
     write_lines(directory / "steps.jsonl", [msgspec.structs.replace(first, compiling=True, step_ms=7000.0)])
-    moment = next(one for one in run_moments(Follower(directory).poll()) if one.sign == "c")
-    assert moment.t_ns == first.t_ns - 7 * S
-    assert moment.words == "step 1 compiled: it took 7 s"
+    event = next(one for one in events_of_run(Follower(directory).poll()) if one.sign == "c")
+    assert event.t_ns == first.t_ns - 7 * S
+    assert event.words == "step 1 compiled: it took 7 s"
 
 
 def test_a_machine_without_a_run_tells_from_its_samples_and_looks_at_each_once() -> None:
-    machine = MachineMoments()
+    machine = MachineEvents()
     ticks = [a_ramp_tick(second) for second in range(RAMP.stop + 1)]
     lost = msgspec.structs.replace(a_tick(40), devices=[a_gpu(0, error="it does not answer", throttle_reasons=None)])
-    found = [moment.words for moment in machine.update([*ticks, lost])]
+    found = [event.words for event in machine.update([*ticks, lost])]
     assert found == [
         "GPU 0: thermal slowdown (software)",
         "GPU 0: no longer: thermal slowdown (software), after 12 s",
         "GPU 0 was lost: it does not answer",
     ]
-    assert [moment.words for moment in machine.update([*ticks, lost])] == found
+    assert [event.words for event in machine.update([*ticks, lost])] == found
 
 
 def test_processes_that_come_and_go_on_a_gpu_are_told_but_not_those_found_there() -> None:
@@ -70,10 +70,10 @@ def test_processes_that_come_and_go_on_a_gpu_are_told_but_not_those_found_there(
         held = [DeviceProcess(pid=pid, memory_used_bytes=2**30) for pid in pids]
         return msgspec.structs.replace(a_tick(second), devices=[a_gpu(0, processes=held, throttle_reasons=[])])
 
-    moments = MachineMoments().update([at(1, 2**22 + 1), at(2, 2**22 + 1, 2**22 + 2), at(3, 2**22 + 2)])
-    assert [(moment.sign, moment.t_ns) for moment in moments] == [("+", START_NS + 2 * S), ("-", START_NS + 3 * S)]
-    assert "with 1.0 GiB appeared" in moments[0].words
-    assert "GPU 0: " in moments[1].words
+    events = MachineEvents().update([at(1, 2**22 + 1), at(2, 2**22 + 1, 2**22 + 2), at(3, 2**22 + 2)])
+    assert [(event.sign, event.t_ns) for event in events] == [("+", START_NS + 2 * S), ("-", START_NS + 3 * S)]
+    assert "with 1.0 GiB appeared" in events[0].words
+    assert "GPU 0: " in events[1].words
 
 
 class Line(App[None]):
@@ -101,7 +101,7 @@ async def test_the_newest_is_told_and_an_earlier_one_can_be_chosen(home: Home) -
         await pilot.press("e", "e")
         for chart, old in zip(charts, before, strict=True):
             marked = [row for row, was in zip(texts_of(chart), old, strict=True) if row.count("│") > was.count("│")]
-            assert marked, "the moment of the event is marked on every chart"
+            assert marked, "the event of the event is marked on every chart"
             assert len({row.rindex("│") for row in marked}) == 1
         assert "t  5 s before the end  GPU 0: no longer: thermal slowdown (software), after 12 s" in screen_text(app)
         await pilot.press("E", "E")
@@ -110,11 +110,11 @@ async def test_the_newest_is_told_and_an_earlier_one_can_be_chosen(home: Home) -
 
 
 async def test_signs_stand_under_their_time_and_the_weightiest_of_a_cell_wins() -> None:
-    moments = MachineMoments().update([a_ramp_tick(second) for second in range(40)])
+    events = MachineEvents().update([a_ramp_tick(second) for second in range(40)])
     app = Line()
     async with app.run_test():
         line = app.query_one(EventLine)
-        line.show(moments, TimeAxis(START_NS, START_NS + 40 * S, "now"))
+        line.show_events(events, TimeAxis(START_NS, START_NS + 40 * S, "now"))
         signs, _ = text_of(line, 11 + 80, 2)
         assert signs.startswith("   events ├")
         assert abs(signs.index("T") - 11 - 2 * RAMP.start) <= 1
@@ -125,11 +125,11 @@ async def test_signs_stand_under_their_time_and_the_weightiest_of_a_cell_wins() 
 
 
 async def test_what_happened_before_the_span_on_the_axis_is_still_told_and_chosen() -> None:
-    moments = MachineMoments().update([a_ramp_tick(second) for second in range(40)])
+    events = MachineEvents().update([a_ramp_tick(second) for second in range(40)])
     app = Line()
     async with app.run_test():
         line = app.query_one(EventLine)
-        line.show(moments, TimeAxis(START_NS + 200 * S, START_NS + 320 * S, "now"))
+        line.show_events(events, TimeAxis(START_NS + 200 * S, START_NS + 320 * S, "now"))
         signs, words = text_of(line, 91, 2)
         assert set(signs.removeprefix("   events ├")) == {"─"}
         assert words == "     P  4 min 44 s ago  GPU 0: at the power limit  3 of 3, e earlier"
@@ -142,7 +142,7 @@ async def test_nothing_happened_is_said() -> None:
     app = Line()
     async with app.run_test():
         line = app.query_one(EventLine)
-        line.show([], TimeAxis(START_NS, START_NS + 40 * S, "now"))
+        line.show_events([], TimeAxis(START_NS, START_NS + 40 * S, "now"))
         assert text_of(line, 60, 2)[1].strip() == "no events"
         assert line.move(-1) == "Nothing happened in this stretch of time."
 

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from trainfast_runner.records.tick import DeviceProcess, DeviceReading, Tick
     from trainfast_runner.running.follower import RunSnapshot
 
-MOMENTS_KEPT = 500
+EVENTS_KEPT = 500
 Describe = Callable[["Event"], tuple[str, Tone, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class DescribedEvent:
     """An event as it is shown: its time, its sign of one cell, its tone and its words."""
 
     t_ns: int
@@ -34,15 +34,15 @@ class Moment:
     words: str
 
 
-class EventMoments:
+class EventDescriber:
     """Describes events in the order given; the end of a throttle or a loss names its duration."""
 
     def __init__(self) -> None:
         self._began: dict[tuple[str, int | None, str], int] = {}
 
-    def describe(self, events: Iterable[Event]) -> list[Moment]:
-        """Return the moments of these events, which follow the events described before."""
-        moments: list[Moment] = []
+    def describe(self, events: Iterable[Event]) -> list[DescribedEvent]:
+        """Describe these events, which follow those described before; one without a description is left out."""
+        described: list[DescribedEvent] = []
         for event in events:
             describe = DESCRIPTIONS.get(event.kind)
             if describe is None:
@@ -55,37 +55,37 @@ class EventMoments:
                 self._began[key] = event.t_ns
             elif (since := self._began.pop(key, None)) is not None:
                 words += f", after {fmt.duration((event.t_ns - since) / 1e9)}"
-            moments.append(Moment(event.t_ns, sign, tone, words))
-        return moments
+            described.append(DescribedEvent(event.t_ns, sign, tone, words))
+        return described
 
 
-def run_moments(run: RunSnapshot) -> list[Moment]:
-    """Return the newest moments of a run, in order."""
-    moments = [*EventMoments().describe(run.events), *_compilations(run.steps)]
-    return sorted(moments, key=lambda moment: moment.t_ns)[-MOMENTS_KEPT:]
+def events_of_run(run: RunSnapshot) -> list[DescribedEvent]:
+    """Return the newest events of a run, in order."""
+    events = [*EventDescriber().describe(run.events), *_compilations(run.steps)]
+    return sorted(events, key=lambda event: event.t_ns)[-EVENTS_KEPT:]
 
 
-class MachineMoments:
-    """The moments of a machine without a run: throttling, lost GPUs, processes; each tick is looked at once."""
+class MachineEvents:
+    """The events of a machine without a run: throttling, lost GPUs, processes; each tick is looked at once."""
 
     def __init__(self) -> None:
         self._seen_ns = 0
         self._processes: dict[int, dict[int, DeviceProcess]] = {}
-        self._described = EventMoments()
-        self._moments: deque[Moment] = deque(maxlen=MOMENTS_KEPT)
+        self._describer = EventDescriber()
+        self._events: deque[DescribedEvent] = deque(maxlen=EVENTS_KEPT)
 
-    def update(self, ticks: Sequence[Tick]) -> list[Moment]:
-        """Return all moments up to the last of these ticks."""
+    def update(self, ticks: Sequence[Tick]) -> list[DescribedEvent]:
+        """Return all events up to the last of these ticks."""
         new: list[Tick] = []
         for tick in reversed(ticks):
             if tick.t_ns <= self._seen_ns:
                 break
             new.append(tick)
         for tick in reversed(new):
-            self._moments += self._described.describe(self._changes(tick))
+            self._events += self._describer.describe(self._changes(tick))
         if ticks:
             self._seen_ns = max(self._seen_ns, ticks[-1].t_ns)
-        return list(self._moments)
+        return list(self._events)
 
     @cached_property
     def _device_changes(self) -> DeviceChanges:
@@ -115,9 +115,9 @@ class MachineMoments:
                 yield process_event(device.index, t_ns, what, here[pid], kind="process")
 
 
-def _compilations(steps: Sequence[Step]) -> list[Moment]:
+def _compilations(steps: Sequence[Step]) -> list[DescribedEvent]:
     return [
-        Moment(
+        DescribedEvent(
             step.t_ns - int(step.step_ms * 1e6),
             "c",
             "accent",
@@ -140,10 +140,10 @@ def _device(event: Event) -> str:
 
 def _throttle(event: Event, began: bool) -> tuple[str, Tone, str]:
     from trainfast_runner.machine.telemetry import throttle
-    from trainfast_tui.text.shades import causes, shade_of
+    from trainfast_tui.text.shades import cause_by_reason, shade_of
 
     reason = event.detail or ""
-    cause = causes().get(reason)
+    cause = cause_by_reason().get(reason)
     letter = shade_of(cause).letter if cause is not None else "C"
     tone: Tone = "error" if throttle.severity(reason) == "warning" else "warning"
     words = f"{_device(event)}: {'' if began else 'no longer: '}{throttle.words(reason)}"

@@ -11,26 +11,27 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.state_words import state_words
 from trainfast_runner.search.batch.batch_follower import BatchSnapshot
 from trainfast_tui.control.messages import Notified
-from trainfast_tui.control.next_run import NextRun, is_about
+from trainfast_tui.control.next_run import NextRun, has_same_settings
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.screens.base import AppScreen
 from trainfast_tui.session import ENDED_WITH_ANSWER, Session
 from trainfast_tui.text.batch_search import batch_question_rows, limit_notice
 from trainfast_tui.text.lines import Tone
+from trainfast_tui.text.search_kind import SearchKind
 from trainfast_tui.widgets.batch_search_view import BatchSearchView
-from trainfast_tui.widgets.strips import Footer
+from trainfast_tui.widgets.header_footer import Footer
 
 
-class SearchScreen(AppScreen):
+class BatchScreen(AppScreen):
     """Shows the search of a next run, or the question of one; Enter starts it, or applies one of its answers."""
 
-    SCOPE = "search"
+    SCOPE = "batch"
 
     def __init__(self, session: Session, next_run: NextRun) -> None:
         super().__init__(session)
         self._next_run = next_run
         self._search: BatchSnapshot | None = None
-        self._is_asking = not (session.batch.is_going_on or session.has_answer_for_knobs())
+        self._is_asking = not (session.batch_search.is_active or session.has_answer_for_knobs())
         """True while the question of a search is put."""
 
     def compose(self) -> ComposeResult:
@@ -50,19 +51,19 @@ class SearchScreen(AppScreen):
             self.view.show_question(batch_question_rows(spec, limit, self._earlier()))
             self._show_useful_keys()
         else:
-            self._show(self.session.batch.current, snapshot.taken_ns if snapshot is not None else 0)
+            self._show(self.session.batch_search.current, snapshot.taken_ns if snapshot is not None else 0)
 
     def _earlier(self) -> BatchSnapshot | None:
         """The newest search of these knobs; None without one."""
-        search = self.session.batch.current
-        return search if search is not None and is_about(search, self._next_run.spec) else None
+        search = self.session.batch_search.current
+        return search if search is not None and has_same_settings(search, self._next_run.spec) else None
 
     def show_snapshot(self, snapshot: Snapshot) -> None:
         """Paint the newest snapshot of the search."""
-        if self.session.batch.is_going_on:
+        if self.session.batch_search.is_active:
             self._is_asking = False
         if not self._is_asking:
-            self._show(self.session.batch.current, snapshot.taken_ns)
+            self._show(self.session.batch_search.current, snapshot.taken_ns)
 
     def _show(self, search: BatchSnapshot | None, now_ns: int = 0) -> None:
         """Paint the search as of `now_ns` (CLOCK_MONOTONIC); None while it is being started."""
@@ -70,24 +71,24 @@ class SearchScreen(AppScreen):
             # A notice about the state before is outdated.
             self.show_notice("")
         self._search = search
-        self.view.show(search, now_ns, self.session.batch.asked_ns)
+        self.view.show_search(search, now_ns, self.session.batch_search.asked_ns)
         self._show_useful_keys()
 
     def _show_useful_keys(self) -> None:
         """Leave out of the footer the keys that do nothing now, and label the others by what they do."""
         search, footer = self._search, self.query_one(Footer)
-        is_going_on = self.session.batch.is_going_on
+        is_active = self.session.batch_search.is_active
         useless = {
             "apply": self.view.chosen is None and not self._is_asking,
             "pause": search is None or not search.is_live,
-            "cancel": not is_going_on,
-            "again": is_going_on or self._is_asking,
+            "cancel": not is_active,
+            "again": is_active or self._is_asking,
         }
         footer.leave_out(useless)
         footer.relabel("apply", "start" if self._is_asking else "apply")
-        footer.relabel("pause", "go on" if search is not None and search.state in ("pausing", "paused") else "pause")
-        footer.relabel("again", "anew" if self._has_answer else "go on")
-        footer.relabel("leave", "leave" if is_going_on else "back")
+        footer.relabel("pause", "resume" if search is not None and search.state in ("pausing", "paused") else "pause")
+        footer.relabel("again", "restart" if self._has_answer else "resume")
+        footer.relabel("leave", "leave" if is_active else "back")
 
     @property
     def _has_answer(self) -> bool:
@@ -104,15 +105,15 @@ class SearchScreen(AppScreen):
         self._show_useful_keys()
 
     def action_leave(self) -> None:
-        if self.session.batch.is_going_on:
+        if self.session.batch_search.is_active:
             self.session.post(Notified("The search goes on; b shows it."))
         self.dismiss()
 
     def action_cancel(self) -> None:
-        self.show_notified(self.session.batch.stop())
+        self.show_notified(self.session.batch_search.stop())
 
     def action_pause(self) -> None:
-        self.show_notified(self.session.batch.toggle_pause())
+        self.show_notified(self.session.batch_search.toggle_pause())
 
     def _start(self, *, fresh: bool = False) -> None:
         """Start the search of the next run; a live run is stopped first if the person agrees."""
@@ -131,7 +132,7 @@ class SearchScreen(AppScreen):
         """Start the search once the run in `live` has ended."""
         self._is_asking = False
         self.notify("")
-        self.session.start_search(self._next_run.spec, live, fresh=fresh)
+        self.session.start_search(SearchKind.BATCH, self._next_run.spec, live, fresh=fresh)
         self._show(None)
 
     def action_again(self) -> None:
@@ -142,7 +143,7 @@ class SearchScreen(AppScreen):
         if search is not None and search.is_live:
             self.notify("The search is live; s stops it.", severity="warning")
             return
-        if self.session.batch.is_going_on:
+        if self.session.batch_search.is_active:
             self.notify("The search is starting.", severity="warning")
             return
         # The journal of an interrupted or cancelled search is continued; an answered one leaves nothing to do.
@@ -155,13 +156,13 @@ class SearchScreen(AppScreen):
         session, chosen, search = self.session, self.view.chosen, self._search
         if chosen is not None:
             next_run = session.next_run
-            same = search is not None and next_run is not None and is_about(search, next_run.spec)
+            same = search is not None and next_run is not None and has_same_settings(search, next_run.spec)
             session.apply(chosen.settings)
             if not same:
                 words = "Applied, but the search had other knobs: this may not fit with these."
                 session.post(Notified(words, "warning"))
             self.dismiss()
-        elif session.batch.is_going_on:
+        elif session.batch_search.is_active:
             # While the knobs are checked, the screen says that; a notice would take its place.
             if search is not None:
                 self.notify("There is no answer yet.", severity="warning")
