@@ -28,7 +28,10 @@ from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.session import Session
 
 SCREENS = Path(__file__).resolve().parents[2] / "docs" / "screens"
-NAMES = ("first-start", "live", "turned-knob", "second-run", "compare", "out-of-memory", "ladder", "runs", "throttled")
+NAMES = (
+    *("first-start", "live", "turned-knob", "second-run", "compare"),
+    *("out-of-memory", "batch-search", "runs", "throttled"),
+)
 BESIDE_GPUS = "TRAINFAST_SCREENSHOTS_BESIDE_GPUS"
 PATIENCE_S = 300.0
 asked = pytest.mark.skipif(not os.environ.get("TRAINFAST_SCREENSHOTS"), reason="writes docs/screens only when asked to")
@@ -94,7 +97,7 @@ async def test_pictures_of_a_real_training(tmp_path: Path) -> None:
         app.session.change(app.session.next_run.with_value("batch_size", "8").with_value("memory_limit", "768MiB"))
         await pilot.press("b", "enter")
         await until(pilot, "✓ batch_size [0-9]+ (is the largest that )?fits")
-        picture(app, "ladder", SCREENS)
+        picture(app, "batch-search", SCREENS)
         await pilot.press("enter")
         await pilot.press("h")
         await until(pilot, "runs   4")
