@@ -183,10 +183,9 @@ class Session:
         """Note the followed search of a kind, and post that it is live or has ended."""
         if control.is_news(search):
             self.post(Notified(f"A {control.KIND.label} search is live; {control.KIND.key} shows it."))
-        has_ended = search is not None and control.has_ended_since(search)
-        control.note_seen(search)
-        if search is not None and has_ended:
+        if search is not None and control.has_ended_since(search):
             self.post(SearchEnded(control.describe(search), control.KIND))
+        control.note_seen(search)
 
     def _adopt(self, snapshot: Snapshot) -> None:
         """Compare the next run with a run that has come onto the screen; unless knobs were chosen, repeat that run."""

@@ -102,7 +102,8 @@ class SearchControl(ABC, Generic[SeenT]):
 
         With `cool_to_c` each of its processes waits until its GPUs are below that temperature in degrees Celsius.
         """
-        self.note_starting()
+        self._is_starting, self._stop_when_seen, self._dismissed_directory = True, False, None
+        self.asked_ns = time.monotonic_ns()
         start = partial(self._start, spec, self._best_request(), fresh, cool_to_c, stop_run)
         in_background("search", start, self._post, lambda error: SearchRefused(error, self.KIND))
 
@@ -124,11 +125,6 @@ class SearchControl(ABC, Generic[SeenT]):
             stop_run()
         directory = start_search(spec, self._home, self._python, fresh=fresh, cool_to_c=cool_to_c, best=request)
         return SearchStarted(directory, self.KIND)
-
-    def note_starting(self) -> None:
-        """Record that another search is being started."""
-        self._is_starting, self._stop_when_seen, self._dismissed_directory = True, False, None
-        self.asked_ns = time.monotonic_ns()
 
     def toggle_pause(self) -> Notified:
         """Pause the live search after its present step, or resume it; return a notice, empty if it is done."""

@@ -17,7 +17,15 @@ from trainfast_runner.search.batch.journal import (
     Predicted,
     Probe,
 )
-from trainfast_runner.search.journal import Conducted, CoolingDown, Paused, Resumed, Waiting, state_of_search
+from trainfast_runner.search.journal import (
+    LIVE_STATES,
+    Conducted,
+    CoolingDown,
+    Paused,
+    Resumed,
+    Waiting,
+    state_of_search,
+)
 from trainfast_runner.search.memory_lines import MemoryLines
 
 
@@ -61,7 +69,7 @@ class BatchSnapshot:
     @property
     def is_live(self) -> bool:
         """True if a conductor works on the search."""
-        return self.state in ("starting", "running", "pausing", "paused")
+        return self.state in LIVE_STATES
 
 
 class BatchFollower:

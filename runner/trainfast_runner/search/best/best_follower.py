@@ -10,7 +10,7 @@ from trainfast_runner.records.search_directories import JOURNAL_FILE, is_conduct
 from trainfast_runner.search.best.best_so_far import BestSoFar
 from trainfast_runner.search.best.journal import BestLine
 from trainfast_runner.search.best.orders import KnobOrder, read_orders
-from trainfast_runner.search.journal import state_of_search
+from trainfast_runner.search.journal import LIVE_STATES, state_of_search
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class BestSnapshot:
     @property
     def is_live(self) -> bool:
         """True if a conductor works on the search."""
-        return self.state in ("starting", "running", "pausing", "paused")
+        return self.state in LIVE_STATES
 
 
 class BestFollower:

@@ -22,6 +22,7 @@ from trainfast_runner.search.best.bounds import ceiling_here, flops_of, with_bou
 from trainfast_runner.search.best.candidates import candidate_spec
 from trainfast_runner.search.best.cold_run_record import TIMING_WARMUP, cold_run_of, start_s
 from trainfast_runner.search.best.decide import Move, decide
+from trainfast_runner.search.best.disturbances import is_usually_disturbed
 from trainfast_runner.search.best.journal import (
     BestEnded,
     BestLaunched,
@@ -54,9 +55,6 @@ from trainfast_runner.worker.catalog import allows_warm_trials
 
 TRACE_WITHIN_S = 30.0
 """The first trial waits at most this long for predictions once its process is ready: nothing is traced while timing."""
-USUALLY_DISTURBED, AMONG_LAST = 2, 8
-"""After so many disturbed measurements of a candidate, or among the last ones, the next one counts: the machine is
-like that, and the noise that its other users make is measured."""
 LIMIT_STEPS = 4
 """Steps of a run under the real `memory_limit`: the optimizer's states exist from the second on."""
 
@@ -204,7 +202,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
             samples_per_step=candidate.samples_per_step,
             rule=move.step_rule,
             needs_energy=self._question.objective == "samples_per_joule",
-            keep_disturbed=self._is_usually_disturbed(number),
+            keep_disturbed=is_usually_disturbed(self._lines, number),
         )
         taken = take_trial(process, self._process_uuids, wanted)
         if taken is None:
@@ -250,7 +248,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
             directory,
             result,
             max(0.0, seconds - to_steady_s),
-            keep_disturbed=self._is_usually_disturbed(number),
+            keep_disturbed=is_usually_disturbed(self._lines, number),
             checks_samples=any(isinstance(line, Trial) and line.outcome == "measured" for line in self._lines),
         )
         if trial.step_ms:
@@ -351,7 +349,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         if result.state in ("stopped", "killed"):
             raise Interrupted
         # Others take no memory from a run under its own limit: that it fits counts, whatever its speed.
-        keep_disturbed = launched.role == "limit" or self._is_usually_disturbed(launched.candidate)
+        keep_disturbed = launched.role == "limit" or is_usually_disturbed(self._lines, launched.candidate)
         knobs = self._space.candidates[launched.candidate].knobs
         self._write(cold_run_of(launched, directory, result, knobs, keep_disturbed=keep_disturbed))
 
@@ -377,12 +375,6 @@ class BestConductor(Conductor[BestLine, BestEnded]):
             )
         )
 
-    def _is_usually_disturbed(self, number: int) -> bool:
-        """True if so many of the last measurements, or of this candidate's, were disturbed that it is the rule."""
-        made = [line for line in self._lines if isinstance(line, Trial | ColdRun)]
-        own = [line for line in made if line.candidate == number]
-        return any(sum(map(_is_disturbed, some)) >= USUALLY_DISTURBED for some in (made[-AMONG_LAST:], own))
-
     def _take_orders(self) -> None:
         """Record the orders that a person gave since the last step."""
         taken = sum(isinstance(line, Ordered) for line in self._lines)
@@ -394,8 +386,3 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         spent_s = worked_seconds(self._lines)
         self._previous_state = state_of_best_journal(self._lines, spent_s, warm, self._previous_state)
         return self._previous_state
-
-
-def _is_disturbed(line: Trial | ColdRun) -> bool:
-    """True for a measurement that is void, or that counts although others disturbed it."""
-    return line.outcome == "void" or (line.outcome == "measured" and bool(line.reason))

@@ -14,12 +14,16 @@ from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_records import read_records
 from trainfast_runner.results.bottleneck.device_track import DeviceConditions
 from trainfast_runner.results.bottleneck.step_conditions import join_of
+from trainfast_runner.search.best.journal import BestLine, ColdRun, Trial
 
 MOST_OTHERS = 0.15
 """Share of the cores from which the diagnosis of a run names other processes (the rule of `others_cpu_percent`)."""
 MOST_THROTTLED = 0.02
 """Share of the time: as much as the gain that a search is about."""
 VOIDING = ("thermal", "brake")
+USUALLY_DISTURBED, AMONG_LAST = 2, 8
+"""After so many disturbed measurements of a candidate, or among the last ones, the next one counts: the machine is
+like that, and the noise that its other users make is measured."""
 
 
 class CpuDisturbance:
@@ -72,3 +76,15 @@ def why_run_void(result: Result) -> str | None:
 
 def _others_words(share: float) -> str | None:
     return f"other processes took {share:.0%} of the CPU" if share > MOST_OTHERS else None
+
+
+def is_usually_disturbed(lines: Sequence[BestLine], candidate: int) -> bool:
+    """True if so many of the last measurements, or of this candidate's, were disturbed that it is the rule."""
+    made = [line for line in lines if isinstance(line, Trial | ColdRun)]
+    own = [line for line in made if line.candidate == candidate]
+    return any(sum(map(_is_disturbed, some)) >= USUALLY_DISTURBED for some in (made[-AMONG_LAST:], own))
+
+
+def _is_disturbed(line: Trial | ColdRun) -> bool:
+    """True for a measurement that is void, or that counts although others disturbed it."""
+    return line.outcome == "void" or (line.outcome == "measured" and bool(line.reason))

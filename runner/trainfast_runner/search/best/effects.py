@@ -39,7 +39,7 @@ class Scales:
 
 
 class Shares(NamedTuple):
-    """What two observations have in common, before any scale."""
+    """The parts of the covariance of two observations, each before its scale."""
 
     mean: float
     knobs: float
