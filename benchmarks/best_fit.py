@@ -33,9 +33,9 @@ from benchmarks.best_fit_replay import Replayed, question, replay
 from benchmarks.best_fit_spaces import Recorded, Synthetic, Terrain, cold_grid_s, recorded, regret
 from benchmarks.budget import Row, at_most, print_table
 
-from trainfast_runner.search.best.decide import decide
-from trainfast_runner.search.best.journal import BestLine, Candidate, Space, Trial, Visited
-from trainfast_runner.search.best.state import state_of_best_journal
+from trainfast_runner.search.best.choose.decide import decide
+from trainfast_runner.search.best.choose.state import state_of_best_journal
+from trainfast_runner.search.journal.best import BestLine, Candidate, Space, Trial, Visited
 
 SEEDS = 200
 CLOSE = 0.02

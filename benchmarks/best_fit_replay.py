@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 from benchmarks.best_fit_spaces import UNTIMED, Process, Terrain
 
 from trainfast_runner.records.run_file import ClockAnchor
-from trainfast_runner.search.best.answer import answer_of
-from trainfast_runner.search.best.cold_runs import ColdRuns
-from trainfast_runner.search.best.decide import Move, decide
-from trainfast_runner.search.best.journal import (
+from trainfast_runner.search.best.choose.answer import answer_of
+from trainfast_runner.search.best.choose.cold_runs import ColdRuns
+from trainfast_runner.search.best.choose.decide import Move, decide
+from trainfast_runner.search.best.choose.next_cold_run import ROLES
+from trainfast_runner.search.best.choose.state import BestState, state_of_best_journal
+from trainfast_runner.search.journal.best import (
     BestAnswer,
     BestLaunched,
     BestLine,
@@ -24,8 +26,6 @@ from trainfast_runner.search.best.journal import (
     Trial,
     Visited,
 )
-from trainfast_runner.search.best.next_cold_run import ROLES
-from trainfast_runner.search.best.state import BestState, state_of_best_journal
 
 MOST_MOVES = 1000
 COLD_WARMUP = 3

@@ -16,8 +16,8 @@ from cli.command import Cli
 from cli.history import result, write, write_lost
 from trainfast_runner.records.result import Diagnosis, MemoryFigures, OomChange, OomExplanation
 from trainfast_runner.records.run_file import ClockAnchor, PredictedSpeed
-from trainfast_runner.search.batch.journal import BatchAnswer, BatchEnded, BatchQuestion, ConfirmationRun, Next, Probe
-from trainfast_runner.search.memory_lines import MemoryLines, PhaseLine
+from trainfast_runner.search.journal.batch import BatchAnswer, BatchEnded, BatchQuestion, ConfirmationRun, Next, Probe
+from trainfast_runner.search.journal.memory_lines import MemoryLines, PhaseLine
 from trainfast_runner.settings.spec import resolve
 
 RECORDED = Path(__file__).parents[1] / "recorded_runs" / "20261121-133323-tiny-llama-d703"

@@ -12,7 +12,7 @@ import pytest
 from cli.command import Cli
 from cli.test_report import EVIL, MIB, RECORDED, assert_loads_nothing, assert_tables_are_even, markdown_of, page_of
 from trainfast_runner.records.run_file import ClockAnchor, PredictedSpeed
-from trainfast_runner.search.best.journal import (
+from trainfast_runner.search.journal.best import (
     BestAnswer,
     BestEnded,
     BestLine,
@@ -154,10 +154,10 @@ def test_a_best_fit_search_has_its_front_effects_verdicts_and_exports(home: Cli,
     assert [row[3:5] for row in tried[3:]] == [[tried[3][3], "–"], ["60.0", "58.0 (54.0 to 63.0)"]]
     for words in (
         "batch_size=16 grad_accum=2 precision=bf16",
-        "+20.0 % (95 % CI: +16.5 to +23.4 %)",
-        "60.0 (95 % CI: 59.0 to 61.0) samples/s",
+        "+20.0 % (+16.5 % to +23.4 %)",
+        "60.0 samples/s (59.0 to 61.0)",
         "another value trains differently",
-        "5, and 7 of another global batch left out",
+        "5: 3 measured, 1 beaten, 1 too large; 7 combinations have another global batch",
         "throughput by peak memory of each measured candidate",
         "behind the front",
         "gain of each value over the baseline's",
@@ -180,8 +180,9 @@ def test_a_search_of_a_script_that_its_budget_ended_says_how_far_it_came(home: C
     ]
     (directory / "journal.jsonl").write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
     page = page_of(home, tmp_path, SEARCH_ID)
-    assert "3 of 5 tried when the budget ended; best so far: batch_size=16 grad_accum=2 precision=bf16." in page.text
-    assert any(row[0] == "best so far" for table in page.tables for row in table)
+    assert "3 of 5 tried when the budget ended" in page.text
+    best = next(row for table in page.tables for row in table if row[0] == "best so far")
+    assert "batch_size=16 grad_accum=2 precision=bf16" in best[1]
     tried = next(table for table in page.tables if "predicted (90 %)" in table[0])
     assert [row[1] for row in tried[1:]] == ["trial", "trial", "trial", "confirm"], "a script has no warm process"
 
@@ -198,7 +199,7 @@ def test_noise_that_decides_is_said(home: Cli, tmp_path: Path) -> None:
     found = answer(within_percent=8.0, gain_percent=Interval(median=3.0, low=-5.0, high=11.0))
     write(home, BestEnded(state="answered", answer=found))
     page = page_of(home, tmp_path, SEARCH_ID)
-    assert "No winner. Within 8.0 %, the noise of this machine" in page.text
+    assert "within 8.0 %, the noise of this machine: no setting is faster beyond it" in page.text
     assert any(row[0] == "chosen" for table in page.tables for row in table)
 
 

@@ -17,7 +17,7 @@ from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_result, read_run_file
 from trainfast_runner.records.search_directories import JOURNAL_FILE, is_conducted
-from trainfast_runner.search.batch.journal import (
+from trainfast_runner.search.journal.batch import (
     BatchEnded,
     BatchLaunched,
     Change,
@@ -26,7 +26,7 @@ from trainfast_runner.search.batch.journal import (
     Probe,
     read_batch_journal,
 )
-from trainfast_runner.search.journal import CoolingDown
+from trainfast_runner.search.journal.lines import CoolingDown
 from trainfast_tui.cli import journal_printer, progress
 from trainfast_tui.cli.batch_answer import without_answer
 from trainfast_tui.cli.batch_printer import BatchPrinter

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from trainfast_runner.records.result import OomExplanation
-from trainfast_runner.search.batch.journal import Probe
 from trainfast_runner.search.batch.nothing_fits import missing_bytes
+from trainfast_runner.search.journal.batch import Probe
 
 MIB = 1 << 20
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace as replace_struct
 
 from trainfast_runner.search.batch.answer import aligned, answer_of
 from trainfast_runner.search.batch.decide import TOLERANCE_BYTES, TOLERANCE_SHARE, SearchState, decide
-from trainfast_runner.search.batch.journal import ConfirmationRun, Predicted, Probe, RankPeaks
+from trainfast_runner.search.journal.batch import ConfirmationRun, Predicted, Probe, RankPeaks
 
 MIB = 1 << 20
 

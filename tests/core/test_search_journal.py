@@ -23,10 +23,16 @@ from trainfast_runner.records.tick import DeviceProcess, DeviceReading, HostRead
 from trainfast_runner.running import launch
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search import limits
-from trainfast_runner.search.batch import conduct, opening
+from trainfast_runner.search.batch import conductor, opening
 from trainfast_runner.search.batch.batch_follower import BatchFollower
+from trainfast_runner.search.batch.conduct import conduct_batch
 from trainfast_runner.search.batch.decide import Decision, SearchState, state_of_journal
-from trainfast_runner.search.batch.journal import (
+from trainfast_runner.search.batch.opening import BatchSearchOptions
+from trainfast_runner.search.batch.probe_record import confirmation_record, growth_of_others
+from trainfast_runner.search.batch.report import report
+from trainfast_runner.search.conductor import worked_seconds
+from trainfast_runner.search.control import cancel, conductor_of, pause, resume
+from trainfast_runner.search.journal.batch import (
     BatchAnswer,
     BatchEnded,
     BatchLaunched,
@@ -37,13 +43,8 @@ from trainfast_runner.search.batch.journal import (
     Probe,
     read_batch_journal,
 )
-from trainfast_runner.search.batch.opening import BatchSearchOptions
-from trainfast_runner.search.batch.probe_record import confirmation_record, growth_of_others
-from trainfast_runner.search.batch.report import report
-from trainfast_runner.search.conductor import worked_seconds
-from trainfast_runner.search.control import cancel, conductor_of, pause, resume
-from trainfast_runner.search.journal import Conducted, CoolingDown, Paused, Resumed, SearchJournal, Waiting
-from trainfast_runner.search.memory_lines import MemoryLines, PhaseLine
+from trainfast_runner.search.journal.lines import Conducted, CoolingDown, Paused, Resumed, SearchJournal, Waiting
+from trainfast_runner.search.journal.memory_lines import MemoryLines, PhaseLine
 from trainfast_runner.search.searches import new_search, newest_search, unfinished
 
 MIB = 1 << 20
@@ -284,7 +285,7 @@ def proving(monkeypatch: pytest.MonkeyPatch, started: Callable[[RunPlan, Home], 
     def decided(state: SearchState) -> Decision:
         return Decision("fail" if state.confirmations else "prove", "because", 4)
 
-    monkeypatch.setattr(conduct, "decide", decided)
+    monkeypatch.setattr(conductor, "decide", decided)
     monkeypatch.setattr(launch, "start", started)
 
 
@@ -306,7 +307,7 @@ def test_a_confirmation_run_that_ended_behind_a_killed_conductor_is_taken(
         raise AssertionError("it is measured a second time")
 
     proving(monkeypatch, started)
-    conduct.conduct_batch(directory, PLAN, home, BatchSearchOptions())
+    conduct_batch(directory, PLAN, home, BatchSearchOptions())
     lines = read_batch_journal(directory)
     assert [line.run_id for line in lines if isinstance(line, ConfirmationRun)] == [left.name]
     assert [line.run_id for line in lines if isinstance(line, BatchLaunched)] == [left.name]
@@ -335,7 +336,7 @@ def test_a_search_that_waits_for_another_run_says_so_in_its_journal(
                 held.close()
             return False
 
-        conduct.conduct_batch(directory, PLAN, home, BatchSearchOptions(wait=True), is_cancelled=is_cancelled)
+        conduct_batch(directory, PLAN, home, BatchSearchOptions(wait=True), is_cancelled=is_cancelled)
     kinds = [type(line) for line in read_batch_journal(directory)]
     assert kinds[3:7] == [Next, Waiting, Resumed, BatchLaunched]
     waiting = next(line for line in read_batch_journal(directory) if isinstance(line, Waiting))
@@ -350,9 +351,9 @@ def test_an_error_of_our_own_ends_the_search_in_its_journal(tmp_path: Path, monk
     def broken(state: SearchState) -> Decision:
         raise ZeroDivisionError("division by zero")
 
-    monkeypatch.setattr(conduct, "decide", broken)
+    monkeypatch.setattr(conductor, "decide", broken)
     with pytest.raises(ZeroDivisionError):
-        conduct.conduct_batch(directory, PLAN, home, BatchSearchOptions())
+        conduct_batch(directory, PLAN, home, BatchSearchOptions())
     seen = BatchFollower(directory).poll()
     assert (seen.state, seen.ended.reason if seen.ended else "") == ("failed", "ZeroDivisionError: division by zero")
     assert not seen.is_live

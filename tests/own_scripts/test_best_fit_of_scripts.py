@@ -19,12 +19,12 @@ from trainfast_runner.records.script_run import TracedMemory
 from trainfast_runner.running import launch
 from trainfast_runner.running.scripts.script_plan import plan_script
 from trainfast_runner.search.best.conduct import conduct_best
-from trainfast_runner.search.best.journal import Candidate, Space, Trial, read_best_journal
-from trainfast_runner.search.best.opening import BestOptions, BestPlan, open_best
-from trainfast_runner.search.best.request import BestRequest
-from trainfast_runner.search.best.script_memory import memory_from, with_fitted_memory, with_seen_samples
-from trainfast_runner.search.best.script_survey import plan_script_best
-from trainfast_runner.search.journal import SearchJournal
+from trainfast_runner.search.best.question.opening import BestOptions, BestPlan, open_best
+from trainfast_runner.search.best.question.request import BestRequest
+from trainfast_runner.search.best.question.script_memory import memory_from, with_fitted_memory, with_seen_samples
+from trainfast_runner.search.best.question.script_survey import plan_script_best
+from trainfast_runner.search.journal.best import Candidate, Space, Trial, read_best_journal
+from trainfast_runner.search.journal.lines import SearchJournal
 from trainfast_runner.search.processes import end_run
 from trainfast_runner.search.searches import left_by_edit
 from trainfast_runner.settings import script_preset

@@ -15,8 +15,8 @@ from trainfast_runner.machine.processes.identity import Identity, send, started_
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.run_file import TRIAL
-from trainfast_runner.search.batch.journal import BatchLaunched, ConfirmationRun, Probe, read_batch_journal
-from trainfast_runner.search.best.journal import BestLaunched, ColdRun, Trial, read_best_journal
+from trainfast_runner.search.journal.batch import BatchLaunched, ConfirmationRun, Probe, read_batch_journal
+from trainfast_runner.search.journal.best import BestLaunched, ColdRun, Trial, read_best_journal
 
 pytestmark = pytest.mark.long
 KILLS = 6

@@ -14,7 +14,7 @@ from textual.pilot import Pilot
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import TRIAL, ClockAnchor
 from trainfast_runner.search.best.best_follower import BestFollower, BestSnapshot
-from trainfast_runner.search.best.journal import (
+from trainfast_runner.search.journal.best import (
     BestAnswer,
     BestEnded,
     BestLaunched,
@@ -29,7 +29,7 @@ from trainfast_runner.search.best.journal import (
     Trial,
     Visited,
 )
-from trainfast_runner.search.journal import Conducted
+from trainfast_runner.search.journal.lines import Conducted
 from trainfast_runner.settings.spec import resolve
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.screens.best import BestScreen

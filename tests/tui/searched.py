@@ -15,7 +15,8 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.search.batch.batch_follower import BatchFollower, BatchSnapshot
-from trainfast_runner.search.batch.journal import (
+from trainfast_runner.search.best.question.request import BestRequest
+from trainfast_runner.search.journal.batch import (
     BatchAnswer,
     BatchEnded,
     BatchLaunched,
@@ -27,9 +28,8 @@ from trainfast_runner.search.batch.journal import (
     Probe,
     RankPeaks,
 )
-from trainfast_runner.search.best.request import BestRequest
-from trainfast_runner.search.journal import Conducted
-from trainfast_runner.search.memory_lines import MemoryLines, PhaseLine
+from trainfast_runner.search.journal.lines import Conducted
+from trainfast_runner.search.journal.memory_lines import MemoryLines, PhaseLine
 from trainfast_runner.settings.spec import RunSpec, resolve
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.screens.batch import BatchScreen

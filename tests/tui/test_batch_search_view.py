@@ -21,8 +21,8 @@ from searched import (
 from still import running, screen_text
 
 from trainfast_runner.records.home import Home
-from trainfast_runner.search.batch.journal import Next, Predicted
-from trainfast_runner.search.journal import Resumed, Waiting
+from trainfast_runner.search.journal.batch import Next, Predicted
+from trainfast_runner.search.journal.lines import Resumed, Waiting
 
 
 async def test_the_ladder_has_a_row_for_each_probe_the_fit_and_what_is_tried_and_why(

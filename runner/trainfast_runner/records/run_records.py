@@ -115,6 +115,11 @@ class RunRecords:
     highest_used_bytes: dict[str, int] = field(default_factory=dict)
     """The highest used memory of each device, in all samples."""
 
+    @property
+    def first_rank_steps(self) -> list[Step]:
+        """The steps of the lowest rank; empty before the first one."""
+        return self.steps[min(self.steps)] if self.steps else []
+
     def totals(self, rank: int) -> StepTotals:
         """Totals over all steps of a rank, including those left out."""
         return self.totals_by_rank.get(rank, StepTotals())
@@ -144,7 +149,7 @@ def read_records(directory: Path) -> RunRecords:
     first = records.totals(min(records.steps, default=0))
     if first.dropped or ticks.level or any(one.level for one in steps.values()):
         records.thinning = Thinning(
-            steps_looked_at=len(records.steps[min(records.steps)]) if records.steps else 0,
+            steps_looked_at=len(records.first_rank_steps),
             steps_dropped=first.dropped,
             ticks=ticks.total,
             ticks_looked_at=len(records.hosts),

@@ -24,7 +24,7 @@ def compile_cost(records: RunRecords, directory: Path) -> CompileCost | None:
     run = records.run
     if run is None or run.knobs.get("compile", "off") == "off" or not records.steps:
         return None
-    steps = records.steps[min(records.steps)]
+    steps = records.first_rank_steps
     steady = [step.step_ms for step in steps if not step.warmup]
     if not steady:
         return CompileCost(reason="no step was measured after compiling")

@@ -56,8 +56,7 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
     `ended_ns` is the run's end on CLOCK_MONOTONIC, where it is known.
     """
     run, ran = records.run, what_ran(records.worker)
-    first_rank = records.steps[min(records.steps)] if records.steps else []
-    measured = [step for step in first_rank if not step.warmup]
+    measured = [step for step in records.first_rank_steps if not step.warmup]
     totals = records.totals(min(records.steps, default=0))
     window = window_of(measured)
     throughput, samples = _throughput(records, ran)
@@ -72,7 +71,7 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
         synthetic_data=_synthetic(records.worker),
         actual=Actual(**as_fields(ran, Actual)) if ran else Actual(),
         steps=StepCount(measured=totals.taken, warmup=totals.warmup),
-        loss=_losses(first_rank, totals.not_finite),
+        loss=_losses(records.first_rank_steps, totals.not_finite),
         throughput=throughput,
         step_ms=_step_time(measured),
         flops=_flops(run, ran, throughput),

@@ -23,16 +23,17 @@ from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.scripts.script_spec import settings_of
 from trainfast_runner.search.batch.conduct import MakeConductor, conduct_batch
-from trainfast_runner.search.batch.journal import BatchLine
 from trainfast_runner.search.batch.opening import BatchSearchOptions, check_plan, open_batch
+from trainfast_runner.search.batch.preset_trials import PresetBatchConductor
 from trainfast_runner.search.batch.script_trials import planned_search
 from trainfast_runner.search.best.conduct import conduct_best
-from trainfast_runner.search.best.journal import BestLine
-from trainfast_runner.search.best.opening import BestOptions, open_best
-from trainfast_runner.search.best.spec_question import plan_spec_best
+from trainfast_runner.search.best.question.opening import BestOptions, open_best
+from trainfast_runner.search.best.question.spec_question import plan_spec_best
 from trainfast_runner.search.conductor import AlreadyConducted
 from trainfast_runner.search.control import SearchRequest
-from trainfast_runner.search.journal import Conducted
+from trainfast_runner.search.journal.batch import BatchLine
+from trainfast_runner.search.journal.best import BestLine
+from trainfast_runner.search.journal.lines import Conducted
 from trainfast_runner.settings.spec import spec_of_record
 
 
@@ -96,14 +97,14 @@ def conduct_request(
         holds(directory)  # the starter follows it
 
 
-def _planned(request: SearchRequest, options: BatchSearchOptions) -> tuple[RunPlan, MakeConductor | None]:
-    """Return the plan of a batch search, checked, and for a script the conductor of its trials. Raises UserError."""
+def _planned(request: SearchRequest, options: BatchSearchOptions) -> tuple[RunPlan, MakeConductor]:
+    """Return the plan of a batch search, checked, and its conductor. Raises UserError."""
     if request.script is not None:
         settings = settings_of(request.knobs, request.overrides)
         return planned_search(request.script, settings, request.python, options)
     plan = planning.plan_run(spec_of_record(request), request.python)
     check_plan(plan, options)
-    return plan, None
+    return plan, PresetBatchConductor
 
 
 if __name__ == "__main__":

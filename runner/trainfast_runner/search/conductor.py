@@ -25,7 +25,7 @@ from trainfast_runner.records.search_directories import exclusive
 from trainfast_runner.running import launch
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.cool_down import cool_down
-from trainfast_runner.search.journal import (
+from trainfast_runner.search.journal.lines import (
     CANCELLED,
     PAUSE_FILE,
     Conducted,

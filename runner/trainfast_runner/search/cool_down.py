@@ -9,7 +9,7 @@ from contextlib import closing
 from trainfast_runner.machine import cooling
 from trainfast_runner.machine.cooling import Cooling
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.journal import CoolingDown
+from trainfast_runner.search.journal.lines import CoolingDown
 
 CHECK_EVERY_S = 0.1
 

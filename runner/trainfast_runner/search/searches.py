@@ -18,7 +18,7 @@ from trainfast_runner.records.home import STAMP, STAMP_CHARACTERS, Home, home_er
 from trainfast_runner.records.json_lines import DAMAGE, read_all
 from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.records.search_directories import JOURNAL_FILE, is_conducted, search_directories
-from trainfast_runner.search.batch.journal import (
+from trainfast_runner.search.journal.batch import (
     BatchEnded,
     BatchLine,
     BatchQuestion,
@@ -26,8 +26,8 @@ from trainfast_runner.search.batch.journal import (
     Probe,
     read_batch_journal,
 )
-from trainfast_runner.search.best.journal import BestEnded, BestLine, BestQuestion, ColdRun, Trial
-from trainfast_runner.search.journal import newest_conducted
+from trainfast_runner.search.journal.best import BestEnded, BestLine, BestQuestion, ColdRun, Trial
+from trainfast_runner.search.journal.lines import newest_conducted
 
 if TYPE_CHECKING:
     from trainfast_runner.running.planning import RunPlan

@@ -5,8 +5,8 @@ from __future__ import annotations
 from benchmarks.best_fit_replay import question
 from benchmarks.best_fit_spaces import Synthetic
 
-from trainfast_runner.search.best.journal import BestLaunched, BestLine, BestQuestion, ColdRun, Trial, Visited
-from trainfast_runner.search.best.state import BestState, state_of_best_journal
+from trainfast_runner.search.best.choose.state import BestState, state_of_best_journal
+from trainfast_runner.search.journal.best import BestLaunched, BestLine, BestQuestion, ColdRun, Trial, Visited
 
 
 def asking(terrain: Synthetic, *words: object, **fields: object) -> BestQuestion:

@@ -14,7 +14,7 @@ from trainfast_runner.search.best.candidates import (
     enumerate_space,
     with_predictions,
 )
-from trainfast_runner.search.best.varied import vary_of
+from trainfast_runner.search.best.question.varied import vary_of
 from trainfast_runner.settings.compatibility.check import check
 from trainfast_runner.settings.compatibility.facts import Facts
 from trainfast_runner.settings.spec import RunSpec, resolve

@@ -10,10 +10,13 @@ import pytest
 from benchmarks.best_fit_replay import FakeConductor
 from benchmarks.best_fit_spaces import Synthetic
 
-from trainfast_runner.search.best.answer import answer_of, answer_so_far
-from trainfast_runner.search.best.cold_runs import COLD_LEAST, ColdRuns
-from trainfast_runner.search.best.decide import decide
-from trainfast_runner.search.best.journal import (
+from trainfast_runner.search.best.choose.answer import answer_of, answer_so_far
+from trainfast_runner.search.best.choose.cold_runs import COLD_LEAST, ColdRuns
+from trainfast_runner.search.best.choose.decide import decide
+from trainfast_runner.search.best.choose.prospects import Prospects
+from trainfast_runner.search.best.choose.state import state_of_best_journal
+from trainfast_runner.search.best.speed.step_rule import LEAST_TIMED_STEPS, MOST_TIMED_STEPS, StepRule
+from trainfast_runner.search.journal.best import (
     BestLaunched,
     BestLine,
     ColdRun,
@@ -24,9 +27,6 @@ from trainfast_runner.search.best.journal import (
     Trial,
     Visited,
 )
-from trainfast_runner.search.best.prospects import Prospects
-from trainfast_runner.search.best.state import state_of_best_journal
-from trainfast_runner.search.best.step_rule import LEAST_TIMED_STEPS, MOST_TIMED_STEPS, StepRule
 
 from .synthetic import asking, state_of, trial, visited
 

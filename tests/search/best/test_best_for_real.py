@@ -14,8 +14,8 @@ from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.search_directories import is_conducted
-from trainfast_runner.search.best.journal import BestLaunched, ColdRun, Trial, read_best_journal
 from trainfast_runner.search.best.orders import give_order
+from trainfast_runner.search.journal.best import BestLaunched, ColdRun, Trial, read_best_journal
 
 SMALL = [
     *("--set", "data.kind=random", "--set", "model.hidden_size=64", "--set", "model.num_hidden_layers=2"),

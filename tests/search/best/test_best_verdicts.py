@@ -6,8 +6,8 @@ import msgspec
 from benchmarks.best_fit_replay import FakeConductor
 from benchmarks.best_fit_spaces import Synthetic
 
-from trainfast_runner.search.best.answer import answer_of
-from trainfast_runner.search.best.journal import BestLine, ColdRun
+from trainfast_runner.search.best.choose.answer import answer_of
+from trainfast_runner.search.journal.best import BestLine, ColdRun
 
 from .synthetic import asking, confirmed, state_of, trial, visited
 

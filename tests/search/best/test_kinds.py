@@ -13,8 +13,10 @@ from trainfast_runner.machine.processes.identity import boot_id
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.records.search_directories import exclusive
-from trainfast_runner.search.batch.journal import BatchQuestion
-from trainfast_runner.search.best.journal import (
+from trainfast_runner.search.best.orders import give_order, read_orders, skip_candidate
+from trainfast_runner.search.best.question.priors import earlier_effects
+from trainfast_runner.search.journal.batch import BatchQuestion
+from trainfast_runner.search.journal.best import (
     BestAnswer,
     BestEnded,
     BestQuestion,
@@ -23,9 +25,7 @@ from trainfast_runner.search.best.journal import (
     Trial,
     read_best_journal,
 )
-from trainfast_runner.search.best.orders import give_order, read_orders, skip_candidate
-from trainfast_runner.search.best.priors import earlier_effects
-from trainfast_runner.search.journal import Conducted, SearchJournal
+from trainfast_runner.search.journal.lines import Conducted, SearchJournal
 from trainfast_runner.search.searches import BATCH_TAG, BEST_TAG, kind_of, new_search, newest_search, unfinished
 
 CLOCK = ClockAnchor(monotonic_ns=0, wall_ns=time.time_ns())

@@ -11,11 +11,12 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.result import Conditions, Result, Spread, Throttle, Throughput
 from trainfast_runner.records.run_records import read_records
 from trainfast_runner.results.bottleneck.device_track import DeviceConditions
-from trainfast_runner.search.best.cold_run_record import outcome_of, start_s
+from trainfast_runner.results.start_time import start_s
 from trainfast_runner.search.best.disturbances import joules_of, why_throttled
-from trainfast_runner.search.best.request import read_budget
-from trainfast_runner.search.best.step_rule import StepRule
-from trainfast_runner.search.best.trial import steps_to_add, why_other_than_asked
+from trainfast_runner.search.best.measure.cold_run_record import outcome_of
+from trainfast_runner.search.best.measure.trial import steps_to_add, why_other_than_asked
+from trainfast_runner.search.best.question.request import read_budget
+from trainfast_runner.search.best.speed.step_rule import StepRule
 
 RULE = StepRule(least=4, most=25, standard_error=0.012)
 FINISHED = Result(

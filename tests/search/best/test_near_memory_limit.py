@@ -10,11 +10,11 @@ from benchmarks.best_fit_replay import FakeConductor, Replayed
 from benchmarks.best_fit_spaces import Synthetic
 
 from cli.command import Cli
-from trainfast_runner.search.best.answer import answer_of
-from trainfast_runner.search.best.cold_runs import NEAR_LIMIT, ColdRuns
-from trainfast_runner.search.best.decide import decide
-from trainfast_runner.search.best.journal import BestAnswer, BestLaunched, BestLine, BestQuestion, ColdRun
-from trainfast_runner.search.best.state import state_of_best_journal
+from trainfast_runner.search.best.choose.answer import answer_of
+from trainfast_runner.search.best.choose.cold_runs import NEAR_LIMIT, ColdRuns
+from trainfast_runner.search.best.choose.decide import decide
+from trainfast_runner.search.best.choose.state import state_of_best_journal
+from trainfast_runner.search.journal.best import BestAnswer, BestLaunched, BestLine, BestQuestion, ColdRun
 
 from .synthetic import asking, confirmed, trial, visited
 from .test_best_for_real import SMALL

@@ -7,8 +7,8 @@ import pytest
 from benchmarks.best_fit_spaces import Synthetic
 
 from trainfast_runner.records.result import OomExplanation, Result
-from trainfast_runner.search.best.journal import BestLaunched, Candidate, Trial
 from trainfast_runner.search.best.too_large import Failure, closest_to_fit, failure_in, oom_failure, verdict_of
+from trainfast_runner.search.journal.best import BestLaunched, Candidate, Trial
 
 from .synthetic import state_of, trial, visited
 

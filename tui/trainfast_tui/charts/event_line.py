@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainfast_tui.charts.painted import Painted
 from trainfast_tui.charts.time_axis import TimeAxis, time_cells
 from trainfast_tui.live.event_words import DescribedEvent
+from trainfast_tui.painting.painted import Painted
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Piece, joined
 

@@ -25,8 +25,8 @@ from trainfast_tui.charts.braille import (
     time_columns,
 )
 from trainfast_tui.charts.chart_data import ChartData, Limit, Series
-from trainfast_tui.charts.inks import Palette
 from trainfast_tui.charts.time_axis import TimeCells, time_cells
+from trainfast_tui.painting.inks import Palette
 from trainfast_tui.text.format import duration, plain, to_width, truncate
 from trainfast_tui.text.shades import Shade, severity_order, shade_of
 

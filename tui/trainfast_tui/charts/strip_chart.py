@@ -4,9 +4,9 @@ from rich.style import Style
 
 from trainfast_tui.charts.braille import YRange
 from trainfast_tui.charts.chart_data import ChartData
-from trainfast_tui.charts.inks import Palette
 from trainfast_tui.charts.paint import paint
-from trainfast_tui.charts.row_widget import Rows, RowWidget
+from trainfast_tui.painting.inks import Palette
+from trainfast_tui.painting.row_widget import Rows, RowWidget
 from trainfast_tui.text.lines import Tone
 
 PART_TONES: dict[str, Tone] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from trainfast_runner.search.batch.journal import BatchEnded
+from trainfast_runner.search.journal.batch import BatchEnded
 from trainfast_tui.text.format import duration, per_second, plain, size
 from trainfast_tui.text.memory import PHASES
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from trainfast_runner.records.run_file import CONFIRM, CONFIRMATION
-from trainfast_runner.search.batch import journal
-from trainfast_runner.search.batch.journal import BatchLaunched, BatchLine, Next
+from trainfast_runner.search.journal import batch as journal
+from trainfast_runner.search.journal.batch import BatchLaunched, BatchLine, Next
 from trainfast_tui.cli.journal_printer import JournalPrinter
 from trainfast_tui.text.format import duration, milliseconds, per_second, size
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import TRIAL
-from trainfast_runner.search.best import journal
 from trainfast_runner.search.best.best_so_far import BestSoFar
-from trainfast_runner.search.best.journal import BestLaunched, BestLine, BestQuestion, Chosen, ColdRun, Space, Trial
+from trainfast_runner.search.journal import best as journal
+from trainfast_runner.search.journal.best import BestLaunched, BestLine, BestQuestion, Chosen, ColdRun, Space, Trial
 from trainfast_tui.cli.journal_printer import JournalPrinter
 from trainfast_tui.cli.progress import Progress
 from trainfast_tui.text.best_objective import objective_words

@@ -11,7 +11,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import Tail
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.run_records import rank_file
-from trainfast_runner.search.journal import CoolingDown, Paused, Resumed, Waiting
+from trainfast_runner.search.journal.lines import CoolingDown, Paused, Resumed, Waiting
 from trainfast_tui.cli.follow_run import Signals
 from trainfast_tui.cli.progress import Progress
 from trainfast_tui.text.cooling import cooling_words

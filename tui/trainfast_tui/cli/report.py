@@ -11,7 +11,7 @@ from trainfast_runner.records.search_directories import is_conducted, search_dir
 from trainfast_runner.results.explained_run import explained_now
 from trainfast_runner.running.final_result import final_result
 from trainfast_runner.search.best.best_so_far import BestSoFar
-from trainfast_runner.search.best.journal import read_best_journal
+from trainfast_runner.search.journal.best import read_best_journal
 from trainfast_tui.cli import summary
 from trainfast_tui.cli.output import print_json, print_line
 from trainfast_tui.cli.output_file import output_path, write_output

@@ -12,12 +12,13 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
+from trainfast_runner.search.best.best_so_far import BestSoFar
 from trainfast_runner.search.best.conduct import conduct_best
-from trainfast_runner.search.best.estimate import estimate
-from trainfast_runner.search.best.journal import BestEnded, ColdRun, Trial, read_best_journal
-from trainfast_runner.search.best.opening import BestOptions, BestPlan, open_best, plan_best
+from trainfast_runner.search.best.question.estimate import estimate
+from trainfast_runner.search.best.question.opening import BestOptions, BestPlan, open_best, plan_best
+from trainfast_runner.search.best.question.request import BestRequest, read_budget
 from trainfast_runner.search.best.report import best_report
-from trainfast_runner.search.best.request import BestRequest, read_budget
+from trainfast_runner.search.journal.best import BestEnded, ColdRun, Trial, read_best_journal
 from trainfast_runner.search.searches import left_by_edit
 from trainfast_runner.settings import script_preset
 from trainfast_runner.settings.spec import resolve
@@ -31,7 +32,8 @@ from trainfast_tui.cli.output_file import refuse_unwritable, write_output
 from trainfast_tui.cli.progress import Progress, progress_when_slow
 from trainfast_tui.cli.search_arguments import add_search_arguments
 from trainfast_tui.cli.waits import await_devices
-from trainfast_tui.text.best_search import answer_lines, estimate_lines, measurements
+from trainfast_tui.text.best_answer import answer_lines
+from trainfast_tui.text.best_search import estimate_lines, measurements
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -101,7 +103,7 @@ def _budget_s(text: str) -> float:
 def _planned(arguments: argparse.Namespace, asked: BestRequest, options: BestOptions) -> BestPlan:
     """Return the checked question about a preset, or about the script of one. Raises UserError."""
     if (script := script_preset.path_of(arguments.preset)) is not None:
-        from trainfast_runner.search.best.script_survey import plan_script_best
+        from trainfast_runner.search.best.question.script_survey import plan_script_best
 
         return plan_script_best(script_preset.load(script), arguments.settings, asked, options, arguments.python)
     return plan_best(resolve(arguments.preset, arguments.settings), asked, options, arguments.python)
@@ -125,15 +127,13 @@ def _conducted(
 
 
 def _report(directory: Path, as_json: bool, record: Path | None) -> None:
-    report = best_report(directory)
     if as_json:
-        print_json(report)
+        print_json(best_report(directory))
     else:
-        print_lines(answer_lines(report))
+        print_lines(answer_lines(BestSoFar(tuple(read_best_journal(directory))), directory.name))
     if record is not None:
-        write_output(
-            record, msgspec.json.encode({**report, "journal": read_best_journal(directory)}).decode(), "--record"
-        )
+        whole = {**best_report(directory), "journal": read_best_journal(directory)}
+        write_output(record, msgspec.json.encode(whole).decode(), "--record")
 
 
 def _print_estimate(best: BestPlan, home: Home, options: BestOptions, as_json: bool) -> None:

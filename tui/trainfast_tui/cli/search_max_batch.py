@@ -12,9 +12,10 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.conduct import MakeConductor, conduct_batch
-from trainfast_runner.search.batch.journal import BatchEnded, Probe, read_batch_journal
 from trainfast_runner.search.batch.opening import BatchSearchOptions, check_plan, open_batch
+from trainfast_runner.search.batch.preset_trials import PresetBatchConductor
 from trainfast_runner.search.batch.report import report
+from trainfast_runner.search.journal.batch import BatchEnded, Probe, read_batch_journal
 from trainfast_runner.search.searches import SET_BY_A_BATCH_SEARCH, left_by_edit
 from trainfast_runner.settings import presets, script_preset
 from trainfast_runner.settings.spec import RunSpec, resolve
@@ -72,8 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
     return SEARCH_EXIT_CODES[ended.state]
 
 
-def _planned(arguments: argparse.Namespace, options: BatchSearchOptions) -> tuple[RunPlan, MakeConductor | None]:
-    """Return the plan, checked, and of a script's preset the conductor of its trials. Raises UserError."""
+def _planned(arguments: argparse.Namespace, options: BatchSearchOptions) -> tuple[RunPlan, MakeConductor]:
+    """Return the plan, checked, and its conductor. Raises UserError."""
     if (script := script_preset.path_of(arguments.preset)) is not None:
         from trainfast_runner.search.batch.script_trials import planned_search
 
@@ -82,7 +83,7 @@ def _planned(arguments: argparse.Namespace, options: BatchSearchOptions) -> tupl
     plan = planning.plan_run(spec, arguments.python)
     check_plan(plan, options)
     _note_variants(arguments.preset, spec)
-    return plan, None
+    return plan, PresetBatchConductor
 
 
 def _note_variants(preset: str, spec: RunSpec) -> None:

@@ -17,7 +17,7 @@ from trainfast_tui.text.search_kind import SearchKind
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.best_follower import BestSnapshot
-    from trainfast_runner.search.best.request import BestRequest
+    from trainfast_runner.search.best.question.request import BestRequest
 
 
 class BestControl(SearchControl["BestSnapshot"]):
@@ -50,7 +50,7 @@ class BestControl(SearchControl["BestSnapshot"]):
         self.is_fresh = False
 
     def _best_request(self) -> BestRequest:
-        from trainfast_runner.search.best.request import BestRequest
+        from trainfast_runner.search.best.question.request import BestRequest
 
         return self.request or BestRequest()
 
@@ -63,10 +63,10 @@ class BestControl(SearchControl["BestSnapshot"]):
         in_background("order", partial(self._skip_setting, directory, number), self._post)
 
     def _plan(self, spec: RunSpec, request: BestRequest | None) -> BestPlanned:
-        from trainfast_runner.search.best.estimate import estimate
-        from trainfast_runner.search.best.opening import BestOptions
-        from trainfast_runner.search.best.request import BestRequest
-        from trainfast_runner.search.best.spec_question import plan_spec_best
+        from trainfast_runner.search.best.question.estimate import estimate
+        from trainfast_runner.search.best.question.opening import BestOptions
+        from trainfast_runner.search.best.question.request import BestRequest
+        from trainfast_runner.search.best.question.spec_question import plan_spec_best
         from trainfast_tui.text.best_search import BY_KEYS, estimate_lines
 
         options = BestOptions(fresh=self.is_fresh)

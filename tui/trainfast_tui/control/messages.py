@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from trainfast_runner.records.discovered import Discovered
     from trainfast_runner.records.result import OomExplanation, Result
     from trainfast_runner.search.advice.facts import Situation
-    from trainfast_runner.search.best.request import BestRequest
+    from trainfast_runner.search.best.question.request import BestRequest
     from trainfast_runner.settings.knob_values import KnobValue
     from trainfast_tui.control.memory_view import MemoryView
     from trainfast_tui.control.speed_view import SpeedView

@@ -272,7 +272,7 @@ def _searched_settings(run: RunFile, home: Home) -> RecordedSpec | None:
     """The settings that the run's search was started with; None if its journal cannot be read."""
     if run.search_id is None:
         return None
-    from trainfast_runner.search.batch.journal import BatchQuestion, read_batch_journal
+    from trainfast_runner.search.journal.batch import BatchQuestion, read_batch_journal
 
     try:
         lines = read_batch_journal(home.search_directory(run.search_id))

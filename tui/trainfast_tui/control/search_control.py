@@ -18,7 +18,7 @@ from trainfast_tui.text.search_kind import SearchKind
 
 if TYPE_CHECKING:
     from trainfast_runner.search.batch.batch_follower import BatchSnapshot
-    from trainfast_runner.search.best.request import BestRequest
+    from trainfast_runner.search.best.question.request import BestRequest
 
 SeenT = TypeVar("SeenT", bound=SeenSearch)
 NOT_LIVE = Notified("There is no live search.", "warning")

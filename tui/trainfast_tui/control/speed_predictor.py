@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from trainfast_runner.memory.model import MemoryModel
     from trainfast_runner.records.home import Home
     from trainfast_runner.records.run_file import PredictedSpeed
-    from trainfast_runner.search.speed.speeds import Speeds
+    from trainfast_runner.search.best.speed.speeds import Speeds
     from trainfast_runner.settings.spec import RunSpec
 
 
@@ -45,7 +45,7 @@ class SpeedPredictor:
 
     def _predicted(self, traced: Traced, machine: Machine, history: str) -> PredictedSpeed | str:
         """The predicted speed, or why there is none. Raises UserError for devices that do not exist."""
-        from trainfast_runner.search.speed.predicted_speed import Unknown
+        from trainfast_runner.search.best.speed.predicted_speed import Unknown
         from trainfast_runner.settings.world import device_count
 
         spec = traced.spec
@@ -55,8 +55,8 @@ class SpeedPredictor:
 
     def _speeds(self, spec: RunSpec, machine: Machine, history: str) -> Speeds:
         from trainfast_runner.memory.available import gpu_of
-        from trainfast_runner.search.speed.measured import DeviceName, training_of
-        from trainfast_runner.search.speed.speeds import speeds_on
+        from trainfast_runner.search.best.speed.measured import DeviceName, training_of
+        from trainfast_runner.search.best.speed.speeds import speeds_on
 
         device = DeviceName(machine.used_by(spec.knobs["devices"]).device, gpu_of(spec, machine) or "")
         key = repr((training_of(spec), device, history))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from trainfast_runner.search.batch.journal import (
+from trainfast_runner.search.journal.batch import (
     BatchAnswer,
     BatchEnded,
     BatchQuestion,
@@ -16,7 +16,7 @@ from trainfast_runner.search.batch.journal import (
     read_batch_journal,
     refuted_by,
 )
-from trainfast_runner.search.memory_lines import MemoryLines
+from trainfast_runner.search.journal.memory_lines import MemoryLines
 from trainfast_tui.report.document import Block, Grid, Heading, Prose, grid, pairs_grid
 from trainfast_tui.report.export_blocks import export_blocks
 from trainfast_tui.report.machine_blocks import machine_blocks

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from trainfast_runner.search.best.answer import verdicts_without_answer
 from trainfast_runner.search.best.best_so_far import BestSoFar
-from trainfast_runner.search.best.journal import (
+from trainfast_runner.search.best.choose.answer import verdicts_without_answer
+from trainfast_runner.search.journal.best import (
     BestAnswer,
     BestQuestion,
     CandidateVerdict,
     ColdRun,
     Interval,
-    Space,
     Trial,
 )
 from trainfast_tui.report.bar_picture import Whisker, whisker_picture
-from trainfast_tui.report.document import Block, Heading, Listing, Prose, grid, pairs_grid
+from trainfast_tui.report.document import Block, Heading, Prose, grid, pairs_grid
 from trainfast_tui.report.export_blocks import export_blocks
 from trainfast_tui.report.machine_blocks import machine_blocks
 from trainfast_tui.report.pareto_blocks import MeasuredCandidate, pareto_blocks
 from trainfast_tui.report.reported_run import ReportedRun
 from trainfast_tui.report.run_blocks import ABSENT_NOTE, run_sections
-from trainfast_tui.text.best_objective import objective_words
-from trainfast_tui.text.best_search import KEPT, budget_words, knob_words, noise_words
+from trainfast_tui.text.best_answer import EFFECT_HEADER, answer_rows, effect_rows, rest_rows
+from trainfast_tui.text.best_search import gain_words, knob_words
 from trainfast_tui.text.comparison import setting_text
 from trainfast_tui.text.format import count, duration, milliseconds, number, percent, signed_percent, size
 
@@ -108,7 +107,7 @@ def _question(question: BestQuestion) -> Iterator[Block]:
                 one.knob,
                 setting_text(one.knob, one.before),
                 setting_text(one.knob, one.value),
-                _gain(one.gain_percent),
+                gain_words(one.gain_percent),
                 one.search_id,
             )
             for one in question.earlier
@@ -117,7 +116,7 @@ def _question(question: BestQuestion) -> Iterator[Block]:
 
 
 def _answer(so_far: BestSoFar) -> Iterator[Block]:
-    ended, answer, space = so_far.ended, so_far.answer, so_far.space
+    ended, answer = so_far.ended, so_far.answer
     if ended is None:
         yield Prose("The search has no answer yet: the same command continues it.")
         return
@@ -126,59 +125,13 @@ def _answer(so_far: BestSoFar) -> Iterator[Block]:
         yield Prose(f"{ended.state.replace('_', ' ').capitalize()}: {ended.reason}{best}.")
     if ended.missing_bytes is not None:
         yield Prose(f"At least {size(ended.missing_bytes)} are missing.")
-    if answer is None or space is None:
-        return
-    if answer.within_percent is not None:
-        noise = noise_words(answer.within_percent)
-        yield Prose(f"No winner. {noise.capitalize()}: no setting is faster beyond it.")
-    if answer.tried_in_budget is not None:
-        best = "the baseline" if answer.best == space.baseline else knob_words(so_far.candidate(answer.best).knobs)
-        tried = budget_words(answer.tried_in_budget, len(space.candidates))
-        yield Prose(f"{tried[0].upper()}{tried[1:]}; best so far: {best}.")
-    ending = [("ended because", ended.stopped_because or ended.reason), ("took", duration(ended.seconds))]
-    yield pairs_grid("", [*_answer_rows(so_far, answer, space), *ending])
-    if answer.notes:
-        yield Listing(tuple(answer.notes))
-
-
-def _answer_rows(so_far: BestSoFar, answer: BestAnswer, space: Space) -> Iterator[tuple[str, str]]:
-    """Yield the best setting and the baseline with their figures, the gain, the ties and the number of candidates."""
-    is_noise, is_cut = answer.within_percent is not None, answer.tried_in_budget is not None
-    kept = KEPT if is_noise else "none so far: the best is the baseline" if is_cut else "the baseline is the best"
-    label = ("chosen" if is_noise else "best") + (" so far" if is_cut else "")
-    yield label, knob_words(so_far.candidate(answer.best).knobs)
-    yield "", _rate(answer.best_rate)
-    yield "baseline", knob_words(so_far.candidate(space.baseline).knobs)
-    yield "", _rate(answer.baseline_rate)
-    yield "gain", kept if answer.best == space.baseline else _gain(answer.gain_percent)
-    if so_far.objective != "samples_per_s":
-        yield "best by its objective", _value(so_far, answer.best_value)
-        yield "baseline by its objective", _value(so_far, answer.baseline_value)
-    for candidate in answer.ties:
-        yield "within the noise of the best", knob_words(so_far.candidate(candidate).knobs)
-    if answer.changes_training:
-        yield "changes the training", ", ".join(answer.changes_training)
-    yield "candidates", f"{count(len(space.candidates))}, and {count(space.dropped)} of another global batch left out"
-
-
-def _rate(rate: Interval | None) -> str:
-    return "not measured" if rate is None else f"{_interval(rate)} samples/s"
-
-
-def _value(so_far: BestSoFar, value: Interval | None) -> str:
-    """Return the objective in its unit, with its 95 % interval."""
-    return "not measured" if value is None else objective_words(so_far.objective, so_far.for_steps, value)
+    if answer is not None and so_far.space is not None:
+        yield pairs_grid("", [*answer_rows(so_far, answer), *rest_rows(so_far, answer.verdicts)])
+        yield Prose("Intervals are confidence intervals of 95 %.")
 
 
 def _interval(one: Interval | None) -> str:
     return "not measured" if one is None else f"{number(one.median)} (95 % CI: {number(one.low)} to {number(one.high)})"
-
-
-def _gain(gain: Interval | None) -> str:
-    """Return a gain in percent with its interval."""
-    if gain is None:
-        return "not measured"
-    return f"{signed_percent(gain.median)} (95 % CI: {gain.low:+.1f} to {gain.high:+.1f} %)"
 
 
 def _pareto(so_far: BestSoFar, answer: BestAnswer) -> list[Block]:
@@ -195,16 +148,14 @@ def _effects(answer: BestAnswer) -> Iterator[Block]:
     if not answer.effects:
         return
     yield Heading("Gain of each knob")
-    rows, whiskers = [], []
+    yield grid(EFFECT_HEADER, effect_rows(answer), right=(2,))
+    whiskers = []
     for one in answer.effects:
-        source = "fresh processes" if one.measured else "earlier searches" if one.earlier else "the trials' model"
         before, value = setting_text(one.knob, one.before), setting_text(one.knob, one.value)
-        rows.append((one.knob, before, value, _gain(one.gain_percent), source))
         gain = one.gain_percent
         words = signed_percent(gain.median)
         tone = "success" if gain.low > 0 else "error" if gain.high < 0 else "muted"
         whiskers.append(Whisker(f"{one.knob}: {before} to {value}", gain.low, gain.median, gain.high, words, tone))
-    yield grid(("knob", "from", "to", "gain", "measured by"), rows, right=(3,))
     picture = whisker_picture("gain of each value over the baseline's", "percent, with the 95 % CI", whiskers, percent)
     if picture is not None:
         yield picture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from trainfast_runner.search.best.journal import Interval
+from trainfast_runner.search.journal.best import Interval
 from trainfast_tui.report.document import Block, Heading, Prose, grid
 from trainfast_tui.report.scatter_picture import Axis, PointKind, ScatterLine, ScatterPoint, scatter_picture
 from trainfast_tui.text.format import count, number, size

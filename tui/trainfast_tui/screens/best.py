@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from textual.app import ComposeResult
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.search.best.request import BestRequest
+from trainfast_runner.search.best.question.request import BestRequest
 from trainfast_runner.settings.knob_type import whole_number
 from trainfast_runner.settings.knobs import defaults
 from trainfast_tui.control.messages import BestPlanned, Notified
@@ -34,7 +34,7 @@ from trainfast_tui.widgets.header_footer import Footer
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.best_follower import BestSnapshot
-    from trainfast_runner.search.best.journal import BestQuestion
+    from trainfast_runner.search.journal.best import BestQuestion
 
 WHY = (
     "Finds the fastest settings that fit, by short trials of real steps in warm processes; the best and your own"

@@ -149,7 +149,7 @@ def batch_search_words(search: BatchSnapshot, now_ns: int | None = None) -> str:
         "interrupted": "interrupted: no process works on it; f5 continues",
         "cancelled": "cancelled; its journal is kept, f5 continues",
     }
-    from trainfast_runner.search.journal import CANCELLED
+    from trainfast_runner.search.journal.lines import CANCELLED
 
     ended = search.ended
     if ended is not None and ended.answer is not None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from trainfast_tui.text import format as fmt
 
 if TYPE_CHECKING:
-    from trainfast_runner.search.best.journal import Interval
+    from trainfast_runner.search.journal.best import Interval
 
 UNITS = {"samples_per_s": "samples/s", "tokens_per_s": "tokens/s", "samples_per_joule": "samples/J"}
 """The unit of each objective that is a rate; a time is in seconds."""

@@ -15,8 +15,8 @@ from trainfast_tui.text.cooling import search_cooling_words
 if TYPE_CHECKING:
     from trainfast_runner.search.best.best_follower import BestSnapshot
     from trainfast_runner.search.best.best_so_far import BestSoFar
-    from trainfast_runner.search.best.journal import Candidate, Ordered, Space
     from trainfast_runner.search.best.orders import KnobOrder
+    from trainfast_runner.search.journal.best import Candidate, Ordered, Space
 
 VERBS = {
     "trial": "trying",
@@ -56,7 +56,7 @@ def best_search_words(search: BestSnapshot, now_ns: int | None = None) -> str:
     if search.state == "running":
         return doing_words(so_far)
     if search.state == "cancelled" and ended is not None:
-        from trainfast_runner.search.journal import CANCELLED
+        from trainfast_runner.search.journal.lines import CANCELLED
 
         why = "" if ended.reason in ("", CANCELLED) else f": {fmt.plain(ended.reason)}"
         return f"stopped{why}; its journal is kept, f5 continues"
@@ -92,7 +92,7 @@ def _answer_words(so_far: BestSoFar) -> str:
         budget += "best so far: "
     words = setting_words(so_far.space, found.best)
     if (gain := found.gain_percent) is not None:
-        words += f": {gain_words(gain.median, gain.low, gain.high)}"
+        words += f": {gain_words(gain)}"
     return budget + words
 
 

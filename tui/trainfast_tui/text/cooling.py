@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from trainfast_tui.text.format import celsius, duration
 
 if TYPE_CHECKING:
-    from trainfast_runner.search.journal import CoolingDown
+    from trainfast_runner.search.journal.lines import CoolingDown
 
 
 def cooling_words(device: int, temperature_c: float, below_c: float, waited_s: float, stuck_s: float) -> str:

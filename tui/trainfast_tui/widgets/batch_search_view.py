@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from trainfast_runner.records.run_file import CONFIRM
 from trainfast_runner.search.batch.batch_follower import BatchSnapshot
-from trainfast_runner.search.batch.journal import ConfirmationRun, Probe, refuted_by
-from trainfast_runner.search.memory_lines import MemoryLines
+from trainfast_runner.search.journal.batch import ConfirmationRun, Probe, refuted_by
+from trainfast_runner.search.journal.memory_lines import MemoryLines
 from trainfast_tui.charts.fit_chart import Point, fit_chart
-from trainfast_tui.charts.painted import Painted
+from trainfast_tui.painting.painted import Painted
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.batch_search import Choice, batch_search_words, choices, expected_s
 from trainfast_tui.text.lines import (

@@ -11,7 +11,7 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.search.best.candidates import BATCH_KNOBS
-from trainfast_runner.search.best.request import BestRequest, read_budget
+from trainfast_runner.search.best.question.request import BestRequest, read_budget
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.vary import read_vary
@@ -21,7 +21,7 @@ from trainfast_tui.widgets.dialogs import Ask, Pick
 if TYPE_CHECKING:
     from textual.app import App
 
-    from trainfast_runner.search.best.journal import BestQuestion
+    from trainfast_runner.search.journal.best import BestQuestion
 
 ALL = "every knob that keeps the training the same"
 AS_SET = "as the knobs are set"

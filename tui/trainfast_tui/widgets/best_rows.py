@@ -14,7 +14,7 @@ from trainfast_tui.widgets.bar import bar
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.best_so_far import BestSoFar
-    from trainfast_runner.search.best.journal import BestAnswer, ColdRun, Effect, Trial
+    from trainfast_runner.search.journal.best import BestAnswer, ColdRun, Effect, Trial
 
 OUTCOMES: dict[str, tuple[str, Tone, str]] = {
     "measured": ("●", "success", ""),
@@ -46,7 +46,7 @@ def _unit(so_far: BestSoFar) -> tuple[str, float]:
 
 
 def _ran_row(so_far: BestSoFar, index: int, line: Trial | ColdRun, width: int) -> Line:
-    from trainfast_runner.search.best.journal import Trial
+    from trainfast_runner.search.journal.best import Trial
 
     sign, tone, words = OUTCOMES.get(line.outcome, ("○", "text", line.outcome))
     assert so_far.space is not None
@@ -97,7 +97,7 @@ def effect_rows(found: BestAnswer, width: int) -> list[Line]:
     names = [_effect_name(one) for one in found.effects]
     label = min(max(map(len, names)), max(16, width - 50))
     gains = [one.gain_percent for one in found.effects]
-    words = [gain_words(gain.median, gain.low, gain.high) for gain in gains]
+    words = [gain_words(gain) for gain in gains]
     room = max(6, min(40, width - label - max(map(len, words)) - 18))
     most = max(gain.median for gain in gains)
     most = most if most > 0 else 1.0

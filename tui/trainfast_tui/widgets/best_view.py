@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trainfast_tui.charts.painted import Painted
 from trainfast_tui.charts.scatter import Spot, pareto, scatter
+from trainfast_tui.painting.painted import Painted
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.best_objective import UNITS
 from trainfast_tui.text.best_search import BY_KEYS, measurements, question_lines

@@ -9,9 +9,9 @@ from rich.cells import cell_len
 
 from trainfast_runner.machine.telemetry.failures import takes_long
 from trainfast_runner.machine.telemetry.slowdown import degrees_left
-from trainfast_tui.charts.painted import PaintedValue
 from trainfast_tui.charts.readings import used_uuids
 from trainfast_tui.live.snapshot import Snapshot
+from trainfast_tui.painting.painted import PaintedValue
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Tone, line_length
 from trainfast_tui.widgets.bar import bar

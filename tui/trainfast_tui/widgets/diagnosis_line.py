@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainfast_tui.charts.painted import PaintedValue
+from trainfast_tui.painting.painted import PaintedValue
 from trainfast_tui.text.diagnosis import one_line
 from trainfast_tui.text.lines import Line
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainfast_tui.charts.painted import Painted
+from trainfast_tui.painting.painted import Painted
 from trainfast_tui.text.lines import Line, rule
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from trainfast_tui.charts.painted import GrowingPanel
 from trainfast_tui.control.memory_view import MeasuredMemory, MemoryView
+from trainfast_tui.painting.painted import GrowingPanel
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Piece, first_fitting, joined, line_length, paragraph, rule
 from trainfast_tui.text.memory import CATEGORIES, PHASES, short

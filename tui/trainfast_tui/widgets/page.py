@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from trainfast_tui.charts.painted import Painted
+from trainfast_tui.painting.painted import Painted
 from trainfast_tui.text.lines import Line
 
 

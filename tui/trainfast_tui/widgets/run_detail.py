@@ -6,7 +6,7 @@ import shlex
 
 from trainfast_runner.records.state_words import state_words
 from trainfast_runner.running.history import RunRow
-from trainfast_tui.charts.painted import PaintedValue
+from trainfast_tui.painting.painted import PaintedValue
 from trainfast_tui.text.lines import Line, paragraph
 from trainfast_tui.widgets.runs_table import SYNTHETIC, override_words
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.script_preset import flag_names, place_words
 from trainfast_runner.settings.script_reach import ways_without_flag
-from trainfast_tui.charts.painted import Painted
+from trainfast_tui.painting.painted import Painted
 from trainfast_tui.text.format import plain, to_width
 from trainfast_tui.text.lines import Line, Piece, Tone, labelled, paragraph, rule
 from trainfast_tui.text.script import default_words, found_words

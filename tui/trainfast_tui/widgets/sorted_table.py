@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from textual.message import Message
 
-from trainfast_tui.charts.painted import Painted
+from trainfast_tui.painting.painted import Painted
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line
 

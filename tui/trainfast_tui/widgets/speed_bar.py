@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trainfast_tui.charts.painted import GrowingPanel
 from trainfast_tui.control.speed_view import MeasuredSpeed, SpeedView
+from trainfast_tui.painting.painted import GrowingPanel
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Piece, Tone, first_fitting, joined, paragraph, rule
 from trainfast_tui.text.speed import speed_words

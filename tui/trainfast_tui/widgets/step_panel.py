@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from trainfast_tui.charts.painted import PaintedValue
 from trainfast_tui.control.memory_view import predicted_peak_bytes
 from trainfast_tui.live.figures import (
     Figures,
@@ -15,6 +14,7 @@ from trainfast_tui.live.figures import (
     recent_figures,
     seconds_left,
 )
+from trainfast_tui.painting.painted import PaintedValue
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.conditions import conditions_line, has_conditions, steadiness
 from trainfast_tui.text.lines import Line, Tone, line_length

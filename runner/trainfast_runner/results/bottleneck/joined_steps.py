@@ -17,7 +17,7 @@ from trainfast_runner.settings.world import ranks_with_samples
 def joined_steps(directory: Path) -> list[tuple[Step, StepConditions | None]]:
     """Every readable step of the lowest rank, in order; None beside a step of a run that watches no device."""
     records = read_records(directory)
-    steps = records.steps[min(records.steps)] if records.steps else []
+    steps = records.first_rank_steps
     conditions = {one.step: one for one in _conditions(records, steps)}
     return [(step, conditions.get(step.step)) for step in steps]
 

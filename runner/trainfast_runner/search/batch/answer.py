@@ -14,8 +14,8 @@ from trainfast_runner.search.batch.decide import (
     tolerance_bytes,
     uncounted_bytes,
 )
-from trainfast_runner.search.batch.journal import BatchAnswer, ConfirmationRun, Margin, refuted_by
-from trainfast_runner.search.memory_lines import MemoryLines
+from trainfast_runner.search.journal.batch import BatchAnswer, ConfirmationRun, Margin, refuted_by
+from trainfast_runner.search.journal.memory_lines import MemoryLines
 from trainfast_runner.units import mebibytes
 
 ALIGNED_MORE, ALIGNED_MORE_FROM = 64, 512

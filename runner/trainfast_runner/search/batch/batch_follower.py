@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trainfast_runner.records.json_lines import Tail
 from trainfast_runner.records.search_directories import JOURNAL_FILE, is_conducted
-from trainfast_runner.search.batch.journal import (
+from trainfast_runner.search.journal.batch import (
     BatchEnded,
     BatchLaunched,
     BatchLine,
@@ -17,7 +17,7 @@ from trainfast_runner.search.batch.journal import (
     Predicted,
     Probe,
 )
-from trainfast_runner.search.journal import (
+from trainfast_runner.search.journal.lines import (
     LIVE_STATES,
     Conducted,
     CoolingDown,
@@ -26,7 +26,7 @@ from trainfast_runner.search.journal import (
     Waiting,
     state_of_search,
 )
-from trainfast_runner.search.memory_lines import MemoryLines
+from trainfast_runner.search.journal.memory_lines import MemoryLines
 
 
 @dataclass(frozen=True, slots=True)

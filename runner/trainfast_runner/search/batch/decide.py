@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from trainfast_runner.memory.model import largest_fitting
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.run_file import CONFIRM
-from trainfast_runner.search.batch.journal import BatchLine, BatchQuestion, ConfirmationRun, Predicted, Probe
-from trainfast_runner.search.memory_lines import MemoryLines, fit_lines
+from trainfast_runner.search.journal.batch import BatchLine, BatchQuestion, ConfirmationRun, Predicted, Probe
+from trainfast_runner.search.journal.memory_lines import MemoryLines, fit_lines
 from trainfast_runner.units import mebibytes
 
 LARGEST_BATCH = 1 << 20

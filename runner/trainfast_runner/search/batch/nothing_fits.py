@@ -18,7 +18,7 @@ from trainfast_runner.records.run_records import read_records
 from trainfast_runner.results.explained_run import held_by, models_of, trace_changes
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.decide import SearchState
-from trainfast_runner.search.batch.journal import BatchEnded, Change, ConfirmationRun, Probe
+from trainfast_runner.search.journal.batch import BatchEnded, Change, ConfirmationRun, Probe
 
 TRACES_WITHIN_S = 30.0
 """After a search without an answer, trace possible changes for at most this long."""

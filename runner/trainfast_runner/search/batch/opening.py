@@ -12,9 +12,9 @@ from trainfast_runner.memory.available import host_free_bytes
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.batch.journal import BatchQuestion, read_batch_journal
 from trainfast_runner.search.cool_down import check_coolable
-from trainfast_runner.search.journal import SearchJournal
+from trainfast_runner.search.journal.batch import BatchQuestion, read_batch_journal
+from trainfast_runner.search.journal.lines import SearchJournal
 from trainfast_runner.search.limits import limits_of
 from trainfast_runner.search.searches import key_of, new_search, unfinished
 from trainfast_runner.settings.world import strategy_of

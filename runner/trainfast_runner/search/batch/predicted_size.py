@@ -13,7 +13,7 @@ from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.memory.tracing import cached_model, trace_model
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.decide import LARGEST_BATCH
-from trainfast_runner.search.batch.journal import Predicted
+from trainfast_runner.search.journal.batch import Predicted
 from trainfast_runner.search.traced_script import TracedPeak
 
 BATCH_PHASE = "forward_backward"

@@ -15,7 +15,7 @@ from trainfast_runner.records.telemetry_lines import read_ticks
 from trainfast_runner.records.tick import Tick
 from trainfast_runner.records.warm_process import ProbeLine
 from trainfast_runner.search.batch.decide import SearchState, lines_by_rank, tightest
-from trainfast_runner.search.batch.journal import ConfirmationRun, Probe, RankPeaks
+from trainfast_runner.search.journal.batch import ConfirmationRun, Probe, RankPeaks
 from trainfast_runner.units import highest, mebibytes
 
 TOO_MUCH_BYTES = 64 << 20

@@ -7,7 +7,7 @@ from typing import Any
 
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import STRICT_SPEED
-from trainfast_runner.search.batch.journal import (
+from trainfast_runner.search.journal.batch import (
     BatchAnswer,
     BatchEnded,
     BatchQuestion,

@@ -19,8 +19,13 @@ from trainfast_runner.records.run_file import PROBE
 from trainfast_runner.records.run_lines import Step, WorkerLine
 from trainfast_runner.records.run_records import read_records
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.batch.conduct import BatchConductor, MakeConductor
-from trainfast_runner.search.batch.journal import (
+from trainfast_runner.search.batch.conduct import MakeConductor
+from trainfast_runner.search.batch.conductor import BatchConductor
+from trainfast_runner.search.batch.opening import BatchSearchOptions, check_options
+from trainfast_runner.search.batch.predicted_size import predict_script_size
+from trainfast_runner.search.batch.probe_record import highest_peaks, probe_of_ended_run
+from trainfast_runner.search.conductor import ConductOptions
+from trainfast_runner.search.journal.batch import (
     BatchEnded,
     BatchLaunched,
     BatchLine,
@@ -29,10 +34,6 @@ from trainfast_runner.search.batch.journal import (
     Probe,
     RankPeaks,
 )
-from trainfast_runner.search.batch.opening import BatchSearchOptions, check_options
-from trainfast_runner.search.batch.predicted_size import predict_script_size
-from trainfast_runner.search.batch.probe_record import highest_peaks, probe_of_ended_run
-from trainfast_runner.search.conductor import ConductOptions
 from trainfast_runner.search.left_runs import runs_of_search, take_ended
 from trainfast_runner.search.processes import Interrupted, wait_for_result
 from trainfast_runner.search.script_runs import TrialPlan, incompatible, trial_plan_of, with_trace
@@ -68,13 +69,14 @@ class ScriptBatchConductor(BatchConductor):
             run_id: run for run_id, run in left.items() if run.role == PROBE and run_id not in recorded
         }
 
-    def _predict(self) -> None:
-        if not any(isinstance(line, (Predicted, Probe)) for line in self._lines):
-            own = self._trial_plan({}).spec.knobs.get("batch_size")
-            start = own if isinstance(own, int) else 1
-            self._write(Predicted(start=start, reason="the memory of a script is predicted from its first trial on"))
+    def predict(self) -> None:
+        """Start with the script's own size: nothing is known of its memory yet."""
+        own = self._trial_plan({}).spec.knobs.get("batch_size")
+        start = own if isinstance(own, int) else 1
+        self._write(Predicted(start=start, reason="the memory of a script is predicted from its first trial on"))
 
-    def _sized(self, batch_size: int, steps: int, timing_warmup: int) -> RunPlan:
+    def sized(self, batch_size: int, steps: int, timing_warmup: int) -> RunPlan:
+        """Plan a trial of one size, under the limit of the search."""
         knobs = {"batch_size": batch_size, "steps": steps, "timing_warmup": timing_warmup}
         plan = self._trial_plan(knobs)
         limits = self._plan.memory_limit_bytes
@@ -82,10 +84,10 @@ class ScriptBatchConductor(BatchConductor):
             plan = replace(plan, memory_limit_bytes=limits)
         return replace(plan, search_id=self._plan.search_id)
 
-    def _probe(self, batch_size: int) -> BatchEnded | None:
+    def probe(self, batch_size: int) -> BatchEnded | None:
         """Try one size in a process of its own, or take the trial of it that a killed conductor left, once ended."""
         began_s = self._clock_s()
-        plan = self._sized(batch_size, STEPS, TIMING_WARMUP)
+        plan = self.sized(batch_size, STEPS, TIMING_WARMUP)
         is_first = self._state().best == 0
         left = take_ended(self._left_trials, self._home, plan)
         if left is not None:
@@ -118,8 +120,9 @@ class ScriptBatchConductor(BatchConductor):
         peak = TracedPeak(traced=found, batch_size=probe.batch_size, measured_bytes=probe.phase_peaks[SCRIPT_PHASE])
         return predict_script_size(peak, limit, result.run_id)
 
-    def _confirmed(self, directory: Path, result: Result, batch_size: int, seconds: float) -> ConfirmationRun:
-        record = super()._confirmed(directory, result, batch_size, seconds)
+    def confirmed(self, directory: Path, result: Result, batch_size: int, seconds: float) -> ConfirmationRun:
+        """Return the record of an ended confirmation run, with what the limit counted."""
+        record = super().confirmed(directory, result, batch_size, seconds)
         peaks = [
             msgspec.structs.replace(one, peak_allocated_bytes=one.phase_peaks[SCRIPT_PHASE])
             for one in peaks_of(directory, self._available())
@@ -135,7 +138,8 @@ class ScriptBatchConductor(BatchConductor):
         ]
         return min(free, default=None)
 
-    def _nothing_fits(self, why: str) -> BatchEnded:
+    def nothing_fits(self, why: str) -> BatchEnded:
+        """Return the end of a search in which a batch of 1 does not fit."""
         return BatchEnded(state="nothing_fits", reason=why)
 
 

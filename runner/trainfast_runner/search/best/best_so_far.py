@@ -9,7 +9,10 @@ from functools import cached_property
 
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.results.distributions import NORMAL_95
-from trainfast_runner.search.best.journal import (
+from trainfast_runner.search.best.objective import objective_interval
+from trainfast_runner.search.best.speed.observed import Starts, log_rate, measurements, process_key
+from trainfast_runner.search.conductor import worked_seconds
+from trainfast_runner.search.journal.best import (
     BestAnswer,
     BestEnded,
     BestLine,
@@ -22,10 +25,7 @@ from trainfast_runner.search.best.journal import (
     Space,
     Trial,
 )
-from trainfast_runner.search.best.objective import objective_interval
-from trainfast_runner.search.best.observed import Starts, log_rate, measurements, process_key
-from trainfast_runner.search.conductor import worked_seconds
-from trainfast_runner.search.journal import Conducted, CoolingDown, Paused, Resumed, Waiting
+from trainfast_runner.search.journal.lines import Conducted, CoolingDown, Paused, Resumed, Waiting
 from trainfast_runner.units import highest
 
 
@@ -49,6 +49,16 @@ class BestSoFar:
     def attempts(self) -> tuple[Trial | ColdRun, ...]:
         """Every trial and every run in a fresh process, void ones included, in their order."""
         return tuple(line for line in self.lines if isinstance(line, Trial | ColdRun))
+
+    @cached_property
+    def trials(self) -> tuple[Trial, ...]:
+        """Every trial, void ones included, in their order."""
+        return tuple(line for line in self.attempts if isinstance(line, Trial))
+
+    @property
+    def disturbed(self) -> int:
+        """The number of measurements that count although other processes or heat disturbed them."""
+        return sum(line.outcome == "measured" and bool(line.reason) for line in self.attempts)
 
     @cached_property
     def chosen(self) -> Chosen | None:

@@ -12,8 +12,8 @@ import msgspec
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.cpu.device_names import CPU, asks_for_cpu
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.search.best.journal import Candidate, RecordedKnobs, Space
 from trainfast_runner.search.best.too_large import TOO_LARGE, excess_words
+from trainfast_runner.search.journal.best import Candidate, RecordedKnobs, Space
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import BY_NAME

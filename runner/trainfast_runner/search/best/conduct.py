@@ -16,14 +16,26 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_file import COLD, TRIAL
+from trainfast_runner.results.start_time import start_s
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.best.answer import answer_of, answer_so_far
-from trainfast_runner.search.best.bounds import ceiling_here, flops_of, with_bounds
 from trainfast_runner.search.best.candidates import candidate_spec
-from trainfast_runner.search.best.cold_run_record import TIMING_WARMUP, cold_run_of, start_s
-from trainfast_runner.search.best.decide import Move, decide
+from trainfast_runner.search.best.choose.answer import answer_of, answer_so_far
+from trainfast_runner.search.best.choose.decide import Move, decide
+from trainfast_runner.search.best.choose.state import BestState, state_of_best_journal
 from trainfast_runner.search.best.disturbances import is_usually_disturbed
-from trainfast_runner.search.best.journal import (
+from trainfast_runner.search.best.measure.bounds import ceiling_here, flops_of, with_bounds
+from trainfast_runner.search.best.measure.cold_run_record import TIMING_WARMUP, cold_run_of
+from trainfast_runner.search.best.measure.left_best_runs import LeftBestRuns
+from trainfast_runner.search.best.measure.run_trial import trial_of_run
+from trainfast_runner.search.best.measure.trial import WantedTrial, take_trial
+from trainfast_runner.search.best.orders import read_orders
+from trainfast_runner.search.best.question.opening import BestOptions, BestPlan
+from trainfast_runner.search.best.speed.observed import steps_for
+from trainfast_runner.search.best.speed.speeds import with_predicted_speed
+from trainfast_runner.search.best.speed.step_rule import UNTIMED
+from trainfast_runner.search.best.too_large import Failure, closest_to_fit, oom_failure
+from trainfast_runner.search.conductor import ConductOptions, Conductor, conduct_alone, worked_seconds
+from trainfast_runner.search.journal.best import (
     BestEnded,
     BestLaunched,
     BestLine,
@@ -37,19 +49,8 @@ from trainfast_runner.search.best.journal import (
     Visited,
     read_best_journal,
 )
-from trainfast_runner.search.best.left_best_runs import LeftBestRuns
-from trainfast_runner.search.best.observed import steps_for
-from trainfast_runner.search.best.opening import BestOptions, BestPlan
-from trainfast_runner.search.best.orders import read_orders
-from trainfast_runner.search.best.run_trial import trial_of_run
-from trainfast_runner.search.best.state import BestState, state_of_best_journal
-from trainfast_runner.search.best.step_rule import UNTIMED
-from trainfast_runner.search.best.too_large import Failure, closest_to_fit, oom_failure
-from trainfast_runner.search.best.trial import WantedTrial, take_trial
-from trainfast_runner.search.conductor import ConductOptions, Conductor, conduct_alone, worked_seconds
-from trainfast_runner.search.journal import Conducted
+from trainfast_runner.search.journal.lines import Conducted
 from trainfast_runner.search.processes import Interrupted, WarmProcess, wait_for_result
-from trainfast_runner.search.speed.speeds import with_predicted_speed
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.worker.catalog import allows_warm_trials
 

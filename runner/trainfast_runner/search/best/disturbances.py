@@ -14,7 +14,7 @@ from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_records import read_records
 from trainfast_runner.results.bottleneck.device_track import DeviceConditions
 from trainfast_runner.results.bottleneck.step_conditions import join_of
-from trainfast_runner.search.best.journal import BestLine, ColdRun, Trial
+from trainfast_runner.search.journal.best import BestLine, ColdRun, Trial
 
 MOST_OTHERS = 0.15
 """Share of the cores from which the diagnosis of a run names other processes (the rule of `others_cpu_percent`)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainfast_runner.search.best.journal import BestQuestion, Candidate, Interval
+from trainfast_runner.search.journal.best import BestQuestion, Candidate, Interval
 
 
 def objective_at(question: BestQuestion, candidate: Candidate, rate: float, start_s: float) -> float:

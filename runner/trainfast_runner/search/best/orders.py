@@ -10,7 +10,7 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.json_lines import Appender, read_all
-from trainfast_runner.search.best.journal import Candidate, Ordered
+from trainfast_runner.search.journal.best import Candidate, Ordered
 from trainfast_runner.settings.knobs import knob
 
 ORDERS_FILE = "orders.jsonl"

@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.records.json_lines import newest
-from trainfast_runner.search.best.answer import verdicts_without_answer
-from trainfast_runner.search.best.journal import (
+from trainfast_runner.search.best.choose.answer import verdicts_without_answer
+from trainfast_runner.search.best.question.script_memory import memory_from
+from trainfast_runner.search.journal.best import (
     BestAnswer,
     BestEnded,
     BestLine,
@@ -26,7 +27,6 @@ from trainfast_runner.search.best.journal import (
     Trial,
     read_best_journal,
 )
-from trainfast_runner.search.best.script_memory import memory_from
 from trainfast_runner.search.report_parts import fields_of, heading
 from trainfast_runner.units import highest
 

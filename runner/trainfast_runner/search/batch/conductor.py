@@ -1,0 +1,164 @@
+"""Take the steps of a batch search that `decide` chooses, record each outcome, and end every process."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from pathlib import Path
+
+import msgspec
+
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_file import CONFIRM, CONFIRMATION, PROBE
+from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.running.recovery import live_runs
+from trainfast_runner.search.batch.answer import answer_of
+from trainfast_runner.search.batch.decide import Decision, SearchState, decide, state_of_journal
+from trainfast_runner.search.batch.opening import BatchSearchOptions
+from trainfast_runner.search.batch.probe_record import confirmation_record
+from trainfast_runner.search.conductor import ConductOptions, Conductor
+from trainfast_runner.search.journal.batch import (
+    BatchEnded,
+    BatchLaunched,
+    BatchLine,
+    BatchQuestion,
+    ConfirmationRun,
+    Next,
+    Predicted,
+    Probe,
+    read_batch_journal,
+)
+from trainfast_runner.search.journal.lines import Conducted
+from trainfast_runner.search.left_runs import end_if_live, has_settings, is_usable, runs_of_search
+from trainfast_runner.search.limits import with_limits
+from trainfast_runner.search.processes import Interrupted, end_run, wait_for_result
+
+TIMED_WARMUP = 3
+
+
+class BatchConductor(Conductor[BatchLine, BatchEnded]):
+    """Conducts a batch search: tries sizes, and confirms the largest that fits in a fresh process.
+
+    A preset's sizes and a script's are tried in different ways: `preset_trials`, `script_trials`.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        plan: RunPlan,
+        home: Home,
+        options: BatchSearchOptions,
+        conduct_options: ConductOptions[BatchLine],
+    ) -> None:
+        lines = read_batch_journal(directory)
+        asked = next(line for line in lines if isinstance(line, BatchQuestion))
+        super().__init__(directory, with_limits(plan, tuple(asked.limits_bytes)), home, lines, conduct_options)
+        self._options = options
+
+    @abstractmethod
+    def predict(self) -> None:
+        """Write the `Predicted` line from which the first size is chosen."""
+
+    @abstractmethod
+    def probe(self, batch_size: int) -> BatchEnded | None:
+        """Try one size and write its `Probe`; return the end if nothing more can be tried."""
+
+    @abstractmethod
+    def sized(self, batch_size: int, steps: int, timing_warmup: int) -> RunPlan:
+        """Plan an ordinary run of one size."""
+
+    @abstractmethod
+    def nothing_fits(self, why: str) -> BatchEnded:
+        """Return the end of a search in which a batch of 1 does not fit."""
+
+    def confirmed(self, directory: Path, result: Result, batch_size: int, seconds: float) -> ConfirmationRun:
+        """Return the record of an ended confirmation run."""
+        return confirmation_record(self._state(), directory, result, batch_size, seconds)
+
+    def first_line(self, conducted: Conducted) -> Conducted:
+        """Return the line with this search's options."""
+        return msgspec.structs.replace(conducted, no_oom=self._options.no_oom, proof_steps=self._options.proof_steps)
+
+    def open(self) -> None:
+        """End a left process and predict the largest size."""
+        self._end_left_process()
+        if not any(isinstance(line, (Predicted, Probe)) for line in self._lines):
+            self.predict()
+
+    def step(self) -> BatchEnded | None:
+        """Decide and take one step."""
+        return self._do(decide(self._state()))
+
+    def end_line(self, state: str, reason: str) -> BatchEnded:
+        """Return an end without an answer."""
+        return BatchEnded(state=state, reason=reason)
+
+    def _do(self, step: Decision) -> BatchEnded | None:
+        """Take one step; return the end if it is the last."""
+        action = step.action if step.action in ("probe", CONFIRM) else "end"
+        self._write(
+            Next(
+                action=action,
+                batch_size=step.batch_size,
+                why=step.why,
+                needs_bytes=step.needs_bytes,
+                fits=list(step.fits),
+                tightest_rank=step.tightest_rank,
+            )
+        )
+        if step.action == "probe" and step.batch_size is not None:
+            return self.probe(step.batch_size)
+        self._end_process()
+        if step.action == CONFIRM and step.batch_size is not None:
+            self._confirm(step.batch_size)
+            return None
+        if step.action == "answer":
+            return BatchEnded(state="answered", reason=step.why, answer=answer_of(self._state()))
+        if step.action == "nothing_fits":
+            return self.nothing_fits(step.why)
+        return BatchEnded(state="failed", reason=step.why)
+
+    def _confirm(self, batch_size: int) -> None:
+        """Make the confirmation run, a normal run with data, or take the one of a killed conductor."""
+        began_s, steps = self._clock_s(), self._options.proof_steps
+        plan = self.sized(batch_size, steps, min(TIMED_WARMUP, steps - 1))
+        directory = self._live = self._take_left_confirmation(plan) or self._start(plan, CONFIRMATION)
+        result = wait_for_result(directory, self._raise_if_cancelled)
+        self._live = None
+        if result.state in ("stopped", "killed"):
+            raise Interrupted
+        self._write(self.confirmed(directory, result, batch_size, self._clock_s() - began_s))
+
+    def _start(self, plan: RunPlan, role: str) -> Path:
+        directory = self._launch(plan, role)
+        self._write(BatchLaunched(run_id=directory.name, role=role))
+        return directory
+
+    def _end_left_process(self) -> None:
+        """End the probe of a conductor that died, recorded or not; its confirmation run goes on and is followed."""
+        for run in live_runs(self._home):
+            if run.role == PROBE and run.search_id == self._directory.name:
+                end_run(self._home.directory(run.run_id))
+
+    def _take_left_confirmation(self, plan: RunPlan) -> Path | None:
+        """Take the newest usable run of the plan that has no recorded end, and end all others; None without one.
+
+        A killed conductor may not have recorded the launch either, which is recorded now.
+        """
+        ended = {line.run_id for line in self._lines if isinstance(line, ConfirmationRun)}
+        taken: Path | None = None
+        for run_id, run in reversed(runs_of_search(self._home, self._directory.name).items()):
+            if run.role != CONFIRMATION or run_id in ended:
+                continue
+            directory = self._home.directory(run_id)
+            if taken is None and has_settings(run, plan) and is_usable(directory):
+                taken = directory
+            else:
+                end_if_live(directory)
+        launched = {line.run_id for line in self._lines if isinstance(line, BatchLaunched)}
+        if taken is not None and taken.name not in launched:
+            self._write(BatchLaunched(run_id=taken.name, role=CONFIRMATION))
+        return taken
+
+    def _state(self) -> SearchState:
+        return state_of_journal(self._lines, self._options.no_oom)

@@ -1,0 +1,119 @@
+"""The batch search of a preset: sizes are tried in one warm process, and predicted by a trace of the model."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.records.result import Result
+from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.search.batch.conductor import BatchConductor
+from trainfast_runner.search.batch.nothing_fits import nothing_fits
+from trainfast_runner.search.batch.predicted_size import predict_size
+from trainfast_runner.search.batch.probe_record import probe_of, probe_of_ended_run, taken_by_others
+from trainfast_runner.search.journal.batch import BatchEnded
+from trainfast_runner.search.processes import Interrupted, WarmProcess
+
+STEPS = {"cpu": 2, "cuda": 4}
+"""Optimizer steps of a process's first probe: the optimizer's states exist from the second on, and a GPU's first steps
+are slow."""
+LATER_STEPS = {"cpu": 1, "cuda": 4}
+"""Optimizer steps of its later probes. A step under strict malloc thresholds is no faster the second time."""
+EXTRA_WAIT_S = 5.0
+"""Once its first process is ready, a search waits for its prediction as long as that took, and this much more."""
+TRACE_WITHIN_S = 30.0
+"""A search on a GPU waits at most this long for its prediction before its first process takes the GPU."""
+
+
+class PresetBatchConductor(BatchConductor):
+    """Conducts the batch search of a preset."""
+
+    def predict(self) -> None:
+        """Get a warm process and a prediction before the first size is chosen: both at once on a CPU."""
+        cancelled = threading.Event()
+        with ThreadPoolExecutor(1) as pool:
+            prediction = pool.submit(predict_size, self._plan, cancelled)
+            try:
+                if self._plan.device == "cuda":
+                    # The tracer's CUDA context would be missing from the memory that the warm process finds free.
+                    self._wait_for(prediction, time.monotonic() + TRACE_WITHIN_S)
+                    cancelled.set()
+                    prediction.result()
+                began_s = self._clock_s()
+                available = self._ready(self._warm_process())
+                # A prediction saves a few sizes: worth about as long a wait as the process was.
+                wait_s = self._clock_s() - began_s + EXTRA_WAIT_S
+                if available is not None:
+                    self._wait_for(prediction, time.monotonic() + wait_s)
+            finally:
+                cancelled.set()
+        if available is not None:
+            limits = self._plan.memory_limit_bytes or tuple(available)
+            self._write(prediction.result().against(self._plan, min(limits)))
+
+    def probe(self, batch_size: int) -> BatchEnded | None:
+        """Try one size in the warm process."""
+        process = self._process
+        if process is None:
+            process = self._warm_process()
+            if self._ready(process) is None:
+                return None
+        is_first = not any(probe.run_id == process.directory.name for probe in self._state().probes)
+        steps = (STEPS if is_first else LATER_STEPS)[self._plan.device]
+        began_ns = time.monotonic_ns()
+        answers = process.probe(batch_size, steps)
+        seconds = (time.monotonic_ns() - began_ns) / 1e9
+        if answers is None:
+            # No rank answered: the kernel or somebody killed the run.
+            result = self._ended_process(process)
+            if result.state in ("stopped", "killed"):
+                raise Interrupted
+            if result.state != "oom":
+                return BatchEnded(state="failed", reason=_ended_words(result))
+            self._write(probe_of_ended_run(batch_size, result, seconds))
+            return None
+        void = None
+        if self._plan.device == "cuda":
+            uuids = self._plan.device_uuids
+            void = taken_by_others(process.directory, answers, process.pids, uuids, began_ns)
+        self._write(probe_of(self._state(), batch_size, process.directory.name, seconds, answers, void))
+        if any(line.outcome == "oom" for line in answers.values()):
+            process.wait_for_end()
+            self._live = self._process = None
+        elif self._plan.spec.knobs["compile"] != "off":
+            # A compiled step of another size is another program, with memory of its own.
+            self._end_process()
+        return None
+
+    def sized(self, batch_size: int, steps: int, timing_warmup: int) -> RunPlan:
+        """Plan an ordinary run of one size."""
+        spec = self._plan.spec.with_overrides(batch_size=batch_size, steps=steps, timing_warmup=timing_warmup)
+        return replace(self._plan, spec=spec)
+
+    def nothing_fits(self, why: str) -> BatchEnded:
+        """Return the end of a search in which a batch of 1 does not fit."""
+        return nothing_fits(self._plan, self._home, self._state(), why, self._raise_if_cancelled)
+
+    def _ready(self, process: WarmProcess) -> list[int] | None:
+        """Available memory of each rank, once all are ready; None when the process ended before, which is recorded."""
+        answers = process.ready()
+        if answers is not None:
+            return [line.available_bytes or 0 for _, line in sorted(answers.items())]
+        result = self._ended_process(process)
+        if result.state != "oom":
+            raise UserError(_ended_words(result), key=result.run_id, exit_code=4)
+        # Without a batch there is nothing smaller to try: the model itself does not fit.
+        self._write(probe_of_ended_run(1, result, result.seconds or 0.0, phase="model"))
+        return None
+
+    def _warm_process(self) -> WarmProcess:
+        directory = self._start(self._plan, "probe")
+        self._process = WarmProcess(directory, self._plan.world_size, self._raise_if_cancelled)
+        return self._process
+
+
+def _ended_words(result: Result) -> str:
+    return f"{result.run_id} ended {result.state}: {result.reason}"

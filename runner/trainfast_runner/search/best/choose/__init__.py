@@ -1,0 +1,1 @@
+"""What a best-fit search does next, decided from its journal alone, and its answer."""

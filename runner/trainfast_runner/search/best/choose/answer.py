@@ -1,0 +1,283 @@
+"""Make a best-fit search's answer from its state: the winner, its gain, every knob's effect, and every verdict."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from trainfast_runner.records.json_lines import newest
+from trainfast_runner.results.distributions import NORMAL_95
+from trainfast_runner.search.best.choose.cold_runs import ColdRuns, Difference
+from trainfast_runner.search.best.choose.prospects import LIKELY, Prospects
+from trainfast_runner.search.best.choose.state import MORE, BestState, state_of_best_journal
+from trainfast_runner.search.best.speed.observed import log_rate
+from trainfast_runner.search.conductor import worked_seconds
+from trainfast_runner.search.journal.best import (
+    BestAnswer,
+    BestEnded,
+    BestLine,
+    CandidateVerdict,
+    Effect,
+    Interval,
+    Space,
+)
+
+GAP = 0.03
+"""A difference between warm trials and fresh processes that the answer mentions."""
+CHOSEN = "chosen: no setting is faster beyond the noise of this machine"
+
+
+def answer_of(state: BestState) -> BestAnswer | None:
+    """Return the answer, or the best so far of a search that goes on; None before anything was measured."""
+    cold = ColdRuns(state)
+    if state.leader is None:
+        return None
+    best, baseline = cold.answer, cold.baseline
+    best_rate, baseline_rate = _rate(cold, best), _rate(cold, baseline)
+    if best_rate is None:
+        return None
+    gain = None
+    if best == baseline:
+        gain = Difference(0.0, 0.0)
+    elif baseline_rate is not None and baseline not in state.ruled_out:
+        gain = cold.difference(best, baseline)
+    within = _within_percent(cold, best, gain)
+    prospects = Prospects(state)
+    tried = {run.candidate for run in state.attempts if run.outcome != "void"}
+    verdicts = [_verdict(cold, prospects, best, number) for number in range(len(state.candidates))]
+    if within is not None:
+        verdicts[best] = msgspec.structs.replace(verdicts[best], reason=CHOSEN)
+    return BestAnswer(
+        best=best,
+        best_rate=best_rate,
+        baseline_rate=baseline_rate,
+        best_value=_value(cold, best),
+        baseline_value=_value(cold, baseline),
+        gain_percent=None if gain is None else _percent(gain),
+        best_run_ids=_run_ids(state, best),
+        baseline_run_ids=_run_ids(state, baseline),
+        within_percent=within,
+        tried_in_budget=len(tried) if prospects.is_budget_spent else None,
+        ties=cold.ties,
+        effects=list(_effects(cold, best)),
+        verdicts=verdicts,
+        pareto=_pareto(cold),
+        changes_training=state.changes_training(best),
+        notes=list(_notes(cold, best)),
+    )
+
+
+def answer_so_far(lines: Sequence[BestLine]) -> BestAnswer | None:
+    """Return the answer so far of a search that is stopped; None before anything was measured.
+
+    Where every process drifted, their trials count all the same, with intervals as wide as the drift.
+    """
+    spent_s = worked_seconds(lines)
+    answer = answer_of(state_of_best_journal(lines, spent_s))
+    if answer is not None:
+        return answer
+    answer = answer_of(state_of_best_journal(lines, spent_s, voids_drifted=False))
+    note = "every process drifted by more than 2 %: going on measures these settings again"
+    return None if answer is None else msgspec.structs.replace(answer, notes=[*answer.notes, note])
+
+
+def _verdict(cold: ColdRuns, prospects: Prospects, best: int, number: int) -> CandidateVerdict:
+    state = cold.state
+    if number in state.ruled_out:
+        return state.ruled_out[number]
+    rate = _rate(cold, number)
+    if rate is not None:
+        reason = _beside_best(cold, best, number)
+        if number in cold.unchecked:
+            reason += "; no time was left to run it under memory_limit"
+        return CandidateVerdict(candidate=number, verdict="measured", reason=reason, rate=rate)
+    if number in state.ordered_out:
+        return CandidateVerdict(candidate=number, verdict="not_tried", reason=state.ordered_out[number])
+    least = state.candidates[number].least_s_per_sample
+    if least and prospects.leader is not None and state.is_bound(number, prospects.leader):
+        reason = f"at most {1 / least:.4g} samples/s by its FLOPs and the device's peak"
+        return CandidateVerdict(candidate=number, verdict="bound", reason=reason)
+    chance = prospects.chances.get(number, 0.0)
+    words = f"{_shown_chance(chance)} chance to be 2 % better than the best"
+    if chance <= LIKELY:
+        return CandidateVerdict(candidate=number, verdict="beaten", reason=words)
+    return CandidateVerdict(candidate=number, verdict="not_tried", reason=f"no time left: {words}")
+
+
+def _beside_best(cold: ColdRuns, best: int, number: int) -> str:
+    if number == best:
+        return "the best"
+    difference = cold.difference(number, best)
+    words = f"{100 * math.expm1(difference.mean):+.1f} %"
+    if not difference.is_clear:
+        return f"{words}, within the noise of the best"
+    return f"{words} by its trial, not confirmed" if difference.mean > 0 else f"{words} beside the best"
+
+
+def _shown_chance(chance: float) -> str:
+    return "less than 0.1 %" if chance < 0.001 else f"{100 * chance:.1f} %"
+
+
+def _percent(difference: Difference) -> Interval:
+    low, median, high = (100 * math.expm1(difference.mean + shift * difference.half) for shift in (-1, 0, 1))
+    return Interval(median=median, low=low, high=high)
+
+
+def _log_rate(cold: ColdRuns, number: int) -> tuple[float, float] | None:
+    """The ln samples/s of a candidate and half of its interval: by fresh processes, else by trials; else None."""
+    state = cold.state
+    # The real memory_limit slows every step of a CPU run.
+    full = [one for one in state.cold_runs if one.role != "limit"]
+    runs = [one.samples_per_s for one in full if one.candidate == number and one.outcome == "measured"]
+    rates = [math.log(rate) for rate in runs if rate]
+    if rates:
+        deviation, quantile = cold.every.noise
+        return statistics.fmean(rates), quantile * deviation / math.sqrt(len(rates))
+    trials = state.counted_trials.get(number)
+    if not trials:
+        return None
+    if state.question.objective == "samples_per_joule":
+        logs = [value for trial in trials if (value := log_rate(trial)) is not None]
+        variance = statistics.fmean(state.measured.variance(trial) for trial in trials) / len(trials)
+        return statistics.fmean(logs), NORMAL_95 * math.sqrt(variance + state.posterior.scales.visit**2)
+    return state.posterior.mean[number], NORMAL_95 * math.sqrt(max(state.posterior.variance[number], 0.0))
+
+
+def _rate(cold: ColdRuns, number: int) -> Interval | None:
+    """Samples/s of a candidate; None if it was not measured."""
+    known_rate = _log_rate(cold, number)
+    return None if known_rate is None else _interval(*known_rate)
+
+
+def _interval(middle: float, half: float) -> Interval:
+    return Interval(median=math.exp(middle), low=math.exp(middle - half), high=math.exp(middle + half))
+
+
+def _value(cold: ColdRuns, number: int) -> Interval | None:
+    """The objective of a candidate in its unit: seconds for `time`; None if it was not measured."""
+    state = cold.state
+    values = cold.every.log_objectives.get(number)
+    if values:
+        deviation, quantile = cold.every.noise
+        middle, half = statistics.fmean(values), quantile * deviation / math.sqrt(len(values))
+    elif number in state.counted_trials:
+        middle, slope = state.log_objective(number)
+        half = NORMAL_95 * slope * math.sqrt(max(state.posterior.variance[number], 0.0))
+    else:
+        return None
+    return _interval(-middle if state.question.objective == "time" else middle, half)
+
+
+def _run_ids(state: BestState, number: int) -> list[str]:
+    """The runs in fresh processes that measured a candidate."""
+    return [
+        one.run_id
+        for one in state.cold_runs
+        if one.candidate == number and one.outcome == "measured" and one.role != "limit"
+    ]
+
+
+def _within_percent(cold: ColdRuns, best: int, gain: Difference | None) -> float | None:
+    """The least gain that runs as A B B A show here, where it is above 2 % and leaves the winner open; else None."""
+    deviation, quantile = cold.every.noise
+    half = quantile * deviation
+    return 100 * math.expm1(half) if half >= MORE and _is_open(cold, best, gain) else None
+
+
+def _is_open(cold: ColdRuns, best: int, gain: Difference | None) -> bool:
+    """True if the gain may be none, a rival may be the best, or a measured setting may be better than the baseline."""
+    state = cold.state
+    if best != state.space.baseline:
+        return bool(cold.ties) or (gain is not None and not gain.is_clear)
+    others = [number for number in state.counted_trials if number != best and number not in state.ruled_out]
+    return bool(cold.ties) or not all(cold.difference(number, best).is_clear for number in others)
+
+
+def _effects(cold: ColdRuns, best: int) -> Iterator[Effect]:
+    """The gain of each value that was run, or that earlier searches know, over the baseline's.
+
+    The other knobs are as in the answer.
+    """
+    state = cold.state
+    levels, baseline = state.posterior.levels, state.space.baseline
+    ran = [levels.settings[number] for number in state.counted_trials]
+    earlier = {effect.knob for effect in state.question.earlier}
+    for knob, name in enumerate(levels.names):
+        base = levels.settings[baseline][knob]
+        for level, value in enumerate(levels.values[name]):
+            if level == base:
+                continue
+            pairs = (
+                (levels.with_level(place, name, level), levels.with_level(place, name, base))
+                for place in (best, baseline)
+            )
+            one, other = next((pair for pair in pairs if None not in pair), (None, None))
+            if one is None or other is None:
+                continue
+            measured = cold.every.difference(one, other)
+            was_run = {level, base} <= {setting[knob] for setting in ran}
+            if measured is None and not was_run and name not in earlier:
+                continue
+            yield Effect(
+                knob=name,
+                value=value,
+                before=levels.values[name][base],
+                gain_percent=_percent(measured or cold.by_trials(one, other)),
+                measured=measured is not None,
+                earlier=name in earlier and all(setting[knob] != level for setting in ran),
+            )
+
+
+def _pareto(cold: ColdRuns) -> list[int]:
+    """The measured candidates that no other one beats in both rate and memory, the fastest first."""
+    state = cold.state
+    rated = []
+    for number in range(len(state.candidates)):
+        rate, needed = _log_rate(cold, number), cold.memory_bytes(number)
+        if rate is not None and needed is not None and number not in state.ruled_out:
+            rated.append((-rate[0], needed, number))
+    front, least = [], math.inf
+    for _, needed, number in sorted(rated):
+        if needed < least:
+            front.append(number)
+            least = needed
+    return front
+
+
+def _notes(cold: ColdRuns, best: int) -> Iterator[str]:
+    """Sentences on the limits of the claim."""
+    state = cold.state
+    baseline = state.space.baseline
+    if baseline in state.ruled_out:
+        rate = "has no figure" if _rate(cold, baseline) is None else "does not fit"
+        yield f"the baseline {rate}: {state.ruled_out[baseline].reason}"
+    if state.question.objective != "samples_per_joule":
+        for name, number in (("best", best), ("baseline", baseline)):
+            values = cold.every.log_objectives.get(number)
+            if values and number in state.counted_trials:
+                gap = statistics.fmean(values) - state.log_objective(number).value
+                if abs(gap) > GAP and (name == "best" or best != baseline):
+                    yield f"the {name} is {100 * math.expm1(gap):+.1f} % in fresh processes beside its trial"
+    if state.measured.void:
+        yield f"{len(state.measured.void)} processes drifted by more than 2 % and were repeated"
+    if state.question.earlier:
+        yield "effects of earlier searches, with widened spread, chose the order of the trials"
+
+
+def verdicts_without_answer(lines: Sequence[BestLine]) -> list[CandidateVerdict]:
+    """One verdict for every candidate, in their order, of a search that ended without an answer; empty before its end.
+
+    A cancelled one has not ended: the same command continues it.
+    """
+    ended = newest(lines, BestEnded)
+    if ended is None or ended.state == "cancelled" or not any(isinstance(line, Space) for line in lines):
+        return []
+    state = state_of_best_journal(lines, ended.seconds)
+    reasons = {number: state.ordered_out.get(number, ended.reason) for number in range(len(state.candidates))}
+    return [
+        state.ruled_out.get(number, CandidateVerdict(candidate=number, verdict="not_tried", reason=reason))
+        for number, reason in reasons.items()
+    ]

@@ -1,0 +1,108 @@
+"""Choose the next cold run: a race among the leaders, the winner beside the baseline, each knob turned back alone.
+
+Runs follow each other as A B B A, so that a machine that warms up or slows down does so for all alike.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from trainfast_runner.search.best.choose.cold_runs import SPEED_ROLES, ColdRuns
+from trainfast_runner.search.best.choose.ruled_out import MOST_VOID
+from trainfast_runner.search.best.choose.state import BestState
+
+MOST_COLD = 12
+"""Runs in fresh processes of one search."""
+NEARLY_ALL = "it needs nearly all of memory_limit: one run under it"
+ROLES = (*SPEED_ROLES, "limit")
+
+
+@dataclass(frozen=True)
+class NextColdRun:
+    """The next run in a fresh process."""
+
+    action: str
+    candidate: int
+    why: str
+    knob: str | None = None
+
+
+def next_cold_run(state: BestState) -> NextColdRun | None:
+    """Return the next run in a fresh process; None when the answer is confirmed."""
+    cold = ColdRuns(state)
+    if sum(one.outcome == "void" for one in state.cold_runs) >= 2 * MOST_VOID:
+        return None
+    return _race(cold) or _confirm(cold) or _turn_back(cold) or _under_limit(cold)
+
+
+def _race(cold: ColdRuns) -> NextColdRun | None:
+    """The next run of the race, those under memory_limit first; None when it is decided."""
+    for number in cold.finalists:
+        if cold.is_near_limit(number) and not cold.count_runs(number, "limit"):
+            return NextColdRun("limit", number, NEARLY_ALL)
+    if len(cold.finalists) < 2 or _confirming(cold):
+        return None
+    for turn in (1, 2):
+        order = cold.finalists if turn == 1 else cold.finalists[::-1]
+        contenders = cold.contenders if turn == 2 else cold.finalists
+        if len(contenders) < 2:
+            return None
+        missing = [number for number in order if number in contenders and cold.count_runs(number, "race") < turn]
+        if len(missing) == len(contenders) and not cold.are_affordable(missing):
+            return None
+        if missing:
+            return NextColdRun("race", missing[0], f"one of {len(cold.finalists)} settings within 3 % of the leader")
+    return None
+
+
+def _confirming(cold: ColdRuns) -> bool:
+    return any(one.role == "confirm" for one in cold.state.cold_runs)
+
+
+def _confirm(cold: ColdRuns) -> NextColdRun | None:
+    """The next run of winner, baseline, baseline, winner; None when both have two runs."""
+    winner, baseline = cold.winner, cold.baseline
+    if cold.state.untested_limits and not cold.count_runs(winner, "limit"):
+        return NextColdRun("limit", winner, "the winner, under memory_limit")
+    if baseline in cold.state.ruled_out:
+        order = [winner, winner]
+    elif winner == baseline:
+        order = [baseline, baseline]
+    else:
+        order = [winner, baseline, baseline, winner]
+    raced = {number: cold.count_runs(number, "race") for number in order}
+    if all(count >= 2 for count in raced.values()):
+        return None
+    taken: dict[int, int] = defaultdict(int)
+    for number in order:
+        taken[number] += 1
+        if cold.count_runs(number, "confirm") < taken[number]:
+            whose = "baseline" if number == baseline else "winner"
+            return NextColdRun("confirm", number, f"the {whose} in a fresh process")
+    return None
+
+
+def _turn_back(cold: ColdRuns) -> NextColdRun | None:
+    """The run of the answer with one knob turned back that gave most, as long as runs and budget allow."""
+    state, answer = cold.state, cold.answer
+    changed = cold.changed(answer)
+    if len(changed) < 2 or cold.counted_runs >= MOST_COLD:
+        return None
+    found = []
+    for knob in changed:
+        other = cold.turned_back(answer, knob)
+        if other is not None and not cold.count_runs(other, *ROLES):
+            found.append((state.posterior.difference(answer, other)[0], knob, other))
+    for _, knob, other in sorted(found, reverse=True):
+        if cold.are_affordable([other]):
+            return NextColdRun("turn_back", other, f"the winner with {knob} turned back: the loss is its gain", knob)
+    return None
+
+
+def _under_limit(cold: ColdRuns) -> NextColdRun | None:
+    """The run under memory_limit of the answer, then of candidates near that limit as long as the budget allows."""
+    if cold.state.untested_limits and not cold.count_runs(cold.answer, "limit"):
+        return NextColdRun("limit", cold.answer, "the answer, under memory_limit")
+    number = next((one for one in cold.unchecked if cold.are_affordable([one])), None)
+    return None if number is None else NextColdRun("limit", number, NEARLY_ALL)

@@ -1,0 +1,164 @@
+"""The gain that a best-fit search may still expect, and its price: expected improvement a second.
+
+Snoek, Larochelle and Adams, "Practical Bayesian Optimization", 2012.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import NamedTuple
+
+from trainfast_runner.search.best.choose.cold_runs import CONFIRMING_SHARE, ColdRuns
+from trainfast_runner.search.best.choose.state import MORE, BestState
+from trainfast_runner.search.best.speed.observed import steps_for
+from trainfast_runner.search.best.speed.step_rule import ENOUGH_ERROR, LEAST_TIMED_STEPS, MOST_TIMED_STEPS, UNTIMED
+
+LIKELY = 0.05
+"""The search goes on while some candidate has this chance to be 2 % better than the leader."""
+
+
+class Gain(NamedTuple):
+    """The ln of one objective over another's."""
+
+    mean: float
+    deviation: float
+
+
+class Prospects:
+    """The expected improvement on the leader of each candidate that is left, its chance and its cost."""
+
+    def __init__(self, state: BestState) -> None:
+        self._state = state
+        self.leader = state.leader
+
+    @cached_property
+    def open(self) -> list[int]:
+        """Untried candidates that a trial could make the leader; the race, not a second trial, separates equals."""
+        state, leader = self._state, self.leader
+        return [
+            number
+            for number in state.alive
+            if number not in state.counted_trials and (leader is None or not state.is_bound(number, leader))
+        ]
+
+    @cached_property
+    def gains(self) -> dict[int, Gain]:
+        """The ln of each open candidate's objective over the leader's."""
+        state, leader = self._state, self.leader
+        if leader is None:
+            return {}
+        posterior = state.posterior
+        covariances = posterior.covariances(leader)
+        own, own_slope = state.log_objective(leader)
+        own_variance = own_slope**2 * posterior.variance[leader]
+        variances = posterior.variance
+        found: dict[int, Gain] = {}
+        for number in self.open:
+            mean, slope = state.log_objective(number)
+            variance = slope * slope * variances[number] + own_variance
+            variance -= 2 * slope * own_slope * covariances[number]
+            found[number] = Gain(mean - own, math.sqrt(variance) if variance > 1e-12 else 1e-6)
+        return found
+
+    @cached_property
+    def chances(self) -> dict[int, float]:
+        """The probability of each open candidate to be 2 % better than the leader."""
+        return {number: _above((mean - MORE) / deviation) for number, (mean, deviation) in self.gains.items()}
+
+    @cached_property
+    def likely(self) -> list[int]:
+        """Candidates that are likely enough to be 2 % better than the leader."""
+        return [number for number, chance in self.chances.items() if chance > LIKELY]
+
+    @cached_property
+    def affordable(self) -> set[int]:
+        """Open candidates whose trial is expected to end within the time of the trials, its process closed."""
+        state, budget_s = self._state, self._state.question.budget_s
+        left_s = max(budget_s - ColdRuns(state).reserve_s(), CONFIRMING_SHARE * budget_s) - state.spent_s
+        return {
+            number
+            for number in self.open
+            if self.cost_s(number) + (self._closing_s if state.is_warm(number) else 0.0) <= left_s
+        }
+
+    @cached_property
+    def is_budget_spent(self) -> bool:
+        """True if the budget pays for none of the settings that are worth a trial, and there are some."""
+        worth = {*self.likely, *self.unseen}
+        return bool(worth) and self.affordable.isdisjoint(worth)
+
+    def improvement_per_s(self, number: int) -> float:
+        """The expected improvement in ln of the objective, per second of its cost."""
+        mean, deviation = self.gains[number]
+        ratio = mean / deviation
+        density = math.exp(-0.5 * ratio * ratio) / math.sqrt(2 * math.pi)
+        return (mean * _above(ratio) + deviation * density) / self.cost_s(number)
+
+    def cost_s(self, number: int) -> float:
+        """Expected seconds of a trial: the process if none waits for it, untimed and timed steps."""
+        return self._costs_s[number]
+
+    @cached_property
+    def _costs_s(self) -> dict[int, float]:
+        state, steps = self._state, UNTIMED + self.steps
+        # The process that waits is closed with a repeat of its first setting.
+        before_s = {
+            process: 0.0 if process == state.warm_process_key else self._closing_s + state.starts.seconds(process)
+            for process in set(state.process_keys)
+        }
+        return {
+            number: steps * state.step_s(number) + state.switch_s + before_s[state.process_keys[number]]
+            for number in self.open
+        }
+
+    @cached_property
+    def _closing_s(self) -> float:
+        """Expected seconds of the repeat of the first setting that closes the process."""
+        visit = self._state.trials_of_visit
+        return (UNTIMED + self.steps) * self._state.step_s(visit[0].candidate) if visit else 0.0
+
+    @cached_property
+    def steps(self) -> int:
+        """Timed steps that bring the standard error of a trial below `ENOUGH_ERROR`."""
+        return steps_for(self._state.measured.step_deviation, ENOUGH_ERROR, LEAST_TIMED_STEPS, MOST_TIMED_STEPS)
+
+    @cached_property
+    def unseen(self) -> dict[int, int]:
+        """Open candidates with values of knobs that were never run, each with the number of such values."""
+        state = self._state
+        settings = state.posterior.levels.settings
+        # A value that failed or did not fit was run, too.
+        ran = {
+            trial.candidate
+            for trial in state.trials
+            if trial.outcome != "void" and trial.run_id not in state.measured.void
+        }
+        seen = [set(levels) for levels in zip(*(settings[number] for number in ran), strict=True)]
+        columns = state.posterior.levels.columns
+        unfinished = [knob for knob, levels in enumerate(seen) if not levels.issuperset(columns[knob])]
+        found = {}
+        for number in self.open:
+            new = sum(settings[number][knob] not in seen[knob] for knob in unfinished)
+            if new:
+                found[number] = new
+        return found
+
+    @cached_property
+    def outlook(self) -> tuple[float, float]:
+        """The chance that going on finds 2 % more, and the seconds that takes.
+
+        Candidates of one process have much in common, so the best of each counts, and these as independent.
+        """
+        best: dict[object, int] = {}
+        for number, chance in self.chances.items():
+            group = self._state.process_keys[number]
+            if chance > 0.01 and chance > self.chances.get(best.get(group, -1), 0.0):
+                best[group] = number
+        none = math.prod(1 - self.chances[number] for number in best.values())
+        return 1 - none, sum(self.cost_s(number) for number in best.values())
+
+
+def _above(ratio: float) -> float:
+    """The probability that a normal value exceeds -ratio deviations."""
+    return 0.5 * math.erfc(-ratio / math.sqrt(2))

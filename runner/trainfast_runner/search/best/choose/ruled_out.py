@@ -1,0 +1,149 @@
+"""The candidates that can no longer be the answer of a best-fit search, each with its verdict."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+
+import msgspec
+
+from trainfast_runner.search.best.candidates import changes_training
+from trainfast_runner.search.best.speed.effects import Levels
+from trainfast_runner.search.best.too_large import verdict_of
+from trainfast_runner.search.journal.best import TIMED_OUTCOMES, Candidate, CandidateVerdict, ColdRun, Space, Trial
+
+MOST_VOID = 3
+"""A setting whose trials or runs were voided so often is given up."""
+UNUSABLE = ("failed", "incompatible")
+"""Outcomes of a setting that is never the answer; `incompatible` is one that a script overrode."""
+LOSS_SHARE = 0.05
+"""A loss leaves the baseline's when it is further off than this share of the baseline's last or first loss.
+
+fp16 and bf16 stay within a few percent.
+"""
+
+
+def ruled_out(
+    space: Space, ran: Sequence[Trial | ColdRun], rated: Collection[int], levels: Levels
+) -> dict[int, CandidateVerdict]:
+    """Return the first verdict on each candidate, after all that `ran`; `rated` are those with a trial that counts."""
+    verdicts = {
+        number: CandidateVerdict(
+            candidate=number, verdict=one.ruled_out, reason=one.reason, excess_bytes=one.excess_bytes
+        )
+        for number, one in enumerate(space.candidates)
+        if one.ruled_out is not None
+    }
+    by_runs = (*_without_rate(space.candidates, ran, rated), *_other_losses(space, ran))
+    for verdict in (*by_runs, *_failed_levels(ran, rated, levels)):
+        verdicts.setdefault(verdict.candidate, verdict)
+    return verdicts
+
+
+def _without_rate(
+    candidates: Sequence[Candidate], ran: Sequence[Trial | ColdRun], rated: Collection[int]
+) -> list[CandidateVerdict]:
+    """Verdicts on candidates that ran out of memory, failed, or were voided too often."""
+    verdicts = []
+    void: dict[int, int] = defaultdict(int)
+    for line in ran:
+        if line.outcome == "oom":
+            verdicts += _too_large(line, candidates, ran)
+        elif line.outcome in UNUSABLE:
+            verdicts.append(CandidateVerdict(candidate=line.candidate, verdict=line.outcome, reason=line.reason))
+        elif line.outcome == "void":
+            void[line.candidate] += 1
+    for number, count in void.items():
+        if count >= MOST_VOID and number not in rated:
+            reason = f"other processes took the machine in {count} trials"
+            verdicts.append(CandidateVerdict(candidate=number, verdict="not_tried", reason=reason))
+    return verdicts
+
+
+def _too_large(
+    line: Trial | ColdRun, candidates: Sequence[Candidate], ran: Sequence[Trial | ColdRun]
+) -> list[CandidateVerdict]:
+    """Verdicts on a candidate that ran out of memory, and on larger batches that did not fit under its limit."""
+    verdict = verdict_of(line, candidates[line.candidate])
+    # Trials are not under memory_limit: that one fitted says nothing of a run that is.
+    like = [one for one in ran if _is_under_limit(one)] if _is_under_limit(line) else list(ran)
+    fitted = {one.candidate for one in like if one.outcome in TIMED_OUTCOMES}
+    larger = [number for number in _larger_batches(line.candidate, candidates) if number not in fitted]
+    reason = f"a smaller batch: {verdict.reason}"
+    return [verdict, *(msgspec.structs.replace(verdict, candidate=number, reason=reason) for number in larger)]
+
+
+def _is_under_limit(line: Trial | ColdRun) -> bool:
+    return isinstance(line, ColdRun) and line.role == "limit"
+
+
+def _larger_batches(number: int, candidates: Sequence[Candidate]) -> list[int]:
+    """Candidates that differ from one only by a larger batch."""
+    one = candidates[number].knobs
+    if "batch_size" not in one:
+        return []
+    rest = {name: value for name, value in one.items() if name not in ("batch_size", "grad_accum")}
+    return [
+        other
+        for other, candidate in enumerate(candidates)
+        if candidate.knobs["batch_size"] > one["batch_size"]
+        and all(candidate.knobs[name] == value for name, value in rest.items())
+    ]
+
+
+def _other_losses(space: Space, ran: Sequence[Trial | ColdRun]) -> list[CandidateVerdict]:
+    """Verdicts on candidates that train the same as the baseline and reach another loss on the same samples."""
+    baseline = space.baseline
+    trials = [one for one in ran if isinstance(one, Trial)]
+    full = [one for one in ran if isinstance(one, ColdRun) and one.role != "limit"]  # under memory_limit: fewer steps
+    own = next((one.losses for one in trials if one.candidate == baseline and one.losses), [])
+    run = next((one for one in full if one.candidate == baseline and one.last_loss is not None), None)
+    verdicts = []
+    compared: list[Trial | ColdRun] = [*trials, *full]
+    for one in compared:
+        if one.outcome not in TIMED_OUTCOMES:
+            continue
+        if changes_training(space.candidates[one.candidate], space.candidates[baseline]):
+            continue
+        mine = theirs = first = None
+        if isinstance(one, Trial) and own and one.losses:
+            step = min(len(one.losses), len(own)) - 1
+            mine, theirs, first = one.losses[step], own[step], own[0]
+        elif isinstance(one, ColdRun) and run is not None:
+            mine, theirs, first = one.last_loss, run.last_loss, run.first_loss
+        if mine is None or theirs is None:
+            continue
+        # A loss that has fallen far is compared by the way it came.
+        if abs(mine - theirs) > LOSS_SHARE * max(abs(theirs), abs(first or 0.0)):
+            reason = f"its loss was {mine:.4g} where the baseline's was {theirs:.4g}"
+            verdicts.append(CandidateVerdict(candidate=one.candidate, verdict="failed", reason=reason))
+    return verdicts
+
+
+def _failed_levels(ran: Sequence[Trial | ColdRun], rated: Collection[int], levels: Levels) -> list[CandidateVerdict]:
+    """Verdicts on candidates with a value of a knob that has failed in every setting of two or more.
+
+    Where these settings share several values that were never measured, it is the candidates with all of them.
+    """
+    failed = {one.candidate: one for one in ran if one.outcome in UNUSABLE}
+    if len(failed) < 2:
+        return []
+    measured = {pair for number in rated for pair in enumerate(levels.settings[number])}
+    unmeasured = {number: set(enumerate(levels.settings[number])) - measured for number in failed}
+    verdicts = []
+    for pair in dict.fromkeys(pair for number in failed for pair in sorted(unmeasured[number])):
+        numbers = [number for number in failed if pair in unmeasured[number]]
+        if len(numbers) < 2:
+            continue
+        shared = sorted(set.intersection(*(unmeasured[number] for number in numbers)))
+        names = [levels.names[knob] for knob, _ in shared]
+        values = [levels.values[name][level] for name, (_, level) in zip(names, shared, strict=True)]
+        words = " with ".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
+        first = failed[numbers[0]]
+        reason = f"{words} failed in {len(numbers)} settings: {first.reason}"
+        verdicts += [
+            CandidateVerdict(candidate=number, verdict=first.outcome, reason=reason)
+            for number, setting in enumerate(levels.settings)
+            if all(setting[knob] == level for knob, level in shared)
+        ]
+    return verdicts

@@ -1,0 +1,1 @@
+"""One candidate measured: a warm trial or a cold run, written as one line of the journal."""

@@ -1,0 +1,47 @@
+"""Bound each candidate's speed by its FLOPs and the measured ceiling of the device, which labels those never run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from trainfast_runner.machine.calibration import Ceiling, cpu_name, read
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_records import worker_lines
+from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.search.best.question.survey import Survey
+from trainfast_runner.search.journal.best import Space
+from trainfast_runner.settings.world import device_count
+
+ABOVE_CEILING = 1.1
+"""A training may be this much faster than the calibration: a boost clock, or a moment in which the CPU was shared."""
+
+
+def with_bounds(space: Space, survey: Survey, flops: float, ceiling: Ceiling) -> Space:
+    """Return the space with the least seconds of a sample, for candidates of a calibrated precision.
+
+    `flops` are the model's of one sample, at the seq_len of the survey's spec. What checkpointing computes twice comes
+    on top, so the bound holds with it too.
+    """
+    candidates = list(space.candidates)
+    for number, spec in survey.legal(space).items():
+        tflops = ceiling.tflops.get(str(spec.knobs["precision"]).removesuffix("-pure"))
+        if tflops and spec.knobs["seq_len"] == survey.spec.knobs["seq_len"]:
+            # The ranks of a CPU run share its cores.
+            devices = device_count(spec, survey.machine) if ceiling.device == "cuda" else 1
+            least_s = flops / (ABOVE_CEILING * tflops * 1e12 * devices)
+            candidates[number] = msgspec.structs.replace(candidates[number], least_s_per_sample=least_s)
+    return msgspec.structs.replace(space, candidates=candidates)
+
+
+def flops_of(directory: Path) -> float | None:
+    """The model's FLOPs of a sample as a run's first rank counted them; None before it has."""
+    lines = worker_lines(directory).get(0, [])
+    return next((line.model_flops_per_sample for line in reversed(lines) if line.model_flops_per_sample), None)
+
+
+def ceiling_here(home: Home, plan: RunPlan) -> Ceiling | None:
+    """The ceiling of the plan's device; None without a calibration that was left undisturbed."""
+    found = read(home).get(next(iter(plan.device_names), "") if plan.device == "cuda" else cpu_name())
+    return None if found is None or found.disturbed else found

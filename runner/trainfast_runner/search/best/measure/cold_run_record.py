@@ -1,0 +1,75 @@
+"""Measure one candidate in a fresh process: an ordinary run, and its line in the journal."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from trainfast_runner.records.result import Result
+from trainfast_runner.results.start_time import start_s
+from trainfast_runner.search.best.disturbances import why_run_void
+from trainfast_runner.search.best.too_large import Failure, oom_failure
+from trainfast_runner.search.journal.best import BestLaunched, ColdRun
+from trainfast_runner.search.script_runs import incompatible
+
+TIMING_WARMUP = 3
+"""Steps of a cold run that are not timed, as in any run; on a CPU its memory is measured in them."""
+
+
+def cold_run_of(
+    launched: BestLaunched, directory: Path, result: Result, knobs: Collection[str], *, keep_disturbed: bool
+) -> ColdRun:
+    """The line of an ended cold run of a candidate with these knobs.
+
+    With `keep_disturbed` one that other processes or heat disturbed is not void. A script has no losses here: nothing
+    says that its samples come in the same order.
+    """
+    rate = result.throughput.samples_per_s
+    joules = result.energy.joules_per_sample
+    outcome, reason = outcome_of(result, knobs, keep_disturbed=keep_disturbed)
+    failure = oom_failure(result) if outcome == "oom" else Failure(reason)
+    has_losses = result.script is None
+    return ColdRun(
+        candidate=launched.candidate,
+        role=launched.role,
+        run_id=result.run_id,
+        outcome=outcome,
+        knob=launched.knob,
+        samples_per_s=rate.median if outcome in ("measured", "void") else None,
+        mad=rate.mad if outcome in ("measured", "void") else None,
+        samples_per_joule=1 / joules if joules else None,
+        predicted=result.throughput.predicted,
+        start_s=start_s(directory),
+        peak_allocated_bytes=result.memory.peak_allocated_bytes,
+        first_loss=result.loss.first if has_losses else None,
+        last_loss=result.loss.last if has_losses else None,
+        seconds=result.seconds or 0.0,
+        reason=failure.words,
+        missing_bytes=failure.missing_bytes,
+    )
+
+
+def outcome_of(result: Result, knobs: Collection[str] = (), *, keep_disturbed: bool) -> tuple[str, str]:
+    """Outcome of an ended run and its reason: measured, oom, failed, void, or incompatible.
+
+    A run is incompatible when its script overrode one of these knobs.
+    """
+    if result.state == "oom":
+        return "oom", result.reason
+    if result.state == "lost":
+        return "void", f"lost: {result.reason}"
+    if result.state != "finished" or result.throughput.samples_per_s.median is None:
+        why = result.reason or _why_no_rate(result)
+        return "failed", f"{result.state}: {why}" if why else result.state
+    if result.loss.not_finite:
+        return "failed", f"the loss of {result.loss.not_finite} steps is not finite"
+    overridden = incompatible(result, knobs)
+    if overridden is not None:
+        return "incompatible", overridden
+    void = why_run_void(result)
+    return "measured" if void is None or keep_disturbed else "void", void or ""
+
+
+def _why_no_rate(result: Result) -> str:
+    """The reason that a script's samples are not known; empty for any other run."""
+    return "" if result.script is None else result.script.unknown.get("samples", "")

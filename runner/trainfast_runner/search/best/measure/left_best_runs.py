@@ -1,0 +1,60 @@
+"""Runs that a killed conductor of a best-fit search left behind: to be ended, followed, or taken as measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_file import COLD, TRIAL
+from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.search.journal.best import BestLaunched, BestLine, ColdRun, Trial
+from trainfast_runner.search.left_runs import end_if_live, has_settings, is_usable, runs_of_search, take_ended
+
+
+class LeftBestRuns:
+    """The runs of a search, made before this conductor, that its journal has no outcome of."""
+
+    def __init__(self, home: Home, search_id: str, lines: Sequence[BestLine]) -> None:
+        self._home = home
+        recorded = {line.run_id for line in lines if isinstance(line, Trial | ColdRun)}
+        self._launched = {line.run_id: line for line in lines if isinstance(line, BestLaunched)}
+        runs = runs_of_search(home, search_id) if len(lines) > 1 else {}
+        self._warm = [run_id for run_id, run in runs.items() if run.role == TRIAL]
+        left = {run_id: run for run_id, run in runs.items() if run_id not in recorded}
+        self._trials = {run_id: run for run_id, run in left.items() if run.role == TRIAL}
+        self._cold = {run_id: run for run_id, run in left.items() if run.role == COLD}
+
+    def end_warm_processes(self) -> None:
+        """End the warm processes: a trial that was under way is not measured."""
+        for run_id in self._warm:
+            end_if_live(self._home.directory(run_id))
+
+    def take_trial(self, plan: RunPlan) -> Path | None:
+        """Return an ended trial of the plan's settings in a run by itself; None without one."""
+        return take_ended(self._trials, self._home, plan)
+
+    def cold_runs(self) -> Iterator[tuple[BestLaunched, Path]]:
+        """Yield each usable cold run, alive or not, whose launch the journal has."""
+        for run_id in [one for one in self._cold if one in self._launched]:
+            del self._cold[run_id]
+            if is_usable(directory := self._home.directory(run_id)):
+                yield self._launched[run_id], directory
+
+    def take(self, plan: RunPlan) -> Path | None:
+        """Return the cold run of the plan's settings that was killed before its launch was recorded; end the others."""
+        taken: Path | None = None
+        for run_id, run in self._cold.items():
+            directory = self._home.directory(run_id)
+            if taken is None and has_settings(run, plan) and is_usable(directory):
+                taken = directory
+            else:
+                end_if_live(directory)
+        self._cold = {}
+        return taken
+
+    def end(self) -> None:
+        """End the cold runs that nothing takes."""
+        for run_id in self._cold:
+            end_if_live(self._home.directory(run_id))
+        self._cold = {}

@@ -1,0 +1,65 @@
+"""Measure one candidate in a run of its own, as in each trial of a script."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_directory import read_run_file
+from trainfast_runner.records.run_records import read_records
+from trainfast_runner.search.best.measure.cold_run_record import outcome_of
+from trainfast_runner.search.best.too_large import Failure, oom_failure
+from trainfast_runner.search.journal.best import Candidate, Trial
+from trainfast_runner.search.traced_script import why_untraced
+
+
+def trial_of_run(
+    number: int,
+    candidate: Candidate,
+    directory: Path,
+    result: Result,
+    seconds: float,
+    *,
+    keep_disturbed: bool,
+    checks_samples: bool,
+) -> Trial:
+    """Return the line of an ended run of candidate `number`; `seconds` leave its preparation out.
+
+    With `keep_disturbed` a run that other processes or heat disturbed is not void. With `checks_samples` one whose
+    steps took other than the candidate's samples is incompatible: a flag of the script's own is believed where nothing
+    else shows its value. Its losses are left out: nothing says that a script's samples come in the same order.
+    """
+    outcome, reason = outcome_of(result, candidate.knobs, keep_disturbed=keep_disturbed)
+    failure = oom_failure(result) if outcome == "oom" else Failure(reason)
+    step_ms, samples = _timed_steps(directory)
+    if outcome in ("measured", "void") and checks_samples and samples != candidate.samples_per_step:
+        outcome = "incompatible"
+        failure = Failure(f"samples a step: {samples} ran, {candidate.samples_per_step} were asked for")
+    script, run = result.script, read_run_file(directory)
+    is_traced = run is not None and run.script is not None and run.script.trace
+    memory = script.traced_memory if script is not None else None
+    joules = result.energy.joules_per_sample
+    return Trial(
+        candidate=number,
+        run_id=result.run_id,
+        outcome=outcome,
+        warm=False,
+        samples_per_step=samples,
+        step_ms=step_ms,
+        joules=None if joules is None else joules * samples * len(step_ms),
+        peak_allocated_bytes=result.memory.peak_allocated_bytes,
+        seconds=seconds,
+        reason=failure.words,
+        missing_bytes=failure.missing_bytes,
+        traced=memory,
+        untraced=why_untraced(script) if is_traced and memory is None else "",
+    )
+
+
+def _timed_steps(directory: Path) -> tuple[list[float], int]:
+    """The slowest rank's time of each timed step in ms, and the samples of a step on all ranks; 0 where unknown."""
+    ranks = [[step for step in steps if not step.warmup] for steps in read_records(directory).steps.values()]
+    steps = list(zip(*ranks, strict=False))  # a rank that was killed has fewer
+    samples = [sum(one.samples or 0 for one in same) for same in steps]
+    return [max(one.step_ms for one in same) for same in steps], statistics.median_low(samples) if samples else 0

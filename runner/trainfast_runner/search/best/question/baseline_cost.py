@@ -1,0 +1,68 @@
+"""Expect the cost of a search's first trial, the baseline's, from earlier runs, and refuse a budget below it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_directory import read_run_file
+from trainfast_runner.records.run_file import RunFile
+from trainfast_runner.results.start_time import start_s
+from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.search.best.speed.speeds import with_predicted_speed
+from trainfast_runner.search.best.speed.step_rule import LEAST_TIMED_STEPS, UNTIMED
+
+LOOKED_AT, ENOUGH = 50, 3
+"""Number of newest runs searched for starts of the same model, and number of starts that is enough."""
+START_KNOBS = ("strategy", "engine", "compile")
+"""The knobs that change the start of a process by many seconds."""
+STEPS = UNTIMED + LEAST_TIMED_STEPS
+"""The least steps of a trial."""
+
+
+def earlier_starts(home: Home, is_alike: Callable[[RunFile], bool]) -> list[float]:
+    """Seconds to their steady steps of the newest runs that are alike, at most `ENOUGH`; empty without one.
+
+    Raises UserError when the home cannot be listed.
+    """
+    return list(islice(_starts(home, is_alike), ENOUGH))
+
+
+def _starts(home: Home, is_alike: Callable[[RunFile], bool]) -> Iterator[float]:
+    for run_id in home.run_ids()[: -LOOKED_AT - 1 : -1]:
+        directory = home.directory(run_id)
+        run = read_run_file(directory)
+        if run is not None and is_alike(run) and (seconds := start_s(directory)):
+            yield seconds
+
+
+def check_budget(budget_s: float, plan: RunPlan, samples_per_step: int, home: Home) -> None:
+    """Raise UserError if earlier runs of the baseline's `plan` started in more than the budget, with a trial's steps.
+
+    The shortest start counts, and the highest predicted speed. Where neither is known nothing is refused.
+    """
+    starts = earlier_starts(home, lambda run: _is_alike(run, plan))
+    if not starts:
+        return
+    start, speed = min(starts), with_predicted_speed(plan, home).predicted_speed
+    steps_s = 0.0 if speed is None else STEPS * samples_per_step / speed.high
+    cost_s = start + steps_s
+    if cost_s > budget_s:
+        steps = f", {STEPS} steps take {steps_s:.1f} s" if steps_s else ""
+        raise UserError(
+            f"--budget {budget_s:g}s is below the cost of the baseline: its process starts in {start:.1f} s{steps}",
+            key="--budget",
+            advice=f"--budget {5 * cost_s:.0f}s or more",
+        )
+
+
+def _is_alike(run: RunFile, plan: RunPlan) -> bool:
+    """True for a run of the plan's model on its kind of device, whose process starts in the same way."""
+    knobs = plan.spec.knobs
+    return (
+        run.script is None
+        and (run.model, run.device, run.device_names) == (plan.spec.model, plan.device, plan.device_names)
+        and all(run.knobs.get(name) == knobs[name] for name in START_KNOBS)
+    )

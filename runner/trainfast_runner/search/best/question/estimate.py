@@ -1,0 +1,87 @@
+"""Estimate the time of a best-fit search before it starts, for `--dry-run`."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from typing import Any
+
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_file import RunFile
+from trainfast_runner.search.best.question.baseline_cost import earlier_starts
+from trainfast_runner.search.best.question.opening import BestOptions, BestPlan, continued
+from trainfast_runner.search.best.speed.observed import Starts, process_key
+
+COLD_RUNS = 6
+"""Cold runs of a search: two each of the winner and the baseline, and about one for each of two of its knobs."""
+TRIAL_S = 1.0
+"""A warm trial beside its process's start, as tiny models take it."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Candidates and expected time. `processes` is the least number that runs every value of every knob once.
+
+    `grid_s` is the time of a process for each legal candidate; `basis` is where `start_s`, of one process, comes from.
+    """
+
+    vary: dict[str, list[Any]]
+    left_alone: dict[str, str]
+    global_batch: int | None
+    candidates: int
+    legal: int
+    dropped: int
+    processes: int
+    cold_runs: int
+    start_s: float
+    basis: str
+    seconds: float
+    grid_s: float
+
+
+def estimate(best: BestPlan, home: Home, options: BestOptions) -> Estimate:
+    """Return the candidates' count and the expected time; the trials end within the budget.
+
+    Raises UserError for a budget that the search itself would refuse.
+    """
+    continued(best, home, options)
+    question, space = best.question, best.space
+    legal = [candidate for candidate in space.candidates if candidate.ruled_out is None]
+    levels = {name: {repr(one.knobs[name]) for one in legal} for name in (legal[0].knobs if legal else ())}
+    trials = 1 + sum(len(values) - 1 for values in levels.values())
+    by_knob = [{repr(one.process_knobs[name]) for one in legal if name in one.process_knobs} for name in levels]
+    needed = 1 + sum(max(0, len(values) - 1) for values in by_knob)
+    processes = min(needed, len({process_key(one.process_knobs) for one in legal}))
+    each_s, basis = _start(best, home)
+    trials_s = min(question.budget_s, processes * each_s + trials * TRIAL_S)
+    return Estimate(
+        vary=question.vary,
+        left_alone=question.left_alone,
+        global_batch=question.global_batch,
+        candidates=len(space.candidates),
+        legal=len(legal),
+        dropped=space.dropped,
+        processes=processes,
+        cold_runs=COLD_RUNS,
+        start_s=each_s,
+        basis=basis,
+        seconds=trials_s + COLD_RUNS * (each_s + TRIAL_S),
+        grid_s=len(legal) * (each_s + TRIAL_S),
+    )
+
+
+def _start(best: BestPlan, home: Home) -> tuple[float, str]:
+    """Seconds that a process of this model or script takes to its steady steps, and where that is from."""
+    what = "model" if best.plan.script is None else "script"
+    seen = earlier_starts(home, lambda run: run.device == best.plan.device and _is_alike(run, best))
+    if not seen:
+        return Starts.GUESS_S, f"assumed: no run of this {what} was timed here"
+    count = "a run" if len(seen) == 1 else f"{len(seen)} runs"
+    return statistics.median(seen), f"as {count} of this {what} took"
+
+
+def _is_alike(run: RunFile, best: BestPlan) -> bool:
+    """True if a run is of the same model, or of the same script by its preset."""
+    if best.plan.script is not None:
+        return run.script is not None and run.preset == best.question.preset
+    return run.script is None and run.model == best.question.model

@@ -1,0 +1,161 @@
+"""Open a best-fit search: its question checked against this machine, an unfinished search or a new one."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_file import ClockAnchor
+from trainfast_runner.running import planning
+from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.search.best.candidates import BATCH_KNOBS, MESH, candidate_spec, default_global_batch
+from trainfast_runner.search.best.question.baseline_cost import check_budget
+from trainfast_runner.search.best.question.priors import earlier_effects
+from trainfast_runner.search.best.question.request import BestRequest, check_request
+from trainfast_runner.search.best.question.survey import ModelSurvey, Survey
+from trainfast_runner.search.best.question.varied import vary_of
+from trainfast_runner.search.cool_down import check_coolable
+from trainfast_runner.search.journal.best import BestQuestion, Space, read_best_journal
+from trainfast_runner.search.journal.lines import SearchJournal
+from trainfast_runner.search.searches import SET_BY_A_SEARCH, key_of_question, new_search, unfinished
+from trainfast_runner.settings.spec import RunSpec, expand_paths
+from trainfast_runner.settings.world import device_choice, device_count, devices_asked
+
+
+@dataclass(frozen=True)
+class BestOptions:
+    """Options of a best-fit search.
+
+    `fresh` ignores an unfinished search and the effects of earlier ones, `wait` queues behind a run on the same device,
+    `cool_to_c` is the temperature below which each process starts.
+    """
+
+    fresh: bool = False
+    wait: bool = False
+    cool_to_c: float | None = None
+
+
+@dataclass(frozen=True)
+class BestPlan:
+    """A question that this machine can answer: the plan of the preset's own run, and the candidates unpredicted."""
+
+    question: BestQuestion
+    plan: RunPlan
+    survey: Survey
+    space: Space
+
+
+def plan_best(spec: RunSpec, asked: BestRequest, options: BestOptions, python: str | None = None) -> BestPlan:
+    """Check a question against this machine and the training Python. Raises UserError; starts nothing.
+
+    Without a global batch the preset's own is kept, so that the training stays the same, unless the batch is varied.
+    """
+    spec = replace(spec, data=expand_paths(spec.data))
+    # `devices` is a ceiling: the preset's own run may use fewer.
+    plan = planning.plan_run(candidate_spec(spec, {}), python)
+    check_request(asked, plan)
+    check_coolable(plan, options.cool_to_c)
+    survey = ModelSurvey(spec, plan)
+    own_batch = default_global_batch(spec, survey.machine)
+    vary, left_alone = vary_of(spec, asked.vary, survey.machine, asked.global_batch or own_batch, survey.refuse)
+    question = question_of(
+        spec,
+        plan,
+        asked,
+        vary=vary,
+        left_alone=left_alone,
+        global_batch=global_batch_of(asked, own_batch),
+        limits_bytes=list(plan.memory_limit_bytes or ()),
+    )
+    space = survey.space(question)
+    uuids = _gpus_of(survey, space)
+    if uuids:
+        own = candidate_spec(spec, {})
+        plan = planning.plan_run(own, python, uuids[: device_count(own, survey.machine)])
+        survey = ModelSurvey(spec, plan)
+        question = msgspec.structs.replace(question, device_uuids=uuids, device_names=plan.device_names)
+    return BestPlan(question, plan, survey, space)
+
+
+def global_batch_of(asked: BestRequest, own: int) -> int | None:
+    """Samples of one optimizer step of every candidate: as asked, else the preset's `own`; None where they are free."""
+    is_free = asked.global_batch is None and any(name in asked.vary for name in BATCH_KNOBS)
+    return None if is_free else asked.global_batch or own
+
+
+def question_of(spec: RunSpec, plan: RunPlan, asked: BestRequest, **fields: Any) -> BestQuestion:
+    """The first line of a search's journal, without its id and key; `fields` are further ones of the line."""
+    return BestQuestion(
+        search_id="",
+        key="",
+        **spec.record_fields(),
+        objective=asked.objective,
+        for_steps=asked.for_steps,
+        budget_s=asked.budget_s,
+        device=plan.device,
+        device_names=plan.device_names,
+        clock=ClockAnchor(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns()),
+        **fields,
+    )
+
+
+def _gpus_of(survey: Survey, space: Space) -> list[str]:
+    """UUIDs of the GPUs of the candidate that uses most, for the whole search; empty on a CPU."""
+    if survey.machine.device != "cuda":
+        return []
+    specs = [candidate_spec(survey.spec, {}), *survey.legal(space).values()]
+    meshes = {tuple(spec.knobs[name] for name in MESH): spec for spec in specs}
+    widest = max(meshes.values(), key=lambda one: device_count(one, survey.machine))
+    chosen = survey.machine.choose_gpus(device_choice(devices_asked(widest.knobs)), str(widest.knobs["strategy"]))
+    return [gpu.uuid for gpu in chosen.gpus if gpu.uuid]
+
+
+def open_best(best: BestPlan, home: Home, options: BestOptions) -> Path:
+    """Return the directory of the search this question continues, or of a new one with its first line written.
+
+    Raises UserError when the budget of a new one does not pay for the baseline, as far as earlier runs tell.
+    """
+    home.create()
+    key = best_key(best)
+    found = continued(best, home, options)
+    if found is not None:
+        return found
+    directory = new_search(home, best.question.name)
+    journal = SearchJournal(directory)
+    # Scripts have no model by which their searches would be alike.
+    unlike = options.fresh or best.plan.script is not None
+    earlier = [] if unlike else earlier_effects(home, best.question, before=directory)
+    journal.write(msgspec.structs.replace(best.question, search_id=directory.name, key=key, earlier=earlier))
+    journal.close()
+    return directory
+
+
+def continued(best: BestPlan, home: Home, options: BestOptions) -> Path | None:
+    """Return the directory of the unfinished search that this question continues; None for a new search.
+
+    Raises UserError when the budget of a new one does not pay for the baseline, as far as earlier runs tell.
+    """
+    found = None if options.fresh else unfinished(home, best_key(best), read_best_journal)
+    if found is None:
+        baseline = best.space.candidates[best.space.baseline]
+        own = candidate_spec(best.survey.spec, baseline.knobs).with_overrides(memory_limit=None)  # as in a trial
+        check_budget(best.question.budget_s, replace(best.plan, spec=own), baseline.samples_per_step, home)
+    return found
+
+
+def best_key(best: BestPlan) -> str:
+    """Return the key that tells questions apart: of model, data, knobs, what is varied, devices and versions.
+
+    Any visible GPU may be the search's: which ones were the freest at its beginning is in its journal.
+    """
+    question, plan = best.question, best.plan
+    visible = [gpu.uuid for gpu in best.survey.machine.gpus]
+    knobs = {name: value for name, value in question.knobs.items() if name not in SET_BY_A_SEARCH}
+    varied = question.vary, question.global_batch, question.objective, question.for_steps, question.budget_s
+    asked = (question.model, question.data, knobs, varied, plan.device, visible, plan.python, plan.versions)
+    return key_of_question(asked, plan)

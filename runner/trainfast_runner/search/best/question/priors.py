@@ -1,0 +1,54 @@
+"""Effects that earlier searches of the same model found on the same device: where a new search begins to look."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.json_lines import newest
+from trainfast_runner.records.run_file import SCHEMA
+from trainfast_runner.records.search_directories import search_directories
+from trainfast_runner.search.journal.best import BestEnded, BestQuestion, EarlierEffect, read_best_journal
+from trainfast_runner.search.searches import BEST_TAG, kind_of
+
+LOOKED_AT = 50
+"""Number of newest searches whose effects are read."""
+
+
+def earlier_effects(home: Home, question: BestQuestion, before: Path) -> list[EarlierEffect]:
+    """Return the newest effect of each value of a varied knob, by answered searches other than `before`.
+
+    Of the same model, data and objective on a device of the same names, whatever else was set. Raises UserError when
+    the searches cannot be listed.
+    """
+    found: dict[tuple[str, str], EarlierEffect] = {}
+    for directory in search_directories(home)[: -LOOKED_AT - 1 : -1]:
+        if directory == before or kind_of(directory) != BEST_TAG:
+            continue
+        lines = read_best_journal(directory)
+        ended = newest(lines, BestEnded)
+        first = lines[0] if lines else None
+        if not isinstance(first, BestQuestion) or not _is_alike(first, question):
+            continue
+        if ended is None or ended.state != "answered" or ended.answer is None:
+            continue
+        for effect in ended.answer.effects:
+            if effect.value in question.vary.get(effect.knob, ()):
+                known = EarlierEffect(
+                    knob=effect.knob,
+                    value=effect.value,
+                    before=effect.before,
+                    gain_percent=effect.gain_percent,
+                    search_id=directory.name,
+                )
+                found.setdefault((effect.knob, repr(effect.value)), known)
+    return list(found.values())
+
+
+def _is_alike(one: BestQuestion, other: BestQuestion) -> bool:
+    """True if effects of one question are about the same training on the same device as the other."""
+
+    def about(question: BestQuestion) -> tuple[object, ...]:
+        return question.model, question.data, question.device, question.device_names, question.objective
+
+    return one.schema <= SCHEMA and about(one) == about(other)

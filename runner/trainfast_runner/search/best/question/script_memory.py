@@ -1,0 +1,104 @@
+"""Predict the memory of a script's candidates from its trials: a traced step, or the peaks of two batch sizes."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from trainfast_runner.search.best.candidates import BATCH_KNOBS, with_predictions
+from trainfast_runner.search.journal.best import Candidate, Space, Trial
+from trainfast_runner.search.journal.memory_lines import NOISE_BYTES, fit_lines
+from trainfast_runner.search.traced_script import SCRIPT_PHASE, TRACED_SHARE, TracedPeak
+
+LEAST_SIZES = 2
+"""Batch sizes that a line needs."""
+
+Settings = tuple[tuple[str, object], ...]
+"""The knobs of a candidate, as a key."""
+
+
+def with_fitted_memory(space: Space, trials: Iterable[Trial], limit_bytes: int | None, device: str) -> Space:
+    """Return the space with the memory of candidates that differ only in their batch from those that were tried.
+
+    It is that of the line through two sizes or more, before that of the traced step of one. Candidates that need more
+    than the limit, with the error of the prediction for them, are ruled out.
+    """
+    tried: dict[Settings, dict[int, Trial]] = defaultdict(dict)
+    for trial in trials:
+        one = space.candidates[trial.candidate]
+        if trial.peak_allocated_bytes is not None and "batch_size" in one.knobs:
+            tried[_others(one)].setdefault(one.knobs["batch_size"], trial)
+    expected: dict[int, int | None] = {}
+    too_large: dict[int, int | None] = {}
+    for number, one in enumerate(space.candidates):
+        like, batch_size = tried.get(_others(one), {}), one.knobs.get("batch_size", 0)
+        if batch_size in like or one.ruled_out is not None:
+            continue
+        found = _by_sizes(like, batch_size, device) or _by_trace(space, like, one, device)
+        if found is None:
+            continue
+        need, error = found
+        expected[number] = round(need)
+        if limit_bytes is not None and need - error > limit_bytes:
+            too_large[number] = round(need)
+    return with_predictions(with_predictions(space, expected, None), too_large, limit_bytes)
+
+
+def _by_sizes(like: Mapping[int, Trial], batch_size: int, device: str) -> tuple[float, float] | None:
+    """Bytes that a batch needs by the line through two sizes or more, and their largest error."""
+    if len(like) < LEAST_SIZES:
+        return None
+    points = {size: {SCRIPT_PHASE: trial.peak_allocated_bytes or 0} for size, trial in like.items()}
+    line = fit_lines(0, points, 0, device)
+    return line.need_bytes(batch_size), line.error_at(batch_size)
+
+
+def _by_trace(space: Space, like: Mapping[int, Trial], one: Candidate, device: str) -> tuple[float, float] | None:
+    """Bytes that a candidate needs by the traced step of one trial, and their largest error.
+
+    The error is unknown where only one of both accumulates: gradients then live through a forward pass.
+    """
+    for size, trial in like.items():
+        if trial.traced is not None:
+            measured = trial.peak_allocated_bytes or 0
+            peak = TracedPeak(traced=trial.traced, batch_size=size, measured_bytes=measured)
+            need = peak.need_bytes(one.knobs["batch_size"])
+            error = NOISE_BYTES[device] + TRACED_SHARE[device] * abs(need - measured)
+            is_alike = _accumulates(one) == _accumulates(space.candidates[trial.candidate])
+            return need, error if is_alike else math.inf
+    return None
+
+
+def _accumulates(one: Candidate) -> bool:
+    return bool(one.knobs.get("grad_accum", 1) > 1)
+
+
+def memory_from(trials: Iterable[Trial]) -> str:
+    """The basis, in words, of the predicted memory of a script's candidates."""
+    asked = [trial for trial in trials if trial.traced is not None or trial.untraced]
+    ids = [one.run_id for one in asked if one.traced is not None]
+    reasons = [f"{one.run_id} has no trace: {one.untraced}" for one in asked if one.traced is None]
+    words = [f"the traced step of {' and '.join(ids)}"] if ids else []
+    return "; ".join([*words, "trials of two batch sizes of like settings", *reasons])
+
+
+def with_seen_samples(space: Space, trial: Trial) -> Space:
+    """Return the space with the samples of a step as a trial saw them: a script may accumulate by itself."""
+    asked = space.candidates[trial.candidate].samples_per_step
+    if trial.samples_per_step in (0, asked):
+        return space
+    seen = [
+        msgspec.structs.replace(
+            candidate, samples_per_step=max(1, candidate.samples_per_step * trial.samples_per_step // asked)
+        )
+        for candidate in space.candidates
+    ]
+    return msgspec.structs.replace(space, candidates=seen)
+
+
+def _others(one: Candidate) -> Settings:
+    """The knobs beside batch and accumulation, as a key."""
+    return tuple((name, value) for name, value in one.knobs.items() if name not in BATCH_KNOBS)

@@ -1,0 +1,16 @@
+"""The checked question of a best-fit search about any spec: about a preset's model, or a script of the user's own."""
+
+from __future__ import annotations
+
+from trainfast_runner.running.scripts.script_spec import settings_of
+from trainfast_runner.search.best.question.opening import BestOptions, BestPlan, plan_best
+from trainfast_runner.search.best.question.request import BestRequest
+from trainfast_runner.search.best.question.script_survey import plan_script_best
+from trainfast_runner.settings.spec import RunSpec
+
+
+def plan_spec_best(spec: RunSpec, asked: BestRequest, options: BestOptions, python: str | None = None) -> BestPlan:
+    """Check a question against this machine and the training Python. Raises UserError; starts nothing."""
+    if spec.script is None:
+        return plan_best(spec, asked, options, python)
+    return plan_script_best(spec.script, settings_of(spec.knobs, spec.overrides), asked, options, python)

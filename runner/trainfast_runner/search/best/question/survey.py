@@ -1,0 +1,143 @@
+"""Survey the candidates of a question before any is run: which this machine refuses, and the memory each needs."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.machine import training_python
+from trainfast_runner.machine.devices import Machine, detect_machine
+from trainfast_runner.machine.worker_scripts import TraceCancelled
+from trainfast_runner.memory.sharding import PREDICTED
+from trainfast_runner.memory.tracing import cached_models, trace_models
+from trainfast_runner.running import planning
+from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.search.best.candidates import candidate_spec, enumerate_space, with_predictions
+from trainfast_runner.search.journal.best import BestLine, BestQuestion, Candidate, Space
+from trainfast_runner.search.limits import limits_of
+from trainfast_runner.settings.compatibility.check import check
+from trainfast_runner.settings.compatibility.facts import Facts
+from trainfast_runner.settings.knob_values import KnobValue
+from trainfast_runner.settings.spec import RunSpec
+from trainfast_runner.settings.world import device_count
+from trainfast_runner.units import lowest
+
+ASKS_THE_MODEL = ("sdpa", "flash")
+"""Values of `attention` about which only the model's class has the answer, which takes an import of torch."""
+
+
+class Survey(ABC):
+    """The rules of this machine and training Python for runs like `plan`, whose search varies knobs of `spec`."""
+
+    tries_warm = True
+    """True if a process stays for further trials; else each trial is a run by itself."""
+
+    def __init__(self, spec: RunSpec, plan: RunPlan, machine: Machine) -> None:
+        self.spec, self.plan, self.machine = spec, plan, machine
+
+    @abstractmethod
+    def refuse(self, spec: RunSpec) -> UserError | None:
+        """Return the error of a run that cannot start here; None when it can."""
+
+    @abstractmethod
+    def plan_of(
+        self, question: BestQuestion, one: Candidate, *, under_memory_limit: bool = False, **knobs: KnobValue
+    ) -> RunPlan:
+        """Return the plan of a candidate's run with further knobs, its own limit or none. Raises UserError."""
+
+    def space(self, question: BestQuestion) -> Space:
+        """Return the candidates, their memory unpredicted. Raises UserError as `enumerate_space`."""
+        return enumerate_space(self.spec, self.machine, question.vary, question.global_batch, self.refuse)
+
+    def surveyed(self, question: BestQuestion, cancelled: threading.Event) -> Space:
+        """Return the candidates with all that is known of them before a run, found until `cancelled` is set."""
+        return self.space(question)
+
+    def trial_of(self, plan: RunPlan, space: Space, number: int, lines: Sequence[BestLine]) -> RunPlan:
+        """Return the plan of a candidate's run as that of its trial, which may be asked for more, after these lines."""
+        return plan
+
+    def learned(self, question: BestQuestion, space: Space, lines: Sequence[BestLine]) -> Space:
+        """Return the candidates with the memory that trials among these lines predict; unchanged without any."""
+        return space
+
+    def legal(self, space: Space) -> dict[int, RunSpec]:
+        """Return the run of each candidate that is not ruled out, by its number."""
+        return {
+            number: candidate_spec(self.spec, one.knobs)
+            for number, one in enumerate(space.candidates)
+            if one.ruled_out is None
+        }
+
+
+class ModelSurvey(Survey):
+    """The survey of a preset's model: its compatibility rules, and its memory by traced models."""
+
+    def __init__(self, spec: RunSpec, plan: RunPlan) -> None:
+        seen = training_python.inspect(plan.python, spec.model, spec.data["objective"])
+        super().__init__(spec, plan, detect_machine(seen.versions, seen.executable).used_by(spec.knobs["devices"]))
+        self._facts = Facts(spec, self.machine, seen.config, seen.versions, seen.executable)
+
+    def refuse(self, spec: RunSpec) -> UserError | None:
+        """Return the error of a run that cannot start here; None when it can."""
+        try:
+            check(replace(self._facts, spec=spec))
+        except UserError as error:
+            return error
+        return None
+
+    def plan_of(
+        self, question: BestQuestion, one: Candidate, *, under_memory_limit: bool = False, **knobs: KnobValue
+    ) -> RunPlan:
+        """Return the plan of a candidate's run with further knobs, its own limit or none. Raises UserError."""
+        limit = self.spec.knobs["memory_limit"] if under_memory_limit else None
+        spec = candidate_spec(self.spec, one.knobs).with_overrides(memory_limit=limit, **knobs)
+        # Every process takes the same GPUs, whichever has the most free memory by now.
+        uuids = question.device_uuids
+        return planning.plan_run(spec, self.plan.python, uuids[: device_count(spec, self.machine)] if uuids else ())
+
+    def surveyed(self, question: BestQuestion, cancelled: threading.Event) -> Space:
+        """Return the candidates with their predicted memory; models are traced until `cancelled` is set."""
+        self._ask_attentions(question)
+        space = self.space(question)
+        self._trace(space, cancelled)
+        return self._predicted(space)
+
+    def _ask_attentions(self, question: BestQuestion) -> None:
+        """Learn which attention kernels the model has, if a candidate names one: some seconds the first time."""
+        values = question.vary.get("attention", [self.spec.knobs["attention"]])
+        if any(value in ASKS_THE_MODEL for value in values):
+            model, objective = self.spec.model, self.spec.data["objective"]
+            seen = training_python.inspect(self.plan.python, model, objective, attention=True)
+            self._facts = replace(self._facts, attentions=seen.attentions)
+
+    def _trace(self, space: Space, cancelled: threading.Event) -> None:
+        """Trace the memory models that the legal candidates need into the cache, until `cancelled` is set."""
+        specs = [one for one in self.legal(space).values() if one.knobs["strategy"] in PREDICTED]
+        plan = self.plan
+        try:
+            for _ in trace_models(specs, plan.device, plan.python, cancelled=cancelled, gpus=plan.device_uuids):
+                pass  # each is in the cache now, or cannot be traced
+        except (TraceCancelled, UserError):
+            return  # candidates without a model are tried unpredicted
+
+    def _predicted(self, space: Space) -> Space:
+        """Return the space with the memory that cached models predict, and without the candidates too large for it."""
+        model_of = cached_models(self.plan.device, self.plan.python, next(iter(self.plan.device_names), None))
+        needed: dict[int, int | None] = {}
+        for number, spec in self.legal(space).items():
+            model = model_of(spec) if spec.knobs["strategy"] in PREDICTED else None
+            if model is not None:
+                found = model.predict(spec, space.candidates[number].world_size)
+                needed[number] = found.total_bytes + (found.context_bytes or 0)
+        return with_predictions(space, needed, self._available_bytes())
+
+    def _available_bytes(self) -> int | None:
+        """Bytes that each rank may take: `memory_limit`, else the free memory; None if unknown."""
+        plan = self.plan
+        if plan.device == "cpu" or plan.memory_limit_bytes is not None:
+            return min(limits_of(plan).by_rank, default=None)
+        return lowest(gpu.memory_free_bytes for gpu in plan.gpus)

@@ -1,0 +1,135 @@
+"""Speeds that were measured on this device: finished runs of the history, and trials of best-fit searches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.json_lines import newest
+from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_directory import read_run_file, read_written_result
+from trainfast_runner.records.run_file import WARM_ROLES, RecordedSpec, RunFile
+from trainfast_runner.records.search_directories import search_directories
+from trainfast_runner.results.distributions import MAD_TO_SIGMA, MEDIAN_VARIANCE
+from trainfast_runner.search.best.candidates import candidate_spec
+from trainfast_runner.search.best.speed.observed import log_rate, measurements
+from trainfast_runner.search.journal.best import BestQuestion, Space, read_best_journal
+from trainfast_runner.search.searches import BEST_TAG, kind_of
+from trainfast_runner.settings.spec import RunSpec, spec_of_record
+
+LOOKED_AT, SEARCHES_LOOKED_AT = 200, 20
+"""Number of newest runs and searches that are read."""
+MOST_OF_MODEL, MOST_OF_OTHERS = 60, 10
+"""Number of measured speeds that count: of the model asked about, and of other models."""
+SLOW_SHARE = 0.5
+"""The part of the deviation between steps that the next run has as a whole: slow and fast moments last for long."""
+MOST_THROTTLED = 0.05
+"""The speed of a run that was throttled for a larger share of its time does not count."""
+
+
+@dataclass(frozen=True)
+class MeasuredSpeed:
+    """The ln samples/s that a run measured, or a trial. `variance` is that of its noise; a `visit` is one process."""
+
+    spec: RunSpec
+    devices: int
+    log_rate: float
+    variance: float
+    visit: str
+
+
+@dataclass(frozen=True)
+class DeviceName:
+    """The device that speeds are of: cpu or cuda, and the GPU's name, empty for a CPU."""
+
+    kind: str
+    gpu: str = ""
+
+
+def training_of(spec: RunSpec | RecordedSpec) -> tuple[Mapping[str, Any], object, object]:
+    """Return the part of a run that is its training: the model, the objective and the kind of data."""
+    return spec.model, spec.data.get("objective"), spec.data.get("kind")
+
+
+def measured_speeds(home: Home, spec: RunSpec, device: DeviceName) -> list[MeasuredSpeed]:
+    """Return the newest comparable speeds on this device: of the spec's model, then a few of other models.
+
+    Raises UserError when the home cannot be listed.
+    """
+    own: list[MeasuredSpeed] = []
+    others: list[MeasuredSpeed] = []
+    for one in _of_runs(home, device):
+        found, most = (own, MOST_OF_MODEL) if training_of(one.spec) == training_of(spec) else (others, MOST_OF_OTHERS)
+        if len(found) < most:
+            found.append(one)
+    for one in _of_trials(home, spec, device):
+        if len(own) == MOST_OF_MODEL:
+            break
+        own.append(one)
+    return [*own, *others]
+
+
+def _of_runs(home: Home, device: DeviceName) -> Iterator[MeasuredSpeed]:
+    for run_id in home.run_ids()[: -LOOKED_AT - 1 : -1]:
+        result = read_written_result(home.directory(run_id))
+        if result is None or not is_comparable(result):
+            continue
+        run = read_run_file(home.directory(run_id))
+        if run is None or run.script is not None:
+            continue  # the speed of the user's own script
+        if _device_of(run) == device and (found := _of_run(run, result)) is not None:
+            yield found
+
+
+def is_comparable(result: Result) -> bool:
+    """True if a run's speed is that of its settings: whole, unthrottled, and not measured under strict thresholds."""
+    if result.state != "finished" or result.role in WARM_ROLES or result.measured_under is not None:
+        return False
+    throttled = (result.throttle.thermal_fraction or 0.0) + (result.throttle.power_fraction or 0.0)
+    return throttled <= MOST_THROTTLED and bool(result.throughput.samples_per_s.median)
+
+
+def _of_run(run: RunFile, result: Result) -> MeasuredSpeed | None:
+    rate = result.throughput.samples_per_s
+    try:
+        spec = spec_of_record(run)
+    except UserError:
+        return None  # knobs of another version
+    assert rate.median
+    deviation = MAD_TO_SIGMA * (rate.mad or 0.0) / rate.median
+    # Cores that others took slow a run by about as much.
+    others = (result.conditions.others_cpu_percent or 0.0) / 100
+    variance = (MEDIAN_VARIANCE / max(1, result.steps.measured) + SLOW_SHARE**2) * deviation**2 + others**2
+    return MeasuredSpeed(spec, max(run.world_size, len(run.device_uuids)), math.log(rate.median), variance, run.run_id)
+
+
+def _of_trials(home: Home, spec: RunSpec, device: DeviceName) -> Iterator[MeasuredSpeed]:
+    """The newest trial of each candidate of best-fit searches of the same training."""
+    for directory in search_directories(home)[: -SEARCHES_LOOKED_AT - 1 : -1]:
+        if kind_of(directory) != BEST_TAG:
+            continue
+        lines = read_best_journal(directory)
+        question = newest(lines, BestQuestion)
+        space = newest(lines, Space)
+        if question is None or space is None or training_of(question) != training_of(spec):
+            continue
+        if DeviceName(question.device, next(iter(question.device_names), "")) != device:
+            continue
+        found = measurements(lines)
+        newest_trials = {trial.candidate: trial for trial in found.trials if not trial.repeats}
+        for trial in reversed(newest_trials.values()):
+            candidate, rate = space.candidates[trial.candidate], log_rate(trial)
+            try:
+                tried = candidate_spec(spec_of_record(question), candidate.knobs)
+            except UserError:
+                break  # knobs of another version
+            assert rate is not None
+            yield MeasuredSpeed(tried, candidate.world_size, rate, found.variance(trial), trial.run_id)
+
+
+def _device_of(run: RunFile) -> DeviceName:
+    return DeviceName(run.device, next(iter(run.device_names), ""))

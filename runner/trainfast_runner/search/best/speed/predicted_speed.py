@@ -1,0 +1,175 @@
+"""The samples/s of a run before it, with a 90 % interval: the calibrated time of its step, corrected by earlier runs.
+
+ln(measured rate x calibrated step time) is modelled as the parts of the step that take longer than calibrated, each by
+its share of the step, plus the effects of knobs as in a best-fit search, relative to `REFERENCE`, plus a process's own
+effect and noise. The posterior is exact (Rasmussen and Williams, "Gaussian Processes for Machine Learning", 2.2).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import add, mul
+from typing import Any
+
+from trainfast_runner.records.run_file import PredictedSpeed
+from trainfast_runner.results.distributions import NORMAL_90
+from trainfast_runner.search.best.speed.effects import (
+    Factor,
+    Levels,
+    Observation,
+    PriorCovariance,
+    Scales,
+    observation_shares,
+)
+from trainfast_runner.search.best.speed.measured import MeasuredSpeed, training_of
+from trainfast_runner.search.best.speed.step_time import ExpectedStep
+from trainfast_runner.settings.knobs import defaults
+from trainfast_runner.settings.spec import RunSpec
+
+WIDEST = 3.0
+"""An interval whose upper end is this many times its lower end is too wide to be shown."""
+PARTS = (0.35, 0.25, 0.4)
+"""Prior deviations, in ln seconds, of how much longer calls, FLOPs and moved bytes take than calibrated."""
+UNCALIBRATED = (1.5, 1.5, 1.5)
+"""`PARTS` of a device that was not calibrated: nominal speeds stand in."""
+WIDTHS = {
+    "precision": 0.15,
+    "batch_size": 0.08,
+    "grad_accum": 0.03,
+    "seq_len": 0.1,
+    "checkpointing": 0.05,
+    "optimizer": 0.05,
+    "attention": 0.1,
+    "compile": 0.2,
+    "engine": 0.1,
+    "workers": 0.05,
+    "pin_memory": 0.02,
+    "prefetch": 0.02,
+    "strategy": 0.17,
+    "devices": 0.1,
+    "tp_degree": 0.2,
+    "pp_degree": 0.2,
+    "pp_schedule": 0.1,
+    "micro_batches": 0.1,
+    "sequence_parallel": 0.1,
+    "reshard": 0.1,
+    "p2p": 0.2,
+    "grad_clip": 0.02,
+    "model": 0.12,
+}
+"""Prior deviations, in ln rate, of a knob's effect beyond the work it changes. Other knobs do not change the speed."""
+SCALES = Scales(main=0.1, pair=0.03, visit=0.04)
+WEIGHTS = {name: (width / SCALES.main) ** 2 for name, width in WIDTHS.items()}
+REFERENCE = {
+    **{name: value for name, value in defaults().items() if name in WIDTHS},
+    "batch_size": 8,
+    "devices": 1,
+    "model": "",
+}
+"""Settings whose time is their work alone; the effect of any other value is relative to these."""
+NEAREST = 16
+"""Number of measured settings behind a prediction: those that differ least."""
+NOISE = 1e-4
+"""Variance of the ln rate that a run measures, before any run was measured."""
+
+MeasuredStep = tuple[MeasuredSpeed, ExpectedStep]
+"""An earlier speed, and the step that the calibration expects of its settings."""
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """The reason, in a few words, why no speed is predicted."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """A setting with its time by the calibration. `observation` is relative to REFERENCE."""
+
+    observation: Observation
+    shares: tuple[float, ...]
+
+
+class SpeedModel:
+    """Predicts speeds of one training on one device from earlier ones there, each with its calibrated step time."""
+
+    def __init__(self, spec: RunSpec, measured: Sequence[MeasuredStep], *, calibrated: bool) -> None:
+        self._training = training_of(spec)
+        self._measured = measured
+        self._parts = PARTS if calibrated else UNCALIBRATED
+        self._settings = [self._setting(one.spec, one.devices) for one, _ in measured]
+        self.own = sum(training_of(one.spec) == self._training for one, _ in measured)
+        # The next run is as noisy as those before.
+        self._noise = statistics.median(one.variance for one, _ in measured) if measured else NOISE
+        self._calibrated = calibrated
+
+    def predict(self, spec: RunSpec, devices: int, step: ExpectedStep) -> PredictedSpeed | Unknown:
+        """Predict the speed of a run of the same training; a few milliseconds."""
+        wanted = self._setting(spec, devices)
+        near = sorted(range(len(self._settings)), key=lambda number: _apart(wanted, self._settings[number]))[:NEAREST]
+        levels = Levels([wanted, REFERENCE, *(self._settings[number] for number in near)], WEIGHTS)
+        reference = levels.setting(REFERENCE)
+
+        def timed(setting: dict[str, Any], step: ExpectedStep, rate: float, variance: float, visit: str) -> _Timed:
+            terms = ((1.0, levels.setting(setting)), (-1.0, reference))
+            return _Timed(Observation(terms, rate - _log_rate(step), variance, visit), step.shares)
+
+        prior, factor = PriorCovariance(levels, SCALES), Factor()
+        before: list[_Timed] = []
+        for number in near:
+            one, expected = self._measured[number]
+            seen = timed(self._settings[number], expected, one.log_rate, one.variance, one.visit)
+            self._add(factor, prior, levels, seen, before)
+            before.append(seen)
+        row, deviation, _ = self._add(factor, prior, levels, timed(wanted, step, 0.0, self._noise, ""), before)
+        return self._answer(_log_rate(step) + sum(map(mul, row, factor.whitened)), deviation)
+
+    def _answer(self, log_rate: float, deviation: float) -> PredictedSpeed | Unknown:
+        factor = math.exp(NORMAL_90 * deviation)
+        if factor * factor >= WIDEST:
+            if not self._calibrated:
+                return Unknown("this device is not calibrated; doctor --calibrate does it")
+            return Unknown(f"known only within a factor of {factor * factor:.1f}; a run tells more")
+        median = math.exp(log_rate)
+        return PredictedSpeed(median=median, low=median / factor, high=median * factor, basis=self._basis())
+
+    def _basis(self) -> str:
+        peaks = "the calibrated speeds of this device" if self._calibrated else "the work of a step"
+        if not self._measured:
+            return peaks
+        others = len(self._measured) - self.own
+        runs = [f"{self.own} of this model"] * bool(self.own) + [f"{others} of others"] * bool(others)
+        return f"{peaks} and measured runs: {', '.join(runs)}"
+
+    def _setting(self, spec: RunSpec, devices: int) -> dict[str, Any]:
+        """The knobs that speed depends on, the number of devices, and which model is trained."""
+        knobs = {name: value for name, value in spec.knobs.items() if name in WIDTHS}
+        training = training_of(spec)
+        return {**knobs, "devices": devices, "model": "" if training == self._training else repr(training)}
+
+    def _add(
+        self, factor: Factor, prior: PriorCovariance, levels: Levels, one: _Timed, before: Sequence[_Timed]
+    ) -> tuple[list[float], float, float]:
+        """Add a run to the factor of those before it; returns what `Factor.add` does."""
+        runs = [*before, one]
+        shares = [observation_shares(levels, one.observation, other.observation) for other in runs]
+        parts = [
+            sum(a * b * spread**2 for a, b, spread in zip(one.shares, other.shares, self._parts, strict=True))
+            for other in runs
+        ]
+        *covariances, own = map(add, prior.by_shares(shares), parts)
+        return factor.add(covariances, own + one.observation.variance, one.observation.value)
+
+
+def _apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
+    """Prior variance of the knobs in which two settings differ."""
+    return sum(WEIGHTS[name] for name, value in one.items() if other[name] != value)
+
+
+def _log_rate(step: ExpectedStep) -> float:
+    """The ln samples/s of a step that takes as long as calibrated."""
+    return math.log(step.samples / step.seconds)

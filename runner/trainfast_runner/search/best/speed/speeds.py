@@ -1,0 +1,103 @@
+"""Collect the known speeds of a device for predictions: its calibration, and earlier runs with their traces."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.machine import calibration
+from trainfast_runner.machine.calibration import Ceiling
+from trainfast_runner.machine.devices import Machine
+from trainfast_runner.memory.available import gpu_of
+from trainfast_runner.memory.model import MemoryModel
+from trainfast_runner.memory.sharding import PREDICTED
+from trainfast_runner.memory.tracing import cached_model, cached_models
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_file import PredictedSpeed
+from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.search.best.speed.measured import DeviceName, measured_speeds
+from trainfast_runner.search.best.speed.predicted_speed import SpeedModel, Unknown
+from trainfast_runner.search.best.speed.step_time import step_time
+from trainfast_runner.settings.spec import RunSpec
+from trainfast_runner.settings.world import device_count
+
+NOMINAL = {
+    "cpu": Ceiling(
+        device="cpu", name="", tflops=dict.fromkeys(("fp32", "bf16"), 0.1), copy_gb_per_s=10.0, operation_us=10.0
+    ),
+    "cuda": Ceiling(
+        device="cuda",
+        name="",
+        tflops={"fp32": 20.0, "tf32": 60.0, "bf16": 120.0, "fp16": 120.0},
+        copy_gb_per_s=1000.0,
+        operation_us=10.0,
+    ),
+}
+"""Round speeds of a device that was not calibrated; runs there correct them."""
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """All that predictions of one training on one device rest on."""
+
+    ceiling: Ceiling
+    cores: int
+    model: SpeedModel
+
+    def predict(self, spec: RunSpec, devices: int, memory_model: MemoryModel) -> PredictedSpeed | Unknown:
+        """Predict the speed of these settings on `devices` devices; takes a few milliseconds."""
+        if spec.knobs["strategy"] not in PREDICTED:
+            return Unknown(f"strategy={spec.knobs['strategy']} is not predicted")
+        if self.ceiling.device == "cpu" and spec.knobs["memory_limit"] is not None:
+            return Unknown("memory_limit on a CPU slows every step")
+        step = step_time(spec, memory_model, devices, self.cores, self.ceiling)
+        if step is None:
+            return Unknown(f"precision={spec.knobs['precision']} is not calibrated on this device")
+        return self.model.predict(spec, devices, step)
+
+
+def speeds_on(home: Home, spec: RunSpec, device: DeviceName, python: str | None = None) -> Speeds:
+    """Collect the speeds known on a device, for predictions of the spec's training with other knobs.
+
+    Reads the newest runs and their cached traces: some ten milliseconds. Raises UserError when the home is unreadable.
+    """
+    name = device.gpu or calibration.cpu_name()
+    calibrated = calibration.is_calibrated(home, name)
+    ceiling = calibration.read(home)[name] if calibrated else NOMINAL[device.kind]
+    cores = len(os.sched_getaffinity(0))
+    model_of = cached_models(device.kind, python, device.gpu or None)
+    found = []
+    for one in measured_speeds(home, spec, device):
+        try:
+            traced = model_of(one.spec)
+        except UserError:
+            continue  # of a model that was never traced, or is gone
+        step = None if traced is None else step_time(one.spec, traced, one.devices, cores, ceiling)
+        if step is not None:
+            found.append((one, step))
+    return Speeds(ceiling, cores, SpeedModel(spec, found, calibrated=calibrated))
+
+
+def predict_speed(
+    home: Home, spec: RunSpec, machine: Machine, memory_model: MemoryModel, python: str | None = None
+) -> PredictedSpeed | Unknown:
+    """Predict the speed of a run on this machine. Raises UserError for devices that do not exist."""
+    device = DeviceName(machine.used_by(spec.knobs["devices"]).device, gpu_of(spec, machine) or "")
+    return speeds_on(home, spec, device, python).predict(spec, device_count(spec, machine), memory_model)
+
+
+def with_predicted_speed(plan: RunPlan, home: Home) -> RunPlan:
+    """Return the plan with its predicted speed, if one can be shown, from an earlier trace of its model.
+
+    Nothing is predicted for a script of the user's own. Raises UserError when the home is unreadable.
+    """
+    if plan.script is not None:
+        return plan
+    device = DeviceName(plan.device, next(iter(plan.device_names), ""))
+    traced = cached_model(plan.spec, plan.device, plan.python)
+    if traced is None:
+        return plan
+    devices = max(plan.world_size, len(plan.gpus))
+    found = speeds_on(home, plan.spec, device, plan.python).predict(plan.spec, devices, traced)
+    return replace(plan, predicted_speed=found) if isinstance(found, PredictedSpeed) else plan

@@ -1,0 +1,38 @@
+"""The steps of a trial of a best-fit search: untimed ones, then timed ones until their median is sure enough."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainfast_runner.search.best.speed.observed import relative_error
+
+UNTIMED = 2
+"""Steps before a trial's timed ones: from the second on the optimizer has states, and a CPU's memory is measured."""
+LEAST_TIMED_STEPS, MOST_TIMED_STEPS, ENOUGH_ERROR = 4, 25, 0.012
+"""Timed steps of a trial, and the standard error that is enough."""
+
+
+@dataclass(frozen=True)
+class StepRule:
+    """Timed steps of a trial: from `least` to `most`, until the median's standard error is below `standard_error`.
+
+    `give_up_ms` ends the trial when its best step is slower; None never does.
+    """
+
+    least: int = LEAST_TIMED_STEPS
+    most: int = MOST_TIMED_STEPS
+    standard_error: float = ENOUGH_ERROR
+    give_up_ms: float | None = None
+
+    def judge(self, step_ms: Sequence[float]) -> str:
+        """`more` steps are needed, `enough` were taken, or the setting is too `slow`."""
+        if self.give_up_ms is not None and len(step_ms) >= 2 and min(step_ms) > self.give_up_ms:
+            return "slow"
+        if len(step_ms) < self.least:
+            return "more"
+        return "enough" if len(step_ms) >= self.most or relative_error(step_ms) <= self.standard_error else "more"
+
+
+ORDINARY = StepRule()
+"""The rule of a trial that nothing cuts short."""

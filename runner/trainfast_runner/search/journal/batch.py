@@ -1,0 +1,224 @@
+"""The journal of a batch search: its question, steps, probes and answer, one line each. Sizes are bytes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from trainfast_runner.records.json_lines import read_all
+from trainfast_runner.records.result import OomChange
+from trainfast_runner.records.run_file import SCHEMA, ClockAnchor, RecordedSpec
+from trainfast_runner.records.search_directories import JOURNAL_FILE
+from trainfast_runner.search.journal.lines import Conducted, CoolingDown, Line, Paused, Resumed, Waiting
+from trainfast_runner.search.journal.memory_lines import MemoryLines
+
+
+class BatchQuestion(RecordedSpec, frozen=True, kw_only=True, tag_field="kind", tag="asked"):
+    """The first line: the question. The same command has the same `key`; `limit_words` name the source of the limit.
+
+    `limits_bytes` has one figure per rank; empty on a GPU without `memory_limit`, where each rank reports its own.
+    """
+
+    t_ns: int = msgspec.field(default_factory=time.monotonic_ns)
+    schema: int = SCHEMA
+    search_id: str
+    key: str
+    device: str = "cpu"
+    world_size: int = 1
+    limits_bytes: list[int] = []
+    limit_words: str = ""
+    clock: ClockAnchor
+
+
+class Predicted(Line, frozen=True, kw_only=True, tag="predicted"):
+    """The memory model's line for the fullest rank: `fixed_bytes + batch_size * bytes_per_sample`.
+
+    `linear_from` is the batch size from which that line holds: below it the peak is at another point of the step, where
+    less or nothing grows with the batch. Without a prediction all figures are None, `reason` says why, and the search
+    starts from `start`.
+    """
+
+    fixed_bytes: int | None = None
+    bytes_per_sample: int | None = None
+    max_batch: int | None = None
+    linear_from: int = 1
+    start: int = 1
+    basis: str = ""
+    reason: str = ""
+
+
+class Next(Line, frozen=True, kw_only=True, tag="next"):
+    """The next step and its reason. `action` is probe, prove or end; `fits` has the current fit of each rank."""
+
+    action: str
+    batch_size: int | None = None
+    why: str
+    needs_bytes: int | None = None
+    """Bytes this batch needs on the tightest rank, by the fit."""
+    fits: list[MemoryLines] = []
+    tightest_rank: int | None = None
+
+
+class BatchLaunched(Line, frozen=True, kw_only=True, tag="launched"):
+    """A run of the search was started. `role` is probe or proof."""
+
+    run_id: str
+    role: str
+
+
+class RankPeaks(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's peaks by phase in one probe; `available_bytes` (JSON `room_bytes`) is its available memory.
+
+    `limit_peak_bytes` is the peak as the limit counts it (on a CPU reserved address space, a little more than resident
+    memory); None on a GPU, and when an earlier probe was higher.
+    """
+
+    rank: int
+    phase_peaks: dict[str, int] = {}
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    limit_peak_bytes: int | None = None
+    available_bytes: int | None = msgspec.field(default=None, name="room_bytes")
+    alloc_retries: int | None = None
+    step_ms: float | None = None
+
+
+class Probe(Line, frozen=True, kw_only=True, tag="probe"):
+    """A batch size that was tried. `outcome` is fits, oom, or void (another process took memory: to be repeated).
+
+    `rank` is the rank that came closest to its limit, and the peaks are its own. After an oom, `rank` and `phase` are
+    where memory ran out, and the peaks those reached by then. `samples_per_s` is summed over ranks. `fills_data` is
+    true for the largest size that a script's data fills.
+    """
+
+    batch_size: int
+    outcome: str
+    fills_data: bool = False
+    run_id: str
+    seconds: float
+    reason: str = ""
+    rank: int | None = None
+    phase: str | None = None
+    phase_peaks: dict[str, int] = {}
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    alloc_retries: int | None = None
+    samples_per_s: float | None = None
+    step_ms: float | None = None
+    ranks: list[RankPeaks] = []
+
+
+class ConfirmationRun(Line, frozen=True, kw_only=True, tag="proof"):
+    """A confirmation run: a normal run of a fresh process. `state` is that run's end state.
+
+    `ranks` has each rank's peaks over all its steps, warm-up included; a rank without a finished step is left out.
+    `step_ms` is the median that the run's result has; journals of earlier versions have none.
+    `refutes` lists the sizes that had fitted in a probe but no longer count, because this run ran out of memory.
+    """
+
+    batch_size: int
+    run_id: str
+    state: str
+    reason: str = ""
+    peak_allocated_bytes: int | None = None
+    ranks: list[RankPeaks] = []
+    samples_per_s: float | None = None
+    step_ms: float | None = None
+    seconds: float
+    refutes: list[int] = []
+
+
+class Margin(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of the memory that the recommended batch leaves free, and its reason."""
+
+    margin_bytes: int
+    why: str
+
+
+class BatchAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer. `headroom_bytes` is the measured rest of the tightest rank's limit at `max_batch`; `samples_per_s` is
+    the confirmation run's rate, summed over ranks.
+
+    `aligned_batch` is the largest multiple of 8 (of 64 from 512 on) within `max_batch`, None below 8.
+    `fixed_bytes`, `bytes_per_sample` and `phase` are the line that limits the batch on the tightest rank.
+    """
+
+    max_batch: int
+    samples_per_s: float | None = None
+    aligned_batch: int | None = None
+    recommended_batch: int
+    recommended_why: str = ""
+    margins: list[Margin] = []
+    fastest_batch: int | None = None
+    fastest_samples_per_s: float | None = None
+    limit_bytes: int | None = None
+    headroom_bytes: int | None = None
+    fixed_bytes: int | None = None
+    bytes_per_sample: int | None = None
+    phase: str | None = None
+    tightest_rank: int = 0
+    proof_run_id: str | None = None
+    certainty: str = ""
+    """Why a larger batch does not fit: the size that ran out of memory, or the fit; and the sizes not tried."""
+    too_large: int | None = None
+    """The smallest larger size that ran out of memory; None if none did."""
+
+
+class Change(OomChange, frozen=True, kw_only=True):
+    """A change that would make a batch of 1 fit, or one of the closest ones if none is enough.
+
+    In the journal `saves` has the name `words`.
+    """
+
+    saves: str = msgspec.field(name="words")
+    costs: str = ""
+
+
+class BatchEnded(Line, frozen=True, kw_only=True, tag="ended"):
+    """The end: answered, nothing_fits (with the missing bytes), failed, or cancelled (the same command continues)."""
+
+    state: str
+    reason: str = ""
+    answer: BatchAnswer | None = None
+    missing_bytes: int | None = None
+    changes: list[Change] = []
+    seconds: float = 0.0
+    """Time all conductors worked on the search, without pauses and waits for another run."""
+
+
+BatchLine = (
+    BatchQuestion
+    | Conducted
+    | Predicted
+    | Next
+    | BatchLaunched
+    | CoolingDown
+    | Probe
+    | ConfirmationRun
+    | Paused
+    | Waiting
+    | Resumed
+    | BatchEnded
+)
+
+
+def refuted_by(probe: Probe, confirmations: Iterable[ConfirmationRun]) -> ConfirmationRun | None:
+    """The confirmation run that ran out of memory at this size or a smaller one; None if this probe still counts."""
+    return next(
+        (
+            confirmation
+            for confirmation in confirmations
+            if probe.outcome == "fits" and probe.batch_size in confirmation.refutes
+        ),
+        None,
+    )
+
+
+def read_batch_journal(directory: Path) -> list[BatchLine]:
+    """Read every readable line, oldest first, without a half-written last one."""
+    lines: list[BatchLine]
+    lines, _ = read_all(directory / JOURNAL_FILE, BatchLine)  # type: ignore[arg-type]
+    return lines

@@ -1,0 +1,305 @@
+"""The lines of a best-fit search in `searches/SEARCH_ID/journal.jsonl`: its question, trials, runs and answer.
+
+A search continues from its journal, and a screen shows it. Sizes are bytes, times CLOCK_MONOTONIC nanoseconds, as in a
+run's records. Candidates are numbered from 0 in the order of the `Space` line.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from trainfast_runner.records.json_lines import read_all
+from trainfast_runner.records.run_file import SCHEMA, ClockAnchor, PredictedSpeed, RecordedSpec
+from trainfast_runner.records.script_run import TracedMemory
+from trainfast_runner.records.search_directories import JOURNAL_FILE
+from trainfast_runner.search.journal.lines import Conducted, CoolingDown, Line, Paused, Resumed, Waiting
+
+UNNAMED = "no present value is named"
+"""Why a knob of a script is left alone whose value neither the preset nor a setting names."""
+TIMED_OUTCOMES = ("measured", "slow")
+"""Outcomes of trials that have timed steps."""
+RecordedKnobs = dict[str, Any]
+"""Values of knobs, by name, as a line of the journal has them."""
+
+
+class Interval(msgspec.Struct, frozen=True, kw_only=True):
+    """A figure and its 95 % interval."""
+
+    median: float
+    low: float
+    high: float
+
+
+class EarlierEffect(msgspec.Struct, frozen=True, kw_only=True):
+    """An effect that an earlier search of the same model found on this device, in percent of the rate."""
+
+    knob: str
+    value: Any
+    before: Any
+    gain_percent: Interval
+    search_id: str
+
+
+class BestQuestion(RecordedSpec, frozen=True, kw_only=True, tag_field="kind", tag="question"):
+    """The first line. The baseline is the recorded spec; the same command has the same `key`.
+
+    `vary` are the values of each varied knob, `global_batch` the samples of one optimizer step (None if free),
+    `objective` is samples_per_s, tokens_per_s, samples_per_joule or time (a cold start and `for_steps` steps).
+    `limits_bytes` has one figure a rank, empty without `memory_limit`. `earlier` is empty with --fresh.
+    `device_uuids` are the GPUs of the whole search, of which each process takes the first ones; empty on a CPU.
+    """
+
+    t_ns: int = msgspec.field(default_factory=time.monotonic_ns)
+    schema: int = SCHEMA
+    search_id: str
+    key: str
+    vary: dict[str, list[Any]]
+    left_alone: dict[str, str] = {}
+    """Knobs that were not varied because another value trains differently, each with the reason."""
+    global_batch: int | None = None
+    objective: str = "samples_per_s"
+    for_steps: int | None = None
+    budget_s: float = 600.0
+    device: str = "cpu"
+    device_names: list[str] = []
+    device_uuids: list[str] = []
+    limits_bytes: list[int] = []
+    limits_trials: bool = False
+    """True if every trial is under `limits_bytes`, as those of a script are."""
+    earlier: list[EarlierEffect] = []
+    clock: ClockAnchor
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """One setting, and what is known of it before it is run."""
+
+    knobs: RecordedKnobs
+    """Every varied and derived knob."""
+    process_knobs: RecordedKnobs = msgspec.field(default_factory=dict, name="process")
+    """Those of `knobs` that need a new process."""
+    predicted_bytes: int | None = None
+    excess_bytes: int | None = None
+    least_s_per_sample: float | None = None
+    """Bound by FLOPs and the calibrated peak."""
+    world_size: int = 1
+    samples_per_step: int = 1
+    """The global batch."""
+    ruled_out: str | None = None
+    """Verdict of a candidate that is never tried: incompatible, too_large or bound; None for the rest."""
+    reason: str = ""
+
+
+class Space(Line, frozen=True, kw_only=True, tag="space"):
+    """Every candidate, the baseline's number, and how many combinations have another global batch (`dropped`).
+
+    A later line has the same candidates with more of them predicted; the last one counts.
+    """
+
+    candidates: list[Candidate]
+    baseline: int
+    dropped: int = 0
+
+
+class Visited(Line, frozen=True, kw_only=True, tag="visited"):
+    """A warm process was started for candidates of the same `process_knobs`; it was ready after `start_s` seconds.
+
+    A visit is the life of one such process: its trials share an offset, which the next process does not have.
+    """
+
+    run_id: str
+    process_knobs: RecordedKnobs = msgspec.field(name="process")
+    start_s: float
+
+
+class Trial(Line, frozen=True, kw_only=True, tag="trial"):
+    """Some steps of one candidate in a warm process, of a script in a run by itself."""
+
+    candidate: int
+    run_id: str
+    outcome: str
+    """measured; slow: ended early, far below the leader's pace; oom; failed; void: others took the machine, or a GPU
+    was throttled; incompatible: the script overrode a knob."""
+    warm: bool
+    """False for the first trial of a process."""
+    samples_per_step: int
+    step_ms: list[float] = []
+    """The timed steps."""
+    joules: float | None = None
+    peak_allocated_bytes: int | None = None
+    last_loss: float | None = None
+    losses: list[float | None] = []
+    """Those of the timed steps, None where not finite. A trial trains as a fresh process does: they compare step by
+    step."""
+    seconds: float
+    reason: str = ""
+    missing_bytes: int | None = None
+    """After an oom the least that was missing; None when unknown."""
+    repeats: bool = False
+    """True for the last trial of a process, which repeats its first to show drift."""
+    traced: TracedMemory | None = None
+    """Memory of a script's step."""
+    untraced: str = ""
+    """Why `traced` is None although a trace was asked for."""
+
+
+class ColdRun(Line, frozen=True, kw_only=True, tag="race"):
+    """A run in a fresh process."""
+
+    candidate: int
+    role: str
+    """race, confirm, limit (under the real memory_limit) or turn_back (of `knob`)."""
+    run_id: str
+    outcome: str
+    """measured, oom, failed, void or incompatible."""
+    knob: str | None = None
+    samples_per_s: float | None = None
+    mad: float | None = None
+    samples_per_joule: float | None = None
+    predicted: PredictedSpeed | None = None
+    """The speed predicted before the launch."""
+    start_s: float = 0.0
+    peak_allocated_bytes: int | None = None
+    first_loss: float | None = None
+    last_loss: float | None = None
+    seconds: float
+    reason: str = ""
+    missing_bytes: int | None = None
+    """As in a trial."""
+
+
+class Chosen(Line, frozen=True, kw_only=True, tag="chosen"):
+    """The next step and its reason. `action` is trial, race, confirm, limit, turn_back or end.
+
+    `leader` is the best candidate now, with its rate and the 95 % interval of that in samples/s, in samples/J where
+    that is the objective; `chance` the probability that going on finds 2 % more, which is expected to take `price_s`
+    seconds. `repeats` marks a trial that repeats the first of its process.
+    """
+
+    action: str
+    candidate: int | None = None
+    knob: str | None = None
+    why: str
+    leader: int | None = None
+    rate: float | None = None
+    low: float | None = None
+    high: float | None = None
+    chance: float | None = None
+    price_s: float | None = None
+    repeats: bool = False
+
+
+class BestLaunched(Line, frozen=True, kw_only=True, tag="launched-best"):
+    """A run of the search was started for a candidate, or a warm process that tries the candidate first."""
+
+    run_id: str
+    role: str
+    candidate: int
+    knob: str | None = None
+
+
+class Ordered(Line, frozen=True, kw_only=True, tag="ordered"):
+    """The person's order: `skip` a value of a knob or one `candidate`, `pin` a knob to a value, or `unpin` it."""
+
+    do: str
+    knob: str = ""
+    value: Any = None
+    candidate: int | None = None
+
+
+class Effect(msgspec.Struct, frozen=True, kw_only=True):
+    """Gain of one value of a knob over the baseline's, in percent of the rate; `measured` by a run turned back.
+
+    `earlier` is True if the value was not tried and its gain is that of earlier searches.
+    """
+
+    knob: str
+    value: Any
+    before: Any
+    gain_percent: Interval
+    measured: bool = False
+    earlier: bool = False
+
+
+class CandidateVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of one candidate: measured, beaten, bound, too_large, incompatible, failed or not_tried.
+
+    `rate` is in samples/s, None for a candidate that was not measured. `excess_bytes` is how much one is too large: by
+    its prediction, else at least, by the allocation that failed; None when unknown.
+    """
+
+    candidate: int
+    verdict: str
+    reason: str
+    rate: Interval | None = None
+    excess_bytes: int | None = None
+
+
+class BestAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer. `within_percent` is the noise of the machine where it cannot carry the claim, else None.
+
+    Rates are in samples/s (None for a baseline that does not fit), values in the unit of the objective (seconds for
+    time), the gain is by the objective.
+    `tried_in_budget` is the number of candidates tried when the budget ended; None if nothing was left to try.
+    `ties` are candidates that the runs could not tell from the winner. `notes` are sentences on what limits the claim.
+    """
+
+    best: int
+    best_rate: Interval
+    baseline_rate: Interval | None = None
+    best_value: Interval | None = None
+    baseline_value: Interval | None = None
+    gain_percent: Interval | None = None
+    best_run_ids: list[str]
+    baseline_run_ids: list[str]
+    within_percent: float | None = None
+    tried_in_budget: int | None = None
+    ties: list[int] = []
+    effects: list[Effect] = []
+    verdicts: list[CandidateVerdict] = []
+    pareto: list[int] = []
+    changes_training: list[str] = []
+    """Knobs of the winner that change the training itself."""
+    notes: list[str] = []
+
+
+class BestEnded(Line, frozen=True, kw_only=True, tag="best-ended"):
+    """The end: answered, nothing_fits, failed or cancelled.
+
+    After `cancelled` the same command continues, and `answer` is the best so far.
+    """
+
+    state: str
+    reason: str = ""
+    stopped_because: str = ""
+    answer: BestAnswer | None = msgspec.field(default=None, name="found")
+    missing_bytes: int | None = None
+    seconds: float = 0.0
+
+
+BestLine = (
+    BestQuestion
+    | Conducted
+    | Space
+    | Visited
+    | Trial
+    | ColdRun
+    | Chosen
+    | BestLaunched
+    | Ordered
+    | CoolingDown
+    | Paused
+    | Waiting
+    | Resumed
+    | BestEnded
+)
+
+
+def read_best_journal(directory: Path) -> list[BestLine]:
+    """Read every readable line, oldest first, without a half-written last one."""
+    lines: list[BestLine]
+    lines, _ = read_all(directory / JOURNAL_FILE, BestLine)  # type: ignore[arg-type]
+    return lines

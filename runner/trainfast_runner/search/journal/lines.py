@@ -1,0 +1,116 @@
+"""The parts that the journals of both kinds of search have alike: `searches/SEARCH_ID/journal.jsonl`, a line each.
+
+A search continues from its journal, and a screen shows it. Sizes are bytes, times CLOCK_MONOTONIC nanoseconds, as in a
+run's records. The lines of one kind are in `batch` and `best` beside it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from trainfast_runner.records.json_lines import Appender, read_all
+from trainfast_runner.records.search_directories import JOURNAL_FILE
+
+PAUSE_FILE = "paused"
+"""While this file exists the conductor takes no further step."""
+CANCELLED = "the same command continues it"
+"""The reason of an end that the user asked for; any other reason of `cancelled` is the error that ended the search."""
+
+LIVE_STATES = ("starting", "running", "pausing", "paused")
+"""States in which a conductor works on the search."""
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
+    """The field every line has."""
+
+    t_ns: int = msgspec.field(default_factory=time.monotonic_ns)
+
+
+class Conducted(Line, frozen=True, kw_only=True, tag="conducted"):
+    """A process starts to conduct the search, from its start or from where another stopped."""
+
+    pid: int
+    start_ticks: int
+    boot_id: str
+    no_oom: bool = False
+    proof_steps: int = 10
+
+
+class CoolingDown(Line, frozen=True, kw_only=True, tag="cooling"):
+    """The next process waits until the hottest watched GPU, `device` by NVML index, is below `below_c`."""
+
+    device: int
+    temperature_c: float
+    below_c: float
+    waited_s: float
+    stuck_s: float = 0.0
+
+
+class Paused(Line, frozen=True, kw_only=True, tag="paused"):
+    """The search was paused: it has no process and holds no memory until it is resumed."""
+
+
+class Waiting(Line, frozen=True, kw_only=True, tag="waiting"):
+    """The next process waits until the run `run_id`, which is not the search's, has left the device."""
+
+    run_id: str
+
+
+class Resumed(Line, frozen=True, kw_only=True, tag="resumed"):
+    """The search was resumed after a pause, or the device it waited for is free."""
+
+
+def state_of_search(
+    directory: Path, *, end: str | None, is_conducted: bool, is_asked: bool, is_paused: bool, has_step: bool
+) -> str:
+    """Return the state of a search of either kind: that of its `end`, or what its journal and its lock tell.
+
+    It is `interrupted` if no process conducts it, and `starting` until its question or its first step is written.
+    """
+    if end is not None:
+        return end
+    if not is_conducted:
+        return "interrupted" if is_asked else "starting"
+    if is_paused:
+        return "paused"
+    if (directory / PAUSE_FILE).exists():
+        return "pausing"
+    return "running" if has_step else "starting"
+
+
+class SearchJournal:
+    """The journal of one search of either kind, open for appending by the holder of its lock."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        _end_cut_line(directory / JOURNAL_FILE)
+        self._file = Appender(directory / JOURNAL_FILE)
+
+    def write(self, line: msgspec.Struct) -> None:
+        """Append one line; it is on disk on return."""
+        self._file.write(line)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _end_cut_line(path: Path) -> None:
+    """End a line that a killed conductor left half-written, so that the next one starts its own."""
+    with suppress(FileNotFoundError), path.open("rb+") as file:
+        if file.seek(0, os.SEEK_END) == 0:
+            return
+        file.seek(-1, os.SEEK_END)
+        if file.read(1) != b"\n":
+            file.write(b"\n")
+
+
+def newest_conducted(directory: Path) -> Conducted | None:
+    """The last line about a conductor in a journal of either kind; None before the first."""
+    lines, _ = read_all(directory / JOURNAL_FILE, Conducted)
+    return lines[-1] if lines else None

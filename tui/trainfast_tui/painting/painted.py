@@ -1,0 +1,83 @@
+"""A widget drawn from lines of toned text; it shows plain text only and sends only the cells that changed."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+from rich.cells import cell_len
+from rich.segment import Segment
+from textual.geometry import Size
+
+from trainfast_tui.painting.inks import Palette
+from trainfast_tui.painting.row_widget import Rows, RowWidget
+from trainfast_tui.text.format import plain, truncate
+from trainfast_tui.text.lines import Line
+
+Value = TypeVar("Value")
+
+
+class Painted(RowWidget):
+    """A widget that draws its `lines`; call `repaint` when they have changed."""
+
+    DEFAULT_CSS = "Painted { height: 1; width: 1fr; }"
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        """Return the lines to draw; longer ones are cut, missing ones blank."""
+        raise NotImplementedError
+
+    def rows(self, width: int, height: int, palette: Palette) -> Rows:
+        lines = self.lines(width, height)[:height] if width and height else []
+        return [_row(line, width, palette) for line in [*lines, *([[]] * (height - len(lines)))]]
+
+    def set_height(self, rows: int) -> None:
+        """Be as high as this from now on; Textual arranges a screen again for a height that stays the same."""
+        if self.styles.height is None or self.styles.height.value != rows:
+            self.styles.height = rows
+
+
+class GrowingPanel(Painted):
+    """A panel as high as its text, hidden without any."""
+
+    DEFAULT_CSS = """
+    GrowingPanel { height: auto; display: none; }
+    GrowingPanel.-shown { display: block; }
+    """
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        return len(self.lines(width, 100))
+
+    def set_shown(self, is_shown: bool) -> None:
+        """Draw again in the height that the text needs now; `is_shown` is False without a text."""
+        width, height = self.size
+        if width and self.has_class("-shown") == is_shown and len(self.lines(width, 100)) == height:
+            self.repaint()
+            return
+        self.set_class(is_shown, "-shown")
+        self._rows = None
+        self.refresh(layout=True)
+
+
+class PaintedValue(Painted, Generic[Value]):
+    """A widget that draws one value, the newest it was shown."""
+
+    shown: Value | None = None
+
+    def show_value(self, value: Value | None) -> None:
+        """Draw this from now on."""
+        self.shown = value
+        self.repaint()
+
+
+def _row(line: Line, width: int, palette: Palette) -> list[Segment]:
+    row: list[Segment] = []
+    room = width
+    for text, tone in line:
+        text = truncate(plain(text), room)
+        if text:
+            row.append(Segment(text, palette[tone]))
+        room -= cell_len(text)
+    if room > 0:
+        # The cursor's line is filled to its end.
+        filled = line and line[-1][1] == "cursor"
+        row.append(Segment(" " * room, palette["cursor" if filled else "text"]))
+    return row

@@ -1,0 +1,140 @@
+"""The answer of a best-fit search in words, for the command line and for a report: rows of a label and its words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_tui.text import format as fmt
+from trainfast_tui.text.best_objective import objective_words
+from trainfast_tui.text.best_search import (
+    budget_words,
+    count_words,
+    gain_words,
+    knob_words,
+    measurements,
+    noise_words,
+    rate_words,
+)
+from trainfast_tui.text.tables import pairs, table
+
+if TYPE_CHECKING:
+    from trainfast_runner.search.best.best_so_far import BestSoFar
+    from trainfast_runner.search.journal.best import BestAnswer, CandidateVerdict, Interval
+
+MOST_LISTED = 5
+"""Runner-ups and candidates that were not tried are listed up to this many."""
+EFFECT_HEADER = ("setting", "instead of", "gave (95 % CI)", "measured by")
+PARETO_HEADER = ("fastest in its memory", "rate", "peak")
+
+
+def answer_lines(so_far: BestSoFar, search_id: str) -> list[str]:
+    """The answer in lines: the best first, then the effects, the Pareto settings and the rest."""
+    answer = so_far.answer
+    if answer is None or so_far.space is None:
+        return [fmt.plain(line) for line in _without_answer(so_far, search_id)]
+    lines = pairs(answer_rows(so_far, answer))
+    if answer.effects:
+        lines += ["", *table(EFFECT_HEADER, effect_rows(answer))]
+    if answer.pareto:
+        lines += ["", *table(PARETO_HEADER, _pareto_rows(so_far, answer), right=(2,))]
+    rest = rest_rows(so_far, answer.verdicts)
+    continues = [("cancelled", f"the same command continues {search_id}")] if _is_cancelled(so_far) else []
+    lines += ["", *pairs([*rest, *continues])]
+    return [fmt.plain(line) for line in lines]
+
+
+def _is_cancelled(so_far: BestSoFar) -> bool:
+    return so_far.ended is not None and so_far.ended.state == "cancelled"
+
+
+def answer_rows(so_far: BestSoFar, answer: BestAnswer) -> Iterator[tuple[str, str]]:
+    """The best setting and the baseline with their figures, the gain, the runner-ups, and the notes on the claim."""
+    assert so_far.space is not None
+    assert so_far.ended is not None
+    baseline, noise, tried = so_far.space.baseline, answer.within_percent, answer.tried_in_budget
+    is_final = so_far.ended.state == "answered" and tried is None
+    if tried is not None:
+        yield "budget", budget_words(tried, len(so_far.candidates))
+    if noise is not None:
+        yield "no winner", f"{noise_words(noise)}: no setting is faster beyond it"
+    label = ("best" if noise is None else "chosen") + ("" if is_final else " so far")
+    yield label, _side_words(so_far, answer.best, answer.best_rate, answer.best_value, answer.best_run_ids)
+    if answer.best != baseline:
+        rate, value = answer.baseline_rate, answer.baseline_value
+        yield "baseline", _side_words(so_far, baseline, rate, value, answer.baseline_run_ids)
+        yield "gain", gain_words(answer.gain_percent)
+    elif noise is not None:
+        yield "gain", "none beyond the noise: the baseline is kept"
+    else:
+        yield "gain", "none: the baseline is the best" if is_final else "none so far: the baseline is the best"
+    changed = answer.changes_training
+    yield "trains", f"differently, by {', '.join(changed)}" if changed else "the same as the baseline"
+    for note in answer.notes:
+        yield "note", note
+    yield from _shortened("within the noise", [knob_words(so_far.candidate(one).knobs) for one in answer.ties])
+
+
+def _side_words(
+    so_far: BestSoFar, number: int, rate: Interval | None, value: Interval | None, run_ids: Sequence[str]
+) -> str:
+    """The best setting or the baseline: its knobs, its rate, its objective where that is another figure, its runs."""
+    words = f"{knob_words(so_far.candidate(number).knobs)}: {rate_words(rate)}"
+    if value is not None and so_far.objective != "samples_per_s":
+        words += f", {objective_words(so_far.objective, so_far.for_steps, value)}"
+    return f"{words}, runs {' and '.join(run_ids)}" if run_ids else f"{words}, not confirmed"
+
+
+def _shortened(label: str, listed: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for words in listed[:MOST_LISTED]:
+        yield label, words
+    if len(listed) > MOST_LISTED:
+        yield label, f"and {len(listed) - MOST_LISTED} more"
+
+
+def effect_rows(answer: BestAnswer) -> Iterator[tuple[str, ...]]:
+    """The gain of each value over the baseline's, below `EFFECT_HEADER`."""
+    for one in answer.effects:
+        show = BY_NAME[one.knob].text_of
+        by = "turned back in a run" if one.measured else "earlier searches" if one.earlier else "the trials"
+        yield f"{one.knob}={show(one.value)}", show(one.before), gain_words(one.gain_percent), by
+
+
+def _pareto_rows(so_far: BestSoFar, answer: BestAnswer) -> Iterator[tuple[str, ...]]:
+    rates = {one.candidate: one.rate for one in answer.verdicts}
+    for number in answer.pareto:
+        knobs = knob_words(so_far.candidate(number).knobs)
+        yield knobs, rate_words(rates.get(number)), fmt.size(so_far.peak_bytes(number))
+
+
+def rest_rows(so_far: BestSoFar, verdicts: Sequence[CandidateVerdict]) -> Iterator[tuple[str, str]]:
+    """The number of each verdict, what was not tried or was disturbed, why the search stopped, and what it took."""
+    dropped = so_far.space.dropped if so_far.space is not None else 0
+    others = f"; {dropped} combinations have another global batch" if dropped else ""
+    yield "candidates", f"{len(so_far.candidates)}: {count_words(one.verdict for one in verdicts)}{others}"
+    not_tried = [one for one in verdicts if one.verdict == "not_tried"]
+    named = [f"{knob_words(so_far.candidate(one.candidate).knobs)}: {one.reason}" for one in not_tried]
+    yield from _shortened("not tried", named)
+    if so_far.disturbed:
+        yield "disturbed", f"{measurements(so_far.disturbed)}, by other processes or a throttled GPU"
+    if so_far.ended is not None:
+        if so_far.ended.stopped_because:
+            yield "stopped because", so_far.ended.stopped_because
+        counts = f"{len(so_far.trials)} trials, {len(so_far.attempts) - len(so_far.trials)} runs"
+        yield "took", f"{fmt.duration(so_far.ended.seconds)}, {counts}"
+
+
+def _without_answer(so_far: BestSoFar, search_id: str) -> Iterator[str]:
+    from trainfast_runner.search.best.choose.answer import verdicts_without_answer
+
+    ended = so_far.ended
+    if _is_cancelled(so_far):
+        void = [one.reason for one in so_far.trials if one.outcome == "void"]
+        when = f"before a measurement counted ({void[-1]})" if void else "before anything was measured"
+        yield f"cancelled {when}; the same command continues {search_id}"
+    elif ended is not None:
+        missing = ended.missing_bytes
+        yield f"{ended.reason}{'' if missing is None else f': the smallest setting is {fmt.size(missing)} too large'}"
+        if counts := count_words(one.verdict for one in verdicts_without_answer(so_far.lines)):
+            yield f"{len(so_far.candidates)} candidates: {counts}"
