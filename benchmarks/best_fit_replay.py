@@ -11,8 +11,8 @@ from benchmarks.best_fit_spaces import UNTIMED, Process, Terrain
 
 from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.search.best.choose.answer import answer_of
-from trainfast_runner.search.best.choose.cold_runs import ColdRuns
-from trainfast_runner.search.best.choose.decide import Move, decide
+from trainfast_runner.search.best.choose.cold_ranking import ColdRanking
+from trainfast_runner.search.best.choose.decide import BestDecision, decide
 from trainfast_runner.search.best.choose.next_cold_run import ROLES
 from trainfast_runner.search.best.choose.state import BestState, state_of_best_journal
 from trainfast_runner.search.journal.best import (
@@ -88,21 +88,21 @@ class FakeConductor:
         for line in self.lines:
             if isinstance(line, ColdRun):
                 told.cold[line.role] += 1
-        assert told.leader is None or told.answer == ColdRuns(self.latest).answer
+        assert told.leader is None or told.answer == ColdRanking(self.latest).answer
         return told
 
-    def next(self) -> Move:
+    def next(self) -> BestDecision:
         """Decide the next step."""
         self.latest = state_of_best_journal(self.lines, self.spent_s, self.run_id, before=self.latest)
         return decide(self.latest)
 
-    def trial(self, move: Move) -> None:
+    def trial(self, move: BestDecision) -> None:
         """Try a setting in the process that waits, or in a new one."""
         assert move.candidate is not None
         began_s = self.spent_s
         one = self.terrain.space.candidates[move.candidate]
-        warm = not move.cold
-        if move.cold or self._process is None:
+        warm = not move.needs_new_process
+        if move.needs_new_process or self._process is None:
             warm = False
             self._process = self.terrain.process(move.candidate, self.seed)
             self.run_id = f"visit-{len(self.lines)}"
@@ -134,7 +134,7 @@ class FakeConductor:
             )
         )
 
-    def cold_run(self, move: Move) -> None:
+    def cold_run(self, move: BestDecision) -> None:
         """Run a setting in a fresh process."""
         assert move.candidate is not None
         self._process, self.run_id = None, None

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from trainfast_runner.search.best.speed.observed import process_key
+from trainfast_runner.search.best.speed.trial_rates import process_key
 from trainfast_runner.search.journal.best import Candidate, Space
 
 GRIDS = Path(__file__).parent / "grids"

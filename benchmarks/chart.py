@@ -23,7 +23,7 @@ from textual.widget import Widget
 from textual.widgets import Sparkline
 
 from trainfast_tui.charts.braille import YRange
-from trainfast_tui.charts.chart_data import ChartData, Limit, Series, Span
+from trainfast_tui.charts.chart_data import ChartData, Limit, Series, ThrottledSpan
 from trainfast_tui.charts.paint import paint
 from trainfast_tui.charts.strip_chart import StripChart
 from trainfast_tui.painting.inks import TONES
@@ -47,7 +47,7 @@ def chart_at(point: int) -> ChartData:
         t_max_ns=times_ns[-1],
         gap_ns=2 * SECOND_NS,
         unit=watts,
-        spans=(Span(times_ns[200], times_ns[260], "thermal"),),
+        spans=(ThrottledSpan(times_ns[200], times_ns[260], "thermal"),),
         limits=(Limit(400, "limit"),),
     )
 

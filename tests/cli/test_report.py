@@ -16,7 +16,14 @@ from cli.command import Cli
 from cli.history import result, write, write_lost
 from trainfast_runner.records.result import Diagnosis, MemoryFigures, OomChange, OomExplanation
 from trainfast_runner.records.run_file import ClockAnchor, PredictedSpeed
-from trainfast_runner.search.journal.batch import BatchAnswer, BatchEnded, BatchQuestion, ConfirmationRun, Next, Probe
+from trainfast_runner.search.journal.batch import (
+    BatchAnswer,
+    BatchEnded,
+    BatchQuestion,
+    BatchStep,
+    ConfirmationRun,
+    Probe,
+)
 from trainfast_runner.search.journal.memory_lines import MemoryLines, PhaseLine
 from trainfast_runner.settings.spec import resolve
 
@@ -323,7 +330,7 @@ def write_batch_search(home: Path) -> None:
             )
             for size in (8, 32)
         ),
-        Next(t_ns=40, action="probe", batch_size=42, why="the fit reaches the limit at 42.1", fits=[fit]),
+        BatchStep(t_ns=40, action="probe", batch_size=42, why="the fit reaches the limit at 42.1", fits=[fit]),
         Probe(t_ns=44, batch_size=44, outcome="oom", reason=EVIL, peak_allocated_bytes=1020 * MIB, **probed),
         ConfirmationRun(
             t_ns=50,

@@ -20,9 +20,9 @@ from trainfast_runner.records.search_directories import JOURNAL_FILE, is_conduct
 from trainfast_runner.search.journal.batch import (
     BatchEnded,
     BatchLaunched,
+    BatchStep,
     Change,
     ConfirmationRun,
-    Next,
     Probe,
     read_batch_journal,
 )
@@ -239,7 +239,7 @@ def test_a_proof_says_how_long_it_has_taken_and_its_steps(tmp_path: Path, monkey
     home.directory("a-proof").symlink_to(recorded)
     monkeypatch.setattr(journal_printer, "TICK_S", 0.0)
     printer = BatchPrinter(Progress(said), home)  # without an encoding … is ~
-    printer.print_line(Next(action="prove", batch_size=37, why="it is the largest"))
+    printer.print_line(BatchStep(action="prove", batch_size=37, why="it is the largest"))
     printer.print_line(BatchLaunched(run_id="a-proof", role="proof"))
     printer.tick()
     steps = len((recorded / "steps.jsonl").read_text().splitlines())

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace as replace_struct
 
 from trainfast_runner.search.batch.answer import aligned, answer_of
-from trainfast_runner.search.batch.decide import TOLERANCE_BYTES, TOLERANCE_SHARE, SearchState, decide
+from trainfast_runner.search.batch.decide import TOLERANCE_BYTES, TOLERANCE_SHARE, BatchState, decide
 from trainfast_runner.search.journal.batch import ConfirmationRun, Predicted, Probe, RankPeaks
 
 MIB = 1 << 20
@@ -71,9 +71,9 @@ class Device:
         return self.fits(batch) and not self.fits(more)
 
 
-def search(device: Device, predicted: Predicted | None = None, no_oom: bool = False) -> SearchState:
+def search(device: Device, predicted: Predicted | None = None, no_oom: bool = False) -> BatchState:
     """The whole search; what is known at its end."""
-    state = SearchState(
+    state = BatchState(
         device=device.kind,
         world_size=len(device.limits),
         limits_bytes=device.limits,
@@ -95,7 +95,7 @@ def search(device: Device, predicted: Predicted | None = None, no_oom: bool = Fa
     raise AssertionError("the search does not end")
 
 
-def ooms(state: SearchState) -> int:
+def ooms(state: BatchState) -> int:
     return sum(probe.outcome == "oom" for probe in state.probes)
 
 
@@ -187,7 +187,7 @@ def test_a_batch_of_one_that_does_not_fit_ends_the_search() -> None:
 
 def test_a_void_probe_is_repeated() -> None:
     device = Device(fixed=100 * MIB, per_sample=10 * MIB, optimizer=0, limits=(2048 * MIB,))
-    state = SearchState(device="cpu", world_size=1, limits_bytes=device.limits)
+    state = BatchState(device="cpu", world_size=1, limits_bytes=device.limits)
     first = decide(state).batch_size
     void = Probe(batch_size=1, outcome="void", run_id="r", seconds=1.0)
     assert decide(replace(state, probes=(void,))).batch_size == first == 1
@@ -211,7 +211,7 @@ def test_the_tightest_bound_is_named_and_so_is_what_was_not_tried() -> None:
     fitting = [device.probe(size) for size in (20, 39)]
     too_large = replace_struct(device.probe(56), outcome="oom")
     confirmations = [ConfirmationRun(batch_size=39, run_id="p", state="oom", seconds=1.0)]
-    state = SearchState(device="cpu", world_size=1, limits_bytes=(600 * MIB,), probes=(*fitting, too_large))
+    state = BatchState(device="cpu", world_size=1, limits_bytes=(600 * MIB,), probes=(*fitting, too_large))
     assert "than the trial that it fitted in" in decide(replace(state, confirmations=tuple(confirmations))).why
     confirmations.append(ConfirmationRun(batch_size=36, run_id="p", state="finished", seconds=1.0))
     found = answer_of(replace(state, confirmations=tuple(confirmations)))

@@ -26,9 +26,9 @@ from trainfast_runner.search import limits
 from trainfast_runner.search.batch import conductor, opening
 from trainfast_runner.search.batch.batch_follower import BatchFollower
 from trainfast_runner.search.batch.conduct import conduct_batch
-from trainfast_runner.search.batch.decide import Decision, SearchState, state_of_journal
+from trainfast_runner.search.batch.decide import BatchDecision, BatchState, state_of_batch_journal
 from trainfast_runner.search.batch.opening import BatchSearchOptions
-from trainfast_runner.search.batch.probe_record import confirmation_record, growth_of_others
+from trainfast_runner.search.batch.probe_record import confirmation_record, why_others_grew
 from trainfast_runner.search.batch.report import report
 from trainfast_runner.search.conductor import worked_seconds
 from trainfast_runner.search.control import cancel, conductor_of, pause, resume
@@ -37,8 +37,8 @@ from trainfast_runner.search.journal.batch import (
     BatchEnded,
     BatchLaunched,
     BatchQuestion,
+    BatchStep,
     ConfirmationRun,
-    Next,
     Predicted,
     Probe,
     read_batch_journal,
@@ -72,7 +72,7 @@ def test_every_line_is_read_back_and_a_half_written_one_is_left_out(tmp_path: Pa
     directory, journal = search(Home(tmp_path))
     line = PhaseLine(phase="forward_backward", fixed_bytes=1.0, bytes_per_sample=2.0)
     fit = MemoryLines(rank=0, lines=[line], limit_bytes=10)
-    step = Next(action="probe", batch_size=4, why="because", needs_bytes=9, fits=[fit], tightest_rank=0)
+    step = BatchStep(action="probe", batch_size=4, why="because", needs_bytes=9, fits=[fit], tightest_rank=0)
     journal.write(step)
     with (directory / JOURNAL_FILE).open("ab") as file:
         file.write(b'{"kind":"probe","batch_')
@@ -85,7 +85,7 @@ def test_a_size_that_fitted_warm_and_not_in_its_proof_is_marked(tmp_path: Path) 
     directory, journal = search(Home(tmp_path))
     for size in (8, 42):
         journal.write(Probe(batch_size=size, outcome="fits", run_id="warm", seconds=1.0))
-    tried = state_of_journal(read_batch_journal(directory))
+    tried = state_of_batch_journal(read_batch_journal(directory))
     result = Result(run_id="cold", state="oom", knobs={"batch_size": 42}, reason="out of memory")
     journal.write(confirmation_record(tried, directory, result, 42, 1.0))
     assert [line.refutes for line in read_batch_journal(directory) if isinstance(line, ConfirmationRun)] == [[42]]
@@ -96,7 +96,7 @@ def test_a_size_that_fitted_warm_and_not_in_its_proof_is_marked(tmp_path: Path) 
 
 def test_the_step_of_a_confirmation_run_is_its_results_median(tmp_path: Path) -> None:
     result = Result(run_id="r", state="finished", step_ms=StepTime(p50=1661.0))
-    assert confirmation_record(SearchState("cpu", 1), tmp_path, result, 8, 1.0).step_ms == 1661.0
+    assert confirmation_record(BatchState("cpu", 1), tmp_path, result, 8, 1.0).step_ms == 1661.0
 
 
 def test_what_follows_a_half_written_line_is_read(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_what_a_screen_sees_from_the_first_line_to_the_answer(tmp_path: Path) ->
         journal.write(conducted())
         assert follower.poll().state == "starting"
         journal.write(BatchLaunched(run_id="r", role="probe"))
-        journal.write(Next(t_ns=77, action="probe", batch_size=4, why="because"))
+        journal.write(BatchStep(t_ns=77, action="probe", batch_size=4, why="because"))
         seen = follower.poll()
         assert (seen.state, seen.run_id, seen.since_ns) == ("running", "r", 77)
         for warm in (71.0, 63.0, 58.0):
@@ -194,7 +194,7 @@ def test_time_worked_leaves_pauses_and_gaps_out(tmp_path: Path) -> None:
     lines = [
         asked(tmp_path),
         conducted(10 * SECOND),
-        Next(t_ns=12 * SECOND, action="probe", why=""),
+        BatchStep(t_ns=12 * SECOND, action="probe", why=""),
         Paused(t_ns=13 * SECOND),
         Resumed(t_ns=50 * SECOND),
         BatchLaunched(t_ns=52 * SECOND, run_id="r", role="probe"),
@@ -227,21 +227,20 @@ def tick(t_s: int, *processes: tuple[int, int]) -> Tick:
 
 def test_a_process_of_others_that_grows_during_a_probe_voids_it() -> None:
     ours = tick(1, (10, 500), (99, 200))
-    said = growth_of_others([ours, tick(3, (10, 900), (99, 700))], {10}, {"GPU-0"}, 2 * SECOND)
+    said = why_others_grew([ours, tick(3, (10, 900), (99, 700))], {10}, {"GPU-0"}, 2 * SECOND)
     assert said == "process 99 took 500 MiB of GPU 0 meanwhile"
-    assert growth_of_others([ours, tick(3, (10, 9000), (99, 210))], {10}, {"GPU-0"}, 2 * SECOND) is None
+    assert why_others_grew([ours, tick(3, (10, 9000), (99, 210))], {10}, {"GPU-0"}, 2 * SECOND) is None
     # It grew before the probe began.
     assert (
-        growth_of_others([tick(1, (10, 1), (99, 700)), tick(3, (10, 1), (99, 700))], {10}, {"GPU-0"}, 2 * SECOND)
-        is None
+        why_others_grew([tick(1, (10, 1), (99, 700)), tick(3, (10, 1), (99, 700))], {10}, {"GPU-0"}, 2 * SECOND) is None
     )
     # In a container the driver's ids are not ours: nobody can be told apart.
-    assert growth_of_others([tick(1, (7, 1)), tick(3, (7, 900))], {10}, {"GPU-0"}, 2 * SECOND) is None
-    assert growth_of_others([ours, tick(3, (10, 1), (99, 700))], {10}, {"GPU-1"}, 2 * SECOND) is None
+    assert why_others_grew([tick(1, (7, 1)), tick(3, (7, 900))], {10}, {"GPU-0"}, 2 * SECOND) is None
+    assert why_others_grew([ours, tick(3, (10, 1), (99, 700))], {10}, {"GPU-1"}, 2 * SECOND) is None
 
 
 def test_a_process_that_comes_during_a_probe_voids_it() -> None:
-    said = growth_of_others([tick(1, (10, 500)), tick(3, (10, 500), (42, 300))], {10}, {"GPU-0"}, 2 * SECOND)
+    said = why_others_grew([tick(1, (10, 500)), tick(3, (10, 500), (42, 300))], {10}, {"GPU-0"}, 2 * SECOND)
     assert said == "process 42 took 300 MiB of GPU 0 meanwhile"
 
 
@@ -282,8 +281,8 @@ def a_run(home: Home, directory: Path, *, role: str | None = None, steps: int = 
 def proving(monkeypatch: pytest.MonkeyPatch, started: Callable[[RunPlan, Home], Path]) -> None:
     """Let a search confirm 4 until a run has finished with it; `started` takes the place of a launch."""
 
-    def decided(state: SearchState) -> Decision:
-        return Decision("fail" if state.confirmations else "prove", "because", 4)
+    def decided(state: BatchState) -> BatchDecision:
+        return BatchDecision("fail" if state.confirmations else "prove", "because", 4)
 
     monkeypatch.setattr(conductor, "decide", decided)
     monkeypatch.setattr(launch, "start", started)
@@ -338,7 +337,7 @@ def test_a_search_that_waits_for_another_run_says_so_in_its_journal(
 
         conduct_batch(directory, PLAN, home, BatchSearchOptions(wait=True), is_cancelled=is_cancelled)
     kinds = [type(line) for line in read_batch_journal(directory)]
-    assert kinds[3:7] == [Next, Waiting, Resumed, BatchLaunched]
+    assert kinds[3:7] == [BatchStep, Waiting, Resumed, BatchLaunched]
     waiting = next(line for line in read_batch_journal(directory) if isinstance(line, Waiting))
     assert waiting.run_id == other.name
 
@@ -348,7 +347,7 @@ def test_an_error_of_our_own_ends_the_search_in_its_journal(tmp_path: Path, monk
     directory, journal = search(home)
     journal.write(Predicted(reason="nothing is predicted"))
 
-    def broken(state: SearchState) -> Decision:
+    def broken(state: BatchState) -> BatchDecision:
         raise ZeroDivisionError("division by zero")
 
     monkeypatch.setattr(conductor, "decide", broken)

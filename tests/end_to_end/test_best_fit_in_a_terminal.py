@@ -65,7 +65,7 @@ def test_a_question_is_put_ordered_paused_left_found_again_answered_and_its_best
     terminal.press("Space")
     terminal.until_shows("paused: no process is running", seconds=300)
     terminal.press("q")
-    terminal.until_shows("The best-fit search goes on without this screen", "then B", "ended with 0")
+    terminal.until_shows("The best-fit search keeps running without this screen", "then B", "ended with 0")
     assert kinds(cli)[-1] == "paused"
     terminal.close()
     terminal.open([*COMMAND, "--preset", "small"])

@@ -26,7 +26,7 @@ from trainfast_runner.search.best.question.script_survey import plan_script_best
 from trainfast_runner.search.journal.best import Candidate, Space, Trial, read_best_journal
 from trainfast_runner.search.journal.lines import SearchJournal
 from trainfast_runner.search.processes import end_run
-from trainfast_runner.search.searches import left_by_edit
+from trainfast_runner.search.searches import search_before_edit
 from trainfast_runner.settings import script_preset
 
 CLAMPED = (
@@ -160,11 +160,11 @@ def test_edited_script_begins_a_new_search(cli: Cli, tmp_path: Path) -> None:
     home = Home(cli.home)
     first = open_best(planned(cli), home, BestOptions())
     assert open_best(planned(cli), home, BestOptions()) == first, "the same script continues"
-    assert left_by_edit(home, first, read_best_journal) is None
+    assert search_before_edit(home, first, read_best_journal) is None
     (tmp_path / "train.py").write_text(CLAMPED.replace("min(3", "min(5"))
     second = open_best(planned(cli), home, BestOptions())
     assert second != first
-    assert left_by_edit(home, second, read_best_journal) == first
+    assert search_before_edit(home, second, read_best_journal) == first
 
 
 def test_edited_file_of_the_command_begins_a_new_search(
@@ -182,7 +182,7 @@ def test_edited_file_of_the_command_begins_a_new_search(
     (tmp_path / "hyper.yaml").write_text("hidden: 16\n")
     second = open_best(planned(cli), home, BestOptions())
     assert second != first
-    assert left_by_edit(home, second, read_best_journal) == first
+    assert search_before_edit(home, second, read_best_journal) == first
     (tmp_path / "hyper.yaml").write_text("hidden: 8\n")
     assert open_best(planned(cli), home, BestOptions()) == first, "the file is as it was"
 

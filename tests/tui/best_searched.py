@@ -19,9 +19,9 @@ from trainfast_runner.search.journal.best import (
     BestEnded,
     BestLaunched,
     BestQuestion,
+    BestStep,
     Candidate,
     CandidateVerdict,
-    Chosen,
     ColdRun,
     Effect,
     Interval,
@@ -114,9 +114,9 @@ def a_trial(number: int, rate: float, at: int, *, outcome: str = "measured", war
     return Trial(**{**fields, **more})
 
 
-def chosen(at: int, action: str, candidate: int | None, why: str, **more: Any) -> Chosen:
+def chosen(at: int, action: str, candidate: int | None, why: str, **more: Any) -> BestStep:
     """The step chosen `at` seconds after the start."""
-    return Chosen(t_ns=START_NS + at * S, action=action, candidate=candidate, why=why, **more)
+    return BestStep(t_ns=START_NS + at * S, action=action, candidate=candidate, why=why, **more)
 
 
 CONDUCTED = Conducted(t_ns=START_NS, pid=1, start_ticks=1, boot_id="")

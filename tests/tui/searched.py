@@ -21,9 +21,9 @@ from trainfast_runner.search.journal.batch import (
     BatchEnded,
     BatchLaunched,
     BatchQuestion,
+    BatchStep,
     Change,
     ConfirmationRun,
-    Next,
     Predicted,
     Probe,
     RankPeaks,
@@ -124,15 +124,15 @@ def going_on() -> list[Any]:
         CONDUCTED,
         PREDICTED,
         LAUNCHED,
-        Next(
+        BatchStep(
             t_ns=START_NS + 2 * S, action="probe", batch_size=8, why="the prediction's 41 is far: a point for the fit"
         ),
         a_probe(8, at=6),
-        Next(
+        BatchStep(
             t_ns=START_NS + 6 * S, action="probe", batch_size=32, why="a second point", fits=[a_fit()], tightest_rank=0
         ),
         a_probe(32, at=13),
-        Next(
+        BatchStep(
             t_ns=START_NS + 13 * S,
             action="probe",
             batch_size=42,
@@ -146,7 +146,7 @@ def going_on() -> list[Any]:
 
 def answered(**changes: Any) -> list[Any]:
     """An answered search: four probes, of which one ran out of memory, and the confirmation run."""
-    last = Next(t_ns=START_NS + 40 * S, action="end", why="42 is confirmed", fits=[a_fit()], tightest_rank=0)
+    last = BatchStep(t_ns=START_NS + 40 * S, action="end", why="42 is confirmed", fits=[a_fit()], tightest_rank=0)
     return [
         *going_on(),
         a_probe(42, at=20),
@@ -208,8 +208,8 @@ async def opened(pilot: Pilot[Any], search: Path) -> str:
     await show(pilot, search)
     journal = seen(search)
     assert app.session.next_run is not None
-    assert journal.asked is not None
-    app.session.change(app.session.next_run.with_value("memory_limit", journal.asked.knobs["memory_limit"]))
+    assert journal.question is not None
+    app.session.change(app.session.next_run.with_value("memory_limit", journal.question.knobs["memory_limit"]))
     await pilot.press("b")
     await pilot.pause()
     assert isinstance(app.screen, BatchScreen)

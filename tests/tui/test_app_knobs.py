@@ -28,13 +28,13 @@ from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_tui.control import script_knobs
 from trainfast_tui.control.memory_view import MemoryView
 from trainfast_tui.control.messages import KnobRefused, SituationGathered, SnapshotTaken
-from trainfast_tui.control.next_run import NextRun, next_run_of_preset, next_run_repeating_preset, preset_choices
+from trainfast_tui.control.next_run import NextRun, next_run_from_preset, preset_choices, repeat_preset_run
 from trainfast_tui.widgets.knob_panel import IN_ORDER, KnobPanel
 
 
 async def test_the_next_run_of_an_old_record_that_says_nothing_of_its_data(home: Home) -> None:
     old = RunFile(run_id="20250101-000000-old-0000", preset="tiny-llama", clock=ClockAnchor(monotonic_ns=0, wall_ns=0))
-    spec = next_run_repeating_preset(old, home).spec
+    spec = repeat_preset_run(old, home).spec
     assert spec.data == {"kind": "text", "objective": "causal-lm"}
     assert gather(spec, Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2), home).measured == ()
 
@@ -44,12 +44,12 @@ async def test_a_proof_leaves_the_knobs_that_were_searched_to_the_next_run(home:
     ran = read_run_file(proof)
     assert ran is not None
     run = msgspec.structs.replace(ran, search_id=SEARCH_ID)
-    preset = next_run_of_preset("tiny-llama").spec.knobs
-    again = next_run_repeating_preset(run, home).spec.knobs
+    preset = next_run_from_preset("tiny-llama").spec.knobs
+    again = repeat_preset_run(run, home).spec.knobs
     assert (again["steps"], again["timing_warmup"]) == (preset["steps"], preset["timing_warmup"]), "no journal"
-    spec = next_run_of_preset("tiny-llama").with_value("steps", "30").with_value("batch_size", "16").spec
+    spec = next_run_from_preset("tiny-llama").with_value("steps", "30").with_value("batch_size", "16").spec
     a_search(home, [asked(title=spec.title, knobs=dict(spec.knobs), overrides=list(spec.overrides))])
-    next_run = next_run_repeating_preset(run, home)
+    next_run = repeat_preset_run(run, home)
     assert next_run.spec == spec
     assert next_run.is_changed("batch_size")
     assert next_run.is_changed("steps")
@@ -209,7 +209,7 @@ async def test_what_is_typed_ahead_of_a_dialog_lands_in_it(home: Home) -> None:
         assert app.session.next_run is not None
         assert app.session.next_run.spec.knobs["batch_size"] == 32
         await burst(pilot, "grad_accum", 6, "enter", "x", "enter", "backspace", "6", "enter")
-        first = next_run_of_preset(preset_choices()[0][0])
+        first = next_run_from_preset(preset_choices()[0][0])
         await burst(pilot, "batch_size", first.spec.knobs["batch_size"], "p", "home", "enter")
         assert app.session.next_run.spec.preset == preset_choices()[0][0]
 

@@ -154,7 +154,7 @@ async def test_s_stops_what_goes_on_and_escape_leaves_what_has_ended(
         )
         await show(pilot, live_search)
         text = screen_text(app)
-        assert "■ cancelled; its journal is kept, f5 continues  took 16 s" in text
+        assert "■ cancelled; its journal is kept, f5 resumes  took 16 s" in text
         assert text.splitlines()[-1].startswith("Esc back  f5 resume"), "nothing to apply, nothing to pause"
         await pilot.press("s")
         assert "There is no live search." in screen_text(app)
@@ -253,5 +253,5 @@ async def test_what_broke_a_search_off_is_said(home: Home, live_search: Path) ->
         write_lines(live_search / "journal.jsonl", [*going_on(), broken])
         await show(pilot, live_search)
         text = " ".join(screen_text(app).split())
-        assert f"stopped early: {reason}; its journal is kept, f5 tries again" in text
+        assert f"stopped early: {reason}; its journal is kept, f5 resumes" in text
         assert text.count(reason) == 1

@@ -117,8 +117,8 @@ async def test_the_question_names_an_unfinished_search_of_the_same_knobs(home: H
     async with running(home, size=SMALL) as (app, pilot):
         await opened(pilot, search)
         text = screen_text(app)
-        assert "goes on with the search that has tried" in text
-        assert "Enter goes on with the search that was left; Esc goes back." in text
+        assert "resumes the search that has tried" in text
+        assert "Enter resumes the unfinished search; Esc goes back." in text
         assert "1.00 GiB a rank, as it began" in text
         await pilot.press("enter")
         await until_true(pilot, lambda: starts.asked, "the start")
@@ -218,7 +218,7 @@ async def test_a_search_whose_conductor_is_gone_says_so_and_f5_takes_it_up_again
         await opened(pilot, search)
         os.close(conductor)
         await show(pilot, search)
-        assert "✗ interrupted: no process works on it; f5 continues" in screen_text(app)
+        assert "✗ interrupted: no process works on it; f5 resumes" in screen_text(app)
         await pilot.press("f5")
         await until(pilot, "The knobs are being checked")
         await pilot.press("f5")

@@ -21,7 +21,7 @@ from searched import (
 from still import running, screen_text
 
 from trainfast_runner.records.home import Home
-from trainfast_runner.search.journal.batch import Next, Predicted
+from trainfast_runner.search.journal.batch import BatchStep, Predicted
 from trainfast_runner.search.journal.lines import Resumed, Waiting
 
 
@@ -55,7 +55,7 @@ async def test_the_tightest_of_two_ranks_is_named_and_a_void_probe_says_why(
         CONDUCTED,
         a_probe(8, outcome="void", reason="python 4711 of another user took 2.00 GiB"),
         a_probe(8, rank=1),
-        Next(t_ns=START_NS + 6 * S, action="probe", batch_size=64, why="a point", fits=fits, tightest_rank=1),
+        BatchStep(t_ns=START_NS + 6 * S, action="probe", batch_size=64, why="a point", fits=fits, tightest_rank=1),
     ]
     search = a_search(home, lines)
     conduct(search)

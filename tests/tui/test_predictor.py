@@ -26,7 +26,7 @@ from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.settings.spec import resolve
 from trainfast_tui.control.memory_view import MemoryView
 from trainfast_tui.control.messages import MemoryPredicted, SnapshotTaken
-from trainfast_tui.control.next_run import next_run_of_preset
+from trainfast_tui.control.next_run import next_run_from_preset
 from trainfast_tui.control.predictor import NOT_NOW, PredictionRequest, Predictor, request_for
 
 
@@ -162,7 +162,7 @@ def test_what_a_live_run_holds_is_free_again_for_the_next_one(home: Home, hold: 
     gpus = (a_gpu(0), a_gpu(1))
     machine = Machine(device="cuda", gpus=gpus, nvml_gpus=gpus, cores=2)
     ended = a_snapshot(a_run(home, gpus=2), ticks=(a_tick(30, gpus=2, live=False),))
-    idle = request_for(next_run_of_preset("tiny-llama"), machine, ended, may_trace=True)
+    idle = request_for(next_run_from_preset("tiny-llama"), machine, ended, may_trace=True)
     assert idle is not None
     assert [gpu.memory_free_bytes for gpu in idle.machine.gpus] == [78 * GIB, 77 * GIB]
     directory = a_run(home, "20261121-060000-tiny-llama-0001", gpus=2, with_result=False)
@@ -173,7 +173,7 @@ def test_what_a_live_run_holds_is_free_again_for_the_next_one(home: Home, hold: 
     (directory / "run.json").write_bytes(
         msgspec.json.encode(msgspec.structs.replace(run, used_before_bytes=used_before))
     )
-    live = request_for(next_run_of_preset("tiny-llama"), machine, a_snapshot(directory, second=23), may_trace=False)
+    live = request_for(next_run_from_preset("tiny-llama"), machine, a_snapshot(directory, second=23), may_trace=False)
     assert live is not None
     assert [gpu.memory_free_bytes for gpu in live.machine.gpus] == [(78 + 60) * GIB, 77 * GIB]
     tick = a_tick(30, live=True)

@@ -13,7 +13,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import PredictedSpeed
 from trainfast_tui.control.memory_view import MemoryView
 from trainfast_tui.control.messages import MemoryPredicted, SnapshotTaken
-from trainfast_tui.control.next_run import next_run_of_preset
+from trainfast_tui.control.next_run import next_run_from_preset
 from trainfast_tui.control.speed_view import MeasuredSpeed, SpeedView
 from trainfast_tui.text import format as fmt
 from trainfast_tui.widgets.memory_bar import memory_lines
@@ -49,14 +49,14 @@ def test_turned_knobs_show_the_change_in_both_bars() -> None:
     faster = replace(PREDICTED, reference=10.0)
     _, bar, words, change = shown(faster)
     assert words == "predicted 14.2 samples/s (12.9 to 15.6)"
-    assert change == "turned knobs: +42.0 % from 10.0 samples/s"
+    assert change == "overrides: +42.0 % from 10.0 samples/s"
     assert shown(faster, SMALL)[1:] == ["14.2/s, +42.0 % from 10.0/s"]
     assert bar[29] == "┃", "where it was"
     fit = a_fit(500, RankLimit(1024 * MIB, "memory_limit"), activations=500)
     lines = memory_lines(MemoryView(fit, reference_bytes=400 * MIB), 46, 48)
     texts = ["".join(text for text, _ in line) for line in lines]
     assert "predicted 500 MiB of 1.00 GiB (memory_limit)" in texts
-    assert "turned knobs: +25.0 % from 400 MiB" in texts
+    assert "overrides: +25.0 % from 400 MiB" in texts
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ async def test_the_main_screen_shows_speed_below_memory(home: Home, size: tuple[
 
 
 def test_the_knobs_before_a_turn_are_those_of_the_preset_or_of_the_run() -> None:
-    next_run = next_run_of_preset("tiny-llama")
+    next_run = next_run_from_preset("tiny-llama")
     assert next_run.reference_spec() is None
     turned = next_run.with_value("batch_size", "32").with_value("precision", "bf16")
     before = turned.reference_spec()

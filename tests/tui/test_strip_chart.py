@@ -17,7 +17,7 @@ from texts import any_text
 from trainfast_tui.charts.braille import (
     YRange,
 )
-from trainfast_tui.charts.chart_data import ChartData, Limit, Series, Span
+from trainfast_tui.charts.chart_data import ChartData, Limit, Series, ThrottledSpan
 from trainfast_tui.charts.paint import paint
 from trainfast_tui.charts.strip_chart import StripChart
 from trainfast_tui.terminal.cells import SentCells
@@ -91,7 +91,7 @@ def test_sparse_samples_are_joined() -> None:
 def test_throttled_time_has_letters_under_the_plot_and_a_shade() -> None:
     chart = a_chart(
         a_series([100.0] * 121),
-        spans=(Span(30 * S, 60 * S, "thermal"), Span(100 * S, 120 * S, "power")),
+        spans=(ThrottledSpan(30 * S, 60 * S, "thermal"), ThrottledSpan(100 * S, 120 * S, "power")),
     )
     palette = {"thermal": Style(color="red"), "power": Style(color="yellow")}
     rows = paint(chart, 80, 14, YRange(), palette)
@@ -107,7 +107,7 @@ def test_throttled_time_has_letters_under_the_plot_and_a_shade() -> None:
 
 def test_time_throttled_on_and_off_does_not_cut_a_row_into_pieces() -> None:
     """Each change of style costs the terminal more bytes than the cells between two of them."""
-    spans = tuple(Span(at * S, (at + 3) * S, "thermal") for at in range(0, 120, 6))
+    spans = tuple(ThrottledSpan(at * S, (at + 3) * S, "thermal") for at in range(0, 120, 6))
     rows = paint(a_chart(a_series([100.0] * 121), spans=spans), 120, 14, YRange(), {"thermal": Style(color="red")})
     assert "░░░ " in "".join(segment.text for segment in rows[5])
     assert max(map(len, rows[1:-2])) <= 6
@@ -115,7 +115,7 @@ def test_time_throttled_on_and_off_does_not_cut_a_row_into_pieces() -> None:
 
 def test_each_cause_has_a_texture_and_a_word_that_need_no_colour() -> None:
     causes = ("thermal", "power", "brake", "sync_boost", "hardware", "moonlight")
-    spans = tuple(Span(20 * S * at, (20 * at + 12) * S, cause) for at, cause in enumerate(causes))
+    spans = tuple(ThrottledSpan(20 * S * at, (20 * at + 12) * S, cause) for at, cause in enumerate(causes))
     chart = a_chart(a_series([100.0] * 121), spans=spans)
     for ascii in (False, True):
         rows = lines(chart, 200, 14, ascii=ascii)
@@ -128,7 +128,7 @@ def test_each_cause_has_a_texture_and_a_word_that_need_no_colour() -> None:
 
 
 def test_of_two_causes_at_once_the_worse_is_drawn() -> None:
-    both = (Span(0, 120 * S, "thermal"), Span(0, 120 * S, "power"))
+    both = (ThrottledSpan(0, 120 * S, "thermal"), ThrottledSpan(0, 120 * S, "power"))
     for spans in (both, both[::-1]):
         *_, marks, legend = lines(a_chart(a_series([100.0] * 121), spans=spans))
         assert "T" in marks
@@ -137,12 +137,12 @@ def test_of_two_causes_at_once_the_worse_is_drawn() -> None:
 
 
 def test_the_shortest_throttling_is_still_marked() -> None:
-    rows = lines(a_chart(a_series([100.0] * 121), spans=(Span(60 * S, 60 * S + 1, "thermal"),)))
+    rows = lines(a_chart(a_series([100.0] * 121), spans=(ThrottledSpan(60 * S, 60 * S + 1, "thermal"),)))
     assert rows[-2].count("T") == 1
 
 
 def test_a_very_low_chart_still_marks_throttling() -> None:
-    chart = a_chart(Series("GPU 0", [60 * S], [9.0]), spans=(Span(0, 120 * S, "thermal"),))
+    chart = a_chart(Series("GPU 0", [60 * S], [9.0]), spans=(ThrottledSpan(0, 120 * S, "thermal"),))
     for height in (1, 2):
         assert lines(chart, 80, height)[-1].count("T") > 60
 
@@ -196,7 +196,7 @@ def test_ascii_has_only_ascii() -> None:
         a_series([20.0] * 120, name="zwei…"),
         title="Temperatur °C – 温度",
         unit=fmt.celsius,
-        spans=(Span(0, 120 * S, "thermal"),),
+        spans=(ThrottledSpan(0, 120 * S, "thermal"),),
         limits=(Limit(90.0, "≥ 90 °C"),),
         empty="nichts – ",
     )
@@ -222,7 +222,7 @@ def charts(draw: st.DrawFn) -> ChartData:
         values = draw(_values)
         stamps = sorted(draw(st.lists(times, min_size=len(values), max_size=len(values))))
         series.append(Series(draw(_texts), stamps, values))
-    spans = draw(st.lists(st.builds(Span, times, times, _texts), max_size=3))
+    spans = draw(st.lists(st.builds(ThrottledSpan, times, times, _texts), max_size=3))
     limits = draw(st.lists(st.builds(Limit, st.floats(0, 1e300), _texts), max_size=2))
     return ChartData(
         title=draw(_texts),
@@ -333,7 +333,7 @@ async def test_every_part_can_be_read_in_every_theme() -> None:
     async with app.run_test(size=(80, 15)) as pilot:
         chart = app.query_one(StripChart)
         causes = [shade.kind for shade in SHADES]
-        spans = tuple(Span(20 * S * at, 20 * S * (at + 1), cause) for at, cause in enumerate(causes))
+        spans = tuple(ThrottledSpan(20 * S * at, 20 * S * (at + 1), cause) for at, cause in enumerate(causes))
         data = a_chart(a_series([100.0] * 121), spans=spans, limits=(Limit(300, "limit"),))
         chart.show_chart(data)
         for theme in sorted(app.available_themes):

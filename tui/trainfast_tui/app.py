@@ -29,7 +29,7 @@ from trainfast_tui.control.messages import (
     TerminalLost,
     ThreadFailed,
 )
-from trainfast_tui.control.next_run import next_run_of_preset
+from trainfast_tui.control.next_run import next_run_from_preset
 from trainfast_tui.screens.base import AppScreen, SessionMessage
 from trainfast_tui.screens.main import MainScreen
 from trainfast_tui.session import Session
@@ -196,7 +196,7 @@ def run_app(
     from trainfast_tui.terminal.hangup import watch
 
     if preset is not None:
-        next_run_of_preset(preset)
+        next_run_from_preset(preset)
     session = Session(home, preset=preset, python=python)
     app = TrainfastApp(session, ascii=ascii, plain_output=plain_output)
     watch(sys.stdin.fileno(), lambda: session.post(TerminalLost()))
@@ -204,7 +204,7 @@ def run_app(
     status = app.run(mouse=False)
     if (search := session.running_search) is not None:
         back = f"Come back with: trainfast-tui    then {search.key}"
-        print(f"The {search.label} search goes on without this screen. {back}")
+        print(f"The {search.label} search keeps running without this screen. {back}")
     run = session.shown_run
     if run is not None and run.is_live:
         print(f"{run.run_id} goes on without this screen.")

@@ -40,8 +40,8 @@ from trainfast_tui.control.next_run import (
     NextRun,
     has_same_model,
     has_same_settings,
-    next_run_of_preset,
-    next_run_repeating,
+    next_run_from_preset,
+    repeat_run,
     with_comparison,
 )
 from trainfast_tui.control.oom_explainer import OomExplainer
@@ -196,14 +196,14 @@ class Session:
         if self._is_chosen and self.next_run is not None:
             self.next_run = with_comparison(self.next_run, run)
         else:
-            self.next_run = next_run_repeating(run, self.home) or self.next_run
+            self.next_run = repeat_run(run, self.home) or self.next_run
         self.post(NextRunChanged())
 
     def _on_machine(self, machine: Machine) -> None:
         self.machine = machine
         if not self._is_chosen and self._adopted is None:
             try:
-                self.next_run = next_run_of_preset(GPU_PRESET if machine.device == "cuda" else CPU_PRESET)
+                self.next_run = next_run_from_preset(GPU_PRESET if machine.device == "cuda" else CPU_PRESET)
             except UserError as error:
                 self.post(KnobRefused(error))
         self.gather_advice()
@@ -242,7 +242,7 @@ class Session:
     def choose_preset(self, name: str) -> NextRun:
         """Train this preset or variant next. Raises UserError."""
         run = self.shown_run
-        chosen = with_comparison(next_run_of_preset(name), run.run_file if run is not None else None)
+        chosen = with_comparison(next_run_from_preset(name), run.run_file if run is not None else None)
         self.change(chosen)
         return chosen
 
@@ -300,10 +300,10 @@ class Session:
 
     def predicted_fit(self) -> PredictedFit | None:
         """Return the next run's prediction; None while the newest one is about another batch."""
-        found, next_run = self.predicted_memory, self.next_run
-        if found is None or next_run is None or found.batch_size != next_run.spec.knobs.get("batch_size"):
+        predicted, next_run = self.predicted_memory, self.next_run
+        if predicted is None or next_run is None or predicted.batch_size != next_run.spec.knobs.get("batch_size"):
             return None
-        return found.fit
+        return predicted.fit
 
     def compare(self, a: str, b: str) -> None:
         """Have two runs compared: posts RunsCompared."""
@@ -391,6 +391,6 @@ class Session:
 def _load(preset: str) -> tuple[NextRun | None, UserError | None]:
     """The next run of a preset, or the reason why it cannot be loaded."""
     try:
-        return next_run_of_preset(preset), None
+        return next_run_from_preset(preset), None
     except UserError as error:
         return None, error

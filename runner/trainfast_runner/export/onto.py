@@ -21,7 +21,7 @@ from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.script_preset import Place, ScriptPreset
 from trainfast_runner.settings.spec import spec_of_record
-from trainfast_runner.settings.world import recorded_strategy
+from trainfast_runner.settings.world import strategy_or_single
 
 LOADER = {
     "batch_size": "batch_size",
@@ -132,7 +132,7 @@ def _launch_notes(run: RunFile) -> list[str]:
     """Notes on the number of processes, which no argument of a script sets."""
     if run.world_size < 2:
         return []
-    name = recorded_strategy(run.knobs).name if run.script is None else "the run"
+    name = strategy_or_single(run.knobs).name if run.script is None else "the run"
     return [f"{name} had {run.world_size} processes: torchrun --nproc-per-node {run.world_size}"]
 
 

@@ -17,14 +17,14 @@ DECLARING = ("add_argument", "option")
 
 def flags_of_knobs(places: Mapping[str, Place], knobs: KnobValues) -> dict[str, tuple[str, object]]:
     """The script's flag of each knob and its value. A knob that takes no flag with one value is left out."""
-    found: dict[str, tuple[str, object]] = {}
+    flags: dict[str, tuple[str, object]] = {}
     for name, value in knobs.items():
         words = words_of(name, places[name], value) if name in places else []
         if len(words) == 1 and "=" in words[0]:
             words = words[0].split("=", 1)
         if len(words) == 2 and words[0].startswith("-"):
-            found[name] = words[0], literal(words[1])
-    return found
+            flags[name] = words[0], literal(words[1])
+    return flags
 
 
 def edit_defaults(source: str, file: str, values: Mapping[str, object]) -> tuple[str, list[str], set[str]]:

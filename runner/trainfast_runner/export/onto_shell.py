@@ -48,13 +48,13 @@ class Word:
 
 def script_commands(text: str) -> list[list[Word]]:
     """The commands of a shell file that name a Python script or a module, as words; those in comments are none."""
-    found = []
+    commands = []
     for line in LOGICAL_LINE.finditer(text):
         if line[0].lstrip().startswith("#"):
             continue
         words = [Word(one[0], line.start() + one.start(), line.start() + one.end()) for one in WORD.finditer(line[0])]
-        found += [command for command in _commands(words) if script_index(command) is not None]
-    return found
+        commands += [command for command in _commands(words) if script_index(command) is not None]
+    return commands
 
 
 def _commands(words: list[Word]) -> Iterator[list[Word]]:
@@ -182,7 +182,7 @@ def _edits(
 
 def flags_of(words: list[Word]) -> dict[str, tuple[Word, Word | None]]:
     """The flags by name with underscores: the word of each, and of its value, None for a flag alone."""
-    found: dict[str, tuple[Word, Word | None]] = {}
+    flags: dict[str, tuple[Word, Word | None]] = {}
     for index, word in enumerate(words):
         if not word.text.startswith("--") or word.text == "--":
             continue
@@ -192,8 +192,8 @@ def flags_of(words: list[Word]) -> dict[str, tuple[Word, Word | None]]:
             given: Word | None = Word(value, word.end - len(value), word.end)
         else:
             given = after if after is not None and not after.text.startswith("--") else None
-        found[name.replace("-", "_")] = (word, given)
-    return found
+        flags[name.replace("-", "_")] = (word, given)
+    return flags
 
 
 def _number(text: str) -> float | None:

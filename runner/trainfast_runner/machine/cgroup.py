@@ -30,8 +30,8 @@ def oom_kills() -> int | None:
     None when Linux counts none. Take differences.
     """
     for path in (*memory_files("memory.events", "memory.oom_control"), Path("/proc/vmstat")):
-        if found := re.search(r"^oom_kill (\d+)$", "\n".join(_lines(path)), re.MULTILINE):
-            return int(found[1])
+        if match := re.search(r"^oom_kill (\d+)$", "\n".join(_lines(path)), re.MULTILINE):
+            return int(match[1])
     return None
 
 

@@ -99,15 +99,15 @@ def wait_until_cool(
 def _hottest(
     uuids: Collection[str], readings: list[DeviceReading], missing: dict[str, str], below_c: float
 ) -> DeviceReading:
-    found = [gpu for gpu in readings if gpu.uuid in uuids and gpu.temperature_c is not None]
-    if not found:
+    watched = [gpu for gpu in readings if gpu.uuid in uuids and gpu.temperature_c is not None]
+    if not watched:
         why = missing.get("nvml") or "the run watches no GPU that gives its temperature"
         raise UserError(
             f"--cool-to {below_c:g}: there is no temperature to wait for: {why}",
             key="--cool-to",
             advice="leaving --cool-to out, or naming a GPU with --set watch=0" if readings else "leaving --cool-to out",
         )
-    return max(found, key=lambda gpu: gpu.temperature_c or 0)
+    return max(watched, key=lambda gpu: gpu.temperature_c or 0)
 
 
 def _does_not_cool(index: int, best_c: float, below_c: float, waited_s: float) -> UserError:

@@ -224,12 +224,12 @@ def _asked_of_cuda(executable: str, order: str | None) -> training_python.CudaDe
 def _cuda_order(python: str | None, environment: Mapping[str, str]) -> Sequence[str]:
     """The UUIDs of all GPUs in CUDA's order in this environment. Raises UserError if torch does not list them."""
     try:
-        found = _asked_of_cuda(training_python.find(python), environment.get(ORDER))
+        uuids = _asked_of_cuda(training_python.find(python), environment.get(ORDER))
     except UserError as error:
         raise order_unknown_error(environment, error.message) from None
-    if not found.uuids:
-        raise order_unknown_error(environment, "it is too old" if found.names else "it sees no GPU")
-    return found.uuids
+    if not uuids.uuids:
+        raise order_unknown_error(environment, "it is too old" if uuids.names else "it sees no GPU")
+    return uuids.uuids
 
 
 def _rocm_error(versions: Mapping[str, str | None]) -> UserError:

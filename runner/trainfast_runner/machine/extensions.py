@@ -46,12 +46,15 @@ def missing_tool(python: str) -> tuple[str, str] | None:
 
 def has_libaio(python: str) -> bool:
     """True if a program with libaio's header compiles and links, as DeepSpeed's async_io must."""
-    found = compiler(python)
-    if found is None:
+    compiler_at = compiler(python)
+    if compiler_at is None:
         return False
     try:
         done = subprocess.run(
-            [found, "-x", "c++", "-", "-o", os.devnull, "-laio"], input=USES_LIBAIO, capture_output=True, timeout=30
+            [compiler_at, "-x", "c++", "-", "-o", os.devnull, "-laio"],
+            input=USES_LIBAIO,
+            capture_output=True,
+            timeout=30,
         )
     except (OSError, subprocess.TimeoutExpired):
         return False

@@ -96,9 +96,9 @@ def torch_build(executable: str) -> dict[str, str | None]:
 
 def cuda_devices(executable: str, environment: Mapping[str, str] | None = None) -> CudaDevices:
     """The devices torch sees in this environment, by default ours. Imports torch: takes seconds. Raises UserError."""
-    found = ask(executable, "inspect_model.py", ["{}", "--devices"], environment=environment)["devices"]
-    uuids = [uuid for uuid in found["uuids"] if len(uuid) > len("GPU-")]
-    return CudaDevices(tuple(found["names"]), tuple(uuids) if len(uuids) == len(found["names"]) else ())
+    answer = ask(executable, "inspect_model.py", ["{}", "--devices"], environment=environment)["devices"]
+    uuids = [uuid for uuid in answer["uuids"] if len(uuid) > len("GPU-")]
+    return CudaDevices(tuple(answer["names"]), tuple(uuids) if len(uuids) == len(answer["names"]) else ())
 
 
 def model_error(error: dict[str, Any]) -> UserError:

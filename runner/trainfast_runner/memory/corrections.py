@@ -122,17 +122,21 @@ def learn(home: Path, records: RunRecords, result: Result) -> None:
     # Two runs may end together.
     with locked(home / f"{CORRECTIONS_FILE}.lock"):
         devices = read_corrections(home)
-        found = devices.get(name, DeviceCorrections())
-        context = (_context(records, result) if beyond else None) or found.context_bytes
-        found = devices[name] = msgspec.structs.replace(found, device=run.device, context_bytes=context)
+        corrections = devices.get(name, DeviceCorrections())
+        context = (_context(records, result) if beyond else None) or corrections.context_bytes
+        corrections = devices[name] = msgspec.structs.replace(corrections, device=run.device, context_bytes=context)
         if beyond:
             step_bytes = (run.predicted or {})["traced_bytes"].get("forward_backward")
-            _keep(found.corrections, where, Correction(run_id=run.run_id, beyond_bytes=beyond, step_bytes=step_bytes))
-        before = found.failed.get(where)
+            _keep(
+                corrections.corrections,
+                where,
+                Correction(run_id=run.run_id, beyond_bytes=beyond, step_bytes=step_bytes),
+            )
+        before = corrections.failed.get(where)
         if failed is not None and (before is None or before.beyond_bytes[WHOLE_STEP] < failed.beyond_bytes[WHOLE_STEP]):
-            _keep(found.failed, where, failed)
+            _keep(corrections.failed, where, failed)
         elif beyond and before is not None and _refutes(run, before):
-            del found.failed[where]
+            del corrections.failed[where]
         write_atomically(home / CORRECTIONS_FILE, msgspec.json.encode(devices))
 
 

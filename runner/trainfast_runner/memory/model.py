@@ -104,8 +104,8 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
 
         def fits(batch: int) -> bool:
             # As a prediction adds the categories: each in whole bytes.
-            found = self._corrected_peaks(spec, ranks, batch).values()
-            return max(sum(map(round, peak)) for peak in found) <= limit_bytes
+            peaks = self._corrected_peaks(spec, ranks, batch).values()
+            return max(sum(map(round, peak)) for peak in peaks) <= limit_bytes
 
         return largest_fitting(fits, MOST_BATCH, batch_multiple(spec)) or None
 
@@ -147,25 +147,25 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         share = 1.0 if keeps_more(spec) else correction.share(sum(peaks["forward_backward"]))
         corrected = {}
         for phase, values in peaks.items():
-            found = list(values)
+            bytes_corrected = list(values)
             left = share * correction.beyond_bytes.get(phase, 0)
             for category in (TEMPORARY, ACTIVATIONS):
-                taken = max(-found[category], left)
-                found[category] += taken
+                taken = max(-bytes_corrected[category], left)
+                bytes_corrected[category] += taken
                 left -= taken
-            corrected[phase] = tuple(found)
+            corrected[phase] = tuple(bytes_corrected)
         return corrected
 
     def _peaks(self, spec: RunSpec, ranks: int, batch: int) -> dict[str, tuple[float, ...]]:
         """Bytes by CATEGORIES at each phase's peak."""
-        found = self._tensor_peaks(spec, ranks, batch)
+        peaks = self._tensor_peaks(spec, ranks, batch)
         if not self.library_bytes:
-            return found
+            return peaks
         return {
             phase: tuple(
                 value + (self.library_bytes if index == TEMPORARY else 0) for index, value in enumerate(values)
             )
-            for phase, values in found.items()
+            for phase, values in peaks.items()
         }
 
     def _tensor_peaks(self, spec: RunSpec, ranks: int, batch: int) -> dict[str, tuple[float, ...]]:

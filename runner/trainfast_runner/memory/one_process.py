@@ -33,7 +33,7 @@ def gathered(segments: list[Segment], devices: int) -> list[Segment]:
     It has its share of the samples in the blocks and all of them in the loss. Everything after the blocks counts as
     the loss, whose logits are nearly all of it.
     """
-    found = []
+    united = []
     kept = [0.0] * len(NOTHING)
     for index, segment in enumerate(segments):
         if segment.phase == "data" or _is_head(segments, index):
@@ -48,8 +48,8 @@ def gathered(segments: list[Segment], devices: int) -> list[Segment]:
                     kept = [all_ - own + more for all_, own, more in zip(delta, each, kept, strict=True)]
             lines = [(line[0], _times(line[1], devices)) for line in segment.lines]
             segment = msgspec.structs.replace(segment, lines=lines, delta=(fixed, delta))
-        found.append(segment)
-    return found
+        united.append(segment)
+    return united
 
 
 def _times(each: Vector, devices: int) -> Vector:

@@ -38,9 +38,9 @@ def fixes(knobs: Mapping[str, Any], device: str, phase: str | None = None, most:
     `most` is the share of the batch above which the one request that failed would be more than the whole limit.
     """
     in_batch = phase in BATCH_PHASES
-    found = _fixes(knobs, device, in_batch=in_batch, most=most if in_batch else 1.0)
+    listed = _fixes(knobs, device, in_batch=in_batch, most=most if in_batch else 1.0)
     # While the model is built there are weights alone.
-    return [fix for fix in found if phase != MODEL_PHASE or fix.value == "bf16-pure"]
+    return [fix for fix in listed if phase != MODEL_PHASE or fix.value == "bf16-pure"]
 
 
 def useful_first(cheapest: list[Fix], phase: str | None) -> list[Fix]:
@@ -50,10 +50,10 @@ def useful_first(cheapest: list[Fix], phase: str | None) -> list[Fix]:
 
 def one_of_each(cheapest: list[Fix], phase: str | None) -> list[Fix]:
     """Return the most useful change of each knob, a shorter sequence last: it is another task."""
-    found: dict[str, Fix] = {}
+    by_knob: dict[str, Fix] = {}
     for fix in useful_first(cheapest, phase):
-        found.setdefault(fix.knob, fix)
-    return sorted(found.values(), key=lambda fix: fix.knob == "seq_len")
+        by_knob.setdefault(fix.knob, fix)
+    return sorted(by_knob.values(), key=lambda fix: fix.knob == "seq_len")
 
 
 def _fixes(knobs: Mapping[str, Any], device: str, *, in_batch: bool, most: float) -> Iterator[Fix]:

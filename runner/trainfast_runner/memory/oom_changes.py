@@ -77,10 +77,10 @@ class Goal:
         None if the settings exclude each other, or without a model.
         """
         spec = _with(self.spec, settings)
-        found = None if spec is None else prediction(self.model_of, spec, self.ranks)
-        if spec is None or found is None:
+        traced = None if spec is None else prediction(self.model_of, spec, self.ranks)
+        if spec is None or traced is None:
             return None
-        model, predicted = found
+        model, predicted = traced
         besides = margin_bytes(model, spec, self.ranks, predicted) if self.device == "cpu" else 0
         besides = max(besides, self.untouched_bytes)
         if any(name in settings for name in PROGRAM):
@@ -91,10 +91,10 @@ class Goal:
 
     def change(self, settings: Settings, costs: str) -> OomChange | None:
         """The change with its predicted and missing bytes; None without a prediction."""
-        found = self.predicted(settings)
-        if found is None:
+        fit = self.predicted(settings)
+        if fit is None:
             return None
-        predicted, besides = found
+        predicted, besides = fit
         words = f"predicted peak {_size(predicted.total_bytes)} of {_size(self.limit_bytes)}"
         missing = predicted.total_bytes + besides - self.limit_bytes
         if missing > 0:
@@ -113,8 +113,8 @@ class Goal:
         """The largest smaller batch that fits with these settings; 0 if there is none, or no prediction."""
 
         def fits(batch: int) -> bool:
-            found = self.predicted({**settings, "batch_size": str(batch)})
-            return found is not None and found[0].total_bytes + found[1] <= self.limit_bytes
+            predicted = self.predicted({**settings, "batch_size": str(batch)})
+            return predicted is not None and predicted[0].total_bytes + predicted[1] <= self.limit_bytes
 
         return largest_fitting(fits, self.batch[0] - 1)
 
@@ -151,11 +151,11 @@ def changes(goal: Goal) -> list[OomChange]:
     unknown: list[Fix] = []
     cheapest = _telling(goal)
     for fix in cheapest:
-        found = _batches(goal) if fix.knob == "batch_size" else _first_enough(goal, fix, _values(fix))
-        tried += found
-        if not found and (fix.knob != "batch_size" or goal.predicted({"batch_size": "1"}) is None):
+        changes = _batches(goal) if fix.knob == "batch_size" else _first_enough(goal, fix, _values(fix))
+        tried += changes
+        if not changes and (fix.knob != "batch_size" or goal.predicted({"batch_size": "1"}) is None):
             unknown.append(fix)
-        elif fix.knob != "batch_size" and not _enough(found):
+        elif fix.knob != "batch_size" and not _enough(changes):
             short.append(fix)
     if len(_enough(tried)) < MOST_CHANGES:
         # Beside a smaller batch another change is worth its cost only where the batch then is larger.
@@ -170,18 +170,18 @@ def changes(goal: Goal) -> list[OomChange]:
         tried += together
     # Untraced changes may be enough as well: they follow the ones known to be.
     enough, untraced = _enough(tried), [unpredicted(fix, goal) for fix in one_of_each(unknown, goal.phase)]
-    found = [*enough, *untraced] or sorted(tried, key=lambda change: change.predicted_bytes or 0)
-    return found[:MOST_CHANGES]
+    changes = [*enough, *untraced] or sorted(tried, key=lambda change: change.predicted_bytes or 0)
+    return changes[:MOST_CHANGES]
 
 
 def _telling(goal: Goal) -> list[Fix]:
     """The fixes; before the optimizer's step without those of weights and states if these are too small to matter."""
-    found = goal.fixes
+    told = goal.fixes
     base = goal.predicted({}) if goal.phase in BATCH_PHASES else None
     if base is None:
-        return found
+        return told
     states = base[0].params_bytes + base[0].grads_bytes + base[0].optimizer_bytes
-    return [fix for fix in found if not fix.frees_states or states >= NEGLIGIBLE * goal.limit_bytes]
+    return [fix for fix in told if not fix.frees_states or states >= NEGLIGIBLE * goal.limit_bytes]
 
 
 def is_enough(change: OomChange) -> bool:
@@ -205,10 +205,10 @@ def candidates(spec: RunSpec, device: str, phase: str | None = None) -> list[Run
 
 def combined(spec: RunSpec, device: str, phase: str | None = None) -> list[RunSpec]:
     """Return the specs of several changes at once, the strongest first, worth a trace if no single change is enough."""
-    found = [fix for fix in fixes(spec.knobs, device, phase) if fix.knob != "batch_size"]
-    shorter = [{fix.knob: value} for fix in found if fix.knob == "seq_len" for value in _values(fix)[1:]]
-    pairs = [{one.knob: one.value, other.knob: other.value} for one, other in _different(found)]
-    all_of_them = strongest(found)
+    applicable = [fix for fix in fixes(spec.knobs, device, phase) if fix.knob != "batch_size"]
+    shorter = [{fix.knob: value} for fix in applicable if fix.knob == "seq_len" for value in _values(fix)[1:]]
+    pairs = [{one.knob: one.value, other.knob: other.value} for one, other in _different(applicable)]
+    all_of_them = strongest(applicable)
     return _specs(spec, [*all_of_them, *shorter, *pairs, *({**all_of_them[0], **one} for one in shorter)])
 
 
@@ -255,14 +255,14 @@ def _batch_in(change: OomChange) -> int:
 
 def _first_enough(goal: Goal, fix: Fix, values: list[str], beside: Settings | None = None) -> list[OomChange]:
     """The first value that is enough, with all other knobs turned `beside` it; else the last one predicted."""
-    found: list[OomChange] = []
+    enough: list[OomChange] = []
     costs = fix.costs if beside is None else f"every knob that frees memory; {fix.costs}"
     for value in values:
         change = goal.change({**(beside or {}), fix.knob: value}, costs)
-        found = found if change is None else [change]
+        enough = enough if change is None else [change]
         if change is None or is_enough(change):
             break
-    return found
+    return enough
 
 
 def _batches(goal: Goal) -> list[OomChange]:

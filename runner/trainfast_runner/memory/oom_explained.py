@@ -60,10 +60,12 @@ def explain(
     asked = _bytes_after("allocate", message)
     untouched = _untouched(run, limit, held_bytes, asked)
     if limit is None:
-        found = [unpredicted(fix) for fix in one_of_each(fixes(spec.knobs, run.device, phase), phase)[:MOST_CHANGES]]
+        proposed = [unpredicted(fix) for fix in one_of_each(fixes(spec.knobs, run.device, phase), phase)[:MOST_CHANGES]]
     else:
         beyond = beyond_bytes(limit, predicted, phase, in_first_step)
-        found = changes(Goal(spec, run.device, run.world_size, limit, phase, model_of, untouched or 0, beyond, asked))
+        proposed = changes(
+            Goal(spec, run.device, run.world_size, limit, phase, model_of, untouched or 0, beyond, asked)
+        )
     return OomExplanation(
         phase=phase,
         rank=error.rank if error is not None else None,
@@ -76,7 +78,7 @@ def explain(
         limit_bytes=limit,
         missing_bytes=_missing(needed, limit, message, held_bytes, is_set=bool(run.memory_limit_bytes)),
         others=list(_others(run, events, message)),
-        changes=found,
+        changes=proposed,
         basis=predicted.basis if predicted is not None else "",
     )
 
@@ -157,10 +159,10 @@ def asked_and_free(message: str) -> tuple[int | None, int | None]:
 
 def _bytes_after(words: str, message: str) -> float | None:
     """The size in bytes after these words in an allocator's message; None without the words."""
-    found = re.search(rf"{words} (\d[\d.]*) ?(bytes|KiB|MiB|GiB)", message)
-    return None if found is None else float(found[1].rstrip(".")) * UNITS[found[2]]
+    match = re.search(rf"{words} (\d[\d.]*) ?(bytes|KiB|MiB|GiB)", message)
+    return None if match is None else float(match[1].rstrip(".")) * UNITS[match[2]]
 
 
 def _bytes_before(words: str, message: str) -> float | None:
-    found = re.search(rf"(\d[\d.]*) (KiB|MiB|GiB) {words}", message)
-    return None if found is None else float(found[1]) * UNITS[found[2]]
+    match = re.search(rf"(\d[\d.]*) (KiB|MiB|GiB) {words}", message)
+    return None if match is None else float(match[1]) * UNITS[match[2]]

@@ -184,16 +184,16 @@ class _Rank:
     def optimizer(self, peak: list[float]) -> tuple[float, ...]:
         """Bytes by CATEGORIES at the peak of the optimizer's step."""
         share = self.elements / max(1, self.whole.parameters)
-        found = [value * share for value in peak]
+        shares = [value * share for value in peak]
         largest = max(self.cut.stages[number].largest for number in self.numbers)
         if peak[TEMPORARY] <= self.whole.standing[PARAMS] / 2:
             # One parameter after the other.
-            found[TEMPORARY] = peak[TEMPORARY] * largest / max(stage.largest for stage in self.cut.stages)
+            shares[TEMPORARY] = peak[TEMPORARY] * largest / max(stage.largest for stage in self.cut.stages)
         if self.clips:
             # Each gradient's squares, in fp32.
-            found[TEMPORARY] = max(found[TEMPORARY], FULL_BYTES * largest)
-        found[ACTIVATIONS] = self._batches()
-        return (*found, self._buffers())
+            shares[TEMPORARY] = max(shares[TEMPORARY], FULL_BYTES * largest)
+        shares[ACTIVATIONS] = self._batches()
+        return (*shares, self._buffers())
 
     def _pass(self, action: Action, micro: int) -> _Pass:
         key = (action, micro)
@@ -257,8 +257,8 @@ class _Rank:
         """Live bytes of some segments: at their peak and at their end."""
         [stack], stage = self.whole.stacks, self.cut.stages[number]
         cut = BlockStack(len(self._kept(number)), stack.sizes[stage.begin : stage.end])
-        found = [moment.live for moment in moments(segments, [cut], start, self.size, TRACED_MICROS, TRACED_MICROS)]
-        return max(found, key=sum), found[-1]
+        lives = [moment.live for moment in moments(segments, [cut], start, self.size, TRACED_MICROS, TRACED_MICROS)]
+        return max(lives, key=sum), lives[-1]
 
     def _last(self, number: int) -> bool:
         return number == len(self.cut.stages) - 1

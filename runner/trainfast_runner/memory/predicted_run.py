@@ -25,11 +25,11 @@ def with_prediction(records: RunRecords) -> RunRecords:
     from trainfast_runner.settings.spec import spec_of_record
 
     try:
-        found = predicted(spec_of_record(run), run.device, run.python or None, run.world_size, run.device_names)
+        prediction = predicted(spec_of_record(run), run.device, run.python or None, run.world_size, run.device_names)
     except Exception:
         # The end of a run must not depend on arithmetic about it, least of all with another version's knobs.
         return records
-    return records if found is None else replace(records, run=msgspec.structs.replace(run, predicted=found))
+    return records if prediction is None else replace(records, run=msgspec.structs.replace(run, predicted=prediction))
 
 
 def predicted(
@@ -45,9 +45,9 @@ def predicted(
         model = cached_model(spec, device, python)
         if model is None:
             return None
-        found: dict[str, Any] = msgspec.to_builtins(
+        fields: dict[str, Any] = msgspec.to_builtins(
             model.corrected_for(next(iter(gpus), None)).predict(spec, world_size)
         )
-        return found
+        return fields
     except UserError:
         return None

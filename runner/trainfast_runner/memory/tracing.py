@@ -66,14 +66,14 @@ def cached_models(
     except UserError:
         return lambda spec: None
     installed = training_python.install_stamps(executable)
-    found: dict[Path, TraceOrError] = {}
+    traced: dict[Path, TraceOrError] = {}
     models: dict[TraceRequests, MemoryModel] = {}
 
     def model_of(spec: RunSpec) -> MemoryModel | None:
         traces = traces_of(spec, device, executable, installed=installed)
         if traces not in models:
-            _read([traces], found)
-            model = _model(traces, found, device)
+            _read([traces], traced)
+            model = _model(traces, traced, device)
             if isinstance(model, MemoryModel):
                 models[traces] = model if gpu is None else model.corrected_for(gpu)
         return models.get(traces)
@@ -123,31 +123,31 @@ def trace_models(
     executable = training_python.find(python)
     installed = training_python.install_stamps(executable)
     wanted = [traces_of(spec, device, executable, installed=installed) for spec in specs]
-    found: dict[Path, TraceOrError] = {}
-    _read(wanted, found)
+    traced: dict[Path, TraceOrError] = {}
+    _read(wanted, traced)
     owed = dict(enumerate(wanted))
 
     def complete() -> Iterator[tuple[int, MemoryModel | UserError]]:
         for index, traces in list(owed.items()):
-            if (model := _model(traces, found, device)) is not None:
+            if (model := _model(traces, traced, device)) is not None:
                 del owed[index]
                 yield index, model
 
     yield from complete()
-    requests = _requests(wanted, found)
+    requests = _requests(wanted, traced)
     is_cold = bool(requests) and (tracer is None or not tracer.is_warm(executable))
-    on_traced(replace(_progress(requests, found, wanted), importing=executable if is_cold else ""))
+    on_traced(replace(_progress(requests, traced, wanted), importing=executable if is_cold else ""))
 
     def imported() -> None:
-        on_traced(_progress(requests, found, wanted))
+        on_traced(_progress(requests, traced, wanted))
 
     environment = _environment(device, gpus)
     with closing(_traced(executable, requests, environment, cancelled, imported, tracer)) as answers:
         for asked, trace in answers:
-            found[asked.file] = trace
+            traced[asked.file] = trace
             if not isinstance(trace, UserError):
                 write_cached(asked.file, trace)
-            on_traced(_progress(requests, found, wanted))
+            on_traced(_progress(requests, traced, wanted))
             yield from complete()
 
 
@@ -156,17 +156,17 @@ def trace_anew(spec: RunSpec, device: str = "cpu", python: str | None = None, wh
     executable = training_python.find(python)
     traces = traces_of(spec, device, executable, whole)
     requests = _requests([traces], {})
-    found = {asked.file: trace for asked, trace in _traced(executable, requests, _environment(device, ()))}
-    model = _model(traces, found, device)
+    traced = {asked.file: trace for asked, trace in _traced(executable, requests, _environment(device, ()))}
+    model = _model(traces, traced, device)
     if isinstance(model, UserError):
         raise model
     assert model is not None
     return model
 
 
-def _model(traces: TraceRequests, found: Mapping[Path, TraceOrError], device: str) -> MemoryModel | UserError | None:
+def _model(traces: TraceRequests, traced: Mapping[Path, TraceOrError], device: str) -> MemoryModel | UserError | None:
     """Make the model of both traces, or return the UserError of one; None if one is missing."""
-    step, optimizer = found.get(traces.step.file), found.get(traces.optimizer.file)
+    step, optimizer = traced.get(traces.step.file), traced.get(traces.optimizer.file)
     for trace in (step, optimizer):
         if isinstance(trace, UserError):
             return trace
@@ -190,16 +190,16 @@ def _model(traces: TraceRequests, found: Mapping[Path, TraceOrError], device: st
 
 
 def _requests(
-    wanted: list[TraceRequests], found: Mapping[Path, TraceOrError]
+    wanted: list[TraceRequests], traced: Mapping[Path, TraceOrError]
 ) -> list[tuple[TraceRequest, dict[str, Any]]]:
     """The missing traces, each once, in the order of `wanted`. An optimizer's waits for its model's step."""
     requests: dict[Path, tuple[TraceRequest, dict[str, Any]]] = {}
     for traces in wanted:
         step, optimizer = traces.step, traces.optimizer
-        if step.file not in found and step.file not in requests:
+        if step.file not in traced and step.file not in requests:
             requests[step.file] = step, json.loads(step.request)
-        if optimizer.file not in found and optimizer.file not in requests:
-            known = found.get(step.file)
+        if optimizer.file not in traced and optimizer.file not in requests:
+            known = traced.get(step.file)
             first = (
                 {"unused": known.unused} if isinstance(known, StepTrace) else {"after": [*requests].index(step.file)}
             )
@@ -208,9 +208,11 @@ def _requests(
 
 
 def _progress(
-    requests: list[tuple[TraceRequest, dict[str, Any]]], found: Mapping[Path, TraceOrError], wanted: list[TraceRequests]
+    requests: list[tuple[TraceRequest, dict[str, Any]]],
+    traced: Mapping[Path, TraceOrError],
+    wanted: list[TraceRequests],
 ) -> Tracing:
-    missing = [(asked, request) for asked, request in requests if asked.file not in found]
+    missing = [(asked, request) for asked, request in requests if asked.file not in traced]
     done = len(requests) - len(missing)
     if not missing:
         return Tracing(done, len(requests))
@@ -278,12 +280,12 @@ def _decoded(answer: dict[str, Any], request: dict[str, Any]) -> Trace:
         raise UserError(f"the tracer's answer is not understood: {error}", key="model") from None
 
 
-def _read(wanted: list[TraceRequests], found: dict[Path, TraceOrError]) -> None:
+def _read(wanted: list[TraceRequests], traced: dict[Path, TraceOrError]) -> None:
     """Add the cached traces to `found`."""
     for traces in wanted:
         for asked, kind in zip((traces.step, traces.optimizer), KINDS, strict=True):
-            if asked.file not in found and (trace := read_cached(asked.file, kind)) is not None:
-                found[asked.file] = trace
+            if asked.file not in traced and (trace := read_cached(asked.file, kind)) is not None:
+                traced[asked.file] = trace
 
 
 @contextmanager

@@ -140,11 +140,11 @@ class _Server:
         try:
             while owed:
                 lines = self._new_lines()
-                found = [one for one in lines or () if "imported" in one or one.pop("batch", None) == batch]
-                if not found and (lines is None or self._done == batch):
+                answers = [one for one in lines or () if "imported" in one or one.pop("batch", None) == batch]
+                if not answers and (lines is None or self._done == batch):
                     why = last_line(text_of(self._complaints))
                     raise UserError(f"{self._executable} cannot describe the model: {why}", key="python")
-                for answer in found:
+                for answer in answers:
                     owed -= "imported" not in answer
                     yield answer
                     deadline = time.monotonic() + ANSWER_TIMEOUT_S
@@ -188,10 +188,10 @@ class _Server:
                 self._unsent = self._unsent[os.write(self._stdin.fileno(), self._unsent) :]
         if not readable:
             return []
-        found = os.read(self._stdout.fileno(), CHUNK)
-        if not found:
+        chunk = os.read(self._stdout.fileno(), CHUNK)
+        if not chunk:
             return None
-        *lines, self._begun = (self._begun + found).split(b"\n")
+        *lines, self._begun = (self._begun + chunk).split(b"\n")
         answers = list(json_objects(lines))
         self.imported = self.imported or {"imported": True} in answers
         self._done = next((one["done"] for one in reversed(answers) if "done" in one), self._done)

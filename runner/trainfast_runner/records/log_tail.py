@@ -26,9 +26,9 @@ class LogTail:
             size = self._path.stat().st_size
             if size == self._size:
                 return False
-            found = read_log(self._path, LOG_LINES_KEPT, LOG_WINDOW_BYTES)
+            lines = read_log(self._path, LOG_LINES_KEPT, LOG_WINDOW_BYTES)
         except OSError:
             return False
         self._size = size
-        self.lines = tuple(line.rstrip("\r").rpartition("\r")[2][:LOG_LINE_CHARACTERS] for line in found)
+        self.lines = tuple(line.rstrip("\r").rpartition("\r")[2][:LOG_LINE_CHARACTERS] for line in lines)
         return True

@@ -32,8 +32,8 @@ def read_log(path: Path, last_lines: int | None = None, most_bytes: float = math
     finally:
         os.close(fd)
     text = b"".join(reversed(parts)).decode(errors="replace").replace("\0", "")
-    found = text.removesuffix("\n").split("\n") if text else []
-    return found if last_lines is None else found[len(found) - min(last_lines, len(found)) :]
+    whole_lines = text.removesuffix("\n").split("\n") if text else []
+    return whole_lines if last_lines is None else whole_lines[len(whole_lines) - min(last_lines, len(whole_lines)) :]
 
 
 def _backwards(fd: int) -> Iterator[bytes]:

@@ -31,7 +31,8 @@ PROBE, CONFIRMATION = "probe", "proof"
 CONFIRM = "prove"
 """The step of a batch search that starts a confirmation run, as its journal names it."""
 TRIAL, COLD = "trial", "cold"
-"""The roles of a best-fit search's runs: a process that tries settings (of a script: one), and a run that confirms."""
+"""The roles of a best-fit search's runs: a process that tries settings (of a script: one), and a run of one
+setting in a fresh process, to race, to confirm, under the limit, or with a knob turned back."""
 WARM_ROLES = (PROBE, TRIAL)
 """The roles of processes in which a search tries settings: they train none to its end, and no list of runs has them."""
 EXIT_CODES = {

@@ -82,12 +82,12 @@ class TickDecoder(Generic[T]):
             change = self._of_change.decode(line)
             if self._newest_ns is None:
                 raise NotYet
-            found = msgspec.json.decode(whole) if isinstance(whole, bytes) else whole
-            if found is None or found.get("t_ns") != change.since_ns:
+            decoded = msgspec.json.decode(whole) if isinstance(whole, bytes) else whole
+            if decoded is None or decoded.get("t_ns") != change.since_ns:
                 raise msgspec.ValidationError("the line before this one is missing")
-            _apply(change, found)
-            tick = msgspec.convert(found, self._type)
-            self._whole = found
+            _apply(change, decoded)
+            tick = msgspec.convert(decoded, self._type)
+            self._whole = decoded
         self._newest_ns = tick.t_ns
         return tick
 

@@ -122,7 +122,7 @@ class WarmLines:
 
     def decode(self, line: bytes, /) -> WarmLine:
         """Return the typed line. Raises msgspec.DecodeError for a damaged one."""
-        found = self._any.decode(line)
-        if found.kind == PROBE:
+        decoded = self._any.decode(line)
+        if decoded.kind == PROBE:
             return self._probe.decode(line)
-        return self._trial.decode(line) if found.kind == TRIAL else found
+        return self._trial.decode(line) if decoded.kind == TRIAL else decoded

@@ -51,15 +51,19 @@ def mismatches(run: RunFile | None, worker: dict[int, list[WorkerLine]]) -> Iter
         ran = what_ran({rank: lines})
         if ran is None:
             continue
-        for field, asked, found in _pairs(run, ran):
-            if asked is not None and found is not None and asked != found:
-                yield Mismatch(field, asked, rank, found)
+        for field, asked, actual in _pairs(run, ran):
+            if asked is not None and actual is not None and asked != actual:
+                yield Mismatch(field, asked, rank, actual)
 
 
 def first_difference(run: RunFile | None, worker: dict[int, list[WorkerLine]]) -> str | None:
     """The first difference as a sentence; None when there is none."""
-    found = next(mismatches(run, worker), None)
-    return None if found is None else f"{found.field}: asked for {found.asked}, but rank {found.rank} ran {found.ran}"
+    mismatch = next(mismatches(run, worker), None)
+    return (
+        None
+        if mismatch is None
+        else f"{mismatch.field}: asked for {mismatch.asked}, but rank {mismatch.rank} ran {mismatch.ran}"
+    )
 
 
 def _pairs(run: RunFile, ran: WorkerLine) -> list[tuple[str, Any, Any]]:
@@ -89,9 +93,9 @@ def _strategy_pairs(strategy: StrategyEntry, run: RunFile, ran: WorkerLine) -> l
     schedule = SCHEDULES.get(str(knobs.get("pp_schedule")))
     if strategy.pipeline and schedule is not None:
         wrapper, stages = schedule.wrapper, model_degree(knobs) * schedule.stages_per_rank
-    found = None if ran.wrapper is None else "+".join(sorted(ran.wrapper.split("+")))
+    wrapper_ran = None if ran.wrapper is None else "+".join(sorted(ran.wrapper.split("+")))
     return [
-        (f"{name} (wrapper)", wrapper, found),
+        (f"{name} (wrapper)", wrapper, wrapper_ran),
         ("pipeline_stages", stages, ran.pipeline_stages),
         ("mesh", mesh_asked(knobs, max(run.world_size, len(run.device_uuids))), ran.mesh),
         (f"{name} (zero_stage)", strategy.zero_stage, ran.zero_stage),

@@ -30,13 +30,13 @@ def compile_cost(records: RunRecords, directory: Path) -> CompileCost | None:
         return CompileCost(reason="no step was measured after compiling")
     steady_ms = statistics.median(steady)
     cold_s = sum(step.step_ms - steady_ms for step in steps if step.compiling) / 1000
-    found = _uncompiled(run, directory)
-    if found is None:
+    uncompiled = _uncompiled(run, directory)
+    if uncompiled is None:
         return CompileCost(
             cold_seconds=cold_s,
             reason="no finished run with compile=off and otherwise equal settings to compare with; run it once",
         )
-    run_id, eager_ms = found
+    run_id, eager_ms = uncompiled
     if eager_ms <= steady_ms:
         return CompileCost(
             cold_seconds=cold_s,

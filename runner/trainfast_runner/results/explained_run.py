@@ -54,7 +54,7 @@ class OutOfMemory:
         if is_warm:
             # The prediction in `run.json` is for the preset's setting.
             run = msgspec.structs.replace(run, knobs={**run.knobs, **self.tried[-1]}, predicted=None)
-        found = explain(
+        explanation = explain(
             run,
             self.error,
             self.reason,
@@ -63,7 +63,11 @@ class OutOfMemory:
             held_bytes=self.held_bytes,
             in_first_step=self.in_first_step,
         )
-        return msgspec.structs.replace(found, batch_size=run.knobs["batch_size"], changes=[]) if is_warm else found
+        return (
+            msgspec.structs.replace(explanation, batch_size=run.knobs["batch_size"], changes=[])
+            if is_warm
+            else explanation
+        )
 
 
 def explanation_of(records: RunRecords, reason: str, error: RunError | None) -> OomExplanation | None:
@@ -106,13 +110,15 @@ def explained_now(directory: Path, result: Result) -> Result:
     if result.state != "oom":
         return result
     records, known = read_records(directory), result.oom
-    found = explanation_of(records, result.reason, result.error)
+    explanation = explanation_of(records, result.reason, result.error)
     if result.role in WARM_ROLES and not result.tried:
         # An older version explained it by the preset's batch.
-        return msgspec.structs.replace(result, oom=found, tried=batch_sizes(records.tried))
-    if found is None or (found.needed_bytes is None and known is not None and known.needed_bytes is not None):
+        return msgspec.structs.replace(result, oom=explanation, tried=batch_sizes(records.tried))
+    if explanation is None or (
+        explanation.needed_bytes is None and known is not None and known.needed_bytes is not None
+    ):
         return result
-    return msgspec.structs.replace(result, oom=found)
+    return msgspec.structs.replace(result, oom=explanation)
 
 
 def trace_changes(
@@ -171,5 +177,5 @@ def _is_cured(run: RunFile, error: RunError | None, python: str | None, held_byt
     from trainfast_runner.memory.oom_changes import is_enough
     from trainfast_runner.memory.oom_explained import explain
 
-    found = explain(run, error, "", models_of(run, python), held_bytes=held_bytes)
-    return found.limit_bytes is None or any(map(is_enough, found.changes))
+    explanation = explain(run, error, "", models_of(run, python), held_bytes=held_bytes)
+    return explanation.limit_bytes is None or any(map(is_enough, explanation.changes))

@@ -34,8 +34,10 @@ def explain_script(
 def _changes(run: RunFile, script: ScriptAsked, phase: str | None) -> list[OomChange]:
     """The changes of knobs that the run set and that reach the script; the script's own values are not known."""
     preset = _preset_of(run, script)
-    found = one_of_each(fixes({**defaults(), **run.knobs}, run.device, phase), phase)
-    return [_change(fix, run, preset) for fix in found if fix.knob in run.knobs and _takes(preset, fix)][:MOST_CHANGES]
+    changes = one_of_each(fixes({**defaults(), **run.knobs}, run.device, phase), phase)
+    return [_change(fix, run, preset) for fix in changes if fix.knob in run.knobs and _takes(preset, fix)][
+        :MOST_CHANGES
+    ]
 
 
 def _preset_of(run: RunFile, script: ScriptAsked) -> ScriptPreset:

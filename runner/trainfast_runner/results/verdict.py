@@ -280,13 +280,13 @@ def _all_ranks(evidence: Evidence) -> list[list[WorkerLine]]:
 
 def _first(evidence: Evidence, kind: str) -> Iterator[tuple[int, WorkerLine]]:
     """Lines of that kind from before a stop request, the earliest first, each with its rank."""
-    found = [
+    matching = [
         (line.t_ns, rank, line)
         for rank, lines in evidence.worker.items()
         for line in lines
         if line.kind == kind and (evidence.stop_ns is None or line.t_ns <= evidence.stop_ns)
     ]
-    yield from ((rank, line) for _, rank, line in sorted(found, key=lambda item: item[:2]))
+    yield from ((rank, line) for _, rank, line in sorted(matching, key=lambda item: item[:2]))
 
 
 def _has(lines: list[WorkerLine], kind: str) -> bool:

@@ -92,9 +92,9 @@ def plan(home: Home, cache: Path, keep: int | None, older_than_s: float | None) 
     }
     is_training = bool(conducted) or next(home.live_directories(), None) is not None
     unused_s = CACHE_UNUSED_S if older_than_s is None else older_than_s
-    found = cache_entries.unneeded(cache, unused_s, now_s, is_training=is_training)
-    locks = [one for one in found if one.path.suffix == ".lock"]
-    return PrunePlan(runs, searches, [one for one in found if one not in locks], locks, live)
+    unneeded = cache_entries.unneeded(cache, unused_s, now_s, is_training=is_training)
+    locks = [one for one in unneeded if one.path.suffix == ".lock"]
+    return PrunePlan(runs, searches, [one for one in unneeded if one not in locks], locks, live)
 
 
 def carry_out(home: Home, plan: PrunePlan) -> dict[str, int]:

@@ -88,7 +88,7 @@ def conduct_request(
         conducted = partial(conduct_best, directory, best, home, best_options)
     else:
         options = BatchSearchOptions(fresh=request.fresh, cool_to_c=request.cool_to_c)
-        plan, make_conductor = _planned(request, options)
+        plan, make_conductor = _plan(request, options)
         directory = open_batch(plan, home, options)
         conducted = partial(conduct_batch, directory, plan, home, options, make_conductor=make_conductor)
     try:
@@ -97,7 +97,7 @@ def conduct_request(
         holds(directory)  # the starter follows it
 
 
-def _planned(request: SearchRequest, options: BatchSearchOptions) -> tuple[RunPlan, MakeConductor]:
+def _plan(request: SearchRequest, options: BatchSearchOptions) -> tuple[RunPlan, MakeConductor]:
     """Return the plan of a batch search, checked, and its conductor. Raises UserError."""
     if request.script is not None:
         settings = settings_of(request.knobs, request.overrides)

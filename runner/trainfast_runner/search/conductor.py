@@ -86,7 +86,7 @@ class Conductor(ABC, Generic[LineT, EndT]):
         self._waited_s = 0.0
 
     @abstractmethod
-    def first_line(self, conducted: Conducted) -> Conducted:
+    def conducted_line(self, conducted: Conducted) -> Conducted:
         """Return this conductor's first line with the options of its search."""
 
     @abstractmethod
@@ -111,7 +111,7 @@ class Conductor(ABC, Generic[LineT, EndT]):
             start_ticks=own.start_ticks if own else -1,
             boot_id=boot_id(),
         )
-        self._write(self.first_line(conducted))
+        self._write(self.conducted_line(conducted))
         try:
             self.open()
             while True:

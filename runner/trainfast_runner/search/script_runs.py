@@ -44,7 +44,7 @@ def with_trace(plan: RunPlan) -> RunPlan:
     return replace(plan, script=msgspec.structs.replace(plan.script, trace=True))
 
 
-def incompatible(result: Result, knobs: Collection[str]) -> str | None:
+def why_incompatible(result: Result, knobs: Collection[str]) -> str | None:
     """Why a trial was not of the settings asked for: the script overrode one of these knobs; None if it did not."""
     for one in result.script.overridden if result.script is not None else ():
         if one.knob in knobs:

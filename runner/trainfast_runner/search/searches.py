@@ -47,7 +47,7 @@ END_KINDS = [line.__struct_config__.tag for line in (BatchEnded, BestEnded)]
 """Kinds of these lines, and of a search's last line."""
 MOST_HASHED_BYTES = 1 << 20
 """Size of the files of a script's command from which they are not looked into."""
-LOOKED_AT = 20
+NEWEST_SEARCHES_READ = 20
 """Newest searches that are checked for a live one."""
 
 
@@ -66,10 +66,7 @@ def key_of(plan: RunPlan) -> str:
 
 
 def key_of_question(asked: tuple[object, ...], plan: RunPlan) -> str:
-    """Return the key of a question; that of a script has the command and the folder too, and a dot and its files' hash.
-
-    A key with the same part before the dot is of the same question about the files as they were before an edit.
-    """
+    """Return the key of a question: a hash; of a script, QUESTION.FILES: an edit changes FILES alone."""
     if plan.script is None:
         return hash_of(asked)
     question = hash_of((*asked, plan.script.command, plan.cwd))
@@ -99,11 +96,11 @@ def unfinished(home: Home, key: str, read: ReadJournal = read_batch_journal) -> 
     One that ended before it tried anything, as by a refusal, does not hide an older one that did.
     `read` reads the journals of one kind of search; those of the other kind then have no first line.
     """
-    found = _newest_open(search_directories(home), lambda one: one == key, read)
-    return None if found is None else found[0]
+    search = _newest_open(search_directories(home), lambda one: one == key, read)
+    return None if search is None else search[0]
 
 
-def left_by_edit(home: Home, directory: Path, read: ReadJournal = read_batch_journal) -> Path | None:
+def search_before_edit(home: Home, directory: Path, read: ReadJournal = read_batch_journal) -> Path | None:
     """The search before this one if it asked the same before the script or its files were edited, without an answer.
 
     None for any other. `read` and errors as for `unfinished`.
@@ -113,8 +110,8 @@ def left_by_edit(home: Home, directory: Path, read: ReadJournal = read_batch_jou
     question, dot, _ = key.partition(".")
     begun = directory.name[:STAMP_CHARACTERS]
     older = [one for one in search_directories(home) if one.name[:STAMP_CHARACTERS] <= begun and one != directory]
-    found = _newest_open(older, lambda one: bool(dot) and one.partition(".")[0] == question, read)
-    return None if found is None or found[1] == key else found[0]
+    search = _newest_open(older, lambda one: bool(dot) and one.partition(".")[0] == question, read)
+    return None if search is None or search[1] == key else search[0]
 
 
 def _newest_open(
@@ -128,12 +125,12 @@ def _newest_open(
         # A newer version's lines may mean something else.
         if isinstance(first, BatchQuestion | BestQuestion) and is_ours(first.key) and first.schema <= SCHEMA:
             ended = next((line for line in reversed(lines) if isinstance(line, BatchEnded | BestEnded)), None)
-            found, is_open = (directory, first.key), ended is None or ended.state == "cancelled"
+            search, is_open = (directory, first.key), ended is None or ended.state == "cancelled"
             is_answered = ended is not None and ended.state in ANSWERED
             if is_answered or any(isinstance(line, TRY_LINES) for line in lines) or is_conducted(directory):
-                return found if is_open else empty
+                return search if is_open else empty
             if is_open and empty is None:
-                empty = found
+                empty = search
     return empty
 
 
@@ -152,7 +149,7 @@ def newest_search(home: Home, kind: str = BATCH_TAG) -> Path | None:
     One that was cut short before it tried anything does not hide an older one. Raises UserError when they cannot be
     listed.
     """
-    searches = [one for one in search_directories(home)[: -LOOKED_AT - 1 : -1] if kind_of(one) == kind]
+    searches = [one for one in search_directories(home)[: -NEWEST_SEARCHES_READ - 1 : -1] if kind_of(one) == kind]
     live = next((directory for directory in searches if is_conducted(directory)), None)
     if live is not None or not searches:
         return live

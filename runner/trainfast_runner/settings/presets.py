@@ -88,11 +88,11 @@ def user_directory() -> Path:
 
 def preset_files() -> dict[str, Path]:
     """Every preset by its name, with its file; a user's preset hides a shipped one of the same name."""
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for directory in (shipped_directory(), user_directory()):
         if directory.is_dir():
-            found.update({path.stem: path for path in sorted(directory.glob("*.toml"))})
-    return found
+            files.update({path.stem: path for path in sorted(directory.glob("*.toml"))})
+    return files
 
 
 def load(reference: str) -> tuple[Preset, Variant | None]:
@@ -283,16 +283,16 @@ def _variants(raw: Mapping[str, Any], source: TomlSource) -> tuple[Variant, ...]
     rows = raw.get("variants", [])
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise source.error_at(("variants",), "variants must be tables: [[variants]]")
-    found: list[Variant] = []
+    variants: list[Variant] = []
     for index, row in enumerate(rows):
         at = ("variants", index)
         source.known_keys(row, VARIANT_KEYS, at)
         id = source.text(row, "id", at)
         if not id:
             raise source.error_at(at, "a variant needs an id", allowed=VARIANT_KEYS)
-        if id in [one.id for one in found]:
+        if id in [one.id for one in variants]:
             raise source.error_at((*at, "id"), f"two variants are called {id!r}")
-        found.append(
+        variants.append(
             Variant(
                 id,
                 source.knobs(source.table(row, "knobs", at), (*at, "knobs")),
@@ -301,4 +301,4 @@ def _variants(raw: Mapping[str, Any], source: TomlSource) -> tuple[Variant, ...]
                 _data(row, source, at),
             )
         )
-    return tuple(found)
+    return tuple(variants)

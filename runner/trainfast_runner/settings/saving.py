@@ -142,6 +142,6 @@ def _set(
 def _table(document: TOMLDocument, section: str) -> AbstractTable:
     if section not in document:
         document[section] = tomlkit.table()
-    found = document[section]
-    assert isinstance(found, AbstractTable)
-    return found
+    table = document[section]
+    assert isinstance(table, AbstractTable)
+    return table

@@ -173,15 +173,15 @@ def _value_in_force(name: str, table: Mapping[str, str], flags: Sequence[Flag]) 
 def _are_in_force(words: Sequence[str], flags: Sequence[Flag]) -> bool:
     """True if the command gives every flag in these words its value there."""
     by_name = {one: flag for flag in flags for one in flag.names}
-    found: list[bool] = []
+    in_force: list[bool] = []
     for word, following in zip_longest(words, words[1:], fillvalue=""):
         first, equals, value = word.partition("=")
         if (flag := by_name.get(first)) is None:
             continue
         value = value if equals or following.partition("=")[0] in by_name else following
         wanted = value or str("off" not in flag.type and first != flag.off)
-        found.append(str(flag.value).lower() == wanted.lower())
-    return bool(found) and all(found)
+        in_force.append(str(flag.value).lower() == wanted.lower())
+    return bool(in_force) and all(in_force)
 
 
 def _number(name: str, names: Sequence[str], flags: Sequence[Flag]) -> Proposal | None:
@@ -256,9 +256,9 @@ def _optimizer(flags: Sequence[Flag]) -> Proposal | None:
 def _named(names: Sequence[str], flags: Sequence[Flag]) -> Iterator[tuple[Flag, str]]:
     """The flags of these names, each with the name as it is typed; the surest first."""
     for name in names:
-        found = [(flag, word) for flag in flags for word in flag.names if _bare(word) == name and _trains(word)]
+        named = [(flag, word) for flag in flags for word in flag.names if _bare(word) == name and _trains(word)]
         # A configuration may have the name twice, for training and for something else.
-        yield from sorted(found, key=lambda one: ("train" not in one[1], not one[1].startswith("--"), len(one[1])))
+        yield from sorted(named, key=lambda one: ("train" not in one[1], not one[1].startswith("--"), len(one[1])))
 
 
 def _bare(word: str) -> str:

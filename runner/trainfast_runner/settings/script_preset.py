@@ -155,12 +155,12 @@ def words_of(name: str, place: Place, value: KnobValue) -> list[str]:
 
 def _flags(words: list[str]) -> list[list[str]]:
     """The words cut before each flag."""
-    found: list[list[str]] = []
+    flags: list[list[str]] = []
     for word in words:
-        if not found or FLAG.match(word):
-            found.append([])
-        found[-1].append(word)
-    return found
+        if not flags or FLAG.match(word):
+            flags.append([])
+        flags[-1].append(word)
+    return flags
 
 
 def _with_flag(words: list[str], flag: list[str]) -> list[str]:
@@ -188,8 +188,8 @@ def _name(flag: list[str]) -> str:
 def _place_of(words: list[str], name: str) -> int | None:
     """The place of a flag behind the script: a launcher before it may have one of the same name."""
     script = next((n for n, word in enumerate(words) if word == "-m" or word.endswith(".py")), 0)
-    found = (n for n, word in enumerate(words) if n >= script and (word == name or word.startswith(f"{name}=")))
-    return next(found, None)
+    places = (n for n, word in enumerate(words) if n >= script and (word == name or word.startswith(f"{name}=")))
+    return next(places, None)
 
 
 def _end_of(words: list[str], place: int, values: int) -> int:

@@ -151,8 +151,8 @@ def _images_below(match: str) -> list[str]:
     """The file itself, or every JPEG file in a folder and its folders."""
     if not os.path.isdir(match):
         return [match]
-    found = (os.path.join(folder, name) for folder, _, names in os.walk(match) for name in names)
-    return sorted(path for path in found if path.lower().endswith((".jpg", ".jpeg")))
+    paths = (os.path.join(folder, name) for folder, _, names in os.walk(match) for name in names)
+    return sorted(path for path in paths if path.lower().endswith((".jpg", ".jpeg")))
 
 
 def _toml_value(text: str) -> Any:

@@ -60,13 +60,13 @@ class TomlSource:
 
     def knobs(self, table: Mapping[str, Any], at: KeyPath) -> KnobValues:
         """Return the typed values of a table of knobs."""
-        found: KnobValues = {}
+        values: KnobValues = {}
         for name, value in table.items():
             try:
-                found[name] = knob(name).read(value)
+                values[name] = knob(name).read(value)
             except UserError as error:
                 raise self.placed(error, *at, name) from None
-        return found
+        return values
 
 
 def read_toml(path: Path) -> tuple[TomlSource, dict[str, Any]]:

@@ -15,20 +15,20 @@ Vary = Mapping[str, Sequence[KnobValue]]
 
 def read_vary(texts: Iterable[str]) -> dict[str, list[KnobValue]]:
     """Return the values of each `knob=a,b,c`, read by its knob. Raises UserError, also for a knob given twice."""
-    found: dict[str, list[KnobValue]] = {}
+    varied: dict[str, list[KnobValue]] = {}
     for text in texts:
         name, equals, values = text.partition("=")
         name = name.strip()
         if not equals or not name:
             raise UserError(f"--vary takes knob=a,b,c, not {text!r}", key=name or text)
         entry = knob(name)
-        if name in found:
-            given = ",".join(map(entry.text_of, found[name]))
+        if name in varied:
+            given = ",".join(map(entry.text_of, varied[name]))
             raise UserError(f"--vary {name} is given twice", key=name, advice=f"--vary {name}={given},{values}")
         if not values.strip(" ,"):
             raise UserError(f"--vary {text}: no value", key=name, allowed=[entry.values.describe()])
-        found[name] = list(dict.fromkeys(entry.read(value.strip()) for value in values.split(",")))
-    return found
+        varied[name] = list(dict.fromkeys(entry.read(value.strip()) for value in values.split(",")))
+    return varied
 
 
 def fewest_to_drop(vary: Vary, count: int, most: int) -> tuple[list[str], int]:

@@ -19,12 +19,12 @@ from trainfast_runner.worker.catalog_entries import StrategyEntry
 
 def world_size(spec: RunSpec, machine: Machine) -> int:
     """Number of ranks (processes) a run starts. Raises UserError when there are not as many devices."""
-    return 1 if recorded_strategy(spec.knobs).one_process else device_count(spec, machine)
+    return 1 if strategy_or_single(spec.knobs).one_process else device_count(spec, machine)
 
 
 def device_count(spec: RunSpec, machine: Machine) -> int:
     """Number of devices a run uses; on a CPU each rank is one. Raises UserError when there are not as many."""
-    devices, entry = devices_asked(spec.knobs), recorded_strategy(spec.knobs)
+    devices, entry = devices_asked(spec.knobs), strategy_or_single(spec.knobs)
     machine = machine.used_by(devices)
     if entry.one_device:
         return 1
@@ -41,7 +41,7 @@ def device_count(spec: RunSpec, machine: Machine) -> int:
 
 def devices_asked(knobs: KnobValues) -> KnobValue:
     """The `devices` knob, or as many as the strategy itself asks for: one pipeline has pp_degree devices."""
-    devices, entry = knobs["devices"], recorded_strategy(knobs)
+    devices, entry = knobs["devices"], strategy_or_single(knobs)
     if devices in (None, CPU) and entry.model_axis is not None and "dp" not in entry.axes:
         degree = model_degree(knobs)
         return degree if devices is None else f"{CPU}:{degree}"
@@ -61,7 +61,7 @@ def with_devices(spec: RunSpec, machine: Machine) -> RunSpec:
 
     Raises UserError as `device_count`.
     """
-    entry = recorded_strategy(spec.knobs)
+    entry = strategy_or_single(spec.knobs)
     if not entry.one_process or entry.one_device or spec.knobs["devices"] is not None:
         return spec
     return replace(spec, knobs={**spec.knobs, "devices": device_count(spec, machine)})
@@ -69,7 +69,7 @@ def with_devices(spec: RunSpec, machine: Machine) -> RunSpec:
 
 def data_parallel_degree(knobs: KnobValues, devices: int) -> int:
     """Number of slices that `devices` devices cut the global batch into."""
-    return max(1, devices // model_degree(knobs)) if "dp" in recorded_strategy(knobs).axes else 1
+    return max(1, devices // model_degree(knobs)) if "dp" in strategy_or_single(knobs).axes else 1
 
 
 def ranks_with_samples(run: RunFile) -> int:
@@ -80,13 +80,13 @@ def ranks_with_samples(run: RunFile) -> int:
 
 def model_degree(knobs: Mapping[str, Any]) -> int:
     """Number of devices that share one copy of the model by tensor or pipeline parallelism."""
-    axis = recorded_strategy(knobs).model_axis
+    axis = strategy_or_single(knobs).model_axis
     return 1 if axis is None else int(str(knobs.get(f"{axis}_degree") or 1))
 
 
 def mesh_asked(knobs: Mapping[str, Any], devices: int) -> dict[str, int] | None:
     """The device mesh of a strategy on that many devices; None for a strategy without."""
-    entry = recorded_strategy(knobs)
+    entry = strategy_or_single(knobs)
     # A pipeline's mesh has both axes, however many pipelines there are.
     axes = ("dp", "pp") if entry.pipeline else entry.axes
     degree = model_degree(knobs)
@@ -114,6 +114,6 @@ def strategy_of(knobs: Mapping[str, Any]) -> StrategyEntry:
     return STRATEGIES[name]
 
 
-def recorded_strategy(knobs: Mapping[str, Any]) -> StrategyEntry:
+def strategy_or_single(knobs: Mapping[str, Any]) -> StrategyEntry:
     """The catalog's entry; a strategy of a newer version counts as one device."""
     return STRATEGIES.get(str(knobs.get("strategy")), STRATEGIES["single"])

@@ -102,11 +102,11 @@ def begin_loader(_number: int) -> None:
 
 def _name(library: ctypes.CDLL) -> str:
     """Return `glibc 2.36`, or the file of a preloaded malloc, such as `libjemalloc.so.2`."""
-    found = _Symbol()
+    symbol = _Symbol()
     address = ctypes.cast(library.malloc, ctypes.c_void_p)
-    if not library.dladdr(address, ctypes.byref(found)) or not found.file:
+    if not library.dladdr(address, ctypes.byref(symbol)) or not symbol.file:
         return "unknown"
-    file = Path(os.fsdecode(found.file)).name
+    file = Path(os.fsdecode(symbol.file)).name
     if not file.startswith(("libc.so", "libc-")) or not hasattr(library, "gnu_get_libc_version"):
         return file
     library.gnu_get_libc_version.restype = ctypes.c_char_p

@@ -60,9 +60,9 @@ def _check_head(config: Any, objective: str) -> None:
 
 def _head(config: Any, objective: str) -> Any:
     """The model's class. Raises KeyError for a family without this head."""
-    found = model_class(objective)._model_mapping[type(config)]
+    head = model_class(objective)._model_mapping[type(config)]
     # transformers takes the first of several classes if the configuration names none.
-    return found[0] if isinstance(found, tuple) else found
+    return head[0] if isinstance(head, tuple) else head
 
 
 def build_model(config: Any, objective: str, knobs: Knobs, device: torch.device) -> nn.Module:

@@ -63,13 +63,13 @@ def main(arguments: list[str]) -> dict[str, Any]:
 def _versions() -> dict[str, str | None]:
     from .catalog import packages
 
-    found: dict[str, str | None] = {}
+    versions: dict[str, str | None] = {}
     for name in (*PACKAGES, *packages()):
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = None
-    return found
+            versions[name] = None
+    return versions
 
 
 def _count(config: Any, objective: str) -> int:
@@ -86,10 +86,10 @@ def _devices() -> dict[str, list[str]]:
     """The GPUs that this Python's torch sees, in CUDA's order: `{names[], uuids[]}`."""
     import torch
 
-    found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     return {
-        "names": [properties.name for properties in found],
-        "uuids": [f"GPU-{getattr(properties, 'uuid', '')}" for properties in found],
+        "names": [properties.name for properties in gpus],
+        "uuids": [f"GPU-{getattr(properties, 'uuid', '')}" for properties in gpus],
     }
 
 

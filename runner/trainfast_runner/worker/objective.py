@@ -18,8 +18,8 @@ def inputs(batch: Batch) -> Batch:
 
 def logits_of(outputs: Any) -> Tensor:
     """The logits in a model's outputs, which PP-LCNet calls `last_hidden_state`."""
-    found: Tensor = outputs.logits if hasattr(outputs, "logits") else outputs.last_hidden_state
-    return found
+    logits: Tensor = outputs.logits if hasattr(outputs, "logits") else outputs.last_hidden_state
+    return logits
 
 
 class Objective:

@@ -45,8 +45,8 @@ def is_out_of_memory(texts: Iterable[str], memory_is_low: bool = False) -> bool:
     A link about a kernel's own resources (Triton's shared memory) does not count, and a hint counts only if the
     device's memory was low.
     """
-    found = [text for text in texts if not _NOT_ONE.search(text)]
-    return any(_ANY.search(text) for text in found) or (memory_is_low and hints_at_memory(found))
+    suspects = [text for text in texts if not _NOT_ONE.search(text)]
+    return any(_ANY.search(text) for text in suspects) or (memory_is_low and hints_at_memory(suspects))
 
 
 def hints_at_memory(texts: Iterable[str]) -> bool:

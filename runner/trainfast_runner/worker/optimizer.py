@@ -26,10 +26,10 @@ def import_optimizer_code(name: str) -> None:
 def optimizer_class(entry: OptimizerEntry) -> Any:
     """The class of an entry. Raises ImportError when its package is missing or too old."""
     module, _, name = entry.path.partition(":")
-    found = importlib.import_module(module, __package__)
-    if not hasattr(found, name):
+    imported = importlib.import_module(module, __package__)
+    if not hasattr(imported, name):
         raise ImportError(f"{module} has no {name}")
-    return getattr(found, name)
+    return getattr(imported, name)
 
 
 def build_optimizer(model: nn.Module, knobs: Knobs) -> Optimizer:

@@ -48,8 +48,8 @@ class Orders:
             lines = self._control.read_bytes().split(b"\n")[:-1]
         except FileNotFoundError:
             return None
-        found: dict[str, Any] | None = json.loads(lines[self._taken]) if len(lines) > self._taken else None
-        return found
+        order: dict[str, Any] | None = json.loads(lines[self._taken]) if len(lines) > self._taken else None
+        return order
 
     def _parent_is_gone(self) -> bool:
         try:

@@ -37,9 +37,9 @@ class RequestLines:
 
     def read(self) -> None:
         """Read the lines in the pipe; block while it is empty."""
-        found = os.read(STDIN, CHUNK)
-        self.is_over = not found
-        *lines, self._begun = (self._begun + found).split(b"\n")
+        chunk = os.read(STDIN, CHUNK)
+        self.is_over = not chunk
+        *lines, self._begun = (self._begun + chunk).split(b"\n")
         self._waiting += [json.loads(line) for line in lines]
 
     def next(self) -> dict[str, Any] | None:

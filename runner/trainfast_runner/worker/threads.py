@@ -14,15 +14,15 @@ _LIBRARY = re.compile(r"/(lib(?:gomp|iomp5|omp5?)[^/\s]*\.so[.\d]*)$", re.MULTIL
 
 def openmp_libraries() -> str | None:
     """File names of the OpenMP libraries in this process, such as `libgomp.so.1`; None without one."""
-    found = dict.fromkeys(_LIBRARY.findall(Path("/proc/self/maps").read_text()))
-    return ", ".join(found) or None
+    libraries = dict.fromkeys(_LIBRARY.findall(Path("/proc/self/maps").read_text()))
+    return ", ".join(libraries) or None
 
 
 def wait_policy(environment: Mapping[str, str]) -> str:
     """Return `passive`, `default` (the library's own: it spins first), or the settings as NAME=VALUE."""
-    found = {name: environment[name] for name in WAIT_SETTINGS if name in environment}
-    if not found:
+    chosen = {name: environment[name] for name in WAIT_SETTINGS if name in environment}
+    if not chosen:
         return DEFAULT
-    if found.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE" and found.get("KMP_BLOCKTIME", "0") == "0":
+    if chosen.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE" and chosen.get("KMP_BLOCKTIME", "0") == "0":
         return PASSIVE
-    return ", ".join(f"{name}={value}" for name, value in found.items())
+    return ", ".join(f"{name}={value}" for name, value in chosen.items())

@@ -92,7 +92,7 @@ def import_for(requests: list[dict[str, Any]]) -> None:
 def _traced(requests: list[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the answers as they come; earlier requests are traced first."""
     ready = [Task(number, size) for number, request in enumerate(requests) if "after" not in request for size in (0, 1)]
-    found: dict[Task, dict[str, Any]] = {}
+    traced: dict[Task, dict[str, Any]] = {}
     running: dict[Future[dict[str, Any]], Task] = {}
     with _pool_for(requests) as pool:
         while ready or running:
@@ -101,8 +101,8 @@ def _traced(requests: list[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any
                 running[pool.submit(_take, requests[task.request], task.size)] = task
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 task = running.pop(future)
-                found[task] = future.result()
-                both = [found.get(Task(task.request, size)) for size in (0, 1)]
+                traced[task] = future.result()
+                both = [traced.get(Task(task.request, size)) for size in (0, 1)]
                 if both[0] is not None and both[1] is not None:
                     yield task.request, _joined(both[0], both[1])
                 if task.size > 0:
@@ -110,7 +110,7 @@ def _traced(requests: list[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any
                 for number, request in enumerate(requests):
                     if request.get("after") == task.request:
                         # A model that cannot be built has no `unused`, and its `optimizer` request fails alike.
-                        requests[number] = {**request, "unused": found[task].get("unused", [])}
+                        requests[number] = {**request, "unused": traced[task].get("unused", [])}
                         ready += [Task(number, 0), Task(number, 1)]
                 ready.sort()
 

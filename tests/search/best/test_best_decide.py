@@ -11,7 +11,7 @@ from benchmarks.best_fit_replay import FakeConductor
 from benchmarks.best_fit_spaces import Synthetic
 
 from trainfast_runner.search.best.choose.answer import answer_of, answer_so_far
-from trainfast_runner.search.best.choose.cold_runs import COLD_LEAST, ColdRuns
+from trainfast_runner.search.best.choose.cold_ranking import COLD_LEAST, ColdRanking
 from trainfast_runner.search.best.choose.decide import decide
 from trainfast_runner.search.best.choose.prospects import Prospects
 from trainfast_runner.search.best.choose.state import state_of_best_journal
@@ -33,13 +33,13 @@ from .synthetic import asking, state_of, trial, visited
 
 def test_the_baseline_opens_and_then_its_process_takes_the_largest_batch(space: Synthetic) -> None:
     first = decide(state_of(space))
-    assert (first.action, first.candidate, first.cold) == ("trial", space.space.baseline, True)
+    assert (first.action, first.candidate, first.needs_new_process) == ("trial", space.space.baseline, True)
     lines = [*visited(space, space.space.baseline), trial(space.space.baseline, warm=False)]
     second = decide(state_of(space, *lines, warm="one"))
     baseline = space.space.candidates[space.space.baseline].knobs
     assert second.candidate is not None
     turned = space.space.candidates[second.candidate].knobs
-    assert not second.cold
+    assert not second.needs_new_process
     assert turned["batch_size"] > baseline["batch_size"]
     assert {**turned, "batch_size": 0, "grad_accum": 0} == {**baseline, "batch_size": 0, "grad_accum": 0}
     assert "largest batch" in second.why
@@ -56,7 +56,7 @@ def test_a_batch_that_runs_out_of_memory_rules_out_larger_ones(space: Synthetic)
     third = decide(later)
     assert third.candidate is not None
     assert third.candidate not in later.ruled_out
-    assert third.cold, "running out of memory ended the process"
+    assert third.needs_new_process, "running out of memory ended the process"
 
 
 def test_a_baseline_that_fails_ends_the_search(space: Synthetic) -> None:
@@ -101,7 +101,7 @@ def test_a_process_that_drifted_is_void_and_its_settings_are_tried_again(space: 
     drifted = state_of(space, *lines, trial(base, ms=105.0, repeats=True))
     assert drifted.counted_trials == {}
     again = decide(drifted)
-    assert (again.candidate, again.cold) == (base, True)
+    assert (again.candidate, again.needs_new_process) == (base, True)
 
 
 def test_a_process_that_drifted_is_not_used_again_though_it_waits(space: Synthetic) -> None:
@@ -116,7 +116,7 @@ def test_a_process_that_drifted_is_not_used_again_though_it_waits(space: Synthet
     drifted = state_of(space, *lines, trial(base, ms=105.0, repeats=True), warm="one")
     assert not drifted.is_warm(base), "what it measures would be void for ever"
     again = decide(drifted)
-    assert (again.candidate, again.cold) == (base, True)
+    assert (again.candidate, again.needs_new_process) == (base, True)
 
 
 def test_a_search_that_is_stopped_answers_with_processes_that_drifted_if_there_are_no_others(space: Synthetic) -> None:
@@ -267,4 +267,4 @@ def test_slow_steps_shorten_the_runs_that_confirm_to_half_of_the_budget(space: S
         slow = [ms * share * 8 / samples for share in (0.9, 1.1)]
         noisy = trial(base, warm=False, step_ms=slow * 5, seconds=1.0)
         lines = [asking(space, budget_s=600.0), space.space, *visited(space, base), noisy]
-        assert ColdRuns(state_of_best_journal(lines, 0.0)).steps == steps
+        assert ColdRanking(state_of_best_journal(lines, 0.0)).steps == steps

@@ -11,7 +11,7 @@ from benchmarks.best_fit_spaces import Synthetic
 
 from cli.command import Cli
 from trainfast_runner.search.best.choose.answer import answer_of
-from trainfast_runner.search.best.choose.cold_runs import NEAR_LIMIT, ColdRuns
+from trainfast_runner.search.best.choose.cold_ranking import NEAR_LIMIT, ColdRanking
 from trainfast_runner.search.best.choose.decide import decide
 from trainfast_runner.search.best.choose.state import state_of_best_journal
 from trainfast_runner.search.journal.best import BestAnswer, BestLaunched, BestLine, BestQuestion, ColdRun
@@ -97,8 +97,8 @@ def test_without_time_a_setting_near_the_limit_says_that_it_was_not_run_under_it
     lines = [asked, space.space, *visited(space, base), trial(base, warm=False)]
     lines += [trial(other, ms=100.0), *confirmed(small, (80.0, 80.1)), *confirmed(large, (60.0, 60.1)), under]
     late = state_of_best_journal(lines, 700.0)
-    assert ColdRuns(late).answer == small
-    assert ColdRuns(late).unchecked == [large]
+    assert ColdRanking(late).answer == small
+    assert ColdRanking(late).unchecked == [large]
     answer = answer_of(late)
     assert answer is not None
     assert answer.verdicts[large].reason.endswith("no time was left to run it under memory_limit")

@@ -20,7 +20,7 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ThrottledSpan:
     """A span of throttled time, drawn shaded and marked by the first letter of its kind."""
 
     start_ns: int
@@ -50,7 +50,7 @@ class ChartData:
     scale_of: str = ""
     """Owner of the y axis, such as a run and its unit: the y range starts anew for another one."""
     unit: Formatter = number
-    spans: tuple[Span, ...] = ()
+    spans: tuple[ThrottledSpan, ...] = ()
     limits: tuple[Limit, ...] = ()
     y_min: float | None = 0.0
     """The lower end of the y axis while the data stays above; None follows the data."""

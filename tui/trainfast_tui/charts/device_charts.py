@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from trainfast_tui.charts.chart_data import ChartData, Limit, Series, Span
+from trainfast_tui.charts.chart_data import ChartData, Limit, Series, ThrottledSpan
 from trainfast_tui.charts.cpu_charts import cpu_charts
 from trainfast_tui.charts.readings import (
     CPU_READINGS,
@@ -51,7 +51,7 @@ def _gpu_chart(
     times: list[int],
     ticks: list[TickValues],
     newest: list[DeviceReading | None],
-    spans: tuple[Span, ...],
+    spans: tuple[ThrottledSpan, ...],
     axis: TimeAxis,
 ) -> ChartData:
     """Return one reading's chart; `newest` are the charted GPUs now, of many only the extremes are drawn."""

@@ -85,7 +85,7 @@ def paint(
         _series_columns(frame.axis, series, data.gap_ns, stride)
         for series, stride in zip(data.series, strides, strict=True)
     ]
-    held = [found for _, columns in drawn if (found := extremes(columns)) is not None]
+    held = [bounds for _, columns in drawn if (bounds := extremes(columns)) is not None]
     marks = _throttled_cells(frame.axis, data)
     rows: list[list[Segment]] = []
     if frame.has_title:
@@ -216,11 +216,11 @@ def _plot_rows(
 def _cells_by_shade(marks: list[Shade | None]) -> list[tuple[Shade, list[int]]]:
     """Return the throttled cells by shade."""
     # By identity: hashing a shade for every cell would take longer than drawing it.
-    found: dict[int, tuple[Shade, list[int]]] = {}
+    by_shade: dict[int, tuple[Shade, list[int]]] = {}
     for cell, mark in enumerate(marks):
         if mark is not None:
-            found.setdefault(id(mark), (mark, []))[1].append(cell)
-    return list(found.values())
+            by_shade.setdefault(id(mark), (mark, []))[1].append(cell)
+    return list(by_shade.values())
 
 
 _BLANK, _LIMIT, _MARK, _FIRST_SERIES = range(4)

@@ -6,7 +6,7 @@ from trainfast_tui.charts.braille import YRange
 from trainfast_tui.charts.chart_data import ChartData
 from trainfast_tui.charts.paint import paint
 from trainfast_tui.painting.inks import Palette
-from trainfast_tui.painting.row_widget import Rows, RowWidget
+from trainfast_tui.painting.row_widget import RowWidget, SegmentRows
 from trainfast_tui.text.lines import Tone
 
 PART_TONES: dict[str, Tone] = {
@@ -52,7 +52,7 @@ class StripChart(RowWidget):
         self._data = data
         self.repaint()
 
-    def rows(self, width: int, height: int, palette: Palette) -> Rows:
+    def rows(self, width: int, height: int, palette: Palette) -> SegmentRows:
         data, y_range = self._data, self._y_range
         if data is None:
             return []

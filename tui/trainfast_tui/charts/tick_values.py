@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trainfast_tui.charts.chart_data import Span
+from trainfast_tui.charts.chart_data import ThrottledSpan
 from trainfast_tui.charts.readings import GPU_READINGS
 from trainfast_tui.text.shades import causes_of
 
@@ -64,17 +64,17 @@ def _values_of(tick: Tick, uuids: Sequence[str]) -> TickValues:
     return TickValues(tick, tuple(values), causes)
 
 
-def throttled_spans(ticks: Sequence[TickValues]) -> tuple[Span, ...]:
+def throttled_spans(ticks: Sequence[TickValues]) -> tuple[ThrottledSpan, ...]:
     """Return the spans in which a charted GPU was throttled, by cause."""
-    spans: list[Span] = []
+    spans: list[ThrottledSpan] = []
     start: dict[str, int] = {}
     held: frozenset[str] = frozenset()
     for values in ticks:
         if values.causes == held:
             continue
         t_ns = values.tick.t_ns
-        spans += [Span(start.pop(ended), t_ns, ended) for ended in held - values.causes]
+        spans += [ThrottledSpan(start.pop(ended), t_ns, ended) for ended in held - values.causes]
         start.update(dict.fromkeys(values.causes - held, t_ns))
         held = values.causes
-    spans += [Span(since, ticks[-1].tick.t_ns, kind) for kind, since in start.items()]
+    spans += [ThrottledSpan(since, ticks[-1].tick.t_ns, kind) for kind, since in start.items()]
     return tuple(sorted(spans, key=lambda span: (span.start_ns, span.kind)))

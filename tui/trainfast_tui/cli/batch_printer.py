@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainfast_runner.records.run_file import CONFIRM, CONFIRMATION
 from trainfast_runner.search.journal import batch as journal
-from trainfast_runner.search.journal.batch import BatchLaunched, BatchLine, Next
+from trainfast_runner.search.journal.batch import BatchLaunched, BatchLine, BatchStep
 from trainfast_tui.cli.journal_printer import JournalPrinter
 from trainfast_tui.text.format import duration, milliseconds, per_second, size
 
@@ -14,7 +14,7 @@ class BatchPrinter(JournalPrinter[BatchLine]):
 
     def doing(self, line: BatchLine) -> str | None:
         """Return the size that is tried or confirmed from this line on."""
-        if not isinstance(line, Next):
+        if not isinstance(line, BatchStep):
             return None
         return {CONFIRM: f"confirming {line.batch_size}", "end": ""}.get(line.action, f"trying {line.batch_size}")
 
@@ -31,9 +31,9 @@ class BatchPrinter(JournalPrinter[BatchLine]):
                 return f"predicted: not even 1 fits ({line.basis})"
             case journal.Predicted():
                 return f"predicted: up to {line.max_batch} ({line.basis})"
-            case journal.Next(action="end"):
+            case journal.BatchStep(action="end"):
                 return ""
-            case journal.Next():
+            case journal.BatchStep():
                 return f"{'confirm' if line.action == CONFIRM else line.action} {line.batch_size}: {line.why}"
             case journal.Probe(outcome="fits"):
                 rate = per_second(line.samples_per_s, "samples")

@@ -127,7 +127,7 @@ def _print_outcome(outcome: Outcome) -> None:
 
 def _refused_if_overridden(result: Result, varied: tuple[str, ...]) -> Outcome:
     """Return the result of a script's row, or the UserError for a value that the script overrode."""
-    from trainfast_runner.search.script_runs import incompatible
+    from trainfast_runner.search.script_runs import why_incompatible
 
-    why = incompatible(result, varied)
+    why = why_incompatible(result, varied)
     return result if why is None else UserError(why, key=result.run_id)

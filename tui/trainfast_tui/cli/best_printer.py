@@ -8,7 +8,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import TRIAL
 from trainfast_runner.search.best.best_so_far import BestSoFar
 from trainfast_runner.search.journal import best as journal
-from trainfast_runner.search.journal.best import BestLaunched, BestLine, BestQuestion, Chosen, ColdRun, Space, Trial
+from trainfast_runner.search.journal.best import BestLaunched, BestLine, BestQuestion, BestStep, ColdRun, Space, Trial
 from trainfast_tui.cli.journal_printer import JournalPrinter
 from trainfast_tui.cli.progress import Progress
 from trainfast_tui.text.best_objective import objective_words
@@ -36,7 +36,7 @@ class BestPrinter(JournalPrinter[BestLine]):
 
     def doing(self, line: BestLine) -> str | None:
         """Return the setting that is tried or run from this line on."""
-        return doing_words(self._so_far) if isinstance(line, Chosen) else None
+        return doing_words(self._so_far) if isinstance(line, BestStep) else None
 
     def run_of(self, line: BestLine) -> tuple[str, bool] | None:
         """Return a started run; the steps of a cold run are counted."""
@@ -56,9 +56,9 @@ class BestPrinter(JournalPrinter[BestLine]):
                 return self._space_words(line)
             case journal.Visited():
                 return f"  process {line.run_id} ready after {duration(line.start_s)}"
-            case journal.Chosen(candidate=None):
+            case journal.BestStep(candidate=None):
                 return ""
-            case journal.Chosen():
+            case journal.BestStep():
                 about = f" {line.knob} of" if line.knob else ""
                 return f"{line.action.replace('_', ' ')}{about} {self._knobs(line.candidate)}: {line.why}"
             case journal.Trial():

@@ -18,7 +18,7 @@ from trainfast_tui.text.cooling import cooling_words
 from trainfast_tui.text.format import duration, plain
 
 TICK_S = 2.0
-COMMON_WORDS: dict[type, str] = {Paused: "paused", Resumed: "going on"}
+COMMON_WORDS: dict[type, str] = {Paused: "paused", Resumed: "resumed"}
 """Words for the lines that both kinds of search write."""
 LineT = TypeVar("LineT")
 EndT = TypeVar("EndT")

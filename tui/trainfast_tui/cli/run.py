@@ -27,7 +27,7 @@ from trainfast_tui.cli.number_types import finite, positive
 from trainfast_tui.cli.output import print_json, print_line
 from trainfast_tui.cli.parser import refuse_script_word
 from trainfast_tui.cli.progress import Progress, progress_when_slow
-from trainfast_tui.cli.start_run import predict_memory, started_when_free
+from trainfast_tui.cli.start_run import predict_memory, start_when_free
 from trainfast_tui.cli.training_arguments import add_python, add_settings, add_wait
 from trainfast_tui.cli.waits import await_cooling
 from trainfast_tui.text.format import plain
@@ -75,11 +75,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Start the run, follow it and return its exit code."""
     home = Home().create()
     with progress_when_slow("checking…"):
-        plan = plan_asked(arguments)
+        plan = plan_from_arguments(arguments)
     if plan.script is not None and plan.script.unconfirmed:
         Progress().print_line(_unconfirmed(plan.script.unconfirmed))
 
-    def prepared(plan: RunPlan) -> RunPlan:
+    def prepare(plan: RunPlan) -> RunPlan:
         if arguments.cool_to is not None:
             await_cooling(plan, arguments.cool_to)
         predict_memory(plan, home)
@@ -87,9 +87,9 @@ def run(arguments: argparse.Namespace) -> int:
 
         return with_predicted_speed(plan, home)
 
-    with started_when_free(plan, home, prepared, wait=arguments.wait) as (directory, signals):
+    with start_when_free(plan, home, prepare, wait=arguments.wait) as (directory, signals):
         if arguments.detach:
-            return _detached(directory, arguments.json)
+            return _print_detached(directory, arguments.json)
         why = f", {plan.devices_reason}" if plan.devices_reason else ""
         Progress().print_line(f"{directory.name} is starting{why}")
         if plan.script is not None and plan.script.door_closed and not plan.script.steps_from_log:
@@ -102,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
     return print_result(with_traced_changes(directory, result, arguments.python), arguments.json)
 
 
-def plan_asked(arguments: argparse.Namespace) -> RunPlan:
+def plan_from_arguments(arguments: argparse.Namespace) -> RunPlan:
     """Plan the run of the preset, or of the command behind `--`. Raises UserError unless exactly one is given."""
     if arguments.preset is not None and (arguments.script is not None or arguments.script_preset is not None):
         raise UserError(f"run takes a preset or a command behind --, not both: {arguments.preset}", key="--")
@@ -177,7 +177,7 @@ def with_traced_changes(directory: Path, result: Result, python: str | None) -> 
     return explained_now(directory, result)
 
 
-def _detached(directory: Path, as_json: bool) -> int:
+def _print_detached(directory: Path, as_json: bool) -> int:
     if as_json:
         print_json({"run_id": directory.name, "state": settled_state(directory).state, "run_dir": str(directory)})
     else:

@@ -8,7 +8,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.results.comparison.difference import ComparisonRow, compare
 from trainfast_runner.running.final_result import final_result
 from trainfast_tui.cli.output import print_json, print_line, print_table
-from trainfast_tui.text.comparison import difference_text, figure_text, interval_text, setting_text, verdict_text
+from trainfast_tui.text.comparison import difference_text, figure_with_unit, interval_text, setting_text, verdict_text
 from trainfast_tui.text.format import ABSENT, plain, signed_percent
 
 
@@ -59,6 +59,6 @@ def run(arguments: argparse.Namespace) -> int:
 def _cells(row: ComparisonRow) -> list[str]:
     percent = "" if row.percent is None else signed_percent(row.percent)
     return [
-        *(row.label, figure_text(row.a, row.unit), figure_text(row.b, row.unit)),
+        *(row.label, figure_with_unit(row.a, row.unit), figure_with_unit(row.b, row.unit)),
         *(difference_text(row), percent, interval_text(row), row.verdict),
     ]

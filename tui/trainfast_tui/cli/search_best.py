@@ -19,7 +19,7 @@ from trainfast_runner.search.best.question.opening import BestOptions, BestPlan,
 from trainfast_runner.search.best.question.request import BestRequest, read_budget
 from trainfast_runner.search.best.report import best_report
 from trainfast_runner.search.journal.best import BestEnded, ColdRun, Trial, read_best_journal
-from trainfast_runner.search.searches import left_by_edit
+from trainfast_runner.search.searches import search_before_edit
 from trainfast_runner.settings import script_preset
 from trainfast_runner.settings.spec import resolve
 from trainfast_runner.settings.vary import read_vary
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Search and print the answer."""
     began_ns = time.monotonic_ns()
     home = Home().create()
-    asked = BestRequest(
+    request = BestRequest(
         vary=read_vary(arguments.vary),
         global_batch=arguments.global_batch,
         objective=arguments.objective,
@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
         refuse_unwritable(arguments.record, "--record")
     options = BestOptions(fresh=arguments.fresh, wait=arguments.wait, cool_to_c=arguments.cool_to)
     with progress_when_slow("checking…"):
-        best = _planned(arguments, asked, options)
+        best = _plan(arguments, request, options)
     if arguments.dry_run:
         _print_estimate(best, home, options, arguments.json)
         return 0
@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
         began_ns += time.monotonic_ns() - wait_began_ns
     directory = open_best(best, home, options)
     with caught_signals() as signals:
-        ended = _conducted(directory, best, home, options, signals, began_ns)
+        ended = _conduct(directory, best, home, options, signals, began_ns)
     _report(directory, arguments.json, arguments.record)
     return SEARCH_EXIT_CODES[ended.state]
 
@@ -100,16 +100,16 @@ def _budget_s(text: str) -> float:
         raise error.at("--budget") from None
 
 
-def _planned(arguments: argparse.Namespace, asked: BestRequest, options: BestOptions) -> BestPlan:
+def _plan(arguments: argparse.Namespace, request: BestRequest, options: BestOptions) -> BestPlan:
     """Return the checked question about a preset, or about the script of one. Raises UserError."""
     if (script := script_preset.path_of(arguments.preset)) is not None:
         from trainfast_runner.search.best.question.script_survey import plan_script_best
 
-        return plan_script_best(script_preset.load(script), arguments.settings, asked, options, arguments.python)
-    return plan_best(resolve(arguments.preset, arguments.settings), asked, options, arguments.python)
+        return plan_script_best(script_preset.load(script), arguments.settings, request, options, arguments.python)
+    return plan_best(resolve(arguments.preset, arguments.settings), request, options, arguments.python)
 
 
-def _conducted(
+def _conduct(
     directory: Path, best: BestPlan, home: Home, options: BestOptions, signals: Signals, began_ns: int
 ) -> BestEnded:
     """Conduct the search and print each line of its journal on stderr."""
@@ -118,7 +118,7 @@ def _conducted(
     tried = sum(isinstance(line, Trial | ColdRun) for line in lines)
     if tried:
         progress.print_line(f"continuing {directory.name}, with {measurements(tried)}; --fresh begins anew")
-    elif (edited := left_by_edit(home, directory, read_best_journal)) is not None:
+    elif (edited := search_before_edit(home, directory, read_best_journal)) is not None:
         progress.print_line(f"a file of the command was edited since {edited.name}: a new search begins")
     printer = BestPrinter(progress, home, lines)
     printer.print_question(best.question)

@@ -16,7 +16,7 @@ from trainfast_runner.search.batch.opening import BatchSearchOptions, check_plan
 from trainfast_runner.search.batch.preset_trials import PresetBatchConductor
 from trainfast_runner.search.batch.report import report
 from trainfast_runner.search.journal.batch import BatchEnded, Probe, read_batch_journal
-from trainfast_runner.search.searches import SET_BY_A_BATCH_SEARCH, left_by_edit
+from trainfast_runner.search.searches import SET_BY_A_BATCH_SEARCH, search_before_edit
 from trainfast_runner.settings import presets, script_preset
 from trainfast_runner.settings.spec import RunSpec, resolve
 from trainfast_tui.cli.batch_answer import answer_rows, without_answer
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         cool_to_c=arguments.cool_to,
     )
     with progress_when_slow("checking…"):
-        plan, make_conductor = _planned(arguments, options)
+        plan, make_conductor = _plan(arguments, options)
     if arguments.wait:
         wait_began_ns = time.monotonic_ns()
         await_devices(plan, home)
@@ -68,12 +68,12 @@ def run(arguments: argparse.Namespace) -> int:
         conduct_batch, directory, plan, home, options, began_ns=began_ns, make_conductor=make_conductor
     )
     with caught_signals() as signals:
-        ended = _conducted(directory, home, conducting, signals, arguments.settings)
+        ended = _conduct(directory, home, conducting, signals, arguments.settings)
     _report(directory, ended, arguments.json)
     return SEARCH_EXIT_CODES[ended.state]
 
 
-def _planned(arguments: argparse.Namespace, options: BatchSearchOptions) -> tuple[RunPlan, MakeConductor]:
+def _plan(arguments: argparse.Namespace, options: BatchSearchOptions) -> tuple[RunPlan, MakeConductor]:
     """Return the plan, checked, and its conductor. Raises UserError."""
     if (script := script_preset.path_of(arguments.preset)) is not None:
         from trainfast_runner.search.batch.script_trials import planned_search
@@ -96,7 +96,7 @@ def _note_variants(preset: str, spec: RunSpec) -> None:
         )
 
 
-def _conducted(
+def _conduct(
     directory: Path, home: Home, conducting: Callable[..., BatchEnded], signals: Signals, settings: list[str]
 ) -> BatchEnded:
     """Conduct the search and print each line of its journal on stderr."""
@@ -108,7 +108,7 @@ def _conducted(
     if tried:
         sizes = ", ".join(str(line.batch_size) for line in tried)
         progress.print_line(f"continuing {directory.name}, which has tried {sizes}; --fresh begins anew")
-    elif (edited := left_by_edit(home, directory)) is not None:
+    elif (edited := search_before_edit(home, directory)) is not None:
         progress.print_line(f"a file of the command was edited since {edited.name}: a new search begins")
     printer = BatchPrinter(progress, home)
     return printer.watch(conducting, signals)

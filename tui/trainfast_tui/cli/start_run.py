@@ -21,17 +21,17 @@ from trainfast_tui.text.format import plain
 
 
 @contextmanager
-def started_when_free(
-    plan: RunPlan, home: Home, prepared: Callable[[RunPlan], RunPlan] = lambda plan: plan, *, wait: bool
+def start_when_free(
+    plan: RunPlan, home: Home, prepare: Callable[[RunPlan], RunPlan] = lambda plan: plan, *, wait: bool
 ) -> Iterator[tuple[Path, Signals]]:
-    """Start the plan that `prepared` returns; yield the run's directory, with signals caught from the start on.
+    """Start the plan that `prepare` returns; yield the run's directory, with signals caught from the start on.
 
     With `wait` it is started once no other run uses its devices. Raises DevicesBusy otherwise.
     """
     while True:
         if wait:
             await_devices(plan, home)
-        ready = prepared(plan)
+        ready = prepare(plan)
         with caught_signals() as signals:
             try:
                 directory = launch.start(ready, home)

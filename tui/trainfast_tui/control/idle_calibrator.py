@@ -60,9 +60,9 @@ class IdleCalibrator:
         self._tries += 1
         self._idle_since_ns = None
         cancelled = self._under_way = threading.Event()
-        in_background("calibrate", lambda: self._calibrated(machine, cancelled), self._post, lambda error: None)
+        in_background("calibrate", lambda: self._calibrate(machine, cancelled), self._post, lambda error: None)
 
-    def _calibrated(self, machine: Machine, cancelled: threading.Event) -> DeviceCalibrated | None:
+    def _calibrate(self, machine: Machine, cancelled: threading.Event) -> DeviceCalibrated | None:
         """Measure the device, unless it is known. A device that cannot be measured stays as it is."""
         from trainfast_runner.machine.calibration import calibrate, cpu_name, is_calibrated
         from trainfast_runner.machine.worker_scripts import TraceCancelled

@@ -157,9 +157,9 @@ class NextRun:
         from trainfast_runner.search.advice.advisor import advise
         from trainfast_runner.search.advice.facts import Situation
 
-        found = {one.knob: one for one in advise(self.spec, self.preset_knobs, machine, situation or Situation())}
-        shapes = found.pop("model", None)
-        texts = {name: one.text for name, one in found.items()}
+        by_knob = {one.knob: one for one in advise(self.spec, self.preset_knobs, machine, situation or Situation())}
+        shapes = by_knob.pop("model", None)
+        texts = {name: one.text for name, one in by_knob.items()}
         if shapes is not None:
             texts["batch_size"] = " ".join(filter(None, (texts.get("batch_size"), shapes.text)))
         return texts
@@ -199,21 +199,21 @@ class NextRun:
 
 def preset_choices() -> list[tuple[str, str]]:
     """(name, title) of each preset, its variants below it; the title of a broken preset is its error."""
-    found: list[tuple[str, str]] = []
+    choices: list[tuple[str, str]] = []
     for name in presets.preset_files():
         if (path := script_preset.path_of(name)) is not None:
-            found.append((name, _script_title(path)))
+            choices.append((name, _script_title(path)))
             continue
         try:
             preset, _ = presets.load(name)
         except UserError as error:
-            found.append((name, f"cannot be used: {error.line()}"))
+            choices.append((name, f"cannot be used: {error.line()}"))
             continue
-        found.append((name, preset.title))
+        choices.append((name, preset.title))
         for variant in preset.variants:
             knobs = ", ".join(f"{key}={value}" for key, value in variant.knobs.items())
-            found.append((f"{name}/{variant.id}", knobs or "as the preset"))
-    return found
+            choices.append((f"{name}/{variant.id}", knobs or "as the preset"))
+    return choices
 
 
 def _script_title(path: Path) -> str:
@@ -223,7 +223,7 @@ def _script_title(path: Path) -> str:
         return f"cannot be used: {error.line()}"
 
 
-def next_run_of_preset(preset: str) -> NextRun:
+def next_run_from_preset(preset: str) -> NextRun:
     """The next run of a preset or variant as it is written. Raises UserError."""
     if (path := script_preset.path_of(preset)) is not None:
         spec = script_knobs.spec_of(script_preset.load(path))
@@ -232,10 +232,10 @@ def next_run_of_preset(preset: str) -> NextRun:
     return NextRun(spec, dict(spec.knobs))
 
 
-def next_run_repeating(run: RunFile, home: Home) -> NextRun | None:
+def repeat_run(run: RunFile, home: Home) -> NextRun | None:
     """The next run that repeats this one; None for a script's run that cannot be repeated by its knobs."""
     if run.script is None:
-        return next_run_repeating_preset(run, home)
+        return repeat_preset_run(run, home)
     spec = script_knobs.repeated(run)
     if spec is None or spec.script is None:
         return None
@@ -250,7 +250,7 @@ def with_comparison(next_run: NextRun, run: RunFile | None) -> NextRun:
     return replace(next_run, shown_run_knobs=run.knobs)
 
 
-def next_run_repeating_preset(run: RunFile, home: Home) -> NextRun:
+def repeat_preset_run(run: RunFile, home: Home) -> NextRun:
     """The next run that repeats a preset's run: its model, data and knobs, whatever has become of the preset.
 
     For a search's confirmation run, whose steps and batch the search chose, it is the settings that were searched.
@@ -310,11 +310,11 @@ def spec_to_continue(record: RecordedSpec, spec: RunSpec) -> RunSpec:
     return replace(spec, knobs=dict(record.knobs), overrides=tuple(record.overrides))
 
 
-def next_run_of_search(record: RecordedSpec) -> NextRun:
+def next_run_from_search(record: RecordedSpec) -> NextRun:
     """The next run with the settings of a search, beside its own preset. Raises UserError if the preset is gone."""
     from trainfast_runner.search.searches import SET_BY_A_SEARCH
 
-    own = next_run_of_preset(record.name)
+    own = next_run_from_preset(record.name)
     spec = spec_to_continue(record, own.spec)
     if spec.script is not None:
         # The steps of a trial are the search's, not the person's.
@@ -329,7 +329,7 @@ def has_same_settings(search: BatchSnapshot, spec: RunSpec) -> bool:
     """True if the search was for these knobs, apart from the knobs that a search sets itself."""
     from trainfast_runner.search.searches import SET_BY_A_BATCH_SEARCH
 
-    asked = search.asked
+    asked = search.question
     return (
         asked is not None
         and has_same_model(asked, spec)

@@ -77,18 +77,20 @@ class OomExplainer:
     def _explain(self, run: RunSnapshot, cancelled: threading.Event) -> OomExplained:
         from trainfast_runner.results.explained_run import trace_changes
 
-        died = out_of_memory(run)
-        assert died is not None
-        python = self._python or died.run.python or None
+        oom_run = out_of_memory(run)
+        assert oom_run is not None
+        python = self._python or oom_run.run.python or None
         try:
-            for left in trace_changes(died.run, died.error, python, cancelled, died.held_bytes, self._tracer()):
-                self._post(OomExplained(run.run_id, _explained(died, python), left))
+            for left in trace_changes(
+                oom_run.run, oom_run.error, python, cancelled, oom_run.held_bytes, self._tracer()
+            ):
+                self._post(OomExplained(run.run_id, _explained(oom_run, python), left))
         except (UserError, OSError):
             pass  # a change that cannot be traced stays an estimate
-        return OomExplained(run.run_id, _explained(died, python), 0)
+        return OomExplained(run.run_id, _explained(oom_run, python), 0)
 
 
-def _explained(died: OutOfMemory, python: str | None) -> OomExplanation:
+def _explained(oom_run: OutOfMemory, python: str | None) -> OomExplanation:
     from trainfast_runner.results.explained_run import models_of
 
-    return died.explained(models_of(died.run, python))
+    return oom_run.explained(models_of(oom_run.run, python))

@@ -153,7 +153,9 @@ class Predictor:
             if not self._started:
                 self._started = True
                 for name, work in (("predict", self._answer_loop), ("trace", self._trace_loop)):
-                    threading.Thread(target=self._guarded, args=(work,), name=f"trainfast-{name}", daemon=True).start()
+                    threading.Thread(
+                        target=self._run_and_report_failure, args=(work,), name=f"trainfast-{name}", daemon=True
+                    ).start()
             self._wake.notify_all()
 
     def stop(self, wait_s: float = 0.0) -> None:
@@ -167,7 +169,7 @@ class Predictor:
             self._trace.cancelled.set()
             self._trace = None
 
-    def _guarded(self, work: Callable[[], None]) -> None:
+    def _run_and_report_failure(self, work: Callable[[], None]) -> None:
         try:
             work()
         except Exception as error:
@@ -194,14 +196,14 @@ class Predictor:
         try:
             model_of = cached_models(request.machine.device, self._python)
             if (model := model_of(request.spec)) is not None:
-                return self._predicted(
+                return self._views_of_model(
                     request, model, None if request.reference is None else model_of(request.reference)
                 )
         except UserError as error:
             return MemoryView(why=f"no prediction: {error.message}", failed=True), None
-        return self._unpredicted(request), None
+        return self._reason_or_trace(request), None
 
-    def _predicted(
+    def _views_of_model(
         self, request: PredictionRequest, model: MemoryModel, reference_model: MemoryModel | None
     ) -> tuple[MemoryView, SpeedView | None]:
         """The memory and speed by the model of a trace, each with that of the reference."""
@@ -218,7 +220,7 @@ class Predictor:
             return view, None
         return view, self._speeds.predict(Traced(spec, model), reference, machine, request.history)
 
-    def _unpredicted(self, request: PredictionRequest) -> MemoryView:
+    def _reason_or_trace(self, request: PredictionRequest) -> MemoryView:
         """The reason for no prediction, or the trace that will give one."""
         reason = self._failed.get(_key(request))
         if reason is not None:

@@ -34,5 +34,5 @@ class ScriptControl:
     def _discover(self, command: tuple[str, ...], cancelled: threading.Event) -> ScriptDiscovered | None:
         from trainfast_runner.running.scripts.discovery import discover
 
-        found = discover(command, self._python, cancelled=cancelled)
-        return None if cancelled.is_set() else ScriptDiscovered(command, found)
+        discovered = discover(command, self._python, cancelled=cancelled)
+        return None if cancelled.is_set() else ScriptDiscovered(command, discovered)

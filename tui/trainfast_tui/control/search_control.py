@@ -41,7 +41,7 @@ class SearchControl(ABC, Generic[SeenT]):
         """The ended search that was followed when the next one was refused."""
         self._stop_when_seen = False
         """True if the search being started is to be stopped once it is seen."""
-        self.asked_ns: int | None = None
+        self.requested_ns: int | None = None
         """CLOCK_MONOTONIC at which the newest search was started."""
 
     @property
@@ -103,7 +103,7 @@ class SearchControl(ABC, Generic[SeenT]):
         With `cool_to_c` each of its processes waits until its GPUs are below that temperature in degrees Celsius.
         """
         self._is_starting, self._stop_when_seen, self._dismissed_directory = True, False, None
-        self.asked_ns = time.monotonic_ns()
+        self.requested_ns = time.monotonic_ns()
         start = partial(self._start, spec, self._best_request(), fresh, cool_to_c, stop_run)
         in_background("search", start, self._post, lambda error: SearchRefused(error, self.KIND))
 

@@ -35,27 +35,29 @@ class SpeedPredictor:
     def predict(self, wanted: Traced, reference: Traced | None, machine: Machine, history: str) -> SpeedView:
         """Predict the wanted settings and those of the reference; earlier runs are read once a `history`."""
         try:
-            found = self._predicted(wanted, machine, history)
-            compared = None if reference is None else self._predicted(reference, machine, history)
+            predicted = self._predict(wanted, machine, history)
+            compared = None if reference is None else self._predict(reference, machine, history)
         except UserError as error:
             return SpeedView(why=error.message)
-        if isinstance(found, str):
-            return SpeedView(why=found)
-        return SpeedView(found, reference=None if compared is None or isinstance(compared, str) else compared.median)
+        if isinstance(predicted, str):
+            return SpeedView(why=predicted)
+        return SpeedView(
+            predicted, reference=None if compared is None or isinstance(compared, str) else compared.median
+        )
 
-    def _predicted(self, traced: Traced, machine: Machine, history: str) -> PredictedSpeed | str:
+    def _predict(self, traced: Traced, machine: Machine, history: str) -> PredictedSpeed | str:
         """The predicted speed, or why there is none. Raises UserError for devices that do not exist."""
         from trainfast_runner.search.best.speed.predicted_speed import Unknown
         from trainfast_runner.settings.world import device_count
 
         spec = traced.spec
         speeds = self._speeds(spec, machine, history)
-        found = speeds.predict(spec, device_count(spec, machine), traced.model)
-        return found.why if isinstance(found, Unknown) else found
+        predicted = speeds.predict(spec, device_count(spec, machine), traced.model)
+        return predicted.why if isinstance(predicted, Unknown) else predicted
 
     def _speeds(self, spec: RunSpec, machine: Machine, history: str) -> Speeds:
         from trainfast_runner.memory.available import gpu_of
-        from trainfast_runner.search.best.speed.measured import DeviceName, training_of
+        from trainfast_runner.search.best.speed.earlier_speeds import DeviceName, training_of
         from trainfast_runner.search.best.speed.speeds import speeds_on
 
         device = DeviceName(machine.used_by(spec.knobs["devices"]).device, gpu_of(spec, machine) or "")

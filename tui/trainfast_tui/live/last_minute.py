@@ -36,8 +36,8 @@ class LastMinute:
             if tick.t_ns - self._joined_ns >= LATELY_EVERY_NS:
                 self._join.add_tick(tick.t_ns, tick.devices)
                 self._joined_ns = tick.t_ns
-        found = self._join.window(self._joined_ns - MINUTE_NS, self._joined_ns)
-        self._conditions = {device.uuid: device for device in found if device.uuid is not None}
+        conditions = self._join.window(self._joined_ns - MINUTE_NS, self._joined_ns)
+        self._conditions = {device.uuid: device for device in conditions if device.uuid is not None}
         return self._conditions
 
     def _new(self, ticks: Sequence[Tick]) -> Iterator[Tick]:

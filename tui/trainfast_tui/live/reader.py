@@ -37,7 +37,7 @@ FRESH_NS = 4_000_000_000
 """The machine is not sampled here while a live run's own samples are at most this old."""
 
 
-class _Choice:
+class _FollowedDirectory:
     """The directory to follow: the chosen one, or the one that `find` returns once. Safe from any thread."""
 
     def __init__(self, find: Callable[[], Path | None]) -> None:
@@ -68,10 +68,10 @@ class _Choice:
     def get(self) -> Path | None:
         """The chosen directory, or else the one that `find` returns. Raises the errors of `find`."""
         if not self.is_made:
-            found = self._find()
+            directory = self._find()
             with self._lock:
                 if not self.is_made:
-                    self._directory, self.is_made = found, True
+                    self._directory, self.is_made = directory, True
         return self._directory
 
     def drop(self, directory: Path) -> None:
@@ -98,7 +98,7 @@ class FollowedSearch(Generic[SeenT]):
     """The followed search of one kind: the newest of the home, or the chosen one."""
 
     def __init__(self, newest: Callable[[], Path | None], follow: Callable[[Path], JournalFollower[SeenT]]) -> None:
-        self.choice = _Choice(newest)
+        self.choice = _FollowedDirectory(newest)
         self._newest = newest
         self._follow = follow
         self._follower: JournalFollower[SeenT] | None = None
@@ -119,12 +119,12 @@ class FollowedSearch(Generic[SeenT]):
         if time.monotonic() - self._looked < LOOK_AGAIN_S:
             return None
         self._looked = time.monotonic()
-        found = self._newest()
-        if found is None or found == directory:
+        newest = self._newest()
+        if newest is None or newest == directory:
             return None
-        follower = self._follow(found)
+        follower = self._follow(newest)
         seen = follower.poll()
-        if not seen.is_live or not self.choice.change(directory, found):
+        if not seen.is_live or not self.choice.change(directory, newest):
             return None
         self._follower = follower
         return seen
@@ -146,7 +146,7 @@ class Reader(threading.Thread):
         self._home = home
         self._post = post
         self._failed = failed
-        self._run_choice = _Choice(self._newest_run)
+        self._run_directory = _FollowedDirectory(self._newest_run)
         self._follower: Follower | None = None
         self._batch = FollowedSearch(self._newest_batch, _batch_follower)
         self._best = FollowedSearch(self._newest_best, _best_follower)
@@ -161,13 +161,13 @@ class Reader(threading.Thread):
 
     def follow(self, directory: Path | None) -> None:
         """Follow this run from now on, or none. Safe from any thread."""
-        self._run_choice.make(directory)
+        self._run_directory.make(directory)
         self._wake.set()
 
     @property
     def followed(self) -> Path | None:
         """The run to be shown."""
-        return self._run_choice.chosen
+        return self._run_directory.chosen
 
     def follow_search(self, directory: Path, kind: SearchKind) -> None:
         """Follow this search from now on, in place of another of its kind. Safe from any thread."""
@@ -216,7 +216,7 @@ class Reader(threading.Thread):
             best = self._best.poll()
             elsewhere = self._new_runs.newest(self.followed)
             if elsewhere is not None and run is None and self.followed is None:
-                self._run_choice.make(self._home.directory(elsewhere))
+                self._run_directory.make(self._home.directory(elsewhere))
         except UserError as error:
             trouble = error.line()
         except OSError as error:
@@ -227,7 +227,7 @@ class Reader(threading.Thread):
             run=run,
             ticks=tuple(self._ticks),
             xids=tuple(self._xids),
-            home_read=self._run_choice.is_made,
+            home_read=self._run_directory.is_made,
             batch_search=batch,
             best_search=best,
             trouble=trouble,
@@ -271,9 +271,9 @@ class Reader(threading.Thread):
         return newest_search(self._home, BEST_TAG)
 
     def _poll_run(self) -> RunSnapshot | None:
-        directory = self._run_choice.get()
+        directory = self._run_directory.get()
         if directory is not None and not directory.exists():
-            self._run_choice.drop(directory)
+            self._run_directory.drop(directory)
             directory = None
         if directory is None:
             self._follower = None

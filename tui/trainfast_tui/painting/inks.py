@@ -29,14 +29,14 @@ def tone_styles(widget: Widget) -> Palette:
     first frame.
     """
     app = widget.app
-    found = _FOUND.setdefault(app, {})
+    styles = _FOUND.setdefault(app, {})
     key = app.theme, app.native_ansi_color, widget.rich_style
-    if key not in found:
+    if key not in styles:
         # Whole styles: a partial one leaves a muted colour unblended, which is white on a light theme.
         whole = {tone: part_style(widget, f"tone--{tone}") for tone in TONES}
         filled = {tone: Style(bgcolor=whole[tone].bgcolor, reverse=whole[tone].reverse) for tone in FILLED}
-        found[key] = {tone: _ink(style) + filled.get(tone, Style.null()) for tone, style in whole.items()}
-    return found[key]
+        styles[key] = {tone: _ink(style) + filled.get(tone, Style.null()) for tone, style in whole.items()}
+    return styles[key]
 
 
 def forget_inks(widget: Widget) -> None:

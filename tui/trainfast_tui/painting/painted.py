@@ -9,7 +9,7 @@ from rich.segment import Segment
 from textual.geometry import Size
 
 from trainfast_tui.painting.inks import Palette
-from trainfast_tui.painting.row_widget import Rows, RowWidget
+from trainfast_tui.painting.row_widget import RowWidget, SegmentRows
 from trainfast_tui.text.format import plain, truncate
 from trainfast_tui.text.lines import Line
 
@@ -25,7 +25,7 @@ class Painted(RowWidget):
         """Return the lines to draw; longer ones are cut, missing ones blank."""
         raise NotImplementedError
 
-    def rows(self, width: int, height: int, palette: Palette) -> Rows:
+    def rows(self, width: int, height: int, palette: Palette) -> SegmentRows:
         lines = self.lines(width, height)[:height] if width and height else []
         return [_row(line, width, palette) for line in [*lines, *([[]] * (height - len(lines)))]]
 

@@ -13,7 +13,7 @@ from textual.widget import Widget
 
 from trainfast_tui.painting.inks import Palette, forget_inks, tone_styles
 
-Rows = list[list[Segment]]
+SegmentRows = list[list[Segment]]
 
 
 class RowWidget(Widget):
@@ -43,12 +43,12 @@ class RowWidget(Widget):
         self._strips: dict[int, tuple[list[Segment] | None, Strip]] = {}
         """The segments of each row and their strip on the background."""
         self._strips_for: tuple[int, Style | None, Sequence[LineFilter]] = (0, None, ())
-        self._rows: Rows | None = None
+        self._rows: SegmentRows | None = None
         self._rows_for = (0, 0, False)
         """The width and height of the rows, and whether the theme is the terminal's own."""
         self._palette: Palette | None = None
 
-    def rows(self, width: int, height: int, palette: Palette) -> Rows:
+    def rows(self, width: int, height: int, palette: Palette) -> SegmentRows:
         """Return the rows to show, each `width` cells wide; missing ones are blank."""
         raise NotImplementedError
 
@@ -68,7 +68,7 @@ class RowWidget(Widget):
         forget_inks(self)
         super().notify_style_update()
 
-    def painted(self) -> Rows:
+    def painted(self) -> SegmentRows:
         """Return the rows as they are now, drawn once."""
         key = self._key()
         if self._rows is None or self._rows_for != key:
@@ -113,7 +113,7 @@ class RowWidget(Widget):
             strip = strip.apply_filter(one, self.background_colors[1])
         return strip
 
-    def send_changes(self, before: Rows | None) -> None:
+    def send_changes(self, before: SegmentRows | None) -> None:
         """Refresh the rows that differ from `before`; all rows if that is unknown."""
         if not before or not self.is_on_screen:
             self.refresh()

@@ -47,16 +47,16 @@ def _grid(block: Grid) -> str:
 def _fenced(lines: list[str]) -> str:
     """Return a code block whose fence is longer than any in the text."""
     shown = [plain(line) for line in lines]
-    longest = max((len(found) for line in shown for found in re.findall("`+", line)), default=0)
+    longest = max((len(ticks) for line in shown for ticks in re.findall("`+", line)), default=0)
     fence = "`" * max(3, longest + 1)
     return "\n".join([f"{fence}text", *shown, fence])
 
 
 def _text(text: str) -> str:
     text = "".join(_ENTITIES.get(sign, sign) for sign in plain(text))
-    return _SPECIAL.sub(lambda found: f"\\{found[0]}", text)
+    return _SPECIAL.sub(lambda match: f"\\{match[0]}", text)
 
 
 def _escape_opening(text: str) -> str:
     """Return a line that begins neither a heading nor a list."""
-    return _OPENING.sub(lambda found: f"\\{found[1]}" if found[1] else f"{found[2]}\\{found[3]}", text)
+    return _OPENING.sub(lambda match: f"\\{match[1]}" if match[1] else f"{match[2]}\\{match[3]}", text)

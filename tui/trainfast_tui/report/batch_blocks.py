@@ -9,8 +9,8 @@ from trainfast_runner.search.journal.batch import (
     BatchAnswer,
     BatchEnded,
     BatchQuestion,
+    BatchStep,
     ConfirmationRun,
-    Next,
     Predicted,
     Probe,
     read_batch_journal,
@@ -46,20 +46,20 @@ def confirmed_by(directory: Path) -> list[str]:
 def batch_search_report(directory: Path, runs: Sequence[ReportedRun]) -> list[Block]:
     """Return the whole report; `runs` has the confirmation run if it is still on the disk."""
     lines = read_batch_journal(directory)
-    asked = next(line for line in lines if isinstance(line, BatchQuestion))
+    question = next(line for line in lines if isinstance(line, BatchQuestion))
     probes = [line for line in lines if isinstance(line, Probe)]
     confirmations = [line for line in lines if isinstance(line, ConfirmationRun)]
     ended = next((line for line in reversed(lines) if isinstance(line, BatchEnded)), None)
-    fits = next((line.fits for line in reversed(lines) if isinstance(line, Next) and line.fits), [])
+    fits = next((line.fits for line in reversed(lines) if isinstance(line, BatchStep) and line.fits), [])
     predicted = next((line for line in reversed(lines) if isinstance(line, Predicted)), None)
     answer = ended.answer if ended is not None else None
-    blocks: list[Block] = [*_question(asked, predicted), *(machine_blocks(runs) if runs else ())]
+    blocks: list[Block] = [*_question(question, predicted), *(machine_blocks(runs) if runs else ())]
     blocks += [Heading("Answer"), *_answer(ended)]
     blocks += [Heading("Sizes tried"), _tried(probes, confirmations), Prose(ABSENT_NOTE)]
     picture = scatter_picture(
         "peak memory by batch size",
         list(_points(probes, confirmations)),
-        list(_lines(asked, answer, fits, probes)),
+        list(_lines(question, answer, fits, probes)),
         Axis("batch size, samples a rank", number),
         Axis("peak memory of the tightest rank", size, binary=True),
     )
@@ -72,12 +72,14 @@ def batch_search_report(directory: Path, runs: Sequence[ReportedRun]) -> list[Bl
     return [*blocks, *run_sections(runs), *exports]
 
 
-def _question(asked: BatchQuestion, predicted: Predicted | None) -> Iterator[Block]:
-    limit = min(asked.limits_bytes, default=None)
-    where = f" within {size(limit)} a rank ({asked.limit_words})" if limit is not None else ""
-    yield Prose(f"How large a batch of {asked.name} fits on {asked.device} in {processes(asked.world_size)}{where}?")
-    if asked.title:
-        yield Prose(f"{asked.name}: {asked.title}.")
+def _question(question: BatchQuestion, predicted: Predicted | None) -> Iterator[Block]:
+    limit = min(question.limits_bytes, default=None)
+    where = f" within {size(limit)} a rank ({question.limit_words})" if limit is not None else ""
+    yield Prose(
+        f"How large a batch of {question.name} fits on {question.device} in {processes(question.world_size)}{where}?"
+    )
+    if question.title:
+        yield Prose(f"{question.name}: {question.title}.")
     if predicted is not None and predicted.max_batch is not None:
         yield Prose(f"Predicted: up to {count(predicted.max_batch)} ({predicted.basis}).")
     elif predicted is not None and predicted.reason:
@@ -164,7 +166,7 @@ def _point(batch_size: int, peak_bytes: int, kind: str) -> ScatterPoint:
 
 
 def _lines(
-    asked: BatchQuestion, answer: BatchAnswer | None, fits: Sequence[MemoryLines], probes: Sequence[Probe]
+    question: BatchQuestion, answer: BatchAnswer | None, fits: Sequence[MemoryLines], probes: Sequence[Probe]
 ) -> Iterator[ScatterLine]:
     """Yield the fit of the tightest rank, and the limit."""
     largest = max((probe.batch_size for probe in probes), default=1)
@@ -174,6 +176,6 @@ def _lines(
         yield ScatterLine(
             tuple((batch_size, fit.need_bytes(batch_size)) for batch_size in sizes), "fit, the highest phase", "primary"
         )
-    limit = fit.limit_bytes if fit is not None else min(asked.limits_bytes, default=None)
+    limit = fit.limit_bytes if fit is not None else min(question.limits_bytes, default=None)
     if limit is not None:
         yield ScatterLine(((0, limit), (largest, limit)), f"limit {size(limit)}", "error limit")

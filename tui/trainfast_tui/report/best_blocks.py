@@ -21,7 +21,7 @@ from trainfast_tui.report.machine_blocks import machine_blocks
 from trainfast_tui.report.pareto_blocks import MeasuredCandidate, pareto_blocks
 from trainfast_tui.report.reported_run import ReportedRun
 from trainfast_tui.report.run_blocks import ABSENT_NOTE, run_sections
-from trainfast_tui.text.best_answer import EFFECT_HEADER, answer_rows, effect_rows, rest_rows
+from trainfast_tui.text.best_answer import EFFECT_HEADER, answer_rows, count_rows, effect_rows
 from trainfast_tui.text.best_search import gain_words, knob_words
 from trainfast_tui.text.comparison import setting_text
 from trainfast_tui.text.format import count, duration, milliseconds, number, percent, signed_percent, size
@@ -126,7 +126,7 @@ def _answer(so_far: BestSoFar) -> Iterator[Block]:
     if ended.missing_bytes is not None:
         yield Prose(f"At least {size(ended.missing_bytes)} are missing.")
     if answer is not None and so_far.space is not None:
-        yield pairs_grid("", [*answer_rows(so_far, answer), *rest_rows(so_far, answer.verdicts)])
+        yield pairs_grid("", [*answer_rows(so_far, answer), *count_rows(so_far, answer.verdicts)])
         yield Prose("Intervals are confidence intervals of 95 %.")
 
 

@@ -203,14 +203,14 @@ def _one_run(run: ReportedRun) -> Iterator[Block]:
 
 
 def _out_of_memory(result: Result) -> Iterator[Block]:
-    found = result.oom
-    if found is None:
+    explanation = result.oom
+    if explanation is None:
         return
     yield Heading("Out of memory", 3)
-    yield Listing(tuple(oom.oom_sentences(found)) or ("Nothing more is known about it.",))
-    if found.changes:
-        yield Prose(f"To make it fit, {oom.changes_title(found.changes)}")
-        rows = [(oom.change_options(change), change.saves, change.costs) for change in found.changes]
+    yield Listing(tuple(oom.oom_sentences(explanation)) or ("Nothing more is known about it.",))
+    if explanation.changes:
+        yield Prose(f"To make it fit, {oom.changes_title(explanation.changes)}")
+        rows = [(oom.change_options(change), change.saves, change.costs) for change in explanation.changes]
         yield grid(("change", "saves", "costs in speed"), rows)
 
 

@@ -15,8 +15,8 @@ HEADER = ("", "predicted samples/s", "90 % interval", "measured", "difference", 
 
 def speed_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
     """Return the table and the intervals of the runs whose speed was predicted; empty if none was."""
-    found = [(run, run.result.throughput.predicted) for run in runs]
-    predicted = [(run, speed) for run, speed in found if speed is not None]
+    speeds = [(run, run.result.throughput.predicted) for run in runs]
+    predicted = [(run, speed) for run, speed in speeds if speed is not None]
     if not predicted:
         return []
     whiskers = [one for run, speed in predicted for one in _whiskers(run, speed)]
@@ -37,9 +37,9 @@ def _row(run: ReportedRun, speed: PredictedSpeed) -> list[str]:
 
 def _whiskers(run: ReportedRun, speed: PredictedSpeed) -> list[Whisker]:
     words = f"{number(speed.median)} predicted"
-    found = [Whisker(f"run {run.label}: predicted", speed.low, speed.median, speed.high, words, "muted")]
+    whiskers = [Whisker(f"run {run.label}: predicted", speed.low, speed.median, speed.high, words, "muted")]
     measured = run.result.throughput.samples_per_s.median
     if measured is not None:
         words = f"{number(measured)} measured"
-        found.append(Whisker(f"run {run.label}: measured", measured, measured, measured, words, "success"))
-    return found
+        whiskers.append(Whisker(f"run {run.label}: measured", measured, measured, measured, words, "success"))
+    return whiskers

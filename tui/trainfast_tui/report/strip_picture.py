@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from trainfast_tui.charts.braille import Columns, YRange, extremes, time_columns
-from trainfast_tui.charts.chart_data import ChartData, Span
+from trainfast_tui.charts.chart_data import ChartData, ThrottledSpan
 from trainfast_tui.charts.paint import fitted
 from trainfast_tui.report.document import Picture, Prose
 from trainfast_tui.report.sparkline import sparklines
@@ -49,7 +49,7 @@ def strip_picture(data: ChartData, origin_ns: int) -> Picture | Prose:
         time_columns(series.times_ns, series.values, data.t_min_ns, column_ns, count + 1, data.gap_ns)
         for series in data.series
     ]
-    ends = [found for columns in drawn if (found := extremes(columns)) is not None]
+    ends = [bounds for columns in drawn if (bounds := extremes(columns)) is not None]
     if not ends:
         return Prose(f"{data.title}: {data.empty}")
     low, high = fitted(YRange(), data, ends)
@@ -98,13 +98,13 @@ def _path(columns: Columns, y: Scale) -> Iterator[str]:
         joined = True
 
 
-def _spans(data: ChartData) -> list[Span]:
+def _spans(data: ChartData) -> list[ThrottledSpan]:
     """Return the throttled time on the axis, the worst cause last, so that it is drawn on top."""
     on_axis = [span for span in data.spans if span.end_ns >= data.t_min_ns and span.start_ns <= data.t_max_ns]
     return sorted(on_axis, key=lambda span: -severity_order(shade_of(span.kind)))
 
 
-def _span(span: Span, data: ChartData, origin_ns: int, x: Scale) -> str:
+def _span(span: ThrottledSpan, data: ChartData, origin_ns: int, x: Scale) -> str:
     shade, begin = shade_of(span.kind), x.at((span.start_ns - origin_ns) / 1e9)
     width = max(LEAST_WIDTH, x.at((span.end_ns - origin_ns) / 1e9) - begin)
     tone = TONE_OF_SHADE.get(span.kind, "warning")
@@ -120,7 +120,7 @@ def _span(span: Span, data: ChartData, origin_ns: int, x: Scale) -> str:
     return box + label(shade.letter, begin + width / 2, HEIGHT - BOTTOM - 5, "middle")
 
 
-def _when(span: Span, data: ChartData, origin_ns: int) -> str:
+def _when(span: ThrottledSpan, data: ChartData, origin_ns: int) -> str:
     """Return the span's ends in words."""
     end_ns = min(span.end_ns, data.t_max_ns)
     return f"from {duration((span.start_ns - origin_ns) / 1e9)} to {duration((end_ns - origin_ns) / 1e9)}"

@@ -71,7 +71,7 @@ class BatchScreen(AppScreen):
             # A notice about the state before is outdated.
             self.show_notice("")
         self._search = search
-        self.view.show_search(search, now_ns, self.session.batch_search.asked_ns)
+        self.view.show_search(search, now_ns, self.session.batch_search.requested_ns)
         self._show_useful_keys()
 
     def _show_useful_keys(self) -> None:
@@ -167,4 +167,4 @@ class BatchScreen(AppScreen):
             if search is not None:
                 self.notify("There is no answer yet.", severity="warning")
         else:
-            self.notify("There is no answer to apply; f5 continues the search.", severity="warning")
+            self.notify("There is no answer to apply; f5 resumes the search.", severity="warning")

@@ -17,7 +17,7 @@ from trainfast_tui.control.messages import BestPlanned, Notified
 from trainfast_tui.control.next_run import (
     NextRun,
     has_same_model,
-    next_run_of_search,
+    next_run_from_search,
     spec_to_continue,
     with_comparison,
 )
@@ -49,7 +49,7 @@ MOST_NAMED = 3
 """The status line names at most this many knobs."""
 ENTER = "Enter starts the search; Esc goes back."
 UNFINISHED = ("interrupted", "cancelled")
-"""States of a search that f5 continues; an ended one starts anew."""
+"""States of a search that f5 resumes; an ended one starts anew."""
 Orders = dict[str, tuple[str, Callable[[], object]]]
 """Orders to a live search, by name: the words beside the name, and the function that gives the order."""
 VARY = "ask('vary')"
@@ -144,7 +144,9 @@ class BestScreen(AppScreen):
     def _show_plan(self) -> None:
         next_run, control = self.session.next_run, self.session.best_search
         if control.is_active:
-            waited = "" if control.asked_ns is None else duration(max(0, self._now_ns - control.asked_ns) // 10**9)
+            waited = (
+                "" if control.requested_ns is None else duration(max(0, self._now_ns - control.requested_ns) // 10**9)
+            )
             rows: list[LabelledText] = [("", f"The knobs are being checked… {waited}", "text")]
         else:
             request = control.request or BestRequest()
@@ -234,7 +236,7 @@ class BestScreen(AppScreen):
     def _change_preset(self, question: BestQuestion) -> NextRun:
         """Make the question's preset the next run. Raises UserError if the preset is gone."""
         run = self.session.shown_run
-        next_run = with_comparison(next_run_of_search(question), run.run_file if run is not None else None)
+        next_run = with_comparison(next_run_from_search(question), run.run_file if run is not None else None)
         self.session.change(next_run)
         return next_run
 

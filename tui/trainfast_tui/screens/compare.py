@@ -8,7 +8,7 @@ from trainfast_runner.results.comparison.difference import Comparison, compare
 from trainfast_tui.screens.base import PageScreen
 from trainfast_tui.session import Session
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.comparison import difference_text, figure_text, interval_text, setting_text, verdict_text
+from trainfast_tui.text.comparison import difference_text, figure_with_unit, interval_text, setting_text, verdict_text
 from trainfast_tui.text.lines import Line, Tone, paragraph, rule
 
 VERDICT_TONES: dict[str, Tone] = {"better": "success", "worse": "error"}
@@ -109,7 +109,7 @@ def _figure_lines(comparison: Comparison, width: int) -> list[Line]:
     lines: list[Line] = [*note, [(head, "muted")]]
     for row in rows:
         figures: Line = [
-            (fmt.to_width(figure_text(value, row.unit), column, "right"), "text") for value in (row.a, row.b)
+            (fmt.to_width(figure_with_unit(value, row.unit), column, "right"), "text") for value in (row.a, row.b)
         ]
         if wide:
             figures.append((fmt.to_width(difference_text(row), 18, "right"), "text"))

@@ -47,7 +47,7 @@ class MonitorScreen(AppScreen):
         self._rows_for: tuple[Size, int] | None = None
         """The size and the number of GPUs for which the devices and the processes have `_kept_rows`."""
         self._kept_rows = (0, 0)
-        self._asked: Identity | None = None
+        self._terminated: Identity | None = None
         """The process that SIGTERM was sent to last."""
 
     def compose(self) -> ComposeResult:
@@ -90,7 +90,7 @@ class MonitorScreen(AppScreen):
         charts = self.query_one(Charts)
         if charts.display:
             charts.show_snapshot(snapshot.without_run())
-        self._follow_asked(snapshot.processes)
+        self._notify_when_ended(snapshot.processes)
 
     def _share_out(self) -> None:
         """Divide the rows: devices first, then a few processes, then charts, whose line of events always stays."""
@@ -115,11 +115,11 @@ class MonitorScreen(AppScreen):
         height = left - (charts if charts >= LEAST_CHART_ROWS else has_events)
         table.set_height(height)
 
-    def _follow_asked(self, rows: tuple[ProcessRow, ...] | None) -> None:
+    def _notify_when_ended(self, rows: tuple[ProcessRow, ...] | None) -> None:
         """Show when the process that was asked to end has ended."""
-        asked = self._asked
+        asked = self._terminated
         if asked is not None and rows is not None and not is_running(asked):
-            self._asked = None
+            self._terminated = None
             self.show_notice(f"Process {asked.pid} has ended.", "success")
 
     def action_end(self) -> None:
@@ -138,7 +138,7 @@ class MonitorScreen(AppScreen):
         if (member := run_with(self.session.home, row.identity)) is not None:
             self._offer_stop(row, member)
             return
-        kill = row.identity == self._asked
+        kill = row.identity == self._terminated
         question = f"{'Kill' if kill else 'End'} process {row.pid}?\n{_described(row)}"
         if kill:
             question += "\nSIGTERM was sent to it and it still runs. SIGKILL gives it no chance to save anything."
@@ -162,7 +162,7 @@ class MonitorScreen(AppScreen):
         except UserError as error:
             self.notify(error.line(), severity="warning")
             return
-        self._asked = identity
+        self._terminated = identity
         self.notify(words if kill else f"{words} If it stays, x again offers SIGKILL.")
 
 

@@ -93,8 +93,8 @@ class ScriptScreen(AppScreen):
         waited = duration((time.monotonic_ns() - self._since_ns) // 10**9)
         waiting = f"running the script to its arguments… {waited} of at most 30 s"
         mapping = tuple(self._mapping.values())
-        found = ScriptFindings(self._command, os.getcwd(), self._found, mapping, waiting, self._refusal)
-        self.view.show_findings(found, knob)
+        findings = ScriptFindings(self._command, os.getcwd(), self._found, mapping, waiting, self._refusal)
+        self.view.show_findings(findings, knob)
         is_known, footer = self._found is not None, self.query_one(Footer)
         useless = {
             **dict.fromkeys(("save", "add"), not is_known),

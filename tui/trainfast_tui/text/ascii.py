@@ -27,4 +27,4 @@ def to_ascii(text: str) -> str:
     """Replace every sign outside ASCII by its likeness, or by `?` where it has none; the width stays the same."""
     if text.isascii():
         return text
-    return _OTHERS.sub(lambda found: "?" * cell_len(found[0]), text.translate(_LIKENESS))
+    return _OTHERS.sub(lambda match: "?" * cell_len(match[0]), text.translate(_LIKENESS))

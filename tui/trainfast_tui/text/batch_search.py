@@ -27,7 +27,7 @@ WHY_OF_SCRIPT = (
     " checkpoints and trackers are off; the largest is confirmed in another."
 )
 ENTER = "Enter starts the search; Esc goes back."
-ENTER_GOES_ON = "Enter goes on with the search that was left; Esc goes back."
+ENTER_RESUMES = "Enter resumes the unfinished search; Esc goes back."
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,25 +83,30 @@ def limit_notice(spec: RunSpec, machine: Machine | None, ranks: int | None) -> s
 
 
 def batch_question_rows(spec: RunSpec, limit: str, earlier: BatchSnapshot | None) -> list[LabelledText]:
-    """Return the question of a batch search as labelled_lines, each with its label and tone.
+    """Return the rows that ask whether to start a batch search.
 
     `limit` is the notice of its limit, `earlier` the newest search of these knobs, None without one.
     """
     why = WHY if spec.script is None else WHY_OF_SCRIPT
-    enter = ENTER if earlier is None or not _goes_on(earlier) else ENTER_GOES_ON
+    enter = ENTER if earlier is None or not _is_resumable(earlier) else ENTER_RESUMES
     rows: list[LabelledText] = [("", why, "muted"), ("", enter, "title")]
     changed = ", ".join(settings({key: spec.knobs[key] for key in spec.overrides if key in spec.knobs}))
     rows.append(("knobs    ", changed or "as the preset", "text"))
     own_limit = spec.knobs.get("memory_limit")
     limit = limit or ("what the device has free" if own_limit is None else f"memory_limit={own_limit}")
-    if earlier is not None and _goes_on(earlier) and earlier.asked is not None and earlier.asked.limits_bytes:
-        each = " + ".join(fmt.size(limit) for limit in dict.fromkeys(earlier.asked.limits_bytes))
-        limit = f"{each} a rank, as it began ({earlier.asked.limit_words})"
+    if (
+        earlier is not None
+        and _is_resumable(earlier)
+        and earlier.question is not None
+        and earlier.question.limits_bytes
+    ):
+        each = " + ".join(fmt.size(limit) for limit in dict.fromkeys(earlier.question.limits_bytes))
+        limit = f"{each} a rank, as it began ({earlier.question.limit_words})"
     rows.append(("limit    ", limit, "text"))
     return [*rows, ("time     ", _time_words(earlier), "text")]
 
 
-def _goes_on(earlier: BatchSnapshot) -> bool:
+def _is_resumable(earlier: BatchSnapshot) -> bool:
     """True if a search of the same knobs would continue this one."""
     return bool(earlier.probes) and (earlier.ended is None or earlier.state in ("interrupted", "cancelled"))
 
@@ -111,8 +116,8 @@ def _time_words(earlier: BatchSnapshot | None) -> str:
     if earlier is None or not earlier.probes:
         return "not known before the first sizes have run"
     tried = ", ".join(f"{probe.batch_size:,}" for probe in earlier.probes)
-    if earlier.ended is None or _goes_on(earlier):
-        return f"goes on with the search that has tried {tried}"
+    if earlier.ended is None or _is_resumable(earlier):
+        return f"resumes the search that has tried {tried}"
     return f"the search before took {fmt.duration(earlier.ended.seconds)} for the sizes {tried}"
 
 
@@ -146,8 +151,8 @@ def batch_search_words(search: BatchSnapshot, now_ns: int | None = None) -> str:
         "running": "working",
         "pausing": f"pausing after {_under_way(search)}",
         "paused": "paused: no process is running",
-        "interrupted": "interrupted: no process works on it; f5 continues",
-        "cancelled": "cancelled; its journal is kept, f5 continues",
+        "interrupted": "interrupted: no process works on it; f5 resumes",
+        "cancelled": "cancelled; its journal is kept, f5 resumes",
     }
     from trainfast_runner.search.journal.lines import CANCELLED
 
@@ -163,7 +168,7 @@ def batch_search_words(search: BatchSnapshot, now_ns: int | None = None) -> str:
     if search.state == "failed" and ended is not None:
         return f"failed: {fmt.plain(ended.reason)}"
     if search.state == "cancelled" and ended is not None and ended.reason not in ("", CANCELLED):
-        return f"stopped early: {fmt.plain(ended.reason)}; its journal is kept, f5 tries again"
+        return f"stopped early: {fmt.plain(ended.reason)}; its journal is kept, f5 resumes"
     return words.get(search.state, search.state)
 
 

@@ -39,7 +39,7 @@ def answer_lines(so_far: BestSoFar, search_id: str) -> list[str]:
         lines += ["", *table(EFFECT_HEADER, effect_rows(answer))]
     if answer.pareto:
         lines += ["", *table(PARETO_HEADER, _pareto_rows(so_far, answer), right=(2,))]
-    rest = rest_rows(so_far, answer.verdicts)
+    rest = count_rows(so_far, answer.verdicts)
     continues = [("cancelled", f"the same command continues {search_id}")] if _is_cancelled(so_far) else []
     lines += ["", *pairs([*rest, *continues])]
     return [fmt.plain(line) for line in lines]
@@ -108,7 +108,7 @@ def _pareto_rows(so_far: BestSoFar, answer: BestAnswer) -> Iterator[tuple[str, .
         yield knobs, rate_words(rates.get(number)), fmt.size(so_far.peak_bytes(number))
 
 
-def rest_rows(so_far: BestSoFar, verdicts: Sequence[CandidateVerdict]) -> Iterator[tuple[str, str]]:
+def count_rows(so_far: BestSoFar, verdicts: Sequence[CandidateVerdict]) -> Iterator[tuple[str, str]]:
     """The number of each verdict, what was not tried or was disturbed, why the search stopped, and what it took."""
     dropped = so_far.space.dropped if so_far.space is not None else 0
     others = f"; {dropped} combinations have another global batch" if dropped else ""

@@ -59,12 +59,12 @@ def best_search_words(search: BestSnapshot, now_ns: int | None = None) -> str:
         from trainfast_runner.search.journal.lines import CANCELLED
 
         why = "" if ended.reason in ("", CANCELLED) else f": {fmt.plain(ended.reason)}"
-        return f"stopped{why}; its journal is kept, f5 continues"
+        return f"stopped{why}; its journal is kept, f5 resumes"
     words = {
         "starting": "starting: the model is built, and the candidates are listed with their memory",
         "pausing": "pausing after this step",
         "paused": "paused: no process is running",
-        "interrupted": "interrupted: no process works on it; f5 continues",
+        "interrupted": "interrupted: no process works on it; f5 resumes",
     }
     return words.get(search.state, search.state)
 
@@ -79,19 +79,19 @@ def doing_words(so_far: BestSoFar) -> str:
 
 
 def _answer_words(so_far: BestSoFar) -> str:
-    found = so_far.ended.answer if so_far.ended is not None else None
-    assert found is not None
+    answer = so_far.ended.answer if so_far.ended is not None else None
+    assert answer is not None
     assert so_far.space is not None
-    tried = found.tried_in_budget
+    tried = answer.tried_in_budget
     budget = "" if tried is None else f"{budget_words(tried, len(so_far.candidates))}; "
-    if found.within_percent is not None:
-        return f"{budget}no winner: {noise_words(found.within_percent)}"
-    if found.best == so_far.space.baseline and tried is None:
+    if answer.within_percent is not None:
+        return f"{budget}no winner: {noise_words(answer.within_percent)}"
+    if answer.best == so_far.space.baseline and tried is None:
         return "the baseline itself is the fastest"
     if tried is not None:
         budget += "best so far: "
-    words = setting_words(so_far.space, found.best)
-    if (gain := found.gain_percent) is not None:
+    words = setting_words(so_far.space, answer.best)
+    if (gain := answer.gain_percent) is not None:
         words += f": {gain_words(gain)}"
     return budget + words
 
@@ -120,20 +120,20 @@ def open_values(search: BestSnapshot, do: str) -> dict[tuple[str, str], int]:
 
     Of the candidates that the orders so far leave; an order that would leave none is not among them.
     """
-    from trainfast_runner.search.best.orders import PIN, ordered_out
+    from trainfast_runner.search.best.orders import PIN, excluded_by_orders
 
     candidates = search.so_far.candidates
     given: list[Ordered | KnobOrder] = [*search.so_far.orders, *search.waiting]
     names = [name for name in (candidates[0].knobs if candidates else ()) if _has_several(candidates, name)]
-    found: dict[tuple[str, str], int] = {}
+    counts_by_value: dict[tuple[str, str], int] = {}
     for name in names:
         # A knob's next pin replaces its present one.
         orders = [one for one in given if not (do == PIN and one.do == PIN and one.knob == name)]
-        out = ordered_out(candidates, orders)
+        out = excluded_by_orders(candidates, orders)
         left = [one for number, one in enumerate(candidates) if one.ruled_out is None and number not in out]
         counts = Counter(BY_NAME[name].text_of(one.knobs[name]) for one in left)
-        found |= {(name, text): count for text, count in counts.items() if do == PIN or count < len(left)}
-    return found
+        counts_by_value |= {(name, text): count for text, count in counts.items() if do == PIN or count < len(left)}
+    return counts_by_value
 
 
 def _has_several(candidates: Sequence[Candidate], name: str) -> bool:
@@ -151,12 +151,12 @@ def order_words(order: Ordered | KnobOrder, space: Space | None) -> str:
 
 def orders_in_force(so_far: BestSoFar) -> list[Ordered]:
     """Return the orders that the conductor has taken and that no later one replaced."""
-    found: dict[tuple[str, object], Ordered] = {}
+    in_force: dict[tuple[str, object], Ordered] = {}
     for order in so_far.orders:
         if order.do == "skip":
-            found["skip " + order.knob, repr((order.value, order.candidate))] = order
+            in_force["skip " + order.knob, repr((order.value, order.candidate))] = order
             continue
-        found.pop(("pin", order.knob), None)
+        in_force.pop(("pin", order.knob), None)
         if order.do == "pin":
-            found["pin", order.knob] = order
-    return list(found.values())
+            in_force["pin", order.knob] = order
+    return list(in_force.values())

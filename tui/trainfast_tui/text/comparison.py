@@ -10,7 +10,7 @@ from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_tui.text import format as fmt
 
 
-def figure_text(value: float | None, unit: str) -> str:
+def figure_with_unit(value: float | None, unit: str) -> str:
     """Return a figure with its unit."""
     if unit.endswith("/s"):
         return fmt.per_second(value, unit.removesuffix("/s"))
@@ -31,10 +31,10 @@ def difference_text(row: ComparisonRow) -> str:
     """Return the difference of the two figures as shown, so that subtracting them gives the same."""
     if row.a is None or row.b is None:
         return ""
-    shown_a, shown_b = (fmt.parse_figure(figure_text(value, row.unit)) for value in (row.a, row.b))
+    shown_a, shown_b = (fmt.parse_figure(figure_with_unit(value, row.unit)) for value in (row.a, row.b))
     delta = shown_b - shown_a
     sign = "" if not delta else ("+" if delta > 0 else "-")
-    return sign + figure_text(abs(delta), row.unit)
+    return sign + figure_with_unit(abs(delta), row.unit)
 
 
 def interval_text(row: ComparisonRow) -> str:

@@ -38,7 +38,7 @@ def device_items(
     with_sm_clock: bool = False,
 ) -> list[Item]:
     """Return this GPU's readings; `before` is its reading `seconds` earlier, `lately` its last minute."""
-    found = [
+    items = [
         *_throttled(lately),
         _limits(device),
         _clock("SM clock", device.sm_clock_mhz, device.sm_clock_max_mhz) if with_sm_clock else None,
@@ -60,18 +60,18 @@ def device_items(
         # Last: its length changes with the link.
         _pcie(device),
     ]
-    return [item for item in found if item is not None]
+    return [item for item in items if item is not None]
 
 
 def alarm_items(device: DeviceReading) -> list[Item]:
     """Return the items of `device_items` that a person should see even in little room."""
-    found = [_memory_temperature(device), *_memory_health(device), _mig(device), _pcie(device)]
-    return [item for item in found if item is not None and is_alarm(item)]
+    items = [_memory_temperature(device), *_memory_health(device), _mig(device), _pcie(device)]
+    return [item for item in items if item is not None and is_alarm(item)]
 
 
 def host_items(host: HostReading, before: HostReading | None, seconds: float) -> list[Item]:
     """Return what a data loader shares: load, free memory, swap, storage and network."""
-    found = [
+    items = [
         _plain("load", fmt.number(host.load_1m), "99.9"),
         _plain("available", fmt.size(host.memory_available_bytes), WIDEST_SIZE),
         None
@@ -82,7 +82,7 @@ def host_items(host: HostReading, before: HostReading | None, seconds: float) ->
         _rate("network in", host, before, seconds, "network_received_bytes"),
         _rate("out", host, before, seconds, "network_sent_bytes"),
     ]
-    return [item for item in found if item is not None]
+    return [item for item in items if item is not None]
 
 
 def missing_item(tick: Tick, index: int, width: int) -> Item | None:
@@ -134,14 +134,14 @@ def _throttled(lately: DeviceConditions | None) -> list[Item]:
     """Throttled shares of the last minute, by cause."""
     if lately is None:
         return []
-    found: list[Item] = []
+    items: list[Item] = []
     for shade in SHADES:
         share = (lately.throttled_ms.get(shade.kind) or 0.0) / 60_000
         if share >= LEAST_THROTTLED_SHARE:
             tone: Tone = "error" if shade.kind in ("thermal", "brake") else "warning"
             text = f"{fmt.percent(100 * share)} of the last minute"
-            found.append(Item(f"{shade.letter} {shade.words}", text, tone, "100 % of the last minute"))
-    return found
+            items.append(Item(f"{shade.letter} {shade.words}", text, tone, "100 % of the last minute"))
+    return items
 
 
 def _limits(device: DeviceReading) -> Item | None:
@@ -201,19 +201,19 @@ def _power(device: DeviceReading) -> Item | None:
 def _memory_health(device: DeviceReading) -> list[Item]:
     """ECC errors and remapped rows; those that need a person are alarms."""
     corrected, uncorrected = device.ecc_corrected_errors, device.ecc_uncorrected_errors
-    found: list[Item] = []
+    items: list[Item] = []
     if corrected is not None or uncorrected is not None:
         text = f"{fmt.count(uncorrected)} uncorrected, {fmt.count(corrected)} corrected"
-        found.append(Item("ECC errors", text, "error" if uncorrected else "text"))
+        items.append(Item("ECC errors", text, "error" if uncorrected else "text"))
     rows = [_reading(device, f"remapped_rows_{kind}") for kind in ("corrected", "uncorrected")]
     if any(row is not None for row in rows):
         text = fmt.count(sum(row or 0 for row in rows))
-        found.append(Item("remapped rows", text, "warning" if any(rows) else "text"))
+        items.append(Item("remapped rows", text, "warning" if any(rows) else "text"))
     if device.remapped_rows_pending:
-        found.append(Item("rows to remap", "waiting for a reset of the GPU", "error"))
+        items.append(Item("rows to remap", "waiting for a reset of the GPU", "error"))
     if device.remapped_rows_failed:
-        found.append(Item("remapping", "failed: replace this GPU", "error"))
-    return found
+        items.append(Item("remapping", "failed: replace this GPU", "error"))
+    return items
 
 
 def _rates(

@@ -56,9 +56,9 @@ def _nothing(run: RunSnapshot) -> str:
 def _section(diagnosis: Diagnosis, width: int) -> tuple[str, list[Line]]:
     from trainfast_runner.results.bottleneck.rules import rule_that_spoke
 
-    found = rule_that_spoke(diagnosis.rule, diagnosis.evidence)
-    title = ", ".join(filter(None, (found.title if found is not None else diagnosis.rule, cost_words(diagnosis))))
-    thresholds = {condition.figure: condition for condition in found.when} if found is not None else {}
+    rule = rule_that_spoke(diagnosis.rule, diagnosis.evidence)
+    title = ", ".join(filter(None, (rule.title if rule is not None else diagnosis.rule, cost_words(diagnosis))))
+    thresholds = {condition.figure: condition for condition in rule.when} if rule is not None else {}
     lines = paragraph(diagnosis.line, width, "title")
     wide = max((cell_len(named(name)) for name in diagnosis.evidence), default=0)
     for name, value in diagnosis.evidence.items():
@@ -66,7 +66,7 @@ def _section(diagnosis: Diagnosis, width: int) -> tuple[str, list[Line]]:
         if (condition := thresholds.get(name)) is not None:
             line.append((f"   the rule: {wanted(condition)}", "muted"))
         lines.append(line)
-    source = found.source if found is not None else ""
+    source = rule.source if rule is not None else ""
     for label, text in (("try", diagnosis.advice), ("source", source)):
         lines += labelled((f"  {label:<10}", "key"), text, width)
     return title, lines

@@ -92,12 +92,12 @@ def _throttling() -> dict[str, str]:
     """The figures of one cause; their names differ only in their units."""
     from trainfast_runner.machine.telemetry.throttle import CAUSES
 
-    found: dict[str, str] = {}
+    figures: dict[str, str] = {}
     for cause in CAUSES:
-        found |= dict.fromkeys((f"{cause.name}_percent", f"{cause.name}_ms_per_step"), f"throttled by {cause.words}")
-        found |= dict.fromkeys((f"{cause.name}_lost_percent", f"{cause.name}_lost_ms_per_step"), "lost to it")
-        found[f"{cause.name}_source"] = "known from"
-    return found
+        figures |= dict.fromkeys((f"{cause.name}_percent", f"{cause.name}_ms_per_step"), f"throttled by {cause.words}")
+        figures |= dict.fromkeys((f"{cause.name}_lost_percent", f"{cause.name}_lost_ms_per_step"), "lost to it")
+        figures[f"{cause.name}_source"] = "known from"
+    return figures
 
 
 def _ending(name: str) -> str:

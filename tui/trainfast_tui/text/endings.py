@@ -77,14 +77,16 @@ def ending(run: RunSnapshot, traced: OomExplanation | None = None, to_trace: int
 
 
 def _oom(run: RunSnapshot, traced: OomExplanation | None, to_trace: int) -> Ending:
-    found = explained(run)
-    if traced is not None and (found is None or found.needed_bytes is None or traced.needed_bytes is not None):
-        found = traced
-    facts = list(oom.oom_sentences(found)) if found is not None else []
+    explanation = explained(run)
+    if traced is not None and (
+        explanation is None or explanation.needed_bytes is None or traced.needed_bytes is not None
+    ):
+        explanation = traced
+    facts = list(oom.oom_sentences(explanation)) if explanation is not None else []
     if to_trace:
         facts.append(f"Tracing which changes would fit, {to_trace} to go…")
     reason = run.reason or _message(run)
-    if found is not None and found.held_bytes is not None and found.asked_bytes is not None:
+    if explanation is not None and explanation.held_bytes is not None and explanation.asked_bytes is not None:
         # The allocator's long sentence adds nothing; the status line and the log have it.
         reason = ""
     elif run.run_file is not None and run.run_file.memory_limit_bytes:
@@ -92,7 +94,7 @@ def _oom(run: RunSnapshot, traced: OomExplanation | None, to_trace: int) -> Endi
     if _is_warm(run):
         headline = f"{_warm_words(run)}: out of memory{_where(run)}"
         return Ending(headline, "warning", reason, advice=_SEARCH, facts=tuple(facts))
-    changes = () if found is None else tuple(found.changes)
+    changes = () if explanation is None else tuple(explanation.changes)
     advice = "" if changes else NO_CHANGE if run.run_file is not None and run.run_file.script else "r runs again."
     return Ending(f"out of memory{_where(run)}", "error", reason, changes, advice=advice, facts=tuple(facts))
 
@@ -102,8 +104,8 @@ def explained(run: RunSnapshot) -> OomExplanation | None:
     # Results of older versions explain a probe by the preset's batch.
     if run.result is not None and run.result.oom is not None and (run.result.tried or not _is_warm(run)):
         return run.result.oom
-    died = oom.out_of_memory(run)
-    return None if died is None else died.explained(lambda spec: None)
+    oom_run = oom.out_of_memory(run)
+    return None if oom_run is None else oom_run.explained(lambda spec: None)
 
 
 def _is_warm(run: RunSnapshot) -> bool:

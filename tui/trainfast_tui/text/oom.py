@@ -21,43 +21,48 @@ CLOSEST = "no change is enough by the prediction; the closest:"
 ESTIMATED = "the cheapest knobs that free memory, by estimate:"
 
 
-def oom_sentences(found: OomExplanation) -> Iterator[str]:
+def oom_sentences(explanation: OomExplanation) -> Iterator[str]:
     """Yield a sentence each about what had grown, what was missing and who else used memory, as far as known."""
-    if found.batch_size is not None:
-        yield f"A search was trying batch_size {found.batch_size:,} to see whether it fits: no knob needs a change."
-    if found.grown is not None:
-        words = CATEGORIES.get(found.grown, found.grown)
-        grown = f", to {size(found.grown_bytes)} at the predicted peak" if found.grown_bytes else ""
+    if explanation.batch_size is not None:
+        tried = f"batch_size {explanation.batch_size:,}"
+        yield f"A search was trying {tried} to see whether it fits: no knob needs a change."
+    if explanation.grown is not None:
+        words = CATEGORIES.get(explanation.grown, explanation.grown)
+        grown = f", to {size(explanation.grown_bytes)} at the predicted peak" if explanation.grown_bytes else ""
         yield f"The {words} had grown{grown}."
-    yield from _measured(found)
-    needed, limit = found.needed_bytes, found.limit_bytes
+    yield from _measured(explanation)
+    needed, limit = explanation.needed_bytes, explanation.limit_bytes
     if needed is not None and limit is not None:
         if needed > limit:
             too_much = size(needed - limit)
             yield f"The predicted peak, without any margin, is {size(needed)} of {size(limit)}: {too_much} too much."
         else:
             yield f"The predicted peak is {size(needed)} of {size(limit)}: it used more than predicted."
-    if needed is not None and found.batch_size is None and not any(may_fit(change) for change in found.changes):
+    if (
+        needed is not None
+        and explanation.batch_size is None
+        and not any(may_fit(change) for change in explanation.changes)
+    ):
         yield "No change of knobs makes it fit by the prediction."
-    if found.others:
-        yield f"Others on the device: {plain('; '.join(found.others))}."
+    if explanation.others:
+        yield f"Others on the device: {plain('; '.join(explanation.others))}."
 
 
-def _measured(found: OomExplanation) -> Iterator[str]:
+def _measured(explanation: OomExplanation) -> Iterator[str]:
     """Yield the sentence of the rank's own figures."""
-    asked, more = found.asked_bytes, ""
+    asked, more = explanation.asked_bytes, ""
     if asked is not None:
         more = f" and asked for {size(asked)} more"
-    if found.held_bytes is not None:
-        of = f" of its {size(found.limit_bytes)}" if found.limit_bytes is not None else ""
-        yield f"It held {size(found.held_bytes)}{of}{more}."
-        if found.untouched_bytes is not None and found.untouched_bytes >= WORTH_A_WORD:
+    if explanation.held_bytes is not None:
+        of = f" of its {size(explanation.limit_bytes)}" if explanation.limit_bytes is not None else ""
+        yield f"It held {size(explanation.held_bytes)}{of}{more}."
+        if explanation.untouched_bytes is not None and explanation.untouched_bytes >= WORTH_A_WORD:
             yield (
-                f"Since that was refused, at least {size(found.untouched_bytes)} more counted against the limit:"
+                f"Since that was refused, at least {size(explanation.untouched_bytes)} more counted against the limit:"
                 " address space reserved and not touched, such as the stacks of threads."
             )
-    elif asked is not None and found.missing_bytes is not None and found.needed_bytes is None:
-        yield f"It asked for {size(asked)}, which is {size(found.missing_bytes)} more than was free."
+    elif asked is not None and explanation.missing_bytes is not None and explanation.needed_bytes is None:
+        yield f"It asked for {size(asked)}, which is {size(explanation.missing_bytes)} more than was free."
 
 
 def change_options(change: OomChange) -> str:

@@ -17,10 +17,10 @@ SHELL_WORDS = ("|", "||", "&", "&&", ";", "<", ">", ">>", "2>&1")
 """Words that mean something to a shell alone."""
 
 
-def found_words(found: Discovered) -> str:
+def found_words(discovered: Discovered) -> str:
     """Return where discovery stopped the script, its parser, and the number of its flags."""
-    kind = f"{found.parser}, " if found.parser else ""
-    return f"stopped at {found.stopped_at}: {kind}{count(len(found.flags))} flags"
+    kind = f"{discovered.parser}, " if discovered.parser else ""
+    return f"stopped at {discovered.stopped_at}: {kind}{count(len(discovered.flags))} flags"
 
 
 def default_words(flag: Flag) -> str:

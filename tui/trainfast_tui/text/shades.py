@@ -30,15 +30,15 @@ SHADES: tuple[Shade, ...] = (
 )
 """The worst first: of two causes at once the worse is drawn."""
 
-KINDS = tuple(shade.kind for shade in SHADES)
-_BY_KIND = {shade.kind: shade for shade in SHADES}
+CAUSES = tuple(shade.kind for shade in SHADES)
+_BY_CAUSE = {shade.kind: shade for shade in SHADES}
 OTHER = "other"
 
 
 @lru_cache(maxsize=64)
 def shade_of(kind: str) -> Shade:
     """Return the shade of a cause, always the same object; an unlisted cause gets its first letter."""
-    if (known := _BY_KIND.get(kind)) is not None:
+    if (known := _BY_CAUSE.get(kind)) is not None:
         return known
     letter = to_ascii(plain(kind))[:1].strip().upper() or "#"
     return Shade(OTHER, letter, "╲", to_ascii(plain(kind, 24)) or "unknown cause")
@@ -46,7 +46,7 @@ def shade_of(kind: str) -> Shade:
 
 def severity_order(shade: Shade) -> int:
     """Return the shade's place, 0 for the worst; unlisted causes come last."""
-    return KINDS.index(shade.kind) if shade.kind in KINDS else len(KINDS)
+    return CAUSES.index(shade.kind) if shade.kind in CAUSES else len(CAUSES)
 
 
 UMBRELLA = "hardware"

@@ -64,7 +64,7 @@ class BatchSearchView(Painted):
         self._preset = name
         self._search: BatchSnapshot | None = None
         self._now_ns = 0
-        self._asked_ns: int | None = None
+        self._requested_ns: int | None = None
         self._notice: Piece = ("", "muted")
         self._limit_notice = ""
         self._question: list[LabelledText] = []
@@ -75,9 +75,9 @@ class BatchSearchView(Painted):
         """The rows of the table out of sight below, where it was scrolled; it is held to the table."""
         self._rows_in_sight = 1
 
-    def show_search(self, search: BatchSnapshot | None, now_ns: int, asked_ns: int | None = None) -> None:
-        """Show this search; `now_ns` is CLOCK_MONOTONIC, `asked_ns` the time of a request that has not started yet."""
-        self._search, self._now_ns, self._asked_ns = search, now_ns, asked_ns
+    def show_search(self, search: BatchSnapshot | None, now_ns: int, requested_ns: int | None = None) -> None:
+        """Show this search at `now_ns`; one requested at `requested_ns` has not started. Both are CLOCK_MONOTONIC."""
+        self._search, self._now_ns, self._requested_ns = search, now_ns, requested_ns
         self._question = []
         self.repaint()
 
@@ -87,7 +87,7 @@ class BatchSearchView(Painted):
         self.repaint()
 
     def show_question(self, rows: list[LabelledText]) -> None:
-        """Show these labelled_lines, each with its label and tone, until a search is shown."""
+        """Show these rows until a search is shown."""
         self._question = rows
         self.repaint()
 
@@ -99,14 +99,14 @@ class BatchSearchView(Painted):
     @property
     def chosen(self) -> Choice | None:
         """The choice that Enter applies; None before the end."""
-        found = choices(self._search)
-        return found[min(self._at, len(found) - 1)] if found else None
+        offered = choices(self._search)
+        return offered[min(self._at, len(offered) - 1)] if offered else None
 
     def action_move(self, by: int) -> None:
         """Move the cursor among the answers that Enter can apply; without any scroll the table, or the question."""
-        found = () if self._question else choices(self._search)
-        if found:
-            self._at = max(0, min(len(found) - 1, self._at + by))
+        offered = () if self._question else choices(self._search)
+        if offered:
+            self._at = max(0, min(len(offered) - 1, self._at + by))
             self.repaint()
         else:
             self._scroll(by)
@@ -133,7 +133,7 @@ class BatchSearchView(Painted):
             shown, self._top = scrolled(self._question_lines(width), self._top, height)
             return shown
         if search is None:
-            waited = _elapsed(self._asked_ns, self._now_ns)
+            waited = _elapsed(self._requested_ns, self._now_ns)
             words = self._notice[0] or f"The knobs are being checked… {waited}"
             waiting = paragraph(words, width, self._notice[1])
             if not self._notice[0]:
@@ -164,9 +164,9 @@ class BatchSearchView(Painted):
 
 
 def _head(search: BatchSnapshot, name: str, now_ns: int, width: int) -> list[Line]:
-    asked = search.asked
-    if asked is not None:
-        name = asked.name
+    question = search.question
+    if question is not None:
+        name = question.name
     sign, tone = SIGNS.get(search.state, ("○", "text"))
     lines = labelled((f"{sign} ", tone), batch_search_words(search, now_ns), width, "title")
     time: Piece = (f"  {_time_words(search, now_ns)}", "muted")
@@ -200,8 +200,8 @@ def _elapsed(since_ns: int | None, now_ns: int) -> str:
 
 
 def _limit_line(search: BatchSnapshot) -> Line:
-    asked, fit = search.asked, _tightest(search)
-    limits = list(asked.limits_bytes) if asked is not None else []
+    question, fit = search.question, _tightest(search)
+    limits = list(question.limits_bytes) if question is not None else []
     if not limits and fit is not None:
         limits = [fit.limit_bytes]
     if not limits:
@@ -210,8 +210,8 @@ def _limit_line(search: BatchSnapshot) -> Line:
     line: Line = [("limit ", "muted"), (f"{shown} a rank", "text")]
     if fit is not None and len(search.fits) > 1:
         line.append((f", the tightest is rank {fit.rank}", "text"))
-    if asked is not None and asked.limit_words:
-        line.append((f" ({asked.limit_words})", "muted"))
+    if question is not None and question.limit_words:
+        line.append((f" ({question.limit_words})", "muted"))
     return line
 
 
@@ -318,15 +318,15 @@ def _next_lines(search: BatchSnapshot, width: int) -> list[Line]:
 
 
 def _choice_lines(search: BatchSnapshot, at: int, width: int) -> list[Line]:
-    found = choices(search)
-    if not found:
+    offered = choices(search)
+    if not offered:
         return []
     ended = search.ended
     left = ended.answer.headroom_bytes if ended is not None and ended.answer is not None else None
     title = "Enter applies" if left is None else f"Enter applies; the largest leaves {fmt.size(left)} of the limit"
     lines: list[Line] = [[(title, "muted")]]
-    at = min(at, len(found) - 1)
-    for index, choice in enumerate(found):
+    at = min(at, len(offered) - 1)
+    for index, choice in enumerate(offered):
         settings = " ".join(f"{name}={value}" for name, value in choice.settings)
         head = f"{'▸' if index == at else ' '} {choice.label:<12}{settings}"
         first, *rest = wrap(choice.why, max(20, width - len(head) - 2)) or [""]
@@ -341,8 +341,8 @@ def _choice_lines(search: BatchSnapshot, at: int, width: int) -> list[Line]:
 def _chart(search: BatchSnapshot, width: int, height: int) -> list[Line]:
     """Return the chart of the tightest rank: its peaks as its limit counts them, the fit and the limit."""
     fit = _tightest(search)
-    asked = search.asked
-    limit = fit.limit_bytes if fit is not None else (min(asked.limits_bytes, default=None) if asked else None)
+    question = search.question
+    limit = fit.limit_bytes if fit is not None else (min(question.limits_bytes, default=None) if question else None)
     step = search.next
     wanted = step.batch_size if step is not None and search.is_live else None
     points = [point for probe in search.probes if (point := _point(probe, fit, limit)) is not None]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 ALL = "every knob that keeps the training the same"
 AS_SET = "as the knobs are set"
 FRESH = "yes: begins anew, without the effects of earlier searches"
-NOT_FRESH = "no: an unfinished search goes on; effects of earlier ones choose the first trials"
+NOT_FRESH = "no: resumes an unfinished search; effects of earlier ones choose the first trials"
 OBJECTIVE_HINTS = {
     "samples_per_s": "the most samples a second",
     "tokens_per_s": "the most tokens a second, which compares values of seq_len as well",

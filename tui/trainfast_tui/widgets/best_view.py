@@ -30,7 +30,7 @@ from trainfast_tui.text.lines import (
     scrolled,
 )
 from trainfast_tui.widgets.batch_search_view import SIGNS
-from trainfast_tui.widgets.best_rows import effect_rows, rest_rows, trial_rows, waiting_row
+from trainfast_tui.widgets.best_lines import effect_lines, footnote_lines, trial_lines, waiting_line
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.best_follower import BestSnapshot
@@ -69,7 +69,7 @@ class BestView(Painted):
         self.repaint()
 
     def show_plan(self, name: str, rows: list[LabelledText]) -> None:
-        """Show these labelled_lines, each with its label and tone, while there is no search; `name` is the preset's."""
+        """Show these rows while there is no search; `name` is the preset's."""
         if self._search is not None:
             self._top = 0
         self._search, self._headline, self._plan = None, name, rows
@@ -93,10 +93,10 @@ class BestView(Painted):
         if search is None:
             lines = [rule(f"best fit: {self._headline}", width), *labelled_lines(self._plan, width)]
             return [*self._scrolled(lines, height - len(notice)), *notice]
-        head = [*_head(search, self._now_ns, width), *_varied_rows(search, width)]
-        foot = [*_answer_rows(search, width, height), *_order_rows(search, width)]
-        table = trial_rows(search.so_far, width) if search.so_far.space is not None else []
-        waiting = waiting_row(search.so_far, width) if search.is_live else []
+        head = [*_head(search, self._now_ns, width), *_varied_lines(search, width)]
+        foot = [*_answer_lines(search, width, height), *_order_lines(search, width)]
+        table = trial_lines(search.so_far, width) if search.so_far.space is not None else []
+        waiting = waiting_line(search.so_far, width) if search.is_live else []
         end = [*foot, *notice]
         room = height - len(head) - len(end) - (1 if end else 0)
         if room < 0:
@@ -136,9 +136,9 @@ def _head(search: BestSnapshot, now_ns: int, width: int) -> list[Line]:
     lines: list[Line] = [rule(f"best fit: {name}", width)]
     lines += labelled((f"{sign} ", tone), best_search_words(search, now_ns), width, "title")
     if so_far.best is not None and so_far.space is not None:
-        found = so_far.answer
-        is_noise = found is not None and found.within_percent is not None
-        is_final = search.state == "answered" and (found is None or found.tried_in_budget is None)
+        answer = so_far.answer
+        is_noise = answer is not None and answer.within_percent is not None
+        is_final = search.state == "answered" and (answer is None or answer.tried_in_budget is None)
         label = ("chosen" if is_noise else "best") + ("" if is_final else " so far")
         setting = setting_words(so_far.space, so_far.best[0])
         lines += labelled((f"{label} {best_words(so_far)}  ", "accent"), setting, width)
@@ -158,7 +158,7 @@ def _chart_title(so_far: BestSoFar, spots: list[Spot]) -> Line:
     return title
 
 
-def _varied_rows(search: BestSnapshot, width: int) -> list[Line]:
+def _varied_lines(search: BestSnapshot, width: int) -> list[Line]:
     """The knobs that are varied and those left alone, until the first measurement."""
     question = search.so_far.question
     if question is None or search.so_far.attempts:
@@ -177,20 +177,20 @@ def _time_words(search: BestSnapshot, now_ns: int) -> str:
     return f"{of_all}, {fmt.duration(so_far.spent_s(now_ns))} so far{budget}"
 
 
-def _answer_rows(search: BestSnapshot, width: int, height: int) -> list[Line]:
+def _answer_lines(search: BestSnapshot, width: int, height: int) -> list[Line]:
     """The effects, the runner-ups and the verdict counts; empty before there is an answer."""
     ended = search.so_far.ended
     if ended is None or ended.answer is None or search.so_far.space is None:
         return []
-    effects = effect_rows(ended.answer, width)
-    rest = rest_rows(search.so_far, ended.answer, width, 2 if height < 40 else 6)
+    effects = effect_lines(ended.answer, width)
+    rest = footnote_lines(search.so_far, ended.answer, width, 2 if height < 40 else 6)
     most = max(4, height - 6 - len(rest))
     if len(effects) > most:
         effects = [*effects[: most - 1], [(f"and {len(effects) - most + 1} values that gave less", "muted")]]
     return [*effects, *rest]
 
 
-def _order_rows(search: BestSnapshot, width: int) -> list[Line]:
+def _order_lines(search: BestSnapshot, width: int) -> list[Line]:
     """The orders in force, and those that the search takes before its next step."""
     space = search.so_far.space
     words = [order_words(one, space) for one in orders_in_force(search.so_far)]
@@ -219,10 +219,10 @@ def spots_of(so_far: BestSoFar, *, is_live: bool) -> list[Spot]:
     best = so_far.best
     if best is not None and rates.get(best[0]) is not None:
         signs[best[0]] = ("■", "accent")
-    found = []
+    spots = []
     for number, rate in sorted(rates.items(), key=lambda item: best is not None and item[0] == best[0]):
         needed = so_far.memory_bytes(number)
         if needed is not None:
-            found.append(Spot(needed, rate, *signs[number]))
-    front = pareto(found)
-    return [replace(one, sign="●", tone="success") if one.sign == "•" and one in front else one for one in found]
+            spots.append(Spot(needed, rate, *signs[number]))
+    front = pareto(spots)
+    return [replace(one, sign="●", tone="success") if one.sign == "•" and one in front else one for one in spots]

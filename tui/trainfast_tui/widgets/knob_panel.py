@@ -33,10 +33,10 @@ KNOBS_BESIDE_REFUSAL = 3
 
 def knobs_by_group() -> dict[str, list[str]]:
     """Return the names of all knobs as the panel lists them, the most turned groups first."""
-    found: dict[str, list[str]] = {group: [] for group in GROUPS}
+    by_group: dict[str, list[str]] = {group: [] for group in GROUPS}
     for entry in KNOBS:
-        found.setdefault(entry.group, []).append(entry.name)
-    return found
+        by_group.setdefault(entry.group, []).append(entry.name)
+    return by_group
 
 
 IN_ORDER = tuple(name for names in knobs_by_group().values() for name in names)

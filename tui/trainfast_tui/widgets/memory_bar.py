@@ -92,7 +92,7 @@ def _change(fit: PredictedFit, reference_bytes: int | None) -> list[Line]:
         return []
     change = 100 * (fit.predicted.total_bytes / reference_bytes - 1)
     words = f"{fmt.signed_percent(change)} from {fmt.size(reference_bytes)}"
-    return [[("turned knobs: ", "muted"), (words, "warning" if change > 0 else "success")]]
+    return [[("overrides: ", "muted"), (words, "warning" if change > 0 else "success")]]
 
 
 def _peak_of_limit(fit: PredictedFit, width: int) -> Line:

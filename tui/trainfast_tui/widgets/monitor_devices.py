@@ -118,7 +118,7 @@ class MonitorDevices(Painted):
                 details = _most_telling(alarms, chosen, details_of(chosen), height - len(heads) - len(host), width)
                 heads[chosen][1] = heads[chosen][1][0], "cursor"
                 break
-        return [line for head, found in zip(heads, details, strict=True) for line in (head, *found)] + host
+        return [line for head, rows in zip(heads, details, strict=True) for line in (head, *rows)] + host
 
     def _items(self, device: DeviceReading, before: Tick | None, seconds: float, tick: Tick, width: int) -> list[Item]:
         if device.error is not None:
@@ -135,14 +135,14 @@ def _most_telling(items: list[list[Item]], chosen: int, whole: list[Line], room:
 
     `items` are the alarms of each GPU, of the chosen one all items.
     """
-    found: list[list[Line]] = []
+    rows: list[list[Line]] = []
     for at, own in enumerate(items):
-        found.append(flow(own, width, INDENT)[:1] if at != chosen and room > 0 else [])
-        room -= len(found[-1])
+        rows.append(flow(own, width, INDENT)[:1] if at != chosen and room > 0 else [])
+        room -= len(rows[-1])
     if len(whole) > room and items[chosen]:
         whole = flow(sorted(items[chosen], key=is_alarm, reverse=True), width, INDENT)
-    found[chosen] = whole[: max(0, room)]
-    return found
+    rows[chosen] = whole[: max(0, room)]
+    return rows
 
 
 def _why_silent(error: str, head: Line, width: int) -> list[Line]:

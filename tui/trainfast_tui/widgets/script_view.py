@@ -92,11 +92,11 @@ class ScriptView(Painted):
         return [*head, *body, *([[]] * (room - len(body))), *notice]
 
     def _body(self, width: int, room: int) -> list[Line]:
-        found = self._shown.found
-        if found is None:
+        discovered = self._shown.found
+        if discovered is None:
             return []
-        ways = _way_lines(found, self._shown.mapping, width)
-        flags = [_flag_line(flag, self._shown.mapping, width) for flag in found.flags]
+        ways = _way_lines(discovered, self._shown.mapping, width)
+        flags = [_flag_line(flag, self._shown.mapping, width) for flag in discovered.flags]
         rows, reason = self._mapping_lines(width)
         for_rows = room - 2 - len(reason) - len(ways) - min(LEAST_FLAGS, len(flags))
         top = max(0, self._at + 1 - max(LEAST_KNOBS, for_rows))
@@ -144,9 +144,9 @@ def _knob_line(one: Proposal, here: bool, width: int) -> Line:
     return [(text, "cursor" if here else "text")]
 
 
-def _way_lines(found: Discovered, mapping: Sequence[Proposal], width: int) -> list[Line]:
+def _way_lines(discovered: Discovered, mapping: Sequence[Proposal], width: int) -> list[Line]:
     """Return the knobs that reach the script without a flag, a paragraph a way."""
-    ways = ways_without_flag(found.framework or "", [one.knob for one in mapping])
+    ways = ways_without_flag(discovered.framework or "", [one.knob for one in mapping])
     return [
         line
         for way, knobs in ways.items()

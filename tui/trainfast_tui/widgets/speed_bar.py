@@ -58,7 +58,7 @@ def _predicted(view: SpeedView, width: int, roomy: bool) -> list[Line]:
     change = f"{fmt.signed_percent(change_percent)} from {fmt.number(view.reference)}"
     tone: Tone = "success" if change_percent >= 0 else "warning"
     if roomy:
-        return [interval, [("turned knobs: ", "muted"), (f"{change} samples/s", tone)]]
+        return [interval, [("overrides: ", "muted"), (f"{change} samples/s", tone)]]
     alone: Line = [(f"{fmt.number(speed.median)}/s, ", "title")]
     short = fmt.signed_percent(change_percent)
     return [first_fitting([[*alone, (f"{change}/s", tone)], [*alone, (change, tone)], [*alone, (short, tone)]], width)]

@@ -46,8 +46,8 @@ def others_cores(seconds: float, looks: int = 3) -> float | None:
     for _ in range(looks):
         window = CpuWindow()
         time.sleep(seconds)
-        if (found := window.others_cores()) is not None:
-            return found
+        if (cores := window.others_cores()) is not None:
+            return cores
     return None
 
 

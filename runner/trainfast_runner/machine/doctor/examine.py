@@ -42,17 +42,17 @@ def examine(home: Home, python: str | None = None) -> list[Check]:
     """All checks, the essential ones first. Takes about a second."""
     try:
         executable = find(python)
-        found = ask(executable, "inspect_model.py", ["{}"], task="list its packages")
+        packages = ask(executable, "inspect_model.py", ["{}"], task="list its packages")
     except UserError as error:
-        found = {"versions": {}}
+        packages = {"versions": {}}
         training = [Check("training Python", "fail", error.line(), "give another one with --python PATH")]
     else:
-        training = list(_packages(executable, found["python"], found["versions"], python))
+        training = list(_packages(executable, packages["python"], packages["versions"], python))
     return [
         *training,
         *_home(home),
         *_memory(),
-        *_gpus(python, found["versions"]),
+        *_gpus(python, packages["versions"]),
         *_compiler(python),
         *_shared_memory(),
         *_logout(),
@@ -159,8 +159,8 @@ def memory_limit(proc: Path = PROC) -> tuple[int | None, str]:
 def _compiler(python: str | None) -> Iterator[Check]:
     """The build tools of DeepSpeed's extensions and torch.compile; a launch puts the Python's own bin first in PATH."""
     executable = python or sys.executable
-    if found := compiler(executable):
-        yield Check("C++ compiler", "ok", found)
+    if path := compiler(executable):
+        yield Check("C++ compiler", "ok", path)
     else:
         yield Check(
             "C++ compiler",

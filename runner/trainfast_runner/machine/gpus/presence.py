@@ -50,10 +50,10 @@ def _torch_sees_one(python: str | None) -> str | None:
     except OSError:
         return None  # torch's CUDA goes through this library
     try:
-        found = training_python.cuda_devices(training_python.find(python))
+        devices = training_python.cuda_devices(training_python.find(python))
     except UserError:
         return None
-    return f"torch sees {found.names[0]}" if found.names else None
+    return f"torch sees {devices.names[0]}" if devices.names else None
 
 
 def _entries(folder: Path) -> list[Path]:

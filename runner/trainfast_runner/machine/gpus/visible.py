@@ -44,9 +44,9 @@ def named_instance(environment: Mapping[str, str], instances: Sequence[Instance]
             key=VARIABLE,
             advice=f"{VARIABLE}={first}",
         )
-    found = [one for one in instances if one.uuid.startswith(first) or one.old_name == first]
-    if len(found) == 1:
-        return found[0]
+    matching = [one for one in instances if one.uuid.startswith(first) or one.old_name == first]
+    if len(matching) == 1:
+        return matching[0]
     names = [one.uuid for one in instances]
     near = difflib.get_close_matches(first, names, n=1, cutoff=0.0)
     raise UserError(

@@ -73,8 +73,8 @@ def descendants(root_pid: int) -> list[Identity]:
 
 def unended(root_pid: int) -> list[UnkillableProcess]:
     """Processes below `root_pid` with a thread that has not ended; without any, the uncollected ones."""
-    found = [UnkillableProcess(pid, stat.name, _worst_state(pid, stat)) for pid, stat in below(root_pid)]
-    return [process for process in found if process.state != "Z"] or found
+    unkillable = [UnkillableProcess(pid, stat.name, _worst_state(pid, stat)) for pid, stat in below(root_pid)]
+    return [process for process in unkillable if process.state != "Z"] or unkillable
 
 
 def _worst_state(pid: int, stat: Stat) -> str:

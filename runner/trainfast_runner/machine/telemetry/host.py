@@ -89,23 +89,23 @@ class HostReader:
 def core_seconds() -> list[CoreSeconds]:
     """Busy and idle seconds of each core, in order. Raises one of `UNREADABLE`."""
     # A guest's time is in that of its user already.
-    found = [
+    seconds = [
         CoreSeconds(t.user + t.nice + t.system + t.irq + t.softirq + t.steal, t.idle + t.iowait)
         for t in psutil.cpu_times(percpu=True)
     ]
-    if not found:
+    if not seconds:
         raise ValueError("no cores are listed")
-    return found
+    return seconds
 
 
 def busy_percent(before: Sequence[CoreSeconds], now: Sequence[CoreSeconds]) -> list[float]:
     """Percent of the time that each core was busy between two readings, 0 to 100."""
-    found: list[float] = []
+    percents: list[float] = []
     for earlier, later in zip(before, now, strict=True):
         # The kernel may set waiting times back a little (proc(5)).
         busy, idle = max(0.0, later.busy - earlier.busy), max(0.0, later.idle - earlier.idle)
-        found.append(round(100 * busy / (busy + idle), 1) if busy + idle else 0.0)
-    return found
+        percents.append(round(100 * busy / (busy + idle), 1) if busy + idle else 0.0)
+    return percents
 
 
 def _package_temperature() -> float | None:

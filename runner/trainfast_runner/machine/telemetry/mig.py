@@ -31,8 +31,8 @@ class Instance:
 
 def read_instances() -> list[Instance]:
     """Every instance of every GPU in MIG mode. Opens NVML for as long as that takes; empty when it does not answer."""
-    found = ask_once(lambda nv: [one for index in range(nv.nvmlDeviceGetCount()) for one in _of_gpu(nv, index)])
-    return [] if isinstance(found, str) else found
+    instances = ask_once(lambda nv: [one for index in range(nv.nvmlDeviceGetCount()) for one in _of_gpu(nv, index)])
+    return [] if isinstance(instances, str) else instances
 
 
 def _of_gpu(nv: ModuleType, index: int) -> list[Instance]:
@@ -42,13 +42,13 @@ def _of_gpu(nv: ModuleType, index: int) -> list[Instance]:
         most, gpu_uuid = nv.nvmlDeviceGetMaxMigDeviceCount(gpu), as_text(nv.nvmlDeviceGetUUID(gpu))
     except (nv.NVMLError, AttributeError):
         return []
-    found = []
+    instances = []
     for position in range(most):
         # Places without an instance answer NotFound.
         handle = asked(nv, partial(nv.nvmlDeviceGetMigDeviceHandleByIndex, gpu, position))
         if handle is not None and (instance := _instance(nv, handle, index, gpu_uuid)) is not None:
-            found.append(instance)
-    return found
+            instances.append(instance)
+    return instances
 
 
 def _instance(nv: ModuleType, handle: Handle, gpu_index: int, gpu_uuid: str) -> Instance | None:

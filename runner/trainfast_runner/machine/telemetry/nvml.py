@@ -250,10 +250,10 @@ class Nvml:
         if nv is None or not self._open:
             return
         self.failure = None
-        found = job.result or []
-        jobs = [Job(partial(device.attach, nv, handle)) for device, handle in found]
+        opened = job.result or []
+        jobs = [Job(partial(device.attach, nv, handle)) for device, handle in opened]
         self._calls.run(jobs, max(self.timeout_s, self._opening_s / _PROBES))
-        for (device, _), attached in zip(found, jobs, strict=True):
+        for (device, _), attached in zip(opened, jobs, strict=True):
             if not attached.over:
                 self._hangs[device.index] = Hang.after(self._hangs.get(device.index), attached, t_ns)
                 device.fail(failures.slow(attached.age_s, "this GPU"), lost=False)
@@ -266,7 +266,7 @@ class Nvml:
             self._retry_at_ns = t_ns + _LOST_RETRY_NS
         elif self._open:
             self._retry_delay_ns = _FIRST_RETRY_NS
-        if self._xids is None or any(device.error is None for device, _ in found):
+        if self._xids is None or any(device.error is None for device, _ in opened):
             self._watch_for_xids(nv)
 
     def _watch_for_xids(self, nv: ModuleType) -> None:
@@ -305,7 +305,7 @@ class Nvml:
         try:
             nv.nvmlInit()
             self.driver_version = as_text(nv.nvmlSystemGetDriverVersion())
-            found = self._find_devices(nv)
+            devices = self._find_devices(nv)
         except nv.NVMLError as error:
             _shut_down(nv)
             # A foreign binding's error may have no code.
@@ -314,7 +314,7 @@ class Nvml:
             return []
         # From here on the GPUs may be read: not before, with handles of an earlier initialization.
         self._open = True
-        return found
+        return devices
 
     def _import(self, t_ns: int) -> ModuleType | None:
         """The binding; None with `failure` set when there is none that can be used."""
@@ -338,7 +338,7 @@ class Nvml:
 
     def _find_devices(self, nv: ModuleType) -> list[Found]:
         """Match the driver's list with the GPUs known before; a known one never vanishes silently."""
-        found: list[Found] = []
+        devices: list[Found] = []
         seen: set[int] = set()
         asks = [partial(nv.nvmlDeviceGetHandleByIndex, position) for position in range(nv.nvmlDeviceGetCount())]
         asks += [partial(nv.nvmlDeviceGetHandleByUUID, uuid.encode()) for uuid in self._instances]
@@ -347,7 +347,7 @@ class Nvml:
             try:
                 handle = ask()
                 device = self._identify(position, as_text(nv.nvmlDeviceGetUUID(handle)))
-                found.append((device, handle))
+                devices.append((device, handle))
             except nv.NVMLError as error:
                 if error.value in failures.LIBRARY_FAILURES:
                     raise
@@ -357,7 +357,7 @@ class Nvml:
         for device in self._devices:
             if device.index not in seen:
                 device.fail(failures.VANISHED, lost=True)
-        return found
+        return devices
 
     def _identify(self, position: int, uuid: str | None) -> Device:
         """The GPU known by this UUID, else the one last seen at this position without one, else a new one."""

@@ -92,8 +92,8 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_topology() -> Topology:
     """Ask NVML once; a few milliseconds a pair of GPUs. Raises nothing: without a GPU `missing` is the reason."""
-    found = ask_once(_read)
-    return Topology(missing=found) if isinstance(found, str) else found
+    topology = ask_once(_read)
+    return Topology(missing=topology) if isinstance(topology, str) else topology
 
 
 def _read(nv: ModuleType) -> Topology:

@@ -22,14 +22,14 @@ def diagnose(window: MeasuredWindow) -> list[Diagnosis]:
     if not can_tell(window):
         return []
     scopes = figures_by_scope(window)
-    found: dict[str, Diagnosis] = {}
+    by_rule: dict[str, Diagnosis] = {}
     for rule in RULES:
-        if rule.name not in found:
+        if rule.name not in by_rule:
             held = [finding for figures in scopes[rule.scope] for finding in _held(rule, figures)]
             if held:
-                found[rule.name] = max(held, key=_weight(rule))
+                by_rule[rule.name] = max(held, key=_weight(rule))
     return sorted(
-        found.values(), key=lambda finding: (SEVERITIES.index(finding.severity), -(finding.cost_ms_per_step or 0.0))
+        by_rule.values(), key=lambda finding: (SEVERITIES.index(finding.severity), -(finding.cost_ms_per_step or 0.0))
     )
 
 

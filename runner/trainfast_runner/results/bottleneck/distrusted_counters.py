@@ -29,12 +29,12 @@ Answered = Sequence[tuple[int, Reading]]
 def distrusted_counters(samples: Answered) -> frozenset[str]:
     """The counters that one device's samples (with their times, oldest first) refute."""
     answered = [one for one in samples if one[1].temperature_c is not None or one[1].throttle_reasons is not None]
-    found = {
+    distrusted = {
         field for field in REASONS_OF_COUNTER if _dropped_by_sampler(field, answered) or _stands_still(field, answered)
     }
-    moved = {field for field in CAUSE_COUNTERS if _runs_unseen(field, answered, found)}
+    moved = {field for field in CAUSE_COUNTERS if _runs_unseen(field, answered, distrusted)}
     energy = {ENERGY_FIELD} if energy_distrust(samples) is not None else set()
-    return frozenset(found | moved | energy)
+    return frozenset(distrusted | moved | energy)
 
 
 def _dropped_by_sampler(field: str, answered: Answered) -> bool:

@@ -13,7 +13,7 @@ from trainfast_runner.results.bottleneck.device_track import DeviceConditions
 from trainfast_runner.results.bottleneck.device_window import window_of
 from trainfast_runner.results.bottleneck.measured_window import MeasuredWindow
 from trainfast_runner.results.bottleneck.rules import ALL_CORES_BUSY_PERCENT, Figure, Scope
-from trainfast_runner.settings.world import recorded_strategy
+from trainfast_runner.settings.world import strategy_or_single
 from trainfast_runner.units import highest, lowest
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ def _run(window: MeasuredWindow) -> Figures:
     phases["backward_ms"] = _mean(step.backward_ms for step in steps)
     utilization = _lowest_utilization(window)
     data_percent = _percent(phases["data_ms"], step_ms)
-    found: Figures = {
+    figures: Figures = {
         "steps": len(steps),
         "step_ms": step_ms,
         **phases,
@@ -70,7 +70,7 @@ def _run(window: MeasuredWindow) -> Figures:
         "gpu_idle_percent": None if utilization is None else 100 - utilization,
         **_idle(utilization, data_percent, step_ms),
     }
-    return found | _loading(window) | _exchange(window, phases, step_ms)
+    return figures | _loading(window) | _exchange(window, phases, step_ms)
 
 
 def _idle(utilization: float | None, data_percent: float | None, step_ms: float | None) -> Figures:
@@ -105,11 +105,11 @@ def _exchange(window: MeasuredWindow, phases: Mapping[str, float | None], step_m
         advice = f"the slowest link among these GPUs is {link}: ddp or pp send the least"
     elif not on_gpus:
         advice = "processes on one CPU share its cores: strategy=single has no exchange"
-    found: Figures = {"link": link, "link_advice": advice}
+    figures: Figures = {"link": link, "link_advice": advice}
     if not forward or backward is None or not step_ms:
-        return found
+        return figures
     exposed = max(0.0, backward - times * forward)
-    return found | {
+    return figures | {
         "backward_over_forward": backward / forward,
         "computed_backward_ms": times * forward,
         "exposed_ms": exposed,
@@ -227,7 +227,7 @@ def _throttling(device: DeviceConditions, window: MeasuredWindow, run: Figures, 
     steps_share = None
     if span is not None and isinstance(step_ms, float):
         steps_share = step_ms / span.ms
-    found: Figures = {}
+    figures: Figures = {}
     for cause in CAUSES:
         throttled, lost = (
             None if ms is None or steps_share is None else ms * steps_share
@@ -237,13 +237,13 @@ def _throttling(device: DeviceConditions, window: MeasuredWindow, run: Figures, 
             lost = None
         lost = lost if lost is None or working is None else min(lost, working)
         cost = lowest((throttled, working)) if lost is None else lost
-        found[f"{cause.name}_ms_per_step"] = throttled
-        found[f"{cause.name}_percent"] = _percent(throttled, step_ms if isinstance(step_ms, float) else None)
-        found[f"{cause.name}_lost_ms_per_step"] = lost
-        found[f"{cause.name}_cost_ms"] = cost if trains else None
-        found[f"{cause.name}_lost_words"] = _lost_words(lost) if trains else "; the run does not use it"
-        found[f"{cause.name}_source"] = device.sources.get(cause.name)
-    return found
+        figures[f"{cause.name}_ms_per_step"] = throttled
+        figures[f"{cause.name}_percent"] = _percent(throttled, step_ms if isinstance(step_ms, float) else None)
+        figures[f"{cause.name}_lost_ms_per_step"] = lost
+        figures[f"{cause.name}_cost_ms"] = cost if trains else None
+        figures[f"{cause.name}_lost_words"] = _lost_words(lost) if trains else "; the run does not use it"
+        figures[f"{cause.name}_source"] = device.sources.get(cause.name)
+    return figures
 
 
 def _lost_words(ms: float | None) -> str:
@@ -323,7 +323,7 @@ def _tokens(window: MeasuredWindow) -> float | None:
     """Tokens that go through the model at once on one rank, the mean of the steps: samples may vary in length."""
     steps, knobs = window.first_rank, window.run.knobs
     parts = _whole(knobs.get("grad_accum"), 1)
-    if recorded_strategy(knobs).pipeline:
+    if strategy_or_single(knobs).pipeline:
         parts *= _whole(knobs.get("micro_batches"), 1)
     tokens = _mean(step.tokens for step in steps)
     return tokens / parts if tokens and parts else None

@@ -78,18 +78,18 @@ def measured_window_of(records: RunRecords, devices: Sequence[DeviceConditions],
 
 def foreign_processes(run: RunFile, events: Iterable[Event], window: Window) -> list[ForeignProcess]:
     """Foreign processes that used the run's devices at some time in the window, each once."""
-    found: dict[tuple[int, int], ForeignProcess] = {}
+    by_identity: dict[tuple[int, int], ForeignProcess] = {}
     for process in run.foreign_processes:
         pid, device, used = process.get("pid"), process.get("device"), process.get("memory_used_bytes")
         if isinstance(pid, int) and isinstance(device, int):
-            found[device, pid] = ForeignProcess(device, pid, used if isinstance(used, int) else None)
+            by_identity[device, pid] = ForeignProcess(device, pid, used if isinstance(used, int) else None)
     for event in events:
         if event.kind != "foreign_process" or event.pid is None or event.device is None:
             continue
         if event.state == "appeared" and event.t_ns <= window.end_ns:
-            found.setdefault(
+            by_identity.setdefault(
                 (event.device, event.pid), ForeignProcess(event.device, event.pid, event.memory_used_bytes)
             )
         elif event.state == "left" and event.t_ns < window.begin_ns:
-            found.pop((event.device, event.pid), None)
-    return list(found.values())
+            by_identity.pop((event.device, event.pid), None)
+    return list(by_identity.values())

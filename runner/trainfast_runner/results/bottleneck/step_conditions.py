@@ -72,10 +72,10 @@ class StepJoin:
 
     def joined(self, *, final: bool = False) -> list[StepConditions]:
         """The steps joined since the last call; `final`: no more samples will come."""
-        found = []
+        conditions = []
         while self._waiting and (final or (self._seen_ns is not None and self._waiting[0].t_ns <= self._seen_ns)):
-            found.append(self._join_step(self._waiting.popleft()))
-        return found
+            conditions.append(self._join_step(self._waiting.popleft()))
+        return conditions
 
     def window(self, begin_ns: int, end_ns: int) -> list[DeviceConditions]:
         """The conditions of each device with samples between two moments, in the order of the UUIDs."""

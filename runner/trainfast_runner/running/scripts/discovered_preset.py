@@ -14,7 +14,7 @@ from trainfast_runner.settings.script_preset import ScriptPreset
 
 def preset_of(
     words: Sequence[str],
-    found: Discovered,
+    discovered: Discovered,
     mapping: Iterable[Proposal],
     *,
     name: str,
@@ -31,9 +31,9 @@ def preset_of(
     return ScriptPreset(
         command=tuple(words),
         places={one.knob: one.place for one in mapping},
-        knobs=knobs_of_fields(found.fields) | now,
+        knobs=knobs_of_fields(discovered.fields) | now,
         name=name,
         title=command.title,
         cwd=cwd,
-        framework=found.framework or "",
+        framework=discovered.framework or "",
     )

@@ -34,9 +34,9 @@ def trainer_fields(knobs: KnobValues) -> dict[str, object]:
 
 def loader_defaults(knobs: KnobValues) -> dict[str, object]:
     """Defaults of DataLoader's arguments; `prefetch_factor` has none that suits a loader without workers."""
-    found: dict[str, object] = {}
+    defaults: dict[str, object] = {}
     if "workers" in knobs:
-        found["num_workers"] = knobs["workers"]
+        defaults["num_workers"] = knobs["workers"]
     if "pin_memory" in knobs:
-        found["pin_memory"] = knobs["pin_memory"] == "on"
-    return found
+        defaults["pin_memory"] = knobs["pin_memory"] == "on"
+    return defaults

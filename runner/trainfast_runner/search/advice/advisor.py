@@ -19,7 +19,7 @@ USEFUL_BATCH = 1024
 def advise(spec: RunSpec, preset_knobs: KnobValues, machine: Machine, situation: Situation) -> tuple[Advice, ...]:
     """All advice for this run on this machine, at most one for each knob and one for the model's shapes."""
     machine = machine.used_by(spec.knobs["devices"])
-    found = (
+    given = (
         strategy_advice(spec, machine, situation),
         lr_advice(spec, preset_knobs, machine),
         precision_advice(spec, machine),
@@ -28,7 +28,7 @@ def advise(spec: RunSpec, preset_knobs: KnobValues, machine: Machine, situation:
         accumulation_advice(spec, situation),
         sequence_advice(spec, machine),
     )
-    return tuple(advice for advice in found if advice is not None)
+    return tuple(advice for advice in given if advice is not None)
 
 
 def lr_advice(spec: RunSpec, preset_knobs: KnobValues, machine: Machine) -> Advice | None:

@@ -14,7 +14,7 @@ from trainfast_runner.running.history import iter_rows
 from trainfast_runner.search.advice.facts import Measured, Situation
 from trainfast_runner.settings.spec import RunSpec
 
-LOOKED_AT = 300
+NEWEST_RUNS_READ = 300
 """Newest runs among which those of the same preset are looked for."""
 SHAPES = ("hidden_size", "n_embd", "d_model", "intermediate_size", "n_inner", "d_ff", "vocab_size")
 
@@ -38,7 +38,7 @@ def _measured(spec: RunSpec, home: Home) -> tuple[Measured, ...]:
     sections = {"model": spec.model, "data": spec.data}
     fields = {key: sections[key.partition(".")[0]].get(key.partition(".")[2]) for key in spec.overrides if "." in key}
     try:
-        rows = list(itertools.islice(iter_rows(home), LOOKED_AT))
+        rows = list(itertools.islice(iter_rows(home), NEWEST_RUNS_READ))
     except UserError:
         return ()
     return tuple(

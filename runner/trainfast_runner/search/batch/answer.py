@@ -8,7 +8,7 @@ from trainfast_runner.search.batch.decide import (
     LARGEST_BATCH,
     TOLERANCE_BYTES,
     TOLERANCE_SHARE,
-    SearchState,
+    BatchState,
     lines_by_rank,
     tightest,
     tolerance_bytes,
@@ -26,7 +26,7 @@ SPREAD_SHARE = TOLERANCE_SHARE
 As much as a maximum may be off and still be called exact."""
 
 
-def answer_of(state: SearchState) -> BatchAnswer:
+def answer_of(state: BatchState) -> BatchAnswer:
     """Return the answer of a journal whose last confirmation run finished."""
     confirmation = state.confirmations[-1]
     most, fits = confirmation.batch_size, lines_by_rank(state)
@@ -57,14 +57,14 @@ def answer_of(state: SearchState) -> BatchAnswer:
     )
 
 
-def _too_large(state: SearchState, most: int) -> int | None:
+def _too_large(state: BatchState, most: int) -> int | None:
     """The smallest size above the answer that ran out of memory, in a probe or a confirmation run; None if none did."""
     tried = [probe.batch_size for probe in state.probes if probe.outcome == "oom"]
     confirmed = [confirmation.batch_size for confirmation in state.confirmations if confirmation.state == "oom"]
     return min((size for size in (*tried, *confirmed) if size > most), default=None)
 
 
-def _certainty(state: SearchState, tight: MemoryLines, most: int, too_large: int | None) -> str:
+def _certainty(state: BatchState, tight: MemoryLines, most: int, too_large: int | None) -> str:
     """The reason, in words, that no larger batch fits, and the sizes that were not tried."""
     if too_large is None:
         needs = f"{mebibytes(tight.need_bytes(most + 1))} of {mebibytes(tight.limit_bytes)}"
@@ -102,9 +102,9 @@ def aligned(batch_size: int) -> int | None:
     return batch_size // unit * unit or None
 
 
-def _margins(state: SearchState, tight: MemoryLines, most: int) -> list[Margin]:
+def _margins(state: BatchState, tight: MemoryLines, most: int) -> list[Margin]:
     """Parts of the memory that the recommended batch leaves free; parts of 0 bytes are listed too."""
-    found = [
+    margins = [
         Margin(
             margin_bytes=round(SPREAD_SHARE * tight.need_bytes(most)),
             why=f"a long run, which sees other samples and places its blocks otherwise ({SPREAD_SHARE:.0%})",
@@ -113,34 +113,34 @@ def _margins(state: SearchState, tight: MemoryLines, most: int) -> list[Margin]:
     if state.device == "cuda":
         peaks = [one for probe in state.fitting[-1:] for one in probe.ranks if one.rank == tight.rank]
         fragments = max(((one.peak_reserved_bytes or 0) - (one.peak_allocated_bytes or 0) for one in peaks), default=0)
-        found.append(Margin(margin_bytes=fragments, why="fragmentation, what the allocator reserved beyond its peak"))
+        margins.append(Margin(margin_bytes=fragments, why="fragmentation, what the allocator reserved beyond its peak"))
         available = [one.available_bytes for probe in state.probes for one in probe.ranks if one.rank == tight.rank]
         seen = [one for one in available if one is not None]
         others = max(seen) - min(seen) if seen else 0
-        found.append(Margin(margin_bytes=others, why="other users of the GPU, whose share changed while searching"))
-    found.append(Margin(margin_bytes=0, why="evaluation, which needs less: it keeps nothing for a backward"))
-    return found
+        margins.append(Margin(margin_bytes=others, why="other users of the GPU, whose share changed while searching"))
+    margins.append(Margin(margin_bytes=0, why="evaluation, which needs less: it keeps nothing for a backward"))
+    return margins
 
 
-def _recommended(state: SearchState, fits: tuple[MemoryLines, ...], most: int, margin_bytes: int) -> int:
+def _recommended(state: BatchState, fits: tuple[MemoryLines, ...], most: int, margin_bytes: int) -> int:
     """The largest batch that leaves the margin on every rank and made no allocator retry; at least 1."""
-    found = largest_fitting(
+    largest = largest_fitting(
         lambda size: all(fit.need_bytes(size) + margin_bytes <= fit.limit_bytes for fit in fits),
         min(most, LARGEST_BATCH),
     )
     retried = _smallest_retried(state)
     if retried is not None:
-        found = min(found, retried - 1)
+        largest = min(largest, retried - 1)
     if state.device == "cuda":
-        found = aligned(found) or found
-    return max(1, found)
+        largest = aligned(largest) or largest
+    return max(1, largest)
 
 
-def _smallest_retried(state: SearchState) -> int | None:
+def _smallest_retried(state: BatchState) -> int | None:
     return min((probe.batch_size for probe in state.fitting if probe.alloc_retries), default=None)
 
 
-def _recommended_why(state: SearchState, most: int, recommended: int, tight: MemoryLines, margins: list[Margin]) -> str:
+def _recommended_why(state: BatchState, most: int, recommended: int, tight: MemoryLines, margins: list[Margin]) -> str:
     if recommended == 1 and most == 1:
         return "there is no smaller one; it may run out of memory in a long run"
     left, source = tight.limit_bytes - tight.need_bytes(recommended), " by the fit"
@@ -157,7 +157,7 @@ def _recommended_why(state: SearchState, most: int, recommended: int, tight: Mem
     return words
 
 
-def _fastest(state: SearchState) -> tuple[int | None, float | None]:
+def _fastest(state: BatchState) -> tuple[int | None, float | None]:
     """The size of the highest rate and the rate, over probes and confirmation runs; None for both on a CPU.
 
     A search measures memory in every step on a CPU, and such speeds do not rank.
@@ -175,7 +175,7 @@ def _fastest(state: SearchState) -> tuple[int | None, float | None]:
     return size, rate
 
 
-def _headroom(state: SearchState, tight: MemoryLines, most: int) -> int:
+def _headroom(state: BatchState, tight: MemoryLines, most: int) -> int:
     """Bytes the tightest rank's limit had left: measured by a probe or the confirmation run, else by the fit."""
     for probe in state.fitting:
         if probe.batch_size == most:

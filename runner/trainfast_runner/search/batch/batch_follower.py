@@ -12,8 +12,8 @@ from trainfast_runner.search.journal.batch import (
     BatchLaunched,
     BatchLine,
     BatchQuestion,
+    BatchStep,
     ConfirmationRun,
-    Next,
     Predicted,
     Probe,
 )
@@ -39,12 +39,12 @@ class BatchSnapshot:
 
     directory: Path
     state: str = "starting"
-    asked: BatchQuestion | None = None
+    question: BatchQuestion | None = None
     prediction: Predicted | None = None
     probes: tuple[Probe, ...] = ()
     """Probes in the order they were made, void ones included."""
     confirmations: tuple[ConfirmationRun, ...] = ()
-    next: Next | None = None
+    next: BatchStep | None = None
     """The current step and its reason; the last step once the search has ended."""
     run_id: str | None = None
     """The search's current run; None between runs."""
@@ -96,7 +96,7 @@ class BatchFollower:
             self.directory,
             end=None if snapshot.ended is None else snapshot.ended.state,
             is_conducted=conducted,
-            is_asked=snapshot.asked is not None,
+            is_asked=snapshot.question is not None,
             is_paused=self._paused,
             has_step=snapshot.next is not None,
         )
@@ -114,14 +114,14 @@ class BatchFollower:
         )
         match line:
             case BatchQuestion():
-                snapshot = replace(snapshot, asked=line)
+                snapshot = replace(snapshot, question=line)
             case Conducted():
                 # Continued: an earlier end (cancelled) no longer counts.
                 self._paused = False
                 snapshot = replace(snapshot, ended=None, run_id=None, since_ns=line.t_ns, proof_steps=line.proof_steps)
             case Predicted():
                 snapshot = replace(snapshot, prediction=line)
-            case Next():
+            case BatchStep():
                 snapshot = replace(snapshot, next=line, since_ns=line.t_ns, is_decided=True)
             case BatchLaunched():
                 snapshot = replace(snapshot, run_id=line.run_id)

@@ -13,7 +13,7 @@ from trainfast_runner.records.run_file import CONFIRM, CONFIRMATION, PROBE
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.recovery import live_runs
 from trainfast_runner.search.batch.answer import answer_of
-from trainfast_runner.search.batch.decide import Decision, SearchState, decide, state_of_journal
+from trainfast_runner.search.batch.decide import BatchDecision, BatchState, decide, state_of_batch_journal
 from trainfast_runner.search.batch.opening import BatchSearchOptions
 from trainfast_runner.search.batch.probe_record import confirmation_record
 from trainfast_runner.search.conductor import ConductOptions, Conductor
@@ -22,18 +22,18 @@ from trainfast_runner.search.journal.batch import (
     BatchLaunched,
     BatchLine,
     BatchQuestion,
+    BatchStep,
     ConfirmationRun,
-    Next,
     Predicted,
     Probe,
     read_batch_journal,
 )
 from trainfast_runner.search.journal.lines import Conducted
-from trainfast_runner.search.left_runs import end_if_live, has_settings, is_usable, runs_of_search
 from trainfast_runner.search.limits import with_limits
+from trainfast_runner.search.orphaned_runs import end_if_live, has_settings, is_usable, runs_of_search
 from trainfast_runner.search.processes import Interrupted, end_run, wait_for_result
 
-TIMED_WARMUP = 3
+UNTIMED_CONFIRMATION_STEPS = 3
 
 
 class BatchConductor(Conductor[BatchLine, BatchEnded]):
@@ -64,24 +64,24 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
         """Try one size and write its `Probe`; return the end if nothing more can be tried."""
 
     @abstractmethod
-    def sized(self, batch_size: int, steps: int, timing_warmup: int) -> RunPlan:
+    def plan_size(self, batch_size: int, steps: int, timing_warmup: int) -> RunPlan:
         """Plan an ordinary run of one size."""
 
     @abstractmethod
     def nothing_fits(self, why: str) -> BatchEnded:
         """Return the end of a search in which a batch of 1 does not fit."""
 
-    def confirmed(self, directory: Path, result: Result, batch_size: int, seconds: float) -> ConfirmationRun:
+    def confirmation_of(self, directory: Path, result: Result, batch_size: int, seconds: float) -> ConfirmationRun:
         """Return the record of an ended confirmation run."""
         return confirmation_record(self._state(), directory, result, batch_size, seconds)
 
-    def first_line(self, conducted: Conducted) -> Conducted:
+    def conducted_line(self, conducted: Conducted) -> Conducted:
         """Return the line with this search's options."""
         return msgspec.structs.replace(conducted, no_oom=self._options.no_oom, proof_steps=self._options.proof_steps)
 
     def open(self) -> None:
         """End a left process and predict the largest size."""
-        self._end_left_process()
+        self._end_orphaned_process()
         if not any(isinstance(line, (Predicted, Probe)) for line in self._lines):
             self.predict()
 
@@ -93,11 +93,11 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
         """Return an end without an answer."""
         return BatchEnded(state=state, reason=reason)
 
-    def _do(self, step: Decision) -> BatchEnded | None:
+    def _do(self, step: BatchDecision) -> BatchEnded | None:
         """Take one step; return the end if it is the last."""
         action = step.action if step.action in ("probe", CONFIRM) else "end"
         self._write(
-            Next(
+            BatchStep(
                 action=action,
                 batch_size=step.batch_size,
                 why=step.why,
@@ -121,26 +121,26 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
     def _confirm(self, batch_size: int) -> None:
         """Make the confirmation run, a normal run with data, or take the one of a killed conductor."""
         began_s, steps = self._clock_s(), self._options.proof_steps
-        plan = self.sized(batch_size, steps, min(TIMED_WARMUP, steps - 1))
-        directory = self._live = self._take_left_confirmation(plan) or self._start(plan, CONFIRMATION)
+        plan = self.plan_size(batch_size, steps, min(UNTIMED_CONFIRMATION_STEPS, steps - 1))
+        directory = self._live = self._adopt_confirmation(plan) or self._start(plan, CONFIRMATION)
         result = wait_for_result(directory, self._raise_if_cancelled)
         self._live = None
         if result.state in ("stopped", "killed"):
             raise Interrupted
-        self._write(self.confirmed(directory, result, batch_size, self._clock_s() - began_s))
+        self._write(self.confirmation_of(directory, result, batch_size, self._clock_s() - began_s))
 
     def _start(self, plan: RunPlan, role: str) -> Path:
         directory = self._launch(plan, role)
         self._write(BatchLaunched(run_id=directory.name, role=role))
         return directory
 
-    def _end_left_process(self) -> None:
+    def _end_orphaned_process(self) -> None:
         """End the probe of a conductor that died, recorded or not; its confirmation run goes on and is followed."""
         for run in live_runs(self._home):
             if run.role == PROBE and run.search_id == self._directory.name:
                 end_run(self._home.directory(run.run_id))
 
-    def _take_left_confirmation(self, plan: RunPlan) -> Path | None:
+    def _adopt_confirmation(self, plan: RunPlan) -> Path | None:
         """Take the newest usable run of the plan that has no recorded end, and end all others; None without one.
 
         A killed conductor may not have recorded the launch either, which is recorded now.
@@ -160,5 +160,5 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
             self._write(BatchLaunched(run_id=taken.name, role=CONFIRMATION))
         return taken
 
-    def _state(self) -> SearchState:
-        return state_of_journal(self._lines, self._options.no_oom)
+    def _state(self) -> BatchState:
+        return state_of_batch_journal(self._lines, self._options.no_oom)

@@ -29,7 +29,7 @@ SMALL_SHARE = 8
 
 
 @dataclass(frozen=True)
-class SearchState:
+class BatchState:
     """State of a search: the question, and every size tried.
 
     Limits are bytes by rank, empty on a GPU without memory_limit.
@@ -70,9 +70,11 @@ class SearchState:
 
 
 @dataclass(frozen=True)
-class Decision:
-    """The next step. `action` is probe, prove, answer, nothing_fits or fail; `needs_bytes` is the fit's figure for the
-    tightest rank, None without a fit."""
+class BatchDecision:
+    """The next step. `action` is probe, `CONFIRM`, answer, nothing_fits or fail.
+
+    `needs_bytes` is the fit's figure for the tightest rank, None without a fit.
+    """
 
     action: str
     why: str
@@ -82,10 +84,10 @@ class Decision:
     needs_bytes: int | None = None
 
 
-def state_of_journal(lines: Sequence[BatchLine], no_oom: bool = False) -> SearchState:
+def state_of_batch_journal(lines: Sequence[BatchLine], no_oom: bool = False) -> BatchState:
     """Return the state of a search from the lines of its journal."""
     asked = next(line for line in lines if isinstance(line, BatchQuestion))
-    return SearchState(
+    return BatchState(
         device=asked.device,
         world_size=asked.world_size,
         limits_bytes=tuple(asked.limits_bytes),
@@ -96,7 +98,7 @@ def state_of_journal(lines: Sequence[BatchLine], no_oom: bool = False) -> Search
     )
 
 
-def lines_by_rank(state: SearchState) -> tuple[MemoryLines, ...]:
+def lines_by_rank(state: BatchState) -> tuple[MemoryLines, ...]:
     """Fit each rank; empty before any size fitted."""
     slope = state.predicted.bytes_per_sample if state.predicted is not None else None
     fits = _fits(state, slope)
@@ -107,7 +109,7 @@ def lines_by_rank(state: SearchState) -> tuple[MemoryLines, ...]:
     return fits
 
 
-def _fits(state: SearchState, slope: float | None) -> tuple[MemoryLines, ...]:
+def _fits(state: BatchState, slope: float | None) -> tuple[MemoryLines, ...]:
     fits = []
     for rank in range(state.world_size):
         points, limit = _points(state, rank)[0], _limit(state, rank)
@@ -121,10 +123,10 @@ def tightest(fits: Sequence[MemoryLines], batch_size: int) -> MemoryLines:
     return min(fits, key=lambda fit: fit.limit_bytes - fit.need_bytes(batch_size))
 
 
-def decide(state: SearchState) -> Decision:
+def decide(state: BatchState) -> BatchDecision:
     """Return the next step."""
     if len(state.probes) - state.tried >= MOST_VOID:
-        return Decision("fail", f"other processes took memory in {MOST_VOID} probes: nothing can be measured here")
+        return BatchDecision("fail", f"other processes took memory in {MOST_VOID} probes: nothing can be measured here")
     fits = lines_by_rank(state)
     if state.confirmations:
         step = _after_confirmation(state, fits)
@@ -136,17 +138,17 @@ def decide(state: SearchState) -> Decision:
         return step
     size: int = step.batch_size
     tight = tightest(fits, size)
-    return Decision(step.action, step.why, size, fits, tight.rank, round(tight.need_bytes(size)))
+    return BatchDecision(step.action, step.why, size, fits, tight.rank, round(tight.need_bytes(size)))
 
 
-def _first(state: SearchState) -> Decision:
+def _first(state: BatchState) -> BatchDecision:
     """Probe the first size, or a smaller one after it did not fit."""
     too_large = state.too_large
     if too_large == 1:
-        return Decision("nothing_fits", "a batch of 1 does not fit")
+        return BatchDecision("nothing_fits", "a batch of 1 does not fit")
     if too_large is not None:
         smaller = max(1, too_large // 4)
-        return Decision("probe", f"{too_large} does not fit, against the prediction: much smaller", smaller)
+        return BatchDecision("probe", f"{too_large} does not fit, against the prediction: much smaller", smaller)
     predicted = state.predicted
     predicted_max = predicted.max_batch if predicted is not None else None
     if predicted is None or not predicted_max or predicted_max < 2:
@@ -154,14 +156,14 @@ def _first(state: SearchState) -> Decision:
         why = f"nothing is predicted: {'the smallest' if start == 1 else 'its own size'} first"
         if predicted_max is not None:
             why = f"by the prediction {'nothing' if predicted_max == 0 else '1 and no more'} fits: the smallest first"
-        return Decision("probe", why, start)
+        return BatchDecision("probe", why, start)
     predicted_max = min(predicted_max, LARGEST_BATCH)
     small = max(1, predicted_max // SMALL_SHARE, min(predicted.linear_from, predicted_max // 2))
     why = f"by the prediction {predicted_max} fits: a small size first, to see how true that is"
-    return Decision("probe", why, small)
+    return BatchDecision("probe", why, small)
 
 
-def _towards_boundary(state: SearchState, fits: tuple[MemoryLines, ...]) -> Decision:
+def _towards_boundary(state: BatchState, fits: tuple[MemoryLines, ...]) -> BatchDecision:
     """Something fitted: probe the next size, or confirm when the sizes on both sides are close enough."""
     best, too_large, points = state.best, state.too_large, len(state.fitting)
     sure = _sure(fits)
@@ -169,7 +171,7 @@ def _towards_boundary(state: SearchState, fits: tuple[MemoryLines, ...]) -> Deci
     likely = max(best, min(sure if points > 1 else 0, (too_large or LARGEST_BATCH + 1) - 1))
     decides = ceiling(state, fits, likely)
     if too_large is not None and too_large <= decides:
-        return Decision(CONFIRM, _why_confirm(fits, best, likely, f"{too_large} does not"), likely)
+        return BatchDecision(CONFIRM, _why_confirm(fits, best, likely, f"{too_large} does not"), likely)
     if state.tried >= MOST_PROBES or best >= state.largest_allowed:
         why = f"{state.tried} sizes tried"
         if best >= state.largest_allowed:
@@ -178,17 +180,17 @@ def _towards_boundary(state: SearchState, fits: tuple[MemoryLines, ...]) -> Deci
                 if best >= LARGEST_BATCH
                 else f"the script's data fills no batch above {best}"
             )
-        return Decision(CONFIRM, f"{why}: a fresh process runs the largest that fitted, {best}", best)
+        return BatchDecision(CONFIRM, f"{why}: a fresh process runs the largest that fitted, {best}", best)
     target = min(sure, _second_size(state)) if points == 1 else sure
     if best < target < (too_large or LARGEST_BATCH + 1) and (too_large or not _should_run_out(state, fits, decides)):
-        return Decision("probe", _why_up(state, tightest(fits, target), target), target)
+        return BatchDecision("probe", _why_up(state, tightest(fits, target), target), target)
     if too_large is not None:
         return _between(state, fits, best, too_large)
     tight = tightest(fits, likely + 1)
     needs = f"{mebibytes(tight.need_bytes(likely + 1))} of {mebibytes(tight.limit_bytes)}"
     if state.no_oom and points > 1:
         error = f"give or take {mebibytes(tight.error_at(likely + 1))}"
-        return Decision(
+        return BatchDecision(
             CONFIRM, _why_confirm(fits, best, likely, f"by the fit {likely + 1} would need {needs}, {error}"), likely
         )
     over = max(fit.need_bytes(decides) - fit.limit_bytes for fit in fits)
@@ -196,7 +198,7 @@ def _towards_boundary(state: SearchState, fits: tuple[MemoryLines, ...]) -> Deci
     if over > 0:
         too_much = f"by the fit {decides} is {mebibytes(over)} too large"
         words = f"{likely} should fit; {too_much}: that it does not fit is to be seen"
-    return Decision("probe", words, decides)
+    return BatchDecision("probe", words, decides)
 
 
 def _sure(fits: tuple[MemoryLines, ...]) -> int:
@@ -204,7 +206,7 @@ def _sure(fits: tuple[MemoryLines, ...]) -> int:
     return largest_fitting(lambda size: all(fit.surely_fits(size) for fit in fits), LARGEST_BATCH)
 
 
-def _should_run_out(state: SearchState, fits: tuple[MemoryLines, ...], size: int) -> bool:
+def _should_run_out(state: BatchState, fits: tuple[MemoryLines, ...], size: int) -> bool:
     """True if trying `size` at once is the cheaper way to know, although it might fit within the error of the fit.
 
     Running out of memory takes a part of a step; a size near the maximum, which would make the fit surer, two steps.
@@ -214,13 +216,13 @@ def _should_run_out(state: SearchState, fits: tuple[MemoryLines, ...], size: int
     return any(fit.need_bytes(size) > fit.limit_bytes for fit in fits)
 
 
-def _second_size(state: SearchState) -> int:
+def _second_size(state: BatchState) -> int:
     """The largest second size: half-way to the predicted maximum is enough for a first slope, and is quick."""
     most = state.predicted.max_batch if state.predicted is not None else None
     return max(state.best + 1, (state.best + most) // 2) if most else LARGEST_BATCH
 
 
-def _between(state: SearchState, fits: tuple[MemoryLines, ...], best: int, too_large: int) -> Decision:
+def _between(state: BatchState, fits: tuple[MemoryLines, ...], best: int, too_large: int) -> BatchDecision:
     """Something fitted and something was too large, further apart than the tolerance."""
     if sum(probe.outcome == "oom" for probe in state.probes) == 1:
         size = largest_fitting(lambda size: ceiling(state, fits, size) < too_large, too_large - 1) + 1
@@ -228,23 +230,23 @@ def _between(state: SearchState, fits: tuple[MemoryLines, ...], best: int, too_l
     else:
         size = (best + too_large) // 2
         why = f"{too_large} does not fit either: half-way to {best}, which does"
-    return Decision("probe", why, min(max(size, best + 1), too_large - 1))
+    return BatchDecision("probe", why, min(max(size, best + 1), too_large - 1))
 
 
-def _after_confirmation(state: SearchState, fits: tuple[MemoryLines, ...]) -> Decision:
+def _after_confirmation(state: BatchState, fits: tuple[MemoryLines, ...]) -> BatchDecision:
     """The last confirmation run decides: it finished, or memory ran out and a smaller size is confirmed."""
     last = state.confirmations[-1]
     if last.state == "finished":
-        return Decision("answer", f"a fresh process finished with {last.batch_size}", last.batch_size)
+        return BatchDecision("answer", f"a fresh process finished with {last.batch_size}", last.batch_size)
     if last.state != "oom":
-        return Decision("fail", f"the confirmation run of {last.batch_size} ended {last.state}: {last.reason}")
+        return BatchDecision("fail", f"the confirmation run of {last.batch_size} ended {last.state}: {last.reason}")
     if last.batch_size == 1:
-        return Decision("nothing_fits", "a batch of 1 does not fit in a fresh process")
+        return BatchDecision("nothing_fits", "a batch of 1 does not fit in a fresh process")
     failed = min(last.batch_size, state.too_large or last.batch_size)
     if _is_refuted(state, fits, failed):
         middle = (state.best + failed) // 2
         why = f"{failed} ran out of memory, against the fit: half-way to {state.best}, which fits, first"
-        return Decision("probe", why, middle)
+        return BatchDecision("probe", why, middle)
     near = ceiling(state, fits, last.batch_size) - last.batch_size if fits else 1
     smaller = min(failed - 1, last.batch_size - max(1, near // 2))
     if fits:
@@ -254,10 +256,12 @@ def _after_confirmation(state: SearchState, fits: tuple[MemoryLines, ...]) -> De
     where = "in a fresh process"
     if any(probe.batch_size == last.batch_size for probe in state.fitting):
         where += ", which loads data and places its blocks otherwise than the trial that it fitted in"
-    return Decision(CONFIRM, f"{last.batch_size} ran out of memory {where}: {smaller} is confirmed instead", smaller)
+    return BatchDecision(
+        CONFIRM, f"{last.batch_size} ran out of memory {where}: {smaller} is confirmed instead", smaller
+    )
 
 
-def _is_refuted(state: SearchState, fits: tuple[MemoryLines, ...], batch_size: int) -> bool:
+def _is_refuted(state: BatchState, fits: tuple[MemoryLines, ...], batch_size: int) -> bool:
     """True if the fit is wrong altogether, not just by the little more that a fresh process needs.
 
     The size that ran out should have left more than the tolerance, or is the second one to run out.
@@ -270,7 +274,7 @@ def _is_refuted(state: SearchState, fits: tuple[MemoryLines, ...], batch_size: i
     return left > TOLERANCE_BYTES or len(state.confirmations) > 1
 
 
-def ceiling(state: SearchState, fits: tuple[MemoryLines, ...], best: int) -> int:
+def ceiling(state: BatchState, fits: tuple[MemoryLines, ...], best: int) -> int:
     """Return the smallest size above `best` that must run out of memory for `best` to be the maximum.
 
     On a GPU the next aligned size; on a CPU the one that needs 3 % more, or 48 MiB where that is more.
@@ -293,12 +297,12 @@ def tolerance_bytes(need_bytes: float) -> float:
     return max(TOLERANCE_SHARE * need_bytes, TOLERANCE_BYTES)
 
 
-def uncounted_bytes(state: SearchState, rank: int) -> int:
+def uncounted_bytes(state: BatchState, rank: int) -> int:
     """Bytes the rank's limit counts beyond its peak, at the largest size where both were measured."""
     return _points(state, rank)[1]
 
 
-def _points(state: SearchState, rank: int) -> tuple[dict[int, dict[str, int]], int]:
+def _points(state: BatchState, rank: int) -> tuple[dict[int, dict[str, int]], int]:
     """A rank's peaks by batch size and phase with the bytes its limit counts beyond them, and the last such bytes."""
     points: dict[int, dict[str, int]] = {}
     beyond = 0
@@ -311,7 +315,7 @@ def _points(state: SearchState, rank: int) -> tuple[dict[int, dict[str, int]], i
     return points, beyond
 
 
-def _limit(state: SearchState, rank: int) -> int | None:
+def _limit(state: BatchState, rank: int) -> int | None:
     """The rank's limit in bytes, or its last reported available memory if that is less; None if neither is known."""
     available = [
         peaks.available_bytes
@@ -332,7 +336,7 @@ def _why_confirm(fits: tuple[MemoryLines, ...], best: int, size: int, above: str
     return f"{words} and {above}: a fresh process runs {size}, with data"
 
 
-def _why_up(state: SearchState, tight: MemoryLines, target: int) -> str:
+def _why_up(state: BatchState, tight: MemoryLines, target: int) -> str:
     needs = f"{mebibytes(tight.need_bytes(target))} of {mebibytes(tight.limit_bytes)}"
     on = f" on rank {tight.rank}" if state.world_size > 1 else ""
     if len(state.fitting) > 1:

@@ -17,7 +17,7 @@ from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_records import read_records
 from trainfast_runner.results.explained_run import held_by, models_of, trace_changes
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.batch.decide import SearchState
+from trainfast_runner.search.batch.decide import BatchState
 from trainfast_runner.search.journal.batch import BatchEnded, Change, ConfirmationRun, Probe
 
 TRACES_WITHIN_S = 30.0
@@ -25,7 +25,7 @@ TRACES_WITHIN_S = 30.0
 
 
 def nothing_fits(
-    plan: RunPlan, home: Home, state: SearchState, why: str, raise_if_cancelled: Callable[[], None]
+    plan: RunPlan, home: Home, state: BatchState, why: str, raise_if_cancelled: Callable[[], None]
 ) -> BatchEnded:
     """Return the end of a search without an answer. `raise_if_cancelled` is called between traces."""
     failed = _last_failure(state)
@@ -71,7 +71,7 @@ def missing_bytes(explained: OomExplanation, failed: Probe | ConfirmationRun) ->
     return beyond if beyond > 0 else explained.asked_bytes
 
 
-def _last_failure(state: SearchState) -> Probe | ConfirmationRun | None:
+def _last_failure(state: BatchState) -> Probe | ConfirmationRun | None:
     failed: list[Probe | ConfirmationRun] = [probe for probe in state.probes if probe.outcome == "oom"]
     failed += [confirmation for confirmation in state.confirmations if confirmation.state == "oom"]
     return min(failed, key=lambda one: one.batch_size, default=None)

@@ -13,7 +13,7 @@ from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.conductor import BatchConductor
 from trainfast_runner.search.batch.nothing_fits import nothing_fits
 from trainfast_runner.search.batch.predicted_size import predict_size
-from trainfast_runner.search.batch.probe_record import probe_of, probe_of_ended_run, taken_by_others
+from trainfast_runner.search.batch.probe_record import probe_of, probe_of_ended_run, why_void_by_others
 from trainfast_runner.search.journal.batch import BatchEnded
 from trainfast_runner.search.processes import Interrupted, WarmProcess
 
@@ -78,7 +78,7 @@ class PresetBatchConductor(BatchConductor):
         void = None
         if self._plan.device == "cuda":
             uuids = self._plan.device_uuids
-            void = taken_by_others(process.directory, answers, process.pids, uuids, began_ns)
+            void = why_void_by_others(process.directory, answers, process.pids, uuids, began_ns)
         self._write(probe_of(self._state(), batch_size, process.directory.name, seconds, answers, void))
         if any(line.outcome == "oom" for line in answers.values()):
             process.wait_for_end()
@@ -88,7 +88,7 @@ class PresetBatchConductor(BatchConductor):
             self._end_process()
         return None
 
-    def sized(self, batch_size: int, steps: int, timing_warmup: int) -> RunPlan:
+    def plan_size(self, batch_size: int, steps: int, timing_warmup: int) -> RunPlan:
         """Plan an ordinary run of one size."""
         spec = self._plan.spec.with_overrides(batch_size=batch_size, steps=steps, timing_warmup=timing_warmup)
         return replace(self._plan, spec=spec)

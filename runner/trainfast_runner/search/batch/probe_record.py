@@ -14,7 +14,7 @@ from trainfast_runner.records.run_records import TELEMETRY_FILE, read_records
 from trainfast_runner.records.telemetry_lines import read_ticks
 from trainfast_runner.records.tick import Tick
 from trainfast_runner.records.warm_process import ProbeLine
-from trainfast_runner.search.batch.decide import SearchState, lines_by_rank, tightest
+from trainfast_runner.search.batch.decide import BatchState, lines_by_rank, tightest
 from trainfast_runner.search.journal.batch import ConfirmationRun, Probe, RankPeaks
 from trainfast_runner.units import highest, mebibytes
 
@@ -23,7 +23,7 @@ TOO_MUCH_BYTES = 64 << 20
 
 
 def probe_of(
-    state: SearchState, batch_size: int, run_id: str, seconds: float, answers: dict[int, ProbeLine], void: str | None
+    state: BatchState, batch_size: int, run_id: str, seconds: float, answers: dict[int, ProbeLine], void: str | None
 ) -> Probe:
     """The record of one size from its ranks' answers; `void` is the reason why the probe does not count, or None."""
     out = next((line for line in answers.values() if line.outcome == "oom"), None)
@@ -72,7 +72,7 @@ def probe_of_ended_run(batch_size: int, result: Result, seconds: float, phase: s
     )
 
 
-def _at_the_tightest(state: SearchState, probe: Probe) -> Probe:
+def _at_the_tightest(state: BatchState, probe: Probe) -> Probe:
     """Add the phase and the peaks of the rank that was nearest to its limit."""
     fits = lines_by_rank(replace(state, probes=(*state.probes, probe)))
     rank = tightest(fits, probe.batch_size).rank if fits else 0
@@ -101,7 +101,7 @@ def _rank_peaks(rank: int, line: ProbeLine) -> RankPeaks:
 
 
 def confirmation_record(
-    state: SearchState, directory: Path, result: Result, batch_size: int, seconds: float
+    state: BatchState, directory: Path, result: Result, batch_size: int, seconds: float
 ) -> ConfirmationRun:
     """The record of a confirmation run; `batch_size` and `seconds` stand in where its result has none."""
     recorded = result.knobs.get("batch_size")
@@ -134,7 +134,7 @@ def highest_peaks(rank: int, steps: list[Step]) -> RankPeaks:
     )
 
 
-def taken_by_others(
+def why_void_by_others(
     directory: Path,
     answers: Mapping[int, ProbeLine],
     own_pids: Collection[int],
@@ -159,10 +159,10 @@ def taken_by_others(
         ticks, _ = read_ticks(directory / TELEMETRY_FILE)
     except OSError:
         return None
-    return growth_of_others(ticks, own_pids, devices, begin_ns)
+    return why_others_grew(ticks, own_pids, devices, begin_ns)
 
 
-def growth_of_others(
+def why_others_grew(
     ticks: Iterable[Tick], own_pids: Collection[int], devices: Collection[str], begin_ns: int
 ) -> str | None:
     """How much another process grew on the run's devices since `begin_ns`, in words; None when none did.

@@ -34,9 +34,9 @@ from trainfast_runner.search.journal.batch import (
     Probe,
     RankPeaks,
 )
-from trainfast_runner.search.left_runs import runs_of_search, take_ended
+from trainfast_runner.search.orphaned_runs import adopt_ended, runs_of_search
 from trainfast_runner.search.processes import Interrupted, wait_for_result
-from trainfast_runner.search.script_runs import TrialPlan, incompatible, trial_plan_of, with_trace
+from trainfast_runner.search.script_runs import TrialPlan, trial_plan_of, why_incompatible, with_trace
 from trainfast_runner.search.searches import SET_BY_A_BATCH_SEARCH
 from trainfast_runner.search.traced_script import SCRIPT_PHASE, TracedPeak, why_untraced
 from trainfast_runner.settings.script_preset import ScriptPreset
@@ -44,7 +44,7 @@ from trainfast_runner.units import highest
 
 STEPS = 4
 """Steps of a trial: the optimizer's states exist from the second on, two later ones are timed."""
-TIMING_WARMUP = 2
+UNTIMED_SCRIPT_STEPS = 2
 CONTEXT_BYTES = 512 << 20
 """About what a CUDA context takes of a GPU's free memory."""
 
@@ -75,7 +75,7 @@ class ScriptBatchConductor(BatchConductor):
         start = own if isinstance(own, int) else 1
         self._write(Predicted(start=start, reason="the memory of a script is predicted from its first trial on"))
 
-    def sized(self, batch_size: int, steps: int, timing_warmup: int) -> RunPlan:
+    def plan_size(self, batch_size: int, steps: int, timing_warmup: int) -> RunPlan:
         """Plan a trial of one size, under the limit of the search."""
         knobs = {"batch_size": batch_size, "steps": steps, "timing_warmup": timing_warmup}
         plan = self._trial_plan(knobs)
@@ -87,9 +87,9 @@ class ScriptBatchConductor(BatchConductor):
     def probe(self, batch_size: int) -> BatchEnded | None:
         """Try one size in a process of its own, or take the trial of it that a killed conductor left, once ended."""
         began_s = self._clock_s()
-        plan = self.sized(batch_size, STEPS, TIMING_WARMUP)
+        plan = self.plan_size(batch_size, STEPS, UNTIMED_SCRIPT_STEPS)
         is_first = self._state().best == 0
-        left = take_ended(self._left_trials, self._home, plan)
+        left = adopt_ended(self._left_trials, self._home, plan)
         if left is not None:
             self._write(BatchLaunched(run_id=left.name, role=PROBE))
         directory = left or self._start(with_trace(plan) if is_first else plan, PROBE)
@@ -102,7 +102,7 @@ class ScriptBatchConductor(BatchConductor):
             self._write(probe_of_ended_run(batch_size, result, seconds))
             return None
         filled = data_filled(result, batch_size, self._state().best)
-        failure = why_not_usable(result) or (incompatible(result, ("batch_size",)) if filled is None else None)
+        failure = why_not_usable(result) or (why_incompatible(result, ("batch_size",)) if filled is None else None)
         if failure is not None:
             return BatchEnded(state="failed", reason=failure)
         probe = fitting_probe(directory, result, filled or batch_size, seconds, self._available())
@@ -113,16 +113,16 @@ class ScriptBatchConductor(BatchConductor):
 
     def _predicted(self, result: Result, probe: Probe) -> Predicted:
         """The largest size by the trace of the first that fitted, or the reason why there is no trace."""
-        found = result.script.traced_memory if result.script is not None else None
+        traced = result.script.traced_memory if result.script is not None else None
         limit = min(self._plan.memory_limit_bytes or (), default=self._available())
-        if found is None or limit is None:
+        if traced is None or limit is None:
             return Predicted(reason=f"memory is predicted from the trials alone: {why_untraced(result.script)}")
-        peak = TracedPeak(traced=found, batch_size=probe.batch_size, measured_bytes=probe.phase_peaks[SCRIPT_PHASE])
+        peak = TracedPeak(traced=traced, batch_size=probe.batch_size, measured_bytes=probe.phase_peaks[SCRIPT_PHASE])
         return predict_script_size(peak, limit, result.run_id)
 
-    def confirmed(self, directory: Path, result: Result, batch_size: int, seconds: float) -> ConfirmationRun:
+    def confirmation_of(self, directory: Path, result: Result, batch_size: int, seconds: float) -> ConfirmationRun:
         """Return the record of an ended confirmation run, with what the limit counted."""
-        record = super().confirmed(directory, result, batch_size, seconds)
+        record = super().confirmation_of(directory, result, batch_size, seconds)
         peaks = [
             msgspec.structs.replace(one, peak_allocated_bytes=one.phase_peaks[SCRIPT_PHASE])
             for one in peaks_of(directory, self._available())
@@ -218,6 +218,6 @@ def planned_search(
 ) -> tuple[RunPlan, MakeConductor]:
     """The plan and the conductor of a script's batch search. Raises UserError for one that cannot be searched."""
     trial_plan = trial_plan_of(preset, settings, python, SET_BY_A_BATCH_SEARCH)
-    plan = trial_plan({"steps": STEPS, "timing_warmup": TIMING_WARMUP})
+    plan = trial_plan({"steps": STEPS, "timing_warmup": UNTIMED_SCRIPT_STEPS})
     check_options(plan, options)
     return plan, partial(ScriptBatchConductor, trial_plan=trial_plan)

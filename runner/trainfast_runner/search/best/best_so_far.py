@@ -10,15 +10,15 @@ from functools import cached_property
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.results.distributions import NORMAL_95
 from trainfast_runner.search.best.objective import objective_interval
-from trainfast_runner.search.best.speed.observed import Starts, log_rate, measurements, process_key
+from trainfast_runner.search.best.speed.trial_rates import Starts, log_rate, measurements, process_key
 from trainfast_runner.search.conductor import worked_seconds
 from trainfast_runner.search.journal.best import (
     BestAnswer,
     BestEnded,
     BestLine,
     BestQuestion,
+    BestStep,
     Candidate,
-    Chosen,
     ColdRun,
     Interval,
     Ordered,
@@ -61,20 +61,20 @@ class BestSoFar:
         return sum(line.outcome == "measured" and bool(line.reason) for line in self.attempts)
 
     @cached_property
-    def chosen(self) -> Chosen | None:
+    def chosen(self) -> BestStep | None:
         """The newest step and its reason."""
-        return newest(self.lines, Chosen)
+        return newest(self.lines, BestStep)
 
     @cached_property
-    def leading(self) -> Chosen | None:
+    def leading(self) -> BestStep | None:
         """The newest step that names a leader."""
-        return next((one for one in reversed(self.lines) if isinstance(one, Chosen) and one.leader is not None), None)
+        return next((one for one in reversed(self.lines) if isinstance(one, BestStep) and one.leader is not None), None)
 
     @cached_property
     def is_under_way(self) -> bool:
         """True while the newest step has no outcome yet."""
-        last = next((one for one in reversed(self.lines) if isinstance(one, Chosen | Trial | ColdRun)), None)
-        return isinstance(last, Chosen) and last.candidate is not None
+        last = next((one for one in reversed(self.lines) if isinstance(one, BestStep | Trial | ColdRun)), None)
+        return isinstance(last, BestStep) and last.candidate is not None
 
     @cached_property
     def ended(self) -> BestEnded | None:

@@ -20,19 +20,19 @@ from trainfast_runner.results.start_time import start_s
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best.candidates import candidate_spec
 from trainfast_runner.search.best.choose.answer import answer_of, answer_so_far
-from trainfast_runner.search.best.choose.decide import Move, decide
+from trainfast_runner.search.best.choose.decide import BestDecision, decide
 from trainfast_runner.search.best.choose.state import BestState, state_of_best_journal
 from trainfast_runner.search.best.disturbances import is_usually_disturbed
 from trainfast_runner.search.best.measure.bounds import ceiling_here, flops_of, with_bounds
-from trainfast_runner.search.best.measure.cold_run_record import TIMING_WARMUP, cold_run_of
-from trainfast_runner.search.best.measure.left_best_runs import LeftBestRuns
-from trainfast_runner.search.best.measure.run_trial import trial_of_run
+from trainfast_runner.search.best.measure.cold_run_record import UNTIMED_COLD_STEPS, cold_run_of
+from trainfast_runner.search.best.measure.orphaned_best_runs import OrphanedBestRuns
 from trainfast_runner.search.best.measure.trial import WantedTrial, take_trial
+from trainfast_runner.search.best.measure.trial_record import trial_of_run
 from trainfast_runner.search.best.orders import read_orders
 from trainfast_runner.search.best.question.opening import BestOptions, BestPlan
-from trainfast_runner.search.best.speed.observed import steps_for
 from trainfast_runner.search.best.speed.speeds import with_predicted_speed
 from trainfast_runner.search.best.speed.step_rule import UNTIMED
+from trainfast_runner.search.best.speed.trial_rates import steps_for
 from trainfast_runner.search.best.too_large import Failure, closest_to_fit, oom_failure
 from trainfast_runner.search.conductor import ConductOptions, Conductor, conduct_alone, worked_seconds
 from trainfast_runner.search.journal.best import (
@@ -40,7 +40,7 @@ from trainfast_runner.search.journal.best import (
     BestLaunched,
     BestLine,
     BestQuestion,
-    Chosen,
+    BestStep,
     ColdRun,
     Ordered,
     RecordedKnobs,
@@ -90,12 +90,12 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         self._survey = best.survey
         self._space = best.space
         self._ceiling = ceiling_here(home, best.plan)
-        self._left_runs = LeftBestRuns(home, directory.name, self._lines)
+        self._orphans = OrphanedBestRuns(home, directory.name, self._lines)
         self._process_knobs: RecordedKnobs = {}
         self._process_uuids: list[str] = []
         self._previous_state: BestState | None = None
 
-    def first_line(self, conducted: Conducted) -> Conducted:
+    def conducted_line(self, conducted: Conducted) -> Conducted:
         """Return the line as it is: a best-fit search has no options of its own here."""
         return conducted
 
@@ -106,8 +106,8 @@ class BestConductor(Conductor[BestLine, BestEnded]):
 
     def open(self) -> None:
         """Take over what an earlier conductor left, and list the candidates with their predictions."""
-        self._left_runs.end_warm_processes()
-        for launched, left in self._left_runs.cold_runs():
+        self._orphans.end_warm_processes()
+        for launched, left in self._orphans.cold_runs():
             self._follow(launched, left)
         space = next((line for line in reversed(self._lines) if isinstance(line, Space)), None)
         if space is None:
@@ -119,30 +119,30 @@ class BestConductor(Conductor[BestLine, BestEnded]):
     def step(self) -> BestEnded | None:
         """Decide and take one step."""
         self._check_budget()
-        self._take_orders()
-        move = decide(self._state())
+        self._record_orders()
+        decision = decide(self._state())
         self._write(
-            Chosen(
-                action=move.action,
-                candidate=move.candidate,
-                knob=move.knob,
-                why=move.why,
-                leader=move.leader,
-                rate=move.rate,
-                low=move.low,
-                high=move.high,
-                chance=move.chance,
-                price_s=move.price_s,
-                repeats=move.repeats,
+            BestStep(
+                action=decision.action,
+                candidate=decision.candidate,
+                knob=decision.knob,
+                why=decision.why,
+                leader=decision.leader,
+                rate=decision.rate,
+                low=decision.low,
+                high=decision.high,
+                chance=decision.chance,
+                price_s=decision.price_s,
+                repeats=decision.repeats,
             )
         )
-        if move.action == "end":
-            return self._last_line(move)
-        assert move.candidate is not None
-        if move.action == "trial":
-            self._take_trial(move, move.candidate)
+        if decision.action == "end":
+            return self._last_line(decision)
+        assert decision.candidate is not None
+        if decision.action == "trial":
+            self._take_trial(decision, decision.candidate)
         else:
-            self._take_cold_run(move, move.candidate)
+            self._take_cold_run(decision, decision.candidate)
         return None
 
     def _check_budget(self) -> None:
@@ -156,41 +156,41 @@ class BestConductor(Conductor[BestLine, BestEnded]):
                 advice=f"--budget {5 * cost_s:.0f}s or more",
             )
 
-    def _last_line(self, move: Move) -> BestEnded:
+    def _last_line(self, decision: BestDecision) -> BestEnded:
         """Return the end: the answer, or the smallest excess where nothing fits."""
         self._end_process()
         excess = [one.excess_bytes for one in self._space.candidates if one.excess_bytes is not None]
-        reason = move.why
-        if move.end_state == "nothing_fits" and not excess:
+        reason = decision.why
+        if decision.end_state == "nothing_fits" and not excess:
             reason += f": {closest_to_fit(self._state().ruled_out.values()).reason}"
         return BestEnded(
-            state=move.end_state,
+            state=decision.end_state,
             reason=reason,
-            stopped_because=move.stopped_because,
-            answer=answer_of(self._state()) if move.end_state == "answered" else None,
-            missing_bytes=min(excess, default=None) if move.end_state == "nothing_fits" else None,
+            stopped_because=decision.stopped_because,
+            answer=answer_of(self._state()) if decision.end_state == "answered" else None,
+            missing_bytes=min(excess, default=None) if decision.end_state == "nothing_fits" else None,
         )
 
     def _survey_while_starting(self) -> None:
         """Trace and predict while the baseline's process starts, and write the candidates before its first trial."""
         cancelled = threading.Event()
         with ThreadPoolExecutor(1) as pool:
-            surveyed = pool.submit(self._survey.surveyed, self._question, cancelled)
+            predict_candidates = pool.submit(self._survey.predict_candidates, self._question, cancelled)
             try:
                 if self._survey.tries_warm:
                     self._process_for(self._space.baseline)
-                self._wait_for(surveyed, time.monotonic() + TRACE_WITHIN_S)
+                self._wait_for(predict_candidates, time.monotonic() + TRACE_WITHIN_S)
             finally:
                 cancelled.set()
-        self._space = surveyed.result()
+        self._space = predict_candidates.result()
         self._write(self._space)
 
-    def _take_trial(self, move: Move, number: int) -> None:
+    def _take_trial(self, decision: BestDecision, number: int) -> None:
         """Measure a candidate: in the warm process of its process knobs, in a new one, or in a run by itself."""
         if not self._survey.tries_warm:
-            self._take_trial_by_itself(move, number)
+            self._take_trial_by_itself(decision, number)
             return
-        if move.cold:
+        if decision.needs_new_process:
             self._end_process()
         process = self._process_for(number)
         if process is None:
@@ -201,7 +201,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
             candidate=number,
             knobs=knobs,
             samples_per_step=candidate.samples_per_step,
-            rule=move.step_rule,
+            rule=decision.step_rule,
             needs_energy=self._question.objective == "samples_per_joule",
             keep_disturbed=is_usually_disturbed(self._lines, number),
         )
@@ -211,7 +211,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
             return
         trial, has_ended = taken
         is_warm = any(isinstance(line, Trial) and line.run_id == trial.run_id for line in self._lines)
-        self._write(msgspec.structs.replace(trial, warm=is_warm, repeats=move.repeats))
+        self._write(msgspec.structs.replace(trial, warm=is_warm, repeats=decision.repeats))
         self._add_flops_bounds(process)
         if has_ended:
             process.wait_for_end()
@@ -219,20 +219,20 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         elif not self._is_turned_warm(number):
             self._end_process()
 
-    def _take_trial_by_itself(self, move: Move, number: int) -> None:
+    def _take_trial_by_itself(self, decision: BestDecision, number: int) -> None:
         """Measure a candidate in a run by itself, or take the one that a killed conductor left, once it has ended.
 
         It has as many steps as the noise so far asks for.
         """
-        self._left_runs.end()
-        candidate, rule, began_s = self._space.candidates[number], move.step_rule, self._clock_s()
+        self._orphans.end_cold_runs()
+        candidate, rule, began_s = self._space.candidates[number], decision.step_rule, self._clock_s()
         deviation = self._state().measured.step_deviation
         steps = UNTIMED + steps_for(deviation, rule.standard_error, rule.least, rule.most)
         plan = self._trial_plan(number, steps=steps, timing_warmup=UNTIMED)
         if plan is None:
             return
         launched = BestLaunched(run_id="", role=TRIAL, candidate=number)
-        left = self._left_runs.take_trial(plan)
+        left = self._orphans.adopt_trial(plan)
         if left is not None:
             self._write(msgspec.structs.replace(launched, run_id=left.name))
         plan = self._survey.trial_of(plan, self._space, number, self._lines)
@@ -259,10 +259,10 @@ class BestConductor(Conductor[BestLine, BestEnded]):
 
     def _learn(self) -> None:
         """Write the candidates anew if trials tell more of them; a killed conductor may not have written that."""
-        learned = self._survey.learned(self._question, self._space, self._lines)
-        if learned != self._space:
-            self._space = learned
-            self._write(learned)
+        predict_from_trials = self._survey.predict_from_trials(self._question, self._space, self._lines)
+        if predict_from_trials != self._space:
+            self._space = predict_from_trials
+            self._write(predict_from_trials)
 
     def _is_turned_warm(self, number: int) -> bool:
         """True if a process of this candidate takes a second trial, even of the same setting."""
@@ -283,7 +283,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         if self._process is not None and self._process_knobs == candidate.process_knobs:
             return self._process
         self._end_process()
-        self._left_runs.end()
+        self._orphans.end_cold_runs()
         began_s = self._clock_s()
         plan = self._trial_plan(number)
         if plan is None:
@@ -319,17 +319,17 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         self._write(msgspec.structs.replace(launched, run_id=directory.name))
         return directory
 
-    def _take_cold_run(self, move: Move, number: int) -> None:
+    def _take_cold_run(self, decision: BestDecision, number: int) -> None:
         """Measure a candidate in a fresh process, or take the same run of a killed conductor."""
         self._end_process()
-        launched = BestLaunched(run_id="", role=move.action, candidate=number, knob=move.knob)
-        if move.action == "limit":
+        launched = BestLaunched(run_id="", role=decision.action, candidate=number, knob=decision.knob)
+        if decision.action == "limit":
             plan = self._plan_of(number, under_memory_limit=True, steps=LIMIT_STEPS, timing_warmup=1)
         else:
-            steps = self._cold_steps() or TIMING_WARMUP + move.step_rule.most
-            plan = self._plan_of(number, steps=steps, timing_warmup=TIMING_WARMUP)
+            steps = self._cold_steps() or UNTIMED_COLD_STEPS + decision.step_rule.most
+            plan = self._plan_of(number, steps=steps, timing_warmup=UNTIMED_COLD_STEPS)
             plan = with_predicted_speed(plan, self._home)
-        directory = self._left_runs.take(plan)
+        directory = self._orphans.adopt_cold_run(plan)
         if directory is None:
             directory = self._start(plan, COLD, launched)
         else:
@@ -376,7 +376,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
             )
         )
 
-    def _take_orders(self) -> None:
+    def _record_orders(self) -> None:
         """Record the orders that a person gave since the last step."""
         taken = sum(isinstance(line, Ordered) for line in self._lines)
         for order in read_orders(self._directory)[taken:]:

@@ -42,14 +42,14 @@ def skip_candidate(directory: Path, number: int) -> None:
     _append(directory, KnobOrder(do=SKIP, candidate=number))
 
 
-def ordered_out(candidates: Sequence[Candidate], orders: Iterable[Ordered | KnobOrder]) -> dict[int, str]:
+def excluded_by_orders(candidates: Sequence[Candidate], orders: Iterable[Ordered | KnobOrder]) -> dict[int, str]:
     """The candidates that the orders leave out, by number, each with the order."""
-    found: dict[int, str] = {}
+    out: dict[int, str] = {}
     skipped: set[tuple[str, object]] = set()
     pinned: dict[str, object] = {}
     for order in orders:
         if order.candidate is not None:
-            found[order.candidate] = "you skipped it"
+            out[order.candidate] = "you skipped it"
         elif order.do == SKIP:
             skipped.add((order.knob, order.value))
         elif order.do == PIN:
@@ -57,14 +57,14 @@ def ordered_out(candidates: Sequence[Candidate], orders: Iterable[Ordered | Knob
         else:
             pinned.pop(order.knob, None)
     if not skipped and not pinned:
-        return found
+        return out
     for number, one in enumerate(candidates):
         for name, value in one.knobs.items():
             if (name, value) in skipped:
-                found[number] = f"you skipped {name}={value}"
+                out[number] = f"you skipped {name}={value}"
             elif name in pinned and pinned[name] != value:
-                found[number] = f"you pinned {name}={pinned[name]}"
-    return found
+                out[number] = f"you pinned {name}={pinned[name]}"
+    return out
 
 
 def _append(directory: Path, order: KnobOrder) -> None:
@@ -75,5 +75,5 @@ def _append(directory: Path, order: KnobOrder) -> None:
 
 def read_orders(directory: Path) -> list[KnobOrder]:
     """Every readable order, oldest first; empty when none was given."""
-    found, _ = read_all(directory / ORDERS_FILE, KnobOrder)
-    return found
+    orders, _ = read_all(directory / ORDERS_FILE, KnobOrder)
+    return orders

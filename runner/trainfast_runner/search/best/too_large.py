@@ -35,14 +35,14 @@ def failure_in(message: str) -> Failure:
 
 def oom_failure(result: Result) -> Failure:
     """Return the failure of a run that ran out of memory, by its explanation."""
-    found, oom = failure_in(result.reason), result.oom
+    failure, oom = failure_in(result.reason), result.oom
     if oom is None:
-        return found
-    words = found.words
+        return failure
+    words = failure.words
     if oom.asked_bytes is not None and oom.held_bytes is not None and oom.limit_bytes is not None:
         held = f"{mebibytes(oom.held_bytes)} of {mebibytes(oom.limit_bytes)} held"
         words = f"an allocation of {mebibytes(oom.asked_bytes)} failed with {held}"
-    return Failure(words, found.missing_bytes if oom.missing_bytes is None else oom.missing_bytes)
+    return Failure(words, failure.missing_bytes if oom.missing_bytes is None else oom.missing_bytes)
 
 
 def verdict_of(line: Trial | ColdRun, candidate: Candidate) -> CandidateVerdict:

@@ -50,7 +50,7 @@ class Predicted(Line, frozen=True, kw_only=True, tag="predicted"):
     reason: str = ""
 
 
-class Next(Line, frozen=True, kw_only=True, tag="next"):
+class BatchStep(Line, frozen=True, kw_only=True, tag="next"):
     """The next step and its reason. `action` is probe, prove or end; `fits` has the current fit of each rank."""
 
     action: str
@@ -193,7 +193,7 @@ BatchLine = (
     BatchQuestion
     | Conducted
     | Predicted
-    | Next
+    | BatchStep
     | BatchLaunched
     | CoolingDown
     | Probe

@@ -171,7 +171,7 @@ class ColdRun(Line, frozen=True, kw_only=True, tag="race"):
     """As in a trial."""
 
 
-class Chosen(Line, frozen=True, kw_only=True, tag="chosen"):
+class BestStep(Line, frozen=True, kw_only=True, tag="chosen"):
     """The next step and its reason. `action` is trial, race, confirm, limit, turn_back or end.
 
     `leader` is the best candidate now, with its rate and the 95 % interval of that in samples/s, in samples/J where
@@ -287,7 +287,7 @@ BestLine = (
     | Visited
     | Trial
     | ColdRun
-    | Chosen
+    | BestStep
     | BestLaunched
     | Ordered
     | CoolingDown

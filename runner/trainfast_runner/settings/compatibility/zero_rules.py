@@ -97,10 +97,10 @@ def _closed_to_us(folder: Path) -> str | None:
     """Reason to refuse `folder`; None for a directory that is this user's, or shared with them."""
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         return "cannot be written"
-    found = folder.stat()
+    status = folder.stat()
     # Root may write anywhere. That makes nobody else's directory root's.
-    if found.st_uid != os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return f"belongs to {_user_name(found.st_uid)}"
+    if status.st_uid != os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"belongs to {_user_name(status.st_uid)}"
     return None
 
 

@@ -103,13 +103,13 @@ def image_samples(
         photographs = drawn_photographs(cache_dir, on_make)
         # Drawn pictures fit a head with any number of classes.
         photographs.classes[:] %= min(int(config.num_labels), CLASSES)
-    found = int(photographs.classes.max()) + 1
-    if found > int(config.num_labels):
+    classes = int(photographs.classes.max()) + 1
+    if classes > int(config.num_labels):
         raise InvalidInput(
-            f"the files are in {found} folders, one a class, and the model has {config.num_labels} classes",
+            f"the files are in {classes} folders, one a class, and the model has {config.num_labels} classes",
             key="model.num_labels",
-            allowed=[f"{found} or more"],
-            nearest=str(found),
+            allowed=[f"{classes} or more"],
+            nearest=str(classes),
         )
     channels, size = image_shape(config)
     return ImageSamples(photographs, size, channels, seed)

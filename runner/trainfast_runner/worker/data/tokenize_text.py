@@ -33,10 +33,10 @@ def build(request: Request, folder: Path) -> None:
     """Write `ids.bin`, `lengths.bin` and `meta.json` (and `tokenizer.json`) of `request` into `folder`."""
     # The launcher forbids these threads where DataLoader workers are forked; nothing is forked from here.
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
-    found = list(texts(request))
-    if not found:
+    listed = list(texts(request))
+    if not listed:
         raise InvalidInput(f"{describe(request)}: no text in it", key="data.paths")
-    written, labels = [text for text, _ in found], [label for _, label in found]
+    written, labels = [text for text, _ in listed], [label for _, label in listed]
     if request.tokenizer is None:
         encode, meta = _train_bpe(written, request.vocab, folder)
     else:

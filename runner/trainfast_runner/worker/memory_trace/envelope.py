@@ -26,11 +26,11 @@ def affine(first: list[TracedSegment], second: list[TracedSegment], few: int, ma
     `many`. Raises TimelinesDiffer.
     """
     _check(first, second)
-    found = []
+    rows = []
     for one, other in zip(first, second, strict=True):
         lines = [_line(_above(a, one.start), _above(b, other.start), few, many) for a, b in _pairs(one, other)]
         delta = _line(_above(one.end, one.start), _above(other.end, other.start), few, many)
-        found.append(
+        rows.append(
             {
                 "phase": one.phase,
                 "micro": one.micro,
@@ -40,7 +40,7 @@ def affine(first: list[TracedSegment], second: list[TracedSegment], few: int, ma
                 "work": _line(one.work, other.work, few, many),
             }
         )
-    return found
+    return rows
 
 
 def peak_lines(
@@ -76,8 +76,8 @@ def deeper(first: TracedSegment, second: TracedSegment, more: int) -> tuple[list
     pairs = list(zip(first.points, second.points, strict=False))
     if len(first.points) != len(second.points):
         pairs = [(max(one.points, key=sum), max(other.points, key=sum)) for one, other in [(first, second)]]
-    found = [_extended(few, many, more) for few, many in [(first.start, second.start), *pairs]]
-    return found[0], max(found, key=sum)
+    extended = [_extended(few, many, more) for few, many in [(first.start, second.start), *pairs]]
+    return extended[0], max(extended, key=sum)
 
 
 def deeper_work(first: TracedSegment, second: TracedSegment, more: int) -> Work:

@@ -37,8 +37,8 @@ class ThreadedDataParallel(Strategy):
 
     def facts(self, module: nn.Module) -> dict[str, Any]:
         """Read the devices from the wrapper."""
-        found = super().facts(module)
-        return {**found, "mesh": {"dp": len(module.device_ids)} if isinstance(module, DataParallel) else None}
+        facts = super().facts(module)
+        return {**facts, "mesh": {"dp": len(module.device_ids)} if isinstance(module, DataParallel) else None}
 
 
 class Autocast(nn.Module):

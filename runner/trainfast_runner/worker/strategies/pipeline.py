@@ -132,15 +132,15 @@ class PipelineParallel(Strategy):
 
     def clip_gradients(self, max_norm: float) -> None:
         """Clip by the norm over all stages; a tied weight counts once. The formula is `clip_grad_norm_`'s."""
-        found = [parameter for parameter in self.module.parameters() if parameter.grad is not None]
+        with_gradients = [parameter for parameter in self.module.parameters() if parameter.grad is not None]
         copies = {id(parameter) for parameter in self._tied} if self._has_last else set()
         squares = torch.zeros((), device=self.device)
-        for parameter in found:
+        for parameter in with_gradients:
             if parameter.grad is not None and id(parameter) not in copies:
                 squares += parameter.grad.float().square().sum()
         dist.all_reduce(squares, group=self._row)
         factor = (max_norm / (squares.sqrt() + 1e-6)).clamp(max=1.0)
-        for parameter in found:
+        for parameter in with_gradients:
             if parameter.grad is not None:
                 parameter.grad.mul_(factor.to(parameter.grad.dtype))
 

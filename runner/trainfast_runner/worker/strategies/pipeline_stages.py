@@ -136,8 +136,8 @@ class Cut:
         return StageModule(frame, first, last)
 
     def _parts(self, replacements: dict[str, Replacement]) -> list[nn.Module]:
-        found = [_at(self.model, path) for path in replacements]
-        return [module for module in found if module is not None]
+        parts = [_at(self.model, path) for path in replacements]
+        return [module for module in parts if module is not None]
 
 
 def cut(model: nn.Module, stages: int, seq_len: int) -> Cut:
@@ -222,10 +222,10 @@ def _parameters(modules: list[nn.Module]) -> list[nn.Parameter]:
 
 
 def _at(model: nn.Module, path: str) -> nn.Module | None:
-    found: Any = model
+    part: Any = model
     for name in path.split("."):
-        found = getattr(found, name, None)
-    return found if isinstance(found, nn.Module) else None
+        part = getattr(part, name, None)
+    return part if isinstance(part, nn.Module) else None
 
 
 def _put(model: nn.Module, path: str, module: nn.Module | None) -> None:

@@ -130,13 +130,13 @@ class DataTensorParallel(TensorParallel):
 
     def facts(self, module: nn.Module) -> dict[str, Any]:
         """Read DDP from the module, and the rest from the DTensors over its storage."""
-        found = Strategy.facts(self, module)
+        facts = Strategy.facts(self, module)
         inner = tensor_facts(whole for _, whole in self.held)
         dtype = next(module.parameters()).dtype
         return {
-            **found,
+            **facts,
             **inner,
-            "wrapper": joined(inner["wrapper"], found["wrapper"]),
+            "wrapper": joined(inner["wrapper"], facts["wrapper"]),
             "mesh": {"dp": dist.get_world_size(self.mesh.get_group("dp")), **(inner["mesh"] or {})},
             "reduce_dtype": str(dtype).removeprefix("torch."),
         }
@@ -158,9 +158,9 @@ class ShardedTensorParallel(TensorParallel):
 
     def facts(self, module: nn.Module) -> dict[str, Any]:
         """Read FSDP's state, and the parameters."""
-        found = sharded_facts(module)
+        facts = sharded_facts(module)
         inner = tensor_facts(module.parameters())
-        return {**super().facts(module), **found, "wrapper": joined(inner["wrapper"], found["wrapper"])}
+        return {**super().facts(module), **facts, "wrapper": joined(inner["wrapper"], facts["wrapper"])}
 
 
 def tensor_facts(parameters: Iterable[Tensor]) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""What a best-fit search does next, decided from its journal alone, and its answer."""
+"""The next step and the answer of a best-fit search, from its journal alone."""

@@ -10,10 +10,10 @@ import msgspec
 
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.results.distributions import NORMAL_95
-from trainfast_runner.search.best.choose.cold_runs import ColdRuns, Difference
+from trainfast_runner.search.best.choose.cold_ranking import ColdRanking, Difference
 from trainfast_runner.search.best.choose.prospects import LIKELY, Prospects
-from trainfast_runner.search.best.choose.state import MORE, BestState, state_of_best_journal
-from trainfast_runner.search.best.speed.observed import log_rate
+from trainfast_runner.search.best.choose.state import WORTHWHILE_LOG_GAIN, BestState, state_of_best_journal
+from trainfast_runner.search.best.speed.trial_rates import log_rate
 from trainfast_runner.search.conductor import worked_seconds
 from trainfast_runner.search.journal.best import (
     BestAnswer,
@@ -32,7 +32,7 @@ CHOSEN = "chosen: no setting is faster beyond the noise of this machine"
 
 def answer_of(state: BestState) -> BestAnswer | None:
     """Return the answer, or the best so far of a search that goes on; None before anything was measured."""
-    cold = ColdRuns(state)
+    cold = ColdRanking(state)
     if state.leader is None:
         return None
     best, baseline = cold.answer, cold.baseline
@@ -84,7 +84,7 @@ def answer_so_far(lines: Sequence[BestLine]) -> BestAnswer | None:
     return None if answer is None else msgspec.structs.replace(answer, notes=[*answer.notes, note])
 
 
-def _verdict(cold: ColdRuns, prospects: Prospects, best: int, number: int) -> CandidateVerdict:
+def _verdict(cold: ColdRanking, prospects: Prospects, best: int, number: int) -> CandidateVerdict:
     state = cold.state
     if number in state.ruled_out:
         return state.ruled_out[number]
@@ -94,8 +94,8 @@ def _verdict(cold: ColdRuns, prospects: Prospects, best: int, number: int) -> Ca
         if number in cold.unchecked:
             reason += "; no time was left to run it under memory_limit"
         return CandidateVerdict(candidate=number, verdict="measured", reason=reason, rate=rate)
-    if number in state.ordered_out:
-        return CandidateVerdict(candidate=number, verdict="not_tried", reason=state.ordered_out[number])
+    if number in state.excluded_by_orders:
+        return CandidateVerdict(candidate=number, verdict="not_tried", reason=state.excluded_by_orders[number])
     least = state.candidates[number].least_s_per_sample
     if least and prospects.leader is not None and state.is_bound(number, prospects.leader):
         reason = f"at most {1 / least:.4g} samples/s by its FLOPs and the device's peak"
@@ -107,7 +107,7 @@ def _verdict(cold: ColdRuns, prospects: Prospects, best: int, number: int) -> Ca
     return CandidateVerdict(candidate=number, verdict="not_tried", reason=f"no time left: {words}")
 
 
-def _beside_best(cold: ColdRuns, best: int, number: int) -> str:
+def _beside_best(cold: ColdRanking, best: int, number: int) -> str:
     if number == best:
         return "the best"
     difference = cold.difference(number, best)
@@ -126,7 +126,7 @@ def _percent(difference: Difference) -> Interval:
     return Interval(median=median, low=low, high=high)
 
 
-def _log_rate(cold: ColdRuns, number: int) -> tuple[float, float] | None:
+def _log_rate(cold: ColdRanking, number: int) -> tuple[float, float] | None:
     """The ln samples/s of a candidate and half of its interval: by fresh processes, else by trials; else None."""
     state = cold.state
     # The real memory_limit slows every step of a CPU run.
@@ -146,7 +146,7 @@ def _log_rate(cold: ColdRuns, number: int) -> tuple[float, float] | None:
     return state.posterior.mean[number], NORMAL_95 * math.sqrt(max(state.posterior.variance[number], 0.0))
 
 
-def _rate(cold: ColdRuns, number: int) -> Interval | None:
+def _rate(cold: ColdRanking, number: int) -> Interval | None:
     """Samples/s of a candidate; None if it was not measured."""
     known_rate = _log_rate(cold, number)
     return None if known_rate is None else _interval(*known_rate)
@@ -156,7 +156,7 @@ def _interval(middle: float, half: float) -> Interval:
     return Interval(median=math.exp(middle), low=math.exp(middle - half), high=math.exp(middle + half))
 
 
-def _value(cold: ColdRuns, number: int) -> Interval | None:
+def _value(cold: ColdRanking, number: int) -> Interval | None:
     """The objective of a candidate in its unit: seconds for `time`; None if it was not measured."""
     state = cold.state
     values = cold.every.log_objectives.get(number)
@@ -180,14 +180,14 @@ def _run_ids(state: BestState, number: int) -> list[str]:
     ]
 
 
-def _within_percent(cold: ColdRuns, best: int, gain: Difference | None) -> float | None:
+def _within_percent(cold: ColdRanking, best: int, gain: Difference | None) -> float | None:
     """The least gain that runs as A B B A show here, where it is above 2 % and leaves the winner open; else None."""
     deviation, quantile = cold.every.noise
     half = quantile * deviation
-    return 100 * math.expm1(half) if half >= MORE and _is_open(cold, best, gain) else None
+    return 100 * math.expm1(half) if half >= WORTHWHILE_LOG_GAIN and _is_open(cold, best, gain) else None
 
 
-def _is_open(cold: ColdRuns, best: int, gain: Difference | None) -> bool:
+def _is_open(cold: ColdRanking, best: int, gain: Difference | None) -> bool:
     """True if the gain may be none, a rival may be the best, or a measured setting may be better than the baseline."""
     state = cold.state
     if best != state.space.baseline:
@@ -196,7 +196,7 @@ def _is_open(cold: ColdRuns, best: int, gain: Difference | None) -> bool:
     return bool(cold.ties) or not all(cold.difference(number, best).is_clear for number in others)
 
 
-def _effects(cold: ColdRuns, best: int) -> Iterator[Effect]:
+def _effects(cold: ColdRanking, best: int) -> Iterator[Effect]:
     """The gain of each value that was run, or that earlier searches know, over the baseline's.
 
     The other knobs are as in the answer.
@@ -231,7 +231,7 @@ def _effects(cold: ColdRuns, best: int) -> Iterator[Effect]:
             )
 
 
-def _pareto(cold: ColdRuns) -> list[int]:
+def _pareto(cold: ColdRanking) -> list[int]:
     """The measured candidates that no other one beats in both rate and memory, the fastest first."""
     state = cold.state
     rated = []
@@ -247,7 +247,7 @@ def _pareto(cold: ColdRuns) -> list[int]:
     return front
 
 
-def _notes(cold: ColdRuns, best: int) -> Iterator[str]:
+def _notes(cold: ColdRanking, best: int) -> Iterator[str]:
     """Sentences on the limits of the claim."""
     state = cold.state
     baseline = state.space.baseline
@@ -276,7 +276,7 @@ def verdicts_without_answer(lines: Sequence[BestLine]) -> list[CandidateVerdict]
     if ended is None or ended.state == "cancelled" or not any(isinstance(line, Space) for line in lines):
         return []
     state = state_of_best_journal(lines, ended.seconds)
-    reasons = {number: state.ordered_out.get(number, ended.reason) for number in range(len(state.candidates))}
+    reasons = {number: state.excluded_by_orders.get(number, ended.reason) for number in range(len(state.candidates))}
     return [
         state.ruled_out.get(number, CandidateVerdict(candidate=number, verdict="not_tried", reason=reason))
         for number, reason in reasons.items()

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from trainfast_runner.results.distributions import NORMAL_95
-from trainfast_runner.search.best.choose.cold_runs import COLD_ERROR, CONFIRMING_SHARE, ColdRuns
+from trainfast_runner.search.best.choose.cold_ranking import COLD_ERROR, CONFIRMING_SHARE, ColdRanking
 from trainfast_runner.search.best.choose.next_cold_run import next_cold_run
 from trainfast_runner.search.best.choose.prospects import Prospects
 from trainfast_runner.search.best.choose.ruled_out import MOST_VOID, UNUSABLE
@@ -28,10 +28,10 @@ HOPELESS = 0.7
 
 
 @dataclass(frozen=True)
-class Move:
+class BestDecision:
     """The next step. `action` is trial, race, confirm, limit, turn_back or end; `end_state` is that of an end.
 
-    A `cold` trial needs a new process; `repeats` marks the repeat of a process's first setting. `rate`, `low` and
+    `needs_new_process` is about a trial; `repeats` marks the repeat of a process's first setting. `rate`, `low` and
     `high` are the leader's samples/s, `chance` the probability that going on finds 2 % more in about `price_s`.
     """
 
@@ -39,7 +39,7 @@ class Move:
     candidate: int | None
     why: str
     knob: str | None = None
-    cold: bool = False
+    needs_new_process: bool = False
     repeats: bool = False
     step_rule: StepRule = ORDINARY
     end_state: str = ""
@@ -52,35 +52,35 @@ class Move:
     price_s: float | None = None
 
 
-def decide(state: BestState) -> Move:
+def decide(state: BestState) -> BestDecision:
     """Return the next step."""
     prospects = Prospects(state)
-    move = _next_trial(state, prospects) or _finish(state, prospects)
-    return _with_figures(_closing_visit(state, move), state, prospects)
+    decision = _next_trial(state, prospects) or _finish(state, prospects)
+    return _with_figures(_closing_visit(state, decision), state, prospects)
 
 
-def _next_trial(state: BestState, prospects: Prospects) -> Move | None:
+def _next_trial(state: BestState, prospects: Prospects) -> BestDecision | None:
     """The next trial, or the end of a search that measures nothing; None once the trials are over."""
-    if ColdRuns(state).begun and state.leader is not None:
+    if ColdRanking(state).begun and state.leader is not None:
         return None
     first = _baseline(state) or _without_leader(state) or _trial_in_first_process(state, prospects)
     return first or _most_promising_trial(state, prospects)
 
 
-def _baseline(state: BestState) -> Move | None:
+def _baseline(state: BestState) -> BestDecision | None:
     """The first trial of all, until it was measured or does not fit."""
     number = state.space.baseline
     if number in state.counted_trials:
         return None
     ran = [trial for trial in state.trials if trial.candidate == number]
     if any(one.outcome in UNUSABLE for one in ran):
-        return _move_to_end("failed", f"the baseline failed: {ran[-1].reason}")
+        return _end("failed", f"the baseline failed: {ran[-1].reason}")
     if sum(one.outcome == "void" for one in ran) >= MOST_VOID:
-        return _move_to_end("failed", f"other processes took the machine in {MOST_VOID} trials of the baseline")
-    return None if number in state.ruled_out else _move_to_trial(state, number, "the baseline, to compare with")
+        return _end("failed", f"other processes took the machine in {MOST_VOID} trials of the baseline")
+    return None if number in state.ruled_out else _trial_of(state, number, "the baseline, to compare with")
 
 
-def _trial_in_first_process(state: BestState, prospects: Prospects) -> Move | None:
+def _trial_in_first_process(state: BestState, prospects: Prospects) -> BestDecision | None:
     """In the baseline's process: the largest batch that fits, then each warm knob's other values there."""
     process = state.candidates[state.space.baseline].process_knobs
     if any(state.candidates[trial.candidate].process_knobs != process for trial in state.trials):
@@ -90,7 +90,7 @@ def _trial_in_first_process(state: BestState, prospects: Prospects) -> Move | No
     ran = {trial.candidate for trial in state.trials if trial.run_id not in state.measured.void}
     for number, why in _first_process_trials(state):
         if number not in ran and number in prospects.affordable:
-            return _move_to_trial(state, number, why)
+            return _trial_of(state, number, why)
     return None
 
 
@@ -99,25 +99,25 @@ def _first_process_trials(state: BestState) -> list[tuple[int, str]]:
     levels, first = state.posterior.levels, state.space.baseline
     process = state.candidates[first].process_knobs
     group = {number for number in state.alive if state.candidates[number].process_knobs == process}
-    found: list[tuple[int, str]] = []
+    trials: list[tuple[int, str]] = []
     base = first
     if "batch_size" in levels.names:
         sizes = [levels.with_level(first, "batch_size", level) for level in range(len(levels.values["batch_size"]))]
         fitting = [number for number in sizes if number is not None and number in group]
         base = max(fitting, key=lambda number: _batch(state, number), default=first)
         if base != first:
-            found.append((base, "the largest batch that fits"))
+            trials.append((base, "the largest batch that fits"))
     for name in levels.names:
         for level, value in enumerate(levels.values[name]):
             number = levels.with_level(base, name, level)
             if number in group and number not in (None, base) and name != "batch_size":
-                found.append((number, f"{name}={_shown(name, value)} at that batch"))
-    return found
+                trials.append((number, f"{name}={_shown(name, value)} at that batch"))
+    return trials
 
 
-def _most_promising_trial(state: BestState, prospects: Prospects) -> Move | None:
+def _most_promising_trial(state: BestState, prospects: Prospects) -> BestDecision | None:
     """The trial of the greatest expected improvement a second; None when the trials end."""
-    if _stopped(state, prospects):
+    if _why_trials_end(state, prospects):
         return None
     tries = [number for number in prospects.likely if number in prospects.affordable]
     unseen = [number for number in prospects.unseen if number in prospects.affordable]
@@ -128,12 +128,12 @@ def _most_promising_trial(state: BestState, prospects: Prospects) -> Move | None
     if number in tries:
         gain = prospects.gains[number].mean
         why = f"{100 * prospects.chances[number]:.0f} % chance of 2 % more, expected {100 * math.expm1(gain):+.1f} %"
-        return _move_to_trial(state, number, why)
+        return _trial_of(state, number, why)
     new = ", ".join(_new_values(state, number))
-    return _move_to_trial(state, number, f"{new} was never run")
+    return _trial_of(state, number, f"{new} was never run")
 
 
-def _stopped(state: BestState, prospects: Prospects) -> str | None:
+def _why_trials_end(state: BestState, prospects: Prospects) -> str | None:
     """The reason why the trials end; None while they go on."""
     if not prospects.likely and not prospects.unseen:
         return "no setting left has a chance above 5 % to be 2 % better, and every value was run"
@@ -151,23 +151,23 @@ def _price_words(state: BestState, prospects: Prospects) -> str:
     return f"never run: {', '.join(values)}"
 
 
-def _without_leader(state: BestState) -> Move | None:
+def _without_leader(state: BestState) -> BestDecision | None:
     """The smallest candidate, where the baseline was tried and nothing was measured; None once something was."""
     if state.leader is not None:
         return None
     left = [number for number in state.alive if number not in state.counted_trials]
     if not left:
-        if state.ordered_out.keys() - state.ruled_out.keys():
-            return _move_to_end("failed", "your orders leave no setting that can be measured")
+        if state.excluded_by_orders.keys() - state.ruled_out.keys():
+            return _end("failed", "your orders leave no setting that can be measured")
         verdicts = {verdict.verdict for verdict in state.ruled_out.values()}
         if verdicts <= {TOO_LARGE, "incompatible"}:
-            return _move_to_end("nothing_fits", "no setting fits")
-        return _move_to_end("failed", "no setting could be measured")
+            return _end("nothing_fits", "no setting fits")
+        return _end("failed", "no setting could be measured")
     if state.spent_s > state.question.budget_s:
-        return _move_to_end("failed", f"no setting could be measured in the budget of {state.question.budget_s:g} s")
+        return _end("failed", f"no setting could be measured in the budget of {state.question.budget_s:g} s")
     sizes = {one: (state.candidates[one].predicted_bytes or 0, _batch(state, one)) for one in left}
     number = min(left, key=lambda one: sizes[one])
-    return _move_to_trial(state, number, f"{_why_no_baseline(state)}: the smallest setting first")
+    return _trial_of(state, number, f"{_why_no_baseline(state)}: the smallest setting first")
 
 
 def _why_no_baseline(state: BestState) -> str:
@@ -176,38 +176,38 @@ def _why_no_baseline(state: BestState) -> str:
     verdict = state.ruled_out.get(baseline)
     if verdict is not None and verdict.verdict != TOO_LARGE:
         return f"the baseline cannot run ({verdict.reason})"
-    if verdict is None and baseline in state.ordered_out:
-        return f"the baseline is left out ({state.ordered_out[baseline]})"
+    if verdict is None and baseline in state.excluded_by_orders:
+        return f"the baseline is left out ({state.excluded_by_orders[baseline]})"
     return "the baseline does not fit"
 
 
-def _finish(state: BestState, prospects: Prospects) -> Move:
+def _finish(state: BestState, prospects: Prospects) -> BestDecision:
     """Runs in fresh processes, then the end."""
     run = next_cold_run(state)
     if run is None:
-        because = _stopped(state, prospects) or "the runs that confirm had begun"
-        return replace(_move_to_end("answered", because), stopped_because=because)
-    steps = ColdRuns(state).steps
+        because = _why_trials_end(state, prospects) or "the runs that confirm had begun"
+        return replace(_end("answered", because), stopped_because=because)
+    steps = ColdRanking(state).steps
     rule = StepRule(steps, steps, COLD_ERROR)
-    return Move(run.action, run.candidate, run.why, knob=run.knob, cold=True, step_rule=rule)
+    return BestDecision(run.action, run.candidate, run.why, knob=run.knob, step_rule=rule)
 
 
-def _closing_visit(state: BestState, move: Move) -> Move:
-    """The move, or before it leaves a process the repeat of that process's first setting, which shows drift."""
-    stays = move.action == "end" or (move.action == "trial" and not move.cold)
+def _closing_visit(state: BestState, decision: BestDecision) -> BestDecision:
+    """The decision, or before it leaves a process the repeat of that process's first setting, which shows drift."""
+    stays = decision.action == "end" or (decision.action == "trial" and not decision.needs_new_process)
     visit = [trial for trial in state.trials_of_visit if trial.outcome in TIMED_OUTCOMES]
     if stays or len({one.candidate for one in visit}) < 2 or any(one.repeats for one in visit):
-        return move
+        return decision
     repeated = [trial for trial in state.trials_of_visit if trial.repeats]
     if len(repeated) >= MOST_VOID or any(one.outcome in ("oom", "failed") for one in state.trials_of_visit[-1:]):
-        return move
+        return decision
     first = visit[0].candidate
     why = "the first setting of this process again: a change would be drift"
     rule = StepRule(least=max(LEAST_TIMED_STEPS, len(visit[0].step_ms)))
-    return Move("trial", first, why, repeats=True, step_rule=rule)
+    return BestDecision("trial", first, why, repeats=True, step_rule=rule)
 
 
-def _move_to_trial(state: BestState, number: int, why: str) -> Move:
+def _trial_of(state: BestState, number: int, why: str) -> BestDecision:
     give_up = None
     leader = state.leader
     if leader is not None and state.question.objective != "samples_per_joule":
@@ -215,7 +215,9 @@ def _move_to_trial(state: BestState, number: int, why: str) -> Move:
         give_up = 1000 * state.candidates[number].samples_per_step / (HOPELESS * pace)
         if state.question.objective in ("time", "tokens_per_s"):
             give_up = _give_up_by_value(state, number, leader)
-    return Move("trial", number, why, cold=not state.is_warm(number), step_rule=StepRule(give_up_ms=give_up))
+    return BestDecision(
+        "trial", number, why, needs_new_process=not state.is_warm(number), step_rule=StepRule(give_up_ms=give_up)
+    )
 
 
 def _give_up_by_value(state: BestState, number: int, leader: int) -> float | None:
@@ -227,20 +229,20 @@ def _give_up_by_value(state: BestState, number: int, leader: int) -> float | Non
     return 1000 * left / (state.question.for_steps or 1) if left > 0 else None
 
 
-def _move_to_end(state: str, why: str) -> Move:
-    return Move("end", None, why, end_state=state, stopped_because=why)
+def _end(end_state: str, why: str) -> BestDecision:
+    return BestDecision("end", None, why, end_state=end_state, stopped_because=why)
 
 
-def _with_figures(move: Move, state: BestState, prospects: Prospects) -> Move:
-    """The move with the leader's figures and the price of going on."""
+def _with_figures(decision: BestDecision, state: BestState, prospects: Prospects) -> BestDecision:
+    """The decision with the leader's figures and the price of going on."""
     leader = prospects.leader
     if leader is None:
-        return move
+        return decision
     mean = state.posterior.mean[leader]
     half = NORMAL_95 * math.sqrt(max(state.posterior.variance[leader], 0.0))
     chance, price = prospects.outlook
     low, rate, high = (math.exp(mean + shift) for shift in (-half, 0.0, half))
-    return replace(move, leader=leader, rate=rate, low=low, high=high, chance=chance, price_s=price)
+    return replace(decision, leader=leader, rate=rate, low=low, high=high, chance=chance, price_s=price)
 
 
 def _new_values(state: BestState, number: int) -> Iterable[str]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from trainfast_runner.search.best.choose.cold_runs import SPEED_ROLES, ColdRuns
+from trainfast_runner.search.best.choose.cold_ranking import SPEED_ROLES, ColdRanking
 from trainfast_runner.search.best.choose.ruled_out import MOST_VOID
 from trainfast_runner.search.best.choose.state import BestState
 
-MOST_COLD = 12
-"""Runs in fresh processes of one search."""
+MOST_BEFORE_TURN_BACK = 12
+"""No knob is turned back once the search has this many runs in fresh processes that count."""
 NEARLY_ALL = "it needs nearly all of memory_limit: one run under it"
 ROLES = (*SPEED_ROLES, "limit")
 
@@ -30,13 +30,13 @@ class NextColdRun:
 
 def next_cold_run(state: BestState) -> NextColdRun | None:
     """Return the next run in a fresh process; None when the answer is confirmed."""
-    cold = ColdRuns(state)
+    cold = ColdRanking(state)
     if sum(one.outcome == "void" for one in state.cold_runs) >= 2 * MOST_VOID:
         return None
     return _race(cold) or _confirm(cold) or _turn_back(cold) or _under_limit(cold)
 
 
-def _race(cold: ColdRuns) -> NextColdRun | None:
+def _race(cold: ColdRanking) -> NextColdRun | None:
     """The next run of the race, those under memory_limit first; None when it is decided."""
     for number in cold.finalists:
         if cold.is_near_limit(number) and not cold.count_runs(number, "limit"):
@@ -56,11 +56,11 @@ def _race(cold: ColdRuns) -> NextColdRun | None:
     return None
 
 
-def _confirming(cold: ColdRuns) -> bool:
+def _confirming(cold: ColdRanking) -> bool:
     return any(one.role == "confirm" for one in cold.state.cold_runs)
 
 
-def _confirm(cold: ColdRuns) -> NextColdRun | None:
+def _confirm(cold: ColdRanking) -> NextColdRun | None:
     """The next run of winner, baseline, baseline, winner; None when both have two runs."""
     winner, baseline = cold.winner, cold.baseline
     if cold.state.untested_limits and not cold.count_runs(winner, "limit"):
@@ -83,24 +83,24 @@ def _confirm(cold: ColdRuns) -> NextColdRun | None:
     return None
 
 
-def _turn_back(cold: ColdRuns) -> NextColdRun | None:
+def _turn_back(cold: ColdRanking) -> NextColdRun | None:
     """The run of the answer with one knob turned back that gave most, as long as runs and budget allow."""
     state, answer = cold.state, cold.answer
     changed = cold.changed(answer)
-    if len(changed) < 2 or cold.counted_runs >= MOST_COLD:
+    if len(changed) < 2 or cold.counted_runs >= MOST_BEFORE_TURN_BACK:
         return None
-    found = []
+    turned = []
     for knob in changed:
         other = cold.turned_back(answer, knob)
         if other is not None and not cold.count_runs(other, *ROLES):
-            found.append((state.posterior.difference(answer, other)[0], knob, other))
-    for _, knob, other in sorted(found, reverse=True):
+            turned.append((state.posterior.difference(answer, other)[0], knob, other))
+    for _, knob, other in sorted(turned, reverse=True):
         if cold.are_affordable([other]):
             return NextColdRun("turn_back", other, f"the winner with {knob} turned back: the loss is its gain", knob)
     return None
 
 
-def _under_limit(cold: ColdRuns) -> NextColdRun | None:
+def _under_limit(cold: ColdRanking) -> NextColdRun | None:
     """The run under memory_limit of the answer, then of candidates near that limit as long as the budget allows."""
     if cold.state.untested_limits and not cold.count_runs(cold.answer, "limit"):
         return NextColdRun("limit", cold.answer, "the answer, under memory_limit")

@@ -9,10 +9,10 @@ import math
 from functools import cached_property
 from typing import NamedTuple
 
-from trainfast_runner.search.best.choose.cold_runs import CONFIRMING_SHARE, ColdRuns
-from trainfast_runner.search.best.choose.state import MORE, BestState
-from trainfast_runner.search.best.speed.observed import steps_for
+from trainfast_runner.search.best.choose.cold_ranking import CONFIRMING_SHARE, ColdRanking
+from trainfast_runner.search.best.choose.state import WORTHWHILE_LOG_GAIN, BestState
 from trainfast_runner.search.best.speed.step_rule import ENOUGH_ERROR, LEAST_TIMED_STEPS, MOST_TIMED_STEPS, UNTIMED
+from trainfast_runner.search.best.speed.trial_rates import steps_for
 
 LIKELY = 0.05
 """The search goes on while some candidate has this chance to be 2 % better than the leader."""
@@ -53,18 +53,20 @@ class Prospects:
         own, own_slope = state.log_objective(leader)
         own_variance = own_slope**2 * posterior.variance[leader]
         variances = posterior.variance
-        found: dict[int, Gain] = {}
+        gains: dict[int, Gain] = {}
         for number in self.open:
             mean, slope = state.log_objective(number)
             variance = slope * slope * variances[number] + own_variance
             variance -= 2 * slope * own_slope * covariances[number]
-            found[number] = Gain(mean - own, math.sqrt(variance) if variance > 1e-12 else 1e-6)
-        return found
+            gains[number] = Gain(mean - own, math.sqrt(variance) if variance > 1e-12 else 1e-6)
+        return gains
 
     @cached_property
     def chances(self) -> dict[int, float]:
         """The probability of each open candidate to be 2 % better than the leader."""
-        return {number: _above((mean - MORE) / deviation) for number, (mean, deviation) in self.gains.items()}
+        return {
+            number: _above((mean - WORTHWHILE_LOG_GAIN) / deviation) for number, (mean, deviation) in self.gains.items()
+        }
 
     @cached_property
     def likely(self) -> list[int]:
@@ -75,7 +77,7 @@ class Prospects:
     def affordable(self) -> set[int]:
         """Open candidates whose trial is expected to end within the time of the trials, its process closed."""
         state, budget_s = self._state, self._state.question.budget_s
-        left_s = max(budget_s - ColdRuns(state).reserve_s(), CONFIRMING_SHARE * budget_s) - state.spent_s
+        left_s = max(budget_s - ColdRanking(state).reserve_s(), CONFIRMING_SHARE * budget_s) - state.spent_s
         return {
             number
             for number in self.open
@@ -137,12 +139,12 @@ class Prospects:
         seen = [set(levels) for levels in zip(*(settings[number] for number in ran), strict=True)]
         columns = state.posterior.levels.columns
         unfinished = [knob for knob, levels in enumerate(seen) if not levels.issuperset(columns[knob])]
-        found = {}
+        unseen = {}
         for number in self.open:
             new = sum(settings[number][knob] not in seen[knob] for knob in unfinished)
             if new:
-                found[number] = new
-        return found
+                unseen[number] = new
+        return unseen
 
     @cached_property
     def outlook(self) -> tuple[float, float]:

@@ -12,9 +12,9 @@ from typing import NamedTuple
 from trainfast_runner.search.best.candidates import changes_training
 from trainfast_runner.search.best.choose.ruled_out import ruled_out
 from trainfast_runner.search.best.objective import seq_len_of
-from trainfast_runner.search.best.orders import ordered_out
+from trainfast_runner.search.best.orders import excluded_by_orders
 from trainfast_runner.search.best.speed.effects import Levels, Likelihood, Observation, Posterior, Scales
-from trainfast_runner.search.best.speed.observed import (
+from trainfast_runner.search.best.speed.trial_rates import (
     DRIFT,
     MOST_VOID_VISITS,
     Measurements,
@@ -39,7 +39,7 @@ from trainfast_runner.search.journal.best import (
     Visited,
 )
 
-MORE = math.log(1.02)
+WORTHWHILE_LOG_GAIN = math.log(1.02)
 """A gain that is worth going on for, in ln rate."""
 MILESTONES = (8, 12, 17, 24, 33, 46, 64, 90)
 """Numbers of observations at which the scales of the effects are chosen anew."""
@@ -97,10 +97,10 @@ class BestState:
     @cached_property
     def counted_trials(self) -> dict[int, list[Trial]]:
         """The trials that count, by candidate."""
-        found: dict[int, list[Trial]] = defaultdict(list)
+        by_candidate: dict[int, list[Trial]] = defaultdict(list)
         for trial in self.measured.trials:
-            found[trial.candidate].append(trial)
-        return dict(found)
+            by_candidate[trial.candidate].append(trial)
+        return dict(by_candidate)
 
     @cached_property
     def ruled_out(self) -> dict[int, CandidateVerdict]:
@@ -108,16 +108,18 @@ class BestState:
         return ruled_out(self.space, self.attempts, self.counted_trials, self.posterior.levels)
 
     @cached_property
-    def ordered_out(self) -> dict[int, str]:
+    def excluded_by_orders(self) -> dict[int, str]:
         """The candidates that the person's orders leave out, each with the order. The baseline is always measured."""
-        return ordered_out(self.candidates, [line for line in self.lines if isinstance(line, Ordered)])
+        return excluded_by_orders(self.candidates, [line for line in self.lines if isinstance(line, Ordered)])
 
     @cached_property
     def alive(self) -> list[int]:
         """The candidates that may still be the answer."""
-        ruled_out, ordered_out = self.ruled_out, self.ordered_out
+        ruled_out, excluded_by_orders = self.ruled_out, self.excluded_by_orders
         return [
-            number for number in range(len(self.candidates)) if number not in ruled_out and number not in ordered_out
+            number
+            for number in range(len(self.candidates))
+            if number not in ruled_out and number not in excluded_by_orders
         ]
 
     @cached_property

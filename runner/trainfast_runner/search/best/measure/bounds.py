@@ -43,5 +43,5 @@ def flops_of(directory: Path) -> float | None:
 
 def ceiling_here(home: Home, plan: RunPlan) -> Ceiling | None:
     """The ceiling of the plan's device; None without a calibration that was left undisturbed."""
-    found = read(home).get(next(iter(plan.device_names), "") if plan.device == "cuda" else cpu_name())
-    return None if found is None or found.disturbed else found
+    ceiling = read(home).get(next(iter(plan.device_names), "") if plan.device == "cuda" else cpu_name())
+    return None if ceiling is None or ceiling.disturbed else ceiling

@@ -1,4 +1,4 @@
-"""Measure one candidate in a fresh process: an ordinary run, and its line in the journal."""
+"""The `ColdRun` line of an ended run."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from trainfast_runner.results.start_time import start_s
 from trainfast_runner.search.best.disturbances import why_run_void
 from trainfast_runner.search.best.too_large import Failure, oom_failure
 from trainfast_runner.search.journal.best import BestLaunched, ColdRun
-from trainfast_runner.search.script_runs import incompatible
+from trainfast_runner.search.script_runs import why_incompatible
 
-TIMING_WARMUP = 3
+UNTIMED_COLD_STEPS = 3
 """Steps of a cold run that are not timed, as in any run; on a CPU its memory is measured in them."""
 
 
@@ -63,7 +63,7 @@ def outcome_of(result: Result, knobs: Collection[str] = (), *, keep_disturbed: b
         return "failed", f"{result.state}: {why}" if why else result.state
     if result.loss.not_finite:
         return "failed", f"the loss of {result.loss.not_finite} steps is not finite"
-    overridden = incompatible(result, knobs)
+    overridden = why_incompatible(result, knobs)
     if overridden is not None:
         return "incompatible", overridden
     void = why_run_void(result)

@@ -1,1 +1,1 @@
-"""What a best-fit search asks before its first trial: the candidates, what is known, and the cost."""
+"""A best-fit search before its first trial: its candidates, what is known of them, and its cost."""

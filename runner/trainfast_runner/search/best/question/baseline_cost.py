@@ -14,7 +14,7 @@ from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best.speed.speeds import with_predicted_speed
 from trainfast_runner.search.best.speed.step_rule import LEAST_TIMED_STEPS, UNTIMED
 
-LOOKED_AT, ENOUGH = 50, 3
+NEWEST_RUNS_READ, ENOUGH = 50, 3
 """Number of newest runs searched for starts of the same model, and number of starts that is enough."""
 START_KNOBS = ("strategy", "engine", "compile")
 """The knobs that change the start of a process by many seconds."""
@@ -23,7 +23,7 @@ STEPS = UNTIMED + LEAST_TIMED_STEPS
 
 
 def earlier_starts(home: Home, is_alike: Callable[[RunFile], bool]) -> list[float]:
-    """Seconds to their steady steps of the newest runs that are alike, at most `ENOUGH`; empty without one.
+    """Start times in seconds of the newest runs that are alike, at most `ENOUGH`; empty without one.
 
     Raises UserError when the home cannot be listed.
     """
@@ -31,7 +31,7 @@ def earlier_starts(home: Home, is_alike: Callable[[RunFile], bool]) -> list[floa
 
 
 def _starts(home: Home, is_alike: Callable[[RunFile], bool]) -> Iterator[float]:
-    for run_id in home.run_ids()[: -LOOKED_AT - 1 : -1]:
+    for run_id in home.run_ids()[: -NEWEST_RUNS_READ - 1 : -1]:
         directory = home.directory(run_id)
         run = read_run_file(directory)
         if run is not None and is_alike(run) and (seconds := start_s(directory)):

@@ -9,8 +9,8 @@ from typing import Any
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.search.best.question.baseline_cost import earlier_starts
-from trainfast_runner.search.best.question.opening import BestOptions, BestPlan, continued
-from trainfast_runner.search.best.speed.observed import Starts, process_key
+from trainfast_runner.search.best.question.opening import BestOptions, BestPlan, check_new_budget, find_unfinished
+from trainfast_runner.search.best.speed.trial_rates import Starts, process_key
 
 COLD_RUNS = 6
 """Cold runs of a search: two each of the winner and the baseline, and about one for each of two of its knobs."""
@@ -44,7 +44,8 @@ def estimate(best: BestPlan, home: Home, options: BestOptions) -> Estimate:
 
     Raises UserError for a budget that the search itself would refuse.
     """
-    continued(best, home, options)
+    if find_unfinished(best, home, options) is None:
+        check_new_budget(best, home)
     question, space = best.question, best.space
     legal = [candidate for candidate in space.candidates if candidate.ruled_out is None]
     levels = {name: {repr(one.knobs[name]) for one in legal} for name in (legal[0].knobs if legal else ())}

@@ -50,7 +50,7 @@ class BestPlan:
     space: Space
 
 
-def plan_best(spec: RunSpec, asked: BestRequest, options: BestOptions, python: str | None = None) -> BestPlan:
+def plan_best(spec: RunSpec, request: BestRequest, options: BestOptions, python: str | None = None) -> BestPlan:
     """Check a question against this machine and the training Python. Raises UserError; starts nothing.
 
     Without a global batch the preset's own is kept, so that the training stays the same, unless the batch is varied.
@@ -58,18 +58,18 @@ def plan_best(spec: RunSpec, asked: BestRequest, options: BestOptions, python: s
     spec = replace(spec, data=expand_paths(spec.data))
     # `devices` is a ceiling: the preset's own run may use fewer.
     plan = planning.plan_run(candidate_spec(spec, {}), python)
-    check_request(asked, plan)
+    check_request(request, plan)
     check_coolable(plan, options.cool_to_c)
     survey = ModelSurvey(spec, plan)
     own_batch = default_global_batch(spec, survey.machine)
-    vary, left_alone = vary_of(spec, asked.vary, survey.machine, asked.global_batch or own_batch, survey.refuse)
+    vary, left_alone = vary_of(spec, request.vary, survey.machine, request.global_batch or own_batch, survey.refuse)
     question = question_of(
         spec,
         plan,
-        asked,
+        request,
         vary=vary,
         left_alone=left_alone,
-        global_batch=global_batch_of(asked, own_batch),
+        global_batch=global_batch_of(request, own_batch),
         limits_bytes=list(plan.memory_limit_bytes or ()),
     )
     space = survey.space(question)
@@ -82,21 +82,21 @@ def plan_best(spec: RunSpec, asked: BestRequest, options: BestOptions, python: s
     return BestPlan(question, plan, survey, space)
 
 
-def global_batch_of(asked: BestRequest, own: int) -> int | None:
-    """Samples of one optimizer step of every candidate: as asked, else the preset's `own`; None where they are free."""
-    is_free = asked.global_batch is None and any(name in asked.vary for name in BATCH_KNOBS)
-    return None if is_free else asked.global_batch or own
+def global_batch_of(request: BestRequest, own: int) -> int | None:
+    """Samples of an optimizer step of every candidate: as requested, else the preset's `own`; None where free."""
+    is_free = request.global_batch is None and any(name in request.vary for name in BATCH_KNOBS)
+    return None if is_free else request.global_batch or own
 
 
-def question_of(spec: RunSpec, plan: RunPlan, asked: BestRequest, **fields: Any) -> BestQuestion:
+def question_of(spec: RunSpec, plan: RunPlan, request: BestRequest, **fields: Any) -> BestQuestion:
     """The first line of a search's journal, without its id and key; `fields` are further ones of the line."""
     return BestQuestion(
         search_id="",
         key="",
         **spec.record_fields(),
-        objective=asked.objective,
-        for_steps=asked.for_steps,
-        budget_s=asked.budget_s,
+        objective=request.objective,
+        for_steps=request.for_steps,
+        budget_s=request.budget_s,
         device=plan.device,
         device_names=plan.device_names,
         clock=ClockAnchor(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns()),
@@ -122,9 +122,10 @@ def open_best(best: BestPlan, home: Home, options: BestOptions) -> Path:
     """
     home.create()
     key = best_key(best)
-    found = continued(best, home, options)
-    if found is not None:
-        return found
+    unfinished_search = find_unfinished(best, home, options)
+    if unfinished_search is not None:
+        return unfinished_search
+    check_new_budget(best, home)
     directory = new_search(home, best.question.name)
     journal = SearchJournal(directory)
     # Scripts have no model by which their searches would be alike.
@@ -135,17 +136,16 @@ def open_best(best: BestPlan, home: Home, options: BestOptions) -> Path:
     return directory
 
 
-def continued(best: BestPlan, home: Home, options: BestOptions) -> Path | None:
-    """Return the directory of the unfinished search that this question continues; None for a new search.
+def find_unfinished(best: BestPlan, home: Home, options: BestOptions) -> Path | None:
+    """Return the directory of the unfinished search that this question continues; None for a new search."""
+    return None if options.fresh else unfinished(home, best_key(best), read_best_journal)
 
-    Raises UserError when the budget of a new one does not pay for the baseline, as far as earlier runs tell.
-    """
-    found = None if options.fresh else unfinished(home, best_key(best), read_best_journal)
-    if found is None:
-        baseline = best.space.candidates[best.space.baseline]
-        own = candidate_spec(best.survey.spec, baseline.knobs).with_overrides(memory_limit=None)  # as in a trial
-        check_budget(best.question.budget_s, replace(best.plan, spec=own), baseline.samples_per_step, home)
-    return found
+
+def check_new_budget(best: BestPlan, home: Home) -> None:
+    """Raise UserError when the budget does not pay for the baseline, as far as earlier runs tell."""
+    baseline = best.space.candidates[best.space.baseline]
+    own = candidate_spec(best.survey.spec, baseline.knobs).with_overrides(memory_limit=None)  # as in a trial
+    check_budget(best.question.budget_s, replace(best.plan, spec=own), baseline.samples_per_step, home)
 
 
 def best_key(best: BestPlan) -> str:
@@ -157,5 +157,5 @@ def best_key(best: BestPlan) -> str:
     visible = [gpu.uuid for gpu in best.survey.machine.gpus]
     knobs = {name: value for name, value in question.knobs.items() if name not in SET_BY_A_SEARCH}
     varied = question.vary, question.global_batch, question.objective, question.for_steps, question.budget_s
-    asked = (question.model, question.data, knobs, varied, plan.device, visible, plan.python, plan.versions)
-    return key_of_question(asked, plan)
+    request = (question.model, question.data, knobs, varied, plan.device, visible, plan.python, plan.versions)
+    return key_of_question(request, plan)

@@ -11,7 +11,7 @@ from trainfast_runner.records.search_directories import search_directories
 from trainfast_runner.search.journal.best import BestEnded, BestQuestion, EarlierEffect, read_best_journal
 from trainfast_runner.search.searches import BEST_TAG, kind_of
 
-LOOKED_AT = 50
+NEWEST_SEARCHES_READ = 50
 """Number of newest searches whose effects are read."""
 
 
@@ -21,8 +21,8 @@ def earlier_effects(home: Home, question: BestQuestion, before: Path) -> list[Ea
     Of the same model, data and objective on a device of the same names, whatever else was set. Raises UserError when
     the searches cannot be listed.
     """
-    found: dict[tuple[str, str], EarlierEffect] = {}
-    for directory in search_directories(home)[: -LOOKED_AT - 1 : -1]:
+    effects: dict[tuple[str, str], EarlierEffect] = {}
+    for directory in search_directories(home)[: -NEWEST_SEARCHES_READ - 1 : -1]:
         if directory == before or kind_of(directory) != BEST_TAG:
             continue
         lines = read_best_journal(directory)
@@ -41,8 +41,8 @@ def earlier_effects(home: Home, question: BestQuestion, before: Path) -> list[Ea
                     gain_percent=effect.gain_percent,
                     search_id=directory.name,
                 )
-                found.setdefault((effect.knob, repr(effect.value)), known)
-    return list(found.values())
+                effects.setdefault((effect.knob, repr(effect.value)), known)
+    return list(effects.values())
 
 
 def _is_alike(one: BestQuestion, other: BestQuestion) -> bool:

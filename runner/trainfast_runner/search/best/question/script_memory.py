@@ -37,10 +37,10 @@ def with_fitted_memory(space: Space, trials: Iterable[Trial], limit_bytes: int |
         like, batch_size = tried.get(_others(one), {}), one.knobs.get("batch_size", 0)
         if batch_size in like or one.ruled_out is not None:
             continue
-        found = _by_sizes(like, batch_size, device) or _by_trace(space, like, one, device)
-        if found is None:
+        predicted = _by_sizes(like, batch_size, device) or _by_trace(space, like, one, device)
+        if predicted is None:
             continue
-        need, error = found
+        need, error = predicted
         expected[number] = round(need)
         if limit_bytes is not None and need - error > limit_bytes:
             too_large[number] = round(need)

@@ -84,7 +84,7 @@ class ScriptSurvey(Survey):
         is_known = one.predicted_bytes is not None or "batch_size" not in one.knobs
         return plan if is_tried or is_known else with_trace(plan)
 
-    def learned(self, question: BestQuestion, space: Space, lines: Sequence[BestLine]) -> Space:
+    def predict_from_trials(self, question: BestQuestion, space: Space, lines: Sequence[BestLine]) -> Space:
         """Return the candidates with the samples of a step that the first trial saw, and memory by the trials."""
         trials = [line for line in lines if isinstance(line, Trial) and line.outcome == "measured"]
         if not trials:
@@ -94,7 +94,7 @@ class ScriptSurvey(Survey):
 
 
 def plan_script_best(
-    preset: ScriptPreset, settings: Sequence[str], asked: BestRequest, options: BestOptions, python: str | None = None
+    preset: ScriptPreset, settings: Sequence[str], request: BestRequest, options: BestOptions, python: str | None = None
 ) -> BestPlan:
     """Check a question about a script against this machine. Raises UserError; starts nothing.
 
@@ -102,17 +102,17 @@ def plan_script_best(
     """
     trial_plan = trial_plan_of(preset, settings, python, SET_BY_A_SEARCH)
     plan = trial_plan({"steps": UNTIMED + LEAST_TIMED_STEPS, "timing_warmup": UNTIMED})
-    check_request(asked, plan)
+    check_request(request, plan)
     check_coolable(plan, options.cool_to_c)
     machine = detect_machine(plan.versions, plan.python or None).used_by(plan.spec.knobs.get("devices"))
     survey = ScriptSurvey(preset, plan, machine, trial_plan)
-    _check(asked, survey.named, preset)
+    _check(request, survey.named, preset)
     own = default_global_batch(survey.spec, machine)
     has_batch = all(name in survey.named for name in BATCH_KNOBS)
     entries = [BY_NAME[name] for name in survey.named if has_batch or name not in BATCH_KNOBS]
-    batch = asked.global_batch or own
-    vary, left_alone = vary_of(survey.spec, asked.vary, machine, batch, survey.refuse, entries)
-    if not asked.vary:
+    batch = request.global_batch or own
+    vary, left_alone = vary_of(survey.spec, request.vary, machine, batch, survey.refuse, entries)
+    if not request.vary:
         left_alone |= _unnamed(preset, survey.named, has_batch)
     if not vary:
         raise UserError(
@@ -123,25 +123,25 @@ def plan_script_best(
     question = question_of(
         plan.spec,
         plan,
-        asked,
+        request,
         vary=vary,
         left_alone=left_alone,
-        global_batch=global_batch_of(asked, own) if has_batch else None,
+        global_batch=global_batch_of(request, own) if has_batch else None,
         limits_bytes=list(limits_of(plan).by_rank),
         limits_trials=True,
     )
     return BestPlan(question, plan, survey, survey.space(question))
 
 
-def _check(asked: BestRequest, named: Sequence[str], preset: ScriptPreset) -> None:
+def _check(request: BestRequest, named: Sequence[str], preset: ScriptPreset) -> None:
     """Raise UserError for a question that a script's trials cannot answer."""
-    if asked.objective == "tokens_per_s":
+    if request.objective == "tokens_per_s":
         raise UserError(
             "--objective tokens_per_s: no hook sees how many tokens a script's sample has",
             key="--objective",
             nearest="samples_per_s",
         )
-    needed = (*asked.vary, *(BATCH_KNOBS if asked.global_batch is not None else ()))
+    needed = (*request.vary, *(BATCH_KNOBS if request.global_batch is not None else ()))
     for name in (name for name in needed if name not in named):
         if name not in preset.places:
             takes = (*FRAMEWORK_KNOBS, *preset.places)
@@ -155,12 +155,12 @@ def _check(asked: BestRequest, named: Sequence[str], preset: ScriptPreset) -> No
 
 def _unnamed(preset: ScriptPreset, named: Sequence[str], has_batch: bool) -> dict[str, str]:
     """The mapped knobs that are left alone because a present value is missing, each with the reason."""
-    found = {name: UNNAMED for name in preset.places if name not in named and BY_NAME[name].search_values}
+    unnamed = {name: UNNAMED for name in preset.places if name not in named and BY_NAME[name].search_values}
     if not has_batch:
         others = {"batch_size": "grad_accum", "grad_accum": "batch_size"}
-        found |= {
+        unnamed |= {
             name: f"without a named {other} another value changes the global batch"
             for name, other in others.items()
             if name in named
         }
-    return found
+    return unnamed

@@ -9,8 +9,8 @@ from trainfast_runner.search.best.question.script_survey import plan_script_best
 from trainfast_runner.settings.spec import RunSpec
 
 
-def plan_spec_best(spec: RunSpec, asked: BestRequest, options: BestOptions, python: str | None = None) -> BestPlan:
+def plan_spec_best(spec: RunSpec, request: BestRequest, options: BestOptions, python: str | None = None) -> BestPlan:
     """Check a question against this machine and the training Python. Raises UserError; starts nothing."""
     if spec.script is None:
-        return plan_best(spec, asked, options, python)
-    return plan_script_best(spec.script, settings_of(spec.knobs, spec.overrides), asked, options, python)
+        return plan_best(spec, request, options, python)
+    return plan_script_best(spec.script, settings_of(spec.knobs, spec.overrides), request, options, python)

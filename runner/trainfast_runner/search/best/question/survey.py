@@ -52,7 +52,7 @@ class Survey(ABC):
         """Return the candidates, their memory unpredicted. Raises UserError as `enumerate_space`."""
         return enumerate_space(self.spec, self.machine, question.vary, question.global_batch, self.refuse)
 
-    def surveyed(self, question: BestQuestion, cancelled: threading.Event) -> Space:
+    def predict_candidates(self, question: BestQuestion, cancelled: threading.Event) -> Space:
         """Return the candidates with all that is known of them before a run, found until `cancelled` is set."""
         return self.space(question)
 
@@ -60,7 +60,7 @@ class Survey(ABC):
         """Return the plan of a candidate's run as that of its trial, which may be asked for more, after these lines."""
         return plan
 
-    def learned(self, question: BestQuestion, space: Space, lines: Sequence[BestLine]) -> Space:
+    def predict_from_trials(self, question: BestQuestion, space: Space, lines: Sequence[BestLine]) -> Space:
         """Return the candidates with the memory that trials among these lines predict; unchanged without any."""
         return space
 
@@ -99,7 +99,7 @@ class ModelSurvey(Survey):
         uuids = question.device_uuids
         return planning.plan_run(spec, self.plan.python, uuids[: device_count(spec, self.machine)] if uuids else ())
 
-    def surveyed(self, question: BestQuestion, cancelled: threading.Event) -> Space:
+    def predict_candidates(self, question: BestQuestion, cancelled: threading.Event) -> Space:
         """Return the candidates with their predicted memory; models are traced until `cancelled` is set."""
         self._ask_attentions(question)
         space = self.space(question)
@@ -131,8 +131,8 @@ class ModelSurvey(Survey):
         for number, spec in self.legal(space).items():
             model = model_of(spec) if spec.knobs["strategy"] in PREDICTED else None
             if model is not None:
-                found = model.predict(spec, space.candidates[number].world_size)
-                needed[number] = found.total_bytes + (found.context_bytes or 0)
+                predicted = model.predict(spec, space.candidates[number].world_size)
+                needed[number] = predicted.total_bytes + (predicted.context_bytes or 0)
         return with_predictions(space, needed, self._available_bytes())
 
     def _available_bytes(self) -> int | None:

@@ -75,10 +75,10 @@ def _asked_values(name: str, values: Iterable[object]) -> list[KnobValue]:
     entry = knob(name)
     if name in NEVER:
         raise UserError(f"{name} cannot be varied: {NEVER[name]}", key=name, advice=f"--set {name}=...")
-    found = list(dict.fromkeys(entry.read(value) for value in values))
-    if not found:
+    distinct = list(dict.fromkeys(entry.read(value) for value in values))
+    if not distinct:
         raise UserError(f"--vary {name} names no value", key=name, allowed=[entry.values.describe()])
-    return found
+    return distinct
 
 
 def _values(entry: Knob, now: KnobValue, global_batch: int) -> list[KnobValue]:

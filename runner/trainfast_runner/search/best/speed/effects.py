@@ -160,10 +160,10 @@ class PriorCovariance:
         """The covariance of a setting with every candidate."""
         levels, main, pair = self._levels, self._main, self._pair
         totals, pairs = levels.shares(setting)
-        found = [MEAN_VARIANCE + main * one + pair * two for one, two in zip(totals, pairs, strict=True)]
+        variances = [MEAN_VARIANCE + main * one + pair * two for one, two in zip(totals, pairs, strict=True)]
         if (number := levels.numbers.get(setting)) is not None:
-            found[number] += self._residual
-        return found
+            variances[number] += self._residual
+        return variances
 
 
 def setting_shares(levels: Levels, one: Setting, other: Setting) -> tuple[float, float, float, float]:

@@ -16,7 +16,7 @@ from trainfast_runner.memory.tracing import cached_model, cached_models
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import PredictedSpeed
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.best.speed.measured import DeviceName, measured_speeds
+from trainfast_runner.search.best.speed.earlier_speeds import DeviceName, measured_speeds
 from trainfast_runner.search.best.speed.predicted_speed import SpeedModel, Unknown
 from trainfast_runner.search.best.speed.step_time import step_time
 from trainfast_runner.settings.spec import RunSpec
@@ -67,7 +67,7 @@ def speeds_on(home: Home, spec: RunSpec, device: DeviceName, python: str | None 
     ceiling = calibration.read(home)[name] if calibrated else NOMINAL[device.kind]
     cores = len(os.sched_getaffinity(0))
     model_of = cached_models(device.kind, python, device.gpu or None)
-    found = []
+    measured = []
     for one in measured_speeds(home, spec, device):
         try:
             traced = model_of(one.spec)
@@ -75,8 +75,8 @@ def speeds_on(home: Home, spec: RunSpec, device: DeviceName, python: str | None 
             continue  # of a model that was never traced, or is gone
         step = None if traced is None else step_time(one.spec, traced, one.devices, cores, ceiling)
         if step is not None:
-            found.append((one, step))
-    return Speeds(ceiling, cores, SpeedModel(spec, found, calibrated=calibrated))
+            measured.append((one, step))
+    return Speeds(ceiling, cores, SpeedModel(spec, measured, calibrated=calibrated))
 
 
 def predict_speed(
@@ -99,5 +99,5 @@ def with_predicted_speed(plan: RunPlan, home: Home) -> RunPlan:
     if traced is None:
         return plan
     devices = max(plan.world_size, len(plan.gpus))
-    found = speeds_on(home, plan.spec, device, plan.python).predict(plan.spec, devices, traced)
-    return replace(plan, predicted_speed=found) if isinstance(found, PredictedSpeed) else plan
+    predicted = speeds_on(home, plan.spec, device, plan.python).predict(plan.spec, devices, traced)
+    return replace(plan, predicted_speed=predicted) if isinstance(predicted, PredictedSpeed) else plan

@@ -66,6 +66,6 @@ def step_time(spec: RunSpec, model: MemoryModel, devices: int, cores: int, ceili
 
 
 def _tflops(ceiling: Ceiling, precision: str) -> float | None:
-    found = ceiling.tflops.get(precision.removesuffix("-pure"))
+    tflops = ceiling.tflops.get(precision.removesuffix("-pure"))
     # A device without TF32 computes it as fp32.
-    return ceiling.tflops.get("fp32") if found is None and precision == "tf32" else found
+    return ceiling.tflops.get("fp32") if tflops is None and precision == "tf32" else tflops

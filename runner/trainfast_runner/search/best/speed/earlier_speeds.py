@@ -16,12 +16,12 @@ from trainfast_runner.records.run_file import WARM_ROLES, RecordedSpec, RunFile
 from trainfast_runner.records.search_directories import search_directories
 from trainfast_runner.results.distributions import MAD_TO_SIGMA, MEDIAN_VARIANCE
 from trainfast_runner.search.best.candidates import candidate_spec
-from trainfast_runner.search.best.speed.observed import log_rate, measurements
+from trainfast_runner.search.best.speed.trial_rates import log_rate, measurements
 from trainfast_runner.search.journal.best import BestQuestion, Space, read_best_journal
 from trainfast_runner.search.searches import BEST_TAG, kind_of
 from trainfast_runner.settings.spec import RunSpec, spec_of_record
 
-LOOKED_AT, SEARCHES_LOOKED_AT = 200, 20
+NEWEST_RUNS_READ, SEARCHES_LOOKED_AT = 200, 20
 """Number of newest runs and searches that are read."""
 MOST_OF_MODEL, MOST_OF_OTHERS = 60, 10
 """Number of measured speeds that count: of the model asked about, and of other models."""
@@ -63,9 +63,9 @@ def measured_speeds(home: Home, spec: RunSpec, device: DeviceName) -> list[Measu
     own: list[MeasuredSpeed] = []
     others: list[MeasuredSpeed] = []
     for one in _of_runs(home, device):
-        found, most = (own, MOST_OF_MODEL) if training_of(one.spec) == training_of(spec) else (others, MOST_OF_OTHERS)
-        if len(found) < most:
-            found.append(one)
+        kept, most = (own, MOST_OF_MODEL) if training_of(one.spec) == training_of(spec) else (others, MOST_OF_OTHERS)
+        if len(kept) < most:
+            kept.append(one)
     for one in _of_trials(home, spec, device):
         if len(own) == MOST_OF_MODEL:
             break
@@ -74,15 +74,15 @@ def measured_speeds(home: Home, spec: RunSpec, device: DeviceName) -> list[Measu
 
 
 def _of_runs(home: Home, device: DeviceName) -> Iterator[MeasuredSpeed]:
-    for run_id in home.run_ids()[: -LOOKED_AT - 1 : -1]:
+    for run_id in home.run_ids()[: -NEWEST_RUNS_READ - 1 : -1]:
         result = read_written_result(home.directory(run_id))
         if result is None or not is_comparable(result):
             continue
         run = read_run_file(home.directory(run_id))
         if run is None or run.script is not None:
             continue  # the speed of the user's own script
-        if _device_of(run) == device and (found := _of_run(run, result)) is not None:
-            yield found
+        if _device_of(run) == device and (speed := _of_run(run, result)) is not None:
+            yield speed
 
 
 def is_comparable(result: Result) -> bool:
@@ -119,8 +119,8 @@ def _of_trials(home: Home, spec: RunSpec, device: DeviceName) -> Iterator[Measur
             continue
         if DeviceName(question.device, next(iter(question.device_names), "")) != device:
             continue
-        found = measurements(lines)
-        newest_trials = {trial.candidate: trial for trial in found.trials if not trial.repeats}
+        measured = measurements(lines)
+        newest_trials = {trial.candidate: trial for trial in measured.trials if not trial.repeats}
         for trial in reversed(newest_trials.values()):
             candidate, rate = space.candidates[trial.candidate], log_rate(trial)
             try:
@@ -128,7 +128,7 @@ def _of_trials(home: Home, spec: RunSpec, device: DeviceName) -> Iterator[Measur
             except UserError:
                 break  # knobs of another version
             assert rate is not None
-            yield MeasuredSpeed(tried, candidate.world_size, rate, found.variance(trial), trial.run_id)
+            yield MeasuredSpeed(tried, candidate.world_size, rate, measured.variance(trial), trial.run_id)
 
 
 def _device_of(run: RunFile) -> DeviceName:

@@ -1,4 +1,4 @@
-"""Measure one candidate in a run of its own, as in each trial of a script."""
+"""The `Trial` line of an ended run, as each trial of a script is."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from functools import cached_property
 
 from trainfast_runner.results.distributions import NORMAL_95, student_95
 from trainfast_runner.search.best.choose.state import BestState
-from trainfast_runner.search.best.speed.observed import steps_for
+from trainfast_runner.search.best.speed.trial_rates import steps_for
 from trainfast_runner.search.journal.best import BestLaunched, ColdRun
 
 NEAR = 0.03
@@ -29,7 +29,7 @@ NEAR_LIMIT = 0.9
 """A setting that needs more than this share of memory_limit gets a run under it."""
 PRIOR_RUNS = 4
 """The noise of the trials counts as this many repeated runs."""
-SAME_MEMORY = 0.05
+EQUAL_MEMORY_SHARE = 0.05
 """Memory that differs by less than this share is the same."""
 COLD_ERROR = 0.007
 """Standard error of a cold run's median, as a share of it; its number of steps aims at that."""
@@ -55,7 +55,7 @@ class Difference:
         return abs(self.mean) > self.half
 
 
-class MeasuredRuns:
+class RunsByRole:
     """The runs in some roles that measured something: the ln of their objective, their noise, and differences."""
 
     def __init__(self, state: BestState, *roles: str) -> None:
@@ -64,11 +64,11 @@ class MeasuredRuns:
     @cached_property
     def log_objectives(self) -> dict[int, list[float]]:
         """The ln of the objective in each run, by candidate."""
-        found: dict[int, list[float]] = defaultdict(list)
+        by_candidate: dict[int, list[float]] = defaultdict(list)
         for one in self._state.cold_runs:
             if one.role in self._roles and (value := self.log_objective(one)) is not None:
-                found[one.candidate].append(value)
-        return dict(found)
+                by_candidate[one.candidate].append(value)
+        return dict(by_candidate)
 
     def log_objective(self, run: ColdRun) -> float | None:
         """The ln of the objective of one run; None if it measured nothing."""
@@ -107,14 +107,14 @@ class MeasuredRuns:
         return statistics.fmean(self.log_objectives[number])
 
 
-class ColdRuns:
+class ColdRanking:
     """The cold runs made so far, and the candidates that they leave as finalists, winner and ties."""
 
     def __init__(self, state: BestState) -> None:
         self.state = state
         self.baseline = state.space.baseline
-        self.raced = MeasuredRuns(state, "race")
-        self.every = MeasuredRuns(state, *SPEED_ROLES)
+        self.raced = RunsByRole(state, "race")
+        self.every = RunsByRole(state, *SPEED_ROLES)
 
     def difference(self, one: int, other: int) -> Difference:
         """The ln of the objective of `one` over `other`: by fresh processes where both were run, else by the trials."""
@@ -218,7 +218,7 @@ class ColdRuns:
     def _preference(self, number: int) -> tuple[int, int, float]:
         state = self.state
         needed = self.memory_bytes(number)
-        memory = 0 if needed is None else round(math.log(max(needed, 1)) / SAME_MEMORY)
+        memory = 0 if needed is None else round(math.log(max(needed, 1)) / EQUAL_MEMORY_SHARE)
         return memory, len(self.changed(number)), state.start_s(number)
 
     def memory_bytes(self, number: int) -> int | None:
@@ -238,8 +238,8 @@ class ColdRuns:
         """The candidate with one knob at the baseline's value; None where there is none that can run."""
         levels = self.state.posterior.levels
         base = levels.settings[self.baseline][levels.names.index(knob)]
-        found = levels.with_level(number, knob, base)
-        return None if found is None or found in self.state.ruled_out else found
+        turned = levels.with_level(number, knob, base)
+        return None if turned is None or turned in self.state.ruled_out else turned
 
     def is_near_limit(self, number: int) -> bool:
         """True if a candidate needs nearly all of memory_limit, or an unknown part of it."""

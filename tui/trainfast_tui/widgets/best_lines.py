@@ -30,7 +30,7 @@ WIDE = 100
 ROLES = {"race": "cold race", "confirm": "confirm", "limit": "at limit", "turn_back": "turned"}
 
 
-def trial_rows(so_far: BestSoFar, width: int) -> list[Line]:
+def trial_lines(so_far: BestSoFar, width: int) -> list[Line]:
     """One row a trial or run, in their order, below a title."""
     title = f"{_unit(so_far)[0]} (95 % CI)"
     rows = [_row((" ", "text"), ("setting", title, "steps", "took", "process"), width, "muted")]
@@ -78,7 +78,7 @@ def _row(sign: Piece, cells: tuple[str, str, str, str, str], width: int, tone: T
     return [(f"{sign[0]} ", sign[1]), (fmt.to_width(setting, room) + right + last, tone)]
 
 
-def waiting_row(so_far: BestSoFar, width: int) -> Line:
+def waiting_line(so_far: BestSoFar, width: int) -> Line:
     """The setting under way, with its reason."""
     step, space = so_far.chosen, so_far.space
     if step is None or step.candidate is None or space is None or not so_far.is_under_way:
@@ -90,20 +90,20 @@ def waiting_row(so_far: BestSoFar, width: int) -> Line:
     ]
 
 
-def effect_rows(found: BestAnswer, width: int) -> list[Line]:
+def effect_lines(answer: BestAnswer, width: int) -> list[Line]:
     """One row a value of a knob: a bar of its gain over the baseline's value, and the change with its interval."""
-    if not found.effects:
+    if not answer.effects:
         return []
-    names = [_effect_name(one) for one in found.effects]
+    names = [_effect_name(one) for one in answer.effects]
     label = min(max(map(len, names)), max(16, width - 50))
-    gains = [one.gain_percent for one in found.effects]
+    gains = [one.gain_percent for one in answer.effects]
     words = [gain_words(gain) for gain in gains]
     room = max(6, min(40, width - label - max(map(len, words)) - 18))
     most = max(gain.median for gain in gains)
     most = most if most > 0 else 1.0
     rows: list[Line] = [[("gained over the baseline's value (95 % CI)", "muted")]]
     for name, gain, one in sorted(
-        zip(names, words, found.effects, strict=True), key=lambda row: -row[2].gain_percent.median
+        zip(names, words, answer.effects, strict=True), key=lambda row: -row[2].gain_percent.median
     ):
         tone: Tone = "success" if one.gain_percent.low > 0 else "error" if one.gain_percent.high < 0 else "secondary"
         basis = "  in a run" if one.measured else "  earlier" if one.earlier else ""
@@ -120,21 +120,21 @@ def _effect_name(one: Effect) -> str:
     return f"{one.knob}={show(one.value)} for {show(one.before)}"
 
 
-def rest_rows(so_far: BestSoFar, found: BestAnswer, width: int, most_ties: int) -> list[Line]:
+def footnote_lines(so_far: BestSoFar, answer: BestAnswer, width: int, most_ties: int) -> list[Line]:
     """The runner-ups within the noise, the verdict counts, and the notes on the claim."""
     assert so_far.space is not None
     rows: list[Line] = []
-    for number in found.ties[:most_ties]:
+    for number in answer.ties[:most_ties]:
         rows.append([("within the noise  ", "muted"), (setting_words(so_far.space, number), "text")])
-    if len(found.ties) > most_ties:
-        rows.append([("within the noise  ", "muted"), (f"and {len(found.ties) - most_ties} more", "text")])
-    counts = count_words(one.verdict for one in found.verdicts)
-    rows += labelled(("candidates        ", "muted"), f"{len(found.verdicts)}: {counts}", width)
+    if len(answer.ties) > most_ties:
+        rows.append([("within the noise  ", "muted"), (f"and {len(answer.ties) - most_ties} more", "text")])
+    counts = count_words(one.verdict for one in answer.verdicts)
+    rows += labelled(("candidates        ", "muted"), f"{len(answer.verdicts)}: {counts}", width)
     if so_far.ended is not None:
         rows += labelled(("stopped because   ", "muted"), so_far.ended.stopped_because, width)
-    if found.changes_training:
-        words = f"trains differently from the baseline, by {', '.join(found.changes_training)}"
+    if answer.changes_training:
+        words = f"trains differently from the baseline, by {', '.join(answer.changes_training)}"
         rows += labelled(("note              ", "warning"), words, width)
-    for note in found.notes:
+    for note in answer.notes:
         rows += labelled(("note              ", "muted"), note, width)
     return rows

@@ -41,12 +41,12 @@ class Measurements:
 
     def observations(self, levels: Levels, joules: bool) -> list[Observation]:
         """One observation a trial: ln samples/s, or ln samples a joule."""
-        found = []
+        observed = []
         for trial in self.trials:
             if (value := log_rate(trial, joules)) is not None:
                 setting = levels.settings[trial.candidate]
-                found.append(Observation(((1.0, setting),), value, self.variance(trial), trial.run_id))
-        return found
+                observed.append(Observation(((1.0, setting),), value, self.variance(trial), trial.run_id))
+        return observed
 
     def variance(self, trial: Trial) -> float:
         """Variance of a trial's ln rate by its own steps and the pooled ones."""
@@ -99,7 +99,7 @@ def earlier_observations(
     levels: Levels, effects: Iterable[EarlierEffect], baseline: RecordedKnobs
 ) -> list[Observation]:
     """Effects of earlier searches as observed differences with a widened spread; those of unknown values left out."""
-    found = []
+    observed = []
     for effect in effects:
         try:
             ends = [levels.setting({**baseline, effect.knob: value}) for value in (effect.value, effect.before)]
@@ -110,8 +110,8 @@ def earlier_observations(
             continue
         deviation = (math.log1p(gain.high / 100) - math.log1p(gain.low / 100)) / (2 * NORMAL_95)
         variance = (EARLIER_SPREAD * deviation) ** 2 + EARLIER_LEAST**2
-        found.append(Observation(((1.0, ends[0]), (-1.0, ends[1])), math.log1p(gain.median / 100), variance))
-    return found
+        observed.append(Observation(((1.0, ends[0]), (-1.0, ends[1])), math.log1p(gain.median / 100), variance))
+    return observed
 
 
 ProcessKey = tuple[tuple[str, object], ...]
@@ -215,5 +215,5 @@ def _pooled(trials: Sequence[Trial]) -> float:
         for trial in trials
         for one in _deviations(trial.step_ms)
     ]
-    found = MAD_TO_SIGMA * statistics.median(residuals) if residuals else DEFAULT_NOISE
-    return float(GRID ** round(math.log(max(found, LEAST_NOISE)) / math.log(GRID)))
+    noise = MAD_TO_SIGMA * statistics.median(residuals) if residuals else DEFAULT_NOISE
+    return float(GRID ** round(math.log(max(noise, LEAST_NOISE)) / math.log(GRID)))

@@ -9,10 +9,10 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import COLD, TRIAL
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.journal.best import BestLaunched, BestLine, ColdRun, Trial
-from trainfast_runner.search.left_runs import end_if_live, has_settings, is_usable, runs_of_search, take_ended
+from trainfast_runner.search.orphaned_runs import adopt_ended, end_if_live, has_settings, is_usable, runs_of_search
 
 
-class LeftBestRuns:
+class OrphanedBestRuns:
     """The runs of a search, made before this conductor, that its journal has no outcome of."""
 
     def __init__(self, home: Home, search_id: str, lines: Sequence[BestLine]) -> None:
@@ -30,9 +30,9 @@ class LeftBestRuns:
         for run_id in self._warm:
             end_if_live(self._home.directory(run_id))
 
-    def take_trial(self, plan: RunPlan) -> Path | None:
+    def adopt_trial(self, plan: RunPlan) -> Path | None:
         """Return an ended trial of the plan's settings in a run by itself; None without one."""
-        return take_ended(self._trials, self._home, plan)
+        return adopt_ended(self._trials, self._home, plan)
 
     def cold_runs(self) -> Iterator[tuple[BestLaunched, Path]]:
         """Yield each usable cold run, alive or not, whose launch the journal has."""
@@ -41,7 +41,7 @@ class LeftBestRuns:
             if is_usable(directory := self._home.directory(run_id)):
                 yield self._launched[run_id], directory
 
-    def take(self, plan: RunPlan) -> Path | None:
+    def adopt_cold_run(self, plan: RunPlan) -> Path | None:
         """Return the cold run of the plan's settings that was killed before its launch was recorded; end the others."""
         taken: Path | None = None
         for run_id, run in self._cold.items():
@@ -53,7 +53,7 @@ class LeftBestRuns:
         self._cold = {}
         return taken
 
-    def end(self) -> None:
+    def end_cold_runs(self) -> None:
         """End the cold runs that nothing takes."""
         for run_id in self._cold:
             end_if_live(self._home.directory(run_id))

@@ -30,7 +30,7 @@ def is_usable(directory: Path) -> bool:
     return is_alive(directory) if result is None else result.state in ("finished", "oom", "failed")
 
 
-def take_ended(runs: dict[str, RunFile], home: Home, plan: RunPlan) -> Path | None:
+def adopt_ended(runs: dict[str, RunFile], home: Home, plan: RunPlan) -> Path | None:
     """Take the run of the plan's settings that ended by itself with figures out of `runs`; None without one.
 
     A failure is not taken: whatever killed the conductor may have killed a process of the run.
