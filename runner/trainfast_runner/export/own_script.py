@@ -78,7 +78,7 @@ def _same_run(run: RunFile, asked: ScriptAsked) -> str:
     settings = [
         f"{name}={BY_NAME[name].text_of(run.knobs[name])}" for name in _settings(run) if name not in asked.flagged
     ]
-    options = [word for one in settings for word in ("--set", one)]
+    options = [word for setting in settings for word in ("--set", setting)]
     return shlex.join(["trainfast-tui", "run", *options, *_options(asked), "--", *asked.command])
 
 

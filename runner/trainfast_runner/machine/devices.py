@@ -244,7 +244,7 @@ def _rocm_error(versions: Mapping[str, str | None]) -> UserError:
 def _mig_mode_error(gpus: Sequence[DeviceReading], instances: Sequence[Instance], where: str = "") -> UserError:
     """The refusal of GPUs in MIG mode, with the instances to name instead."""
     indexes = [gpu.index for gpu in gpus]
-    names = [one.uuid for one in instances if one.gpu_index in indexes]
+    names = [instance.uuid for instance in instances if instance.gpu_index in indexes]
     are = "is" if len(gpus) == 1 else "are"
     return UserError(
         f"{where}GPU {'+'.join(map(str, indexes))} {are} in MIG mode, where runs use an instance by its name"

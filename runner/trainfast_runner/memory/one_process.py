@@ -60,8 +60,8 @@ def _is_head(segments: list[Segment], at: int) -> bool:
     """True between the last block's forward and that block's backward."""
     if segments[at].place:
         return False
-    before = next((one for one in reversed(segments[:at]) if one.place), None)
-    after = next((one for one in segments[at:] if one.place), None)
+    before = next((segment for segment in reversed(segments[:at]) if segment.place), None)
+    after = next((segment for segment in segments[at:] if segment.place), None)
     return before is not None and after is not None and (before.phase, after.phase) == ("forward", "backward")
 
 

@@ -54,7 +54,7 @@ def runs_to_predict(reference: str, settings: list[str]) -> list[RunToPredict]:
         if chosen is None:
             return [RunToPredict(spec.name, spec, {})]
         return [RunToPredict(chosen.id, spec, *published_for(preset, chosen, spec))]
-    specs = [(one, from_preset(preset, one, settings)) for one in preset.variants]
+    specs = [(variant, from_preset(preset, variant, settings)) for variant in preset.variants]
     return [RunToPredict(one.id, spec, *published_for(preset, one, spec)) for one, spec in specs]
 
 

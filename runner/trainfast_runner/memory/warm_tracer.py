@@ -140,7 +140,7 @@ class _Server:
         try:
             while owed:
                 lines = self._new_lines()
-                answers = [one for one in lines or () if "imported" in one or one.pop("batch", None) == batch]
+                answers = [line for line in lines or () if "imported" in line or line.pop("batch", None) == batch]
                 if not answers and (lines is None or self._done == batch):
                     why = last_line(text_of(self._complaints))
                     raise UserError(f"{self._executable} cannot describe the model: {why}", key="python")
@@ -194,7 +194,7 @@ class _Server:
         *lines, self._begun = (self._begun + chunk).split(b"\n")
         answers = list(json_objects(lines))
         self.imported = self.imported or {"imported": True} in answers
-        self._done = next((one["done"] for one in reversed(answers) if "done" in one), self._done)
+        self._done = next((answer["done"] for answer in reversed(answers) if "done" in answer), self._done)
         return answers
 
 

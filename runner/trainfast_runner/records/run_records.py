@@ -147,7 +147,7 @@ def read_records(directory: Path) -> RunRecords:
     steps = _read_steps(directory, records)
     ticks = _read_ticks(directory, records)
     first = records.totals(min(records.steps, default=0))
-    if first.dropped or ticks.level or any(one.level for one in steps.values()):
+    if first.dropped or ticks.level or any(thinned.level for thinned in steps.values()):
         records.thinning = Thinning(
             steps_looked_at=len(records.first_rank_steps),
             steps_dropped=first.dropped,

@@ -49,7 +49,7 @@ class PrunePlan:
     def total_bytes(self) -> int:
         """Bytes that deleting all entries frees."""
         files = (*self.caches, *self.locks)
-        return sum((*self.runs.values(), *self.searches.values(), *(one.bytes for one in files)))
+        return sum((*self.runs.values(), *self.searches.values(), *(file.bytes for file in files)))
 
 
 def seconds_of(age: str) -> float:
@@ -112,7 +112,7 @@ def carry_out(home: Home, plan: PrunePlan) -> dict[str, int]:
                 shutil.rmtree(directory)
     files = [one for one in (*plan.caches, *plan.locks) if not cache_entries.remove(one)]
     asked = {run_id: home.directory(run_id) for run_id in plan.runs} | searches
-    asked |= {str(one.path): one.path for one in files}
+    asked |= {str(file.path): file.path for file in files}
     return {name: disk_bytes(path) for name, path in asked.items() if os.path.lexists(path)}
 
 

@@ -290,7 +290,7 @@ def _variants(raw: Mapping[str, Any], source: TomlSource) -> tuple[Variant, ...]
         id = source.text(row, "id", at)
         if not id:
             raise source.error_at(at, "a variant needs an id", allowed=VARIANT_KEYS)
-        if id in [one.id for one in variants]:
+        if id in [variant.id for variant in variants]:
             raise source.error_at((*at, "id"), f"two variants are called {id!r}")
         variants.append(
             Variant(

@@ -90,7 +90,7 @@ def propose(flags: Sequence[Flag]) -> list[Proposal]:
     proposals = [_number(name, names, flags) for name, names in NUMBERS.items()]
     proposals += [_switch(name, names, flags) for name, names in SWITCHES.items()]
     proposals += [_precision(flags) or _halves(flags), _optimizer(flags)]
-    return [one for one in proposals if one is not None]
+    return [proposal for proposal in proposals if proposal is not None]
 
 
 def mapping_of(flags: Sequence[Flag], changes: Iterable[str]) -> list[Proposal]:
@@ -141,7 +141,7 @@ def place_typed(name: str, typed: str, flags: Sequence[Flag], reason: str, examp
 
 def _flag_of(word: str, flags: Sequence[Flag]) -> Flag:
     """The flag of this name. Raises UserError naming the nearest that the script has."""
-    names = {one: flag for flag in flags for one in flag.names}
+    names = {name: flag for flag in flags for name in flag.names}
     if word in names:
         return names[word]
     near = nearest(word, names)
@@ -172,7 +172,7 @@ def _value_in_force(name: str, table: Mapping[str, str], flags: Sequence[Flag]) 
 
 def _are_in_force(words: Sequence[str], flags: Sequence[Flag]) -> bool:
     """True if the command gives every flag in these words its value there."""
-    by_name = {one: flag for flag in flags for one in flag.names}
+    by_name = {name: flag for flag in flags for name in flag.names}
     in_force: list[bool] = []
     for word, following in zip_longest(words, words[1:], fillvalue=""):
         first, equals, value = word.partition("=")

@@ -205,7 +205,7 @@ def _check_place(name: str, place: object) -> None:
     entry = knob(name)
     by_value: dict[str, Any] = place if isinstance(place, dict) else {}
     texts: list[Any] = list(by_value.values()) if isinstance(place, dict) else [place]
-    if not all(isinstance(one, str) for one in texts) or (isinstance(place, str) and "{}" not in place):
+    if not all(isinstance(text, str) for text in texts) or (isinstance(place, str) and "{}" not in place):
         raise UserError(f"{name} needs words with {{}} for its value, or a table of words by value")
     for words in texts:
         split_words(words, name)

@@ -52,11 +52,11 @@ class KeptSteps:
     def fields(self) -> dict[str, Any]:
         """Highest peaks of the steps, the time of each in ms, and the allocator's retries since the process began."""
         steps = [fields for _, fields in self._steps]
-        peaks = {phase: max(one["phase_peaks"][phase] for one in steps) for phase in PHASES}
+        peaks = {phase: max(step["phase_peaks"][phase] for step in steps) for phase in PHASES}
         return {
             "phase_peaks": peaks,
             "peak_allocated_bytes": max(peaks.values()),
-            "peak_reserved_bytes": max(one["peak_reserved_bytes"] for one in steps),
+            "peak_reserved_bytes": max(step["peak_reserved_bytes"] for step in steps),
             "alloc_retries": steps[-1]["alloc_retries"],
             "step_ms": [times()[1]["step_ms"] for times, _ in self._steps],
         }

@@ -79,7 +79,9 @@ def import_for(requests: list[dict[str, Any]]) -> None:
     for name in FIRST_TRACE_IMPORTS:
         with suppress(ImportError):
             importlib.import_module(name)
-    for model, objective in {json.dumps(one["model"]): (one["model"], one["objective"]) for one in requests}.values():
+    for model, objective in {
+        json.dumps(request["model"]): (request["model"], request["objective"]) for request in requests
+    }.values():
         with suppress(Exception):  # building the model reports it
             import_model_code(resolve_config(model), objective)
     # A fork of a process whose kernels have run on several threads hangs at its first kernel.

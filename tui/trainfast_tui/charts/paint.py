@@ -187,7 +187,12 @@ def _plot_rows(
         _row_of(limit.value, y_range, frame): limit for limit in data.limits if y_range[0] <= limit.value <= y_range[1]
     }
     labels = _axis_labels(frame, data, y_range, limits)
-    styles = [Style.null(), palette.get("limit"), palette.get("mark"), *(palette.get(one.tone) for one in data.series)]
+    styles = [
+        Style.null(),
+        palette.get("limit"),
+        palette.get("mark"),
+        *(palette.get(drawn.tone) for drawn in data.series),
+    ]
     shades = _cells_by_shade(marks)
     textures = [(cells, shade.glyph, len(styles) + at) for at, (shade, cells) in enumerate(shades)]
     styles += [palette.get(shade.kind) or palette.get("mark") for shade, _ in shades]

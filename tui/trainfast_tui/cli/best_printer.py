@@ -71,7 +71,7 @@ class BestPrinter(JournalPrinter[BestLine]):
 
     @staticmethod
     def _space_words(space: Space) -> str:
-        out = [one for one in space.candidates if one.ruled_out is not None]
+        out = [candidate for candidate in space.candidates if candidate.ruled_out is not None]
         counts = {name: sum(one.ruled_out == name for one in out) for name in ("incompatible", "too_large", "bound")}
         ruled_out = "".join(f", {count} {name.replace('_', ' ')}" for name, count in counts.items() if count)
         dropped = f"; {space.dropped} combinations have another global batch" if space.dropped else ""

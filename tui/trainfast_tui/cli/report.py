@@ -56,7 +56,7 @@ def _document(home: Home, references: list[str]) -> tuple[Document, list[str]]:
     """Return the report of these runs, or of the one search, and the ids of the runs in it."""
     searches = {directory.name: directory for directory in search_directories(home)}
     ids = list(dict.fromkeys(_find(home, reference, list(searches)) for reference in references))
-    search_ids = [one for one in ids if one in searches]
+    search_ids = [listed_id for listed_id in ids if listed_id in searches]
     if search_ids and len(ids) > 1:
         raise UserError(
             "a report is of runs, or of one search alone", key=search_ids[0], advice=f"{search_ids[0]} alone"
@@ -75,7 +75,7 @@ def _find(home: Home, reference: str, searches: list[str]) -> str:
     if reference == "last":
         return home.find(reference)
     ids = [*runs, *searches]
-    matching = [reference] if reference in ids else [one for one in ids if reference and one.startswith(reference)]
+    matching = [reference] if reference in ids else [id_ for id_ in ids if reference and id_.startswith(reference)]
     if len(matching) == 1:
         return matching[0]
     if matching:

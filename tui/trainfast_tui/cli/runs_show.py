@@ -73,7 +73,7 @@ def _print_steps(directory: Path, as_json: bool) -> None:
     result = read_result(directory)
     thinning = None if result is None else result.thinning
     if as_json:
-        rows = [as_record(*one) for one in steps]
+        rows = [as_record(*step) for step in steps]
         print_json({"schema": 1, "run_id": directory.name, "thinning": thinning, "steps": rows})
         return
     print_steps(steps)

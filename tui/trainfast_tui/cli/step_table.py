@@ -21,7 +21,7 @@ def print_steps(steps: Sequence[Joined]) -> None:
     if not steps:
         print_line("no step is on record")
         return
-    rows = [[cell(one) for _, cell in COLUMNS] for one in steps]
+    rows = [[cell(step) for _, cell in COLUMNS] for step in steps]
     kept = [column for column in range(len(COLUMNS)) if any(row[column] != ABSENT for row in rows)]
     print_table(
         [COLUMNS[column][0] for column in kept], [[row[column] for column in kept] for row in rows], range(len(kept))

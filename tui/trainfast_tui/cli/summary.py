@@ -189,9 +189,9 @@ def _script(script: ScriptFigures, run_id: str) -> Iterator[tuple[str, str]]:
         yield "exit code", f"{script.exit_code}; trainfast-tui logs {run_id} prints its output"
     if script.suppressed:
         yield "suppressed", plain(", ".join(script.suppressed))
-    for one in script.overridden:
-        ran = "what ran is unknown" if one.ran is None else f"ran {one.ran}"
-        yield "overridden", plain(f"{one.knob}: asked for {one.asked}, {ran} ({one.by})")
+    for override in script.overridden:
+        ran = "what ran is unknown" if override.ran is None else f"ran {override.ran}"
+        yield "overridden", plain(f"{override.knob}: asked for {override.asked}, {ran} ({override.by})")
 
 
 def _cpu(cpu: Cpu) -> str:
@@ -228,7 +228,9 @@ def _oom_lines(result: Result) -> list[str]:
     if explained.changes:
         lines.append(f"to make it fit, {oom.changes_title(explained.changes)}")
         changes = explained.changes
-        lines += pairs((f"  {oom.change_options(one)}", f"{one.saves}; speed: {one.costs}") for one in changes)
+        lines += pairs(
+            (f"  {oom.change_options(change)}", f"{change.saves}; speed: {change.costs}") for change in changes
+        )
     return lines
 
 

@@ -128,7 +128,7 @@ class NextRun:
             knobs[name] = self.preset_knobs[name]
         else:
             knobs.pop(name, None)
-        changed = tuple(one for one in spec.overrides if one != name)
+        changed = tuple(override for override in spec.overrides if override != name)
         return replace(self, spec=replace(spec, knobs=knobs, overrides=changed))
 
     def with_value_of(self, name: str, earlier: NextRun) -> NextRun:

@@ -97,7 +97,7 @@ def whisker_picture(title: str, x_title: str, whiskers: Sequence[Whisker], unit:
     """Return a dot and an interval for each figure, on an axis that shows zero; None without any figure."""
     if not whiskers:
         return None
-    low, high = min(0.0, *(one.low for one in whiskers)), max(0.0, *(one.high for one in whiskers))
+    low, high = min(0.0, *(whisker.low for whisker in whiskers)), max(0.0, *(whisker.high for whisker in whiskers))
     low, high = (-nice_ceiling(-1.05 * low) if low else 0.0), (nice_ceiling(1.25 * high) if high else 0.0)
     x, axes = _axes(low, high, len(whiskers), x_title, unit)
     body = [axes.markup()]
@@ -121,7 +121,7 @@ def whisker_picture(title: str, x_title: str, whiskers: Sequence[Whisker], unit:
             )
         )
         body.append(label(one.words, x.at(one.high) + 8, middle + 4))
-    words = " ".join(f"{one.label}: {one.words}." for one in whiskers)
+    words = " ".join(f"{whisker.label}: {whisker.words}." for whisker in whiskers)
     return Picture(title, words, "".join(body), WIDTH, _height(len(whiskers)))
 
 

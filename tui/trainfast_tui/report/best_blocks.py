@@ -104,13 +104,13 @@ def _question(question: BestQuestion) -> Iterator[Block]:
         yield Prose("Effects that earlier searches found on this device, as a start:")
         earlier = [
             (
-                one.knob,
-                setting_text(one.knob, one.before),
-                setting_text(one.knob, one.value),
-                gain_words(one.gain_percent),
-                one.search_id,
+                effect.knob,
+                setting_text(effect.knob, effect.before),
+                setting_text(effect.knob, effect.value),
+                gain_words(effect.gain_percent),
+                effect.search_id,
             )
-            for one in question.earlier
+            for effect in question.earlier
         ]
         yield grid(("knob", "from", "to", "gain", "search"), earlier, right=(3,))
 
@@ -130,16 +130,20 @@ def _answer(so_far: BestSoFar) -> Iterator[Block]:
         yield Prose("Intervals are confidence intervals of 95 %.")
 
 
-def _interval(one: Interval | None) -> str:
-    return "not measured" if one is None else f"{number(one.median)} (95 % CI: {number(one.low)} to {number(one.high)})"
+def _interval(interval: Interval | None) -> str:
+    return (
+        "not measured"
+        if interval is None
+        else f"{number(interval.median)} (95 % CI: {number(interval.low)} to {number(interval.high)})"
+    )
 
 
 def _pareto(so_far: BestSoFar, answer: BestAnswer) -> list[Block]:
     baseline = so_far.space.baseline if so_far.space is not None else None
     measured = [
-        MeasuredCandidate(one.candidate, knob_words(so_far.candidate(one.candidate).knobs), one.rate, peak)
-        for one in answer.verdicts
-        if one.rate is not None and (peak := so_far.peak_bytes(one.candidate)) is not None
+        MeasuredCandidate(verdict.candidate, knob_words(so_far.candidate(verdict.candidate).knobs), verdict.rate, peak)
+        for verdict in answer.verdicts
+        if verdict.rate is not None and (peak := so_far.peak_bytes(verdict.candidate)) is not None
     ]
     return pareto_blocks(measured, answer.best, baseline, answer.pareto, so_far.limit_bytes)
 
@@ -150,12 +154,12 @@ def _effects(answer: BestAnswer) -> Iterator[Block]:
     yield Heading("Gain of each knob")
     yield grid(EFFECT_HEADER, effect_rows(answer), right=(2,))
     whiskers = []
-    for one in answer.effects:
-        before, value = setting_text(one.knob, one.before), setting_text(one.knob, one.value)
-        gain = one.gain_percent
+    for effect in answer.effects:
+        before, value = setting_text(effect.knob, effect.before), setting_text(effect.knob, effect.value)
+        gain = effect.gain_percent
         words = signed_percent(gain.median)
         tone = "success" if gain.low > 0 else "error" if gain.high < 0 else "muted"
-        whiskers.append(Whisker(f"{one.knob}: {before} to {value}", gain.low, gain.median, gain.high, words, tone))
+        whiskers.append(Whisker(f"{effect.knob}: {before} to {value}", gain.low, gain.median, gain.high, words, tone))
     picture = whisker_picture("gain of each value over the baseline's", "percent, with the 95 % CI", whiskers, percent)
     if picture is not None:
         yield picture
@@ -165,12 +169,12 @@ def _verdicts(so_far: BestSoFar, verdicts: Sequence[CandidateVerdict]) -> Iterat
     yield Heading("Every candidate")
     header = ("", "settings", "verdict", "samples/s", "predicted", "peak", "reason")
     rows = []
-    for one in verdicts:
-        candidate = so_far.candidate(one.candidate)
-        memory = [size(candidate.predicted_bytes), size(so_far.peak_bytes(one.candidate))]
-        rate = _interval(one.rate) if one.rate is not None else number(None)
-        words = [one.verdict.replace("_", " "), rate, *memory, one.reason]
-        rows.append([count(one.candidate), knob_words(candidate.knobs), *words])
+    for verdict in verdicts:
+        candidate = so_far.candidate(verdict.candidate)
+        memory = [size(candidate.predicted_bytes), size(so_far.peak_bytes(verdict.candidate))]
+        rate = _interval(verdict.rate) if verdict.rate is not None else number(None)
+        words = [verdict.verdict.replace("_", " "), rate, *memory, verdict.reason]
+        rows.append([count(verdict.candidate), knob_words(candidate.knobs), *words])
     yield grid(header, rows, right=(0, 3, 4, 5))
     yield Prose(ABSENT_NOTE)
 

@@ -150,9 +150,9 @@ def _throughput_picture(runs: Sequence[ReportedRun]) -> Iterator[Block]:
 
 def _asked_and_ran(runs: Sequence[ReportedRun]) -> Iterator[Block]:
     rows = [
-        (run.label, one.field, str(one.asked), f"{one.ran} (rank {one.rank})")
+        (run.label, mismatch.field, str(mismatch.asked), f"{mismatch.ran} (rank {mismatch.rank})")
         for run in runs
-        for one in mismatches(run.records.run, run.records.worker)
+        for mismatch in mismatches(run.records.run, run.records.worker)
     ]
     rows += [
         (run.label, one.knob, str(one.asked), "unknown" if one.ran is None else f"{one.ran} (by {one.by})")

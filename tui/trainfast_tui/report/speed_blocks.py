@@ -19,7 +19,7 @@ def speed_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
     predicted = [(run, speed) for run, speed in speeds if speed is not None]
     if not predicted:
         return []
-    whiskers = [one for run, speed in predicted for one in _whiskers(run, speed)]
+    whiskers = [whisker for run, speed in predicted for whisker in _whiskers(run, speed)]
     picture = whisker_picture("speed predicted and measured", "samples/s, the 90 % interval", whiskers, number)
     table = grid(HEADER, [_row(run, speed) for run, speed in predicted], right=(1, 2, 3, 4))
     return [Heading("Speed predicted and measured"), table, *([picture] if picture is not None else [])]

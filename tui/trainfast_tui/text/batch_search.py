@@ -144,7 +144,7 @@ def batch_search_words(search: BatchSnapshot, now_ns: int | None = None) -> str:
     if search.state == "running" and step is not None and step.action in ("probe", CONFIRM):
         verb = "probing" if step.action == "probe" else "confirming in a fresh process"
         return f"{verb}: batch_size {step.batch_size:,}"
-    if search.state == "running" and step is not None and not any(one.outcome == "fits" for one in search.probes):
+    if search.state == "running" and step is not None and not any(probe.outcome == "fits" for probe in search.probes):
         return "batch_size 1 does not fit: tracing which knobs would make it fit"
     words = {
         "starting": "starting: the model is built, and its memory predicted",

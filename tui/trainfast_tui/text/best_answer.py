@@ -73,7 +73,7 @@ def answer_rows(so_far: BestSoFar, answer: BestAnswer) -> Iterator[tuple[str, st
     yield "trains", f"differently, by {', '.join(changed)}" if changed else "the same as the baseline"
     for note in answer.notes:
         yield "note", note
-    yield from _shortened("within the noise", [knob_words(so_far.candidate(one).knobs) for one in answer.ties])
+    yield from _shortened("within the noise", [knob_words(so_far.candidate(tie).knobs) for tie in answer.ties])
 
 
 def _side_words(
@@ -95,14 +95,14 @@ def _shortened(label: str, listed: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 def effect_rows(answer: BestAnswer) -> Iterator[tuple[str, ...]]:
     """The gain of each value over the baseline's, below `EFFECT_HEADER`."""
-    for one in answer.effects:
-        show = BY_NAME[one.knob].text_of
-        by = "turned back in a run" if one.measured else "earlier searches" if one.earlier else "the trials"
-        yield f"{one.knob}={show(one.value)}", show(one.before), gain_words(one.gain_percent), by
+    for effect in answer.effects:
+        show = BY_NAME[effect.knob].text_of
+        by = "turned back in a run" if effect.measured else "earlier searches" if effect.earlier else "the trials"
+        yield f"{effect.knob}={show(effect.value)}", show(effect.before), gain_words(effect.gain_percent), by
 
 
 def _pareto_rows(so_far: BestSoFar, answer: BestAnswer) -> Iterator[tuple[str, ...]]:
-    rates = {one.candidate: one.rate for one in answer.verdicts}
+    rates = {verdict.candidate: verdict.rate for verdict in answer.verdicts}
     for number in answer.pareto:
         knobs = knob_words(so_far.candidate(number).knobs)
         yield knobs, rate_words(rates.get(number)), fmt.size(so_far.peak_bytes(number))
@@ -112,8 +112,8 @@ def count_rows(so_far: BestSoFar, verdicts: Sequence[CandidateVerdict]) -> Itera
     """The number of each verdict, what was not tried or was disturbed, why the search stopped, and what it took."""
     dropped = so_far.space.dropped if so_far.space is not None else 0
     others = f"; {dropped} combinations have another global batch" if dropped else ""
-    yield "candidates", f"{len(so_far.candidates)}: {count_words(one.verdict for one in verdicts)}{others}"
-    not_tried = [one for one in verdicts if one.verdict == "not_tried"]
+    yield "candidates", f"{len(so_far.candidates)}: {count_words(verdict.verdict for verdict in verdicts)}{others}"
+    not_tried = [verdict for verdict in verdicts if verdict.verdict == "not_tried"]
     named = [f"{knob_words(so_far.candidate(one.candidate).knobs)}: {one.reason}" for one in not_tried]
     yield from _shortened("not tried", named)
     if so_far.disturbed:
@@ -130,7 +130,7 @@ def _without_answer(so_far: BestSoFar, search_id: str) -> Iterator[str]:
 
     ended = so_far.ended
     if _is_cancelled(so_far):
-        void = [one.reason for one in so_far.trials if one.outcome == "void"]
+        void = [trial.reason for trial in so_far.trials if trial.outcome == "void"]
         when = f"before a measurement counted ({void[-1]})" if void else "before anything was measured"
         yield f"cancelled {when}; the same command continues {search_id}"
     elif ended is not None:

@@ -130,14 +130,18 @@ def open_values(search: BestSnapshot, do: str) -> dict[tuple[str, str], int]:
         # A knob's next pin replaces its present one.
         orders = [one for one in given if not (do == PIN and one.do == PIN and one.knob == name)]
         out = excluded_by_orders(candidates, orders)
-        left = [one for number, one in enumerate(candidates) if one.ruled_out is None and number not in out]
+        left = [
+            candidate
+            for number, candidate in enumerate(candidates)
+            if candidate.ruled_out is None and number not in out
+        ]
         counts = Counter(BY_NAME[name].text_of(one.knobs[name]) for one in left)
         counts_by_value |= {(name, text): count for text, count in counts.items() if do == PIN or count < len(left)}
     return counts_by_value
 
 
 def _has_several(candidates: Sequence[Candidate], name: str) -> bool:
-    return len({repr(one.knobs[name]) for one in candidates if one.ruled_out is None}) > 1
+    return len({repr(candidate.knobs[name]) for candidate in candidates if candidate.ruled_out is None}) > 1
 
 
 def order_words(order: Ordered | KnobOrder, space: Space | None) -> str:

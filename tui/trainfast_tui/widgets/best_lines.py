@@ -94,9 +94,9 @@ def effect_lines(answer: BestAnswer, width: int) -> list[Line]:
     """One row a value of a knob: a bar of its gain over the baseline's value, and the change with its interval."""
     if not answer.effects:
         return []
-    names = [_effect_name(one) for one in answer.effects]
+    names = [_effect_name(effect) for effect in answer.effects]
     label = min(max(map(len, names)), max(16, width - 50))
-    gains = [one.gain_percent for one in answer.effects]
+    gains = [effect.gain_percent for effect in answer.effects]
     words = [gain_words(gain) for gain in gains]
     room = max(6, min(40, width - label - max(map(len, words)) - 18))
     most = max(gain.median for gain in gains)
@@ -115,9 +115,9 @@ def effect_lines(answer: BestAnswer, width: int) -> list[Line]:
     return rows
 
 
-def _effect_name(one: Effect) -> str:
-    show = BY_NAME[one.knob].text_of
-    return f"{one.knob}={show(one.value)} for {show(one.before)}"
+def _effect_name(effect: Effect) -> str:
+    show = BY_NAME[effect.knob].text_of
+    return f"{effect.knob}={show(effect.value)} for {show(effect.before)}"
 
 
 def footnote_lines(so_far: BestSoFar, answer: BestAnswer, width: int, most_ties: int) -> list[Line]:
@@ -128,7 +128,7 @@ def footnote_lines(so_far: BestSoFar, answer: BestAnswer, width: int, most_ties:
         rows.append([("within the noise  ", "muted"), (setting_words(so_far.space, number), "text")])
     if len(answer.ties) > most_ties:
         rows.append([("within the noise  ", "muted"), (f"and {len(answer.ties) - most_ties} more", "text")])
-    counts = count_words(one.verdict for one in answer.verdicts)
+    counts = count_words(verdict.verdict for verdict in answer.verdicts)
     rows += labelled(("candidates        ", "muted"), f"{len(answer.verdicts)}: {counts}", width)
     if so_far.ended is not None:
         rows += labelled(("stopped because   ", "muted"), so_far.ended.stopped_because, width)

@@ -225,4 +225,4 @@ def spots_of(so_far: BestSoFar, *, is_live: bool) -> list[Spot]:
         if needed is not None:
             spots.append(Spot(needed, rate, *signs[number]))
     front = pareto(spots)
-    return [replace(one, sign="●", tone="success") if one.sign == "•" and one in front else one for one in spots]
+    return [replace(spot, sign="●", tone="success") if spot.sign == "•" and spot in front else spot for spot in spots]

@@ -57,7 +57,10 @@ class DevicesPanel(PaintedValue[Snapshot]):
             return [[("devices: looking…", "muted")]]
         used, lost_s = used_uuids(snapshot.run), snapshot.lost_s()
         return [
-            *(gpu_line(one, width, one.uuid in used, lost_s.get(one.index), tick.missing) for one in tick.devices),
+            *(
+                gpu_line(device, width, device.uuid in used, lost_s.get(device.index), tick.missing)
+                for device in tick.devices
+            ),
             *_host_lines(snapshot, tick, width),
         ]
 
@@ -172,7 +175,7 @@ def _badges(device: DeviceReading, room: int) -> Line:
     reasons = sorted(device.throttle_reasons or (), key=lambda name: SEVERITIES.index(throttle.severity(name)))
     tones = [BADGES[throttle.severity(name)] for name in reasons]
     words = [throttle.words(name) for name in reasons]
-    if sum(cell_len(one) + 4 for one in words) > room:
+    if sum(cell_len(word) + 4 for word in words) > room:
         words = [SHORT_WORDS.get(name, one) for name, one in zip(reasons, words, strict=True)]
     line: Line = []
     for at, (one, tone) in enumerate(zip(words, tones, strict=True)):

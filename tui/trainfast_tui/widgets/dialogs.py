@@ -207,7 +207,9 @@ class Pick(Dialog):
         kept = self._current if at is None else self._matching[at][0]
         self.words = words
         wanted = words.lower().split()
-        self._matching = [one for one in self._choices if all(word in " ".join(one).lower() for word in wanted)]
+        self._matching = [
+            choice for choice in self._choices if all(word in " ".join(choice).lower() for word in wanted)
+        ]
         wide = max((len(value) for value, _ in self._choices), default=0)
         picker.clear_options()
         picker.add_options(Option(Text(plain(f"{value:<{wide}}  {label}"))) for value, label in self._matching)

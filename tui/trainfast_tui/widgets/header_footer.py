@@ -116,7 +116,7 @@ class Footer(Painted):
 
     def relabel(self, action_id: str, label: str) -> None:
         """Give an action the label of what it does now."""
-        changed = [replace(one, label=label) if one.id == action_id else one for one in self._actions]
+        changed = [replace(action, label=label) if action.id == action_id else action for action in self._actions]
         if changed != self._actions:
             self._actions = changed
             self.repaint()

@@ -96,7 +96,8 @@ class MonitorDevices(Painted):
             return [*host, *(line for words in _why_no_gpu(tick) for line in paragraph(words, width, "muted"))]
         lost_s = snapshot.lost_s()
         heads = [
-            gpu_line(one, width, one.uuid in self._used, lost_s.get(one.index), tick.missing) for one in tick.devices
+            gpu_line(device, width, device.uuid in self._used, lost_s.get(device.index), tick.missing)
+            for device in tick.devices
         ]
 
         def items_of(at: int) -> list[Item]:
@@ -113,7 +114,7 @@ class MonitorDevices(Painted):
             room -= len(details[-1])
             if room < 0:
                 host, chosen = host[:1], min(self._chosen, len(heads) - 1)
-                alarms = [alarm_items(one) if one.error is None else [] for one in tick.devices]
+                alarms = [alarm_items(device) if device.error is None else [] for device in tick.devices]
                 alarms[chosen] = items_of(chosen)
                 details = _most_telling(alarms, chosen, details_of(chosen), height - len(heads) - len(host), width)
                 heads[chosen][1] = heads[chosen][1][0], "cursor"

@@ -137,10 +137,10 @@ def _head(shown: ScriptFindings, width: int) -> list[Line]:
     return [*lines, *labelled(("found   ", "muted"), text, width, "muted" if shown.found is None else "text")]
 
 
-def _knob_line(one: Proposal, here: bool, width: int) -> Line:
-    now = "" if one.value is None else f"now {BY_NAME[one.knob].text_of(one.value)}"
+def _knob_line(proposal: Proposal, here: bool, width: int) -> Line:
+    now = "" if proposal.value is None else f"now {BY_NAME[proposal.knob].text_of(proposal.value)}"
     room = width - 18 - len(now) - 1
-    text = f"{'▸' if here else ' '} {one.knob:<15} {to_width(plain(place_words(one.place)), room)} {now}"
+    text = f"{'▸' if here else ' '} {proposal.knob:<15} {to_width(plain(place_words(proposal.place)), room)} {now}"
     return [(text, "cursor" if here else "text")]
 
 

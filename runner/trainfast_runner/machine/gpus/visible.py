@@ -44,10 +44,10 @@ def named_instance(environment: Mapping[str, str], instances: Sequence[Instance]
             key=VARIABLE,
             advice=f"{VARIABLE}={first}",
         )
-    matching = [one for one in instances if one.uuid.startswith(first) or one.old_name == first]
+    matching = [instance for instance in instances if instance.uuid.startswith(first) or instance.old_name == first]
     if len(matching) == 1:
         return matching[0]
-    names = [one.uuid for one in instances]
+    names = [instance.uuid for instance in instances]
     near = difflib.get_close_matches(first, names, n=1, cutoff=0.0)
     raise UserError(
         f"{VARIABLE}={first} names no MIG instance here" + ("" if names else ", and NVML lists none"),

@@ -28,7 +28,9 @@ Answered = Sequence[tuple[int, Reading]]
 
 def distrusted_counters(samples: Answered) -> frozenset[str]:
     """The counters that one device's samples (with their times, oldest first) refute."""
-    answered = [one for one in samples if one[1].temperature_c is not None or one[1].throttle_reasons is not None]
+    answered = [
+        sample for sample in samples if sample[1].temperature_c is not None or sample[1].throttle_reasons is not None
+    ]
     distrusted = {
         field for field in REASONS_OF_COUNTER if _dropped_by_sampler(field, answered) or _stands_still(field, answered)
     }

@@ -111,10 +111,12 @@ def _margins(state: BatchState, tight: MemoryLines, most: int) -> list[Margin]:
         )
     ]
     if state.device == "cuda":
-        peaks = [one for probe in state.fitting[-1:] for one in probe.ranks if one.rank == tight.rank]
-        fragments = max(((one.peak_reserved_bytes or 0) - (one.peak_allocated_bytes or 0) for one in peaks), default=0)
+        peaks = [rank for probe in state.fitting[-1:] for rank in probe.ranks if rank.rank == tight.rank]
+        fragments = max(
+            ((peak.peak_reserved_bytes or 0) - (peak.peak_allocated_bytes or 0) for peak in peaks), default=0
+        )
         margins.append(Margin(margin_bytes=fragments, why="fragmentation, what the allocator reserved beyond its peak"))
-        available = [one.available_bytes for probe in state.probes for one in probe.ranks if one.rank == tight.rank]
+        available = [rank.available_bytes for probe in state.probes for rank in probe.ranks if rank.rank == tight.rank]
         seen = [one for one in available if one is not None]
         others = max(seen) - min(seen) if seen else 0
         margins.append(Margin(margin_bytes=others, why="other users of the GPU, whose share changed while searching"))

@@ -103,7 +103,7 @@ def lines_by_rank(state: BatchState) -> tuple[MemoryLines, ...]:
     slope = state.predicted.bytes_per_sample if state.predicted is not None else None
     fits = _fits(state, slope)
     too_large = state.too_large
-    if too_large is not None and len(state.fitting) == 1 and all(one.surely_fits(too_large) for one in fits):
+    if too_large is not None and len(state.fitting) == 1 and all(fit.surely_fits(too_large) for fit in fits):
         # The prediction said that this would fit.
         fits = _fits(state, None)
     return fits

@@ -43,8 +43,8 @@ def probe_of(
             peak_reserved_bytes=line.peak_reserved_bytes,
             ranks=ranks,
         )
-    slowest_ms = max(one.step_ms[-1] for one in answers.values())
-    samples = sum(one.samples or 0 for one in answers.values())
+    slowest_ms = max(answer.step_ms[-1] for answer in answers.values())
+    samples = sum(answer.samples or 0 for answer in answers.values())
     probe = Probe(
         batch_size=batch_size,
         outcome="fits",
@@ -52,7 +52,7 @@ def probe_of(
         seconds=seconds,
         step_ms=slowest_ms,
         samples_per_s=1000 * samples / slowest_ms if slowest_ms > 0 else None,
-        alloc_retries=sum(one.alloc_retries or 0 for one in answers.values()),
+        alloc_retries=sum(answer.alloc_retries or 0 for answer in answers.values()),
         ranks=ranks,
     )
     return _at_the_tightest(state, probe)

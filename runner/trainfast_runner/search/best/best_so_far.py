@@ -68,18 +68,20 @@ class BestSoFar:
     @cached_property
     def leading(self) -> BestStep | None:
         """The newest step that names a leader."""
-        return next((one for one in reversed(self.lines) if isinstance(one, BestStep) and one.leader is not None), None)
+        return next(
+            (line for line in reversed(self.lines) if isinstance(line, BestStep) and line.leader is not None), None
+        )
 
     @cached_property
     def is_under_way(self) -> bool:
         """True while the newest step has no outcome yet."""
-        last = next((one for one in reversed(self.lines) if isinstance(one, BestStep | Trial | ColdRun)), None)
+        last = next((line for line in reversed(self.lines) if isinstance(line, BestStep | Trial | ColdRun)), None)
         return isinstance(last, BestStep) and last.candidate is not None
 
     @cached_property
     def ended(self) -> BestEnded | None:
         """The end; None while the search goes on or was continued."""
-        last = next((one for one in reversed(self.lines) if isinstance(one, BestEnded | Conducted)), None)
+        last = next((line for line in reversed(self.lines) if isinstance(line, BestEnded | Conducted)), None)
         return last if isinstance(last, BestEnded) else None
 
     @property
@@ -90,7 +92,7 @@ class BestSoFar:
     @cached_property
     def is_paused(self) -> bool:
         """True if the conductor waits."""
-        last = next((one for one in reversed(self.lines) if isinstance(one, Paused | Resumed | Conducted)), None)
+        last = next((line for line in reversed(self.lines) if isinstance(line, Paused | Resumed | Conducted)), None)
         return isinstance(last, Paused)
 
     @cached_property

@@ -136,14 +136,14 @@ def occurring(spec: RunSpec, machine: Machine, vary: Vary, global_batch: int) ->
     }
 
 
-def changes_training(one: Candidate, baseline: Candidate) -> list[str]:
+def changes_training(candidate: Candidate, baseline: Candidate) -> list[str]:
     """The knobs by which a candidate trains differently from the baseline; empty if it trains the same."""
     changed = [
         name
-        for name, value in one.knobs.items()
+        for name, value in candidate.knobs.items()
         if name in BY_NAME and not BY_NAME[name].keeps_training(baseline.knobs[name], value)
     ]
-    return [*changed, *(["global batch"] if one.samples_per_step != baseline.samples_per_step else [])]
+    return [*changed, *(["global batch"] if candidate.samples_per_step != baseline.samples_per_step else [])]
 
 
 def default_global_batch(spec: RunSpec, machine: Machine) -> int:

@@ -159,7 +159,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
     def _last_line(self, decision: BestDecision) -> BestEnded:
         """Return the end: the answer, or the smallest excess where nothing fits."""
         self._end_process()
-        excess = [one.excess_bytes for one in self._space.candidates if one.excess_bytes is not None]
+        excess = [candidate.excess_bytes for candidate in self._space.candidates if candidate.excess_bytes is not None]
         reason = decision.why
         if decision.end_state == "nothing_fits" and not excess:
             reason += f": {closest_to_fit(self._state().ruled_out.values()).reason}"
@@ -271,7 +271,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
 
     def _add_flops_bounds(self, process: WarmProcess) -> None:
         """Add the bounds by FLOPs to the candidates, once a process has counted its model's."""
-        if self._ceiling is None or any(one.least_s_per_sample for one in self._space.candidates):
+        if self._ceiling is None or any(candidate.least_s_per_sample for candidate in self._space.candidates):
             return
         if (flops := flops_of(process.directory)) is not None:
             self._space = with_bounds(self._space, self._survey, flops, self._ceiling)

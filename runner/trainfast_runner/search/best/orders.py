@@ -58,8 +58,8 @@ def excluded_by_orders(candidates: Sequence[Candidate], orders: Iterable[Ordered
             pinned.pop(order.knob, None)
     if not skipped and not pinned:
         return out
-    for number, one in enumerate(candidates):
-        for name, value in one.knobs.items():
+    for number, candidate in enumerate(candidates):
+        for name, value in candidate.knobs.items():
             if (name, value) in skipped:
                 out[number] = f"you skipped {name}={value}"
             elif name in pinned and pinned[name] != value:

@@ -87,12 +87,12 @@ def _answer(ended: BestEnded | None, space: Space | None, lines: Sequence[BestLi
     }
 
 
-def _verdict(one: CandidateVerdict, space: Space) -> dict[str, Any]:
-    candidate = space.candidates[one.candidate]
+def _verdict(verdict: CandidateVerdict, space: Space) -> dict[str, Any]:
+    candidate = space.candidates[verdict.candidate]
     return {
         "knobs": candidate.knobs,
-        **fields_of(one, "verdict", "reason", "excess_bytes"),
-        "samples_per_s": _interval(one.rate),
+        **fields_of(verdict, "verdict", "reason", "excess_bytes"),
+        "samples_per_s": _interval(verdict.rate),
         "predicted_bytes": candidate.predicted_bytes,
     }
 
@@ -112,23 +112,23 @@ def _side(
     }
 
 
-def _interval(one: Interval | None) -> dict[str, float] | None:
-    return None if one is None else {"median": one.median, "low": one.low, "high": one.high}
+def _interval(interval: Interval | None) -> dict[str, float] | None:
+    return None if interval is None else {"median": interval.median, "low": interval.low, "high": interval.high}
 
 
 def _gain(percent: Interval | None) -> dict[str, float] | None:
     return None if percent is None else {"percent": percent.median, "low": percent.low, "high": percent.high}
 
 
-def _effect(one: Effect | EarlierEffect, *more: str) -> dict[str, Any]:
-    gain = {"from": one.before, "gain": _gain(one.gain_percent)}
-    return {**fields_of(one, "knob", "value"), **gain, **fields_of(one, *more)}
+def _effect(effect: Effect | EarlierEffect, *more: str) -> dict[str, Any]:
+    gain = {"from": effect.before, "gain": _gain(effect.gain_percent)}
+    return {**fields_of(effect, "knob", "value"), **gain, **fields_of(effect, *more)}
 
 
-def _order(one: Ordered, space: Space | None) -> dict[str, Any]:
+def _order(order: Ordered, space: Space | None) -> dict[str, Any]:
     """An order; `knobs` are those of a skipped setting, else None."""
-    knobs = None if one.candidate is None or space is None else space.candidates[one.candidate].knobs
-    return {"do": one.do, "knob": one.knob or None, "value": one.value, "knobs": knobs}
+    knobs = None if order.candidate is None or space is None else space.candidates[order.candidate].knobs
+    return {"do": order.do, "knob": order.knob or None, "value": order.value, "knobs": knobs}
 
 
 def _trial(line: Trial, space: Space) -> dict[str, Any]:

@@ -27,12 +27,14 @@ def work_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: An
     name, is_view, written = _traits(func)
     if is_view:
         return 1.0, 0.0, 0.0
-    read = sum(_bytes(one) for one in _tensors((*args, *kwargs.values())))
+    read = sum(_bytes(tensor) for tensor in _tensors((*args, *kwargs.values())))
     if name == "aten::embedding":
         # It reads the looked up rows, not the table.
         read = _bytes(result)
-    again = sum(_bytes(one) for place in written if place < len(args) for one in _tensors(args[place : place + 1]))
-    made = 0.0 if written else sum(_bytes(one) for one in _tensors((result,)))
+    again = sum(
+        _bytes(tensor) for place in written if place < len(args) for tensor in _tensors(args[place : place + 1])
+    )
+    made = 0.0 if written else sum(_bytes(tensor) for tensor in _tensors((result,)))
     return 1.0, _flops(name, args, result), read + again + made
 
 
@@ -43,7 +45,9 @@ def _traits(func: Any) -> tuple[str, bool, tuple[int, ...]]:
     name = str(schema.name)
     is_view = any(one.alias_info is not None and not one.alias_info.is_write for one in schema.returns)
     written = [
-        index for index, one in enumerate(schema.arguments) if one.alias_info is not None and one.alias_info.is_write
+        index
+        for index, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
     ]
     return name, is_view or name.partition("::")[2].startswith(UNTOUCHED), tuple(written)
 

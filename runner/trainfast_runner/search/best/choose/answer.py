@@ -130,7 +130,7 @@ def _log_rate(cold: ColdRanking, number: int) -> tuple[float, float] | None:
     """The ln samples/s of a candidate and half of its interval: by fresh processes, else by trials; else None."""
     state = cold.state
     # The real memory_limit slows every step of a CPU run.
-    full = [one for one in state.cold_runs if one.role != "limit"]
+    full = [run for run in state.cold_runs if run.role != "limit"]
     runs = [one.samples_per_s for one in full if one.candidate == number and one.outcome == "measured"]
     rates = [math.log(rate) for rate in runs if rate]
     if rates:
@@ -174,9 +174,9 @@ def _value(cold: ColdRanking, number: int) -> Interval | None:
 def _run_ids(state: BestState, number: int) -> list[str]:
     """The runs in fresh processes that measured a candidate."""
     return [
-        one.run_id
-        for one in state.cold_runs
-        if one.candidate == number and one.outcome == "measured" and one.role != "limit"
+        run.run_id
+        for run in state.cold_runs
+        if run.candidate == number and run.outcome == "measured" and run.role != "limit"
     ]
 
 

@@ -65,9 +65,9 @@ class RunsByRole:
     def log_objectives(self) -> dict[int, list[float]]:
         """The ln of the objective in each run, by candidate."""
         by_candidate: dict[int, list[float]] = defaultdict(list)
-        for one in self._state.cold_runs:
-            if one.role in self._roles and (value := self.log_objective(one)) is not None:
-                by_candidate[one.candidate].append(value)
+        for run in self._state.cold_runs:
+            if run.role in self._roles and (value := self.log_objective(run)) is not None:
+                by_candidate[run.candidate].append(value)
         return dict(by_candidate)
 
     def log_objective(self, run: ColdRun) -> float | None:
@@ -132,13 +132,13 @@ class ColdRanking:
 
         A run under memory_limit may rule out all that was measured.
         """
-        runs = (one for one in self.state.lines if isinstance(one, BestLaunched | ColdRun))
-        return any(one.role in SPEED_ROLES for one in runs)
+        runs = (line for line in self.state.lines if isinstance(line, BestLaunched | ColdRun))
+        return any(run.role in SPEED_ROLES for run in runs)
 
     @property
     def counted_runs(self) -> int:
         """Number of runs that count."""
-        return sum(one.outcome != "void" for one in self.state.cold_runs)
+        return sum(run.outcome != "void" for run in self.state.cold_runs)
 
     @cached_property
     def finalists(self) -> list[int]:
@@ -161,7 +161,7 @@ class ColdRanking:
     def count_runs(self, number: int, *roles: str) -> int:
         """Number of runs of a candidate in these roles that count."""
         return sum(
-            one.candidate == number and one.role in roles and one.outcome != "void" for one in self.state.cold_runs
+            run.candidate == number and run.role in roles and run.outcome != "void" for run in self.state.cold_runs
         )
 
     @cached_property
@@ -225,7 +225,7 @@ class ColdRanking:
         """The measured peak of a candidate, or the predicted one."""
         state = self.state
         runs = (*state.cold_runs, *state.counted_trials.get(number, ()))
-        peaks = [one.peak_allocated_bytes for one in runs if one.candidate == number and one.peak_allocated_bytes]
+        peaks = [run.peak_allocated_bytes for run in runs if run.candidate == number and run.peak_allocated_bytes]
         return max(peaks, default=state.candidates[number].predicted_bytes)
 
     def changed(self, number: int) -> list[str]:

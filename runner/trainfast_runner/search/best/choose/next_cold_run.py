@@ -31,7 +31,7 @@ class NextColdRun:
 def next_cold_run(state: BestState) -> NextColdRun | None:
     """Return the next run in a fresh process; None when the answer is confirmed."""
     cold = ColdRanking(state)
-    if sum(one.outcome == "void" for one in state.cold_runs) >= 2 * MOST_VOID:
+    if sum(run.outcome == "void" for run in state.cold_runs) >= 2 * MOST_VOID:
         return None
     return _race(cold) or _confirm(cold) or _turn_back(cold) or _under_limit(cold)
 
@@ -57,7 +57,7 @@ def _race(cold: ColdRanking) -> NextColdRun | None:
 
 
 def _confirming(cold: ColdRanking) -> bool:
-    return any(one.role == "confirm" for one in cold.state.cold_runs)
+    return any(run.role == "confirm" for run in cold.state.cold_runs)
 
 
 def _confirm(cold: ColdRanking) -> NextColdRun | None:

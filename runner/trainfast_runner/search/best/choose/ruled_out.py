@@ -29,10 +29,10 @@ def ruled_out(
     """Return the first verdict on each candidate, after all that `ran`; `rated` are those with a trial that counts."""
     verdicts = {
         number: CandidateVerdict(
-            candidate=number, verdict=one.ruled_out, reason=one.reason, excess_bytes=one.excess_bytes
+            candidate=number, verdict=candidate.ruled_out, reason=candidate.reason, excess_bytes=candidate.excess_bytes
         )
-        for number, one in enumerate(space.candidates)
-        if one.ruled_out is not None
+        for number, candidate in enumerate(space.candidates)
+        if candidate.ruled_out is not None
     }
     by_runs = (*_without_rate(space.candidates, ran, rated), *_other_losses(space, ran))
     for verdict in (*by_runs, *_failed_levels(ran, rated, levels)):
@@ -96,7 +96,7 @@ def _other_losses(space: Space, ran: Sequence[Trial | ColdRun]) -> list[Candidat
     baseline = space.baseline
     trials = [one for one in ran if isinstance(one, Trial)]
     full = [one for one in ran if isinstance(one, ColdRun) and one.role != "limit"]  # under memory_limit: fewer steps
-    own = next((one.losses for one in trials if one.candidate == baseline and one.losses), [])
+    own = next((trial.losses for trial in trials if trial.candidate == baseline and trial.losses), [])
     run = next((one for one in full if one.candidate == baseline and one.last_loss is not None), None)
     verdicts = []
     compared: list[Trial | ColdRun] = [*trials, *full]

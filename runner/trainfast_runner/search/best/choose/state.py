@@ -148,9 +148,9 @@ class BestState:
         work = (self.question.for_steps or 1) * one.samples_per_step / math.exp(log_of_rate)
         return LogObjective(-math.log(start + work), work / (start + work))
 
-    def seq_len(self, one: Candidate) -> int:
+    def seq_len(self, candidate: Candidate) -> int:
         """Tokens of a sample of a candidate."""
-        return seq_len_of(self.question, one)
+        return seq_len_of(self.question, candidate)
 
     def is_bound(self, number: int, leader: int) -> bool:
         """True if its FLOPs alone take longer than the leader's whole sample."""
@@ -171,7 +171,7 @@ class BestState:
     def _fastest(self) -> float | None:
         if self.question.objective != "samples_per_joule":
             return None
-        rates = (log_rate(one) for trials in self.counted_trials.values() for one in trials)
+        rates = (log_rate(trial) for trials in self.counted_trials.values() for trial in trials)
         return max((rate for rate in rates if rate is not None), default=0.0)
 
     @cached_property
@@ -202,7 +202,7 @@ class BestState:
     @cached_property
     def trials_of_visit(self) -> list[Trial]:
         """The trials in the process that waits."""
-        return [one for one in self.trials if one.run_id == self.warm_run_id]
+        return [trial for trial in self.trials if trial.run_id == self.warm_run_id]
 
     def changes_training(self, number: int) -> list[str]:
         """The knobs by which a candidate trains differently from the baseline."""
@@ -224,12 +224,14 @@ def state_of_best_journal(
     question = next(line for line in lines if isinstance(line, BestQuestion))
     space = next(line for line in reversed(lines) if isinstance(line, Space))
     measured = measurements(lines, voids_drifted=voids_drifted)
-    levels = before.posterior.levels if before is not None else Levels([one.knobs for one in space.candidates])
+    levels = (
+        before.posterior.levels if before is not None else Levels([candidate.knobs for candidate in space.candidates])
+    )
     observations = measured.observations(levels, question.objective == "samples_per_joule")
     baseline = space.candidates[space.baseline].knobs
     earlier = earlier_observations(levels, question.earlier, baseline)
     posterior = _posterior(levels, [*earlier, *observations], len(earlier), measured, before)
-    keys = before.process_keys if before else [process_key(one.process_knobs) for one in space.candidates]
+    keys = before.process_keys if before else [process_key(candidate.process_knobs) for candidate in space.candidates]
     return BestState(question, space, tuple(lines), measured, posterior, spent_s, warm_run_id, Starts(lines), keys)
 
 

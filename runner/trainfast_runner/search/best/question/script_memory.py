@@ -56,7 +56,7 @@ def _by_sizes(like: Mapping[int, Trial], batch_size: int, device: str) -> tuple[
     return line.need_bytes(batch_size), line.error_at(batch_size)
 
 
-def _by_trace(space: Space, like: Mapping[int, Trial], one: Candidate, device: str) -> tuple[float, float] | None:
+def _by_trace(space: Space, like: Mapping[int, Trial], candidate: Candidate, device: str) -> tuple[float, float] | None:
     """Bytes that a candidate needs by the traced step of one trial, and their largest error.
 
     The error is unknown where only one of both accumulates: gradients then live through a forward pass.
@@ -65,15 +65,15 @@ def _by_trace(space: Space, like: Mapping[int, Trial], one: Candidate, device: s
         if trial.traced is not None:
             measured = trial.peak_allocated_bytes or 0
             peak = TracedPeak(traced=trial.traced, batch_size=size, measured_bytes=measured)
-            need = peak.need_bytes(one.knobs["batch_size"])
+            need = peak.need_bytes(candidate.knobs["batch_size"])
             error = NOISE_BYTES[device] + TRACED_SHARE[device] * abs(need - measured)
-            is_alike = _accumulates(one) == _accumulates(space.candidates[trial.candidate])
+            is_alike = _accumulates(candidate) == _accumulates(space.candidates[trial.candidate])
             return need, error if is_alike else math.inf
     return None
 
 
-def _accumulates(one: Candidate) -> bool:
-    return bool(one.knobs.get("grad_accum", 1) > 1)
+def _accumulates(candidate: Candidate) -> bool:
+    return bool(candidate.knobs.get("grad_accum", 1) > 1)
 
 
 def memory_from(trials: Iterable[Trial]) -> str:
@@ -99,6 +99,6 @@ def with_seen_samples(space: Space, trial: Trial) -> Space:
     return msgspec.structs.replace(space, candidates=seen)
 
 
-def _others(one: Candidate) -> Settings:
+def _others(candidate: Candidate) -> Settings:
     """The knobs beside batch and accumulation, as a key."""
-    return tuple((name, value) for name, value in one.knobs.items() if name not in BATCH_KNOBS)
+    return tuple((name, value) for name, value in candidate.knobs.items() if name not in BATCH_KNOBS)

@@ -65,16 +65,18 @@ class ScriptSurvey(Survey):
         return None
 
     def plan_of(
-        self, question: BestQuestion, one: Candidate, *, under_memory_limit: bool = False, **knobs: KnobValue
+        self, question: BestQuestion, candidate: Candidate, *, under_memory_limit: bool = False, **knobs: KnobValue
     ) -> RunPlan:
         """Return the plan of a candidate's trial, which is always under the search's limit. Raises UserError."""
-        plan = self._trial_plan({**one.knobs, **knobs})
+        plan = self._trial_plan({**candidate.knobs, **knobs})
         return replace(plan, memory_limit_bytes=tuple(question.limits_bytes) or None)
 
     def space(self, question: BestQuestion) -> Space:
         """Return the candidates, each in a process of its own. Raises UserError as `enumerate_space`."""
         space = super().space(question)
-        alone = [msgspec.structs.replace(one, process_knobs=dict(one.knobs)) for one in space.candidates]
+        alone = [
+            msgspec.structs.replace(candidate, process_knobs=dict(candidate.knobs)) for candidate in space.candidates
+        ]
         return msgspec.structs.replace(space, candidates=alone)
 
     def trial_of(self, plan: RunPlan, space: Space, number: int, lines: Sequence[BestLine]) -> RunPlan:

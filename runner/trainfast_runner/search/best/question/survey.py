@@ -44,7 +44,7 @@ class Survey(ABC):
 
     @abstractmethod
     def plan_of(
-        self, question: BestQuestion, one: Candidate, *, under_memory_limit: bool = False, **knobs: KnobValue
+        self, question: BestQuestion, candidate: Candidate, *, under_memory_limit: bool = False, **knobs: KnobValue
     ) -> RunPlan:
         """Return the plan of a candidate's run with further knobs, its own limit or none. Raises UserError."""
 
@@ -67,9 +67,9 @@ class Survey(ABC):
     def legal(self, space: Space) -> dict[int, RunSpec]:
         """Return the run of each candidate that is not ruled out, by its number."""
         return {
-            number: candidate_spec(self.spec, one.knobs)
-            for number, one in enumerate(space.candidates)
-            if one.ruled_out is None
+            number: candidate_spec(self.spec, candidate.knobs)
+            for number, candidate in enumerate(space.candidates)
+            if candidate.ruled_out is None
         }
 
 
@@ -90,11 +90,11 @@ class ModelSurvey(Survey):
         return None
 
     def plan_of(
-        self, question: BestQuestion, one: Candidate, *, under_memory_limit: bool = False, **knobs: KnobValue
+        self, question: BestQuestion, candidate: Candidate, *, under_memory_limit: bool = False, **knobs: KnobValue
     ) -> RunPlan:
         """Return the plan of a candidate's run with further knobs, its own limit or none. Raises UserError."""
         limit = self.spec.knobs["memory_limit"] if under_memory_limit else None
-        spec = candidate_spec(self.spec, one.knobs).with_overrides(memory_limit=limit, **knobs)
+        spec = candidate_spec(self.spec, candidate.knobs).with_overrides(memory_limit=limit, **knobs)
         # Every process takes the same GPUs, whichever has the most free memory by now.
         uuids = question.device_uuids
         return planning.plan_run(spec, self.plan.python, uuids[: device_count(spec, self.machine)] if uuids else ())
@@ -116,7 +116,7 @@ class ModelSurvey(Survey):
 
     def _trace(self, space: Space, cancelled: threading.Event) -> None:
         """Trace the memory models that the legal candidates need into the cache, until `cancelled` is set."""
-        specs = [one for one in self.legal(space).values() if one.knobs["strategy"] in PREDICTED]
+        specs = [spec for spec in self.legal(space).values() if spec.knobs["strategy"] in PREDICTED]
         plan = self.plan
         try:
             for _ in trace_models(specs, plan.device, plan.python, cancelled=cancelled, gpus=plan.device_uuids):

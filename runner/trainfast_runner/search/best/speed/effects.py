@@ -174,16 +174,22 @@ def setting_shares(levels: Levels, one: Setting, other: Setting) -> tuple[float,
     return 1.0, total, total * total - squares, 1.0 if one == other else 0.0
 
 
-def observation_shares(levels: Levels, one: Observation, other: Observation) -> Shares:
+def observation_shares(levels: Levels, observation: Observation, other: Observation) -> Shares:
     """The shares of two observations: those of their settings by weight, and the visit."""
     sums = [0.0, 0.0, 0.0, 0.0]
-    for left, mine in one.terms:
+    for left, mine in observation.terms:
         for right, theirs in other.terms:
             weight = left * right
             shares = setting_shares(levels, mine, theirs)
             sums = [so_far + weight * share for so_far, share in zip(sums, shares, strict=True)]
     mean, knobs, pairs, all_knobs = sums
-    return Shares(mean, knobs, pairs, all_knobs, 1.0 if one.visit is not None and one.visit == other.visit else 0.0)
+    return Shares(
+        mean,
+        knobs,
+        pairs,
+        all_knobs,
+        1.0 if observation.visit is not None and observation.visit == other.visit else 0.0,
+    )
 
 
 class Factor:
@@ -225,7 +231,9 @@ class Posterior:
         self._prior, self._factor = PriorCovariance(levels, scales), Factor()
         self.mean = [center] * len(levels.settings)
         # Every setting is equally near to itself.
-        self.variance = [self._prior.between(one, one) for one in levels.settings[:1]] * len(levels.settings)
+        self.variance = [self._prior.between(setting, setting) for setting in levels.settings[:1]] * len(
+            levels.settings
+        )
         self._vectors: list[list[float]] = [[] for _ in levels.settings]
         self._cached_candidate: int | None = None
         self._cached_column: list[float] = []
@@ -238,7 +246,7 @@ class Posterior:
         value = _centered(observation, self.center)
         row, diagonal, whitened = self._factor.add(covariances, own + observation.variance, value)
         (weight, setting), *others = observation.terms
-        column = [weight * one for one in self._prior.with_candidates(setting)]
+        column = [weight * covariance for covariance in self._prior.with_candidates(setting)]
         for weight, setting in others:
             added = self._prior.with_candidates(setting)
             column = [one + weight * other for one, other in zip(column, added, strict=True)]
@@ -282,7 +290,7 @@ class Likelihood:
 
     def __init__(self, levels: Levels, observations: Sequence[Observation], center: float) -> None:
         self._levels = levels
-        self._values = [(_centered(one, center), one.variance) for one in observations]
+        self._values = [(_centered(observation, center), observation.variance) for observation in observations]
         self._shared = [
             [observation_shares(levels, one, other) for other in observations[: index + 1]]
             for index, one in enumerate(observations)

@@ -68,14 +68,14 @@ def speeds_on(home: Home, spec: RunSpec, device: DeviceName, python: str | None 
     cores = len(os.sched_getaffinity(0))
     model_of = cached_models(device.kind, python, device.gpu or None)
     measured = []
-    for one in measured_speeds(home, spec, device):
+    for speed in measured_speeds(home, spec, device):
         try:
-            traced = model_of(one.spec)
+            traced = model_of(speed.spec)
         except UserError:
             continue  # of a model that was never traced, or is gone
-        step = None if traced is None else step_time(one.spec, traced, one.devices, cores, ceiling)
+        step = None if traced is None else step_time(speed.spec, traced, speed.devices, cores, ceiling)
         if step is not None:
-            measured.append((one, step))
+            measured.append((speed, step))
     return Speeds(ceiling, cores, SpeedModel(spec, measured, calibrated=calibrated))
 
 
