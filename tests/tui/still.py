@@ -24,8 +24,8 @@ from trainfast_runner.records.tick import Tick
 from trainfast_runner.running.follower import Follower
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.app import TrainfastApp
-from trainfast_tui.control.memory_view import MemoryView
 from trainfast_tui.control.messages import MachineSeen, MemoryPredicted, SnapshotTaken
+from trainfast_tui.control.next_run_memory import NextRunMemory
 from trainfast_tui.control.predictor import PredictionRequest
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.session import Session
@@ -111,10 +111,10 @@ FIT = a_fit(
     temporary=60,
     max_batch=21,
 )
-PREDICTED = MemoryView(FIT, batch_size=8)
+PREDICTED = NextRunMemory(FIT, batch_size=8)
 
 
-def given(snapshot: Snapshot, *keys: str, memory: MemoryView | None = PREDICTED) -> Callable[[Pilot[Any]], Any]:
+def given(snapshot: Snapshot, *keys: str, memory: NextRunMemory | None = PREDICTED) -> Callable[[Pilot[Any]], Any]:
     """Return a function for `run_before` that gives the app this snapshot and this prediction, then these keys."""
 
     async def run(pilot: Pilot[Any]) -> None:

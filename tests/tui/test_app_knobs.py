@@ -26,9 +26,9 @@ from trainfast_runner.settings.knob_values import Choice
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_tui.control import script_knobs
-from trainfast_tui.control.memory_view import MemoryView
 from trainfast_tui.control.messages import KnobRefused, SituationGathered, SnapshotTaken
 from trainfast_tui.control.next_run import NextRun, next_run_from_preset, preset_choices, repeat_preset_run
+from trainfast_tui.control.next_run_memory import NextRunMemory
 from trainfast_tui.widgets.knob_panel import IN_ORDER, KnobPanel
 
 
@@ -175,7 +175,7 @@ async def test_a_typed_value_is_checked_before_it_is_taken(home: Home) -> None:
 async def test_what_auto_comes_to_stands_beside_the_knob(home: Home) -> None:
     async with running(home, size=FULL) as (app, pilot):
         choice = "eager, because gemma2 has no sdpa"
-        view = MemoryView(replace(FIT, predicted=msgspec.structs.replace(FIT.predicted, attention=choice)))
+        view = NextRunMemory(replace(FIT, predicted=msgspec.structs.replace(FIT.predicted, attention=choice)))
         await given(a_snapshot(a_run(home)), memory=view)(pilot)
         app.main.query_one(KnobPanel).move_to("attention")
         await pilot.pause()

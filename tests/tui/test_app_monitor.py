@@ -144,7 +144,7 @@ async def test_every_reading_has_its_unit_and_what_needs_a_person_is_said(home: 
             "P at the power limit 25 % of the last minute",
             "slowdown in 30 °C, 88 °C by the driver, 91 °C by the hardware",
             "memory at 78 °C of 95 °C",
-            "PCIe 5 x8 of 5 x16: below its most",
+            "PCIe 5 x8 of 5 x16: below its maximum",
             "PCIe at least out 1.00 GiB/s, in 512 MiB/s",
             "NVLink out 100 GiB/s, in 90.0 GiB/s",
             "ECC errors 1 uncorrected, 0 corrected",

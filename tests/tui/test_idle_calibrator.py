@@ -41,7 +41,7 @@ class Calibrations:
         return QUIET
 
     def look(self, second: float, *, is_busy: bool = False, cpu_percent: float = 1.0) -> None:
-        self.calibrator.look(seen(second, cpu_percent), CPU, is_busy=is_busy)
+        self.calibrator.update(seen(second, cpu_percent), CPU, is_busy=is_busy)
 
 
 def seen(second: float, cpu_percent: float) -> Snapshot:

@@ -16,8 +16,8 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.memory.available import RankLimit
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_lines import Event
-from trainfast_tui.control.memory_view import MeasuredMemory, MemoryView
 from trainfast_tui.control.messages import SnapshotTaken
+from trainfast_tui.control.next_run_memory import MeasuredMemory, NextRunMemory
 from trainfast_tui.text.ascii import to_ascii
 from trainfast_tui.widgets.memory_bar import LIMIT, MEASURED, SIGNS, MemoryBar, memory_lines
 
@@ -28,7 +28,7 @@ LIMITED = RankLimit(2 * GIB, "memory_limit")
 FITS = a_fit(1400, LIMITED, max_batch=16, **PARTS)
 
 
-def shown(view: MemoryView, size: tuple[int, int] = FULL) -> list[str]:
+def shown(view: NextRunMemory, size: tuple[int, int] = FULL) -> list[str]:
     """The bar's lines as wide as the panel is on a screen of that size."""
     lines = memory_lines(view, PANEL[size], size[1])
     texts = ["".join(text for text, _ in line).rstrip() for line in lines]
@@ -37,7 +37,7 @@ def shown(view: MemoryView, size: tuple[int, int] = FULL) -> list[str]:
 
 
 def test_the_prediction_stands_by_category_against_the_limit() -> None:
-    title, bar, *legend, total, left = shown(MemoryView(FITS))
+    title, bar, *legend, total, left = shown(NextRunMemory(FITS))
     assert title.startswith("memory at its peak: forward and backward ")
     assert len(bar) == 46
     assert [bar.count(sign) for sign in "█▓▒░"] == [5, 4, 9, 13], "each category in proportion"
@@ -51,7 +51,7 @@ def test_the_prediction_stands_by_category_against_the_limit() -> None:
 
 
 def test_the_smallest_screen_has_three_lines_with_total_limit_headroom_and_batch() -> None:
-    total, bar, left = shown(MemoryView(FITS), SMALL)
+    total, bar, left = shown(NextRunMemory(FITS), SMALL)
     assert total.startswith("predicted 1.37 GiB of 2.00 GiB")
     assert bar.endswith("┃")
     assert left == "648 MiB left  batch <= 16"
@@ -59,11 +59,11 @@ def test_the_smallest_screen_has_three_lines_with_total_limit_headroom_and_batch
 
 def test_what_does_not_fit_says_by_how_much_and_the_limit_stands_inside_the_bar() -> None:
     large = a_fit(4096, LIMITED, activations=4096, max_batch=0)
-    lines = shown(MemoryView(large))
+    lines = shown(NextRunMemory(large))
     assert lines[1][23] == "┃"
     assert lines[1].count("░") == 45
     assert lines[-1] == "2.00 GiB too much; batch_size 1 does not fit"
-    lines = shown(MemoryView(replace(large, max_batch=3)))
+    lines = shown(NextRunMemory(replace(large, max_batch=3)))
     assert lines[-1] == "2.00 GiB too much  batch_size up to 3"
 
 
@@ -78,43 +78,43 @@ def test_what_does_not_fit_says_by_how_much_and_the_limit_stands_inside_the_bar(
 )
 def test_on_the_smallest_screen_nothing_of_what_does_not_fit_is_cut(most: int | None, said: str) -> None:
     large = a_fit(4096, LIMITED, activations=4096, max_batch=most)
-    assert shown(MemoryView(large), SMALL)[-1] == said
+    assert shown(NextRunMemory(large), SMALL)[-1] == said
 
 
 def test_the_margin_of_a_limit_is_a_part_of_what_has_to_fit() -> None:
     tight = replace(FITS, margin_bytes=100 * MIB, available=RankLimit(1450 * MIB, "memory_limit"), max_batch=7)
-    *_, legend, total, left = shown(MemoryView(tight))
+    *_, legend, total, left = shown(NextRunMemory(tight))
     assert "┈ margin 100 MiB" in legend
     assert total == "predicted 1.37 GiB + margin of 1.42 GiB"
     assert left == "50.0 MiB too much  batch_size up to 7"
-    assert shown(MemoryView(tight), SMALL)[0] == "needs 1.46 GiB of 1.42 GiB"
+    assert shown(NextRunMemory(tight), SMALL)[0] == "needs 1.46 GiB of 1.42 GiB"
     few = a_fit(140, RankLimit(120 * MIB, "memory_limit"), max_batch=0, params=140)
-    assert shown(MemoryView(replace(few, margin_bytes=12 * MIB)), SMALL)[0] == "with margin 152 MiB of 120 MiB"
+    assert shown(NextRunMemory(replace(few, margin_bytes=12 * MIB)), SMALL)[0] == "with margin 152 MiB of 120 MiB"
 
 
 @pytest.mark.parametrize("size", [FULL, SMALL])
 def test_what_cannot_run_here_says_so_instead_of_what_fits(size: tuple[int, int]) -> None:
     words = "strategy=dp copies the model to each of two or more GPUs from one process, and a run here has none"
-    lines = shown(MemoryView(replace(FITS, available=None, max_batch=None, cannot_run=UserError(words))), size)
+    lines = shown(NextRunMemory(replace(FITS, available=None, max_batch=None, cannot_run=UserError(words))), size)
     at = next(place for place, line in enumerate(lines) if line.startswith("cannot run here: strategy=dp"))
     assert lines[at - (2 if size == SMALL else 1)].startswith("predicted 1.37 GiB")
     assert not any("no limit is known" in line for line in lines)
 
 
 def test_a_small_model_on_a_large_device_still_shows_every_category() -> None:
-    lines = shown(MemoryView(replace(FITS, available=RankLimit(1 << 40, "free on GPU 0"))))
+    lines = shown(NextRunMemory(replace(FITS, available=RankLimit(1 << 40, "free on GPU 0"))))
     assert lines[1].startswith("█▓▒░···")
 
 
 def test_beside_a_measurement_stands_the_difference_in_percent() -> None:
-    same = MemoryView(FITS, measured=MeasuredMemory(1386 * MIB, 1400 * MIB, same_knobs=True))
+    same = NextRunMemory(FITS, measured=MeasuredMemory(1386 * MIB, 1400 * MIB, same_knobs=True))
     lines = shown(same)
     assert lines[-1] == "measured 1.35 GiB (predicted 1.37 GiB, -1.0 %)"
     assert set(lines[-2]) == {"━"}
     assert len(lines[-2]) < len(lines[1])
-    other = shown(MemoryView(FITS, measured=MeasuredMemory(700 * MIB, 800 * MIB, same_knobs=False)))
+    other = shown(NextRunMemory(FITS, measured=MeasuredMemory(700 * MIB, 800 * MIB, same_knobs=False)))
     assert other[-1] == "measured 700 MiB (predicted 800 MiB, -12.5 %)", "of another prediction than the one above it"
-    corrected = shown(MemoryView(FITS, measured=MeasuredMemory(1400 * MIB, 1300 * MIB, same_knobs=True)))
+    corrected = shown(NextRunMemory(FITS, measured=MeasuredMemory(1400 * MIB, 1300 * MIB, same_knobs=True)))
     assert corrected[-1] == "measured 1.37 GiB (predicted 1.27 GiB, +7.7 %)", "the bar above has learnt from it"
     assert len(shown(same, SMALL)) == 5
     assert shown(same, SMALL)[-1] == "1.35 GiB (predicted 1.37 GiB)", "no percentage without what it is relative to"
@@ -122,20 +122,20 @@ def test_beside_a_measurement_stands_the_difference_in_percent() -> None:
 
 def test_turned_knobs_show_the_change_with_the_peak_before_and_never_between_need_and_limit() -> None:
     few = a_fit(140, RankLimit(120 * MIB, "memory_limit"), max_batch=0, params=140)
-    tight = MemoryView(replace(few, margin_bytes=31 * MIB), reference_bytes=140 * MIB)
+    tight = NextRunMemory(replace(few, margin_bytes=31 * MIB), reference_bytes=140 * MIB)
     total, _, left = shown(tight, SMALL)
     assert total == "with margin 171 MiB of 120 MiB"
     assert left == "51.0 MiB too much; nor batch 1"
     assert "overrides: 0.0 % from 140 MiB" in shown(tight)
-    grown = MemoryView(replace(FITS, available=None), reference_bytes=400 * MIB)
+    grown = NextRunMemory(replace(FITS, available=None), reference_bytes=400 * MIB)
     assert "overrides: +250.0 % from 400 MiB" in shown(grown)
 
 
 def test_a_measurement_without_its_prediction_has_no_percentage() -> None:
-    lines = shown(MemoryView(FITS, measured=MeasuredMemory(700 * MIB, None, same_knobs=False)))
+    lines = shown(NextRunMemory(FITS, measured=MeasuredMemory(700 * MIB, None, same_knobs=False)))
     assert lines[-1] == "measured 700 MiB with other knobs"
     alone = MeasuredMemory(700 * MIB, None, same_knobs=True)
-    unknown = MemoryView(why="cannot be traced", failed=True, measured=alone)
+    unknown = NextRunMemory(why="cannot be traced", failed=True, measured=alone)
     assert (shown(unknown))[-1] == "measured 700 MiB"
 
 
@@ -143,17 +143,17 @@ def test_a_measurement_without_its_prediction_has_no_percentage() -> None:
 def test_while_the_model_is_traced_and_when_it_cannot_be_a_line_says_so(
     size: tuple[int, int],
 ) -> None:
-    tracing = MemoryView(why="tracing the model…", since_ns=time.monotonic_ns() - 3_200_000_000)
+    tracing = NextRunMemory(why="tracing the model…", since_ns=time.monotonic_ns() - 3_200_000_000)
     lines = shown(tracing, size)
     assert lines[0].startswith("memory ─")
     assert re.fullmatch(r"tracing the model… \d+ s", lines[1])
     why = "no prediction: the tracer does not follow mamba, whose kernel is not PyTorch's; b searches by trying"
-    lines = shown(MemoryView(why=why, failed=True), size)
+    lines = shown(NextRunMemory(why=why, failed=True), size)
     assert lines[1].startswith("no prediction: the tracer")
 
 
 def test_in_ascii_every_category_has_its_own_sign() -> None:
-    measured = MemoryView(FITS, measured=MeasuredMemory(1386 * MIB, None, same_knobs=True))
+    measured = NextRunMemory(FITS, measured=MeasuredMemory(1386 * MIB, None, same_knobs=True))
     lines = [to_ascii(line) for line in shown(measured)]
     assert lines[1].startswith("#####%%%%+++++++++:::")
     assert "# parameters 200 MiB" in lines[2]
@@ -165,19 +165,19 @@ def test_in_ascii_every_category_has_its_own_sign() -> None:
 def test_a_context_counts_where_the_room_is_the_device_s() -> None:
     free = RankLimit(2 * GIB, "free on GPU 0", with_context=True)
     on_gpu = a_fit(1400, free, max_batch=16, context=512, **PARTS)
-    lines = shown(MemoryView(on_gpu))
+    lines = shown(NextRunMemory(on_gpu))
     assert "┄" in lines[1]
     assert any("┄ context 512 MiB" in line for line in lines)
     assert lines[-2] == "predicted 1.37 GiB + context of 2.00 GiB"
     assert lines[-1].startswith("136 MiB left")
-    assert (shown(MemoryView(on_gpu), SMALL))[0] == "needs 1.87 GiB of 2.00 GiB"
+    assert (shown(NextRunMemory(on_gpu), SMALL))[0] == "needs 1.87 GiB of 2.00 GiB"
 
 
 async def test_the_panel_gives_it_the_room_it_needs_and_takes_it_back(home: Home) -> None:
     async with running(home, ascii=True, size=FULL) as (app, pilot):
         await pilot.pause()
         bar = app.main.query_one(MemoryBar)
-        for view in (MemoryView(FITS), MemoryView(why="tracing the model…"), None):
+        for view in (NextRunMemory(FITS), NextRunMemory(why="tracing the model…"), None):
             bar.show_memory(view)
             await pilot.pause()
             lines = [] if view is None else memory_lines(view, PANEL[FULL], FULL[1])
@@ -209,5 +209,5 @@ async def test_a_run_s_prediction_stands_beside_its_measurement_live_and_ended(
 
 def test_of_a_category_too_long_for_its_column_the_word_is_cut_and_not_the_figure() -> None:
     predicted = a_fit(1400, LIMITED, params=12, communication=12.8)
-    (line,) = [line for line in shown(MemoryView(predicted)) if "≈" in line and "commun" in line]
+    (line,) = [line for line in shown(NextRunMemory(predicted)) if "≈" in line and "commun" in line]
     assert line.rstrip().endswith("… 12.8 MiB")

@@ -24,9 +24,9 @@ from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.settings.spec import resolve
-from trainfast_tui.control.memory_view import MemoryView
 from trainfast_tui.control.messages import MemoryPredicted, SnapshotTaken
 from trainfast_tui.control.next_run import next_run_from_preset
+from trainfast_tui.control.next_run_memory import NextRunMemory
 from trainfast_tui.control.predictor import NOT_NOW, PredictionRequest, Predictor, request_for
 
 
@@ -54,7 +54,7 @@ class Answers:
     def ask(self, *settings: str, free_bytes: int | None = 4 * GIB, may_trace: bool = True) -> None:
         self.predictor.request(PredictionRequest(resolve("tiny-llama", settings), CPU, free_bytes, may_trace))
 
-    def next(self) -> MemoryView:
+    def next(self) -> NextRunMemory:
         message = self._posted.get(timeout=60)
         assert isinstance(message, MemoryPredicted), message
         return message.view
@@ -117,7 +117,7 @@ def test_a_run_that_starts_ends_the_trace(tracer: Tracer) -> None:
     answers.next()
     wait_for(lambda: tracer.traced == [64])
     answers.ask("seq_len=64", may_trace=False)
-    assert answers.next() == MemoryView(why=NOT_NOW)
+    assert answers.next() == NextRunMemory(why=NOT_NOW)
     wait_for(lambda: tracer.cancelled == [64])
     answers.ask("seq_len=64")
     assert answers.next().since_ns is not None, "after the run it is traced"
@@ -131,7 +131,7 @@ def test_a_model_the_tracer_cannot_follow_says_why_and_is_not_tried_again(tracer
     answers.ask("seq_len=64")
     while (view := answers.next()).since_ns is not None:
         pass
-    assert view == MemoryView(why="no prediction: the tracer does not follow its kernels", failed=True)
+    assert view == NextRunMemory(why="no prediction: the tracer does not follow its kernels", failed=True)
     answers.ask("seq_len=64", "memory_limit=none")
     assert answers.next().failed
     assert tracer.traced == [64]
@@ -140,7 +140,7 @@ def test_a_model_the_tracer_cannot_follow_says_why_and_is_not_tried_again(tracer
 def test_nothing_is_traced_while_a_run_is_measured(tracer: Tracer) -> None:
     answers = Answers()
     answers.ask("seq_len=64", may_trace=False)
-    assert answers.next() == MemoryView(why=NOT_NOW)
+    assert answers.next() == NextRunMemory(why=NOT_NOW)
     answers.ask("seq_len=128", may_trace=False)
     assert answers.next().fit is not None, "what is known costs nothing"
     assert tracer.traced == []

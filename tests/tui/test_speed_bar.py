@@ -11,10 +11,10 @@ from still import StillApp, a_fit, a_snapshot, screen_text
 from trainfast_runner.memory.available import RankLimit
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import PredictedSpeed
-from trainfast_tui.control.memory_view import MemoryView
 from trainfast_tui.control.messages import MemoryPredicted, SnapshotTaken
 from trainfast_tui.control.next_run import next_run_from_preset
-from trainfast_tui.control.speed_view import MeasuredSpeed, SpeedView
+from trainfast_tui.control.next_run_memory import NextRunMemory
+from trainfast_tui.control.next_run_speed import MeasuredSpeed, NextRunSpeed
 from trainfast_tui.text import format as fmt
 from trainfast_tui.widgets.memory_bar import memory_lines
 from trainfast_tui.widgets.speed_bar import speed_lines
@@ -22,10 +22,10 @@ from trainfast_tui.widgets.speed_bar import speed_lines
 FULL, SMALL = (160, 48), (80, 24)
 PANEL = {FULL: 46, SMALL: 30}
 SPEED = PredictedSpeed(median=14.2, low=12.9, high=15.6, basis="3 runs")
-PREDICTED = SpeedView(SPEED)
+PREDICTED = NextRunSpeed(SPEED)
 
 
-def shown(view: SpeedView, size: tuple[int, int] = FULL) -> list[str]:
+def shown(view: NextRunSpeed, size: tuple[int, int] = FULL) -> list[str]:
     """The bar's lines as wide as the panel is on a screen of that size."""
     texts = ["".join(text for text, _ in line).rstrip() for line in speed_lines(view, PANEL[size], size[1])]
     assert all(len(text) <= PANEL[size] for text in texts), texts
@@ -53,7 +53,7 @@ def test_turned_knobs_show_the_change_in_both_bars() -> None:
     assert shown(faster, SMALL)[1:] == ["14.2/s, +42.0 % from 10.0/s"]
     assert bar[29] == "┃", "where it was"
     fit = a_fit(500, RankLimit(1024 * MIB, "memory_limit"), activations=500)
-    lines = memory_lines(MemoryView(fit, reference_bytes=400 * MIB), 46, 48)
+    lines = memory_lines(NextRunMemory(fit, reference_bytes=400 * MIB), 46, 48)
     texts = ["".join(text for text, _ in line) for line in lines]
     assert "predicted 500 MiB of 1.00 GiB (memory_limit)" in texts
     assert "overrides: +25.0 % from 400 MiB" in texts
@@ -69,7 +69,7 @@ def test_turned_knobs_show_the_change_in_both_bars() -> None:
 def test_a_high_speed_is_not_cut_on_the_smallest_screen(rate: float, before: float, words: str) -> None:
     fast = PredictedSpeed(median=rate, low=rate, high=rate, basis="3 runs")
     measured = MeasuredSpeed(rate, fast)
-    view = SpeedView(fast, reference=before, measured=measured)
+    view = NextRunSpeed(fast, reference=before, measured=measured)
     assert shown(view, SMALL)[1:] == [words, f"{fmt.number(rate)}/s, predicted {fmt.number(rate)}/s"]
 
 
@@ -77,7 +77,7 @@ def test_an_ended_run_stands_below_with_the_difference_to_its_own_prediction() -
     measured = MeasuredSpeed(15.0, replace_median(SPEED, 12.0))
     assert shown(replace(PREDICTED, measured=measured))[-1] == "measured 15.0/s (predicted 12.0/s, +25.0 %)"
     assert shown(replace(PREDICTED, measured=measured), SMALL)[-1] == "ran 15.0/s, predicted 12.0/s"
-    alone = SpeedView(measured=MeasuredSpeed(15.0, None))
+    alone = NextRunSpeed(measured=MeasuredSpeed(15.0, None))
     assert shown(alone)[-1] == "measured 15.0 samples/s"
 
 
@@ -87,7 +87,7 @@ def replace_median(speed: PredictedSpeed, median: float) -> PredictedSpeed:
 
 def test_without_a_prediction_it_says_why() -> None:
     why = "known only within a factor of 3.4; a run tells more"
-    assert " ".join(shown(SpeedView(why=why))[1:]) == f"no speed predicted: {why}"
+    assert " ".join(shown(NextRunSpeed(why=why))[1:]) == f"no speed predicted: {why}"
 
 
 @pytest.mark.parametrize("size", [FULL, SMALL])
@@ -95,7 +95,7 @@ async def test_the_main_screen_shows_speed_below_memory(home: Home, size: tuple[
     app = StillApp(home)
     async with app.run_test(size=size) as pilot:
         app.post(SnapshotTaken(a_snapshot(None)))
-        app.post(MemoryPredicted(MemoryView(why="tracing the model…"), PREDICTED))
+        app.post(MemoryPredicted(NextRunMemory(why="tracing the model…"), PREDICTED))
         await pilot.pause()
         text = screen_text(app)
         assert text.index("tracing the model") < text.index("14.2 samples/s (12.9 to 15.6)")

@@ -13,8 +13,8 @@ from trainfast_runner.memory.available import RankLimit
 from trainfast_runner.memory.headroom import PredictedFit
 from trainfast_runner.records.home import Home
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_tui.control.memory_view import swap_notice
 from trainfast_tui.control.messages import MemoryPredicted, SnapshotTaken
+from trainfast_tui.control.next_run_memory import swap_notice
 
 FREE = RankLimit(20 * GIB, "free")
 TOO_MUCH = a_fit(48 * 1024, FREE)

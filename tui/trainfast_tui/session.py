@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
+from trainfast_runner.records.search_states import ANSWERED_STATES
 from trainfast_tui.control.background import in_background
 from trainfast_tui.control.best_control import BestControl
 from trainfast_tui.control.compared_runs import compared_runs, compared_with_previous
 from trainfast_tui.control.idle_calibrator import IdleCalibrator
-from trainfast_tui.control.memory_view import MemoryView, measured_memory
 from trainfast_tui.control.messages import (
     DeviceCalibrated,
     KnobRefused,
@@ -44,13 +44,14 @@ from trainfast_tui.control.next_run import (
     repeat_run,
     with_comparison,
 )
+from trainfast_tui.control.next_run_memory import NextRunMemory, measured_memory
+from trainfast_tui.control.next_run_speed import NextRunSpeed, measured_speed
 from trainfast_tui.control.oom_explainer import OomExplainer
 from trainfast_tui.control.predictor import Predictor, knows_free_memory, request_for
 from trainfast_tui.control.run_control import RunControl
 from trainfast_tui.control.script_control import ScriptControl
 from trainfast_tui.control.search_control import BatchControl, SearchControl, SeenT
 from trainfast_tui.control.shared_tracer import SharedTracer
-from trainfast_tui.control.speed_view import SpeedView, measured_speed
 from trainfast_tui.live.reader import Reader
 from trainfast_tui.text.search_kind import SearchKind
 
@@ -65,8 +66,6 @@ if TYPE_CHECKING:
 CPU_PRESET, GPU_PRESET = "tiny-llama", "gpt2-medium"
 END_TRACES_S = 0.5
 """Time for a trace's process to end when the app is left; it takes a tenth of a second."""
-ENDED_WITH_ANSWER = ("answered", "nothing_fits")
-"""States of a search with an answer about its knobs."""
 SCRIPT_NOT_PREDICTED = "the memory of a script is not predicted; b finds its largest batch by trials"
 
 
@@ -81,9 +80,9 @@ class Session:
         self.next_run, self.refusal = _load(preset or (GPU_PRESET if os.path.exists("/dev/nvidia0") else CPU_PRESET))
         """The next run, or the reason why its preset could not be loaded."""
         self.snapshot: Snapshot | None = None
-        self.predicted_memory: MemoryView | None = None
+        self.predicted_memory: NextRunMemory | None = None
         """The newest prediction for the next run."""
-        self.predicted_speed: SpeedView | None = None
+        self.predicted_speed: NextRunSpeed | None = None
         """The newest predicted speed of the next run."""
         self.tracer = SharedTracer()
         self.runs = RunControl(home, self.post, python)
@@ -104,10 +103,12 @@ class Session:
         """True if the knobs were chosen: a run on the screen and the machine do not replace them then."""
         self.calibrations = 0
         """Number of times this app has calibrated the device."""
-        self._predicted_for: tuple[NextRun, Machine, bool, str, bool] | None = None
-        self._gathered_for: tuple[str, str, str] | None = None
-        self._adopted: str | None = None
-        self._notified_elsewhere: str | None = None
+        self._prediction_key: tuple[NextRun, Machine, bool, str, bool] | None = None
+        """The inputs of the newest request; for equal ones nothing is requested again."""
+        self._advice_key: tuple[str, str, str] | None = None
+        """Name, model and shown run for which the advisor's facts were gathered last."""
+        self._adopted_run_id: str | None = None
+        self._notified_run_id: str | None = None
 
     def post(self, message: object) -> None:
         """Hand a message to the listener; from any thread."""
@@ -145,7 +146,7 @@ class Session:
                 self.post(NextRunChanged())
             case DeviceCalibrated():
                 self.calibrations += 1
-                self.predict()
+                self.update_predictions()
             case MemoryPredicted(view, speed) if self.next_run is None or self.next_run.script is None:
                 self.predicted_memory, self.predicted_speed = view, speed
             case OomExplained():
@@ -170,13 +171,13 @@ class Session:
         self._note_search(self.batch_search, snapshot.batch_search)
         self._note_search(self.best_search, snapshot.best_search)
         self.gather_advice()
-        self.predict()
-        self.calibrator.look(snapshot, self.machine, is_busy=self._is_device_used)
+        self.update_predictions()
+        self.calibrator.update(snapshot, self.machine, is_busy=self._is_device_used)
         self.runs.note_shown(snapshot.run.directory if snapshot.run is not None else None)
         elsewhere = snapshot.started_elsewhere
         # A run that this app just started comes onto the screen by itself.
-        if elsewhere is not None and elsewhere != self._notified_elsewhere and not self.runs.is_starting:
-            self._notified_elsewhere = elsewhere
+        if elsewhere is not None and elsewhere != self._notified_run_id and not self.runs.is_starting:
+            self._notified_run_id = elsewhere
             self.post(Notified(f"{elsewhere} was started elsewhere: h lists it, Enter there shows it."))
 
     def _note_search(self, control: SearchControl[SeenT], search: SeenT | None) -> None:
@@ -190,9 +191,9 @@ class Session:
     def _adopt(self, snapshot: Snapshot) -> None:
         """Compare the next run with a run that has come onto the screen; unless knobs were chosen, repeat that run."""
         run = snapshot.run.run_file if snapshot.run is not None else None
-        if run is None or run.run_id == self._adopted:
+        if run is None or run.run_id == self._adopted_run_id:
             return
-        self._adopted = run.run_id
+        self._adopted_run_id = run.run_id
         if self._is_chosen and self.next_run is not None:
             self.next_run = with_comparison(self.next_run, run)
         else:
@@ -201,18 +202,18 @@ class Session:
 
     def _on_machine(self, machine: Machine) -> None:
         self.machine = machine
-        if not self._is_chosen and self._adopted is None:
+        if not self._is_chosen and self._adopted_run_id is None:
             try:
                 self.next_run = next_run_from_preset(GPU_PRESET if machine.device == "cuda" else CPU_PRESET)
             except UserError as error:
                 self.post(KnobRefused(error))
         self.gather_advice()
-        self.predict()
+        self.update_predictions()
         self.post(NextRunChanged())
 
     def show_run(self, directory: Path) -> None:
         """Follow this run on the main screen; its knobs become the next run's."""
-        self._is_chosen, self._adopted = False, None
+        self._is_chosen, self._adopted_run_id = False, None
         self.runs.note_left()
         self.reader.follow(directory)
 
@@ -221,7 +222,7 @@ class Session:
         self.next_run = next_run
         self._is_chosen = True
         self.gather_advice()
-        self.predict()
+        self.update_predictions()
         self.post(NextRunChanged(knob))
 
     def apply(self, settings: Iterable[tuple[str, str]], next_run: NextRun | None = None) -> None:
@@ -250,14 +251,14 @@ class Session:
         """Start this run, after the run in `stop` has ended."""
         self.calibrator.stop()
         self.runs.start(next_run.spec, stop)
-        self.predict()
+        self.update_predictions()
 
     def start_search(self, kind: SearchKind, spec: RunSpec, stop: Path | None = None, *, fresh: bool = False) -> None:
         """Start a search of `spec`, after the run in `stop` has ended; unless `fresh` its unfinished one goes on."""
         self.calibrator.stop()
         stop_run = None if stop is None else partial(self.runs.end, stop)
         self._control_of(kind).start(spec, fresh=fresh, cool_to_c=self.runs.cool_to_c, stop_run=stop_run)
-        self.predict()
+        self.update_predictions()
 
     @property
     def running_search(self) -> SearchKind | None:
@@ -270,7 +271,7 @@ class Session:
     def has_answer_for_knobs(self) -> bool:
         """True if the newest search has an answer about the knobs as they are."""
         search, next_run = self.batch_search.current, self.next_run
-        if search is None or next_run is None or search.state not in ENDED_WITH_ANSWER:
+        if search is None or next_run is None or search.state not in ANSWERED_STATES:
             return False
         return has_same_settings(search, next_run.spec)
 
@@ -278,11 +279,11 @@ class Session:
         """The advisor's texts by the name of the knob that each stands beside."""
         return {} if self.next_run is None else self.next_run.advice(self.machine, self._situation)
 
-    def memory_view(self) -> MemoryView | None:
+    def next_run_memory(self) -> NextRunMemory | None:
         """The next run's predicted memory, and the measured memory of the run on the screen."""
         measured = measured_memory(self._run_of_next_model(), self.next_run)
         predicted = self.predicted_memory
-        return predicted if measured is None else replace(predicted or MemoryView(), measured=measured)
+        return predicted if measured is None else replace(predicted or NextRunMemory(), measured=measured)
 
     def _run_of_next_model(self) -> RunSnapshot | None:
         """The run on the screen if it trains the next run's model; another model's figures say nothing of this one."""
@@ -291,12 +292,12 @@ class Session:
             return run
         return run if has_same_model(run.run_file, self.next_run.spec) else None
 
-    def speed_view(self) -> SpeedView | None:
+    def next_run_speed(self) -> NextRunSpeed | None:
         """Predicted speed of the next run, and the measured one of the run on the screen; None without a prediction."""
         measured = measured_speed(self._run_of_next_model())
         if measured is None or (self.predicted_speed is None and measured.predicted is None):
             return self.predicted_speed
-        return replace(self.predicted_speed or SpeedView(), measured=measured)
+        return replace(self.predicted_speed or NextRunSpeed(), measured=measured)
 
     def predicted_fit(self) -> PredictedFit | None:
         """Return the next run's prediction; None while the newest one is about another batch."""
@@ -314,39 +315,41 @@ class Session:
         in_background("compare", partial(compared_with_previous, self.home, run_id), self.post)
 
     def gather_advice(self) -> None:
-        """Gather the advisor's facts when model or history have changed; never while a run is measured."""
+        """Gather the advisor's facts when model or speed_key have changed; never while a run is measured."""
         machine, next_run, run = self.machine, self.next_run, self.shown_run
         if machine is None or next_run is None or next_run.script is not None or (run is not None and run.is_live):
             return
         spec = next_run.spec
         key = (spec.name, repr(spec.model), run.run_id if run is not None else "")
-        if key == self._gathered_for:
+        if key == self._advice_key:
             return
-        if self._gathered_for is None or key[:2] != self._gathered_for[:2]:
+        if self._advice_key is None or key[:2] != self._advice_key[:2]:
             self._situation = None
-        self._gathered_for = key
+        self._advice_key = key
         in_background("advice", partial(self._gather, spec, machine), self.post)
 
-    def predict(self) -> None:
-        """Predict the next run's memory when its knobs have changed, or when a run has begun or ended."""
-        next_run = self.next_run
+    def update_predictions(self) -> None:
+        """Explain the shown run if it ran out of memory, and predict the next one if its knobs have changed."""
         self.oom.explain_if_oom(self.shown_run, may_trace=not self._is_device_used)
+        next_run = self.next_run
         if next_run is not None and next_run.script is not None:
             # A script has no model to trace before it runs.
             self.predictor.stop()
-            self.predicted_memory, self.predicted_speed = MemoryView(why=SCRIPT_NOT_PREDICTED), None
-            self._predicted_for = None
+            self.predicted_memory, self.predicted_speed = NextRunMemory(why=SCRIPT_NOT_PREDICTED), None
+            self._prediction_key = None
         elif next_run is not None and self.machine is not None:
             self._request_prediction(next_run, self.machine)
 
     def _request_prediction(self, next_run: NextRun, machine: Machine) -> None:
         """Request the next run's prediction, unless nothing has changed since the last request."""
-        may_trace, history = self._may_trace(next_run, machine), self._speed_inputs_key(self.shown_run)
+        may_trace, speed_key = self._may_trace(next_run, machine), self._speed_key(self.shown_run)
         # Free memory changes with every tick: only the first reading of it starts another prediction.
-        key = (next_run, machine, may_trace, history, knows_free_memory(self.snapshot))
-        if key != self._predicted_for:
-            self._predicted_for = key
-            self.predictor.request(request_for(next_run, machine, self.snapshot, may_trace=may_trace, history=history))
+        key = (next_run, machine, may_trace, speed_key, knows_free_memory(self.snapshot))
+        if key != self._prediction_key:
+            self._prediction_key = key
+            self.predictor.request(
+                request_for(next_run, machine, self.snapshot, may_trace=may_trace, speed_key=speed_key)
+            )
 
     def _may_trace(self, next_run: NextRun, machine: Machine) -> bool:
         """True if a trace of the next run disturbs nothing that is measured.
@@ -366,7 +369,7 @@ class Session:
         run = self.shown_run
         return self.running_search is not None or self.runs.is_starting or (run is not None and run.is_live)
 
-    def _speed_inputs_key(self, run: RunSnapshot | None) -> str:
+    def _speed_key(self, run: RunSnapshot | None) -> str:
         """A text that changes with what speeds are predicted from: ended runs and searches, and the calibration."""
         ended = run is not None and run.result is not None
         return repr((run.run_id if run is not None else "", ended, self.running_search, self.calibrations))

@@ -18,6 +18,7 @@ from trainfast_runner.records.home import STAMP, STAMP_CHARACTERS, Home, home_er
 from trainfast_runner.records.json_lines import DAMAGE, read_all
 from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.records.search_directories import JOURNAL_FILE, is_conducted, search_directories
+from trainfast_runner.records.search_states import ANSWERED_STATES
 from trainfast_runner.search.journal.batch import (
     BatchEnded,
     BatchLine,
@@ -39,7 +40,6 @@ SET_BY_A_SEARCH = ("steps", "timing_warmup")
 SET_BY_A_BATCH_SEARCH = ("batch_size", *SET_BY_A_SEARCH)
 BATCH_TAG, BEST_TAG = "asked", "question"
 """Kinds of search, by the first line of their journals."""
-ANSWERED = ("answered", "nothing_fits")
 TRY_LINES = (Probe, ConfirmationRun, Trial, ColdRun)
 """Lines of something that was tried."""
 TRY_KINDS = [line.__struct_config__.tag for line in TRY_LINES]
@@ -126,7 +126,7 @@ def _newest_open(
         if isinstance(first, BatchQuestion | BestQuestion) and is_ours(first.key) and first.schema <= SCHEMA:
             ended = next((line for line in reversed(lines) if isinstance(line, BatchEnded | BestEnded)), None)
             search, is_open = (directory, first.key), ended is None or ended.state == "cancelled"
-            is_answered = ended is not None and ended.state in ANSWERED
+            is_answered = ended is not None and ended.state in ANSWERED_STATES
             if is_answered or any(isinstance(line, TRY_LINES) for line in lines) or is_conducted(directory):
                 return search if is_open else empty
             if is_open and empty is None:

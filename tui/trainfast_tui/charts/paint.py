@@ -31,7 +31,7 @@ from trainfast_tui.text.format import duration, plain, to_width, truncate
 from trainfast_tui.text.shades import Shade, severity_order, shade_of
 
 _STRIDES = (1, 2, 4)
-_KEYS = {1: "⠤⠤", 2: "⠄⠄", 4: "⠄ "}
+_LEGEND_TEXTURES = {1: "⠤⠤", 2: "⠄⠄", 4: "⠄ "}
 """The texture of a series in the legend, by its stride."""
 _MARK_LABEL = "throttle"
 
@@ -86,18 +86,18 @@ def paint(
         for series, stride in zip(data.series, strides, strict=True)
     ]
     held = [bounds for _, columns in drawn if (bounds := extremes(columns)) is not None]
-    marks = _throttled_cells(frame.axis, data)
+    shades_by_cell = _throttled_cells(frame.axis, data)
     rows: list[list[Segment]] = []
     if frame.has_title:
         rows.append(_title_row(width, data, strides, palette))
     if held:
-        rows += _plot_rows(frame, data, drawn, strides, fitted(y_range, data, held), marks, palette)
+        rows += _plot_rows(frame, data, drawn, strides, fitted(y_range, data, held), shades_by_cell, palette)
     else:
         rows += _empty_rows(frame, data, palette)
     if frame.has_marks:
-        rows.append(_mark_row(frame, marks, palette))
+        rows.append(_mark_row(frame, shades_by_cell, palette))
     if frame.has_times:
-        rows.append(_time_row(frame, data, marks, palette))
+        rows.append(_time_row(frame, data, shades_by_cell, palette))
     return rows
 
 
@@ -126,13 +126,13 @@ def _series_columns(axis: TimeCells, series: Series, gap_ns: int, stride: int) -
 
 def _throttled_cells(axis: TimeCells, data: ChartData) -> list[Shade | None]:
     """Return the shade of each cell of the plot; None if no device was throttled."""
-    marks: list[Shade | None] = [None] * axis.count
+    shades_by_cell: list[Shade | None] = [None] * axis.count
     shaded = [(span, shade_of(span.kind)) for span in data.spans]
     for span, shade in sorted(shaded, key=lambda pair: -severity_order(pair[1])):
         last = min(axis.at(min(span.end_ns, data.t_max_ns)), axis.count - 1)
         for cell in range(max(0, axis.at(span.start_ns)), last + 1):
-            marks[cell] = shade
-    return marks
+            shades_by_cell[cell] = shade
+    return shades_by_cell
 
 
 def _title_row(width: int, data: ChartData, strides: list[int], palette: Palette) -> list[Segment]:
@@ -144,12 +144,12 @@ def _title_row(width: int, data: ChartData, strides: list[int], palette: Palette
         value = plain(data.unit(_newest(series, data)))
         name = plain(series.name)
         named = len(data.series) > 1 or (name not in ("", title))
-        key = f"{_KEYS[stride]} {name} " if named else ""
+        swatch = f"{_LEGEND_TEXTURES[stride]} {name} " if named else ""
         spacing = "  " if legend else ""
-        length = cell_len(spacing) + cell_len(key) + cell_len(value)
+        length = cell_len(spacing) + cell_len(swatch) + cell_len(value)
         if index and used + length + 1 > width:
             break
-        legend.append(Segment(spacing + key, palette.get(series.tone)))
+        legend.append(Segment(spacing + swatch, palette.get(series.tone)))
         legend.append(Segment(value, palette.get("title")))
         used += length
     if used > width:
@@ -174,7 +174,7 @@ def _plot_rows(
     drawn: list[tuple[int, Columns]],
     strides: list[int],
     y_range: tuple[float, float],
-    marks: list[Shade | None],
+    shades_by_cell: list[Shade | None],
     palette: Palette,
 ) -> list[list[Segment]]:
     width, height = frame.axis.count, frame.plot_height
@@ -193,61 +193,61 @@ def _plot_rows(
         palette.get("mark"),
         *(palette.get(drawn.tone) for drawn in data.series),
     ]
-    shades = _cells_by_shade(marks)
+    shades = _cells_by_shade(shades_by_cell)
     textures = [(cells, shade.glyph, len(styles) + at) for at, (shade, cells) in enumerate(shades)]
     styles += [palette.get(shade.kind) or palette.get("mark") for shade, _ in shades]
     cursor = -1 if data.cursor_ns is None else frame.axis.at(data.cursor_ns)
     rows = []
     for row in range(height):
-        text, keys = _merge(frame, layers, row)
+        text, style_indexes = _merge(frame, layers, row)
         if (limit := limits.get(row)) is not None:
-            _overlay_limit(frame, text, keys, limit)
+            _overlay_limit(frame, text, style_indexes, limit)
         if not frame.has_marks and row == height - 1:
             # Without a row of marks the letters take the free cells of the last row.
-            for cell, mark in enumerate(marks):
-                if mark and not keys[cell]:
-                    text[cell], keys[cell] = mark.letter, _MARK
-        if 0 <= cursor < width and not keys[cursor]:
-            text[cursor], keys[cursor] = "│", _MARK
-        for shaded, glyph, key in textures:
+            for cell, mark in enumerate(shades_by_cell):
+                if mark and not style_indexes[cell]:
+                    text[cell], style_indexes[cell] = mark.letter, _MARK_STYLE
+        if 0 <= cursor < width and not style_indexes[cursor]:
+            text[cursor], style_indexes[cursor] = "│", _MARK_STYLE
+        for shaded, glyph, style_index in textures:
             for cell in shaded:
-                if not keys[cell]:
-                    text[cell], keys[cell] = glyph, key
+                if not style_indexes[cell]:
+                    text[cell], style_indexes[cell] = glyph, style_index
         gutter = _gutter(frame, labels.get(row, ""), palette, limit is not None)
-        rows.append(gutter + styled_segments(text, keys, styles))
+        rows.append(gutter + styled_segments(text, style_indexes, styles))
     return rows
 
 
-def _cells_by_shade(marks: list[Shade | None]) -> list[tuple[Shade, list[int]]]:
+def _cells_by_shade(shades_by_cell: list[Shade | None]) -> list[tuple[Shade, list[int]]]:
     """Return the throttled cells by shade."""
     # By identity: hashing a shade for every cell would take longer than drawing it.
     by_shade: dict[int, tuple[Shade, list[int]]] = {}
-    for cell, mark in enumerate(marks):
+    for cell, mark in enumerate(shades_by_cell):
         if mark is not None:
             by_shade.setdefault(id(mark), (mark, []))[1].append(cell)
     return list(by_shade.values())
 
 
-_BLANK, _LIMIT, _MARK, _FIRST_SERIES = range(4)
+_BLANK_STYLE, _LIMIT_STYLE, _MARK_STYLE, _FIRST_SERIES_STYLE = range(4)
 
 
 def _merge(frame: _Frame, layers: list[bytearray], row: int) -> tuple[list[str], bytearray]:
     """Return the characters of one row and the key of each one's style; the first series is in front."""
     width = frame.axis.count
-    keys = bytearray(width)
+    style_indexes = bytearray(width)
     masks = 0
     for index in range(len(layers) - 1, -1, -1):
         cells = layers[index][row * width : (row + 1) * width]
         if not any(cells):
             continue
         masks |= int.from_bytes(cells, "big")
-        key = _FIRST_SERIES + index
+        key = _FIRST_SERIES_STYLE + index
         for cell, mask in enumerate(cells):
             if mask:
-                keys[cell] = key
+                style_indexes[cell] = key
     if not masks:
-        return [" "] * width, keys
-    return list(map(GLYPHS.__getitem__, masks.to_bytes(width, "big"))), keys
+        return [" "] * width, style_indexes
+    return list(map(GLYPHS.__getitem__, masks.to_bytes(width, "big"))), style_indexes
 
 
 def _row_of(value: float, y_range: tuple[float, float], frame: _Frame) -> int:
@@ -257,16 +257,16 @@ def _row_of(value: float, y_range: tuple[float, float], frame: _Frame) -> int:
     return (bottom_dot - min(max(dot, 0), bottom_dot)) >> Y_BITS
 
 
-def _overlay_limit(frame: _Frame, text: list[str], keys: bytearray, limit: Limit) -> None:
+def _overlay_limit(frame: _Frame, text: list[str], style_indexes: bytearray, limit: Limit) -> None:
     """Draw the limit's line in the free cells of its row, and its label where it fits first."""
-    for cell, key in enumerate(keys):
+    for cell, key in enumerate(style_indexes):
         if not key:
-            text[cell], keys[cell] = "╌", _LIMIT
+            text[cell], style_indexes[cell] = "╌", _LIMIT_STYLE
     label = plain(limit.label)
     # Wide characters would need two cells for one entry of the row.
     if not label or cell_len(label) != len(label):
         return
-    at = keys.find(bytes([_LIMIT]) * (len(label) + 2))
+    at = style_indexes.find(bytes([_LIMIT_STYLE]) * (len(label) + 2))
     if at >= 0:
         text[at + 1 : at + 1 + len(label)] = label
 
@@ -314,19 +314,19 @@ def _empty_rows(frame: _Frame, data: ChartData, palette: Palette) -> list[list[S
     return rows
 
 
-def _mark_row(frame: _Frame, marks: list[Shade | None], palette: Palette) -> list[Segment]:
+def _mark_row(frame: _Frame, shades_by_cell: list[Shade | None], palette: Palette) -> list[Segment]:
     """Return the line under the plot, with a letter for each cell of throttled time."""
     segments = []
     if frame.axis.gutter:
-        label = _MARK_LABEL if any(marks) else ""
+        label = _MARK_LABEL if any(shades_by_cell) else ""
         text = to_width(label, frame.axis.gutter - 2, "right")
         segments = [Segment(text, palette.get("mark")), Segment(" └", palette.get("axis"))]
-    keys = bytearray(_MARK if mark else _LIMIT for mark in marks)
+    style_indexes = bytearray(_MARK_STYLE if mark else _LIMIT_STYLE for mark in shades_by_cell)
     styles = [palette.get("axis"), palette.get("axis"), palette.get("mark")]
-    return segments + styled_segments([mark.letter if mark else "─" for mark in marks], keys, styles)
+    return segments + styled_segments([mark.letter if mark else "─" for mark in shades_by_cell], style_indexes, styles)
 
 
-def _time_row(frame: _Frame, data: ChartData, marks: list[Shade | None], palette: Palette) -> list[Segment]:
+def _time_row(frame: _Frame, data: ChartData, shades_by_cell: list[Shade | None], palette: Palette) -> list[Segment]:
     """Return the ages of both edges and between them the legend of the shades.
 
     A cause that is covered by a worse one everywhere is named with a plus.
@@ -336,16 +336,16 @@ def _time_row(frame: _Frame, data: ChartData, marks: list[Shade | None], palette
     left = truncate("-" + duration((data.t_max_ns - data.t_min_ns) / 1e9), room - cell_len(right) - 1)
     between = room - cell_len(left) - cell_len(right)
     legend: list[Segment] = []
-    drawn = {mark for mark in marks if mark is not None}
+    drawn = {mark for mark in shades_by_cell if mark is not None}
     spans = (span for span in data.spans if span.start_ns <= data.t_max_ns and span.end_ns >= data.t_min_ns)
     covered = {shade_of(span.kind) for span in spans} - drawn
     for shade in [*sorted(drawn, key=severity_order), *sorted(covered, key=severity_order)]:
         sign = shade.glyph * 2 if shade in drawn else "+"
-        key = f"  {sign} {shade.letter} "
-        if between < cell_len(key) + cell_len(shade.words) + 2:
+        swatch = f"  {sign} {shade.letter} "
+        if between < cell_len(swatch) + cell_len(shade.words) + 2:
             break
-        legend += [Segment(key, _ink_of(shade, palette)), Segment(shade.words, palette.get("axis"))]
-        between -= cell_len(key) + cell_len(shade.words)
+        legend += [Segment(swatch, _ink_of(shade, palette)), Segment(shade.words, palette.get("axis"))]
+        between -= cell_len(swatch) + cell_len(shade.words)
     start = Segment(" " * frame.axis.gutter + left, palette.get("axis"))
     return [start, *legend, Segment(" " * between + right, palette.get("axis"))]
 

@@ -33,7 +33,8 @@ from trainfast_tui.cli.progress import Progress, progress_when_slow
 from trainfast_tui.cli.search_arguments import add_search_arguments
 from trainfast_tui.cli.waits import await_devices
 from trainfast_tui.text.best_answer import answer_lines
-from trainfast_tui.text.best_search import estimate_lines, measurements
+from trainfast_tui.text.best_search import estimate_lines, measurements, question_lines
+from trainfast_tui.text.format import plain
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -142,4 +143,5 @@ def _print_estimate(best: BestPlan, home: Home, options: BestOptions, as_json: b
     if as_json:
         print_json(figures)
     else:
-        print_lines(estimate_lines(figures))
+        question = question_lines(figures["vary"], figures["left_alone"], figures["global_batch"])
+        print_lines(plain(line) for line in [*question, *estimate_lines(figures)])

@@ -67,16 +67,16 @@ class BestControl(SearchControl["BestSnapshot"]):
         from trainfast_runner.search.best.question.opening import BestOptions
         from trainfast_runner.search.best.question.request import BestRequest
         from trainfast_runner.search.best.question.spec_question import plan_spec_best
-        from trainfast_tui.text.best_search import BY_KEYS, estimate_lines
+        from trainfast_tui.text.best_search import BY_KEYS, estimate_lines, left_alone_lines, varied_line
+        from trainfast_tui.text.format import plain
 
         options = BestOptions(fresh=self.is_fresh)
         plan = plan_spec_best(spec, request or BestRequest(), options, self._python)
         expected = estimate(plan, self._home, options)
-        lines = estimate_lines(dataclasses.asdict(expected), to_name=BY_KEYS)
+        lines = [varied_line(expected.vary, expected.global_batch), *estimate_lines(dataclasses.asdict(expected))]
+        texts: list[Piece] = [(plain(line), "text") for line in lines]
         # The smallest screen may have no room for the knobs left alone: they come last.
-        left = [line for line in lines if line.startswith("left alone")]
-        texts: list[Piece] = [(line, "text") for line in lines if line not in left]
-        texts += [(line, "muted") for line in left]
+        texts += [(plain(line), "muted") for line in left_alone_lines(expected.left_alone, to_name=BY_KEYS)]
         return BestPlanned(request, texts, expected.vary, expected.global_batch)
 
     @staticmethod

@@ -33,7 +33,7 @@ class IdleCalibrator:
         """Exists while the device is measured; setting it ends that."""
         self._is_done = False
 
-    def look(self, snapshot: Snapshot, machine: Machine | None, *, is_busy: bool) -> None:
+    def update(self, snapshot: Snapshot, machine: Machine | None, *, is_busy: bool) -> None:
         """Begin to calibrate when the machine has been idle for long enough; end it when `is_busy`, or another run."""
         if is_busy or snapshot.started_elsewhere is not None or (self._under_way is None and not _is_idle(snapshot)):
             self._idle_since_ns = None

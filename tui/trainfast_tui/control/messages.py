@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from trainfast_runner.search.advice.facts import Situation
     from trainfast_runner.search.best.question.request import BestRequest
     from trainfast_runner.settings.knob_values import KnobValue
-    from trainfast_tui.control.memory_view import MemoryView
-    from trainfast_tui.control.speed_view import SpeedView
+    from trainfast_tui.control.next_run_memory import NextRunMemory
+    from trainfast_tui.control.next_run_speed import NextRunSpeed
     from trainfast_tui.live.snapshot import Snapshot
 
 Post = Callable[[object], object]
@@ -55,8 +55,8 @@ class SituationGathered:
 class MemoryPredicted:
     """The next run's memory and speed were predicted, or the reasons why not are known."""
 
-    view: MemoryView
-    speed: SpeedView | None = None
+    view: NextRunMemory
+    speed: NextRunSpeed | None = None
 
 
 @dataclass(frozen=True, slots=True)

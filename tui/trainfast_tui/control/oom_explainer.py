@@ -84,13 +84,13 @@ class OomExplainer:
             for left in trace_changes(
                 oom_run.run, oom_run.error, python, cancelled, oom_run.held_bytes, self._tracer()
             ):
-                self._post(OomExplained(run.run_id, _explained(oom_run, python), left))
+                self._post(OomExplained(run.run_id, _explanation(oom_run, python), left))
         except (UserError, OSError):
             pass  # a change that cannot be traced stays an estimate
-        return OomExplained(run.run_id, _explained(oom_run, python), 0)
+        return OomExplained(run.run_id, _explanation(oom_run, python), 0)
 
 
-def _explained(oom_run: OutOfMemory, python: str | None) -> OomExplanation:
+def _explanation(oom_run: OutOfMemory, python: str | None) -> OomExplanation:
     from trainfast_runner.results.explained_run import models_of
 
     return oom_run.explained(models_of(oom_run.run, python))

@@ -12,8 +12,8 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings.knob_type import whole_number
-from trainfast_tui.control.memory_view import MemoryView
 from trainfast_tui.control.messages import MemoryPredicted, Post, ThreadFailed
+from trainfast_tui.control.next_run_memory import NextRunMemory
 from trainfast_tui.control.speed_predictor import SpeedPredictor, Traced
 from trainfast_tui.text.phases import importing
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
     from trainfast_runner.settings.spec import RunSpec
     from trainfast_tui.control.next_run import NextRun
-    from trainfast_tui.control.speed_view import SpeedView
+    from trainfast_tui.control.next_run_speed import NextRunSpeed
     from trainfast_tui.live.snapshot import Snapshot
 
 NOT_NOW = "no prediction: a trace would slow the run"
@@ -38,7 +38,7 @@ NOT_NOW = "no prediction: a trace would slow the run"
 class PredictionRequest:
     """The settings to predict for. `may_trace` is False while a run is measured: a trace would take its CPU.
 
-    `reference` is `NextRun.reference_spec`; with another `history` there are new runs.
+    `reference` is `NextRun.reference_spec`; with another `speed_key` there are new runs.
     """
 
     spec: RunSpec
@@ -47,7 +47,7 @@ class PredictionRequest:
     """Free memory of the host now."""
     may_trace: bool
     reference: RunSpec | None = None
-    history: str = ""
+    speed_key: str = ""
 
 
 def knows_free_memory(snapshot: Snapshot | None) -> bool:
@@ -57,7 +57,7 @@ def knows_free_memory(snapshot: Snapshot | None) -> bool:
 
 
 def request_for(
-    next_run: NextRun, machine: Machine, snapshot: Snapshot | None, *, may_trace: bool, history: str = ""
+    next_run: NextRun, machine: Machine, snapshot: Snapshot | None, *, may_trace: bool, speed_key: str = ""
 ) -> PredictionRequest:
     """Return the request for the next run, with the memory that is free by the newest sample."""
     tick = snapshot.tick if snapshot is not None else None
@@ -65,11 +65,11 @@ def request_for(
     machine = machine.used_by(next_run.spec.knobs["devices"])
     spec = _with_devices(next_run.spec, machine)
     if tick is None:
-        return PredictionRequest(spec, machine, None, may_trace, reference, history)
+        return PredictionRequest(spec, machine, None, may_trace, reference, speed_key)
     run = snapshot.run if snapshot is not None else None
     live = run if run is not None and run.is_live else None
     free_bytes = _host_free(tick, live)
-    return PredictionRequest(spec, _with_free(machine, tick, live), free_bytes, may_trace, reference, history)
+    return PredictionRequest(spec, _with_free(machine, tick, live), free_bytes, may_trace, reference, speed_key)
 
 
 def _with_devices(spec: RunSpec, machine: Machine) -> RunSpec:
@@ -190,7 +190,7 @@ class Predictor:
             if not outdated:
                 self._post(MemoryPredicted(view, speed))
 
-    def _answer(self, request: PredictionRequest) -> tuple[MemoryView, SpeedView | None]:
+    def _answer(self, request: PredictionRequest) -> tuple[NextRunMemory, NextRunSpeed | None]:
         from trainfast_runner.memory.tracing import cached_models
 
         try:
@@ -200,35 +200,35 @@ class Predictor:
                     request, model, None if request.reference is None else model_of(request.reference)
                 )
         except UserError as error:
-            return MemoryView(why=f"no prediction: {error.message}", failed=True), None
+            return NextRunMemory(why=f"no prediction: {error.message}", failed=True), None
         return self._reason_or_trace(request), None
 
     def _views_of_model(
         self, request: PredictionRequest, model: MemoryModel, reference_model: MemoryModel | None
-    ) -> tuple[MemoryView, SpeedView | None]:
+    ) -> tuple[NextRunMemory, NextRunSpeed | None]:
         """The memory and speed by the model of a trace, each with that of the reference."""
         spec, machine = request.spec, request.machine
         reference = (
             None if request.reference is None or reference_model is None else Traced(request.reference, reference_model)
         )
-        view = MemoryView(
+        view = NextRunMemory(
             predicted_fit(model, request),
             whole_number(spec.knobs, "batch_size"),
             reference_bytes=None if reference is None else _peak_bytes(reference, machine),
         )
         if self._speeds is None:
             return view, None
-        return view, self._speeds.predict(Traced(spec, model), reference, machine, request.history)
+        return view, self._speeds.predict(Traced(spec, model), reference, machine, request.speed_key)
 
-    def _reason_or_trace(self, request: PredictionRequest) -> MemoryView:
+    def _reason_or_trace(self, request: PredictionRequest) -> NextRunMemory:
         """The reason for no prediction, or the trace that will give one."""
         reason = self._failed.get(_key(request))
         if reason is not None:
-            return MemoryView(why=f"no prediction: {reason}", failed=True)
+            return NextRunMemory(why=f"no prediction: {reason}", failed=True)
         if not request.may_trace:
-            return MemoryView(why=NOT_NOW)
+            return NextRunMemory(why=NOT_NOW)
         since_ns = self._want_trace(request)
-        return MemoryView(why=f"{importing(self._importing) or 'tracing the model'}…", since_ns=since_ns)
+        return NextRunMemory(why=f"{importing(self._importing) or 'tracing the model'}…", since_ns=since_ns)
 
     def _want_trace(self, request: PredictionRequest) -> int | None:
         """Have the model traced, giving up another trace, and return when it began; None if the request is outdated."""

@@ -106,8 +106,8 @@ class RunControl:
         from trainfast_tui.text.cooling import cooling_words
         from trainfast_tui.text.format import celsius
 
-        def show(look: cooling.Cooling) -> None:
-            words = cooling_words(look.index, look.temperature_c, below_c, look.waited_s, look.stuck_s)
+        def show(reading: cooling.Cooling) -> None:
+            words = cooling_words(reading.index, reading.temperature_c, below_c, reading.waited_s, reading.stuck_s)
             self._post(Notified(f"{words}; s gives up"))
 
         giving_up = self._giving_up = threading.Event()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 from trainfast_runner.records.home import Home
+from trainfast_runner.records.search_states import PAUSE_STATES
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.background import in_background
 from trainfast_tui.control.messages import Notified, Post, SearchRefused, SearchStarted
@@ -133,7 +134,7 @@ class SearchControl(ABC, Generic[SeenT]):
         search = self.current
         if search is None or not search.is_live:
             return NOT_LIVE
-        do = resume if search.state in ("pausing", "paused") else pause
+        do = resume if search.state in PAUSE_STATES else pause
         in_background("pause", partial(do, search.directory), self._post)
         return Notified("")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import UserError
-from trainfast_tui.control.speed_view import SpeedView
+from trainfast_tui.control.next_run_speed import NextRunSpeed
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
@@ -26,42 +26,42 @@ class Traced:
 
 
 class SpeedPredictor:
-    """Keeps what is known of speeds on a device until the history changes. For one thread."""
+    """Keeps what is known of speeds on a device until `speed_key` changes. For one thread."""
 
     def __init__(self, home: Home, python: str | None) -> None:
         self._home, self._python = home, python
         self._known: tuple[str, Speeds] | None = None
 
-    def predict(self, wanted: Traced, reference: Traced | None, machine: Machine, history: str) -> SpeedView:
-        """Predict the wanted settings and those of the reference; earlier runs are read once a `history`."""
+    def predict(self, wanted: Traced, reference: Traced | None, machine: Machine, speed_key: str) -> NextRunSpeed:
+        """Predict both settings; earlier runs are read again when `speed_key` changes."""
         try:
-            predicted = self._predict(wanted, machine, history)
-            compared = None if reference is None else self._predict(reference, machine, history)
+            predicted = self._predict(wanted, machine, speed_key)
+            compared = None if reference is None else self._predict(reference, machine, speed_key)
         except UserError as error:
-            return SpeedView(why=error.message)
+            return NextRunSpeed(why=error.message)
         if isinstance(predicted, str):
-            return SpeedView(why=predicted)
-        return SpeedView(
+            return NextRunSpeed(why=predicted)
+        return NextRunSpeed(
             predicted, reference=None if compared is None or isinstance(compared, str) else compared.median
         )
 
-    def _predict(self, traced: Traced, machine: Machine, history: str) -> PredictedSpeed | str:
+    def _predict(self, traced: Traced, machine: Machine, speed_key: str) -> PredictedSpeed | str:
         """The predicted speed, or why there is none. Raises UserError for devices that do not exist."""
         from trainfast_runner.search.best.speed.predicted_speed import Unknown
         from trainfast_runner.settings.world import device_count
 
         spec = traced.spec
-        speeds = self._speeds(spec, machine, history)
+        speeds = self._speeds(spec, machine, speed_key)
         predicted = speeds.predict(spec, device_count(spec, machine), traced.model)
         return predicted.why if isinstance(predicted, Unknown) else predicted
 
-    def _speeds(self, spec: RunSpec, machine: Machine, history: str) -> Speeds:
+    def _speeds(self, spec: RunSpec, machine: Machine, speed_key: str) -> Speeds:
         from trainfast_runner.memory.available import gpu_of
         from trainfast_runner.search.best.speed.earlier_speeds import DeviceName, training_of
         from trainfast_runner.search.best.speed.speeds import speeds_on
 
         device = DeviceName(machine.used_by(spec.knobs["devices"]).device, gpu_of(spec, machine) or "")
-        key = repr((training_of(spec), device, history))
+        key = repr((training_of(spec), device, speed_key))
         if self._known is None or self._known[0] != key:
             self._known = key, speeds_on(self._home, spec, device, self._python)
         return self._known[1]

@@ -43,42 +43,42 @@ class _FollowedDirectory:
     def __init__(self, find: Callable[[], Path | None]) -> None:
         self._find = find
         self._lock = threading.Lock()
-        """Held while both fields below change, so that `find` never undoes a choice made meanwhile."""
+        """Held while both fields below change, so that `find` never replaces a directory that was chosen meanwhile."""
         self._directory: Path | None = None
-        self.is_made = False
+        self.is_known = False
 
-    def make(self, directory: Path | None) -> None:
+    def follow(self, directory: Path | None) -> None:
         """Follow this directory from now on, or none."""
         with self._lock:
-            self._directory, self.is_made = directory, True
+            self._directory, self.is_known = directory, True
 
-    def change(self, before: Path | None, after: Path) -> bool:
-        """Follow `after` if `before` still is the choice; return True if so."""
+    def replace(self, before: Path | None, after: Path) -> bool:
+        """Follow `after` if `before` still is followed; return True if so."""
         with self._lock:
             is_unchanged = self._directory == before
             if is_unchanged:
-                self._directory, self.is_made = after, True
+                self._directory, self.is_known = after, True
         return is_unchanged
 
     @property
-    def chosen(self) -> Path | None:
+    def directory(self) -> Path | None:
         """The directory so far, without looking for one."""
         return self._directory
 
-    def get(self) -> Path | None:
+    def find_or_get(self) -> Path | None:
         """The chosen directory, or else the one that `find` returns. Raises the errors of `find`."""
-        if not self.is_made:
+        if not self.is_known:
             directory = self._find()
             with self._lock:
-                if not self.is_made:
-                    self._directory, self.is_made = directory, True
+                if not self.is_known:
+                    self._directory, self.is_known = directory, True
         return self._directory
 
-    def drop(self, directory: Path) -> None:
+    def forget(self, directory: Path) -> None:
         """Look for another directory next time, unless another was chosen meanwhile."""
         with self._lock:
             if self._directory == directory:
-                self.is_made = False
+                self.is_known = False
 
 
 SeenT = TypeVar("SeenT", bound=SeenSearch, covariant=True)
@@ -98,7 +98,7 @@ class FollowedSearch(Generic[SeenT]):
     """The followed search of one kind: the newest of the home, or the chosen one."""
 
     def __init__(self, newest: Callable[[], Path | None], follow: Callable[[Path], JournalFollower[SeenT]]) -> None:
-        self.choice = _FollowedDirectory(newest)
+        self.followed = _FollowedDirectory(newest)
         self._newest = newest
         self._follow = follow
         self._follower: JournalFollower[SeenT] | None = None
@@ -106,7 +106,7 @@ class FollowedSearch(Generic[SeenT]):
 
     def poll(self) -> SeenT | None:
         """Return a snapshot of the search; None without one."""
-        directory = self.choice.get()
+        directory = self.followed.find_or_get()
         if directory is None:
             self._follower = None
         elif self._follower is None or self._follower.directory != directory:
@@ -124,7 +124,7 @@ class FollowedSearch(Generic[SeenT]):
             return None
         follower = self._follow(newest)
         seen = follower.poll()
-        if not seen.is_live or not self.choice.change(directory, newest):
+        if not seen.is_live or not self.followed.replace(directory, newest):
             return None
         self._follower = follower
         return seen
@@ -161,17 +161,17 @@ class Reader(threading.Thread):
 
     def follow(self, directory: Path | None) -> None:
         """Follow this run from now on, or none. Safe from any thread."""
-        self._run_directory.make(directory)
+        self._run_directory.follow(directory)
         self._wake.set()
 
     @property
     def followed(self) -> Path | None:
         """The run to be shown."""
-        return self._run_directory.chosen
+        return self._run_directory.directory
 
     def follow_search(self, directory: Path, kind: SearchKind) -> None:
         """Follow this search from now on, in place of another of its kind. Safe from any thread."""
-        (self._best if kind is SearchKind.BEST else self._batch).choice.make(directory)
+        (self._best if kind is SearchKind.BEST else self._batch).followed.follow(directory)
         self._wake.set()
 
     def look_at_processes(self, on: bool) -> None:
@@ -216,7 +216,7 @@ class Reader(threading.Thread):
             best = self._best.poll()
             elsewhere = self._new_runs.newest(self.followed)
             if elsewhere is not None and run is None and self.followed is None:
-                self._run_directory.make(self._home.directory(elsewhere))
+                self._run_directory.follow(self._home.directory(elsewhere))
         except UserError as error:
             trouble = error.line()
         except OSError as error:
@@ -227,7 +227,7 @@ class Reader(threading.Thread):
             run=run,
             ticks=tuple(self._ticks),
             xids=tuple(self._xids),
-            home_read=self._run_directory.is_made,
+            home_read=self._run_directory.is_known,
             batch_search=batch,
             best_search=best,
             trouble=trouble,
@@ -271,9 +271,9 @@ class Reader(threading.Thread):
         return newest_search(self._home, BEST_TAG)
 
     def _poll_run(self) -> RunSnapshot | None:
-        directory = self._run_directory.get()
+        directory = self._run_directory.find_or_get()
         if directory is not None and not directory.exists():
-            self._run_directory.drop(directory)
+            self._run_directory.forget(directory)
             directory = None
         if directory is None:
             self._follower = None

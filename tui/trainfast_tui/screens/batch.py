@@ -8,13 +8,14 @@ from pathlib import Path
 from textual.app import ComposeResult
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.records.search_states import ANSWERED_STATES, PAUSE_STATES
 from trainfast_runner.records.state_words import state_words
 from trainfast_runner.search.batch.batch_follower import BatchSnapshot
 from trainfast_tui.control.messages import Notified
 from trainfast_tui.control.next_run import NextRun, has_same_settings
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.screens.base import AppScreen
-from trainfast_tui.session import ENDED_WITH_ANSWER, Session
+from trainfast_tui.session import Session
 from trainfast_tui.text.batch_search import batch_question_rows, limit_notice
 from trainfast_tui.text.lines import Tone
 from trainfast_tui.text.search_kind import SearchKind
@@ -86,14 +87,14 @@ class BatchScreen(AppScreen):
         }
         footer.leave_out(useless)
         footer.relabel("apply", "start" if self._is_asking else "apply")
-        footer.relabel("pause", "resume" if search is not None and search.state in ("pausing", "paused") else "pause")
+        footer.relabel("pause", "resume" if search is not None and search.state in PAUSE_STATES else "pause")
         footer.relabel("again", "restart" if self._has_answer else "resume")
         footer.relabel("leave", "leave" if is_active else "back")
 
     @property
     def _has_answer(self) -> bool:
         """True if the shown search has an answer, so that another one begins anew."""
-        return self._search is not None and self._search.state in ENDED_WITH_ANSWER
+        return self._search is not None and self._search.state in ANSWERED_STATES
 
     def show_notice(self, text: str, tone: Tone = "text") -> None:
         """Show a line below the probes."""

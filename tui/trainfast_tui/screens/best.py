@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from textual.app import ComposeResult
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.records.search_states import PAUSE_STATES, UNFINISHED_STATES
 from trainfast_runner.search.best.question.request import BestRequest
 from trainfast_runner.settings.knob_type import whole_number
 from trainfast_runner.settings.knobs import defaults
@@ -48,8 +49,6 @@ PLANNING = "Listing the settings that can run here…"
 MOST_NAMED = 3
 """The status line names at most this many knobs."""
 ENTER = "Enter starts the search; Esc goes back."
-UNFINISHED = ("interrupted", "cancelled")
-"""States of a search that f5 resumes; an ended one starts anew."""
 Orders = dict[str, tuple[str, Callable[[], object]]]
 """Orders to a live search, by name: the words beside the name, and the function that gives the order."""
 VARY = "ask('vary')"
@@ -176,8 +175,8 @@ class BestScreen(AppScreen):
         footer.leave_out(useless)
         footer.relabel("apply", "start" if search is None else "take")
         footer.relabel(VARY, "vary" if search is None else "new question")
-        footer.relabel("pause", "resume" if search is not None and search.state in ("pausing", "paused") else "pause")
-        is_unfinished = search is not None and search.state in UNFINISHED
+        footer.relabel("pause", "resume" if search is not None and search.state in PAUSE_STATES else "pause")
+        is_unfinished = search is not None and search.state in UNFINISHED_STATES
         footer.relabel("again", "resume" if is_unfinished else "restart")
         footer.relabel("leave", "leave" if live or starting else "back")
 
@@ -363,7 +362,7 @@ class BestScreen(AppScreen):
         question = search.so_far.question if search is not None else None
         if question is not None and search is not None:
             session.best_search.request = request_of(question)
-            if search.state in UNFINISHED:
+            if search.state in UNFINISHED_STATES:
                 spec = spec_to_continue(question, spec)
         fresh = search is None and session.best_search.is_fresh
         session.start_search(SearchKind.BEST, spec, live, fresh=fresh)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trainfast_tui.screens.base import PageScreen
-from trainfast_tui.text.diagnosis import explained
+from trainfast_tui.text.diagnosis import diagnosis_lines
 from trainfast_tui.text.lines import Line, rule
 
 if TYPE_CHECKING:
@@ -32,4 +32,4 @@ class DiagnosisScreen(PageScreen):
 
     def body(self, width: int) -> list[Line]:
         when = "now" if self._run.is_live else "in all"
-        return [rule(f"bottlenecks of {self._run.run_id}, {when}", width), [], *explained(self._run, width)]
+        return [rule(f"bottlenecks of {self._run.run_id}, {when}", width), [], *diagnosis_lines(self._run, width)]

@@ -17,8 +17,8 @@ from textual.screen import Screen
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.state_words import state_words
 from trainfast_tui.charts.column import Charts
-from trainfast_tui.control.memory_view import swap_notice
 from trainfast_tui.control.next_run import NextRun
+from trainfast_tui.control.next_run_memory import swap_notice
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.screens.base import AppScreen
 from trainfast_tui.text.search_kind import SearchKind
@@ -160,9 +160,9 @@ class MainScreen(AppScreen):
         """Paint the next run's memory and speed, each over that of the run on the screen."""
         if not self.is_ready:
             return
-        view = self.session.memory_view()
+        view = self.session.next_run_memory()
         self.query_one(MemoryBar).show_memory(view)
-        self.query_one(SpeedBar).show_speed(self.session.speed_view())
+        self.query_one(SpeedBar).show_speed(self.session.next_run_speed())
         fit = view.fit if view is not None else None
         self.query_one(KnobPanel).show_auto_choices({} if fit is None else {"attention": fit.predicted.attention})
 

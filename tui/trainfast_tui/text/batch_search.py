@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trainfast_runner.records.run_file import CONFIRM, TRIAL
+from trainfast_runner.records.search_states import UNFINISHED_STATES
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.cooling import search_cooling_words
 from trainfast_tui.text.lines import LabelledText
@@ -108,7 +109,7 @@ def batch_question_rows(spec: RunSpec, limit: str, earlier: BatchSnapshot | None
 
 def _is_resumable(earlier: BatchSnapshot) -> bool:
     """True if a search of the same knobs would continue this one."""
-    return bool(earlier.probes) and (earlier.ended is None or earlier.state in ("interrupted", "cancelled"))
+    return bool(earlier.probes) and (earlier.ended is None or earlier.state in UNFINISHED_STATES)
 
 
 def _time_words(earlier: BatchSnapshot | None) -> str:

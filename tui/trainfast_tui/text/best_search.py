@@ -62,6 +62,27 @@ def count_words(verdicts: Iterable[str]) -> str:
     return ", ".join(f"{counts[name]} {name.replace('_', ' ')}" for name in VERDICTS if counts[name])
 
 
+def varied_line(vary: Mapping[str, list[Any]], global_batch: int | None) -> str:
+    """The knobs that a search varies, with their values."""
+    varied = "; ".join(f"{name} {', '.join(map(BY_NAME[name].text_of, values))}" for name, values in vary.items())
+    at = f" at a global batch of {global_batch}" if global_batch is not None else ""
+    return f"varying {varied or 'nothing'}{at}"
+
+
+def left_alone_lines(left_alone: Mapping[str, str], *, to_name: str = BY_COMMAND) -> list[str]:
+    """The knobs that a search leaves alone, those with the same reason in one line.
+
+    `to_name` says how the missing present value of a `{knob}` is named.
+    """
+    from trainfast_runner.search.journal.best import UNNAMED
+
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in left_alone.items():
+        words = f"{reason}; {to_name.format(knob=name)}" if reason == UNNAMED else reason
+        by_reason.setdefault(words, []).append(name)
+    return [_left_alone(", ".join(names), reason) for reason, names in by_reason.items()]
+
+
 def question_lines(
     vary: Mapping[str, list[Any]],
     left_alone: Mapping[str, str],
@@ -69,20 +90,8 @@ def question_lines(
     *,
     to_name: str = BY_COMMAND,
 ) -> list[str]:
-    """The knobs that a search varies and those that it leaves alone, with the reasons.
-
-    `to_name` says how the missing present value of a `{knob}` is named.
-    """
-    from trainfast_runner.search.journal.best import UNNAMED
-
-    varied = "; ".join(f"{name} {', '.join(map(BY_NAME[name].text_of, values))}" for name, values in vary.items())
-    at = f" at a global batch of {global_batch}" if global_batch is not None else ""
-    lines = [f"varying {varied or 'nothing'}{at}"]
-    by_reason: dict[str, list[str]] = {}
-    for name, reason in left_alone.items():
-        words = f"{reason}; {to_name.format(knob=name)}" if reason == UNNAMED else reason
-        by_reason.setdefault(words, []).append(name)
-    return [*lines, *(_left_alone(", ".join(names), reason) for reason, names in by_reason.items())]
+    """The knobs that a search varies, and then those that it leaves alone."""
+    return [varied_line(vary, global_batch), *left_alone_lines(left_alone, to_name=to_name)]
 
 
 def _left_alone(names: str, reason: str) -> str:
@@ -90,11 +99,10 @@ def _left_alone(names: str, reason: str) -> str:
     return f"left alone: {reason}" if reason.startswith(f"{names} ") else f"left alone: {names}: {reason}"
 
 
-def estimate_lines(estimate: Fields, *, to_name: str = BY_COMMAND) -> list[str]:
-    """The lines of `search best --dry-run`."""
+def estimate_lines(estimate: Fields) -> list[str]:
+    """The number of candidates, the processes and the expected time of a search."""
     dropped = f", {estimate['dropped']} with another global batch left out" if estimate["dropped"] else ""
     legal = f"{estimate['candidates']}, {estimate['legal']} of them can run here{dropped}; the baseline is one"
-    lines = question_lines(estimate["vary"], estimate["left_alone"], estimate["global_batch"], to_name=to_name)
     start = f"{fmt.duration(estimate['start_s'])} a process, {estimate['basis']}"
     rows = [
         ("candidates", legal),
@@ -104,4 +112,4 @@ def estimate_lines(estimate: Fields, *, to_name: str = BY_COMMAND) -> list[str]:
             f"about {fmt.duration(estimate['seconds'])}; each candidate by itself: {fmt.duration(estimate['grid_s'])}",
         ),
     ]
-    return [fmt.plain(line) for line in [*lines, *pairs(rows)]]
+    return pairs(rows)

@@ -20,8 +20,10 @@ def cooling_words(device: int, temperature_c: float, below_c: float, waited_s: f
     )
 
 
-def search_cooling_words(look: CoolingDown, now_ns: int | None) -> str:
-    """Describe the wait of a search at `now_ns` (CLOCK_MONOTONIC), or at its newest look."""
+def search_cooling_words(reading: CoolingDown, now_ns: int | None) -> str:
+    """Describe the wait of a search at `now_ns` (CLOCK_MONOTONIC), or at its newest reading."""
     # The journal has a line where the temperature changes, and none while it stands still.
-    since_s = max(0, now_ns - look.t_ns) / 1e9 if now_ns is not None else 0.0
-    return cooling_words(look.device, look.temperature_c, look.below_c, look.waited_s + since_s, look.stuck_s + since_s)
+    since_s = max(0, now_ns - reading.t_ns) / 1e9 if now_ns is not None else 0.0
+    return cooling_words(
+        reading.device, reading.temperature_c, reading.below_c, reading.waited_s + since_s, reading.stuck_s + since_s
+    )

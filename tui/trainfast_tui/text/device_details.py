@@ -178,11 +178,12 @@ def _mig(device: DeviceReading) -> Item | None:
 
 def _pcie(device: DeviceReading) -> Item | None:
     link = pcie(device)
-    if " of " not in link:
+    now, most = (device.pcie_generation, device.pcie_width), (device.pcie_generation_max, device.pcie_width_max)
+    is_old, is_narrow = (a is not None and b is not None and a < b for a, b in zip(now, most, strict=True))
+    if link == fmt.ABSENT or not (is_old or is_narrow):
         return _plain("PCIe", link)
-    narrow = (device.pcie_width or 0) < (device.pcie_width_max or 0)
-    if narrow or (device.gpu_utilization_percent or 0) >= BUSY_PERCENT:
-        return Item("PCIe", f"{link}: below its most", "warning")
+    if is_narrow or (device.gpu_utilization_percent or 0) >= BUSY_PERCENT:
+        return Item("PCIe", f"{link}: below its maximum", "warning")
     return Item("PCIe", f"{link} while idle")
 
 

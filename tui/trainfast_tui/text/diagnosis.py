@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 SEVERITY_TONES: dict[str, Tone] = {"warning": "warning", "info": "secondary"}
 
 
-def one_line(run: RunSnapshot) -> Line:
+def worst_bottleneck_line(run: RunSnapshot) -> Line:
     """Return the worst bottleneck in one line, or that none was found."""
     if not run.diagnosis:
         return [(_nothing(run), "muted")]
@@ -30,7 +30,7 @@ def one_line(run: RunSnapshot) -> Line:
     ]
 
 
-def explained(run: RunSnapshot, width: int) -> list[Line]:
+def diagnosis_lines(run: RunSnapshot, width: int) -> list[Line]:
     """Return every diagnosis with its figures, in lines of `width` cells."""
     if not run.diagnosis:
         return [[(_nothing(run), "text")]]

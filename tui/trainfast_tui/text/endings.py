@@ -77,7 +77,7 @@ def ending(run: RunSnapshot, traced: OomExplanation | None = None, to_trace: int
 
 
 def _oom(run: RunSnapshot, traced: OomExplanation | None, to_trace: int) -> Ending:
-    explanation = explained(run)
+    explanation = oom_explanation(run)
     if traced is not None and (
         explanation is None or explanation.needed_bytes is None or traced.needed_bytes is not None
     ):
@@ -99,7 +99,7 @@ def _oom(run: RunSnapshot, traced: OomExplanation | None, to_trace: int) -> Endi
     return Ending(f"out of memory{_where(run)}", "error", reason, changes, advice=advice, facts=tuple(facts))
 
 
-def explained(run: RunSnapshot) -> OomExplanation | None:
+def oom_explanation(run: RunSnapshot) -> OomExplanation | None:
     """Return the explanation of the out-of-memory error, from the result if it has one."""
     # Results of older versions explain a probe by the preset's batch.
     if run.result is not None and run.result.oom is not None and (run.result.tried or not _is_warm(run)):

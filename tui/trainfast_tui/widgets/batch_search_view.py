@@ -26,18 +26,8 @@ from trainfast_tui.text.lines import (
     scrolled,
     wrap,
 )
+from trainfast_tui.text.search_signs import search_sign
 
-SIGNS: dict[str, Piece] = {
-    "starting": ("○", "secondary"),
-    "running": ("●", "success"),
-    "pausing": ("●", "warning"),
-    "paused": ("■", "warning"),
-    "interrupted": ("✗", "warning"),
-    "answered": ("✓", "success"),
-    "nothing_fits": ("✗", "error"),
-    "failed": ("✗", "error"),
-    "cancelled": ("■", "warning"),
-}
 OUTCOMES: dict[str, tuple[str, Tone, str]] = {
     "fits": ("●", "success", "fits"),
     "oom": ("✗", "error", "out of memory"),
@@ -167,7 +157,7 @@ def _head(search: BatchSnapshot, name: str, now_ns: int, width: int) -> list[Lin
     question = search.question
     if question is not None:
         name = question.name
-    sign, tone = SIGNS.get(search.state, ("○", "text"))
+    sign, tone = search_sign(search.state)
     lines = labelled((f"{sign} ", tone), batch_search_words(search, now_ns), width, "title")
     time: Piece = (f"  {_time_words(search, now_ns)}", "muted")
     beside = [*lines[-1], time]

@@ -29,7 +29,7 @@ from trainfast_tui.text.lines import (
     rule,
     scrolled,
 )
-from trainfast_tui.widgets.batch_search_view import SIGNS
+from trainfast_tui.text.search_signs import search_sign
 from trainfast_tui.widgets.best_lines import effect_lines, footnote_lines, trial_lines, waiting_line
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class BestView(Painted):
 def _head(search: BestSnapshot, now_ns: int, width: int) -> list[Line]:
     so_far = search.so_far
     name = so_far.question.name if so_far.question is not None else ""
-    sign, tone = SIGNS.get(search.state, ("○", "text"))
+    sign, tone = search_sign(search.state)
     lines: list[Line] = [rule(f"best fit: {name}", width)]
     lines += labelled((f"{sign} ", tone), best_search_words(search, now_ns), width, "title")
     if so_far.best is not None and so_far.space is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trainfast_tui.painting.painted import PaintedValue
-from trainfast_tui.text.diagnosis import one_line
+from trainfast_tui.text.diagnosis import worst_bottleneck_line
 from trainfast_tui.text.lines import Line
 
 if TYPE_CHECKING:
@@ -26,4 +26,4 @@ class DiagnosisLine(PaintedValue["RunSnapshot"]):
         super().show_value(value)
 
     def lines(self, width: int, height: int) -> list[Line]:
-        return [] if self.shown is None else [one_line(self.shown)]
+        return [] if self.shown is None else [worst_bottleneck_line(self.shown)]

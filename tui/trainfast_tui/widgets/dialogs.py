@@ -133,13 +133,13 @@ class Field(Input):
 
 
 class Ask(Dialog):
-    """One line of text; stays open until `check` accepts it. Dismissed with the text."""
+    """One line of text. Enter calls `accept`: the dialog stays open on a UserError, else it ends with the text."""
 
-    def __init__(self, title: str, hint: str, value: str, check: Callable[[str], object]) -> None:
+    def __init__(self, title: str, hint: str, value: str, accept: Callable[[str], object]) -> None:
         super().__init__(title)
         self._hint = hint
         self._value = value
-        self._check = check
+        self._accept = accept
         self.is_ready = False
 
     def body(self) -> ComposeResult:
@@ -150,7 +150,7 @@ class Ask(Dialog):
     def on_input_submitted(self, event: Input.Submitted) -> None:
         event.stop()
         try:
-            self._check(event.value)
+            self._accept(event.value)
         except UserError as error:
             self.query_one(".wrong", Static).update(Text(plain(error.line())))
             self.replay(event.input)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from trainfast_tui.control.memory_view import MeasuredMemory, MemoryView
+from trainfast_tui.control.next_run_memory import MeasuredMemory, NextRunMemory
 from trainfast_tui.painting.painted import GrowingPanel
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Piece, first_fitting, joined, line_length, paragraph, rule
@@ -38,9 +38,9 @@ class MemoryBar(GrowingPanel):
 
     def __init__(self) -> None:
         super().__init__()
-        self._view: MemoryView | None = None
+        self._view: NextRunMemory | None = None
 
-    def show_memory(self, view: MemoryView | None) -> None:
+    def show_memory(self, view: NextRunMemory | None) -> None:
         """Show this view; None hides the panel."""
         if view == self._view and (view is None or view.since_ns is None):
             return
@@ -54,13 +54,13 @@ class MemoryBar(GrowingPanel):
         return memory_lines(view, width, self.screen.size.height)
 
 
-def memory_lines(view: MemoryView, width: int, screen_height: int) -> list[Line]:
+def memory_lines(view: NextRunMemory, width: int, screen_height: int) -> list[Line]:
     """Return the bar in lines of `width` cells, with its legend if width and height allow."""
     lines = _predicted(view, width, width >= ROOMY and screen_height >= TALL)
     return lines if view.measured is None else [*lines, *_measured(view, view.measured, width)]
 
 
-def _predicted(view: MemoryView, width: int, roomy: bool) -> list[Line]:
+def _predicted(view: NextRunMemory, width: int, roomy: bool) -> list[Line]:
     fit = view.fit
     if fit is None:
         return [rule("memory", width), *_why_none(view, width, 4 if roomy else 2)]
@@ -79,7 +79,7 @@ def _verdict(fit: PredictedFit, width: int, most: int) -> list[Line]:
     return [_bytes_left(fit, width)]
 
 
-def _why_none(view: MemoryView, width: int, most: int) -> list[Line]:
+def _why_none(view: NextRunMemory, width: int, most: int) -> list[Line]:
     words = view.why
     if view.since_ns is not None:
         words += f" {fmt.duration((time.monotonic_ns() - view.since_ns) // 1_000_000_000)}"
@@ -180,7 +180,7 @@ def _legend(fit: PredictedFit, width: int) -> list[Line]:
     return [[piece for cell in cells[at : at + 2] for piece in cell] for at in range(0, len(cells), 2)]
 
 
-def _measured(view: MemoryView, measured: MeasuredMemory, width: int) -> list[Line]:
+def _measured(view: NextRunMemory, measured: MeasuredMemory, width: int) -> list[Line]:
     """Return the measured peak on the same scale, and beside it the peak predicted for its run."""
     filled = max(1, min(width, round(measured.peak_bytes / _scale(view.fit, measured) * width)))
     bar: Line = [(MEASURED * filled, "title")]

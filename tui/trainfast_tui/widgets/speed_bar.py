@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainfast_tui.control.speed_view import MeasuredSpeed, SpeedView
+from trainfast_tui.control.next_run_speed import MeasuredSpeed, NextRunSpeed
 from trainfast_tui.painting.painted import GrowingPanel
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Piece, Tone, first_fitting, joined, paragraph, rule
@@ -18,9 +18,9 @@ class SpeedBar(GrowingPanel):
 
     def __init__(self) -> None:
         super().__init__()
-        self._view: SpeedView | None = None
+        self._view: NextRunSpeed | None = None
 
-    def show_speed(self, view: SpeedView | None) -> None:
+    def show_speed(self, view: NextRunSpeed | None) -> None:
         """Show this view; None hides the panel."""
         if view == self._view:
             return
@@ -34,7 +34,7 @@ class SpeedBar(GrowingPanel):
         return speed_lines(view, width, self.screen.size.height)
 
 
-def speed_lines(view: SpeedView, width: int, screen_height: int) -> list[Line]:
+def speed_lines(view: NextRunSpeed, width: int, screen_height: int) -> list[Line]:
     """Return the bar in lines of `width` cells, with its title if width and height allow."""
     roomy = width >= ROOMY and screen_height >= TALL
     lines = [rule("speed", width)] if roomy else []
@@ -47,7 +47,7 @@ def speed_lines(view: SpeedView, width: int, screen_height: int) -> list[Line]:
     return lines
 
 
-def _predicted(view: SpeedView, width: int, roomy: bool) -> list[Line]:
+def _predicted(view: NextRunSpeed, width: int, roomy: bool) -> list[Line]:
     """Return the prediction with its interval, and its change by the turned knobs, in place of it without room."""
     speed, change_percent = view.predicted, view.change_percent
     assert speed is not None
@@ -64,7 +64,7 @@ def _predicted(view: SpeedView, width: int, roomy: bool) -> list[Line]:
     return [first_fitting([[*alone, (f"{change}/s", tone)], [*alone, (change, tone)], [*alone, (short, tone)]], width)]
 
 
-def _bar(view: SpeedView, width: int) -> Line:
+def _bar(view: NextRunSpeed, width: int) -> Line:
     """Return the interval on the scale of all figures shown; a sign marks the prediction before knobs were turned."""
     speed = view.predicted
     assert speed is not None
@@ -78,14 +78,14 @@ def _bar(view: SpeedView, width: int) -> Line:
     return joined(painted[:width])
 
 
-def _most(view: SpeedView) -> float:
+def _most(view: NextRunSpeed) -> float:
     """Return the samples/s of the whole width."""
     predicted = view.predicted.high if view.predicted is not None else 0.0
     measured = view.measured.samples_per_s if view.measured is not None else 0.0
     return max(predicted, measured, view.reference or 0.0, 1e-9)
 
 
-def _measured(view: SpeedView, measured: MeasuredSpeed, width: int) -> list[Line]:
+def _measured(view: NextRunSpeed, measured: MeasuredSpeed, width: int) -> list[Line]:
     """Return the measured speed on the same scale, and beside it the speed predicted for its run."""
     filled = max(1, min(width, round(measured.samples_per_s / _most(view) * width)))
     return [[(MEASURED * filled, "title")], _measured_words(measured, width)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from trainfast_tui.control.memory_view import predicted_peak_bytes
+from trainfast_tui.control.next_run_memory import predicted_peak_bytes
 from trainfast_tui.live.figures import (
     Figures,
     first_and_last_loss,

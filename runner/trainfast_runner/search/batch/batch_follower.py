@@ -7,6 +7,7 @@ from pathlib import Path
 
 from trainfast_runner.records.json_lines import Tail
 from trainfast_runner.records.search_directories import JOURNAL_FILE, is_conducted
+from trainfast_runner.records.search_states import LIVE_STATES
 from trainfast_runner.search.journal.batch import (
     BatchEnded,
     BatchLaunched,
@@ -18,7 +19,6 @@ from trainfast_runner.search.journal.batch import (
     Probe,
 )
 from trainfast_runner.search.journal.lines import (
-    LIVE_STATES,
     Conducted,
     CoolingDown,
     Paused,

@@ -21,9 +21,6 @@ PAUSE_FILE = "paused"
 CANCELLED = "the same command continues it"
 """The reason of an end that the user asked for; any other reason of `cancelled` is the error that ended the search."""
 
-LIVE_STATES = ("starting", "running", "pausing", "paused")
-"""States in which a conductor works on the search."""
-
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
     """The field every line has."""

@@ -19,7 +19,7 @@ class MeasuredSpeed:
 
 
 @dataclass(frozen=True, slots=True)
-class SpeedView:
+class NextRunSpeed:
     """A prediction in samples/s, or else `why` there is none; and a measurement where there is one."""
 
     predicted: PredictedSpeed | None = None

@@ -42,7 +42,7 @@ class MeasuredMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryView:
+class NextRunMemory:
     """A prediction, or else `why` there is none (yet); and a measurement where there is one."""
 
     fit: PredictedFit | None = None
