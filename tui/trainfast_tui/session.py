@@ -106,7 +106,7 @@ class Session:
         self._prediction_key: tuple[NextRun, Machine, bool, str, bool] | None = None
         """The inputs of the newest request; for equal ones nothing is requested again."""
         self._advice_key: tuple[str, str, str] | None = None
-        """Name, model and shown run for which the advisor's facts were gathered last."""
+        """Name, model and shown run of the newest request for the advisor's facts."""
         self._adopted_run_id: str | None = None
         self._notified_run_id: str | None = None
 

@@ -128,13 +128,14 @@ def _conduct(
 
 
 def _report(directory: Path, as_json: bool, record: Path | None) -> None:
+    lines = read_best_journal(directory)
+    report = best_report(directory) if as_json or record is not None else {}
     if as_json:
-        print_json(best_report(directory))
+        print_json(report)
     else:
-        print_lines(answer_lines(BestSoFar(tuple(read_best_journal(directory))), directory.name))
+        print_lines(answer_lines(BestSoFar(tuple(lines)), directory.name))
     if record is not None:
-        whole = {**best_report(directory), "journal": read_best_journal(directory)}
-        write_output(record, msgspec.json.encode(whole).decode(), "--record")
+        write_output(record, msgspec.json.encode({**report, "journal": lines}).decode(), "--record")
 
 
 def _print_estimate(best: BestPlan, home: Home, options: BestOptions, as_json: bool) -> None:

@@ -1,1 +1,1 @@
-"""What every painted widget is built on: rows that repaint alone, styled text, and the colours of both."""
+"""The base of every painted widget: rows that repaint alone, styled text, and the colours of the terminal."""

@@ -34,6 +34,7 @@ from trainfast_runner.search.orphaned_runs import end_if_live, has_settings, is_
 from trainfast_runner.search.processes import Interrupted, end_run, wait_for_result
 
 UNTIMED_CONFIRMATION_STEPS = 3
+"""Steps of a confirmation run before the timed ones; fewer where that would leave none."""
 
 
 class BatchConductor(Conductor[BatchLine, BatchEnded]):
@@ -51,8 +52,8 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
         conduct_options: ConductOptions[BatchLine],
     ) -> None:
         lines = read_batch_journal(directory)
-        asked = next(line for line in lines if isinstance(line, BatchQuestion))
-        super().__init__(directory, with_limits(plan, tuple(asked.limits_bytes)), home, lines, conduct_options)
+        question = next(line for line in lines if isinstance(line, BatchQuestion))
+        super().__init__(directory, with_limits(plan, tuple(question.limits_bytes)), home, lines, conduct_options)
         self._options = options
 
     @abstractmethod
@@ -80,7 +81,7 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
         return msgspec.structs.replace(conducted, no_oom=self._options.no_oom, proof_steps=self._options.proof_steps)
 
     def open(self) -> None:
-        """End a left process and predict the largest size."""
+        """End an orphaned process and predict the largest size."""
         self._end_orphaned_process()
         if not any(isinstance(line, (Predicted, Probe)) for line in self._lines):
             self.predict()

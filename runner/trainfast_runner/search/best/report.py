@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.records.json_lines import newest
+from trainfast_runner.search.best.best_so_far import BestSoFar
 from trainfast_runner.search.best.choose.answer import verdicts_without_answer
 from trainfast_runner.search.best.question.script_memory import memory_from
 from trainfast_runner.search.journal.best import (
@@ -40,7 +41,7 @@ def best_report(directory: Path) -> dict[str, Any]:
     question = next(line for line in lines if isinstance(line, BestQuestion))
     space = newest(lines, Space)
     ended = newest(lines, BestEnded)
-    trials = [line for line in lines if isinstance(line, Trial)]
+    so_far = BestSoFar(tuple(lines))
     return {
         **heading(question, ended),
         **fields_of(question, "objective", "for_steps", "global_batch", "vary", "left_alone"),
@@ -48,12 +49,10 @@ def best_report(directory: Path) -> dict[str, Any]:
         "candidates": len(space.candidates) if space is not None else None,
         "dropped": space.dropped if space is not None else None,
         "unpredicted": SCRIPT_MEMORY if question.limits_trials else None,
-        "predicted_from": memory_from(trials) if question.limits_trials else None,
-        "trials": [_trial(line, space) for line in trials] if space is not None else [],
+        "predicted_from": memory_from(so_far.trials) if question.limits_trials else None,
+        "trials": [_trial(line, space) for line in so_far.trials] if space is not None else [],
         "races": [_cold_run(line, space) for line in lines if isinstance(line, ColdRun)] if space is not None else [],
-        "disturbed": sum(
-            isinstance(line, Trial | ColdRun) and line.outcome == "measured" and bool(line.reason) for line in lines
-        ),
+        "disturbed": so_far.disturbed,
         "orders": [_order(line, space) for line in lines if isinstance(line, Ordered)],
         "earlier": [_effect(effect, "search_id") for effect in question.earlier],
         **fields_of(ended, "missing_bytes", "stopped_because", "seconds"),
