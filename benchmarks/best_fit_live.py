@@ -26,7 +26,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.running import launch
 from trainfast_runner.running.planning import plan_run
-from trainfast_runner.search.best.candidates import candidate_spec
+from trainfast_runner.search.candidate_spec import candidate_spec
 from trainfast_runner.search.processes import wait_for_result
 from trainfast_runner.settings.spec import resolve
 

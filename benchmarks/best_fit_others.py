@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 from benchmarks.best_fit_spaces import UNTIMED, Process, Terrain
 
-from trainfast_runner.search.best.speed.step_rule import StepRule
-from trainfast_runner.search.best.speed.trial_rates import process_key
+from trainfast_runner.search.best.step_rule import StepRule
+from trainfast_runner.search.speed.trial_rates import process_key
 
 MOST_ASKED = 300
 """Settings that TPE proposes at most, those that it proposes again among them."""

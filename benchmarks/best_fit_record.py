@@ -32,8 +32,9 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.search_directories import exclusive
 from trainfast_runner.running import launch
 from trainfast_runner.running.planning import plan_run
-from trainfast_runner.search.best.candidates import candidate_spec, default_global_batch, enumerate_space
+from trainfast_runner.search.best.candidates import default_global_batch, enumerate_space
 from trainfast_runner.search.best.question.varied import vary_of
+from trainfast_runner.search.candidate_spec import candidate_spec
 from trainfast_runner.search.journal.best import Space
 from trainfast_runner.search.processes import WarmProcess
 from trainfast_runner.search.searches import new_search

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from trainfast_runner.search.best.speed.trial_rates import process_key
 from trainfast_runner.search.journal.best import Candidate, Space
+from trainfast_runner.search.speed.trial_rates import process_key
 
 GRIDS = Path(__file__).parent / "grids"
 UNTIMED = 2

@@ -36,10 +36,10 @@ from trainfast_runner.machine.devices import Machine
 from trainfast_runner.memory.tracing import trace_models
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import PredictedSpeed
-from trainfast_runner.search.best.candidates import candidate_spec
-from trainfast_runner.search.best.speed.earlier_speeds import MeasuredSpeed
-from trainfast_runner.search.best.speed.predicted_speed import SpeedModel
-from trainfast_runner.search.best.speed.step_time import ExpectedStep, step_time
+from trainfast_runner.search.candidate_spec import candidate_spec
+from trainfast_runner.search.speed.earlier_speeds import MeasuredSpeed
+from trainfast_runner.search.speed.predicted_speed import SpeedModel
+from trainfast_runner.search.speed.step_time import ExpectedStep, step_time
 from trainfast_runner.settings.spec import RunSpec, resolve
 from trainfast_runner.settings.world import device_count
 

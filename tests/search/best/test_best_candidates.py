@@ -7,7 +7,6 @@ import pytest
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.search.best.candidates import (
-    candidate_spec,
     changes_training,
     count_of,
     default_global_batch,
@@ -15,6 +14,7 @@ from trainfast_runner.search.best.candidates import (
     with_predictions,
 )
 from trainfast_runner.search.best.question.varied import vary_of
+from trainfast_runner.search.candidate_spec import candidate_spec
 from trainfast_runner.settings.compatibility.check import check
 from trainfast_runner.settings.compatibility.facts import Facts
 from trainfast_runner.settings.spec import RunSpec, resolve

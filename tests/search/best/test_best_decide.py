@@ -15,7 +15,7 @@ from trainfast_runner.search.best.choose.cold_ranking import COLD_LEAST, ColdRan
 from trainfast_runner.search.best.choose.decide import decide
 from trainfast_runner.search.best.choose.prospects import Prospects
 from trainfast_runner.search.best.choose.state import state_of_best_journal
-from trainfast_runner.search.best.speed.step_rule import LEAST_TIMED_STEPS, MOST_TIMED_STEPS, StepRule
+from trainfast_runner.search.best.step_rule import LEAST_TIMED_STEPS, MOST_TIMED_STEPS, StepRule
 from trainfast_runner.search.journal.best import (
     BestLaunched,
     BestLine,

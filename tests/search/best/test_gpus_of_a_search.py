@@ -11,9 +11,9 @@ from tests.core.test_planned_devices import a_cuda_python
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.running.planning import plan_run
-from trainfast_runner.search.best.candidates import candidate_spec
 from trainfast_runner.search.best.question.opening import BestOptions, BestPlan, best_key, plan_best
 from trainfast_runner.search.best.question.request import BestRequest
+from trainfast_runner.search.candidate_spec import candidate_spec
 from trainfast_runner.settings.spec import resolve
 
 ASKED = BestRequest(vary={"strategy": ["single", "ddp"]})

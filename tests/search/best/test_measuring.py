@@ -16,7 +16,7 @@ from trainfast_runner.search.best.disturbances import joules_of, why_throttled
 from trainfast_runner.search.best.measure.cold_run_record import outcome_of
 from trainfast_runner.search.best.measure.trial import steps_to_add, why_other_than_asked
 from trainfast_runner.search.best.question.request import read_budget
-from trainfast_runner.search.best.speed.step_rule import StepRule
+from trainfast_runner.search.best.step_rule import StepRule
 
 RULE = StepRule(least=4, most=25, standard_error=0.012)
 FINISHED = Result(

@@ -17,9 +17,9 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Conditions, Result, Spread, StepCount, Throttle, Throughput
 from trainfast_runner.records.run_directory import RESULT_FILE, RUN_FILE
 from trainfast_runner.records.run_file import ClockAnchor, PredictedSpeed, RunFile
-from trainfast_runner.search.best.speed.earlier_speeds import DeviceName, MeasuredSpeed, measured_speeds
-from trainfast_runner.search.best.speed.predicted_speed import WIDEST, SpeedModel, Unknown
-from trainfast_runner.search.best.speed.step_time import ExpectedStep, step_time
+from trainfast_runner.search.speed.earlier_speeds import DeviceName, MeasuredSpeed, measured_speeds
+from trainfast_runner.search.speed.predicted_speed import WIDEST, SpeedModel, Unknown
+from trainfast_runner.search.speed.step_time import ExpectedStep, step_time
 from trainfast_runner.settings.spec import RunSpec, resolve
 
 CPU = DeviceName("cpu")

@@ -21,8 +21,8 @@ from trainfast_runner.memory.predict_rows import (
 from trainfast_runner.memory.tracing import Tracing
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import SCHEMA, PredictedSpeed
-from trainfast_runner.search.best.speed.predicted_speed import Unknown
-from trainfast_runner.search.best.speed.speeds import predict_speed
+from trainfast_runner.search.speed.predicted_speed import Unknown
+from trainfast_runner.search.speed.speeds import predict_speed
 from trainfast_tui.cli.output import print_json, print_line, print_lines
 from trainfast_tui.cli.prediction_table import PredictionTable, print_notes
 from trainfast_tui.cli.progress import progress_when_slow

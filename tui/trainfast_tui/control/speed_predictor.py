@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from trainfast_runner.memory.model import MemoryModel
     from trainfast_runner.records.home import Home
     from trainfast_runner.records.run_file import PredictedSpeed
-    from trainfast_runner.search.best.speed.speeds import Speeds
+    from trainfast_runner.search.speed.speeds import Speeds
     from trainfast_runner.settings.spec import RunSpec
 
 
@@ -47,7 +47,7 @@ class SpeedPredictor:
 
     def _predict(self, traced: Traced, machine: Machine, speed_key: str) -> PredictedSpeed | str:
         """The predicted speed, or why there is none. Raises UserError for devices that do not exist."""
-        from trainfast_runner.search.best.speed.predicted_speed import Unknown
+        from trainfast_runner.search.speed.predicted_speed import Unknown
         from trainfast_runner.settings.world import device_count
 
         spec = traced.spec
@@ -57,8 +57,8 @@ class SpeedPredictor:
 
     def _speeds(self, spec: RunSpec, machine: Machine, speed_key: str) -> Speeds:
         from trainfast_runner.memory.available import gpu_of
-        from trainfast_runner.search.best.speed.earlier_speeds import DeviceName, training_of
-        from trainfast_runner.search.best.speed.speeds import speeds_on
+        from trainfast_runner.search.speed.earlier_speeds import DeviceName, training_of
+        from trainfast_runner.search.speed.speeds import speeds_on
 
         device = DeviceName(machine.used_by(spec.knobs["devices"]).device, gpu_of(spec, machine) or "")
         key = repr((training_of(spec), device, speed_key))

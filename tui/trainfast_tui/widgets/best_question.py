@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.search.best.candidates import BATCH_KNOBS
 from trainfast_runner.search.best.question.request import BestRequest, read_budget
+from trainfast_runner.search.candidate_spec import BATCH_KNOBS
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.vary import read_vary

@@ -10,7 +10,6 @@ from functools import cached_property
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.results.distributions import NORMAL_95
 from trainfast_runner.search.best.objective import objective_interval
-from trainfast_runner.search.best.speed.trial_rates import Starts, log_rate, measurements, process_key
 from trainfast_runner.search.conductor import worked_seconds
 from trainfast_runner.search.journal.best import (
     BestAnswer,
@@ -26,6 +25,7 @@ from trainfast_runner.search.journal.best import (
     Trial,
 )
 from trainfast_runner.search.journal.lines import Conducted, CoolingDown, Paused, Resumed, Waiting
+from trainfast_runner.search.speed.trial_rates import Starts, log_rate, measurements, process_key
 from trainfast_runner.units import highest
 
 

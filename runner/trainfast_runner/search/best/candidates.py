@@ -5,44 +5,26 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.cpu.device_names import CPU, asks_for_cpu
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.search.best.too_large import TOO_LARGE, excess_words
+from trainfast_runner.search.candidate_spec import BATCH_KNOBS, MESH, candidate_spec
 from trainfast_runner.search.journal.best import Candidate, RecordedKnobs, Space
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.settings.vary import Vary, fewest_to_drop
-from trainfast_runner.settings.world import data_parallel_degree, device_count, strategy_of, world_size
+from trainfast_runner.settings.world import data_parallel_degree, device_count, world_size
 from trainfast_runner.worker.catalog import allows_warm_trials
 
 MOST_CANDIDATES = 5000
 """A search has at most this many candidates."""
-BATCH_KNOBS = ("batch_size", "grad_accum")
-MESH = ("strategy", "tp_degree", "pp_degree")
-"""The knobs that decide how many slices the global batch is cut into."""
 MOST_COUNTED = 1_000_000
 """Combinations of batch, accumulation and strategy that are looked at one by one to count the candidates."""
-
-
-def candidate_spec(spec: RunSpec, knobs: Mapping[str, KnobValue]) -> RunSpec:
-    """The run of a candidate: `spec` with its knobs. `devices` is a ceiling, of which `single` uses one."""
-    turned = spec.with_overrides(**{name: value for name, value in knobs.items() if spec.knobs[name] != value})
-    devices = turned.knobs["devices"]
-    if not strategy_of(turned.knobs).one_device or devices is None:
-        return turned
-    one: KnobValue = 1
-    if asks_for_cpu(devices):
-        one = CPU
-    elif isinstance(devices, str):
-        one = devices.partition("+")[0] + "+"
-    return replace(turned, knobs={**turned.knobs, "devices": one})
 
 
 def ranks_of(spec: RunSpec, machine: Machine) -> int | None:

@@ -18,7 +18,6 @@ from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_file import COLD, TRIAL
 from trainfast_runner.results.start_time import start_s
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.best.candidates import candidate_spec
 from trainfast_runner.search.best.choose.answer import answer_of, answer_so_far
 from trainfast_runner.search.best.choose.decide import BestDecision, decide
 from trainfast_runner.search.best.choose.state import BestState, state_of_best_journal
@@ -30,10 +29,9 @@ from trainfast_runner.search.best.measure.trial import WantedTrial, take_trial
 from trainfast_runner.search.best.measure.trial_record import trial_of_run
 from trainfast_runner.search.best.orders import read_orders
 from trainfast_runner.search.best.question.opening import BestOptions, BestPlan
-from trainfast_runner.search.best.speed.speeds import with_predicted_speed
-from trainfast_runner.search.best.speed.step_rule import UNTIMED
-from trainfast_runner.search.best.speed.trial_rates import steps_for
+from trainfast_runner.search.best.step_rule import UNTIMED
 from trainfast_runner.search.best.too_large import Failure, closest_to_fit, oom_failure
+from trainfast_runner.search.candidate_spec import candidate_spec
 from trainfast_runner.search.conductor import ConductOptions, Conductor, conduct_alone, worked_seconds
 from trainfast_runner.search.journal.best import (
     BestEnded,
@@ -51,6 +49,8 @@ from trainfast_runner.search.journal.best import (
 )
 from trainfast_runner.search.journal.lines import Conducted
 from trainfast_runner.search.processes import Interrupted, WarmProcess, wait_for_result
+from trainfast_runner.search.speed.speeds import with_predicted_speed
+from trainfast_runner.search.speed.trial_rates import steps_for
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.worker.catalog import allows_warm_trials
 

@@ -13,7 +13,6 @@ from trainfast_runner.results.distributions import NORMAL_95
 from trainfast_runner.search.best.choose.cold_ranking import ColdRanking, Difference
 from trainfast_runner.search.best.choose.prospects import LIKELY, Prospects
 from trainfast_runner.search.best.choose.state import WORTHWHILE_LOG_GAIN, BestState, state_of_best_journal
-from trainfast_runner.search.best.speed.trial_rates import log_rate
 from trainfast_runner.search.conductor import worked_seconds
 from trainfast_runner.search.journal.best import (
     BestAnswer,
@@ -24,6 +23,7 @@ from trainfast_runner.search.journal.best import (
     Interval,
     Space,
 )
+from trainfast_runner.search.speed.trial_rates import log_rate
 
 GAP = 0.03
 """A difference between warm trials and fresh processes that the answer mentions."""

@@ -15,8 +15,8 @@ from functools import cached_property
 
 from trainfast_runner.results.distributions import NORMAL_95, student_95
 from trainfast_runner.search.best.choose.state import BestState
-from trainfast_runner.search.best.speed.trial_rates import steps_for
 from trainfast_runner.search.journal.best import BestLaunched, ColdRun
+from trainfast_runner.search.speed.trial_rates import steps_for
 
 NEAR = 0.03
 """Candidates within this of the leader, in ln of the objective, take part in the race."""

@@ -18,7 +18,7 @@ from trainfast_runner.search.best.choose.next_cold_run import next_cold_run
 from trainfast_runner.search.best.choose.prospects import Prospects
 from trainfast_runner.search.best.choose.ruled_out import MOST_VOID, UNUSABLE
 from trainfast_runner.search.best.choose.state import BestState
-from trainfast_runner.search.best.speed.step_rule import LEAST_TIMED_STEPS, ORDINARY, StepRule
+from trainfast_runner.search.best.step_rule import LEAST_TIMED_STEPS, ORDINARY, StepRule
 from trainfast_runner.search.best.too_large import TOO_LARGE
 from trainfast_runner.search.journal.best import TIMED_OUTCOMES
 from trainfast_runner.settings.knobs import BY_NAME

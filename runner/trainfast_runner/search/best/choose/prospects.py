@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from trainfast_runner.search.best.choose.cold_ranking import CONFIRMING_SHARE, ColdRanking
 from trainfast_runner.search.best.choose.state import WORTHWHILE_LOG_GAIN, BestState
-from trainfast_runner.search.best.speed.step_rule import ENOUGH_ERROR, LEAST_TIMED_STEPS, MOST_TIMED_STEPS, UNTIMED
-from trainfast_runner.search.best.speed.trial_rates import steps_for
+from trainfast_runner.search.best.step_rule import ENOUGH_ERROR, LEAST_TIMED_STEPS, MOST_TIMED_STEPS, UNTIMED
+from trainfast_runner.search.speed.trial_rates import steps_for
 
 LIKELY = 0.05
 """The search goes on while some candidate has this chance to be 2 % better than the leader."""

@@ -8,9 +8,9 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from trainfast_runner.search.best.candidates import changes_training
-from trainfast_runner.search.best.speed.effects import Levels
 from trainfast_runner.search.best.too_large import verdict_of
 from trainfast_runner.search.journal.best import TIMED_OUTCOMES, Candidate, CandidateVerdict, ColdRun, Space, Trial
+from trainfast_runner.search.speed.effects import Levels
 
 MOST_VOID = 3
 """A setting whose trials or runs were voided so often is given up."""

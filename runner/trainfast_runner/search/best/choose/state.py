@@ -13,19 +13,6 @@ from trainfast_runner.search.best.candidates import changes_training
 from trainfast_runner.search.best.choose.ruled_out import ruled_out
 from trainfast_runner.search.best.objective import seq_len_of
 from trainfast_runner.search.best.orders import excluded_by_orders
-from trainfast_runner.search.best.speed.effects import Levels, Likelihood, Observation, Posterior, Scales
-from trainfast_runner.search.best.speed.trial_rates import (
-    DRIFT,
-    MOST_VOID_VISITS,
-    Measurements,
-    ProcessKey,
-    Starts,
-    earlier_observations,
-    log_rate,
-    measurements,
-    process_key,
-    switch_seconds,
-)
 from trainfast_runner.search.journal.best import (
     BestLaunched,
     BestLine,
@@ -37,6 +24,19 @@ from trainfast_runner.search.journal.best import (
     Space,
     Trial,
     Visited,
+)
+from trainfast_runner.search.speed.effects import Levels, Likelihood, Observation, Posterior, Scales
+from trainfast_runner.search.speed.trial_rates import (
+    DRIFT,
+    MOST_VOID_VISITS,
+    Measurements,
+    ProcessKey,
+    Starts,
+    earlier_observations,
+    log_rate,
+    measurements,
+    process_key,
+    switch_seconds,
 )
 
 WORTHWHILE_LOG_GAIN = math.log(1.02)

@@ -15,11 +15,11 @@ from trainfast_runner.records.run_records import worker_lines
 from trainfast_runner.records.warm_process import TrialLine
 from trainfast_runner.results.asked_and_ran import first_difference
 from trainfast_runner.search.best.disturbances import CpuDisturbance, gpu_conditions, joules_of, why_throttled
-from trainfast_runner.search.best.speed.step_rule import UNTIMED, StepRule
-from trainfast_runner.search.best.speed.trial_rates import relative_error
+from trainfast_runner.search.best.step_rule import UNTIMED, StepRule
 from trainfast_runner.search.best.too_large import failure_in
 from trainfast_runner.search.journal.best import TIMED_OUTCOMES, RecordedKnobs, Trial
 from trainfast_runner.search.processes import WarmProcess
+from trainfast_runner.search.speed.trial_rates import relative_error
 from trainfast_runner.units import highest
 
 LEAST_MORE = 2

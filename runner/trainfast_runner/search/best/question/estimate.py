@@ -10,7 +10,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.search.best.question.baseline_cost import earlier_starts
 from trainfast_runner.search.best.question.opening import BestOptions, BestPlan, check_new_budget, find_unfinished
-from trainfast_runner.search.best.speed.trial_rates import Starts, process_key
+from trainfast_runner.search.speed.trial_rates import Starts, process_key
 
 COLD_RUNS = 6
 """Cold runs of a search: two each of the winner and the baseline, and about one for each of two of its knobs."""

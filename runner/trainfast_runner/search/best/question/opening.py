@@ -13,12 +13,13 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.best.candidates import BATCH_KNOBS, MESH, candidate_spec, default_global_batch
+from trainfast_runner.search.best.candidates import default_global_batch
 from trainfast_runner.search.best.question.baseline_cost import check_budget
 from trainfast_runner.search.best.question.priors import earlier_effects
 from trainfast_runner.search.best.question.request import BestRequest, check_request
 from trainfast_runner.search.best.question.survey import ModelSurvey, Survey
 from trainfast_runner.search.best.question.varied import vary_of
+from trainfast_runner.search.candidate_spec import BATCH_KNOBS, MESH, candidate_spec
 from trainfast_runner.search.cool_down import check_coolable
 from trainfast_runner.search.journal.best import BestQuestion, Space, read_best_journal
 from trainfast_runner.search.journal.lines import SearchJournal

@@ -9,7 +9,7 @@ import msgspec
 
 from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.best.candidates import BATCH_KNOBS
+from trainfast_runner.search.candidate_spec import BATCH_KNOBS
 
 SEARCH_OBJECTIVES = ("samples_per_s", "tokens_per_s", "samples_per_joule", "time")
 BUDGET_S = 600.0

@@ -16,13 +16,14 @@ from trainfast_runner.machine.cpu.device_names import CPU
 from trainfast_runner.machine.devices import Machine, detect_machine
 from trainfast_runner.records.script_run import OUR_KNOBS
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.best.candidates import BATCH_KNOBS, default_global_batch
+from trainfast_runner.search.best.candidates import default_global_batch
 from trainfast_runner.search.best.question.opening import BestOptions, BestPlan, global_batch_of, question_of
 from trainfast_runner.search.best.question.request import BestRequest, check_request
 from trainfast_runner.search.best.question.script_memory import with_fitted_memory, with_seen_samples
 from trainfast_runner.search.best.question.survey import Survey
 from trainfast_runner.search.best.question.varied import vary_of
-from trainfast_runner.search.best.speed.step_rule import LEAST_TIMED_STEPS, UNTIMED
+from trainfast_runner.search.best.step_rule import LEAST_TIMED_STEPS, UNTIMED
+from trainfast_runner.search.candidate_spec import BATCH_KNOBS
 from trainfast_runner.search.cool_down import check_coolable
 from trainfast_runner.search.journal.best import UNNAMED, BestLine, BestQuestion, Candidate, Space, Trial
 from trainfast_runner.search.limits import limits_of

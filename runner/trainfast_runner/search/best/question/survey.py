@@ -15,7 +15,8 @@ from trainfast_runner.memory.sharding import PREDICTED
 from trainfast_runner.memory.tracing import cached_models, trace_models
 from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.best.candidates import candidate_spec, enumerate_space, with_predictions
+from trainfast_runner.search.best.candidates import enumerate_space, with_predictions
+from trainfast_runner.search.candidate_spec import candidate_spec
 from trainfast_runner.search.journal.best import BestLine, BestQuestion, Candidate, Space
 from trainfast_runner.search.limits import limits_of
 from trainfast_runner.settings.compatibility.check import check

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.cpu.device_names import cpu_processes
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.search.best.candidates import MOST_CANDIDATES, candidate_spec, count_of, occurring, ranks_of
+from trainfast_runner.search.best.candidates import MOST_CANDIDATES, count_of, occurring, ranks_of
+from trainfast_runner.search.candidate_spec import candidate_spec
 from trainfast_runner.settings.knob_type import Knob
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import BY_NAME, KNOBS, knob

@@ -16,8 +16,8 @@ from typing import Any
 
 from trainfast_runner.records.run_file import PredictedSpeed
 from trainfast_runner.results.distributions import NORMAL_90
-from trainfast_runner.search.best.speed.earlier_speeds import MeasuredSpeed, training_of
-from trainfast_runner.search.best.speed.effects import (
+from trainfast_runner.search.speed.earlier_speeds import MeasuredSpeed, training_of
+from trainfast_runner.search.speed.effects import (
     Factor,
     Levels,
     Observation,
@@ -25,7 +25,7 @@ from trainfast_runner.search.best.speed.effects import (
     Scales,
     observation_shares,
 )
-from trainfast_runner.search.best.speed.step_time import ExpectedStep
+from trainfast_runner.search.speed.step_time import ExpectedStep
 from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.settings.spec import RunSpec
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from operator import mul
 from typing import NamedTuple
 
-from trainfast_runner.search.best.candidates import BATCH_KNOBS, MESH
+from trainfast_runner.search.candidate_spec import BATCH_KNOBS, MESH
 from trainfast_runner.search.journal.best import RecordedKnobs
 
 Setting = tuple[int, ...]

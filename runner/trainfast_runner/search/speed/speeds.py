@@ -16,9 +16,9 @@ from trainfast_runner.memory.tracing import cached_model, cached_models
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import PredictedSpeed
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.best.speed.earlier_speeds import DeviceName, measured_speeds
-from trainfast_runner.search.best.speed.predicted_speed import SpeedModel, Unknown
-from trainfast_runner.search.best.speed.step_time import step_time
+from trainfast_runner.search.speed.earlier_speeds import DeviceName, measured_speeds
+from trainfast_runner.search.speed.predicted_speed import SpeedModel, Unknown
+from trainfast_runner.search.speed.step_time import step_time
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.settings.world import device_count
 

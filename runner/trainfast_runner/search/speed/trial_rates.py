@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from trainfast_runner.results.distributions import MAD_TO_SIGMA, MEDIAN_VARIANCE, NORMAL_95
-from trainfast_runner.search.best.speed.effects import Levels, Observation
 from trainfast_runner.search.journal.best import TIMED_OUTCOMES, BestLine, EarlierEffect, RecordedKnobs, Trial, Visited
+from trainfast_runner.search.speed.effects import Levels, Observation
 
 DRIFT = 0.02
 """A process whose first setting is off by more than this at its end is void."""

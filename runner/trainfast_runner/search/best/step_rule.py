@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainfast_runner.search.best.speed.trial_rates import relative_error
+from trainfast_runner.search.speed.trial_rates import relative_error
 
 UNTIMED = 2
 """Steps before a trial's timed ones: from the second on the optimizer has states, and a CPU's memory is measured."""

@@ -15,10 +15,10 @@ from trainfast_runner.records.run_directory import read_run_file, read_written_r
 from trainfast_runner.records.run_file import WARM_ROLES, RecordedSpec, RunFile
 from trainfast_runner.records.search_directories import search_directories
 from trainfast_runner.results.distributions import MAD_TO_SIGMA, MEDIAN_VARIANCE
-from trainfast_runner.search.best.candidates import candidate_spec
-from trainfast_runner.search.best.speed.trial_rates import log_rate, measurements
+from trainfast_runner.search.candidate_spec import candidate_spec
 from trainfast_runner.search.journal.best import BestQuestion, Space, read_best_journal
 from trainfast_runner.search.searches import BEST_TAG, kind_of
+from trainfast_runner.search.speed.trial_rates import log_rate, measurements
 from trainfast_runner.settings.spec import RunSpec, spec_of_record
 
 NEWEST_RUNS_READ, SEARCHES_LOOKED_AT = 200, 20

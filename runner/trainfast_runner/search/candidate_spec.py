@@ -1,0 +1,29 @@
+"""The run of one setting of a search: its spec with the setting's knobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from trainfast_runner.machine.cpu.device_names import CPU, asks_for_cpu
+from trainfast_runner.settings.knob_values import KnobValue
+from trainfast_runner.settings.spec import RunSpec
+from trainfast_runner.settings.world import strategy_of
+
+BATCH_KNOBS = ("batch_size", "grad_accum")
+MESH = ("strategy", "tp_degree", "pp_degree")
+"""The knobs that decide how many slices the global batch is cut into."""
+
+
+def candidate_spec(spec: RunSpec, knobs: Mapping[str, KnobValue]) -> RunSpec:
+    """Return the run of a candidate: `spec` with its knobs. `devices` is a ceiling, of which `single` uses one."""
+    turned = spec.with_overrides(**{name: value for name, value in knobs.items() if spec.knobs[name] != value})
+    devices = turned.knobs["devices"]
+    if not strategy_of(turned.knobs).one_device or devices is None:
+        return turned
+    one_device: KnobValue = 1
+    if asks_for_cpu(devices):
+        one_device = CPU
+    elif isinstance(devices, str):
+        one_device = devices.partition("+")[0] + "+"
+    return replace(turned, knobs={**turned.knobs, "devices": one_device})
