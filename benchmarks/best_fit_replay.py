@@ -27,7 +27,7 @@ from trainfast_runner.search.journal.best import (
     Visited,
 )
 
-MOST_MOVES = 1000
+MOST_DECISIONS = 1000
 COLD_WARMUP = 3
 
 
@@ -63,24 +63,24 @@ class FakeConductor:
         self.run_id: str | None = None
         self.latest: BestState | None = None
 
-    def run(self, most_moves: int = MOST_MOVES) -> Replayed:
-        """Conduct to the end, or for so many moves, after which everything of this process is forgotten."""
+    def run(self, most_decisions: int = MOST_DECISIONS) -> Replayed:
+        """Conduct to the end, or for so many decisions, after which everything of this process is forgotten."""
         told = Replayed(lines=self.lines)
-        for _ in range(most_moves):
+        for _ in range(most_decisions):
             began = time.perf_counter()
-            move = self.next()
+            decision = self.next()
             told.decisions_s.append(time.perf_counter() - began)
-            if move.action == "end":
+            if decision.step.action == "end":
                 break
-            if move.action == "trial":
-                self.trial(move)
+            if decision.step.action == "trial":
+                self.trial(decision)
                 told.leader_s = self.spent_s
             else:
-                self.cold_run(move)
+                self.cold_run(decision)
         else:
             return told
         assert self.latest is not None
-        told.stopped_because = move.stopped_because
+        told.stopped_because = decision.step.why
         told.leader, told.seconds = self.latest.leader, self.spent_s
         told.found = answer_of(self.latest)
         told.answer = told.found.best if told.found is not None else None
@@ -96,67 +96,69 @@ class FakeConductor:
         self.latest = state_of_best_journal(self.lines, self.spent_s, self.run_id, before=self.latest)
         return decide(self.latest)
 
-    def trial(self, move: BestDecision) -> None:
+    def trial(self, decision: BestDecision) -> None:
         """Try a setting in the process that waits, or in a new one."""
-        assert move.candidate is not None
+        number = decision.step.candidate
+        assert number is not None
         began_s = self.spent_s
-        one = self.terrain.space.candidates[move.candidate]
-        warm = not move.needs_new_process
-        if move.needs_new_process or self._process is None:
+        candidate = self.terrain.space.candidates[number]
+        warm = not decision.needs_new_process
+        if decision.needs_new_process or self._process is None:
             warm = False
-            self._process = self.terrain.process(move.candidate, self.seed)
+            self._process = self.terrain.process(number, self.seed)
             self.run_id = f"visit-{len(self.lines)}"
-            self.lines.append(BestLaunched(run_id=self.run_id, role="trial", candidate=move.candidate))
+            self.lines.append(BestLaunched(run_id=self.run_id, role="trial", candidate=number))
             start_s = self._process.start_s
-            self.lines.append(Visited(run_id=self.run_id, process_knobs=one.process_knobs, start_s=start_s))
+            self.lines.append(Visited(run_id=self.run_id, process_knobs=candidate.process_knobs, start_s=start_s))
             self.spent_s += self._process.start_s
         assert self.run_id is not None
         began_s = self.spent_s
         if warm:
-            self.spent_s += self._process.switch_s(move.candidate)
-        steps = self._process.steps(move.candidate)
+            self.spent_s += self._process.switch_s(number)
+        steps = self._process.steps(number)
         self.spent_s += sum(next(steps) for _ in range(UNTIMED)) / 1000
         taken: list[float] = []
-        while (verdict := move.step_rule.judge(taken)) == "more":
+        while (verdict := decision.step_rule.judge(taken)) == "more":
             taken.append(next(steps))
         self.spent_s += sum(taken) / 1000
         self.lines.append(
             Trial(
-                candidate=move.candidate,
+                candidate=number,
                 run_id=self.run_id,
                 outcome="slow" if verdict == "slow" else "measured",
                 warm=warm,
-                samples_per_step=one.samples_per_step,
+                samples_per_step=candidate.samples_per_step,
                 step_ms=taken,
-                peak_allocated_bytes=one.predicted_bytes,
+                peak_allocated_bytes=candidate.predicted_bytes,
                 seconds=self.spent_s - began_s,
-                repeats=move.repeats,
+                repeats=decision.step.repeats,
             )
         )
 
-    def cold_run(self, move: BestDecision) -> None:
+    def cold_run(self, decision: BestDecision) -> None:
         """Run a setting in a fresh process."""
-        assert move.candidate is not None
+        step, number = decision.step, decision.step.candidate
+        assert number is not None
         self._process, self.run_id = None, None
-        one = self.terrain.space.candidates[move.candidate]
-        process = self.terrain.process(move.candidate, self.seed, cold=True)
-        steps = process.steps(move.candidate)
-        taken = [next(steps) for _ in range(COLD_WARMUP + move.step_rule.least)]
+        candidate = self.terrain.space.candidates[number]
+        process = self.terrain.process(number, self.seed, cold=True)
+        steps = process.steps(number)
+        taken = [next(steps) for _ in range(COLD_WARMUP + decision.step_rule.least)]
         timed = taken[COLD_WARMUP:]
         seconds = process.start_s + sum(taken) / 1000
         self.spent_s += seconds
         run_id = f"run-{len(self.lines)}"
-        self.lines.append(BestLaunched(run_id=run_id, role=move.action, candidate=move.candidate, knob=move.knob))
+        self.lines.append(BestLaunched(run_id=run_id, role=step.action, candidate=number, knob=step.knob))
         self.lines.append(
             ColdRun(
-                candidate=move.candidate,
-                role=move.action,
+                candidate=number,
+                role=step.action,
                 run_id=run_id,
                 outcome="measured",
-                knob=move.knob,
-                samples_per_s=1000 * one.samples_per_step / statistics.median(timed),
+                knob=step.knob,
+                samples_per_s=1000 * candidate.samples_per_step / statistics.median(timed),
                 start_s=process.start_s,
-                peak_allocated_bytes=one.predicted_bytes,
+                peak_allocated_bytes=candidate.predicted_bytes,
                 seconds=seconds,
             )
         )

@@ -33,45 +33,45 @@ from .synthetic import asking, state_of, trial, visited
 
 def test_the_baseline_opens_and_then_its_process_takes_the_largest_batch(space: Synthetic) -> None:
     first = decide(state_of(space))
-    assert (first.action, first.candidate, first.needs_new_process) == ("trial", space.space.baseline, True)
+    assert (first.step.action, first.step.candidate, first.needs_new_process) == ("trial", space.space.baseline, True)
     lines = [*visited(space, space.space.baseline), trial(space.space.baseline, warm=False)]
     second = decide(state_of(space, *lines, warm="one"))
     baseline = space.space.candidates[space.space.baseline].knobs
-    assert second.candidate is not None
-    turned = space.space.candidates[second.candidate].knobs
+    assert second.step.candidate is not None
+    turned = space.space.candidates[second.step.candidate].knobs
     assert not second.needs_new_process
     assert turned["batch_size"] > baseline["batch_size"]
     assert {**turned, "batch_size": 0, "grad_accum": 0} == {**baseline, "batch_size": 0, "grad_accum": 0}
-    assert "largest batch" in second.why
+    assert "largest batch" in second.step.why
 
 
 def test_a_batch_that_runs_out_of_memory_rules_out_larger_ones(space: Synthetic) -> None:
     base = space.space.baseline
     lines: list[BestLine] = [*visited(space, base), trial(base, warm=False)]
-    second = decide(state_of(space, *lines, warm="one")).candidate
+    second = decide(state_of(space, *lines, warm="one")).step.candidate
     assert second is not None
     lines += [trial(second, outcome="oom", step_ms=[], reason="ran out of memory")]
     later = state_of(space, *lines)
     assert later.ruled_out[second].verdict == "too_large"
     third = decide(later)
-    assert third.candidate is not None
-    assert third.candidate not in later.ruled_out
+    assert third.step.candidate is not None
+    assert third.step.candidate not in later.ruled_out
     assert third.needs_new_process, "running out of memory ended the process"
 
 
 def test_a_baseline_that_fails_ends_the_search(space: Synthetic) -> None:
-    move = decide(state_of(space, trial(space.space.baseline, outcome="failed", step_ms=[], reason="no data")))
-    assert (move.action, move.end_state) == ("end", "failed")
-    assert "no data" in move.why
+    decision = decide(state_of(space, trial(space.space.baseline, outcome="failed", step_ms=[], reason="no data")))
+    assert (decision.step.action, decision.end_state) == ("end", "failed")
+    assert "no data" in decision.step.why
 
 
 def test_the_smallest_setting_follows_a_baseline_that_does_not_fit(space: Synthetic) -> None:
     base = space.space.baseline
-    move = decide(state_of(space, trial(base, outcome="oom", step_ms=[], reason="ran out of memory")))
-    assert move.action == "trial"
-    assert move.candidate is not None
+    decision = decide(state_of(space, trial(base, outcome="oom", step_ms=[], reason="ran out of memory")))
+    assert decision.step.action == "trial"
+    assert decision.step.candidate is not None
     sizes = [space.space.candidates[number].predicted_bytes or 0 for number in space.truth if number != base]
-    assert space.space.candidates[move.candidate].predicted_bytes == min(sizes)
+    assert space.space.candidates[decision.step.candidate].predicted_bytes == min(sizes)
 
 
 def test_nothing_fits_where_every_setting_is_too_large(space: Synthetic) -> None:
@@ -101,7 +101,7 @@ def test_a_process_that_drifted_is_void_and_its_settings_are_tried_again(space: 
     drifted = state_of(space, *lines, trial(base, ms=105.0, repeats=True))
     assert drifted.counted_trials == {}
     again = decide(drifted)
-    assert (again.candidate, again.needs_new_process) == (base, True)
+    assert (again.step.candidate, again.needs_new_process) == (base, True)
 
 
 def test_a_process_that_drifted_is_not_used_again_though_it_waits(space: Synthetic) -> None:
@@ -116,7 +116,7 @@ def test_a_process_that_drifted_is_not_used_again_though_it_waits(space: Synthet
     drifted = state_of(space, *lines, trial(base, ms=105.0, repeats=True), warm="one")
     assert not drifted.is_warm(base), "what it measures would be void for ever"
     again = decide(drifted)
-    assert (again.candidate, again.needs_new_process) == (base, True)
+    assert (again.step.candidate, again.needs_new_process) == (base, True)
 
 
 def test_a_search_that_is_stopped_answers_with_processes_that_drifted_if_there_are_no_others(space: Synthetic) -> None:
@@ -137,7 +137,7 @@ def test_a_search_that_is_stopped_answers_with_processes_that_drifted_if_there_a
 def test_void_trials_count_for_nothing(space: Synthetic) -> None:
     base = space.space.baseline
     void = trial(base, outcome="void", step_ms=[], reason="another run took the machine")
-    assert decide(state_of(space, void)).candidate == base
+    assert decide(state_of(space, void)).step.candidate == base
     assert decide(state_of(space, *[void] * 3)).end_state == "failed"
 
 
@@ -162,12 +162,12 @@ def test_a_pinned_value_is_kept_and_a_skipped_one_left_out(space: Synthetic) -> 
 def test_a_pin_that_leaves_the_measured_baseline_out_is_named_before_the_next_trial(space: Synthetic) -> None:
     base = space.space.baseline
     ran: list[BestLine] = [*visited(space, base), trial(base, warm=False)]
-    move = decide(state_of(space, *ran, Ordered(do="pin", knob="precision", value="bf16")))
-    assert move.why == "the baseline is left out (you pinned precision=bf16): the smallest setting first"
+    decision = decide(state_of(space, *ran, Ordered(do="pin", knob="precision", value="bf16")))
+    assert decision.step.why == "the baseline is left out (you pinned precision=bf16): the smallest setting first"
 
 
 def test_a_skipped_setting_alone_is_left_out(space: Synthetic) -> None:
-    first = decide(state_of(space, trial(space.space.baseline))).candidate
+    first = decide(state_of(space, trial(space.space.baseline))).step.candidate
     assert first is not None
     order = Ordered(do="skip", candidate=first)
     told = FakeConductor(space, asking(space), 1, [asking(space), space.space, order]).run()
@@ -180,8 +180,8 @@ def test_orders_that_leave_no_setting_end_the_search_and_nothing_is_called_too_l
     base = space.space.baseline
     sizes = {one.knobs["batch_size"] for one in space.space.candidates}
     orders = [Ordered(do="skip", knob="batch_size", value=size) for size in sizes]
-    move = decide(state_of(space, *visited(space, base), trial(base, warm=False), *orders))
-    assert (move.end_state, move.why) == ("failed", "your orders leave no setting that can be measured")
+    decision = decide(state_of(space, *visited(space, base), trial(base, warm=False), *orders))
+    assert (decision.end_state, decision.step.why) == ("failed", "your orders leave no setting that can be measured")
 
 
 def test_no_trial_begins_that_is_expected_to_pass_the_budget(space: Synthetic) -> None:
@@ -190,20 +190,20 @@ def test_no_trial_begins_that_is_expected_to_pass_the_budget(space: Synthetic) -
     slow = Visited(run_id="two", process_knobs=space.space.candidates[compiled].process_knobs, start_s=500.0)
     lines = [*visited(space, base), trial(base, warm=False), slow]
     asked = [asking(space, budget_s=600.0), space.space, *lines]
-    prospects = Prospects(state_of_best_journal(asked, 120.0))
+    prospects = Prospects(ColdRanking(state_of_best_journal(asked, 120.0)))
     assert compiled in prospects.open
     assert compiled not in prospects.affordable, "its process alone starts for 500 s of 480"
     assert prospects.affordable, "others start in 5 s"
-    assert decide(state_of_best_journal(asked, 120.0)).candidate in prospects.affordable
+    assert decide(state_of_best_journal(asked, 120.0)).step.candidate in prospects.affordable
 
 
 def test_an_oom_under_the_real_limit_rules_the_leader_out(space: Synthetic) -> None:
     asked = msgspec.structs.replace(asking(space), limits_bytes=[2**20])
     conductor = FakeConductor(space, asked, 1)
-    while (move := conductor.next()).action == "trial":
-        conductor.trial(move)
-    assert move.action == "limit"
-    leader = move.candidate
+    while (decision := conductor.next()).step.action == "trial":
+        conductor.trial(decision)
+    assert decision.step.action == "limit"
+    leader = decision.step.candidate
     assert leader is not None
     run = BestLaunched(run_id="limited", role="limit", candidate=leader)
     end = ColdRun(
@@ -211,12 +211,12 @@ def test_an_oom_under_the_real_limit_rules_the_leader_out(space: Synthetic) -> N
     )
     conductor.lines += [run, end]
     tried = []
-    while (move := conductor.next()).action == "trial":
-        tried.append(move.candidate)
-        conductor.trial(move)
+    while (decision := conductor.next()).step.action == "trial":
+        tried.append(decision.step.candidate)
+        conductor.trial(decision)
     assert leader not in tried, "trials go on where the next best leaves them a chance"
-    assert move.action == "limit"
-    assert move.candidate != leader
+    assert decision.step.action == "limit"
+    assert decision.step.candidate != leader
 
 
 def test_effects_of_earlier_searches_are_shown_as_such_and_shorten_none_of_the_checks(space: Synthetic) -> None:
@@ -257,7 +257,10 @@ def test_beyond_the_budget_there_is_no_race_and_the_answer_is_confirmed_all_the_
     lines: list[BestLine] = [*visited(space, base), trial(base, warm=False), trial(other, ms=99.0)]
     asked = asking(space, budget_s=600.0)
     late = [decide(state_of_best_journal([asked, space.space, *lines], spent_s)) for spent_s in (599.0, 700.0)]
-    assert [(move.action, move.candidate) for move in late] == [("confirm", other), ("confirm", other)]
+    assert [(decision.step.action, decision.step.candidate) for decision in late] == [
+        ("confirm", other),
+        ("confirm", other),
+    ]
 
 
 def test_slow_steps_shorten_the_runs_that_confirm_to_half_of_the_budget(space: Synthetic) -> None:

@@ -86,7 +86,7 @@ def test_the_same_journal_gives_the_same_decision_with_and_without_a_memory(spac
     assert conductor.latest is not None
     fresh = state_of_best_journal(conductor.lines, conductor.spent_s, conductor.run_id)
     followed = state_of_best_journal(conductor.lines, conductor.spent_s, conductor.run_id, before=conductor.latest)
-    assert decide(fresh).candidate == decide(followed).candidate
+    assert decide(fresh).step.candidate == decide(followed).step.candidate
     assert fresh.posterior.mean == pytest.approx(followed.posterior.mean)
 
 

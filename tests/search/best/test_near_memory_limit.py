@@ -129,7 +129,7 @@ def test_trials_go_on_where_all_that_was_measured_does_not_fit_under_the_limit(s
         *visited(space, other, "two"),
         trial(other, "two", warm=False),
     ]
-    assert decide(state_of_best_journal(lines, 0.0)).action == "trial", "one setting is no answer yet"
+    assert decide(state_of_best_journal(lines, 0.0)).step.action == "trial", "one setting is no answer yet"
 
 
 @pytest.mark.long

@@ -38,7 +38,6 @@ from trainfast_runner.search.journal.best import (
     BestLaunched,
     BestLine,
     BestQuestion,
-    BestStep,
     ColdRun,
     Ordered,
     RecordedKnobs,
@@ -121,28 +120,15 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         self._check_budget()
         self._record_orders()
         decision = decide(self._state())
-        self._write(
-            BestStep(
-                action=decision.action,
-                candidate=decision.candidate,
-                knob=decision.knob,
-                why=decision.why,
-                leader=decision.leader,
-                rate=decision.rate,
-                low=decision.low,
-                high=decision.high,
-                chance=decision.chance,
-                price_s=decision.price_s,
-                repeats=decision.repeats,
-            )
-        )
-        if decision.action == "end":
+        step = decision.step
+        self._write(step)
+        if step.action == "end":
             return self._last_line(decision)
-        assert decision.candidate is not None
-        if decision.action == "trial":
-            self._take_trial(decision, decision.candidate)
+        assert step.candidate is not None
+        if step.action == "trial":
+            self._take_trial(decision, step.candidate)
         else:
-            self._take_cold_run(decision, decision.candidate)
+            self._take_cold_run(decision, step.candidate)
         return None
 
     def _check_budget(self) -> None:
@@ -160,13 +146,13 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         """Return the end: the answer, or the smallest excess where nothing fits."""
         self._end_process()
         excess = [candidate.excess_bytes for candidate in self._space.candidates if candidate.excess_bytes is not None]
-        reason = decision.why
+        reason = decision.step.why
         if decision.end_state == "nothing_fits" and not excess:
             reason += f": {closest_to_fit(self._state().ruled_out.values()).reason}"
         return BestEnded(
             state=decision.end_state,
             reason=reason,
-            stopped_because=decision.stopped_because,
+            stopped_because=decision.step.why,
             answer=answer_of(self._state()) if decision.end_state == "answered" else None,
             missing_bytes=min(excess, default=None) if decision.end_state == "nothing_fits" else None,
         )
@@ -211,7 +197,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
             return
         trial, has_ended = taken
         is_warm = any(isinstance(line, Trial) and line.run_id == trial.run_id for line in self._lines)
-        self._write(msgspec.structs.replace(trial, warm=is_warm, repeats=decision.repeats))
+        self._write(msgspec.structs.replace(trial, warm=is_warm, repeats=decision.step.repeats))
         self._add_flops_bounds(process)
         if has_ended:
             process.wait_for_end()
@@ -322,8 +308,8 @@ class BestConductor(Conductor[BestLine, BestEnded]):
     def _take_cold_run(self, decision: BestDecision, number: int) -> None:
         """Measure a candidate in a fresh process, or take the same run of a killed conductor."""
         self._end_process()
-        launched = BestLaunched(run_id="", role=decision.action, candidate=number, knob=decision.knob)
-        if decision.action == "limit":
+        launched = BestLaunched(run_id="", role=decision.step.action, candidate=number, knob=decision.step.knob)
+        if decision.step.action == "limit":
             plan = self._plan_of(number, under_memory_limit=True, steps=LIMIT_STEPS, timing_warmup=1)
         else:
             steps = self._cold_steps() or UNTIMED_COLD_STEPS + decision.step_rule.most

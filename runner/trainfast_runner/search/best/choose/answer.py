@@ -45,7 +45,7 @@ def answer_of(state: BestState) -> BestAnswer | None:
     elif baseline_rate is not None and baseline not in state.ruled_out:
         gain = cold.difference(best, baseline)
     within = _within_percent(cold, best, gain)
-    prospects = Prospects(state)
+    prospects = Prospects(cold)
     tried = {run.candidate for run in state.attempts if run.outcome != "void"}
     verdicts = [_verdict(cold, prospects, best, number) for number in range(len(state.candidates))]
     if within is not None:

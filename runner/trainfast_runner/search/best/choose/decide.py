@@ -12,6 +12,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from trainfast_runner.results.distributions import NORMAL_95
 from trainfast_runner.search.best.choose.cold_ranking import COLD_ERROR, CONFIRMING_SHARE, ColdRanking
 from trainfast_runner.search.best.choose.next_cold_run import next_cold_run
@@ -20,7 +22,7 @@ from trainfast_runner.search.best.choose.ruled_out import MOST_VOID, UNUSABLE
 from trainfast_runner.search.best.choose.state import BestState
 from trainfast_runner.search.best.step_rule import LEAST_TIMED_STEPS, ORDINARY, StepRule
 from trainfast_runner.search.best.too_large import TOO_LARGE
-from trainfast_runner.search.journal.best import TIMED_OUTCOMES
+from trainfast_runner.search.journal.best import TIMED_OUTCOMES, BestStep
 from trainfast_runner.settings.knobs import BY_NAME
 
 HOPELESS = 0.7
@@ -29,39 +31,30 @@ HOPELESS = 0.7
 
 @dataclass(frozen=True)
 class BestDecision:
-    """The next step. `action` is trial, race, confirm, limit, turn_back or end; `end_state` is that of an end.
+    """The next step as the journal gets it, and what its conductor needs beyond that.
 
-    `needs_new_process` is about a trial; `repeats` marks the repeat of a process's first setting. `rate`, `low` and
-    `high` are the leader's samples/s, `chance` the probability that going on finds 2 % more in about `price_s`.
+    `needs_new_process` and `step_rule` are about a trial, `step_rule` about a cold run, too; `end_state` is that of an
+    end.
     """
 
-    action: str
-    candidate: int | None
-    why: str
-    knob: str | None = None
+    step: BestStep
     needs_new_process: bool = False
-    repeats: bool = False
     step_rule: StepRule = ORDINARY
     end_state: str = ""
-    stopped_because: str = ""
-    leader: int | None = None
-    rate: float | None = None
-    low: float | None = None
-    high: float | None = None
-    chance: float | None = None
-    price_s: float | None = None
 
 
 def decide(state: BestState) -> BestDecision:
     """Return the next step."""
-    prospects = Prospects(state)
-    decision = _next_trial(state, prospects) or _finish(state, prospects)
+    cold = ColdRanking(state)
+    prospects = Prospects(cold)
+    decision = _next_trial(cold, prospects) or _finish(cold, prospects)
     return _with_figures(_closing_visit(state, decision), state, prospects)
 
 
-def _next_trial(state: BestState, prospects: Prospects) -> BestDecision | None:
+def _next_trial(cold: ColdRanking, prospects: Prospects) -> BestDecision | None:
     """The next trial, or the end of a search that measures nothing; None once the trials are over."""
-    if ColdRanking(state).begun and state.leader is not None:
+    state = cold.state
+    if cold.begun and state.leader is not None:
         return None
     first = _baseline(state) or _without_leader(state) or _trial_in_first_process(state, prospects)
     return first or _most_promising_trial(state, prospects)
@@ -73,9 +66,9 @@ def _baseline(state: BestState) -> BestDecision | None:
     if number in state.counted_trials:
         return None
     ran = [trial for trial in state.trials if trial.candidate == number]
-    if any(one.outcome in UNUSABLE for one in ran):
+    if any(trial.outcome in UNUSABLE for trial in ran):
         return _end("failed", f"the baseline failed: {ran[-1].reason}")
-    if sum(one.outcome == "void" for one in ran) >= MOST_VOID:
+    if sum(trial.outcome == "void" for trial in ran) >= MOST_VOID:
         return _end("failed", f"other processes took the machine in {MOST_VOID} trials of the baseline")
     return None if number in state.ruled_out else _trial_of(state, number, "the baseline, to compare with")
 
@@ -165,8 +158,8 @@ def _without_leader(state: BestState) -> BestDecision | None:
         return _end("failed", "no setting could be measured")
     if state.spent_s > state.question.budget_s:
         return _end("failed", f"no setting could be measured in the budget of {state.question.budget_s:g} s")
-    sizes = {one: (state.candidates[one].predicted_bytes or 0, _batch(state, one)) for one in left}
-    number = min(left, key=lambda one: sizes[one])
+    sizes = {number: (state.candidates[number].predicted_bytes or 0, _batch(state, number)) for number in left}
+    number = min(left, key=lambda number: sizes[number])
     return _trial_of(state, number, f"{_why_no_baseline(state)}: the smallest setting first")
 
 
@@ -181,30 +174,27 @@ def _why_no_baseline(state: BestState) -> str:
     return "the baseline does not fit"
 
 
-def _finish(state: BestState, prospects: Prospects) -> BestDecision:
+def _finish(cold: ColdRanking, prospects: Prospects) -> BestDecision:
     """Runs in fresh processes, then the end."""
-    run = next_cold_run(state)
-    if run is None:
-        because = _why_trials_end(state, prospects) or "the runs that confirm had begun"
-        return replace(_end("answered", because), stopped_because=because)
-    steps = ColdRanking(state).steps
-    rule = StepRule(steps, steps, COLD_ERROR)
-    return BestDecision(run.action, run.candidate, run.why, knob=run.knob, step_rule=rule)
+    step = next_cold_run(cold)
+    if step is None:
+        return _end("answered", _why_trials_end(cold.state, prospects) or "the runs that confirm had begun")
+    return BestDecision(step, step_rule=StepRule(cold.steps, cold.steps, COLD_ERROR))
 
 
 def _closing_visit(state: BestState, decision: BestDecision) -> BestDecision:
     """The decision, or before it leaves a process the repeat of that process's first setting, which shows drift."""
-    stays = decision.action == "end" or (decision.action == "trial" and not decision.needs_new_process)
-    visit = [trial for trial in state.trials_of_visit if trial.outcome in TIMED_OUTCOMES]
-    if stays or len({one.candidate for one in visit}) < 2 or any(one.repeats for one in visit):
+    action = decision.step.action
+    stays = action == "end" or (action == "trial" and not decision.needs_new_process)
+    timed = [trial for trial in state.trials_of_visit if trial.outcome in TIMED_OUTCOMES]
+    if stays or len({trial.candidate for trial in timed}) < 2 or any(trial.repeats for trial in timed):
         return decision
     repeated = [trial for trial in state.trials_of_visit if trial.repeats]
-    if len(repeated) >= MOST_VOID or any(one.outcome in ("oom", "failed") for one in state.trials_of_visit[-1:]):
+    if len(repeated) >= MOST_VOID or any(trial.outcome in ("oom", "failed") for trial in state.trials_of_visit[-1:]):
         return decision
-    first = visit[0].candidate
     why = "the first setting of this process again: a change would be drift"
-    rule = StepRule(least=max(LEAST_TIMED_STEPS, len(visit[0].step_ms)))
-    return BestDecision("trial", first, why, repeats=True, step_rule=rule)
+    step = BestStep(action="trial", candidate=timed[0].candidate, why=why, repeats=True)
+    return BestDecision(step, step_rule=StepRule(least=max(LEAST_TIMED_STEPS, len(timed[0].step_ms))))
 
 
 def _trial_of(state: BestState, number: int, why: str) -> BestDecision:
@@ -215,22 +205,21 @@ def _trial_of(state: BestState, number: int, why: str) -> BestDecision:
         give_up = 1000 * state.candidates[number].samples_per_step / (HOPELESS * pace)
         if state.question.objective in ("time", "tokens_per_s"):
             give_up = _give_up_by_value(state, number, leader)
-    return BestDecision(
-        "trial", number, why, needs_new_process=not state.is_warm(number), step_rule=StepRule(give_up_ms=give_up)
-    )
+    step = BestStep(action="trial", candidate=number, why=why)
+    return BestDecision(step, needs_new_process=not state.is_warm(number), step_rule=StepRule(give_up_ms=give_up))
 
 
 def _give_up_by_value(state: BestState, number: int, leader: int) -> float | None:
     """The step in ms that makes the objective `HOPELESS` of the leader's; None where the start alone is longer."""
-    one, goal = state.candidates[number], state.log_objective(leader).value + math.log(HOPELESS)
+    candidate, goal = state.candidates[number], state.log_objective(leader).value + math.log(HOPELESS)
     if state.question.objective == "tokens_per_s":
-        return 1000 * one.samples_per_step * state.seq_len(one) / math.exp(goal)
+        return 1000 * candidate.samples_per_step * state.seq_len(candidate) / math.exp(goal)
     left = math.exp(-goal) - state.start_s(number)
     return 1000 * left / (state.question.for_steps or 1) if left > 0 else None
 
 
 def _end(end_state: str, why: str) -> BestDecision:
-    return BestDecision("end", None, why, end_state=end_state, stopped_because=why)
+    return BestDecision(BestStep(action="end", why=why), end_state=end_state)
 
 
 def _with_figures(decision: BestDecision, state: BestState, prospects: Prospects) -> BestDecision:
@@ -242,7 +231,8 @@ def _with_figures(decision: BestDecision, state: BestState, prospects: Prospects
     half = NORMAL_95 * math.sqrt(max(state.posterior.variance[leader], 0.0))
     chance, price = prospects.outlook
     low, rate, high = (math.exp(mean + shift) for shift in (-half, 0.0, half))
-    return replace(decision, leader=leader, rate=rate, low=low, high=high, chance=chance, price_s=price)
+    figures = {"leader": leader, "rate": rate, "low": low, "high": high, "chance": chance, "price_s": price}
+    return replace(decision, step=msgspec.structs.replace(decision.step, **figures))
 
 
 def _new_values(state: BestState, number: int) -> Iterable[str]:

@@ -6,11 +6,10 @@ Runs follow each other as A B B A, so that a machine that warms up or slows down
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 
 from trainfast_runner.search.best.choose.cold_ranking import SPEED_ROLES, ColdRanking
 from trainfast_runner.search.best.choose.ruled_out import MOST_VOID
-from trainfast_runner.search.best.choose.state import BestState
+from trainfast_runner.search.journal.best import BestStep
 
 MOST_BEFORE_TURN_BACK = 12
 """No knob is turned back once the search has this many runs in fresh processes that count."""
@@ -18,29 +17,18 @@ NEARLY_ALL = "it needs nearly all of memory_limit: one run under it"
 ROLES = (*SPEED_ROLES, "limit")
 
 
-@dataclass(frozen=True)
-class NextColdRun:
-    """The next run in a fresh process."""
-
-    action: str
-    candidate: int
-    why: str
-    knob: str | None = None
-
-
-def next_cold_run(state: BestState) -> NextColdRun | None:
+def next_cold_run(cold: ColdRanking) -> BestStep | None:
     """Return the next run in a fresh process; None when the answer is confirmed."""
-    cold = ColdRanking(state)
-    if sum(run.outcome == "void" for run in state.cold_runs) >= 2 * MOST_VOID:
+    if sum(run.outcome == "void" for run in cold.state.cold_runs) >= 2 * MOST_VOID:
         return None
     return _race(cold) or _confirm(cold) or _turn_back(cold) or _under_limit(cold)
 
 
-def _race(cold: ColdRanking) -> NextColdRun | None:
+def _race(cold: ColdRanking) -> BestStep | None:
     """The next run of the race, those under memory_limit first; None when it is decided."""
     for number in cold.finalists:
         if cold.is_near_limit(number) and not cold.count_runs(number, "limit"):
-            return NextColdRun("limit", number, NEARLY_ALL)
+            return BestStep(action="limit", candidate=number, why=NEARLY_ALL)
     if len(cold.finalists) < 2 or _confirming(cold):
         return None
     for turn in (1, 2):
@@ -52,7 +40,8 @@ def _race(cold: ColdRanking) -> NextColdRun | None:
         if len(missing) == len(contenders) and not cold.are_affordable(missing):
             return None
         if missing:
-            return NextColdRun("race", missing[0], f"one of {len(cold.finalists)} settings within 3 % of the leader")
+            why = f"one of {len(cold.finalists)} settings within 3 % of the leader"
+            return BestStep(action="race", candidate=missing[0], why=why)
     return None
 
 
@@ -60,11 +49,11 @@ def _confirming(cold: ColdRanking) -> bool:
     return any(run.role == "confirm" for run in cold.state.cold_runs)
 
 
-def _confirm(cold: ColdRanking) -> NextColdRun | None:
+def _confirm(cold: ColdRanking) -> BestStep | None:
     """The next run of winner, baseline, baseline, winner; None when both have two runs."""
     winner, baseline = cold.winner, cold.baseline
     if cold.state.untested_limits and not cold.count_runs(winner, "limit"):
-        return NextColdRun("limit", winner, "the winner, under memory_limit")
+        return BestStep(action="limit", candidate=winner, why="the winner, under memory_limit")
     if baseline in cold.state.ruled_out:
         order = [winner, winner]
     elif winner == baseline:
@@ -79,11 +68,11 @@ def _confirm(cold: ColdRanking) -> NextColdRun | None:
         taken[number] += 1
         if cold.count_runs(number, "confirm") < taken[number]:
             whose = "baseline" if number == baseline else "winner"
-            return NextColdRun("confirm", number, f"the {whose} in a fresh process")
+            return BestStep(action="confirm", candidate=number, why=f"the {whose} in a fresh process")
     return None
 
 
-def _turn_back(cold: ColdRanking) -> NextColdRun | None:
+def _turn_back(cold: ColdRanking) -> BestStep | None:
     """The run of the answer with one knob turned back that gave most, as long as runs and budget allow."""
     state, answer = cold.state, cold.answer
     changed = cold.changed(answer)
@@ -96,13 +85,14 @@ def _turn_back(cold: ColdRanking) -> NextColdRun | None:
             turned.append((state.posterior.difference(answer, other)[0], knob, other))
     for _, knob, other in sorted(turned, reverse=True):
         if cold.are_affordable([other]):
-            return NextColdRun("turn_back", other, f"the winner with {knob} turned back: the loss is its gain", knob)
+            why = f"the winner with {knob} turned back: the loss is its gain"
+            return BestStep(action="turn_back", candidate=other, why=why, knob=knob)
     return None
 
 
-def _under_limit(cold: ColdRanking) -> NextColdRun | None:
+def _under_limit(cold: ColdRanking) -> BestStep | None:
     """The run under memory_limit of the answer, then of candidates near that limit as long as the budget allows."""
     if cold.state.untested_limits and not cold.count_runs(cold.answer, "limit"):
-        return NextColdRun("limit", cold.answer, "the answer, under memory_limit")
-    number = next((one for one in cold.unchecked if cold.are_affordable([one])), None)
-    return None if number is None else NextColdRun("limit", number, NEARLY_ALL)
+        return BestStep(action="limit", candidate=cold.answer, why="the answer, under memory_limit")
+    number = next((number for number in cold.unchecked if cold.are_affordable([number])), None)
+    return None if number is None else BestStep(action="limit", candidate=number, why=NEARLY_ALL)

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from trainfast_runner.search.best.choose.cold_ranking import CONFIRMING_SHARE, ColdRanking
-from trainfast_runner.search.best.choose.state import WORTHWHILE_LOG_GAIN, BestState
+from trainfast_runner.search.best.choose.state import WORTHWHILE_LOG_GAIN
 from trainfast_runner.search.best.step_rule import ENOUGH_ERROR, LEAST_TIMED_STEPS, MOST_TIMED_STEPS, UNTIMED
 from trainfast_runner.search.speed.trial_rates import steps_for
 
@@ -28,9 +28,9 @@ class Gain(NamedTuple):
 class Prospects:
     """The expected improvement on the leader of each candidate that is left, its chance and its cost."""
 
-    def __init__(self, state: BestState) -> None:
-        self._state = state
-        self.leader = state.leader
+    def __init__(self, cold: ColdRanking) -> None:
+        self._cold, self._state = cold, cold.state
+        self.leader = cold.state.leader
 
     @cached_property
     def open(self) -> list[int]:
@@ -77,7 +77,7 @@ class Prospects:
     def affordable(self) -> set[int]:
         """Open candidates whose trial is expected to end within the time of the trials, its process closed."""
         state, budget_s = self._state, self._state.question.budget_s
-        left_s = max(budget_s - ColdRanking(state).reserve_s(), CONFIRMING_SHARE * budget_s) - state.spent_s
+        left_s = max(budget_s - self._cold.reserve_s(), CONFIRMING_SHARE * budget_s) - state.spent_s
         return {
             number
             for number in self.open
