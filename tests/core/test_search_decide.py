@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace as replace_struct
 
 from trainfast_runner.search.batch.answer import aligned, answer_of
-from trainfast_runner.search.batch.decide import TOLERANCE_BYTES, TOLERANCE_SHARE, BatchState, decide
+from trainfast_runner.search.batch.decide import TOLERANCE_BYTES, TOLERANCE_SHARE, decide
+from trainfast_runner.search.batch.state import BatchState
 from trainfast_runner.search.journal.batch import ConfirmationRun, Predicted, Probe, RankPeaks
 
 MIB = 1 << 20

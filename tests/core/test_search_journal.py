@@ -26,10 +26,10 @@ from trainfast_runner.search import limits
 from trainfast_runner.search.batch import conductor, opening
 from trainfast_runner.search.batch.batch_follower import BatchFollower
 from trainfast_runner.search.batch.conduct import conduct_batch
-from trainfast_runner.search.batch.decide import BatchDecision, BatchState, state_of_batch_journal
-from trainfast_runner.search.batch.opening import BatchSearchOptions
+from trainfast_runner.search.batch.decide import BatchDecision
 from trainfast_runner.search.batch.probe_record import confirmation_record, why_others_grew
 from trainfast_runner.search.batch.report import report
+from trainfast_runner.search.batch.state import BatchState, state_of_batch_journal
 from trainfast_runner.search.conductor import worked_seconds
 from trainfast_runner.search.control import cancel, conductor_of, pause, resume
 from trainfast_runner.search.journal.batch import (
@@ -45,6 +45,7 @@ from trainfast_runner.search.journal.batch import (
 )
 from trainfast_runner.search.journal.lines import Conducted, CoolingDown, Paused, Resumed, SearchJournal, Waiting
 from trainfast_runner.search.journal.memory_lines import MemoryLines, PhaseLine
+from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.search.searches import new_search, newest_search, unfinished
 
 MIB = 1 << 20

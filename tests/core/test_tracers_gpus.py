@@ -16,8 +16,9 @@ from trainfast_runner.running import launch
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch import preset_trials
 from trainfast_runner.search.batch.conduct import conduct_batch
-from trainfast_runner.search.batch.opening import BatchSearchOptions, open_batch
+from trainfast_runner.search.batch.opening import open_batch
 from trainfast_runner.search.batch.predicted_size import SizePrediction
+from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.settings.spec import resolve
 
 SERVES_WHAT_IT_SEES = """#!{python}

@@ -19,12 +19,13 @@ from trainfast_runner.records.script_run import TracedMemory
 from trainfast_runner.running import launch
 from trainfast_runner.running.scripts.script_plan import plan_script
 from trainfast_runner.search.best.conduct import conduct_best
-from trainfast_runner.search.best.question.opening import BestOptions, BestPlan, open_best
+from trainfast_runner.search.best.question.opening import BestPlan, open_best
 from trainfast_runner.search.best.question.request import BestRequest
 from trainfast_runner.search.best.question.script_memory import memory_from, with_fitted_memory, with_seen_samples
 from trainfast_runner.search.best.question.script_survey import plan_script_best
 from trainfast_runner.search.journal.best import Candidate, Space, Trial, read_best_journal
 from trainfast_runner.search.journal.lines import SearchJournal
+from trainfast_runner.search.options import SearchOptions
 from trainfast_runner.search.processes import end_run
 from trainfast_runner.search.searches import search_before_edit
 from trainfast_runner.settings import script_preset
@@ -152,17 +153,17 @@ def test_question_that_trials_cannot_answer_is_refused(cli: Cli, options: list[s
 def planned(cli: Cli) -> BestPlan:
     """The question about two batch sizes of `mine`."""
     preset = script_preset.load(cli.presets / "mine.toml")
-    return plan_script_best(preset, (), BestRequest(vary={"batch_size": ["1", "2"]}), BestOptions())
+    return plan_script_best(preset, (), BestRequest(vary={"batch_size": ["1", "2"]}), SearchOptions())
 
 
 def test_edited_script_begins_a_new_search(cli: Cli, tmp_path: Path) -> None:
     preset_of(cli, *written(tmp_path, CLAMPED))
     home = Home(cli.home)
-    first = open_best(planned(cli), home, BestOptions())
-    assert open_best(planned(cli), home, BestOptions()) == first, "the same script continues"
+    first = open_best(planned(cli), home, SearchOptions())
+    assert open_best(planned(cli), home, SearchOptions()) == first, "the same script continues"
     assert search_before_edit(home, first, read_best_journal) is None
     (tmp_path / "train.py").write_text(CLAMPED.replace("min(3", "min(5"))
-    second = open_best(planned(cli), home, BestOptions())
+    second = open_best(planned(cli), home, SearchOptions())
     assert second != first
     assert search_before_edit(home, second, read_best_journal) == first
 
@@ -176,15 +177,15 @@ def test_edited_file_of_the_command_begins_a_new_search(
     (tmp_path / "hyper.yaml").write_text("hidden: 8\n")
     preset_of(cli, *words)
     monkeypatch.chdir("/")
-    first = open_best(planned(cli), home, BestOptions())
+    first = open_best(planned(cli), home, SearchOptions())
     (tmp_path / "corpus" / "more.txt").write_text("a folder is only named")
-    assert open_best(planned(cli), home, BestOptions()) == first
+    assert open_best(planned(cli), home, SearchOptions()) == first
     (tmp_path / "hyper.yaml").write_text("hidden: 16\n")
-    second = open_best(planned(cli), home, BestOptions())
+    second = open_best(planned(cli), home, SearchOptions())
     assert second != first
     assert search_before_edit(home, second, read_best_journal) == first
     (tmp_path / "hyper.yaml").write_text("hidden: 8\n")
-    assert open_best(planned(cli), home, BestOptions()) == first, "the file is as it was"
+    assert open_best(planned(cli), home, SearchOptions()) == first, "the file is as it was"
 
 
 def test_samples_that_a_trial_saw_are_learned_where_a_killed_search_had_not_written_them(
@@ -192,14 +193,14 @@ def test_samples_that_a_trial_saw_are_learned_where_a_killed_search_had_not_writ
 ) -> None:
     preset_of(cli, *written(tmp_path, CLAMPED))
     home, best = Home(cli.home), planned(cli)
-    directory = open_best(best, home, BestOptions())
+    directory = open_best(best, home, SearchOptions())
     asked = [one.samples_per_step for one in best.space.candidates]
     number = best.space.baseline
     journal = SearchJournal(directory)
     for line in (best.space, measured(number, 4 * asked[number], None)):
         journal.write(line)
     journal.close()
-    conduct_best(directory, best, home, BestOptions(), is_cancelled=lambda: True)
+    conduct_best(directory, best, home, SearchOptions(), is_cancelled=lambda: True)
     spaces = [line for line in read_best_journal(directory) if isinstance(line, Space)]
     assert [one.samples_per_step for one in spaces[-1].candidates] == [4 * one for one in asked]
 
@@ -273,12 +274,12 @@ def test_unknown_value_of_a_mapping_is_incompatible_from_the_beginning(cli: Cli)
         "[knobs]\nprecision = 'fp32'\n"
     )
     asked = BestRequest(vary={"precision": ["fp32", "bf16", "fp16"]})
-    best = plan_script_best(script_preset.load(path), (), asked, BestOptions())
+    best = plan_script_best(script_preset.load(path), (), asked, SearchOptions())
     ruled_out = {one.knobs["precision"]: one.reason for one in best.space.candidates if one.ruled_out is not None}
     assert list(ruled_out) == ["fp16"]
     assert "precision=fp16 has no words in [script.knobs]" in ruled_out["fp16"]
     with pytest.raises(UserError, match="strategy has no place in mine"):
-        plan_script_best(script_preset.load(path), (), BestRequest(vary={"strategy": ["ddp"]}), BestOptions())
+        plan_script_best(script_preset.load(path), (), BestRequest(vary={"strategy": ["ddp"]}), SearchOptions())
 
 
 def test_trial_is_not_listed_and_a_refusal_names_its_search(cli: Cli) -> None:

@@ -23,17 +23,18 @@ from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.scripts.script_spec import settings_of
 from trainfast_runner.search.batch.conduct import MakeConductor, conduct_batch
-from trainfast_runner.search.batch.opening import BatchSearchOptions, check_plan, open_batch
+from trainfast_runner.search.batch.opening import check_plan, open_batch
 from trainfast_runner.search.batch.preset_trials import PresetBatchConductor
 from trainfast_runner.search.batch.script_trials import planned_search
 from trainfast_runner.search.best.conduct import conduct_best
-from trainfast_runner.search.best.question.opening import BestOptions, open_best
+from trainfast_runner.search.best.question.opening import open_best
 from trainfast_runner.search.best.question.spec_question import plan_spec_best
 from trainfast_runner.search.conductor import AlreadyConducted
 from trainfast_runner.search.control import SearchRequest
 from trainfast_runner.search.journal.batch import BatchLine
 from trainfast_runner.search.journal.best import BestLine
 from trainfast_runner.search.journal.lines import Conducted
+from trainfast_runner.search.options import BatchSearchOptions, SearchOptions
 from trainfast_runner.settings.spec import spec_of_record
 
 
@@ -81,7 +82,7 @@ def conduct_request(
             holds(directory)
 
     if request.best is not None:
-        best_options = BestOptions(fresh=request.fresh, cool_to_c=request.cool_to_c)
+        best_options = SearchOptions(fresh=request.fresh, cool_to_c=request.cool_to_c)
         spec = replace(spec_of_record(request), script=request.script)
         best = plan_spec_best(spec, request.best, best_options, request.python)
         directory = open_best(best, home, best_options)

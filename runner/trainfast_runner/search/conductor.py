@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
@@ -29,39 +29,30 @@ from trainfast_runner.search.journal.lines import (
     CANCELLED,
     PAUSE_FILE,
     Conducted,
-    CoolingDown,
+    Ended,
+    Line,
     Paused,
     Resumed,
     SearchJournal,
     Waiting,
 )
+from trainfast_runner.search.options import SearchOptions
 from trainfast_runner.search.processes import LOOK_EVERY_S, Interrupted, WarmProcess, end_run
 
 PAUSE_LOOK_S = 0.1
 
 
-class EndLine(Protocol):
-    """The last line of either kind of journal."""
-
-    @property
-    def state(self) -> str:
-        """Outcome of the search."""
-
-
 LineT = TypeVar("LineT")
-EndT = TypeVar("EndT", bound=EndLine)
+EndedT = TypeVar("EndedT", bound=Ended)
 
 
 @dataclass(frozen=True)
-class ConductOptions(Generic[LineT]):
-    """Options of conducting a search.
+class Caller(Generic[LineT]):
+    """Who has a search conducted: gets every new line, and may cancel.
 
-    `wait` queues behind a run on the same device, `cool_to_c` is the temperature below which each process starts.
-    `on_line` gets every new line. The search's time counts from `began_ns` (CLOCK_MONOTONIC), when its plan was begun.
+    The search's time counts from `began_ns` (CLOCK_MONOTONIC), when its plan was begun.
     """
 
-    wait: bool = False
-    cool_to_c: float | None = None
     on_line: Callable[[LineT], None] = lambda line: None
     is_cancelled: Callable[[], bool] = lambda: False
     began_ns: int | None = None
@@ -71,13 +62,20 @@ class AlreadyConducted(UserError):
     """Another process conducts the search."""
 
 
-class Conductor(ABC, Generic[LineT, EndT]):
+class Conductor(ABC, Generic[LineT, EndedT]):
     """One process's work on a search, until the search ends or is interrupted."""
 
     def __init__(
-        self, directory: Path, plan: RunPlan, home: Home, lines: list[LineT], options: ConductOptions[LineT]
+        self,
+        directory: Path,
+        plan: RunPlan,
+        home: Home,
+        lines: list[LineT],
+        options: SearchOptions,
+        caller: Caller[LineT],
     ) -> None:
-        self._directory, self._home, self._conduct_options = directory, home, options
+        self._directory, self._home = directory, home
+        self._options, self._caller = options, caller
         self._plan = replace(plan, search_id=directory.name)
         self._lines = lines
         self._journal = SearchJournal(directory)
@@ -94,19 +92,19 @@ class Conductor(ABC, Generic[LineT, EndT]):
         """Prepare the first decision, and end or take over the runs that an earlier conductor left."""
 
     @abstractmethod
-    def step(self) -> EndT | None:
+    def step(self) -> EndedT | None:
         """Decide and take one step; return the end after the last one."""
 
     @abstractmethod
-    def end_line(self, state: str, reason: str) -> EndT:
+    def end_line(self, state: str, reason: str) -> EndedT:
         """Return the last line of a search that ends without a new answer."""
 
-    def run(self) -> EndT:
+    def run(self) -> EndedT:
         """Continue the search from where its journal ends. A pause of an earlier conductor is over."""
         (self._directory / PAUSE_FILE).unlink(missing_ok=True)
         own = identify(os.getpid())
         conducted = Conducted(
-            t_ns=self._conduct_options.began_ns or time.monotonic_ns(),
+            t_ns=self._caller.began_ns or time.monotonic_ns(),
             pid=os.getpid(),
             start_ticks=own.start_ticks if own else -1,
             boot_id=boot_id(),
@@ -140,13 +138,13 @@ class Conductor(ABC, Generic[LineT, EndT]):
     def _launch(self, plan: RunPlan, role: str) -> Path:
         """Start a run of the search and return its directory."""
         while True:
-            if self._conduct_options.wait:
+            if self._options.wait:
                 self._wait_for_devices(plan)
-            cool_down(plan, self._conduct_options.cool_to_c, self._write, self._raise_if_cancelled)
+            cool_down(plan, self._options.cool_to_c, self._write, self._raise_if_cancelled)
             try:
                 self._live = launch.start(replace(plan, role=role), self._home)
             except launch.DevicesBusy:
-                if not self._conduct_options.wait:
+                if not self._options.wait:
                     raise
                 continue  # another waiting run was faster
             return self._live
@@ -198,30 +196,30 @@ class Conductor(ABC, Generic[LineT, EndT]):
         self._write(Resumed())
 
     def _raise_if_cancelled(self) -> None:
-        if self._conduct_options.is_cancelled():
+        if self._caller.is_cancelled():
             raise Interrupted
 
-    def _end(self, ended: EndT) -> EndT:
+    def _end(self, ended: EndedT) -> EndedT:
         if self._live is not None:
             end_run(self._live)
             self._live = self._process = None
         seconds = worked_seconds([*self._lines, ended])
-        whole: EndT = msgspec.structs.replace(cast(Any, ended), seconds=seconds)
+        whole = msgspec.structs.replace(ended, seconds=seconds)
         self._write(whole)
         return whole
 
-    def _write(self, line: LineT | EndT | Conducted | CoolingDown | Paused | Waiting | Resumed) -> None:
-        """Append a line; the ends and the lines named here are lines of every journal."""
+    def _write(self, line: Line) -> None:
+        """Append a line of this kind of journal."""
         try:
-            self._journal.write(cast(msgspec.Struct, line))
+            self._journal.write(line)
         except OSError as error:
             raise home_error(self._directory, error) from None
-        ours = cast(LineT, line)
-        self._lines.append(ours)
-        self._conduct_options.on_line(ours)
+        own_line = cast(LineT, line)
+        self._lines.append(own_line)
+        self._caller.on_line(own_line)
 
 
-def conduct_alone(directory: Path, make: Callable[[], Conductor[LineT, EndT]]) -> EndT:
+def conduct_alone(directory: Path, make: Callable[[], Conductor[LineT, EndedT]]) -> EndedT:
     """Make the conductor under the search's lock, and conduct the search to its end.
 
     Raises AlreadyConducted when another process holds the lock.

@@ -7,16 +7,17 @@ from pathlib import Path
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.search_directories import exclusive
 from trainfast_runner.search.__main__ import conduct_request
-from trainfast_runner.search.best.question.opening import BestOptions, open_best, plan_best
+from trainfast_runner.search.best.question.opening import open_best, plan_best
 from trainfast_runner.search.best.question.request import BestRequest
 from trainfast_runner.search.control import SearchRequest, pause
 from trainfast_runner.search.journal.best import read_best_journal
 from trainfast_runner.search.journal.lines import PAUSE_FILE
+from trainfast_runner.search.options import SearchOptions
 from trainfast_runner.settings.spec import resolve
 
 
 def test_a_search_that_another_process_conducts_is_followed_and_stays_as_it_is(tmp_path: Path) -> None:
-    home, options = Home(tmp_path), BestOptions()
+    home, options = Home(tmp_path), SearchOptions()
     spec = resolve("tiny-llama", ["data.kind=random", "seq_len=32"])
     asked = BestRequest(vary={"precision": ["fp32", "bf16"]})
     directory = open_best(plan_best(spec, asked, options), home, options)

@@ -15,10 +15,11 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.search.best.best_so_far import BestSoFar
 from trainfast_runner.search.best.conduct import conduct_best
 from trainfast_runner.search.best.question.estimate import estimate
-from trainfast_runner.search.best.question.opening import BestOptions, BestPlan, open_best, plan_best
+from trainfast_runner.search.best.question.opening import BestPlan, open_best, plan_best
 from trainfast_runner.search.best.question.request import BestRequest, read_budget
 from trainfast_runner.search.best.report import best_report
 from trainfast_runner.search.journal.best import BestEnded, ColdRun, Trial, read_best_journal
+from trainfast_runner.search.options import SearchOptions
 from trainfast_runner.search.searches import search_before_edit
 from trainfast_runner.settings import script_preset
 from trainfast_runner.settings.spec import resolve
@@ -76,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if arguments.record is not None:
         refuse_unwritable(arguments.record, "--record")
-    options = BestOptions(fresh=arguments.fresh, wait=arguments.wait, cool_to_c=arguments.cool_to)
+    options = SearchOptions(fresh=arguments.fresh, wait=arguments.wait, cool_to_c=arguments.cool_to)
     with progress_when_slow("checking…"):
         best = _plan(arguments, request, options)
     if arguments.dry_run:
@@ -101,7 +102,7 @@ def _budget_s(text: str) -> float:
         raise error.at("--budget") from None
 
 
-def _plan(arguments: argparse.Namespace, request: BestRequest, options: BestOptions) -> BestPlan:
+def _plan(arguments: argparse.Namespace, request: BestRequest, options: SearchOptions) -> BestPlan:
     """Return the checked question about a preset, or about the script of one. Raises UserError."""
     if (script := script_preset.path_of(arguments.preset)) is not None:
         from trainfast_runner.search.best.question.script_survey import plan_script_best
@@ -111,7 +112,7 @@ def _plan(arguments: argparse.Namespace, request: BestRequest, options: BestOpti
 
 
 def _conduct(
-    directory: Path, best: BestPlan, home: Home, options: BestOptions, signals: Signals, began_ns: int
+    directory: Path, best: BestPlan, home: Home, options: SearchOptions, signals: Signals, began_ns: int
 ) -> BestEnded:
     """Conduct the search and print each line of its journal on stderr."""
     progress = Progress()
@@ -138,7 +139,7 @@ def _report(directory: Path, as_json: bool, record: Path | None) -> None:
         write_output(record, msgspec.json.encode({**report, "journal": lines}).decode(), "--record")
 
 
-def _print_estimate(best: BestPlan, home: Home, options: BestOptions, as_json: bool) -> None:
+def _print_estimate(best: BestPlan, home: Home, options: SearchOptions, as_json: bool) -> None:
     """Print the number of candidates and the time that a search of them takes."""
     figures = dataclasses.asdict(estimate(best, home, options))
     if as_json:

@@ -12,10 +12,11 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.conduct import MakeConductor, conduct_batch
-from trainfast_runner.search.batch.opening import BatchSearchOptions, check_plan, open_batch
+from trainfast_runner.search.batch.opening import check_plan, open_batch
 from trainfast_runner.search.batch.preset_trials import PresetBatchConductor
 from trainfast_runner.search.batch.report import report
 from trainfast_runner.search.journal.batch import BatchEnded, Probe, read_batch_journal
+from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.search.searches import SET_BY_A_BATCH_SEARCH, search_before_edit
 from trainfast_runner.settings import presets, script_preset
 from trainfast_runner.settings.spec import RunSpec, resolve

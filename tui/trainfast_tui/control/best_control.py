@@ -64,13 +64,13 @@ class BestControl(SearchControl["BestSnapshot"]):
 
     def _plan(self, spec: RunSpec, request: BestRequest | None) -> BestPlanned:
         from trainfast_runner.search.best.question.estimate import estimate
-        from trainfast_runner.search.best.question.opening import BestOptions
         from trainfast_runner.search.best.question.request import BestRequest
         from trainfast_runner.search.best.question.spec_question import plan_spec_best
+        from trainfast_runner.search.options import SearchOptions
         from trainfast_tui.text.best_search import BY_KEYS, estimate_lines, left_alone_lines, varied_line
         from trainfast_tui.text.format import plain
 
-        options = BestOptions(fresh=self.is_fresh)
+        options = SearchOptions(fresh=self.is_fresh)
         plan = plan_spec_best(spec, request or BestRequest(), options, self._python)
         expected = estimate(plan, self._home, options)
         lines = [varied_line(expected.vary, expected.global_batch), *estimate_lines(dataclasses.asdict(expected))]

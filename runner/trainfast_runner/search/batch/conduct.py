@@ -8,12 +8,12 @@ from pathlib import Path
 from trainfast_runner.records.home import Home
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.conductor import BatchConductor
-from trainfast_runner.search.batch.opening import BatchSearchOptions
 from trainfast_runner.search.batch.preset_trials import PresetBatchConductor
-from trainfast_runner.search.conductor import ConductOptions, conduct_alone
+from trainfast_runner.search.conductor import Caller, conduct_alone
 from trainfast_runner.search.journal.batch import BatchEnded, BatchLine
+from trainfast_runner.search.options import BatchSearchOptions
 
-MakeConductor = Callable[[Path, RunPlan, Home, BatchSearchOptions, ConductOptions[BatchLine]], BatchConductor]
+MakeConductor = Callable[[Path, RunPlan, Home, BatchSearchOptions, Caller[BatchLine]], BatchConductor]
 """Makes the conductor of a search, with the arguments of `BatchConductor`."""
 
 
@@ -34,5 +34,5 @@ def conduct_batch(
 
     Raises UserError when another process conducts the search, and when its device is in use.
     """
-    conduct_options = ConductOptions(options.wait, options.cool_to_c, on_line, is_cancelled, began_ns)
-    return conduct_alone(directory, lambda: make_conductor(directory, plan, home, options, conduct_options))
+    caller = Caller(on_line, is_cancelled, began_ns)
+    return conduct_alone(directory, lambda: make_conductor(directory, plan, home, options, caller))

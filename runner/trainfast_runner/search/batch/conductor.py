@@ -13,10 +13,10 @@ from trainfast_runner.records.run_file import CONFIRM, CONFIRMATION, PROBE
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.recovery import live_runs
 from trainfast_runner.search.batch.answer import answer_of
-from trainfast_runner.search.batch.decide import BatchDecision, BatchState, decide, state_of_batch_journal
-from trainfast_runner.search.batch.opening import BatchSearchOptions
+from trainfast_runner.search.batch.decide import BatchDecision, decide
 from trainfast_runner.search.batch.probe_record import confirmation_record
-from trainfast_runner.search.conductor import ConductOptions, Conductor
+from trainfast_runner.search.batch.state import BatchState, state_of_batch_journal
+from trainfast_runner.search.conductor import Caller, Conductor
 from trainfast_runner.search.journal.batch import (
     BatchEnded,
     BatchLaunched,
@@ -30,6 +30,7 @@ from trainfast_runner.search.journal.batch import (
 )
 from trainfast_runner.search.journal.lines import Conducted
 from trainfast_runner.search.limits import with_limits
+from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.search.orphaned_runs import end_if_live, has_settings, is_usable, runs_of_search
 from trainfast_runner.search.processes import Interrupted, end_run, wait_for_result
 
@@ -49,12 +50,12 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
         plan: RunPlan,
         home: Home,
         options: BatchSearchOptions,
-        conduct_options: ConductOptions[BatchLine],
+        caller: Caller[BatchLine],
     ) -> None:
         lines = read_batch_journal(directory)
         question = next(line for line in lines if isinstance(line, BatchQuestion))
-        super().__init__(directory, with_limits(plan, tuple(question.limits_bytes)), home, lines, conduct_options)
-        self._options = options
+        super().__init__(directory, with_limits(plan, tuple(question.limits_bytes)), home, lines, options, caller)
+        self._batch_options = options
 
     @abstractmethod
     def predict(self) -> None:
@@ -78,7 +79,9 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
 
     def conducted_line(self, conducted: Conducted) -> Conducted:
         """Return the line with this search's options."""
-        return msgspec.structs.replace(conducted, no_oom=self._options.no_oom, proof_steps=self._options.proof_steps)
+        return msgspec.structs.replace(
+            conducted, no_oom=self._batch_options.no_oom, proof_steps=self._batch_options.proof_steps
+        )
 
     def open(self) -> None:
         """End an orphaned process and predict the largest size."""
@@ -121,7 +124,7 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
 
     def _confirm(self, batch_size: int) -> None:
         """Make the confirmation run, a normal run with data, or take the one of a killed conductor."""
-        began_s, steps = self._clock_s(), self._options.proof_steps
+        began_s, steps = self._clock_s(), self._batch_options.proof_steps
         plan = self.plan_size(batch_size, steps, min(UNTIMED_CONFIRMATION_STEPS, steps - 1))
         directory = self._live = self._adopt_confirmation(plan) or self._start(plan, CONFIRMATION)
         result = wait_for_result(directory, self._raise_if_cancelled)
@@ -162,4 +165,4 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
         return taken
 
     def _state(self) -> BatchState:
-        return state_of_batch_journal(self._lines, self._options.no_oom)
+        return state_of_batch_journal(self._lines, self._batch_options.no_oom)

@@ -7,18 +7,14 @@ that fits by the line. A size near the boundary is tried first only while the er
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainfast_runner.memory.model import largest_fitting
-from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.run_file import CONFIRM
-from trainfast_runner.search.journal.batch import BatchLine, BatchQuestion, ConfirmationRun, Predicted, Probe
-from trainfast_runner.search.journal.memory_lines import MemoryLines, fit_lines
+from trainfast_runner.search.batch.state import LARGEST_BATCH, BatchState, lines_by_rank, tightest
+from trainfast_runner.search.journal.memory_lines import MemoryLines
 from trainfast_runner.units import mebibytes
 
-LARGEST_BATCH = 1 << 20
-"""No batch size above this is tried."""
 MOST_PROBES = 16
 MOST_VOID = 4
 TOLERANCE_SHARE, TOLERANCE_BYTES = 0.03, 48 << 20
@@ -26,47 +22,6 @@ TOLERANCE_SHARE, TOLERANCE_BYTES = 0.03, 48 << 20
 ALIGNED = 8
 SMALL_SHARE = 8
 """The first size is this part of the predicted maximum: quick, and large enough for a slope."""
-
-
-@dataclass(frozen=True)
-class BatchState:
-    """State of a search: the question, and every size tried.
-
-    Limits are bytes by rank, empty on a GPU without memory_limit.
-    """
-
-    device: str
-    world_size: int
-    limits_bytes: tuple[int, ...] = ()
-    predicted: Predicted | None = None
-    probes: tuple[Probe, ...] = ()
-    confirmations: tuple[ConfirmationRun, ...] = ()
-    no_oom: bool = False
-
-    @property
-    def fitting(self) -> list[Probe]:
-        """Probes that fitted, the smallest first."""
-        return sorted((probe for probe in self.probes if probe.outcome == "fits"), key=lambda probe: probe.batch_size)
-
-    @property
-    def best(self) -> int:
-        """The largest size that fitted; 0 before any did."""
-        return max((probe.batch_size for probe in self.fitting), default=0)
-
-    @property
-    def largest_allowed(self) -> int:
-        """The largest size that may be tried: a script's data fills no larger one."""
-        return min((probe.batch_size for probe in self.probes if probe.fills_data), default=LARGEST_BATCH)
-
-    @property
-    def too_large(self) -> int | None:
-        """The smallest size that ran out of memory in a probe."""
-        return min((probe.batch_size for probe in self.probes if probe.outcome == "oom"), default=None)
-
-    @property
-    def tried(self) -> int:
-        """Number of probes that count."""
-        return sum(probe.outcome != "void" for probe in self.probes)
 
 
 @dataclass(frozen=True)
@@ -82,45 +37,6 @@ class BatchDecision:
     fits: tuple[MemoryLines, ...] = ()
     tightest_rank: int | None = None
     needs_bytes: int | None = None
-
-
-def state_of_batch_journal(lines: Sequence[BatchLine], no_oom: bool = False) -> BatchState:
-    """Return the state of a search from the lines of its journal."""
-    asked = next(line for line in lines if isinstance(line, BatchQuestion))
-    return BatchState(
-        device=asked.device,
-        world_size=asked.world_size,
-        limits_bytes=tuple(asked.limits_bytes),
-        predicted=newest(lines, Predicted),
-        probes=tuple(line for line in lines if isinstance(line, Probe)),
-        confirmations=tuple(line for line in lines if isinstance(line, ConfirmationRun)),
-        no_oom=no_oom,
-    )
-
-
-def lines_by_rank(state: BatchState) -> tuple[MemoryLines, ...]:
-    """Fit each rank; empty before any size fitted."""
-    slope = state.predicted.bytes_per_sample if state.predicted is not None else None
-    fits = _fits(state, slope)
-    too_large = state.too_large
-    if too_large is not None and len(state.fitting) == 1 and all(fit.surely_fits(too_large) for fit in fits):
-        # The prediction said that this would fit.
-        fits = _fits(state, None)
-    return fits
-
-
-def _fits(state: BatchState, slope: float | None) -> tuple[MemoryLines, ...]:
-    fits = []
-    for rank in range(state.world_size):
-        points, limit = _points(state, rank)[0], _limit(state, rank)
-        if points and limit is not None:
-            fits.append(fit_lines(rank, points, limit, state.device, slope))
-    return tuple(fits)
-
-
-def tightest(fits: Sequence[MemoryLines], batch_size: int) -> MemoryLines:
-    """Return the fit that leaves the least at this batch size."""
-    return min(fits, key=lambda fit: fit.limit_bytes - fit.need_bytes(batch_size))
 
 
 def decide(state: BatchState) -> BatchDecision:
@@ -295,36 +211,6 @@ def ceiling(state: BatchState, fits: tuple[MemoryLines, ...], best: int) -> int:
 def tolerance_bytes(need_bytes: float) -> float:
     """Return the bytes by which a size may need more than the maximum, which needs `need_bytes`, and stay untried."""
     return max(TOLERANCE_SHARE * need_bytes, TOLERANCE_BYTES)
-
-
-def uncounted_bytes(state: BatchState, rank: int) -> int:
-    """Bytes the rank's limit counts beyond its peak, at the largest size where both were measured."""
-    return _points(state, rank)[1]
-
-
-def _points(state: BatchState, rank: int) -> tuple[dict[int, dict[str, int]], int]:
-    """A rank's peaks by batch size and phase with the bytes its limit counts beyond them, and the last such bytes."""
-    points: dict[int, dict[str, int]] = {}
-    beyond = 0
-    for probe in state.fitting:
-        for peaks in probe.ranks:
-            if peaks.rank == rank and peaks.phase_peaks:
-                if peaks.limit_peak_bytes is not None:
-                    beyond = max(0, peaks.limit_peak_bytes - max(peaks.phase_peaks.values()))
-                points[probe.batch_size] = {phase: peak + beyond for phase, peak in peaks.phase_peaks.items()}
-    return points, beyond
-
-
-def _limit(state: BatchState, rank: int) -> int | None:
-    """The rank's limit in bytes, or its last reported available memory if that is less; None if neither is known."""
-    available = [
-        peaks.available_bytes
-        for probe in state.probes
-        for peaks in probe.ranks
-        if peaks.rank == rank and peaks.available_bytes
-    ]
-    limits = [state.limits_bytes[min(rank, len(state.limits_bytes) - 1)]] if state.limits_bytes else []
-    return min([*limits, *available[-1:]], default=None)
 
 
 def _why_confirm(fits: tuple[MemoryLines, ...], best: int, size: int, above: str) -> str:

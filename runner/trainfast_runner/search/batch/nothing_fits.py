@@ -17,7 +17,7 @@ from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_records import read_records
 from trainfast_runner.results.explained_run import held_by, models_of, trace_changes
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.batch.decide import BatchState
+from trainfast_runner.search.batch.state import BatchState
 from trainfast_runner.search.journal.batch import BatchEnded, Change, ConfirmationRun, Probe
 
 TRACES_WITHIN_S = 30.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
@@ -16,26 +15,11 @@ from trainfast_runner.search.cool_down import check_coolable
 from trainfast_runner.search.journal.batch import BatchQuestion, read_batch_journal
 from trainfast_runner.search.journal.lines import SearchJournal
 from trainfast_runner.search.limits import limits_of
+from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.search.searches import key_of, new_search, unfinished
 from trainfast_runner.settings.world import strategy_of
 from trainfast_runner.worker.allocator import malloc_settings
 from trainfast_runner.worker.catalog import STRATEGIES, nearest_strategy
-
-
-@dataclass(frozen=True)
-class BatchSearchOptions:
-    """Options of a search.
-
-    `no_oom` never runs out of memory on purpose, `proof_steps` is the length of the confirmation run, `fresh` ignores
-    an unfinished search, `wait` queues behind a run on the same device, `cool_to_c` is the temperature below which
-    each process starts.
-    """
-
-    no_oom: bool = False
-    proof_steps: int = 10
-    fresh: bool = False
-    wait: bool = False
-    cool_to_c: float | None = None
 
 
 def check_plan(plan: RunPlan, options: BatchSearchOptions) -> None:

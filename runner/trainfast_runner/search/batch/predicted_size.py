@@ -12,7 +12,7 @@ from trainfast_runner.memory.model import MemoryModel, largest_fitting
 from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.memory.tracing import cached_model, trace_model
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.batch.decide import LARGEST_BATCH
+from trainfast_runner.search.batch.state import LARGEST_BATCH
 from trainfast_runner.search.journal.batch import Predicted
 from trainfast_runner.search.traced_script import TracedPeak
 

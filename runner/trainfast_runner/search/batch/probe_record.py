@@ -14,7 +14,7 @@ from trainfast_runner.records.run_records import TELEMETRY_FILE, read_records
 from trainfast_runner.records.telemetry_lines import read_ticks
 from trainfast_runner.records.tick import Tick
 from trainfast_runner.records.warm_process import ProbeLine
-from trainfast_runner.search.batch.decide import BatchState, lines_by_rank, tightest
+from trainfast_runner.search.batch.state import BatchState, lines_by_rank, tightest
 from trainfast_runner.search.journal.batch import ConfirmationRun, Probe, RankPeaks
 from trainfast_runner.units import highest, mebibytes
 

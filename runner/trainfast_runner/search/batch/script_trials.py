@@ -21,10 +21,10 @@ from trainfast_runner.records.run_records import read_records
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.conduct import MakeConductor
 from trainfast_runner.search.batch.conductor import BatchConductor
-from trainfast_runner.search.batch.opening import BatchSearchOptions, check_options
+from trainfast_runner.search.batch.opening import check_options
 from trainfast_runner.search.batch.predicted_size import predict_script_size
 from trainfast_runner.search.batch.probe_record import highest_peaks, probe_of_ended_run
-from trainfast_runner.search.conductor import ConductOptions
+from trainfast_runner.search.conductor import Caller
 from trainfast_runner.search.journal.batch import (
     BatchEnded,
     BatchLaunched,
@@ -34,6 +34,7 @@ from trainfast_runner.search.journal.batch import (
     Probe,
     RankPeaks,
 )
+from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.search.orphaned_runs import adopt_ended, runs_of_search
 from trainfast_runner.search.processes import Interrupted, wait_for_result
 from trainfast_runner.search.script_runs import TrialPlan, trial_plan_of, why_incompatible, with_trace
@@ -58,10 +59,10 @@ class ScriptBatchConductor(BatchConductor):
         plan: RunPlan,
         home: Home,
         options: BatchSearchOptions,
-        conduct_options: ConductOptions[BatchLine],
+        caller: Caller[BatchLine],
         trial_plan: TrialPlan,
     ) -> None:
-        super().__init__(directory, plan, home, options, conduct_options)
+        super().__init__(directory, plan, home, options, caller)
         self._trial_plan = trial_plan
         recorded = {line.run_id for line in self._lines if isinstance(line, Probe)}
         left = runs_of_search(home, directory.name) if len(self._lines) > 1 else {}

@@ -28,11 +28,11 @@ from trainfast_runner.search.best.measure.orphaned_best_runs import OrphanedBest
 from trainfast_runner.search.best.measure.trial import WantedTrial, take_trial
 from trainfast_runner.search.best.measure.trial_record import trial_of_run
 from trainfast_runner.search.best.orders import read_orders
-from trainfast_runner.search.best.question.opening import BestOptions, BestPlan
+from trainfast_runner.search.best.question.opening import BestPlan
 from trainfast_runner.search.best.step_rule import UNTIMED
 from trainfast_runner.search.best.too_large import Failure, closest_to_fit, oom_failure
 from trainfast_runner.search.candidate_spec import candidate_spec
-from trainfast_runner.search.conductor import ConductOptions, Conductor, conduct_alone, worked_seconds
+from trainfast_runner.search.conductor import Caller, Conductor, conduct_alone, worked_seconds
 from trainfast_runner.search.journal.best import (
     BestEnded,
     BestLaunched,
@@ -47,6 +47,7 @@ from trainfast_runner.search.journal.best import (
     read_best_journal,
 )
 from trainfast_runner.search.journal.lines import Conducted
+from trainfast_runner.search.options import SearchOptions
 from trainfast_runner.search.processes import Interrupted, WarmProcess, wait_for_result
 from trainfast_runner.search.speed.speeds import with_predicted_speed
 from trainfast_runner.search.speed.trial_rates import steps_for
@@ -63,7 +64,7 @@ def conduct_best(
     directory: Path,
     best: BestPlan,
     home: Home,
-    options: BestOptions,
+    options: SearchOptions,
     *,
     on_line: Callable[[BestLine], None] = lambda line: None,
     is_cancelled: Callable[[], bool] = lambda: False,
@@ -76,15 +77,17 @@ def conduct_best(
     Raises UserError when another process conducts the search, when its device is in use, and when the budget does not
     pay for the baseline.
     """
-    conduct_options = ConductOptions(options.wait, options.cool_to_c, on_line, is_cancelled, began_ns)
-    return conduct_alone(directory, lambda: BestConductor(directory, best, home, conduct_options))
+    caller = Caller(on_line, is_cancelled, began_ns)
+    return conduct_alone(directory, lambda: BestConductor(directory, best, home, options, caller))
 
 
 class BestConductor(Conductor[BestLine, BestEnded]):
     """Conducts a best-fit search: trials in warm processes, then cold runs in fresh ones."""
 
-    def __init__(self, directory: Path, best: BestPlan, home: Home, conduct_options: ConductOptions[BestLine]) -> None:
-        super().__init__(directory, best.plan, home, read_best_journal(directory), conduct_options)
+    def __init__(
+        self, directory: Path, best: BestPlan, home: Home, options: SearchOptions, caller: Caller[BestLine]
+    ) -> None:
+        super().__init__(directory, best.plan, home, read_best_journal(directory), options, caller)
         self._question = next(line for line in self._lines if isinstance(line, BestQuestion))
         self._survey = best.survey
         self._space = best.space

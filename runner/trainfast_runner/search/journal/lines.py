@@ -62,6 +62,18 @@ class Resumed(Line, frozen=True, kw_only=True, tag="resumed"):
     """The search was resumed after a pause, or the device it waited for is free."""
 
 
+class Ended(Line, frozen=True, kw_only=True):
+    """The end of a search: `state` is answered, nothing_fits, failed or cancelled, with the reason in words.
+
+    `seconds` is the time all conductors worked on it, without pauses and waits for another run. After `cancelled` the
+    same command continues.
+    """
+
+    state: str
+    reason: str = ""
+    seconds: float = 0.0
+
+
 def state_of_search(
     directory: Path, *, end: str | None, is_conducted: bool, is_asked: bool, is_paused: bool, has_step: bool
 ) -> str:

@@ -9,7 +9,8 @@ from typing import Any
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.search.best.question.baseline_cost import earlier_starts
-from trainfast_runner.search.best.question.opening import BestOptions, BestPlan, check_new_budget, find_unfinished
+from trainfast_runner.search.best.question.opening import BestPlan, check_new_budget, find_unfinished
+from trainfast_runner.search.options import SearchOptions
 from trainfast_runner.search.speed.trial_rates import Starts, process_key
 
 COLD_RUNS = 6
@@ -39,7 +40,7 @@ class Estimate:
     grid_s: float
 
 
-def estimate(best: BestPlan, home: Home, options: BestOptions) -> Estimate:
+def estimate(best: BestPlan, home: Home, options: SearchOptions) -> Estimate:
     """Return the candidates' count and the expected time; the trials end within the budget.
 
     Raises UserError for a budget that the search itself would refuse.

@@ -23,22 +23,10 @@ from trainfast_runner.search.candidate_spec import BATCH_KNOBS, MESH, candidate_
 from trainfast_runner.search.cool_down import check_coolable
 from trainfast_runner.search.journal.best import BestQuestion, Space, read_best_journal
 from trainfast_runner.search.journal.lines import SearchJournal
+from trainfast_runner.search.options import SearchOptions
 from trainfast_runner.search.searches import SET_BY_A_SEARCH, key_of_question, new_search, unfinished
 from trainfast_runner.settings.spec import RunSpec, expand_paths
 from trainfast_runner.settings.world import device_choice, device_count, devices_asked
-
-
-@dataclass(frozen=True)
-class BestOptions:
-    """Options of a best-fit search.
-
-    `fresh` ignores an unfinished search and the effects of earlier ones, `wait` queues behind a run on the same device,
-    `cool_to_c` is the temperature below which each process starts.
-    """
-
-    fresh: bool = False
-    wait: bool = False
-    cool_to_c: float | None = None
 
 
 @dataclass(frozen=True)
@@ -51,7 +39,7 @@ class BestPlan:
     space: Space
 
 
-def plan_best(spec: RunSpec, request: BestRequest, options: BestOptions, python: str | None = None) -> BestPlan:
+def plan_best(spec: RunSpec, request: BestRequest, options: SearchOptions, python: str | None = None) -> BestPlan:
     """Check a question against this machine and the training Python. Raises UserError; starts nothing.
 
     Without a global batch the preset's own is kept, so that the training stays the same, unless the batch is varied.
@@ -116,7 +104,7 @@ def _gpus_of(survey: Survey, space: Space) -> list[str]:
     return [gpu.uuid for gpu in chosen.gpus if gpu.uuid]
 
 
-def open_best(best: BestPlan, home: Home, options: BestOptions) -> Path:
+def open_best(best: BestPlan, home: Home, options: SearchOptions) -> Path:
     """Return the directory of the search this question continues, or of a new one with its first line written.
 
     Raises UserError when the budget of a new one does not pay for the baseline, as far as earlier runs tell.
@@ -137,7 +125,7 @@ def open_best(best: BestPlan, home: Home, options: BestOptions) -> Path:
     return directory
 
 
-def find_unfinished(best: BestPlan, home: Home, options: BestOptions) -> Path | None:
+def find_unfinished(best: BestPlan, home: Home, options: SearchOptions) -> Path | None:
     """Return the directory of the unfinished search that this question continues; None for a new search."""
     return None if options.fresh else unfinished(home, best_key(best), read_best_journal)
 

@@ -17,7 +17,7 @@ from trainfast_runner.machine.devices import Machine, detect_machine
 from trainfast_runner.records.script_run import OUR_KNOBS
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best.candidates import default_global_batch
-from trainfast_runner.search.best.question.opening import BestOptions, BestPlan, global_batch_of, question_of
+from trainfast_runner.search.best.question.opening import BestPlan, global_batch_of, question_of
 from trainfast_runner.search.best.question.request import BestRequest, check_request
 from trainfast_runner.search.best.question.script_memory import with_fitted_memory, with_seen_samples
 from trainfast_runner.search.best.question.survey import Survey
@@ -27,6 +27,7 @@ from trainfast_runner.search.candidate_spec import BATCH_KNOBS
 from trainfast_runner.search.cool_down import check_coolable
 from trainfast_runner.search.journal.best import UNNAMED, BestLine, BestQuestion, Candidate, Space, Trial
 from trainfast_runner.search.limits import limits_of
+from trainfast_runner.search.options import SearchOptions
 from trainfast_runner.search.script_runs import TrialPlan, trial_plan_of, with_trace
 from trainfast_runner.search.searches import SET_BY_A_SEARCH
 from trainfast_runner.settings.knob_type import KnobValues
@@ -97,7 +98,11 @@ class ScriptSurvey(Survey):
 
 
 def plan_script_best(
-    preset: ScriptPreset, settings: Sequence[str], request: BestRequest, options: BestOptions, python: str | None = None
+    preset: ScriptPreset,
+    settings: Sequence[str],
+    request: BestRequest,
+    options: SearchOptions,
+    python: str | None = None,
 ) -> BestPlan:
     """Check a question about a script against this machine. Raises UserError; starts nothing.
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from trainfast_runner.running.scripts.script_spec import settings_of
-from trainfast_runner.search.best.question.opening import BestOptions, BestPlan, plan_best
+from trainfast_runner.search.best.question.opening import BestPlan, plan_best
 from trainfast_runner.search.best.question.request import BestRequest
 from trainfast_runner.search.best.question.script_survey import plan_script_best
+from trainfast_runner.search.options import SearchOptions
 from trainfast_runner.settings.spec import RunSpec
 
 
-def plan_spec_best(spec: RunSpec, request: BestRequest, options: BestOptions, python: str | None = None) -> BestPlan:
+def plan_spec_best(spec: RunSpec, request: BestRequest, options: SearchOptions, python: str | None = None) -> BestPlan:
     """Check a question against this machine and the training Python. Raises UserError; starts nothing."""
     if spec.script is None:
         return plan_best(spec, request, options, python)
