@@ -189,8 +189,8 @@ def _step_time(measured: list[Step]) -> StepTime:
         p50=percentile(times, 0.5),
         p90=percentile(times, 0.9),
         p99=percentile(times, 0.99),
-        mad={name: one.mad for name, one in phases.items() if one.mad is not None},
-        **{name: one.median for name, one in phases.items()},
+        mad={name: phase.mad for name, phase in phases.items() if phase.mad is not None},
+        **{name: phase.median for name, phase in phases.items()},
     )
 
 

@@ -46,8 +46,8 @@ def with_trace(plan: RunPlan) -> RunPlan:
 
 def why_incompatible(result: Result, knobs: Collection[str]) -> str | None:
     """Why a trial was not of the settings asked for: the script overrode one of these knobs; None if it did not."""
-    for one in result.script.overridden if result.script is not None else ():
-        if one.knob in knobs:
-            ran = "nothing shows what ran" if one.ran is None else f"{one.ran} ran"
-            return f"{one.knob}={one.asked} is incompatible with the script: {ran}, by {one.by}"
+    for override in result.script.overridden if result.script is not None else ():
+        if override.knob in knobs:
+            ran = "nothing shows what ran" if override.ran is None else f"{override.ran} ran"
+            return f"{override.knob}={override.asked} is incompatible with the script: {ran}, by {override.by}"
     return None

@@ -96,7 +96,7 @@ def unfinished(home: Home, key: str, read: ReadJournal = read_batch_journal) -> 
     One that ended before it tried anything, as by a refusal, does not hide an older one that did.
     `read` reads the journals of one kind of search; those of the other kind then have no first line.
     """
-    search = _newest_open(search_directories(home), lambda one: one == key, read)
+    search = _newest_open(search_directories(home), lambda own_key: own_key == key, read)
     return None if search is None else search[0]
 
 
@@ -109,8 +109,8 @@ def search_before_edit(home: Home, directory: Path, read: ReadJournal = read_bat
     key = first.key if isinstance(first, BatchQuestion | BestQuestion) else ""
     question, dot, _ = key.partition(".")
     begun = directory.name[:STAMP_CHARACTERS]
-    older = [one for one in search_directories(home) if one.name[:STAMP_CHARACTERS] <= begun and one != directory]
-    search = _newest_open(older, lambda one: bool(dot) and one.partition(".")[0] == question, read)
+    older = [path for path in search_directories(home) if path.name[:STAMP_CHARACTERS] <= begun and path != directory]
+    search = _newest_open(older, lambda own_key: bool(dot) and own_key.partition(".")[0] == question, read)
     return None if search is None or search[1] == key else search[0]
 
 
@@ -149,7 +149,7 @@ def newest_search(home: Home, kind: str = BATCH_TAG) -> Path | None:
     One that was cut short before it tried anything does not hide an older one. Raises UserError when they cannot be
     listed.
     """
-    searches = [one for one in search_directories(home)[: -NEWEST_SEARCHES_READ - 1 : -1] if kind_of(one) == kind]
+    searches = [path for path in search_directories(home)[: -NEWEST_SEARCHES_READ - 1 : -1] if kind_of(path) == kind]
     live = next((directory for directory in searches if is_conducted(directory)), None)
     if live is not None or not searches:
         return live

@@ -276,10 +276,10 @@ class DeviceTrack:
         """
         begin, end, ns = self._within(begin_ns), self._within(end_ns), end_ns - begin_ns
         outages = [
-            (covered, part, one.grown)
-            for one in self._outages
-            if (covered := min(end_ns, one.end_ns) - max(begin_ns, one.begin_ns)) > 0
-            and ((part := covered / (one.end_ns - one.begin_ns)) == 1 or not whole_outages)
+            (covered, part, outage.grown)
+            for outage in self._outages
+            if (covered := min(end_ns, outage.end_ns) - max(begin_ns, outage.begin_ns)) > 0
+            and ((part := covered / (outage.end_ns - outage.begin_ns)) == 1 or not whole_outages)
         ]
 
         def amount(rate: _Rate, counter: str, most: float = math.inf) -> float | None:

@@ -59,11 +59,11 @@ def energy(
     if window is None or not is_sampled(sampled, window):
         return Energy()
     for device, of_device in zip(devices, sampled, strict=True):
-        meanwhile = [one for one in of_device if window.begin_ns <= one[0] <= window.end_ns]
+        meanwhile = [reading for reading in of_device if window.begin_ns <= reading[0] <= window.end_ns]
         if (doubt := energy_distrust(meanwhile) or energy_distrust(of_device)) is not None:
             return Energy(reason=f"GPU {device.index}: {doubt}")
     joules = [device.energy_joules for device in devices]
-    total = sum(one for one in joules if one is not None)
+    total = sum(value for value in joules if value is not None)
     if not joules or None in joules:
         return Energy()
     integrated = any(device.energy_source == INTEGRATED_POWER for device in devices)
@@ -131,7 +131,7 @@ def _absence(index: int | None, outage: Outage, window: Window | None) -> dict[s
         "seconds": (ended_ns - began_ns) / 1e9,
         "back": outage.back,
         "measured_fraction": 0.0 if window is None else max(0, covered) / (window.end_ns - window.begin_ns),
-        "throttled_ms": {one.name: ns / 1e6 for one in CAUSES if (ns := outage.grown.get(one.name, 0.0)) > 0},
+        "throttled_ms": {cause.name: ns / 1e6 for cause in CAUSES if (ns := outage.grown.get(cause.name, 0.0)) > 0},
     }
 
 

@@ -18,7 +18,7 @@ def joined_steps(directory: Path) -> list[tuple[Step, StepConditions | None]]:
     """Every readable step of the lowest rank, in order; None beside a step of a run that watches no device."""
     records = read_records(directory)
     steps = records.first_rank_steps
-    conditions = {one.step: one for one in _conditions(records, steps)}
+    conditions = {condition.step: condition for condition in _conditions(records, steps)}
     return [(step, conditions.get(step.step)) for step in steps]
 
 
@@ -35,7 +35,7 @@ def _conditions(records: RunRecords, steps: list[Step]) -> list[StepConditions]:
     join = join_of(records.devices, run.watch_uuids, ranks_with_samples(run))
     for step in steps:
         join.add(step)
-    return [_of_run(one, run.device_uuids) for one in join.joined(final=True)]
+    return [_of_run(step, run.device_uuids) for step in join.joined(final=True)]
 
 
 def _of_run(conditions: StepConditions, used: Collection[str]) -> StepConditions:

@@ -95,12 +95,12 @@ def _blocks(
 
 def _at_its_level(block: _Block, settled: Sequence[_Block]) -> bool:
     """True if a block is like the blocks of the second half, within their scatter."""
-    times = [one.step_ms for one in settled]
+    times = [step.step_ms for step in settled]
     middle = statistics.median(times)
     scatter = MAD_TO_SIGMA * statistics.median(abs(ms - middle) for ms in times)
     if abs(block.step_ms - middle) > max(DRIFT_OF_STEP * middle, SIGMAS * scatter):
         return False
-    degrees = [one.temperature_c for one in settled if one.temperature_c is not None]
+    degrees = [step.temperature_c for step in settled if step.temperature_c is not None]
     return (
         not degrees or block.temperature_c is None or abs(block.temperature_c - statistics.median(degrees)) <= DRIFT_C
     )

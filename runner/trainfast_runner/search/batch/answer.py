@@ -22,7 +22,7 @@ def answer_of(state: BatchState) -> BatchAnswer:
     confirmation = state.confirmations[-1]
     most, fits = confirmation.batch_size, lines_by_rank(state)
     tight = tightest(fits, most)
-    line = max(tight.lines, key=lambda one: one.at(most))
+    line = max(tight.lines, key=lambda phase_line: phase_line.at(most))
     margins = _margins(state, tight, most)
     recommended = _recommended(state, fits, most, sum(margin.margin_bytes for margin in margins))
     fastest, rate = _fastest(state)
@@ -108,7 +108,7 @@ def _margins(state: BatchState, tight: MemoryLines, most: int) -> list[Margin]:
         )
         margins.append(Margin(margin_bytes=fragments, why="fragmentation, what the allocator reserved beyond its peak"))
         available = [rank.available_bytes for probe in state.probes for rank in probe.ranks if rank.rank == tight.rank]
-        seen = [one for one in available if one is not None]
+        seen = [value for value in available if value is not None]
         others = max(seen) - min(seen) if seen else 0
         margins.append(Margin(margin_bytes=others, why="other users of the GPU, whose share changed while searching"))
     margins.append(Margin(margin_bytes=0, why="evaluation, which needs less: it keeps nothing for a backward"))

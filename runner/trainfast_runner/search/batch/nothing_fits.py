@@ -33,15 +33,15 @@ def nothing_fits(
     if failed is None or run is None:
         return BatchEnded(state="nothing_fits", reason=why)
     phase = failed.phase if isinstance(failed, Probe) else None
-    one = msgspec.structs.replace(run, knobs={**run.knobs, "batch_size": 1}, predicted=None)
+    single = msgspec.structs.replace(run, knobs={**run.knobs, "batch_size": 1}, predicted=None)
     result = read_result(home.directory(failed.run_id))
     rank = failed.rank if isinstance(failed, Probe) else None
     error = (result.error if result is not None else None) or RunError(rank=rank, phase=phase, message=failed.reason)
     held = failed.peak_allocated_bytes if isinstance(failed, Probe) else None
     if held is None and failed.batch_size == 1:
         held = held_by(read_records(home.directory(failed.run_id)), error)
-    _trace_changes(one, error, plan.python, held, raise_if_cancelled)
-    explained = explain(one, error, failed.reason, models_of(one, plan.python), held_bytes=held)
+    _trace_changes(single, error, plan.python, held, raise_if_cancelled)
+    explained = explain(single, error, failed.reason, models_of(single, plan.python), held_bytes=held)
     missing = missing_bytes(explained, failed)
     changes = [
         Change(**msgspec.structs.asdict(change)) for change in explained.changes if "batch_size" not in change.settings
@@ -74,4 +74,4 @@ def missing_bytes(explained: OomExplanation, failed: Probe | ConfirmationRun) ->
 def _last_failure(state: BatchState) -> Probe | ConfirmationRun | None:
     failed: list[Probe | ConfirmationRun] = [probe for probe in state.probes if probe.outcome == "oom"]
     failed += [confirmation for confirmation in state.confirmations if confirmation.state == "oom"]
-    return min(failed, key=lambda one: one.batch_size, default=None)
+    return min(failed, key=lambda probe: probe.batch_size, default=None)

@@ -27,7 +27,7 @@ def probe_of(
 ) -> Probe:
     """The record of one size from its ranks' answers; `void` is the reason why the probe does not count, or None."""
     out = next((line for line in answers.values() if line.outcome == "oom"), None)
-    ranks = [_rank_peaks(rank, one) for rank, one in sorted(answers.items())]
+    ranks = [_rank_peaks(rank, answer) for rank, answer in sorted(answers.items())]
     if out is not None or void is not None:
         line = out or next(iter(answers.values()))
         return Probe(
@@ -36,7 +36,7 @@ def probe_of(
             run_id=run_id,
             seconds=seconds,
             reason=void or line.message or "",
-            rank=next(rank for rank, one in answers.items() if one is line),
+            rank=next(rank for rank, answer in answers.items() if answer is line),
             phase=line.phase,
             phase_peaks=line.phase_peaks,
             peak_allocated_bytes=line.peak_allocated_bytes,
@@ -76,7 +76,7 @@ def _at_the_tightest(state: BatchState, probe: Probe) -> Probe:
     """Add the phase and the peaks of the rank that was nearest to its limit."""
     fits = lines_by_rank(replace(state, probes=(*state.probes, probe)))
     rank = tightest(fits, probe.batch_size).rank if fits else 0
-    peaks = next(one for one in probe.ranks if one.rank == rank)
+    peaks = next(peaks for peaks in probe.ranks if peaks.rank == rank)
     return msgspec.structs.replace(
         probe,
         rank=rank,

@@ -125,8 +125,8 @@ class ScriptBatchConductor(BatchConductor):
         """Return the record of an ended confirmation run, with what the limit counted."""
         record = super().confirmation_of(directory, result, batch_size, seconds)
         peaks = [
-            msgspec.structs.replace(one, peak_allocated_bytes=one.phase_peaks[SCRIPT_PHASE])
-            for one in peaks_of(directory, self._available())
+            msgspec.structs.replace(peaks, peak_allocated_bytes=peaks.phase_peaks[SCRIPT_PHASE])
+            for peaks in peaks_of(directory, self._available())
         ]
         return msgspec.structs.replace(record, ranks=peaks)
 
@@ -149,9 +149,9 @@ def data_filled(result: Result, asked: int, best: int) -> int | None:
 
     A script that had run a size as asked (`best`, 0 before any) does not ignore the batch size.
     """
-    for one in result.script.overridden if result.script is not None else ():
-        if one.knob == "batch_size" and isinstance(one.ran, int) and 0 < best <= one.ran < asked:
-            return one.ran
+    for override in result.script.overridden if result.script is not None else ():
+        if override.knob == "batch_size" and isinstance(override.ran, int) and 0 < best <= override.ran < asked:
+            return override.ran
     return None
 
 
@@ -171,7 +171,7 @@ def fitting_probe(
 ) -> Probe:
     """The record of a size that fitted, from the records of its run."""
     ranks = peaks_of(directory, available_bytes)
-    tightest = max(ranks, key=lambda one: one.limit_peak_bytes or one.peak_allocated_bytes or 0)
+    tightest = max(ranks, key=lambda peaks: peaks.limit_peak_bytes or peaks.peak_allocated_bytes or 0)
     return Probe(
         batch_size=batch_size,
         outcome="fits",

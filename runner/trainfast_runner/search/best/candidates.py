@@ -79,9 +79,9 @@ def with_predictions(space: Space, bytes_of: Mapping[int, int | None], limit_byt
     """
     candidates = list(space.candidates)
     for number, needed in bytes_of.items():
-        one = candidates[number]
-        changed = msgspec.structs.replace(one, predicted_bytes=needed)
-        if one.ruled_out is None and needed is not None and limit_bytes is not None and needed > limit_bytes:
+        candidate = candidates[number]
+        changed = msgspec.structs.replace(candidate, predicted_bytes=needed)
+        if candidate.ruled_out is None and needed is not None and limit_bytes is not None and needed > limit_bytes:
             excess = needed - limit_bytes
             changed = msgspec.structs.replace(changed, excess_bytes=excess)
             if number != space.baseline:
@@ -111,9 +111,9 @@ def occurring(spec: RunSpec, machine: Machine, vary: Vary, global_batch: int) ->
     batch = _deciding_batch(vary)
     slices = _Slices(spec, machine)
     combinations = (dict(zip(batch, values, strict=True)) for values in itertools.product(*batch.values()))
-    kept = [one for one in combinations if slices.derive(one, set(vary), global_batch) is not None]
+    kept = [knobs for knobs in combinations if slices.derive(knobs, set(vary), global_batch) is not None]
     return {
-        name: [value for value in values if name not in batch or any(one[name] == value for one in kept)]
+        name: [value for value in values if name not in batch or any(knobs[name] == value for knobs in kept)]
         for name, values in vary.items()
     }
 
@@ -151,9 +151,9 @@ class _Slices:
         """The data-parallel degree with these knobs; 1 where the devices do not suffice, which is refused later."""
         key = tuple(knobs.get(name, self.spec.knobs[name]) for name in MESH)
         if key not in self._degrees:
-            one = candidate_spec(self.spec, dict(zip(MESH, key, strict=True)))
+            turned = candidate_spec(self.spec, dict(zip(MESH, key, strict=True)))
             try:
-                self._degrees[key] = data_parallel_degree(one.knobs, device_count(one, self.machine))
+                self._degrees[key] = data_parallel_degree(turned.knobs, device_count(turned, self.machine))
             except UserError:
                 self._degrees[key] = 1
         return self._degrees[key]
@@ -193,13 +193,13 @@ def _baseline(slices: _Slices, global_batch: int | None) -> KnobValues:
 
 
 def _candidate(slices: _Slices, knobs: RecordedKnobs, refuse: Callable[[RunSpec], UserError | None]) -> Candidate:
-    one = candidate_spec(slices.spec, knobs)
-    refusal = refuse(one)
-    batch, accumulation = (int(str(one.knobs[name])) for name in BATCH_KNOBS)
+    turned = candidate_spec(slices.spec, knobs)
+    refusal = refuse(turned)
+    batch, accumulation = (int(str(turned.knobs[name])) for name in BATCH_KNOBS)
     return Candidate(
         knobs=knobs,
-        process_knobs=process_knobs(one.knobs, knobs),
-        world_size=ranks_of(one, slices.machine) or 1,
+        process_knobs=process_knobs(turned.knobs, knobs),
+        world_size=ranks_of(turned, slices.machine) or 1,
         samples_per_step=batch * accumulation * slices.degree(knobs),
         ruled_out=None if refusal is None else "incompatible",
         reason="" if refusal is None else refusal.line(),

@@ -59,7 +59,7 @@ def why_throttled(devices: Sequence[DeviceConditions], begin_ns: int, end_ns: in
 def joules_of(devices: Sequence[DeviceConditions]) -> float | None:
     """Energy summed over the GPUs; None when one of them has no figure, and without any GPU."""
     joules = [device.energy_joules for device in devices]
-    known = [one for one in joules if one is not None]
+    known = [value for value in joules if value is not None]
     return sum(known) if joules and len(known) == len(joules) else None
 
 

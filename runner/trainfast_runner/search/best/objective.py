@@ -19,7 +19,9 @@ def objective_at(question: BestQuestion, candidate: Candidate, rate: float, star
 
 def objective_interval(question: BestQuestion, candidate: Candidate, rate: Interval, start_s: float) -> Interval:
     """Return the objective of a rate that is known within an interval; the longest time belongs to the lowest rate."""
-    low, median, high = (objective_at(question, candidate, one, start_s) for one in (rate.low, rate.median, rate.high))
+    low, median, high = (
+        objective_at(question, candidate, value, start_s) for value in (rate.low, rate.median, rate.high)
+    )
     return Interval(median=median, low=min(low, high), high=max(low, high))
 
 

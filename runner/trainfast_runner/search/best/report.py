@@ -67,7 +67,9 @@ def _answer(ended: BestEnded | None, space: Space | None, lines: Sequence[BestLi
         return {
             **dict.fromkeys(names),
             **{name: [] for name in ("ties", "effects", "pareto", "changes_training", "notes")},
-            "verdicts": [] if space is None else [_verdict(one, space) for one in verdicts_without_answer(lines)],
+            "verdicts": []
+            if space is None
+            else [_verdict(verdict, space) for verdict in verdicts_without_answer(lines)],
         }
     is_decided = ended.state == "answered" and answer.within_percent is None
     return {

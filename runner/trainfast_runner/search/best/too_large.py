@@ -65,4 +65,4 @@ def excess_words(needed_bytes: int, limit_bytes: int) -> str:
 
 def closest_to_fit(verdicts: Iterable[CandidateVerdict]) -> CandidateVerdict:
     """Return the verdict of the smallest excess; one without a figure where none has one. There must be a verdict."""
-    return min(verdicts, key=lambda one: math.inf if one.excess_bytes is None else one.excess_bytes)
+    return min(verdicts, key=lambda verdict: math.inf if verdict.excess_bytes is None else verdict.excess_bytes)

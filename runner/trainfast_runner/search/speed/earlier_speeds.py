@@ -62,14 +62,14 @@ def measured_speeds(home: Home, spec: RunSpec, device: DeviceName) -> list[Measu
     """
     own: list[MeasuredSpeed] = []
     others: list[MeasuredSpeed] = []
-    for one in _of_runs(home, device):
-        kept, most = (own, MOST_OF_MODEL) if training_of(one.spec) == training_of(spec) else (others, MOST_OF_OTHERS)
+    for speed in _of_runs(home, device):
+        kept, most = (own, MOST_OF_MODEL) if training_of(speed.spec) == training_of(spec) else (others, MOST_OF_OTHERS)
         if len(kept) < most:
-            kept.append(one)
-    for one in _of_trials(home, spec, device):
+            kept.append(speed)
+    for speed in _of_trials(home, spec, device):
         if len(own) == MOST_OF_MODEL:
             break
-        own.append(one)
+        own.append(speed)
     return [*own, *others]
 
 

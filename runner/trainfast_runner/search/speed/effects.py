@@ -129,7 +129,7 @@ class _Half:
     def shares(self, setting: Setting) -> tuple[list[float], list[float]]:
         """Sum and sum of squares, over these knobs, of the correlations of a setting with each different one."""
         tables = [self._correlations[knob][setting[knob]] for knob in self._knobs]
-        same = [[table[level] for table, level in zip(tables, one, strict=True)] for one in self._settings]
+        same = [[table[level] for table, level in zip(tables, setting, strict=True)] for setting in self._settings]
         return [sum(row) for row in same], [sum(map(mul, row, row)) for row in same]
 
 
@@ -257,7 +257,9 @@ class Posterior:
         for vector, component in zip(self._vectors, components, strict=True):
             vector.append(component)
         self.mean = [mean + component * whitened for mean, component in zip(self.mean, components, strict=True)]
-        self.variance = [one - component * component for one, component in zip(self.variance, components, strict=True)]
+        self.variance = [
+            variance - component * component for variance, component in zip(self.variance, components, strict=True)
+        ]
         if self._cached_candidate is not None:
             mine = components[self._cached_candidate]
             self._cached_column = [

@@ -101,10 +101,10 @@ class SpeedModel:
         self._training = training_of(spec)
         self._measured = measured
         self._parts = PARTS if calibrated else UNCALIBRATED
-        self._settings = [self._setting(one.spec, one.devices) for one, _ in measured]
-        self.own = sum(training_of(one.spec) == self._training for one, _ in measured)
+        self._settings = [self._setting(speed.spec, speed.devices) for speed, _ in measured]
+        self.own = sum(training_of(speed.spec) == self._training for speed, _ in measured)
         # The next run is as noisy as those before.
-        self._noise = statistics.median(one.variance for one, _ in measured) if measured else NOISE
+        self._noise = statistics.median(speed.variance for speed, _ in measured) if measured else NOISE
         self._calibrated = calibrated
 
     def predict(self, spec: RunSpec, devices: int, step: ExpectedStep) -> PredictedSpeed | Unknown:

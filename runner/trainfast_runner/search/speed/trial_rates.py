@@ -186,8 +186,8 @@ def _drift(trials: Sequence[Trial]) -> tuple[float, float] | None:
     last = [trial for trial in trials if trial.repeats]
     if not first or not last:
         return None
-    begin = [step for one in first for step in one.step_ms]
-    end = [step for one in last for step in one.step_ms]
+    begin = [step for trial in first for step in trial.step_ms]
+    end = [step for trial in last for step in trial.step_ms]
     size = math.log(statistics.median(begin) / statistics.median(end))
     return size, math.sqrt(MEDIAN_VARIANCE * (1 / len(begin) + 1 / len(end)))
 
@@ -211,9 +211,9 @@ def _robust_variance(deviations: Sequence[float]) -> float:
 def _pooled(trials: Sequence[Trial]) -> float:
     """The deviation of ln step time, pooled over all trials, on a grid."""
     residuals = [
-        abs(one) * math.sqrt(len(trial.step_ms) / (len(trial.step_ms) - 1))
+        abs(deviation) * math.sqrt(len(trial.step_ms) / (len(trial.step_ms) - 1))
         for trial in trials
-        for one in _deviations(trial.step_ms)
+        for deviation in _deviations(trial.step_ms)
     ]
     noise = MAD_TO_SIGMA * statistics.median(residuals) if residuals else DEFAULT_NOISE
     return float(GRID ** round(math.log(max(noise, LEAST_NOISE)) / math.log(GRID)))

@@ -131,7 +131,7 @@ def _log_rate(cold: ColdRanking, number: int) -> tuple[float, float] | None:
     state = cold.state
     # The real memory_limit slows every step of a CPU run.
     full = [run for run in state.cold_runs if run.role != "limit"]
-    runs = [one.samples_per_s for one in full if one.candidate == number and one.outcome == "measured"]
+    runs = [run.samples_per_s for run in full if run.candidate == number and run.outcome == "measured"]
     rates = [math.log(rate) for rate in runs if rate]
     if rates:
         deviation, quantile = cold.every.noise

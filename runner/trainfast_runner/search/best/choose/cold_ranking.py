@@ -74,12 +74,12 @@ class RunsByRole:
         """The ln of the objective of one run; None if it measured nothing."""
         if run.outcome != "measured" or not run.samples_per_s:
             return None
-        question, one = self._state.question, self._state.candidates[run.candidate]
+        question, candidate = self._state.question, self._state.candidates[run.candidate]
         if question.objective == "samples_per_joule":
             return math.log(run.samples_per_joule) if run.samples_per_joule else None
         if question.objective == "time":
-            return -math.log(run.start_s + (question.for_steps or 1) * one.samples_per_step / run.samples_per_s)
-        tokens = self._state.seq_len(one) if question.objective == "tokens_per_s" else 1
+            return -math.log(run.start_s + (question.for_steps or 1) * candidate.samples_per_step / run.samples_per_s)
+        tokens = self._state.seq_len(candidate) if question.objective == "tokens_per_s" else 1
         return math.log(run.samples_per_s * tokens)
 
     @cached_property

@@ -66,8 +66,8 @@ def _too_large(
     """Verdicts on a candidate that ran out of memory, and on larger batches that did not fit under its limit."""
     verdict = verdict_of(line, candidates[line.candidate])
     # Trials are not under memory_limit: that one fitted says nothing of a run that is.
-    like = [one for one in ran if _is_under_limit(one)] if _is_under_limit(line) else list(ran)
-    fitted = {one.candidate for one in like if one.outcome in TIMED_OUTCOMES}
+    like = [attempt for attempt in ran if _is_under_limit(attempt)] if _is_under_limit(line) else list(ran)
+    fitted = {attempt.candidate for attempt in like if attempt.outcome in TIMED_OUTCOMES}
     larger = [number for number in _larger_batches(line.candidate, candidates) if number not in fitted]
     reason = f"a smaller batch: {verdict.reason}"
     return [verdict, *(msgspec.structs.replace(verdict, candidate=number, reason=reason) for number in larger)]
@@ -79,14 +79,14 @@ def _is_under_limit(line: Trial | ColdRun) -> bool:
 
 def _larger_batches(number: int, candidates: Sequence[Candidate]) -> list[int]:
     """Candidates that differ from one only by a larger batch."""
-    one = candidates[number].knobs
-    if "batch_size" not in one:
+    knobs = candidates[number].knobs
+    if "batch_size" not in knobs:
         return []
-    rest = {name: value for name, value in one.items() if name not in ("batch_size", "grad_accum")}
+    rest = {name: value for name, value in knobs.items() if name not in ("batch_size", "grad_accum")}
     return [
         other
         for other, candidate in enumerate(candidates)
-        if candidate.knobs["batch_size"] > one["batch_size"]
+        if candidate.knobs["batch_size"] > knobs["batch_size"]
         and all(candidate.knobs[name] == value for name, value in rest.items())
     ]
 
@@ -94,29 +94,30 @@ def _larger_batches(number: int, candidates: Sequence[Candidate]) -> list[int]:
 def _other_losses(space: Space, ran: Sequence[Trial | ColdRun]) -> list[CandidateVerdict]:
     """Verdicts on candidates that train the same as the baseline and reach another loss on the same samples."""
     baseline = space.baseline
-    trials = [one for one in ran if isinstance(one, Trial)]
-    full = [one for one in ran if isinstance(one, ColdRun) and one.role != "limit"]  # under memory_limit: fewer steps
+    trials = [attempt for attempt in ran if isinstance(attempt, Trial)]
+    # Runs under memory_limit have fewer steps.
+    full = [attempt for attempt in ran if isinstance(attempt, ColdRun) and attempt.role != "limit"]
     own = next((trial.losses for trial in trials if trial.candidate == baseline and trial.losses), [])
-    run = next((one for one in full if one.candidate == baseline and one.last_loss is not None), None)
+    run = next((run for run in full if run.candidate == baseline and run.last_loss is not None), None)
     verdicts = []
     compared: list[Trial | ColdRun] = [*trials, *full]
-    for one in compared:
-        if one.outcome not in TIMED_OUTCOMES:
+    for attempt in compared:
+        if attempt.outcome not in TIMED_OUTCOMES:
             continue
-        if changes_training(space.candidates[one.candidate], space.candidates[baseline]):
+        if changes_training(space.candidates[attempt.candidate], space.candidates[baseline]):
             continue
         mine = theirs = first = None
-        if isinstance(one, Trial) and own and one.losses:
-            step = min(len(one.losses), len(own)) - 1
-            mine, theirs, first = one.losses[step], own[step], own[0]
-        elif isinstance(one, ColdRun) and run is not None:
-            mine, theirs, first = one.last_loss, run.last_loss, run.first_loss
+        if isinstance(attempt, Trial) and own and attempt.losses:
+            step = min(len(attempt.losses), len(own)) - 1
+            mine, theirs, first = attempt.losses[step], own[step], own[0]
+        elif isinstance(attempt, ColdRun) and run is not None:
+            mine, theirs, first = attempt.last_loss, run.last_loss, run.first_loss
         if mine is None or theirs is None:
             continue
         # A loss that has fallen far is compared by the way it came.
         if abs(mine - theirs) > LOSS_SHARE * max(abs(theirs), abs(first or 0.0)):
             reason = f"its loss was {mine:.4g} where the baseline's was {theirs:.4g}"
-            verdicts.append(CandidateVerdict(candidate=one.candidate, verdict="failed", reason=reason))
+            verdicts.append(CandidateVerdict(candidate=attempt.candidate, verdict="failed", reason=reason))
     return verdicts
 
 
@@ -125,7 +126,7 @@ def _failed_levels(ran: Sequence[Trial | ColdRun], rated: Collection[int], level
 
     Where these settings share several values that were never measured, it is the candidates with all of them.
     """
-    failed = {one.candidate: one for one in ran if one.outcome in UNUSABLE}
+    failed = {attempt.candidate: attempt for attempt in ran if attempt.outcome in UNUSABLE}
     if len(failed) < 2:
         return []
     measured = {pair for number in rated for pair in enumerate(levels.settings[number])}

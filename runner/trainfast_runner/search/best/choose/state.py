@@ -141,11 +141,11 @@ class BestState:
         objective = self.question.objective
         if objective in ("samples_per_s", "samples_per_joule"):
             return LogObjective(log_of_rate, 1.0)
-        one = self.candidates[number]
+        candidate = self.candidates[number]
         if objective == "tokens_per_s":
-            return LogObjective(log_of_rate + math.log(self.seq_len(one)), 1.0)
+            return LogObjective(log_of_rate + math.log(self.seq_len(candidate)), 1.0)
         start = self.start_s(number)
-        work = (self.question.for_steps or 1) * one.samples_per_step / math.exp(log_of_rate)
+        work = (self.question.for_steps or 1) * candidate.samples_per_step / math.exp(log_of_rate)
         return LogObjective(-math.log(start + work), work / (start + work))
 
     def seq_len(self, candidate: Candidate) -> int:
@@ -268,7 +268,7 @@ def _scales(
     before: BestState | None,
 ) -> Scales:
     """The scales of the greatest likelihood for the observations up to the last milestone."""
-    milestone = max((one for one in MILESTONES if one <= count), default=None)
+    milestone = max((number for number in MILESTONES if number <= count), default=None)
     if milestone is None:
         return Scales()
     seen = observations[: len(observations) - count + milestone]
@@ -278,7 +278,7 @@ def _scales(
     visits = [visit for visit in VISITS if visit >= least] or [least]
 
     score = cache(Likelihood(levels, seen, center).log_of)
-    best = Scales(visit=min(visits, key=lambda one: abs(one - Scales().visit)))
+    best = Scales(visit=min(visits, key=lambda visit: abs(visit - Scales().visit)))
     for _ in range(2):
         best = max((replace(best, main=main) for main in MAINS), key=score)
         best = max((replace(best, pair=pair) for pair in PAIRS), key=score)

@@ -36,7 +36,7 @@ class OrphanedBestRuns:
 
     def cold_runs(self) -> Iterator[tuple[BestLaunched, Path]]:
         """Yield each usable cold run, alive or not, whose launch the journal has."""
-        for run_id in [one for one in self._cold if one in self._launched]:
+        for run_id in [run_id for run_id in self._cold if run_id in self._launched]:
             del self._cold[run_id]
             if is_usable(directory := self._home.directory(run_id)):
                 yield self._launched[run_id], directory

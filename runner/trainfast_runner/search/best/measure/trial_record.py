@@ -61,5 +61,5 @@ def _timed_steps(directory: Path) -> tuple[list[float], int]:
     """The slowest rank's time of each timed step in ms, and the samples of a step on all ranks; 0 where unknown."""
     ranks = [[step for step in steps if not step.warmup] for steps in read_records(directory).steps.values()]
     steps = list(zip(*ranks, strict=False))  # a rank that was killed has fewer
-    samples = [sum(one.samples or 0 for one in same) for same in steps]
-    return [max(one.step_ms for one in same) for same in steps], statistics.median_low(samples) if samples else 0
+    samples = [sum(line.samples or 0 for line in same) for same in steps]
+    return [max(line.step_ms for line in same) for same in steps], statistics.median_low(samples) if samples else 0

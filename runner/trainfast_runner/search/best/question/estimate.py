@@ -49,11 +49,14 @@ def estimate(best: BestPlan, home: Home, options: SearchOptions) -> Estimate:
         check_new_budget(best, home)
     question, space = best.question, best.space
     legal = [candidate for candidate in space.candidates if candidate.ruled_out is None]
-    levels = {name: {repr(one.knobs[name]) for one in legal} for name in (legal[0].knobs if legal else ())}
+    levels = {name: {repr(candidate.knobs[name]) for candidate in legal} for name in (legal[0].knobs if legal else ())}
     trials = 1 + sum(len(values) - 1 for values in levels.values())
-    by_knob = [{repr(one.process_knobs[name]) for one in legal if name in one.process_knobs} for name in levels]
+    by_knob = [
+        {repr(candidate.process_knobs[name]) for candidate in legal if name in candidate.process_knobs}
+        for name in levels
+    ]
     needed = 1 + sum(max(0, len(values) - 1) for values in by_knob)
-    processes = min(needed, len({process_key(one.process_knobs) for one in legal}))
+    processes = min(needed, len({process_key(candidate.process_knobs) for candidate in legal}))
     each_s, basis = _start(best, home)
     trials_s = min(question.budget_s, processes * each_s + trials * TRIAL_S)
     return Estimate(

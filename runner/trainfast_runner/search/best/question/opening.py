@@ -99,7 +99,7 @@ def _gpus_of(survey: Survey, space: Space) -> list[str]:
         return []
     specs = [candidate_spec(survey.spec, {}), *survey.legal(space).values()]
     meshes = {tuple(spec.knobs[name] for name in MESH): spec for spec in specs}
-    widest = max(meshes.values(), key=lambda one: device_count(one, survey.machine))
+    widest = max(meshes.values(), key=lambda spec: device_count(spec, survey.machine))
     chosen = survey.machine.choose_gpus(device_choice(devices_asked(widest.knobs)), str(widest.knobs["strategy"]))
     return [gpu.uuid for gpu in chosen.gpus if gpu.uuid]
 

@@ -29,16 +29,16 @@ def with_fitted_memory(space: Space, trials: Iterable[Trial], limit_bytes: int |
     """
     tried: dict[Settings, dict[int, Trial]] = defaultdict(dict)
     for trial in trials:
-        one = space.candidates[trial.candidate]
-        if trial.peak_allocated_bytes is not None and "batch_size" in one.knobs:
-            tried[_others(one)].setdefault(one.knobs["batch_size"], trial)
+        candidate = space.candidates[trial.candidate]
+        if trial.peak_allocated_bytes is not None and "batch_size" in candidate.knobs:
+            tried[_others(candidate)].setdefault(candidate.knobs["batch_size"], trial)
     expected: dict[int, int | None] = {}
     too_large: dict[int, int | None] = {}
-    for number, one in enumerate(space.candidates):
-        like, batch_size = tried.get(_others(one), {}), one.knobs.get("batch_size", 0)
-        if batch_size in like or one.ruled_out is not None:
+    for number, candidate in enumerate(space.candidates):
+        like, batch_size = tried.get(_others(candidate), {}), candidate.knobs.get("batch_size", 0)
+        if batch_size in like or candidate.ruled_out is not None:
             continue
-        predicted = _by_sizes(like, batch_size, device) or _by_trace(space, like, one, device)
+        predicted = _by_sizes(like, batch_size, device) or _by_trace(space, like, candidate, device)
         if predicted is None:
             continue
         need, error = predicted
@@ -80,8 +80,8 @@ def _accumulates(candidate: Candidate) -> bool:
 def memory_from(trials: Iterable[Trial]) -> str:
     """The basis, in words, of the predicted memory of a script's candidates."""
     asked = [trial for trial in trials if trial.traced is not None or trial.untraced]
-    ids = [one.run_id for one in asked if one.traced is not None]
-    reasons = [f"{one.run_id} has no trace: {one.untraced}" for one in asked if one.traced is None]
+    ids = [line.run_id for line in asked if line.traced is not None]
+    reasons = [f"{line.run_id} has no trace: {line.untraced}" for line in asked if line.traced is None]
     words = [f"the traced step of {' and '.join(ids)}"] if ids else []
     return "; ".join([*words, "trials of two batch sizes of like settings", *reasons])
 

@@ -100,7 +100,9 @@ def _drop_illegal(
         for value in [value for value in values if value != spec.knobs[name]]:
             reason = _why_not_here(spec, name, value, machine)
             if reason is None and name != "batch_size":
-                refusals = [refuse(candidate_spec(spec, {"precision": one, name: value})) for one in precisions]
+                refusals = [
+                    refuse(candidate_spec(spec, {"precision": precision, name: value})) for precision in precisions
+                ]
                 if all(refusals):
                     reason = next(refusal.message for refusal in refusals if refusal is not None)
             if reason is not None:
