@@ -37,7 +37,7 @@ def edit_defaults(source: str, file: str, values: Mapping[str, object]) -> tuple
     notes: list[str] = []
     declared: set[str] = set()
     for call in calls_of(parsed(source, file), DECLARING):
-        names = [one.value for one in call.args if isinstance(one, ast.Constant)]
+        names = [argument.value for argument in call.args if isinstance(argument, ast.Constant)]
         for flag in (flag for flag in values if flag in names):
             declared.add(flag)
             if _is_required(call):

@@ -20,11 +20,12 @@ def edit_calls(source: str, file: str, calls: Sequence[CallFields]) -> tuple[str
     these calls.
     """
     tree = parsed(source, file)
-    called = [(one, list(calls_of(tree, one.functions))) for one in calls]
-    called = called[:1] if called[0][1] else [(one, nodes) for one, nodes in called[1:] if nodes]
+    called = [(target, list(calls_of(tree, target.functions))) for target in calls]
+    called = called[:1] if called[0][1] else [(target, nodes) for target, nodes in called[1:] if nodes]
     if not called:
+        names = ", ".join(target.functions[0] for target in calls)
         raise UserError(
-            f"{file} calls none of {', '.join(one.functions[0] for one in calls)}: nothing there takes the settings",
+            f"{file} calls none of {names}: nothing there takes the settings",
             key="--onto",
             advice="the shell file that starts it",
         )
@@ -34,7 +35,7 @@ def edit_calls(source: str, file: str, calls: Sequence[CallFields]) -> tuple[str
     for wanted, nodes in called:
         node = _one(wanted, nodes)
         if node is None:
-            lines = ", ".join(str(one.lineno) for one in nodes)
+            lines = ", ".join(str(node.lineno) for node in nodes)
             settings = ", ".join(f"{name}={value!r}" for name, value in wanted.fields.items() if wanted.is_added(name))
             name = wanted.functions[0]
             notes += [f"{file} calls {name} in lines {lines}: the one that trains needs {settings}"] if settings else []
@@ -91,9 +92,9 @@ def call_edits(node: ast.Call, wanted: CallFields, offsets: ByteOffsets, file: s
     edits: list[Edit] = []
     added: list[str] = []
     notes = [
-        f"{file}:{one.value.lineno}: **{ast.unparse(one.value)} may hold settings too"
-        for one in node.keywords
-        if one.arg is None
+        f"{file}:{keyword.value.lineno}: **{ast.unparse(keyword.value)} may hold settings too"
+        for keyword in node.keywords
+        if keyword.arg is None
     ]
     for field, value in wanted.fields.items():
         name = wanted.name_in(field, given)
@@ -124,7 +125,7 @@ def _insertion(node: ast.Call, added: list[str], offsets: ByteOffsets) -> Edit:
     begin, _ = offsets.span(last)
     indent = offsets.indent_before(begin)
     between = ", " if indent is None else f",\n{indent}"
-    return begin, begin, "".join(f"{one}{between}" for one in added)
+    return begin, begin, "".join(f"{text}{between}" for text in added)
 
 
 class ByteOffsets:

@@ -52,7 +52,9 @@ def script_commands(text: str) -> list[list[Word]]:
     for line in LOGICAL_LINE.finditer(text):
         if line[0].lstrip().startswith("#"):
             continue
-        words = [Word(one[0], line.start() + one.start(), line.start() + one.end()) for one in WORD.finditer(line[0])]
+        words = [
+            Word(match[0], line.start() + match.start(), line.start() + match.end()) for match in WORD.finditer(line[0])
+        ]
         commands += [command for command in _commands(words) if script_index(command) is not None]
     return commands
 

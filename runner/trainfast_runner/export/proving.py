@@ -82,7 +82,7 @@ def _no_comparison(
     for name, value in ran.items():
         if name in BY_NAME and BY_NAME[name].trains_same and run.knobs.get(name, value) != value:
             return f"{name}={value}, and {run.run_id} has {run.knobs[name]}"
-    counts = [one.actual.parameters for one in (before, result) if one.actual.wrapper in WHOLE_PARAMETERS]
+    counts = [side.actual.parameters for side in (before, result) if side.actual.wrapper in WHOLE_PARAMETERS]
     if len(counts) == 2 and None not in counts and counts[0] != counts[1]:
         return f"a model of {counts[1]:,} parameters, and {run.run_id} has {counts[0]:,}"
     return None

@@ -88,8 +88,8 @@ def meaning(topology: Topology) -> list[str]:
     answering = [index for index, device in enumerate(topology.devices) if device.error is None]
     silent = _silent([device for device in topology.devices if device.error is not None])
     if len(answering) < 2:
-        one = "One GPU: strategy=single; nothing has to be sent to another."
-        return [*silent, *([one] if answering else []), *_pcie(topology.devices)]
+        single = "One GPU: strategy=single; nothing has to be sent to another."
+        return [*silent, *([single] if answering else []), *_pcie(topology.devices)]
     links = interconnect(topology, answering)
     lines = [*silent, *_strategies(links), *_crossing(topology, links)]
     if links.peer_access is False:

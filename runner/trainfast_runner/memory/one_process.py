@@ -24,7 +24,7 @@ def devices_of(knobs: Mapping[str, Any]) -> int:
     devices = knobs["devices"]
     if devices is None:
         raise UserError(f"the memory of strategy={knobs['strategy']} depends on the number of devices", key="devices")
-    return devices if isinstance(devices, int) else len([one for one in str(devices).split("+") if one])
+    return devices if isinstance(devices, int) else len([device for device in str(devices).split("+") if device])
 
 
 def gathered(segments: list[Segment], devices: int) -> list[Segment]:

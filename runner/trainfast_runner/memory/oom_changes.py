@@ -209,7 +209,7 @@ def combined(spec: RunSpec, device: str, phase: str | None = None) -> list[RunSp
     shorter = [{fix.knob: value} for fix in applicable if fix.knob == "seq_len" for value in _values(fix)[1:]]
     pairs = [{one.knob: one.value, other.knob: other.value} for one, other in _different(applicable)]
     all_of_them = strongest(applicable)
-    return _specs(spec, [*all_of_them, *shorter, *pairs, *({**all_of_them[0], **one} for one in shorter)])
+    return _specs(spec, [*all_of_them, *shorter, *pairs, *({**all_of_them[0], **change} for change in shorter)])
 
 
 def strongest(cheapest: Iterable[Fix]) -> list[Settings]:

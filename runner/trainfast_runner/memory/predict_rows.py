@@ -55,7 +55,7 @@ def runs_to_predict(reference: str, settings: list[str]) -> list[RunToPredict]:
             return [RunToPredict(spec.name, spec, {})]
         return [RunToPredict(chosen.id, spec, *published_for(preset, chosen, spec))]
     specs = [(variant, from_preset(preset, variant, settings)) for variant in preset.variants]
-    return [RunToPredict(one.id, spec, *published_for(preset, one, spec)) for one, spec in specs]
+    return [RunToPredict(variant.id, spec, *published_for(preset, variant, spec)) for variant, spec in specs]
 
 
 def predict_rows(
@@ -69,20 +69,20 @@ def predict_rows(
     # Inspected without the model: the trace will say if it can be built.
     versions = training_python.inspect(python, {}, asked[0].spec.data["objective"]).versions
     machine = detect_machine(versions, python)
-    if machine.refusal is not None and not any(asks_for_cpu(one.spec.knobs["devices"]) for one in asked):
+    if machine.refusal is not None and not any(asks_for_cpu(row.spec.knobs["devices"]) for row in asked):
         raise machine.refusal
     ranks: dict[int, int] = {}
     asked = list(asked)
-    for index, one in enumerate(asked):
+    for index, row in enumerate(asked):
         try:
-            if (refusal := machine.used_by(one.spec.knobs["devices"]).refusal) is not None:
+            if (refusal := machine.used_by(row.spec.knobs["devices"]).refusal) is not None:
                 raise refusal
-            asked[index] = one = replace(one, spec=world.with_devices(one.spec, machine))
-            if (refusal := cannot_run_anywhere(one.spec, machine)) is not None:
+            asked[index] = row = replace(row, spec=world.with_devices(row.spec, machine))
+            if (refusal := cannot_run_anywhere(row.spec, machine)) is not None:
                 raise refusal
-            ranks[index] = world.world_size(one.spec, machine)
+            ranks[index] = world.world_size(row.spec, machine)
         except UserError as error:
-            yield index, PredictedRow(one, error=error)
+            yield index, PredictedRow(row, error=error)
     on_device: dict[str, list[int]] = {}
     for index in ranks:
         on_device.setdefault(machine.used_by(asked[index].spec.knobs["devices"]).device, []).append(index)

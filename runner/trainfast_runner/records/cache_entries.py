@@ -96,6 +96,6 @@ def _last_use_s(path: Path, status: os.stat_result) -> float:
     for folder, folders, files in os.walk(path):
         for name in (*folders, *files):
             with suppress(OSError):
-                one = os.lstat(os.path.join(folder, name))
-                times.append(one.st_mtime if stat.S_ISDIR(one.st_mode) else max(one.st_mtime, one.st_atime))
+                inner = os.lstat(os.path.join(folder, name))
+                times.append(inner.st_mtime if stat.S_ISDIR(inner.st_mode) else max(inner.st_mtime, inner.st_atime))
     return max(times)

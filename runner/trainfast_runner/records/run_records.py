@@ -176,7 +176,7 @@ def _read_steps(directory: Path, records: RunRecords) -> dict[int, Thinned[Step]
         totals.dropped = totals.missing if tail.dropped_bytes else 0
         records.totals_by_rank[rank], steps_by_rank[rank] = totals, thinned
     # Rates are of steps that all ranks have.
-    level = max((one.level for one in steps_by_rank.values()), default=0)
+    level = max((thinned.level for thinned in steps_by_rank.values()), default=0)
     for rank, thinned in steps_by_rank.items():
         thinned.thin_to(level)
         records.steps[rank] = thinned.kept()

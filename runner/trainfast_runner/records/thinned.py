@@ -47,7 +47,7 @@ class Thinned(Generic[T]):
         """Keep no more of the records between than this level does."""
         if level > self.level:
             self.level = level
-            self._between = [one for one in self._between if _stays(one[0], level)]
+            self._between = [kept for kept in self._between if _stays(kept[0], level)]
 
     def kept(self) -> list[T]:
         """The records that are left, in their order."""

@@ -93,8 +93,8 @@ def plan(home: Home, cache: Path, keep: int | None, older_than_s: float | None) 
     is_training = bool(conducted) or next(home.live_directories(), None) is not None
     unused_s = CACHE_UNUSED_S if older_than_s is None else older_than_s
     unneeded = cache_entries.unneeded(cache, unused_s, now_s, is_training=is_training)
-    locks = [one for one in unneeded if one.path.suffix == ".lock"]
-    return PrunePlan(runs, searches, [one for one in unneeded if one not in locks], locks, live)
+    locks = [entry for entry in unneeded if entry.path.suffix == ".lock"]
+    return PrunePlan(runs, searches, [entry for entry in unneeded if entry not in locks], locks, live)
 
 
 def carry_out(home: Home, plan: PrunePlan) -> dict[str, int]:
@@ -110,7 +110,7 @@ def carry_out(home: Home, plan: PrunePlan) -> dict[str, int]:
         with suppress(OSError), exclusive(directory) as ours:
             if ours:
                 shutil.rmtree(directory)
-    files = [one for one in (*plan.caches, *plan.locks) if not cache_entries.remove(one)]
+    files = [entry for entry in (*plan.caches, *plan.locks) if not cache_entries.remove(entry)]
     asked = {run_id: home.directory(run_id) for run_id in plan.runs} | searches
     asked |= {str(file.path): file.path for file in files}
     return {name: disk_bytes(path) for name, path in asked.items() if os.path.lexists(path)}

@@ -113,6 +113,6 @@ def run_with(home: Home, process: Identity) -> Membership | None:
             return Membership(directory, "its training process", run.role)
         # Without a supervisor no process is above all ranks.
         above = [supervisor] if supervisor is not None else [*filter(None, [launched]), *ranks_of(directory)]
-        if process in above or any(process in descendants(one.pid) for one in above):
+        if process in above or any(process in descendants(ancestor.pid) for ancestor in above):
             return Membership(directory, "one of its processes", run.role)
     return None

@@ -41,7 +41,9 @@ def script_preset_text(preset: ScriptPreset, reasons: Mapping[str, str]) -> str:
             words.update(place)
         if name in reasons:
             # TOML refuses control characters in a comment.
-            words.comment("".join(one if one.isprintable() else "?" for one in " ".join(reasons[name].split())))
+            words.comment(
+                "".join(character if character.isprintable() else "?" for character in " ".join(reasons[name].split()))
+            )
         places.append(name, words)
     script["knobs"] = places
     document["script"] = script

@@ -95,14 +95,14 @@ def propose(flags: Sequence[Flag]) -> list[Proposal]:
 
 def mapping_of(flags: Sequence[Flag], changes: Iterable[str]) -> list[Proposal]:
     """The proposed mapping with every `KNOB=FLAG` that a person gave; `KNOB=` takes a knob out. Raises UserError."""
-    by_knob = {one.knob: one for one in propose(flags)}
+    by_knob = {proposal.knob: proposal for proposal in propose(flags)}
     for change in changes:
         name, equals, words = change.partition("=")
         if equals and not words.strip():
             by_knob.pop(knob(name.strip()).name, None)
         else:
-            one = _given(change, flags)
-            by_knob[one.knob] = one
+            proposal = _given(change, flags)
+            by_knob[proposal.knob] = proposal
     return list(by_knob.values())
 
 
@@ -230,8 +230,8 @@ def _halves(flags: Sequence[Flag]) -> Proposal | None:
     }
     if not by_precision:
         return None
-    off = " ".join(words for one in by_precision.values() if (words := _set(*one, False)))
-    place: Place = {**{precision: _set(*one, True) for precision, one in by_precision.items()}, "fp32": off}
+    off = " ".join(words for settings in by_precision.values() if (words := _set(*settings, False)))
+    place: Place = {**{precision: _set(*settings, True) for precision, settings in by_precision.items()}, "fp32": off}
     now = next((precision for precision, (flag, _) in by_precision.items() if flag.value is True), "fp32")
     flag, word = by_precision[next(iter(by_precision))]
     return Proposal("precision", place, now, _reason("precision", flag, word))
@@ -258,7 +258,9 @@ def _named(names: Sequence[str], flags: Sequence[Flag]) -> Iterator[tuple[Flag, 
     for name in names:
         named = [(flag, word) for flag in flags for word in flag.names if _bare(word) == name and _trains(word)]
         # A configuration may have the name twice, for training and for something else.
-        yield from sorted(named, key=lambda one: ("train" not in one[1], not one[1].startswith("--"), len(one[1])))
+        yield from sorted(
+            named, key=lambda proposal: ("train" not in proposal[1], not proposal[1].startswith("--"), len(proposal[1]))
+        )
 
 
 def _bare(word: str) -> str:

@@ -24,7 +24,7 @@ def available_memory(devices: list[torch.device], limit_bytes: int | None) -> Av
     if devices[0].type != "cuda":
         return None
     try:
-        return min((_available(device, limit_bytes) for device in devices), key=lambda one: one.free_bytes)
+        return min((_available(device, limit_bytes) for device in devices), key=lambda memory: memory.free_bytes)
     except RuntimeError:
         return None
 

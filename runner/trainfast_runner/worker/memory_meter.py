@@ -161,9 +161,9 @@ class CudaMemoryMeter:
     def boundary(self, phase: str) -> None:
         """Read and reset the allocator's peaks, which are host counters: nothing waits for the device."""
         stats = [torch.cuda.memory_stats_as_nested_dict(device) for device in self._devices]
-        self._peaks[phase] = max(one["allocated_bytes"]["all"]["peak"] for one in stats)
-        self._reserved = max(self._reserved, *(one["reserved_bytes"]["all"]["peak"] for one in stats))
-        self._retries = sum(one["num_alloc_retries"] for one in stats)
+        self._peaks[phase] = max(counters["allocated_bytes"]["all"]["peak"] for counters in stats)
+        self._reserved = max(self._reserved, *(counters["reserved_bytes"]["all"]["peak"] for counters in stats))
+        self._retries = sum(counters["num_alloc_retries"] for counters in stats)
         for device in self._devices:
             torch.cuda.reset_peak_memory_stats(device)
 

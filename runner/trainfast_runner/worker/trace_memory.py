@@ -163,9 +163,9 @@ def _joined(few: dict[str, Any], many: dict[str, Any]) -> dict[str, Any]:
     """Join the traces at both sizes into one answer; the first failure if one failed."""
     from .memory_trace.envelope import BATCHES, affine, deeper, deeper_work
 
-    for one in (few, many):
-        if "error" in one or "untraceable" in one:
-            return one
+    for traced in (few, many):
+        if "error" in traced or "untraceable" in traced:
+            return traced
     try:
         if "segments" in few:
             return {**few, "segments": affine(few["segments"], many["segments"], *BATCHES)}

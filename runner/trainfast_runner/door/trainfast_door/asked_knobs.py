@@ -52,9 +52,9 @@ def set_loader_defaults(loader: Any, run: ScriptRun) -> None:
     if not asked or not init.__defaults__:
         return
     names = [
-        one.name
-        for one in inspect.signature(init).parameters.values()
-        if one.kind is one.POSITIONAL_OR_KEYWORD and one.default is not one.empty
+        parameter.name
+        for parameter in inspect.signature(init).parameters.values()
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD and parameter.default is not parameter.empty
     ]
     values = dict(zip(names, init.__defaults__))  # noqa: B905 (Python 3.8 has no strict)
     init.__defaults__ = tuple({**values, **{name: asked[name] for name in names if name in asked}}.values())

@@ -95,7 +95,8 @@ class Discovery:
             names = {name for flag in new for name in flag["names"]}
             self._flags = new + [flag for flag in self._flags if not names & set(flag["names"])]
             kind = next(
-                (one.__name__ for one in type(parser).__mro__ if one.__name__ == "HfArgumentParser"), "argparse"
+                (ancestor.__name__ for ancestor in type(parser).__mro__ if ancestor.__name__ == "HfArgumentParser"),
+                "argparse",
             )
             # Words that are left over are refused next, or belong to a second parser; a parser without --help is for
             # the name of a configuration file.
@@ -178,7 +179,9 @@ class Discovery:
 @never_raises
 def frameworks_of(names: dict[str, Any]) -> list[str]:
     """The frameworks that a script's globals come from."""
-    modules = [f"{getattr(one, '__module__', None) or getattr(one, '__name__', '')}." for one in list(names.values())]
+    modules = [
+        f"{getattr(module, '__module__', None) or getattr(module, '__name__', '')}." for module in list(names.values())
+    ]
     shown = [shows for name, shows in USES if any(module.startswith(f"{name}.") for module in modules)]
     return list(dict.fromkeys(shown))
 

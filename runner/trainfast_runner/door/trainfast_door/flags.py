@@ -23,16 +23,16 @@ def of_click(command: Any, values: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The options of a `click.Command`, with the values of its context."""
     return [
         {
-            "names": [*one.opts, *one.secondary_opts],
-            "type": _click_type(one),
-            "default": plain(one.default),
-            "value": plain(values.get(one.name)),
-            "choices": _choices(getattr(one.type, "choices", ())),
-            "off": next((name for name in one.secondary_opts if name.startswith("--")), None),
-            "help": _text(getattr(one, "help", None)),
+            "names": [*parameter.opts, *parameter.secondary_opts],
+            "type": _click_type(parameter),
+            "default": plain(parameter.default),
+            "value": plain(values.get(parameter.name)),
+            "choices": _choices(getattr(parameter.type, "choices", ())),
+            "off": next((name for name in parameter.secondary_opts if name.startswith("--")), None),
+            "help": _text(getattr(parameter, "help", None)),
         }
-        for one in command.params
-        if one.param_type_name == "option" and one.name != "help"
+        for parameter in command.params
+        if parameter.param_type_name == "option" and parameter.name != "help"
     ]
 
 
@@ -61,7 +61,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if value - value == 0 else str(value)
     if isinstance(value, (list, tuple)):
-        return [plain(one) for one in value[:MOST_TEXT]]
+        return [plain(item) for item in value[:MOST_TEXT]]
     if callable(value) or type(value).__name__ == "Sentinel" or value is argparse.SUPPRESS:
         return None
     return plain(getattr(value, "value", None)) if hasattr(value, "value") else _cut(str(value))

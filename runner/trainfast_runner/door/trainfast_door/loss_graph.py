@@ -57,9 +57,9 @@ def _saved_by(node: Any) -> Iterator[Tensor]:
     """The tensors that a node saved: fields of a built-in one, `saved_tensors` of a Function of the script's own."""
     fields = [getattr(node, name) for name in dir(node) if name.startswith(SAVED)]
     for value in (*fields, getattr(node, "saved_tensors", ())):
-        for one in value if isinstance(value, (tuple, list)) else (value,):
-            if isinstance(one, Tensor):
-                yield one
+        for item in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(item, Tensor):
+                yield item
 
 
 def _bytes_of(form: Any) -> int:

@@ -60,16 +60,18 @@ def install(run: ScriptRun) -> None:
 def find_model(run: ScriptRun, optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:
     """Hook the outermost module with most of the optimizer's parameters; a wrapper counts as the module."""
     remove_hooks()
-    wanted = {id(one) for one in parameters}
+    wanted = {id(parameter) for parameter in parameters}
     outermost = [module for module in _modules if module not in _inner]
-    shares = [(sum(id(one) in wanted for one in module.parameters()), module) for module in outermost]
+    shares = [(sum(id(parameter) in wanted for parameter in module.parameters()), module) for module in outermost]
     share, model = max(shares, key=lambda found: found[0], default=(0, None))
     if model is None or not share:
         return
     kind = type(model).__name__
     compiled = kind == "OptimizedModule"
     run.actual.update(
-        wrapper=next((one.__name__ for one in type(model).__mro__ if one.__name__ in WRAPPERS), _sharded(model)),
+        wrapper=next(
+            (ancestor.__name__ for ancestor in type(model).__mro__ if ancestor.__name__ in WRAPPERS), _sharded(model)
+        ),
         compiled=compiled or getattr(model, "_compiled_call_impl", None) is not None or _has_compiled(),
         attention=getattr(getattr(model, "config", None), "_attn_implementation", None),
     )
@@ -173,7 +175,7 @@ def leading_size(batch: Any, depth: int = 3) -> int | None:
 
 def _sharded(model: nn.Module) -> str:
     """The wrapper of a module whose class tells none: FSDP2 puts its own class before the module's."""
-    return "FSDPModule" if any(one.__name__ == "FSDPModule" for one in type(model).__mro__) else "none"
+    return "FSDPModule" if any(ancestor.__name__ == "FSDPModule" for ancestor in type(model).__mro__) else "none"
 
 
 def _has_compiled() -> bool:

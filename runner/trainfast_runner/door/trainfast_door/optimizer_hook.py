@@ -80,8 +80,8 @@ class OptimizerHook:
 
     def _is_largest(self, optimizer: Optimizer) -> bool:
         """True if the optimizer has more parameters than the main one, which it is from then on."""
-        parameters = [one for group in optimizer.param_groups for one in group["params"]]
-        size, before = sum(one.numel() for one in parameters), self._main()
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        size, before = sum(parameter.numel() for parameter in parameters), self._main()
         if before is not None:
             if size <= self._parameters:
                 return False

@@ -82,7 +82,7 @@ class SeenStep:
             self.holds_gradients = True
             return
         foreign = {
-            type(one).__name__ for one in tree_flatten((args, kwargs))[0] if not isinstance(one, (Tensor, *PLAIN))
+            type(value).__name__ for value in tree_flatten((args, kwargs))[0] if not isinstance(value, (Tensor, *PLAIN))
         }
         if foreign:
             self.untraceable = f"its model takes a {min(foreign)}"
@@ -90,16 +90,16 @@ class SeenStep:
             return
         device = next(module.parameters()).device
         self.autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
-        inputs = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, Tensor)]
-        self.rows = next((len(one) for one in inputs if one.dim()), 0)
-        self._known = {_address(one) for one in inputs}
+        inputs = [tensor for tensor in tree_flatten((args, kwargs))[0] if isinstance(tensor, Tensor)]
+        self.rows = next((len(tensor) for tensor in inputs if tensor.dim()), 0)
+        self._known = {_address(tensor) for tensor in inputs}
         self.arguments, self.keywords = tree_map(_without_memory, (args, kwargs))
 
     @never_raises
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
         if self._calls == 1 and torch.is_grad_enabled() and self.untraceable is not None:
-            tensors = [one for one in tree_flatten(output)[0] if isinstance(one, Tensor)]
-            self._outputs = [(weakref.ref(one), one.grad_fn, _address(one)) for one in tensors]
+            tensors = [tensor for tensor in tree_flatten(output)[0] if isinstance(tensor, Tensor)]
+            self._outputs = [(weakref.ref(tensor), tensor.grad_fn, _address(tensor)) for tensor in tensors]
 
     def _watch_backward(self) -> None:
         backward = self._backward
@@ -131,14 +131,16 @@ class SeenStep:
         )
         self.loss_bytes = graph.bytes_beside(self._known.union(addresses))
         model = self.model()
-        self.holds_gradients |= model is not None and any(one.grad is not None for one in model.parameters())
+        self.holds_gradients |= model is not None and any(
+            parameter.grad is not None for parameter in model.parameters()
+        )
         self.untraceable = None
 
 
 def watch_step(run: ScriptRun, model: nn.Module, optimizer: Optimizer) -> None:
     """Watch the next step of the model that the optimizer trains, or note why it cannot be traced."""
-    wanted = {id(one) for group in optimizer.param_groups for one in group["params"]}
-    held = {id(one): type(one) for one in model.parameters()}
+    wanted = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    held = {id(parameter): type(parameter) for parameter in model.parameters()}
     wrapper = str(run.actual["wrapper"])
     if wrapper not in TRACED_WRAPPERS:
         run.untraced = f"its model is in {wrapper}"

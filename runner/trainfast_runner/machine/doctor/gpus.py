@@ -36,8 +36,8 @@ def gpu_checks(tick: Tick, versions: Mapping[str, str | None], refusal: UserErro
         else:
             memory = f", {gibibytes(gpu.memory_total_bytes)}" if gpu.memory_total_bytes else ""
             yield Check(f"GPU {gpu.index}", "ok", f"{gpu.name}{memory}")
-            for one in ailments(gpu):
-                yield Check(f"GPU {gpu.index}", "warn", one.finding, one.cure)
+            for ailment in ailments(gpu):
+                yield Check(f"GPU {gpu.index}", "warn", ailment.finding, ailment.cure)
     if tick.devices and not sees_host_pids():
         yield Check(
             "GPU processes",

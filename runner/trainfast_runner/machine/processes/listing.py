@@ -111,16 +111,18 @@ class ProcessList:
                 cpu_percent = 100 * (stat.cpu_ticks - before.cpu_ticks) * _TICK_S / (now_s - before.looked_s)
             rss_bytes = stat.rss_pages * _PAGE_BYTES
             is_listed = pid in wanted or rss_bytes >= LEAST_RSS_BYTES or (cpu_percent or 0) >= LEAST_CPU_PERCENT
-            one = known[identity] = before or _Sighting(None, False, 0, 0.0)
-            one.cpu_ticks, one.looked_s = stat.cpu_ticks, now_s
+            sighting = known[identity] = before or _Sighting(None, False, 0, 0.0)
+            sighting.cpu_ticks, sighting.looked_s = stat.cpu_ticks, now_s
             if not is_listed:
                 continue
-            if one.owner is None and (uid := owner_uid(pid)) is not None:
-                one.owner, one.is_own = user_name(uid), uid == os.getuid()
+            if sighting.owner is None and (uid := owner_uid(pid)) is not None:
+                sighting.owner, sighting.is_own = user_name(uid), uid == os.getuid()
             # Read anew: a launcher may exec another program.
             command = command_line(name) or f"[{stat.name}]"
             age_s = max(0.0, now_s - stat.start_ticks * _TICK_S)
-            rows[pid] = ProcessRow(pid, identity, one.owner, one.is_own, command, cpu_percent, rss_bytes, age_s)
+            rows[pid] = ProcessRow(
+                pid, identity, sighting.owner, sighting.is_own, command, cpu_percent, rss_bytes, age_s
+            )
         self._known = known
         self._rows = rows if len(rows) <= MOST_ROWS else _largest(rows, wanted)
 

@@ -23,7 +23,7 @@ from trainfast_runner.units import lowest
 _THROTTLE_REASONS = next(query for query in QUERIES if "throttle_reasons" in query.fields)
 _OF_AN_INSTANCE = tuple(query for query in QUERIES if {"memory_used_bytes", "processes"} & set(query.fields))
 """The rest NVML refuses for a MIG instance, or answers for the whole GPU."""
-_SPARSE_FIELDS = frozenset(one.name for one in FIELDS if one.pace is Pace.SPARSE)
+_SPARSE_FIELDS = frozenset(field.name for field in FIELDS if field.pace is Pace.SPARSE)
 
 
 def is_fatal(code: int) -> bool:
@@ -70,7 +70,7 @@ class Device:
         if _THROTTLE_REASONS not in self.capabilities:
             return False
         if self._uncounted is None:
-            counted = {one.name for one in self.batch.answered}
+            counted = {field.name for field in self.batch.answered}
             self._uncounted = any(
                 cause.policy_counter not in counted and not counted.issuperset(cause.reason_counters)
                 for cause in CAUSES
@@ -172,7 +172,7 @@ class Device:
         except nv.NVMLError as error:
             if is_fatal(error.value):
                 raise
-            found, codes = {}, dict.fromkeys((one.name for one in self.batch.answered), error.value)
+            found, codes = {}, dict.fromkeys((field.name for field in self.batch.answered), error.value)
         for name, code in codes.items():
             if is_fatal(code):
                 raise nv.NVMLError(code)
@@ -238,7 +238,7 @@ class Device:
             if code is not None and is_fatal(code):
                 raise
             reason = failures.BINDING_TOO_OLD if code is None else failures.field(code)
-            names = [*CAUSE_COUNTERS, "throttle_counters", *(one.name for one in FIELDS)]
+            names = [*CAUSE_COUNTERS, "throttle_counters", *(field.name for field in FIELDS)]
             self.batch = FieldBatch(absent=dict.fromkeys(names, reason))
             found = {}
         self._kept.update({name: found[name] for name in _SPARSE_FIELDS & found.keys()})
@@ -254,7 +254,7 @@ class Device:
     def _probe_instance(self, nv: ModuleType) -> None:
         """Probe a MIG instance's own readings; the rest is absent."""
         names = [name for query in (*QUERIES, ENERGY_BY_FUNCTION) for name in query.fields]
-        names += [*CAUSE_COUNTERS, *(one.name for one in FIELDS)]
+        names += [*CAUSE_COUNTERS, *(field.name for field in FIELDS)]
         self._unsupported = dict.fromkeys(names, failures.OF_THE_WHOLE_GPU)
         for query in _OF_AN_INSTANCE:
             for name in query.fields:

@@ -6,8 +6,9 @@ One call takes the driver's lock once, where a function for each reading would t
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -77,8 +78,8 @@ class Question:
     def __init__(self, nv: ModuleType, fields: list[Field]) -> None:
         self.fields = fields
         self._answers = (nv.c_nvmlFieldValue_t * len(fields))()
-        for entry, one in zip(self._answers, fields, strict=True):
-            entry.fieldId, entry.scopeId = one.number, one.scope
+        for entry, field in zip(self._answers, fields, strict=True):
+            entry.fieldId, entry.scopeId = field.number, field.scope
         self._blank = bytes(self._answers)
 
     def ask(self, nv: ModuleType, handle: Handle) -> list[Entry]:
@@ -100,14 +101,14 @@ Found = tuple[dict[str, Any], dict[str, int]]
 class FieldBatch:
     """The fields that one GPU answers, found by asking once, and their values each tick."""
 
-    answered: list[Field] = field(default_factory=list)
-    absent: dict[str, str] = field(default_factory=dict)
+    answered: list[Field] = dataclasses.field(default_factory=list)
+    absent: dict[str, str] = dataclasses.field(default_factory=dict)
     """Fields that the GPU does not answer, with the reasons."""
     cause_numbers: str | None = None
     """The field numbers of the counters of single causes; None without any."""
-    _spare: list[tuple[str, list[Field]]] = field(default_factory=list)
-    _wrapping: dict[str, Unwrapped] = field(default_factory=dict)
-    _due: dict[bool, Question] = field(default_factory=dict)
+    _spare: list[tuple[str, list[Field]]] = dataclasses.field(default_factory=list)
+    _wrapping: dict[str, Unwrapped] = dataclasses.field(default_factory=dict)
+    _due: dict[bool, Question] = dataclasses.field(default_factory=dict)
     """The numbers to ask for in a tick without (False) and with (True) the sparse fields, computed once."""
 
     def probe(self, nv: ModuleType, handle: Handle) -> dict[str, Any]:
@@ -118,19 +119,21 @@ class FieldBatch:
         ]
         wanted = [*FIELDS, *(entry for _, entries in candidates for entry in entries)]
         entries = dict(zip(wanted, Question(nv, wanted).ask(nv, handle), strict=True))
-        self.answered = [one for one in FIELDS if _usable(one, entries[one])]
-        self.absent = {one.name: _why(one, entries[one]) for one in FIELDS if one not in self.answered}
-        self._spare = [(label, ours) for label, ours in candidates if all(_usable(one, entries[one]) for one in ours)]
+        self.answered = [field for field in FIELDS if _usable(field, entries[field])]
+        self.absent = {field.name: _why(field, entries[field]) for field in FIELDS if field not in self.answered}
+        self._spare = [
+            (label, ours) for label, ours in candidates if all(_usable(field, entries[field]) for field in ours)
+        ]
         self._wrapping = {}
         first = candidates[0][1]
-        self.use_spare({one.name: _why(one, entries[one]) for one in first})
-        values, _ = self._read(self.answered, [entries[one] for one in self.answered])
+        self.use_spare({field.name: _why(field, entries[field]) for field in first})
+        values, _ = self._read(self.answered, [entries[field] for field in self.answered])
         return values
 
     def use_spare(self, reasons: dict[str, str]) -> None:
         """Goes on with the next numbers for the counters of single causes; `reasons` hold when there are none left."""
         self._due = {}
-        self.answered = [one for one in self.answered if one.name not in CAUSE_COUNTERS]
+        self.answered = [field for field in self.answered if field.name not in CAUSE_COUNTERS]
         self.cause_numbers = None
         if self._spare:
             self.cause_numbers, found = self._spare.pop(0)
@@ -147,29 +150,29 @@ class FieldBatch:
     def give_up(self, name: str, reason: str) -> None:
         """Never asks for this field again."""
         self._due = {}
-        self.answered = [one for one in self.answered if one.name != name]
+        self.answered = [field for field in self.answered if field.name != name]
         self.absent[name] = reason
 
     def read(self, nv: ModuleType, handle: Handle, *, sparse: bool) -> Found:
         """Read all due fields in one call. Raises NVMLError when the call itself fails."""
         if sparse not in self._due:
-            self._due[sparse] = Question(nv, [one for one in self.answered if sparse or one.pace is Pace.TICK])
+            self._due[sparse] = Question(nv, [field for field in self.answered if sparse or field.pace is Pace.TICK])
         due = self._due[sparse]
         return self._read(due.fields, due.ask(nv, handle)) if due.fields else ({}, {})
 
     def _read(self, due: list[Field], entries: list[Entry]) -> Found:
         values: dict[str, Any] = {}
         codes: dict[str, int] = {}
-        for one, (kind, code, raw) in zip(due, entries, strict=True):
+        for field, (kind, code, raw) in zip(due, entries, strict=True):
             bits = _BITS.get(kind)
             if code != 0:
-                codes[one.name] = code
+                codes[field.name] = code
             elif bits is not None:
                 raw &= (1 << bits) - 1
-                if one.wraps:
-                    raw = self._wrapping.setdefault(one.name, Unwrapped()).follow(raw, bits)
+                if field.wraps:
+                    raw = self._wrapping.setdefault(field.name, Unwrapped()).follow(raw, bits)
                 # The driver's thousandths, without the dust of their product.
-                values[one.name] = raw if one.scale == 1 else round(raw * one.scale, 3)
+                values[field.name] = raw if field.scale == 1 else round(raw * field.scale, 3)
         return values, codes
 
 
@@ -202,16 +205,16 @@ class Unwrapped:
         return self._total
 
 
-def _usable(one: Field, entry: Entry) -> bool:
+def _usable(field: Field, entry: Entry) -> bool:
     """True if the entry holds a value or a passing failure; the call succeeds even for unknown fields."""
     kind, code, _ = entry
     if code != 0:
         return code in failures.TRANSIENT
-    return kind == UNSIGNED_LONG_LONG if one.ullong else kind in _BITS
+    return kind == UNSIGNED_LONG_LONG if field.ullong else kind in _BITS
 
 
-def _why(one: Field, entry: Entry) -> str:
+def _why(field: Field, entry: Entry) -> str:
     _, code, _ = entry
     if code == 0:
-        return f"this driver means something else by field {one.number}"
+        return f"this driver means something else by field {field.number}"
     return failures.field(code)

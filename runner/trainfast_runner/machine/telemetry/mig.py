@@ -31,7 +31,9 @@ class Instance:
 
 def read_instances() -> list[Instance]:
     """Every instance of every GPU in MIG mode. Opens NVML for as long as that takes; empty when it does not answer."""
-    instances = ask_once(lambda nv: [one for index in range(nv.nvmlDeviceGetCount()) for one in _of_gpu(nv, index)])
+    instances = ask_once(
+        lambda nv: [instance for index in range(nv.nvmlDeviceGetCount()) for instance in _of_gpu(nv, index)]
+    )
     return [] if isinstance(instances, str) else instances
 
 

@@ -26,11 +26,13 @@ def preset_of(
     `python` replaces the command's interpreter.
     """
     mapping = list(mapping)
-    now: KnobValues = {one.knob: one.value for one in mapping if one.knob in BASE and one.value is not None}
+    now: KnobValues = {
+        proposal.knob: proposal.value for proposal in mapping if proposal.knob in BASE and proposal.value is not None
+    }
     command = read_command(words, None if python is None else training_python.find(python), cwd)
     return ScriptPreset(
         command=tuple(words),
-        places={one.knob: one.place for one in mapping},
+        places={proposal.knob: proposal.place for proposal in mapping},
         knobs=knobs_of_fields(discovered.fields) | now,
         name=name,
         title=command.title,

@@ -157,7 +157,7 @@ def _steps(knobs: KnobValues, steps: int | None, steps_from_log: str | None) -> 
 def _spec(name: str, title: str, knobs: KnobValues) -> RunSpec:
     """The run's settings; a timing_warmup at its default is no override."""
     usual = knobs["timing_warmup"] == knob("timing_warmup").default
-    overrides = tuple(one for one in knobs if one != "timing_warmup" or not usual)
+    overrides = tuple(name for name in knobs if name != "timing_warmup" or not usual)
     return RunSpec(name, None, title, model={}, data={}, knobs=knobs, overrides=overrides)
 
 

@@ -55,7 +55,7 @@ _GROUPED = getattr(torch.ops.aten._grouped_mm, "default", None) if hasattr(torch
 
 def _grouped(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """A grouped product of another dtype than bfloat16, which the CPU computes and torch's fake kernel refuses."""
-    halves = [one.to(torch.bfloat16) if one.is_floating_point() else one for one in args[:2]]
+    halves = [tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor for tensor in args[:2]]
     assert _GROUPED is not None
     return torch.empty_like(_GROUPED(*halves, *args[2:], **kwargs), dtype=args[0].dtype)
 
@@ -106,7 +106,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._add_work(work_of(func, args, kwargs or {}, result))
         made = [result] if isinstance(result, Tensor) else result if isinstance(result, tuple | list) else ()
         # Not any(), which would stop at the first.
-        if sum([self.count(one, self.category) for one in made if isinstance(one, Tensor)]):
+        if sum([self.count(tensor, self.category) for tensor in made if isinstance(tensor, Tensor)]):
             self.segments[-1].points.append(tuple(self.live))
         return result
 
@@ -166,7 +166,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _count_eight_bit_step(self, args: tuple[Any, ...]) -> None:
         """Count the copies in single precision that bitsandbytes' 8-bit step of one parameter holds on a CPU."""
-        gradient = next((one for one in args if isinstance(one, Tensor)), None)
+        gradient = next((tensor for tensor in args if isinstance(tensor, Tensor)), None)
         if gradient is None or self.device_type != "cpu":
             return
         copies = EIGHT_BIT_COPIES + (gradient.element_size() < SINGLE_BYTES)

@@ -63,7 +63,7 @@ def shorten(model: nn.Module, config: Any, whole: bool, keep: int = KEPT) -> lis
 def _all_alike(blocks: list[nn.Module], config: Any) -> bool:
     for value in config.to_dict().values():
         # One entry a layer, such as `layer_types`, which the model's own forward may ask instead of the block.
-        if isinstance(value, list) and len(value) == len(blocks) and len({repr(one) for one in value[1:]}) > 1:
+        if isinstance(value, list) and len(value) == len(blocks) and len({repr(item) for item in value[1:]}) > 1:
             return False
     return len({_traits(block) for block in blocks[1:]}) == 1
 

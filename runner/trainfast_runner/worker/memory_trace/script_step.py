@@ -56,7 +56,7 @@ def trace_peaks(model: nn.Module, optimizer: Any, step: ScriptStep) -> list[tupl
 
 def tensors_of(values: Any) -> list[Tensor]:
     """The tensors in nested tuples, lists, mappings and outputs of transformers, in their order."""
-    return [one for one in tree_flatten(values)[0] if isinstance(one, Tensor)]
+    return [value for value in tree_flatten(values)[0] if isinstance(value, Tensor)]
 
 
 UNTRACED = ("mkldnn_rnn_layer", "_cudnn_rnn")
@@ -93,7 +93,7 @@ def _traced(model: nn.Module, optimizer: Any, step: ScriptStep, share: int, late
                 if step.holds_gradients and parameter.requires_grad:
                     parameter.grad = torch.empty_like(parameter)
             inputs = [step.arguments, step.keywords]
-            arguments, keywords = tree_map(lambda one: _grown(one, step.rows, share, device), inputs)
+            arguments, keywords = tree_map(lambda value: _grown(value, step.rows, share, device), inputs)
             watch.enter("forward")
             outputs = _forward(model, arguments, keywords, step.autocast, device.type)
             loss = torch.stack([outputs[place].sum().float() for place in step.used]).sum()
@@ -136,13 +136,13 @@ def _optimizer_of(optimizer: Any, twins: dict[int, Tensor]) -> Any:
     vars(copied).update(vars(optimizer))
     copied._optimizer_step_pre_hooks = copied._optimizer_step_post_hooks = {}
     copied.param_groups = [
-        {**group, "params": [twins[id(one)] for one in group["params"]]} for group in optimizer.param_groups
+        {**group, "params": [twins[id(parameter)] for parameter in group["params"]]} for group in optimizer.param_groups
     ]
     copied.state = defaultdict(dict)
     for group, own in zip(optimizer.param_groups, copied.param_groups, strict=True):
-        for one, parameter in zip(group["params"], own["params"], strict=True):
-            if one in optimizer.state:
-                copied.state[parameter] = tree_map(_twin_of_tensor, dict(optimizer.state[one]))
+        for held, parameter in zip(group["params"], own["params"], strict=True):
+            if held in optimizer.state:
+                copied.state[parameter] = tree_map(_twin_of_tensor, dict(optimizer.state[held]))
     choose_foreach(copied, next(iter(twins.values())).device.type)
     return copied
 

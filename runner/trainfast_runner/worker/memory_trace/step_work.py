@@ -43,7 +43,7 @@ def _traits(func: Any) -> tuple[str, bool, tuple[int, ...]]:
     """The operation's name, whether its result is a view of an argument, and the places of arguments it changes."""
     schema = func._schema
     name = str(schema.name)
-    is_view = any(one.alias_info is not None and not one.alias_info.is_write for one in schema.returns)
+    is_view = any(returned.alias_info is not None and not returned.alias_info.is_write for returned in schema.returns)
     written = [
         index
         for index, argument in enumerate(schema.arguments)
@@ -83,7 +83,7 @@ def _tensors(values: tuple[Any, ...]) -> Iterator[Tensor]:
         if isinstance(value, Tensor):
             yield value
         elif isinstance(value, tuple | list):
-            yield from (one for one in value if isinstance(one, Tensor))
+            yield from (item for item in value if isinstance(item, Tensor))
 
 
 def _bytes(tensor: Tensor) -> float:

@@ -179,7 +179,7 @@ def _to(value: Any, device: torch.device) -> Any:
     if isinstance(value, Tensor):
         return value.to(device, non_blocking=True)
     if isinstance(value, tuple | list):
-        return type(value)(_to(one, device) for one in value)
+        return type(value)(_to(item, device) for item in value)
     if type(value) is dict:
-        return {key: _to(one, device) for key, one in value.items()}
+        return {key: _to(item, device) for key, item in value.items()}
     return value

@@ -178,5 +178,5 @@ class PipelineParallel(Strategy):
         if self.ranks > 1:
             gradients = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
             sums = [dist.all_reduce(gradient, group=self._column, async_op=True) for gradient in gradients]
-            for one in sums:
-                one.wait()
+            for work in sums:
+                work.wait()

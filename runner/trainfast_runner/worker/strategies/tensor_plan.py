@@ -126,7 +126,7 @@ def _cut_module(plan: TensorPlan, model: nn.Module, name: str, module: nn.Module
     bias = getattr(module, "bias", None) is not None
     if style in GATHERED:
         weight: Any = module.weight
-        tied = sum(weight is other for one in model.modules() for other in one._parameters.values()) > 1
+        tied = sum(weight is other for module in model.modules() for other in module._parameters.values()) > 1
         if tied or weight.shape[out] % degree:
             return
         plan.gathers.add(name)
@@ -189,7 +189,7 @@ def _cut_vocabulary(plan: TensorPlan, model: nn.Module, degree: int) -> None:
 
 
 def _names_of(model: nn.Module, parameter: nn.Parameter) -> list[str]:
-    return [name for name, one in model.named_parameters(remove_duplicate=False) if one is parameter]
+    return [name for name, other in model.named_parameters(remove_duplicate=False) if other is parameter]
 
 
 def _unknown(name: str, style: str, config: Any) -> InvalidInput:

@@ -69,7 +69,7 @@ def _at_rest(whole: nn.Parameter, cut: Slice | None, mesh: DeviceMesh) -> nn.Par
     if cut is not None:
         rank, degree = mesh.get_local_rank(), mesh.size()
         packed = local.chunk(cut.parts, dim=cut.dim)
-        local = torch.cat([one.chunk(degree, dim=cut.dim)[rank] for one in packed], dim=cut.dim).clone()
+        local = torch.cat([block.chunk(degree, dim=cut.dim)[rank] for block in packed], dim=cut.dim).clone()
     return nn.Parameter(
         DTensor.from_local(local, mesh, [placement], run_check=False), requires_grad=whole.requires_grad
     )
