@@ -13,7 +13,7 @@ from trainfast_runner.machine.devices import Machine
 from trainfast_runner.search.best.too_large import TOO_LARGE, excess_words
 from trainfast_runner.search.candidate_spec import BATCH_KNOBS, MESH, candidate_spec
 from trainfast_runner.search.journal.best import Candidate, RecordedKnobs, Space
-from trainfast_runner.settings.knob_type import KnobValues
+from trainfast_runner.settings.knob_type import KnobValues, whole_number
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.spec import RunSpec
@@ -131,7 +131,7 @@ def changes_training(candidate: Candidate, baseline: Candidate) -> list[str]:
 def default_global_batch(spec: RunSpec, machine: Machine) -> int:
     """Samples of one optimizer step of the preset. Raises UserError when there are too few devices."""
     own = candidate_spec(spec, {})
-    batch, accumulation = (int(str(own.knobs[name])) for name in BATCH_KNOBS)
+    batch, accumulation = (whole_number(own.knobs, name) for name in BATCH_KNOBS)
     return batch * accumulation * data_parallel_degree(own.knobs, device_count(own, machine))
 
 
@@ -162,7 +162,9 @@ class _Slices:
         """The combination with batch and accumulation that give the global batch; None when it has another one."""
         if global_batch is None:
             return values
-        batch, accumulation = (int(str(values.get(name, self.spec.knobs[name]))) for name in BATCH_KNOBS)
+        batch, accumulation = (
+            whole_number(values if name in values else self.spec.knobs, name) for name in BATCH_KNOBS
+        )
         per_rank, rest = divmod(global_batch, self.degree(values))
         if rest:
             return None
@@ -187,7 +189,7 @@ def _baseline(slices: _Slices, global_batch: int | None) -> KnobValues:
     if rest:
         nearest = [size for size in (per_rank * degree, (per_rank + 1) * degree) if size]
         raise _impossible_error(global_batch, nearest)
-    most = min(int(str(knobs["batch_size"])), per_rank)
+    most = min(whole_number(knobs, "batch_size"), per_rank)
     batch = next(size for size in range(most, 0, -1) if per_rank % size == 0)
     return {**knobs, "batch_size": batch, "grad_accum": per_rank // batch}
 
@@ -195,7 +197,7 @@ def _baseline(slices: _Slices, global_batch: int | None) -> KnobValues:
 def _candidate(slices: _Slices, knobs: RecordedKnobs, refuse: Callable[[RunSpec], UserError | None]) -> Candidate:
     turned = candidate_spec(slices.spec, knobs)
     refusal = refuse(turned)
-    batch, accumulation = (int(str(turned.knobs[name])) for name in BATCH_KNOBS)
+    batch, accumulation = (whole_number(turned.knobs, name) for name in BATCH_KNOBS)
     return Candidate(
         knobs=knobs,
         process_knobs=process_knobs(turned.knobs, knobs),
@@ -221,9 +223,9 @@ def _attainable(slices: _Slices, vary: Vary, wanted: int) -> list[int]:
         knobs = {**slices.spec.knobs, **dict(zip(batch, values, strict=True))}
         size = slices.degree(knobs)
         if "batch_size" in batch or "grad_accum" not in batch:
-            size *= int(str(knobs["batch_size"]))
+            size *= whole_number(knobs, "batch_size")
         if "grad_accum" in batch:
-            size *= int(str(knobs["grad_accum"]))
+            size *= whole_number(knobs, "grad_accum")
         # With one of the two given, the other one makes any multiple.
         fixed = "batch_size" in batch and "grad_accum" in batch
         given |= {size} if fixed else {size * max(1, wanted // size), size * (wanted // size + 1)}

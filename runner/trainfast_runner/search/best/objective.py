@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trainfast_runner.search.journal.best import BestQuestion, Candidate, Interval
+from trainfast_runner.settings.knob_type import whole_number
 
 
 def objective_at(question: BestQuestion, candidate: Candidate, rate: float, start_s: float) -> float:
@@ -27,4 +28,4 @@ def objective_interval(question: BestQuestion, candidate: Candidate, rate: Inter
 
 def seq_len_of(question: BestQuestion, candidate: Candidate) -> int:
     """Return the tokens of a sample of this candidate."""
-    return int(str(candidate.knobs.get("seq_len", question.knobs.get("seq_len", 1))))
+    return whole_number({"seq_len": 1, **question.knobs, **candidate.knobs}, "seq_len")

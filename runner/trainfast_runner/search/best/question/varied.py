@@ -86,7 +86,7 @@ def _values(entry: Knob, now: KnobValue, global_batch: int) -> list[KnobValue]:
     """The tried values and the present one, the present one first; batch sizes only up to the global batch."""
     values = list(dict.fromkeys((now, *entry.search_values)))
     if entry.name == "batch_size":
-        sizes = {int(str(value)) for value in (*values, global_batch)}
+        sizes = {size for size in (*values, global_batch) if isinstance(size, int)}
         return [size for size in sorted(sizes) if size <= global_batch and global_batch % size == 0]
     return values
 
@@ -112,7 +112,7 @@ def _drop_illegal(
 
 def _why_not_here(spec: RunSpec, name: str, value: KnobValue, machine: Machine) -> str | None:
     """The reason why a legal value is not worth a trial on this machine; None if it may be."""
-    if name == "workers" and int(str(value)) > machine.cores:
+    if name == "workers" and isinstance(value, int) and value > machine.cores:
         return f"there are {machine.cores} cores"
     if name == "strategy" and not _has_several_devices(spec, value, machine):
         return "the run has one device"
