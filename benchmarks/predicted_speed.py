@@ -37,7 +37,7 @@ from trainfast_runner.memory.tracing import trace_models
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import PredictedSpeed
 from trainfast_runner.search.candidate_spec import candidate_spec
-from trainfast_runner.search.speed.earlier_speeds import MeasuredSpeed
+from trainfast_runner.search.speed.earlier_speeds import EarlierSpeed
 from trainfast_runner.search.speed.predicted_speed import SpeedModel
 from trainfast_runner.search.speed.step_time import ExpectedStep, step_time
 from trainfast_runner.settings.spec import RunSpec, resolve
@@ -63,9 +63,9 @@ class Setting:
     time: ExpectedStep
     rates: tuple[float, ...]
 
-    def measured(self, seed: random.Random) -> MeasuredSpeed:
+    def measured(self, seed: random.Random) -> EarlierSpeed:
         """The speed in one of its visits, as a run would have measured it."""
-        return MeasuredSpeed(self.spec, self.devices, seed.choice(self.rates), STEP_NOISE, f"{seed.random()}")
+        return EarlierSpeed(self.spec, self.devices, seed.choice(self.rates), STEP_NOISE, f"{seed.random()}")
 
 
 @dataclass

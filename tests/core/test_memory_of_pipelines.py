@@ -10,7 +10,7 @@ from tests.core.test_memory_model import BLOCK, HEAD, KEPT_BY_BLOCK, PASSING, RO
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory.model import MemoryModel
-from trainfast_runner.memory.pipeline import Action, PipelineCut, StageCut, schedule_actions
+from trainfast_runner.memory.pipeline import PipelineAction, PipelineCut, StageCut, schedule_actions
 
 HIDDEN, OUTPUT = 5, 11
 """Elements a sample of what passes between stages, and of the logits."""
@@ -39,7 +39,7 @@ def test_every_micro_batch_goes_forward_and_then_backward(schedule: str, degree:
         assert flying == [0] * held
         for slot in range(held):
             for backward in (False, True):
-                assert done.count(Action(slot, backward)) == micro_batches
+                assert done.count(PipelineAction(slot, backward)) == micro_batches
 
 
 @pytest.mark.parametrize(("schedule", "most"), [("gpipe", [8, 8, 8, 8]), ("1f1b", [4, 3, 2, 1])])

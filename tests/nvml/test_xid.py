@@ -27,5 +27,5 @@ def test_an_xid_is_told_with_its_gpu_and_a_gpu_without_events_is_no_obstacle() -
 
 
 def test_a_known_number_has_words() -> None:
-    assert xid.words(79) == "79: the GPU has fallen off the bus"
-    assert xid.words(12345) == "12345"
+    assert xid.xid_words(79) == "79: the GPU has fallen off the bus"
+    assert xid.xid_words(12345) == "12345"

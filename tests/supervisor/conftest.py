@@ -24,7 +24,7 @@ from trainfast_runner.records.run_directory import RESULT_FILE, read_result
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_lines import Event, WorkerLine
 from trainfast_runner.running import supervisor
-from trainfast_runner.running.recovery import ranks_of, settled_state
+from trainfast_runner.running.recovery import running_ranks, settled_state
 from trainfast_runner.running.supervisor import SupervisorBounds
 
 PRELUDE = (Path(__file__).parent / "stand_in_training.py").read_text()
@@ -137,7 +137,7 @@ class Run:
             except subprocess.TimeoutExpired:
                 self.supervisor.kill()
                 self.supervisor.wait()
-        for rank in ranks_of(self.directory):
+        for rank in running_ranks(self.directory):
             os.kill(rank.pid, signal.SIGKILL)
 
 

@@ -17,7 +17,7 @@ from still import own_supervisor
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.log_tail import LOG_LINES_KEPT
 from trainfast_runner.records.run_lines import Event, Step
-from trainfast_runner.running.follower import RECENT_BYTES, STEPS_KEPT, Follower, newest
+from trainfast_runner.running.follower import RECENT_BYTES, STEPS_KEPT, Follower, newest_run
 from trainfast_tui.control.messages import SnapshotTaken, TerminalLost
 from trainfast_tui.live.reader import Reader
 from trainfast_tui.live.snapshot import Snapshot
@@ -134,19 +134,19 @@ def test_an_unknown_field_of_a_newer_version_is_ignored(home: Home) -> None:
 
 
 def test_the_newest_live_run_goes_before_a_newer_ended_one(home: Home, hold: Callable[[Path], None]) -> None:
-    assert newest(home) is None
+    assert newest_run(home) is None
     running = live(home, hold)
     a_run(home, "20261122-000000-tiny-llama-ffff")
-    assert newest(home) == running
+    assert newest_run(home) == running
 
 
 def test_the_probes_of_a_search_are_not_the_newest_run(home: Home, hold: Callable[[Path], None]) -> None:
     live(home, hold, run_id="20261123-000000-tiny-llama-0001", role="probe")
-    assert newest(home) is None
+    assert newest_run(home) is None
     ended = a_run(home, "20261121-000000-tiny-llama-0002")
-    assert newest(home) == ended
+    assert newest_run(home) == ended
     proof = live(home, hold, run_id="20261122-000000-tiny-llama-0003", role="proof")
-    assert newest(home) == proof
+    assert newest_run(home) == proof
 
 
 def test_the_reader_follows_and_stops_at_once(home: Home, hold: Callable[[Path], None]) -> None:

@@ -102,7 +102,7 @@ def test_pictures_are_drawn_alike_and_once(tmp_path: Path, monkeypatch: pytest.M
     assert sorted(set(drawn.classes.tolist())) == list(range(10))
     assert photographs.drawn_photographs(tmp_path, told.append).paths == drawn.paths
     assert told == ["drawing 12 JPEG files of 320x240, once"]
-    assert photographs.draw(5).tobytes() == photographs.draw(5).tobytes()
+    assert photographs.draw_photograph(5).tobytes() == photographs.draw_photograph(5).tobytes()
     # Too smooth a picture would cost nothing to decode.
     assert sum(path.stat().st_size for path in drawn.paths) / 12 > 15_000
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainfast_runner.worker.available_memory import available_memory
+from trainfast_runner.worker.available_memory import fullest_device_memory
 from trainfast_runner.worker.oom import is_out_of_memory
 from trainfast_runner.worker.worker_log import WorkerLog
 
@@ -94,7 +94,7 @@ def test_an_error_that_hints_at_memory_is_recorded_with_what_was_free(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (int(free * gib), 80 * gib))
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _device: int(allocated * gib))
     log = WorkerLog(tmp_path, 0)
-    log.available = available_memory([torch.device("cuda", 0)], None if limit is None else int(limit * gib))
+    log.available = fullest_device_memory([torch.device("cuda", 0)], None if limit is None else int(limit * gib))
     log.exception(RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR"))
     line = json.loads((tmp_path / "worker.jsonl").read_text())
     assert (line["is_oom"], line["free_bytes"] < 5 * gib) == (low, low)
@@ -106,7 +106,7 @@ def test_a_device_that_does_not_answer_is_not_out_of_memory(tmp_path: Path, monk
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", broken)
     log = WorkerLog(tmp_path, 0)
-    log.available = available_memory([torch.device("cuda", 0)], None)
+    log.available = fullest_device_memory([torch.device("cuda", 0)], None)
     log.exception(RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"))
     line = json.loads((tmp_path / "worker.jsonl").read_text())
     assert (line["is_oom"], line["free_bytes"]) == (False, None)

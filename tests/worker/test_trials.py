@@ -28,7 +28,7 @@ from trainfast_runner.search.processes import WarmProcess, end_run, wait_for_res
 from trainfast_runner.search.searches import new_search
 from trainfast_runner.settings.spec import resolve
 from trainfast_runner.worker.catalog import allows_warm_trials
-from trainfast_runner.worker.trials import HeldLoader, fields_of
+from trainfast_runner.worker.trials import HeldLoader, trial_fields
 
 SMALL = (
     *("data.kind=random", "model.hidden_size=64", "model.num_hidden_layers=2", "model.vocab_size=1024"),
@@ -241,14 +241,14 @@ def a_step(step: int, warmup: bool, loss: float = 2.0, peak: int | None = None, 
 
 
 def test_a_loss_that_is_not_finite_fails_its_trial() -> None:
-    fields = fields_of([a_step(1, True), a_step(2, False, math.nan)])
+    fields = trial_fields([a_step(1, True), a_step(2, False, math.nan)])
     assert (fields["outcome"], fields["loss_not_finite"]) == ("failed", True)
     assert fields["message"] == "the loss of step 2 is not finite"
 
 
 def test_a_step_that_compiled_is_not_timed_and_tokens_are_a_mean() -> None:
     steps = [a_step(1, True, peak=7), a_step(2, True, peak=9), a_step(3, False, tokens=60), a_step(4, False, tokens=70)]
-    fields = fields_of(steps)
+    fields = trial_fields(steps)
     assert (fields["untimed_ms"], fields["step_ms"], fields["tokens"]) == ([10.0, 20.0], [30.0, 40.0], 65)
     assert fields["peak_allocated_bytes"] == 9
 

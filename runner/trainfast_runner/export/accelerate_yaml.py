@@ -10,7 +10,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.export.deepspeed_json import FILE as DEEPSPEED_FILE
 from trainfast_runner.export.deepspeed_json import recorded_config
 from trainfast_runner.export.trainer_arguments import overrides
-from trainfast_runner.export.written import Written, heading, malloc_comments
+from trainfast_runner.export.written import Written, comment_lines, malloc_comments
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.world import strategy_of
@@ -48,7 +48,7 @@ def accelerate_yaml(run: RunFile, knobs: KnobValues, directory: Path) -> Written
         config["dynamo_config"] = {"dynamo_backend": "INDUCTOR", "dynamo_mode": knobs["compile"]}
     covered = ("precision", "strategy", "devices", "compile", *(("reshard", "checkpointing") if kind == "FSDP" else ()))
     left_out = [name for name in overrides(knobs) if name not in covered]
-    head = heading(run, ("accelerate", "torch", *(("deepspeed",) if beside else ())), left_out)
+    head = comment_lines(run, ("accelerate", "torch", *(("deepspeed",) if beside else ())), left_out)
     head += malloc_comments(run)
     if beside:
         head.append(f"# {DEEPSPEED_FILE}: trainfast-tui export {run.run_id} --to accelerate -o DIR")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import dataclass, field
 
-from trainfast_runner.export.trainer_arguments import fields_of
+from trainfast_runner.export.trainer_arguments import trainer_fields
 from trainfast_runner.settings.knob_type import KnobValues
 
 TRAINER_CALLS = (
@@ -43,7 +43,7 @@ class CallFields:
 
 def trainer_call(knobs: KnobValues) -> CallFields:
     """The call of TrainingArguments, or of a class that inherits its fields, with these knobs."""
-    fields = fields_of(knobs)
+    fields = trainer_fields(knobs)
     if knobs.get("compile") == "off":
         fields["torch_compile"] = False
     if knobs.get("workers") == 0:

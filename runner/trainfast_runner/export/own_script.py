@@ -11,9 +11,9 @@ from trainfast_runner.export import onto_shell
 from trainfast_runner.export.call_fields import trainer_call
 from trainfast_runner.export.foreign_settings import ForeignKnobs
 from trainfast_runner.export.script_command import has_field
-from trainfast_runner.export.trainer_arguments import fields_of
+from trainfast_runner.export.trainer_arguments import trainer_fields
 from trainfast_runner.export.training_block import FILE, block_text
-from trainfast_runner.export.written import Written, heading
+from trainfast_runner.export.written import Written, comment_lines
 from trainfast_runner.records.discovered import FRAMEWORKS
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_lines import WorkerLine
@@ -54,13 +54,13 @@ def _command(run: RunFile, asked: ScriptAsked, line: WorkerLine) -> Written:
         except UserError:
             pass  # its arguments are in the script
         else:
-            expressed = tuple(name for name in free if has_field(name, fields_of(free)))
+            expressed = tuple(name for name in free if has_field(name, trainer_fields(free)))
     left_out = [name for name in free if name not in expressed]
     variables = [f"{name}={value}" for name, value in _variables(run, framework).items()]
     start = f"{shlex.join(['env', *variables])} {text}" if variables else text
     started = f"# Started in {run.cwd}. The same run here: {_same_run(run, asked)}"
     # A comment ends with its line.
-    head = [*heading(run, ("torch",), left_out), *([] if "\n" in started else [started])]
+    head = [*comment_lines(run, ("torch",), left_out), *([] if "\n" in started else [started])]
     return Written("\n".join([*head, start]), left_out, "run.sh")
 
 
@@ -112,7 +112,7 @@ def _training_block(run: RunFile, asked: ScriptAsked, line: WorkerLine) -> Writt
     for name, value in (line.ran or {}).items():
         if value is not None and name in BY_NAME:
             foreign.take(name, value, f"{name}={value}")
-    fields = fields_of(foreign.knobs)
+    fields = trainer_fields(foreign.knobs)
     if run.device == "cpu":
         fields["use_cpu"] = True
     if asked.steps is not None:
@@ -120,7 +120,7 @@ def _training_block(run: RunFile, asked: ScriptAsked, line: WorkerLine) -> Writt
     unknown = [f"# Not understood: {sentence}." for sentence in foreign.not_understood]
     ranks = run.world_size
     launch = [f"# {ranks} processes: torchrun --standalone --nproc-per-node {ranks} SCRIPT"] if ranks > 1 else []
-    head = [*heading(run, ("transformers", "torch"), ()), *unknown, *launch]
+    head = [*comment_lines(run, ("transformers", "torch"), ()), *unknown, *launch]
     return Written(block_text(head, fields), [], FILE)
 
 

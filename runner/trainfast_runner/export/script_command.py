@@ -13,7 +13,7 @@ from trainfast_runner.export.accelerate_yaml import accelerate_yaml
 from trainfast_runner.export.deepspeed_json import FILE as DEEPSPEED_FILE
 from trainfast_runner.export.deepspeed_json import beside_the_trainer
 from trainfast_runner.export.trainer_arguments import overrides, trainer_arguments
-from trainfast_runner.export.written import Written, heading, malloc_variables
+from trainfast_runner.export.written import Written, comment_lines, malloc_variables
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import BY_NAME
@@ -31,7 +31,7 @@ def torchrun(run: RunFile, knobs: KnobValues, directory: Path) -> Written:
     """The command that starts a script of the Trainer like this run. Raises UserError where it would be another."""
     command, left_out = script_command(run, knobs)
     beside = {}
-    head = heading(run, ("transformers", "torch"), left_out)
+    head = comment_lines(run, ("transformers", "torch"), left_out)
     if strategy_of(knobs).zero:
         beside = {DEEPSPEED_FILE: json.dumps(beside_the_trainer(run, directory), indent=2)}
         head.append(f"# {DEEPSPEED_FILE}: trainfast-tui export {run.run_id} --to torchrun -o DIR")

@@ -40,7 +40,7 @@ def trainer_arguments(run: RunFile, knobs: KnobValues) -> tuple[dict[str, object
             key="transformers",
             advice="--to command, which starts the same run here",
         )
-    fields = fields_of(knobs)
+    fields = trainer_fields(knobs)
     if run.device == "cpu":
         fields["use_cpu"] = True
     left_out = [name for name in overrides(knobs) if not BY_NAME[name].same_as.training_args]
@@ -48,7 +48,7 @@ def trainer_arguments(run: RunFile, knobs: KnobValues) -> tuple[dict[str, object
     return fields, left_out
 
 
-def fields_of(knobs: KnobValues) -> dict[str, object]:
+def trainer_fields(knobs: KnobValues) -> dict[str, object]:
     """The fields that these knobs decide, by name."""
     fields: dict[str, object] = {}
     for entry in KNOBS:

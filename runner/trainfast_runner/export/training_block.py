@@ -10,7 +10,7 @@ from pprint import pformat
 from trainfast_runner.export.deepspeed_json import beside_the_trainer
 from trainfast_runner.export.script_command import has_field
 from trainfast_runner.export.trainer_arguments import overrides, trainer_arguments
-from trainfast_runner.export.written import Written, heading, malloc_comments
+from trainfast_runner.export.written import Written, comment_lines, malloc_comments
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import BY_NAME
@@ -39,7 +39,7 @@ def training_block(run: RunFile, knobs: KnobValues, directory: Path) -> Written:
         arguments["deepspeed"] = beside_the_trainer(run, directory)
         packages.append("deepspeed")
     launch = [*_process_comments(run, strategy_of(knobs)), *malloc_comments(run)]
-    head = [*heading(run, packages, left_out), *elsewhere, *launch]
+    head = [*comment_lines(run, packages, left_out), *elsewhere, *launch]
     return Written(block_text(head, arguments), left_out, FILE)
 
 

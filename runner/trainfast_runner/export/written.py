@@ -32,7 +32,7 @@ def malloc_comments(run: RunFile) -> list[str]:
     return [f"# In front of the command, as fast on a CPU as the run: {variables}"] if variables else []
 
 
-def heading(run: RunFile, packages: Sequence[str], left_out: Sequence[str]) -> list[str]:
+def comment_lines(run: RunFile, packages: Sequence[str], left_out: Sequence[str]) -> list[str]:
     """Comment lines: the run, the versions of these packages that it ran with, and the settings left out."""
     versions = ", ".join(f"{name} {version}" for name in packages if (version := run.versions.get(name)))
     lines = [f"# The settings of {run.run_id} ({run.preset}){f', with {versions}' if versions else ''}."]

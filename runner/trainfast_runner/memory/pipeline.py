@@ -59,7 +59,7 @@ class PipelineCut(msgspec.Struct, frozen=True):
     head: int | None = None
 
 
-class Action(NamedTuple):
+class PipelineAction(NamedTuple):
     """A micro-batch's forward or backward through one of the rank's stages."""
 
     stage: int
@@ -94,10 +94,10 @@ def _as_one_pipeline(knobs: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**knobs, "pp_degree": devices_of(knobs), "pp_schedule": "gpipe", "micro_batches": 1}
 
 
-def schedule_actions(schedule: str, rank: int, degree: int, micro_batches: int) -> list[Action]:
+def schedule_actions(schedule: str, rank: int, degree: int, micro_batches: int) -> list[PipelineAction]:
     """Return a rank's actions in one step of the schedule."""
     if schedule == "gpipe":
-        return [Action(0, False)] * micro_batches + [Action(0, True)] * micro_batches
+        return [PipelineAction(0, False)] * micro_batches + [PipelineAction(0, True)] * micro_batches
     held = SCHEDULES[schedule].stages_per_rank
     if schedule == "1f1b":
         turns = micro_batches
@@ -108,14 +108,14 @@ def schedule_actions(schedule: str, rank: int, degree: int, micro_batches: int) 
         a_round = micro_batches // max(1, micro_batches // degree)
         ahead = min((held - 1) * a_round + AHEAD * (degree - 1 - rank), turns)
     stages = [rank + degree * (turn // a_round % held) for turn in range(turns)]
-    forwards = [Action(stage, False) for stage in stages]
+    forwards = [PipelineAction(stage, False) for stage in stages]
     last = rank + degree * (held - 1)
-    backwards = [Action(last + rank - stage, True) for stage in stages]
+    backwards = [PipelineAction(last + rank - stage, True) for stage in stages]
     done = forwards[:ahead]
     for number, backward in enumerate(backwards):
         done += forwards[ahead + number : ahead + number + 1]
         done.append(backward)
-    return [Action(action.stage // degree, action.backward) for action in done]
+    return [PipelineAction(action.stage // degree, action.backward) for action in done]
 
 
 def peaks(
@@ -161,7 +161,7 @@ class _Rank:
         self.elements = sum(cut.stages[number].elements for number in self.numbers)
         self.spread = knobs["strategy"] == LAYERS_SPREAD
         self.clips = float(knobs["grad_clip"]) > 0
-        self._passes: dict[tuple[Action, int], _Pass] = {}
+        self._passes: dict[tuple[PipelineAction, int], _Pass] = {}
         self.logit_bytes = HALF_BYTES if knobs["precision"] in MIXED else whole.width
 
     def forward_backward(self) -> tuple[float, ...]:
@@ -195,7 +195,7 @@ class _Rank:
         shares[ACTIVATIONS] = self._batches()
         return (*shares, self._buffers())
 
-    def _pass(self, action: Action, micro: int) -> _Pass:
+    def _pass(self, action: PipelineAction, micro: int) -> _Pass:
         key = (action, micro)
         if key not in self._passes:
             self._passes[key] = self._backward(action.stage, micro) if action.backward else self._forward(action.stage)

@@ -26,7 +26,7 @@ from trainfast_runner.machine.worker_scripts import (
     WORKER,
     TraceCancelled,
     json_objects,
-    last_line,
+    last_words,
     own_environment,
     start_script,
     text_of,
@@ -142,7 +142,7 @@ class _Server:
                 lines = self._new_lines()
                 answers = [line for line in lines or () if "imported" in line or line.pop("batch", None) == batch]
                 if not answers and (lines is None or self._done == batch):
-                    why = last_line(text_of(self._complaints))
+                    why = last_words(text_of(self._complaints))
                     raise UserError(f"{self._executable} cannot describe the model: {why}", key="python")
                 for answer in answers:
                     owed -= "imported" not in answer

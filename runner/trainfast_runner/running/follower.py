@@ -271,7 +271,7 @@ class Follower:
             self._known = replace(known, actual=line)
 
 
-def newest(home: Home) -> Path | None:
+def newest_run(home: Home) -> Path | None:
     """The newest live run, else the newest of all; None without any.
 
     The processes in which a search tries settings are left out: their search shows them.

@@ -159,7 +159,7 @@ def launched_child_of(directory: Path) -> Identity | None:
     return _running(read_run_file(directory), "launched", StateEvents(directory).read())
 
 
-def ranks_of(directory: Path) -> list[Identity]:
+def running_ranks(directory: Path) -> list[Identity]:
     """The ranks that are running, in this boot of the machine."""
     return [rank for rank in _started_ranks(directory) if is_running(rank)]
 

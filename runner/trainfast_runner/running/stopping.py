@@ -17,7 +17,7 @@ from trainfast_runner.running.recovery import (
     forks_left_by,
     launched_child_of,
     live_runs,
-    ranks_of,
+    running_ranks,
     settle,
     settled_state,
     supervisor_of,
@@ -53,7 +53,7 @@ def stop_unsupervised(
     _refuse_ended(directory)
     if supervisor_of(directory) is not None:
         raise UserError(f"{directory.name} has a supervisor: ask that to stop", key=directory.name)
-    launched, ranks = launched_child_of(directory), ranks_of(directory)
+    launched, ranks = launched_child_of(directory), running_ranks(directory)
     first = [*([launched] if launched is not None else ranks), *forks_left_by(directory)]
     known = _with_descendants({*first, *ranks})
     for process in first:
@@ -112,7 +112,7 @@ def run_with(home: Home, process: Identity) -> Membership | None:
         if process == launched:
             return Membership(directory, "its training process", run.role)
         # Without a supervisor no process is above all ranks.
-        above = [supervisor] if supervisor is not None else [*filter(None, [launched]), *ranks_of(directory)]
+        above = [supervisor] if supervisor is not None else [*filter(None, [launched]), *running_ranks(directory)]
         if process in above or any(process in descendants(ancestor.pid) for ancestor in above):
             return Membership(directory, "one of its processes", run.role)
     return None

@@ -21,7 +21,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.running.scripts.script_spec import settings_of
+from trainfast_runner.running.scripts.script_spec import typed_settings
 from trainfast_runner.search.batch.conduct import MakeConductor, conduct_batch
 from trainfast_runner.search.batch.opening import check_plan, open_batch
 from trainfast_runner.search.batch.preset_trials import PresetBatchConductor
@@ -101,7 +101,7 @@ def conduct_request(
 def _plan(request: SearchRequest, options: BatchSearchOptions) -> tuple[RunPlan, MakeConductor]:
     """Return the plan of a batch search, checked, and its conductor. Raises UserError."""
     if request.script is not None:
-        settings = settings_of(request.knobs, request.overrides)
+        settings = typed_settings(request.knobs, request.overrides)
         return planned_search(request.script, settings, request.python, options)
     plan = planning.plan_run(spec_of_record(request), request.python)
     check_plan(plan, options)

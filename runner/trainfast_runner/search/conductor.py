@@ -29,10 +29,10 @@ from trainfast_runner.search.journal.lines import (
     CANCELLED,
     PAUSE_FILE,
     Conducted,
-    Ended,
     Line,
     Paused,
     Resumed,
+    SearchEnded,
     SearchJournal,
     Waiting,
 )
@@ -43,7 +43,7 @@ PAUSE_LOOK_S = 0.1
 
 
 LineT = TypeVar("LineT")
-EndedT = TypeVar("EndedT", bound=Ended)
+EndedT = TypeVar("EndedT", bound=SearchEnded)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ class AvailableMemory:
     is_low: bool
 
 
-def available_memory(devices: list[torch.device], limit_bytes: int | None) -> AvailableMemory | None:
+def fullest_device_memory(devices: list[torch.device], limit_bytes: int | None) -> AvailableMemory | None:
     """Available memory of the fullest device; None for a CPU, and for a device that no longer answers."""
     if devices[0].type != "cuda":
         return None

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from .available_memory import available_memory
-from .memory_meter import sizes_of
+from .available_memory import fullest_device_memory
+from .memory_meter import bytes_in_status
 
 
 class HostLimitGauge:
@@ -40,7 +40,7 @@ class HostLimitGauge:
 
 
 def _status() -> dict[str, int]:
-    return sizes_of(Path("/proc/self/status").read_bytes())
+    return bytes_in_status(Path("/proc/self/status").read_bytes())
 
 
 class CudaLimitGauge:
@@ -62,7 +62,7 @@ class CudaLimitGauge:
 
     def is_low(self) -> bool:
         """True if a library may just have asked for more memory than the device has left; False without an answer."""
-        available = available_memory([self._device], self._limit_bytes)
+        available = fullest_device_memory([self._device], self._limit_bytes)
         return available is not None and available.is_low
 
 

@@ -117,10 +117,10 @@ class HostMemoryMeter:
         self._reserve = None
 
     def _read_status(self) -> dict[str, int]:
-        return sizes_of(os.pread(self._status_fd, 4096, 0))
+        return bytes_in_status(os.pread(self._status_fd, 4096, 0))
 
 
-def sizes_of(status: bytes) -> dict[str, int]:
+def bytes_in_status(status: bytes) -> dict[str, int]:
     """The figures of `/proc/self/status` that have a unit, in bytes."""
     rows = (line.split() for line in status.splitlines() if line.endswith(b" kB"))
     return {name[:-1].decode(): int(size) * 1024 for name, size, _ in rows}

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from .allocator import KEPT, Allocator, begin_loader
-from .available_memory import available_memory
+from .available_memory import fullest_device_memory
 from .build import import_model_code
 from .clock import make_clock
 from .data.batches import open_samples
@@ -73,7 +73,7 @@ class Training:
                 self.memory.start(self.spec.strict_steps)
                 (self._probe if self.spec.role == "probe" else self._train)()
         except Exception as error:
-            self.log.available = available_memory(self.strategy.devices, self.spec.memory_limit_bytes)
+            self.log.available = fullest_device_memory(self.strategy.devices, self.spec.memory_limit_bytes)
             self.memory.release()
             # If memory ran out, only this process knows how much it had by then.
             self.log.held_bytes = self.memory.held()

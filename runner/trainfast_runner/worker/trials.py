@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from .allocator import begin_loader
-from .available_memory import available_memory
+from .available_memory import fullest_device_memory
 from .catalog import allows_warm_trials
 from .clock import make_clock
 from .data.batches import Samples
@@ -98,7 +98,7 @@ class Trials:
         switch_s = time.monotonic() - began
         state.engine.train(replace(state.knobs, steps=untimed + order["steps"]), state.batches, recorder)
         step_log.flush()
-        return {"switch_s": switch_s, **fields_of(records)}
+        return {"switch_s": switch_s, **trial_fields(records)}
 
     def _same_setting(self) -> TrainState:
         """Return the last trial's setting once all ranks have read the order for more steps."""
@@ -135,7 +135,7 @@ class Trials:
         """Write the `trial` record of a trial that ends the process. Asks no other rank."""
         self.memory.release()
         chain = exception_chain(error)
-        available = available_memory([self.device], None)
+        available = fullest_device_memory([self.device], None)
         is_oom = chain_is_oom(chain, available is not None and available.is_low)
         self.log.write(
             "trial",
@@ -148,7 +148,7 @@ class Trials:
         )
 
 
-def fields_of(records: list[dict[str, Any]]) -> dict[str, Any]:
+def trial_fields(records: list[dict[str, Any]]) -> dict[str, Any]:
     """Fields of a `trial` record from the records of its steps; those of warm-up and those that compiled are untimed.
 
     Peaks are the highest of all steps that have one, and None without any.

@@ -17,7 +17,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Conditions, Result, Spread, StepCount, Throttle, Throughput
 from trainfast_runner.records.run_directory import RESULT_FILE, RUN_FILE
 from trainfast_runner.records.run_file import ClockAnchor, PredictedSpeed, RunFile
-from trainfast_runner.search.speed.earlier_speeds import DeviceName, MeasuredSpeed, measured_speeds
+from trainfast_runner.search.speed.earlier_speeds import DeviceName, EarlierSpeed, measured_speeds
 from trainfast_runner.search.speed.predicted_speed import WIDEST, SpeedModel, Unknown
 from trainfast_runner.search.speed.step_time import ExpectedStep, step_time
 from trainfast_runner.settings.spec import RunSpec, resolve
@@ -58,7 +58,7 @@ def predicted(runs: Sequence[tuple[str, float]], *settings: str, calibrated: boo
     for number, (words, slower) in enumerate(runs):
         time = timed(*words.split())
         rate = math.log(time.samples / time.seconds / slower)
-        measured.append((MeasuredSpeed(resolve("tiny-llama", words.split()), 1, rate, 1e-4, f"run {number}"), time))
+        measured.append((EarlierSpeed(resolve("tiny-llama", words.split()), 1, rate, 1e-4, f"run {number}"), time))
     model = SpeedModel(resolve("tiny-llama"), measured, calibrated=calibrated)
     return model.predict(resolve("tiny-llama", settings), 1, timed(*settings))
 

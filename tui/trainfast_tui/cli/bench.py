@@ -10,7 +10,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import EXIT_CODES
 from trainfast_runner.search.bench.grid import prepare_grid
-from trainfast_runner.search.bench.report import MEASURED, markdown, measured, notes, process_word, published_gain
+from trainfast_runner.search.bench.report import MEASURED, markdown, measured, process_word, published_gain, table_notes
 from trainfast_runner.search.bench.variants import Bench, Outcome, Table, prepare, tabulate
 from trainfast_runner.settings import script_preset
 from trainfast_runner.settings.vary import read_vary
@@ -122,7 +122,7 @@ def _print_table(table: Table) -> None:
     for row in table.rows:
         if row.state != "finished":
             print_line(f"{plain(row.id)}: {row.state.replace('_', ' ')}: {plain(row.reason)}")
-    print_lines(notes(table))
+    print_lines(table_notes(table))
     if "published/s" in names:
         print_line("published/s is the published samples/s; ratio is the measured value over it.")
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from trainfast_runner.search.bench.report import cells, markdown, notes, process_word
+from trainfast_runner.search.bench.report import cells, markdown, process_word, table_notes
 from trainfast_runner.search.bench.variants import Bench, Row, Table
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_tui.report.as_html import as_html
@@ -53,7 +53,7 @@ def _html(bench: Bench, table: Table, command: str) -> str:
     header, rows = cells(bench, table)
     # Text to the left, figures to the right.
     shown = grid(header, rows, right=range(2, len(header) - 2))
-    return as_html(Document(bench.title, (Prose(command), shown, *map(Prose, notes(table)))))
+    return as_html(Document(bench.title, (Prose(command), shown, *map(Prose, table_notes(table)))))
 
 
 WRITERS: dict[str, Callable[[Bench, Table, str], str]] = {

@@ -146,7 +146,7 @@ def _throttle(event: Event, began: bool) -> tuple[str, Tone, str]:
     cause = cause_by_reason().get(reason)
     letter = shade_of(cause).letter if cause is not None else "C"
     tone: Tone = "error" if throttle.severity(reason) == "warning" else "warning"
-    words = f"{_device(event)}: {'' if began else 'no longer: '}{throttle.words(reason)}"
+    words = f"{_device(event)}: {'' if began else 'no longer: '}{throttle.cause_words(reason)}"
     return (letter, tone, words) if began else (letter.lower(), "muted", words)
 
 

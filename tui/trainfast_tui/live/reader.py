@@ -243,10 +243,10 @@ class Reader(threading.Thread):
             self._wake.set()
 
     def _note_xid(self, t_ns: int, index: int, code: int) -> None:
-        from trainfast_runner.machine.telemetry.xid import words
+        from trainfast_runner.machine.telemetry.xid import xid_words
         from trainfast_runner.records.run_lines import Event
 
-        self._xids.append(Event(t_ns=t_ns, kind="xid", device=index, detail=words(code)))
+        self._xids.append(Event(t_ns=t_ns, kind="xid", device=index, detail=xid_words(code)))
 
     def _processes_now(self, snapshot: Snapshot) -> tuple[ProcessRow, ...]:
         if self._processes is None:
@@ -256,9 +256,9 @@ class Reader(threading.Thread):
         return self._processes.read(snapshot.tick.devices if snapshot.tick is not None else ())
 
     def _newest_run(self) -> Path | None:
-        from trainfast_runner.running.follower import newest
+        from trainfast_runner.running.follower import newest_run
 
-        return newest(self._home)
+        return newest_run(self._home)
 
     def _newest_batch(self) -> Path | None:
         from trainfast_runner.search.searches import newest_search
@@ -286,8 +286,8 @@ class Reader(threading.Thread):
 
     def _sample(self, run: RunSnapshot | None) -> None:
         """Sample the machine here unless the run's supervisor does."""
-        newest = run.ticks[-1].t_ns if run is not None and run.is_live and run.ticks else 0
-        supplied = 0 <= time.monotonic_ns() - newest < FRESH_NS
+        newest_ns = run.ticks[-1].t_ns if run is not None and run.is_live and run.ticks else 0
+        supplied = 0 <= time.monotonic_ns() - newest_ns < FRESH_NS
         if supplied and self._sampler is not None:
             self._sampler.stop(timeout_s=0.2)
             self._sampler = None

@@ -174,7 +174,7 @@ def _badges(device: DeviceReading, room: int) -> Line:
 
     reasons = sorted(device.throttle_reasons or (), key=lambda name: SEVERITIES.index(throttle.severity(name)))
     tones = [BADGES[throttle.severity(name)] for name in reasons]
-    words = [throttle.words(name) for name in reasons]
+    words = [throttle.cause_words(name) for name in reasons]
     if sum(cell_len(word) + 4 for word in words) > room:
         words = [SHORT_WORDS.get(name, one) for name, one in zip(reasons, words, strict=True)]
     line: Line = []

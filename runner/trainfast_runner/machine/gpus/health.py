@@ -40,7 +40,9 @@ def _throttling(gpu: DeviceReading) -> Iterator[Ailment]:
         reasons.remove("hw_slowdown")
     at = "" if gpu.temperature_c is None else f", at {gpu.temperature_c} °C"
     for name in reasons:
-        yield Ailment(f"slowed down now: {throttle.words(name)}{at}", CURES.get(name, f"{COOLING}; or {POWER_SUPPLY}"))
+        yield Ailment(
+            f"slowed down now: {throttle.cause_words(name)}{at}", CURES.get(name, f"{COOLING}; or {POWER_SUPPLY}")
+        )
     left = degrees_left(gpu)
     if not reasons and left is not None and left <= 0:
         yield Ailment(f"as hot as it may be{at}: it is about to slow down", COOLING)

@@ -26,7 +26,7 @@ UNSIGNED_LONG_LONG = 3
 
 
 @dataclass(frozen=True)
-class Field:
+class NvmlField:
     """One entry of the batch and the field of `DeviceReading` it fills."""
 
     name: str
@@ -41,24 +41,24 @@ class Field:
     """True if only an unsigned long long is valid."""
 
 
-FIELDS: tuple[Field, ...] = (
-    Field("power_violation_ns", 74, ullong=True),
-    Field("thermal_violation_ns", 75, ullong=True),
-    Field("sync_boost_violation_ns", 76, ullong=True),
-    Field("memory_temperature_c", 82),
-    Field("energy_mj", 83),
-    Field("nvlink_tx_bytes", 138, scope=ALL_LINKS, scale=1024),
-    Field("nvlink_rx_bytes", 139, scope=ALL_LINKS, scale=1024),
-    Field("power_average_w", 185, scale=0.001),
-    Field("power_instant_w", 186, scale=0.001),
-    Field("pcie_tx_bytes", 197, wraps=True),
-    Field("pcie_rx_bytes", 198, wraps=True),
-    Field("ecc_corrected_errors", 3, Pace.SPARSE),
-    Field("ecc_uncorrected_errors", 4, Pace.SPARSE),
-    Field("remapped_rows_corrected", 142, Pace.SPARSE),
-    Field("remapped_rows_uncorrected", 143, Pace.SPARSE),
-    Field("remapped_rows_pending", 144, Pace.SPARSE),
-    Field("remapped_rows_failed", 145, Pace.SPARSE),
+FIELDS: tuple[NvmlField, ...] = (
+    NvmlField("power_violation_ns", 74, ullong=True),
+    NvmlField("thermal_violation_ns", 75, ullong=True),
+    NvmlField("sync_boost_violation_ns", 76, ullong=True),
+    NvmlField("memory_temperature_c", 82),
+    NvmlField("energy_mj", 83),
+    NvmlField("nvlink_tx_bytes", 138, scope=ALL_LINKS, scale=1024),
+    NvmlField("nvlink_rx_bytes", 139, scope=ALL_LINKS, scale=1024),
+    NvmlField("power_average_w", 185, scale=0.001),
+    NvmlField("power_instant_w", 186, scale=0.001),
+    NvmlField("pcie_tx_bytes", 197, wraps=True),
+    NvmlField("pcie_rx_bytes", 198, wraps=True),
+    NvmlField("ecc_corrected_errors", 3, Pace.SPARSE),
+    NvmlField("ecc_uncorrected_errors", 4, Pace.SPARSE),
+    NvmlField("remapped_rows_corrected", 142, Pace.SPARSE),
+    NvmlField("remapped_rows_uncorrected", 143, Pace.SPARSE),
+    NvmlField("remapped_rows_pending", 144, Pace.SPARSE),
+    NvmlField("remapped_rows_failed", 145, Pace.SPARSE),
 )
 
 CAUSE_COUNTERS = ("sw_thermal_slowdown_ns", "hw_thermal_slowdown_ns", "hw_power_brake_ns")
@@ -75,7 +75,7 @@ Entry = tuple[int, int, int]
 class Question:
     """One call for some fields: the array that the driver fills is made once, which takes as long as the call."""
 
-    def __init__(self, nv: ModuleType, fields: list[Field]) -> None:
+    def __init__(self, nv: ModuleType, fields: list[NvmlField]) -> None:
         self.fields = fields
         self._answers = (nv.c_nvmlFieldValue_t * len(fields))()
         for entry, field in zip(self._answers, fields, strict=True):
@@ -101,12 +101,12 @@ Found = tuple[dict[str, Any], dict[str, int]]
 class FieldBatch:
     """The fields that one GPU answers, found by asking once, and their values each tick."""
 
-    answered: list[Field] = dataclasses.field(default_factory=list)
+    answered: list[NvmlField] = dataclasses.field(default_factory=list)
     absent: dict[str, str] = dataclasses.field(default_factory=dict)
     """Fields that the GPU does not answer, with the reasons."""
     cause_numbers: str | None = None
     """The field numbers of the counters of single causes; None without any."""
-    _spare: list[tuple[str, list[Field]]] = dataclasses.field(default_factory=list)
+    _spare: list[tuple[str, list[NvmlField]]] = dataclasses.field(default_factory=list)
     _wrapping: dict[str, Unwrapped] = dataclasses.field(default_factory=dict)
     _due: dict[bool, Question] = dataclasses.field(default_factory=dict)
     """The numbers to ask for in a tick without (False) and with (True) the sparse fields, computed once."""
@@ -114,7 +114,7 @@ class FieldBatch:
     def probe(self, nv: ModuleType, handle: Handle) -> dict[str, Any]:
         """Ask for all fields once; returns their values. Raises NVMLError when the call itself fails."""
         candidates = [
-            (label, [Field(name, first + index, ullong=True) for index, name in enumerate(CAUSE_COUNTERS)])
+            (label, [NvmlField(name, first + index, ullong=True) for index, name in enumerate(CAUSE_COUNTERS)])
             for label, first in CAUSE_NUMBERS
         ]
         wanted = [*FIELDS, *(entry for _, entries in candidates for entry in entries)]
@@ -160,7 +160,7 @@ class FieldBatch:
         due = self._due[sparse]
         return self._read(due.fields, due.ask(nv, handle)) if due.fields else ({}, {})
 
-    def _read(self, due: list[Field], entries: list[Entry]) -> Found:
+    def _read(self, due: list[NvmlField], entries: list[Entry]) -> Found:
         values: dict[str, Any] = {}
         codes: dict[str, int] = {}
         for field, (kind, code, raw) in zip(due, entries, strict=True):
@@ -205,7 +205,7 @@ class Unwrapped:
         return self._total
 
 
-def _usable(field: Field, entry: Entry) -> bool:
+def _usable(field: NvmlField, entry: Entry) -> bool:
     """True if the entry holds a value or a passing failure; the call succeeds even for unknown fields."""
     kind, code, _ = entry
     if code != 0:
@@ -213,7 +213,7 @@ def _usable(field: Field, entry: Entry) -> bool:
     return kind == UNSIGNED_LONG_LONG if field.ullong else kind in _BITS
 
 
-def _why(field: Field, entry: Entry) -> str:
+def _why(field: NvmlField, entry: Entry) -> str:
     _, code, _ = entry
     if code == 0:
         return f"this driver means something else by field {field.number}"

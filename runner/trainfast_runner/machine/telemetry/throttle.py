@@ -62,7 +62,7 @@ def believed(bits: int, previous_bits: int) -> int:
     return bits & ~(_HW_SLOWDOWN & ~previous_bits)
 
 
-def words(name: str) -> str:
+def cause_words(name: str) -> str:
     """A reason in words for the screen; an unknown reason is named by its bit."""
     reason = _BY_NAME.get(name)
     return reason.words if reason else f"reason {name}, unknown to this version"

@@ -3,7 +3,7 @@ of DataLoader. An explicit argument in the script wins over the last two, so wha
 
 from __future__ import annotations
 
-from trainfast_runner.export.trainer_arguments import fields_of
+from trainfast_runner.export.trainer_arguments import trainer_fields as all_trainer_fields
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.script_reach import FRAMEWORK_KNOBS
 
@@ -29,7 +29,7 @@ def environment(knobs: KnobValues) -> dict[str, str]:
 
 def trainer_fields(knobs: KnobValues) -> dict[str, object]:
     """Fields of TrainingArguments, which the hooks set before its `__post_init__`."""
-    return fields_of({name: value for name, value in knobs.items() if name in FRAMEWORK_KNOBS})
+    return all_trainer_fields({name: value for name, value in knobs.items() if name in FRAMEWORK_KNOBS})
 
 
 def loader_defaults(knobs: KnobValues) -> dict[str, object]:

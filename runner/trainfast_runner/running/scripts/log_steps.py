@@ -20,7 +20,7 @@ READ_BYTES = 1 << 20
 LONGEST_LINE_BYTES = 1 << 16
 
 
-def compiled(pattern: str) -> re.Pattern[str]:
+def step_pattern(pattern: str) -> re.Pattern[str]:
     """The regular expression of `--steps-from-log`; its group `loss`, if it has one, is the step's loss.
 
     Raises UserError.
@@ -41,7 +41,7 @@ class LogSteps:
 
     def __init__(self, run: RunFile, directory: Path, output: Path) -> None:
         script = run.script
-        self._pattern = compiled(script.steps_from_log) if script and script.steps_from_log else None
+        self._pattern = step_pattern(script.steps_from_log) if script and script.steps_from_log else None
         self._warmup = script.timing_warmup if script else 0
         self._samples = script.samples_per_step if script else None
         self._path = rank_file(directory, "steps", 0)

@@ -18,7 +18,7 @@ from trainfast_runner.results.script_figures import closed_by_version
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.scripts.command import ScriptCommand, read_command
 from trainfast_runner.running.scripts.knob_places import environment, loader_defaults, trainer_fields
-from trainfast_runner.running.scripts.log_steps import compiled
+from trainfast_runner.running.scripts.log_steps import step_pattern
 from trainfast_runner.settings.knob_type import KnobValues, whole_number
 from trainfast_runner.settings.knob_values import bytes_of_ranks
 from trainfast_runner.settings.knobs import knob, setting_of
@@ -148,7 +148,7 @@ def _steps(knobs: KnobValues, steps: int | None, steps_from_log: str | None) -> 
             advice=f"--steps {warmup + 5}",
         )
     if steps_from_log is not None:
-        compiled(steps_from_log)
+        step_pattern(steps_from_log)
         if limit is not None:
             raise UserError("--steps needs the hooks, which --steps-from-log replaces", key="--steps-from-log")
     return limit

@@ -15,9 +15,9 @@ def plan_spec(spec: RunSpec, python: str | None = None) -> RunPlan:
     """Check a spec against this machine. Raises UserError."""
     if spec.script is None:
         return plan_run(spec, python)
-    return plan_script((), settings_of(spec.knobs, spec.overrides), preset=spec.script, python=python)
+    return plan_script((), typed_settings(spec.knobs, spec.overrides), preset=spec.script, python=python)
 
 
-def settings_of(knobs: Mapping[str, KnobValue], overrides: Iterable[str]) -> list[str]:
+def typed_settings(knobs: Mapping[str, KnobValue], overrides: Iterable[str]) -> list[str]:
     """The overrides of a script's knobs, as they are typed after `--set`."""
     return [f"{name}={knob(name).text_of(knobs[name])}" for name in overrides]

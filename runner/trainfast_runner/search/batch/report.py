@@ -17,7 +17,7 @@ from trainfast_runner.search.journal.batch import (
     read_batch_journal,
     refuted_by,
 )
-from trainfast_runner.search.report_parts import fields_of, heading
+from trainfast_runner.search.report_parts import fields_of, first_fields
 
 PROBE_FIELDS = (
     "batch_size",
@@ -56,7 +56,7 @@ def report(directory: Path) -> dict[str, Any]:
     answer = ended.answer if ended is not None else None
     confirmations = [line for line in lines if isinstance(line, ConfirmationRun)]
     return {
-        **heading(asked, ended),
+        **first_fields(asked, ended),
         **fields_of(answer, "max_batch", "samples_per_s", "aligned_batch", "recommended_batch"),
         # A script, which has no model of ours, keeps the thresholds that it has.
         "measured_under": STRICT_SPEED if asked.device == "cpu" and asked.model else None,

@@ -21,7 +21,7 @@ def markdown(bench: Bench, table: Table, command: str) -> str:
     # Text to the left, figures to the right.
     sides = ["---", "---", *["---:"] * (len(header) - 4), "---", "---"]
     lines = [_line(header), _line(sides), *map(_line, rows)]
-    return "\n".join([f"# {_escaped(bench.title)}", "", f"`{command}`", "", *lines, "", *notes(table), ""])
+    return "\n".join([f"# {_escaped(bench.title)}", "", f"`{command}`", "", *lines, "", *table_notes(table), ""])
 
 
 def cells(bench: Bench, table: Table) -> tuple[list[str], list[list[str]]]:
@@ -102,7 +102,7 @@ def _state(row: Row) -> str:
     return f"{row.state.replace('_', ' ')}: {row.reason}"
 
 
-def notes(table: Table) -> Iterator[str]:
+def table_notes(table: Table) -> Iterator[str]:
     """Yield the notes for the reader of the table, a sentence each."""
     results = [row.result for row in table.rows if row.result is not None]
     if any(row.published for row in table.rows):

@@ -27,7 +27,7 @@ MOST_COUNTED = 1_000_000
 """Combinations of batch, accumulation and strategy that are looked at one by one to count the candidates."""
 
 
-def ranks_of(spec: RunSpec, machine: Machine) -> int | None:
+def processes_of(spec: RunSpec, machine: Machine) -> int | None:
     """Number of processes of a run; None when the machine has too few devices."""
     try:
         return world_size(spec, machine)
@@ -201,7 +201,7 @@ def _candidate(slices: _Slices, knobs: RecordedKnobs, refuse: Callable[[RunSpec]
     return Candidate(
         knobs=knobs,
         process_knobs=process_knobs(turned.knobs, knobs),
-        world_size=ranks_of(turned, slices.machine) or 1,
+        world_size=processes_of(turned, slices.machine) or 1,
         samples_per_step=batch * accumulation * slices.degree(knobs),
         ruled_out=None if refusal is None else "incompatible",
         reason="" if refusal is None else refusal.line(),

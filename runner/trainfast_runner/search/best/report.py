@@ -28,7 +28,7 @@ from trainfast_runner.search.journal.best import (
     Trial,
     read_best_journal,
 )
-from trainfast_runner.search.report_parts import fields_of, heading
+from trainfast_runner.search.report_parts import fields_of, first_fields
 from trainfast_runner.units import highest
 
 SCRIPT_MEMORY = "the memory of a script is predicted from its trials of like settings"
@@ -43,7 +43,7 @@ def best_report(directory: Path) -> dict[str, Any]:
     ended = newest(lines, BestEnded)
     so_far = BestSoFar(tuple(lines))
     return {
-        **heading(question, ended),
+        **first_fields(question, ended),
         **fields_of(question, "objective", "for_steps", "global_batch", "vary", "left_alone"),
         **_answer(ended, space, lines),
         "candidates": len(space.candidates) if space is not None else None,

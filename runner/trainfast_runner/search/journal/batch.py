@@ -12,7 +12,7 @@ from trainfast_runner.records.json_lines import read_all
 from trainfast_runner.records.result import OomChange
 from trainfast_runner.records.run_file import SCHEMA, ClockAnchor, RecordedSpec
 from trainfast_runner.records.search_directories import JOURNAL_FILE
-from trainfast_runner.search.journal.lines import Conducted, CoolingDown, Ended, Line, Paused, Resumed, Waiting
+from trainfast_runner.search.journal.lines import Conducted, CoolingDown, Line, Paused, Resumed, SearchEnded, Waiting
 from trainfast_runner.search.journal.memory_lines import MemoryLines
 
 
@@ -177,7 +177,7 @@ class Change(OomChange, frozen=True, kw_only=True):
     costs: str = ""
 
 
-class BatchEnded(Ended, frozen=True, kw_only=True, tag="ended"):
+class BatchEnded(SearchEnded, frozen=True, kw_only=True, tag="ended"):
     """The end of a batch search; where nothing fits with the missing bytes, and what would make it fit."""
 
     answer: BatchAnswer | None = None

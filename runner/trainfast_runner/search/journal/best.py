@@ -16,7 +16,7 @@ from trainfast_runner.records.json_lines import read_all
 from trainfast_runner.records.run_file import SCHEMA, ClockAnchor, PredictedSpeed, RecordedSpec
 from trainfast_runner.records.script_run import TracedMemory
 from trainfast_runner.records.search_directories import JOURNAL_FILE
-from trainfast_runner.search.journal.lines import Conducted, CoolingDown, Ended, Line, Paused, Resumed, Waiting
+from trainfast_runner.search.journal.lines import Conducted, CoolingDown, Line, Paused, Resumed, SearchEnded, Waiting
 
 UNNAMED = "no present value is named"
 """Why a knob of a script is left alone whose value neither the preset nor a setting names."""
@@ -266,7 +266,7 @@ class BestAnswer(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str] = []
 
 
-class BestEnded(Ended, frozen=True, kw_only=True, tag="best-ended"):
+class BestEnded(SearchEnded, frozen=True, kw_only=True, tag="best-ended"):
     """The end of a best-fit search; after `cancelled` its `answer` is the best so far."""
 
     stopped_because: str = ""

@@ -62,7 +62,7 @@ class Resumed(Line, frozen=True, kw_only=True, tag="resumed"):
     """The search was resumed after a pause, or the device it waited for is free."""
 
 
-class Ended(Line, frozen=True, kw_only=True):
+class SearchEnded(Line, frozen=True, kw_only=True):
     """The end of a search: `state` is answered, nothing_fits, failed or cancelled, with the reason in words.
 
     `seconds` is the time all conductors worked on it, without pauses and waits for another run. After `cancelled` the

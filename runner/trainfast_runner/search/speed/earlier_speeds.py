@@ -32,7 +32,7 @@ MOST_THROTTLED = 0.05
 
 
 @dataclass(frozen=True)
-class MeasuredSpeed:
+class EarlierSpeed:
     """The ln samples/s that a run measured, or a trial. `variance` is that of its noise; a `visit` is one process."""
 
     spec: RunSpec
@@ -55,13 +55,13 @@ def training_of(spec: RunSpec | RecordedSpec) -> tuple[Mapping[str, Any], object
     return spec.model, spec.data.get("objective"), spec.data.get("kind")
 
 
-def measured_speeds(home: Home, spec: RunSpec, device: DeviceName) -> list[MeasuredSpeed]:
+def measured_speeds(home: Home, spec: RunSpec, device: DeviceName) -> list[EarlierSpeed]:
     """Return the newest comparable speeds on this device: of the spec's model, then a few of other models.
 
     Raises UserError when the home cannot be listed.
     """
-    own: list[MeasuredSpeed] = []
-    others: list[MeasuredSpeed] = []
+    own: list[EarlierSpeed] = []
+    others: list[EarlierSpeed] = []
     for speed in _of_runs(home, device):
         kept, most = (own, MOST_OF_MODEL) if training_of(speed.spec) == training_of(spec) else (others, MOST_OF_OTHERS)
         if len(kept) < most:
@@ -73,7 +73,7 @@ def measured_speeds(home: Home, spec: RunSpec, device: DeviceName) -> list[Measu
     return [*own, *others]
 
 
-def _of_runs(home: Home, device: DeviceName) -> Iterator[MeasuredSpeed]:
+def _of_runs(home: Home, device: DeviceName) -> Iterator[EarlierSpeed]:
     for run_id in home.run_ids()[: -NEWEST_RUNS_READ - 1 : -1]:
         result = read_written_result(home.directory(run_id))
         if result is None or not is_comparable(result):
@@ -93,7 +93,7 @@ def is_comparable(result: Result) -> bool:
     return throttled <= MOST_THROTTLED and bool(result.throughput.samples_per_s.median)
 
 
-def _of_run(run: RunFile, result: Result) -> MeasuredSpeed | None:
+def _of_run(run: RunFile, result: Result) -> EarlierSpeed | None:
     rate = result.throughput.samples_per_s
     try:
         spec = spec_of_record(run)
@@ -104,10 +104,10 @@ def _of_run(run: RunFile, result: Result) -> MeasuredSpeed | None:
     # Cores that others took slow a run by about as much.
     others = (result.conditions.others_cpu_percent or 0.0) / 100
     variance = (MEDIAN_VARIANCE / max(1, result.steps.measured) + SLOW_SHARE**2) * deviation**2 + others**2
-    return MeasuredSpeed(spec, max(run.world_size, len(run.device_uuids)), math.log(rate.median), variance, run.run_id)
+    return EarlierSpeed(spec, max(run.world_size, len(run.device_uuids)), math.log(rate.median), variance, run.run_id)
 
 
-def _of_trials(home: Home, spec: RunSpec, device: DeviceName) -> Iterator[MeasuredSpeed]:
+def _of_trials(home: Home, spec: RunSpec, device: DeviceName) -> Iterator[EarlierSpeed]:
     """The newest trial of each candidate of best-fit searches of the same training."""
     for directory in search_directories(home)[: -SEARCHES_LOOKED_AT - 1 : -1]:
         if kind_of(directory) != BEST_TAG:
@@ -128,7 +128,7 @@ def _of_trials(home: Home, spec: RunSpec, device: DeviceName) -> Iterator[Measur
             except UserError:
                 break  # knobs of another version
             assert rate is not None
-            yield MeasuredSpeed(tried, candidate.world_size, rate, measured.variance(trial), trial.run_id)
+            yield EarlierSpeed(tried, candidate.world_size, rate, measured.variance(trial), trial.run_id)
 
 
 def _device_of(run: RunFile) -> DeviceName:

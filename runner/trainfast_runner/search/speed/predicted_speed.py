@@ -16,7 +16,7 @@ from typing import Any
 
 from trainfast_runner.records.run_file import PredictedSpeed
 from trainfast_runner.results.distributions import NORMAL_90
-from trainfast_runner.search.speed.earlier_speeds import MeasuredSpeed, training_of
+from trainfast_runner.search.speed.earlier_speeds import EarlierSpeed, training_of
 from trainfast_runner.search.speed.effects import (
     Factor,
     Levels,
@@ -75,7 +75,7 @@ NEAREST = 16
 NOISE = 1e-4
 """Variance of the ln rate that a run measures, before any run was measured."""
 
-MeasuredStep = tuple[MeasuredSpeed, ExpectedStep]
+MeasuredStep = tuple[EarlierSpeed, ExpectedStep]
 """An earlier speed, and the step that the calibration expects of its settings."""
 
 

@@ -52,14 +52,14 @@ def drawn_photographs(cache_dir: Path, on_make: Callable[[str], None]) -> Photog
     def make(half_made: Path) -> None:
         on_make(f"drawing {files}, once")
         for index, name in enumerate(names):
-            draw(index).save(half_made / name, quality=QUALITY)
+            draw_photograph(index).save(half_made / name, quality=QUALITY)
 
     make_once(folder, names[-1], make)
     paths, source = [folder / name for name in names], f"{files} drawn from a seed"
     return Photographs(paths, np.arange(COUNT, dtype=np.int64) % CLASSES, source, synthetic=True)
 
 
-def draw(index: int) -> Any:
+def draw_photograph(index: int) -> Any:
     """Draw picture `index`, a Pillow image that depends on nothing else."""
     from PIL import Image, ImageDraw
 

@@ -46,7 +46,7 @@ WORKSPACE_KIB, HOPPER_WORKSPACE_KIB = 2 * 4096 + 8 * 16, 32 * 1024
 
 
 @dataclass
-class Traced:
+class TracedTraining:
     """The worker's own strategy and model, their tensors fake."""
 
     config: Any
@@ -156,16 +156,16 @@ def _model(request: dict[str, Any], config: Any, knobs: Knobs) -> nn.Module:
 
 
 @contextmanager
-def _traced(request: dict[str, Any], config: Any, knobs: Knobs, model: nn.Module) -> Iterator[Traced]:
+def _traced(request: dict[str, Any], config: Any, knobs: Knobs, model: nn.Module) -> Iterator[TracedTraining]:
     device = torch.device(request["device"])
     with FakeTensorMode(allow_non_fake_inputs=True) as fake:
         place(model, device)
         strategy = make_strategy(knobs, device)
         strategy.module = model
-        yield Traced(config, request["objective"], knobs, fake, strategy)
+        yield TracedTraining(config, request["objective"], knobs, fake, strategy)
 
 
-def _forward_backward(traced: Traced, stacks: list[TracedStack], batch_size: int) -> list[TracedSegment]:
+def _forward_backward(traced: TracedTraining, stacks: list[TracedStack], batch_size: int) -> list[TracedSegment]:
     """Trace forward and backward of the step's micro-batches, which the loop's own code takes."""
     model: Any = traced.strategy.module
     model.zero_grad(set_to_none=True)
@@ -200,7 +200,7 @@ def _gradient_counter(live: LiveBytes) -> Any:
     return count_gradient
 
 
-def _batches(traced: Traced, batch_size: int, live: LiveBytes) -> Iterator[Batch]:
+def _batches(traced: TracedTraining, batch_size: int, live: LiveBytes) -> Iterator[Batch]:
     """Batches with the shapes and dtypes of the data; live bytes do not depend on their values."""
     while True:
         batch: Batch = {name: traced.fake.from_tensor(real) for name, real in _samples(traced, batch_size).items()}
@@ -209,7 +209,7 @@ def _batches(traced: Traced, batch_size: int, live: LiveBytes) -> Iterator[Batch
         yield batch
 
 
-def _samples(traced: Traced, batch_size: int) -> Batch:
+def _samples(traced: TracedTraining, batch_size: int) -> Batch:
     config, seq_len = traced.config, traced.knobs.seq_len
     if traced.objective == "image-classification":
         channels, size = image_shape(config)
@@ -222,7 +222,7 @@ def _samples(traced: Traced, batch_size: int) -> Batch:
     return samples.__getitems__(list(range(batch_size)))
 
 
-def _optimizer_step(traced: Traced, updated: list[nn.Parameter]) -> TracedSegment:
+def _optimizer_step(traced: TracedTraining, updated: list[nn.Parameter]) -> TracedSegment:
     """Trace the optimizer's second step, which finds its states."""
     strategy = traced.strategy
     is_cuda = strategy.device.type == "cuda"

@@ -25,7 +25,7 @@ from ..weights import init_in_turn, init_weights
 from .ddp import DataParallel
 from .extension_builds import only_builder
 from .offload_scratch import Scratch
-from .zero_config import deepspeed_config, sizes_of
+from .zero_config import deepspeed_config, unpartitioned_sizes
 
 IMPORTED_LATER = (
     "deepspeed.runtime.zero.muon.muon_optimizer",
@@ -78,7 +78,9 @@ class DeepSpeedZero(DataParallel):
         """Make the engine; the optimizer inside it has the groups that hold the learning rate."""
         import deepspeed
 
-        self.config = deepspeed_config(self.knobs, self.ranks, sizes_of(model), self.device.type, self._disk())
+        self.config = deepspeed_config(
+            self.knobs, self.ranks, unpartitioned_sizes(model), self.device.type, self._disk()
+        )
         if self.entry.zero_stage == 3:
             self._init_slices(model)
         else:

@@ -69,7 +69,7 @@ class SpreadLayers(Strategy):
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """Initialize each part on the first GPU and move it to its own before the next."""
-        spread(model, init_in_turn(model, self.knobs.seed, self.devices[0]), self.devices)
+        spread_parts(model, init_in_turn(model, self.knobs.seed, self.devices[0]), self.devices)
         return model
 
     def facts(self, module: nn.Module) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def visible_gpus() -> list[torch.device]:
     return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
 
 
-def spread(model: nn.Module, parts: Iterable[Part], devices: list[torch.device]) -> None:
+def spread_parts(model: nn.Module, parts: Iterable[Part], devices: list[torch.device]) -> None:
     """Move the parts of `model` to `devices` as they come, about as many parameters to each.
 
     A hook moves every module's inputs to its device. Raises InvalidInput if there are more devices than blocks.

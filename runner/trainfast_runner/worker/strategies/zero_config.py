@@ -28,7 +28,7 @@ class Sizes:
     part: int
 
 
-def sizes_of(model: nn.Module) -> Sizes:
+def unpartitioned_sizes(model: nn.Module) -> Sizes:
     """Sizes of a model that is not partitioned yet."""
     each = [{id(p): p.numel() for module in part.modules for p in module.parameters(False)} for part in parts(model)]
     whole = {key: size for part in each for key, size in part.items()}

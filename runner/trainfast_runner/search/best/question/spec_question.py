@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainfast_runner.running.scripts.script_spec import settings_of
+from trainfast_runner.running.scripts.script_spec import typed_settings
 from trainfast_runner.search.best.question.opening import BestPlan, plan_best
 from trainfast_runner.search.best.question.request import BestRequest
 from trainfast_runner.search.best.question.script_survey import plan_script_best
@@ -14,4 +14,4 @@ def plan_spec_best(spec: RunSpec, request: BestRequest, options: SearchOptions, 
     """Check a question against this machine and the training Python. Raises UserError; starts nothing."""
     if spec.script is None:
         return plan_best(spec, request, options, python)
-    return plan_script_best(spec.script, settings_of(spec.knobs, spec.overrides), request, options, python)
+    return plan_script_best(spec.script, typed_settings(spec.knobs, spec.overrides), request, options, python)

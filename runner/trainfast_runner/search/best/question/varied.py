@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.cpu.device_names import cpu_processes
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.search.best.candidates import MOST_CANDIDATES, count_of, occurring, ranks_of
+from trainfast_runner.search.best.candidates import MOST_CANDIDATES, count_of, occurring, processes_of
 from trainfast_runner.search.candidate_spec import candidate_spec
 from trainfast_runner.settings.knob_type import Knob
 from trainfast_runner.settings.knob_values import KnobValue
@@ -128,7 +128,7 @@ def _has_several_devices(spec: RunSpec, strategy: KnobValue, machine: Machine) -
         asked = spec.knobs["devices"]
         count = asked if isinstance(asked, int) else cpu_processes(asked)
         return (count or 1) > 1
-    return (ranks_of(candidate_spec(spec, {"strategy": strategy}), machine) or 1) > 1
+    return (processes_of(candidate_spec(spec, {"strategy": strategy}), machine) or 1) > 1
 
 
 def _prefer_bf16(spec: RunSpec, vary: MutableVary, left_alone: dict[str, str]) -> None:
