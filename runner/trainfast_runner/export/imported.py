@@ -55,8 +55,8 @@ def import_settings(text: str, name: str, base: str) -> Imported:
             key="--from",
             advice="--from tiny-llama, or another preset with [model]",
         )
-    kind, found = _read(text, name)
-    return Imported(kind, found.knobs, tuple(found.not_understood), _preset(name, resolve(base), found.knobs))
+    kind, settings = _read(text, name)
+    return Imported(kind, settings.knobs, tuple(settings.not_understood), _preset(name, resolve(base), settings.knobs))
 
 
 def _refuse_preset(text: str, name: str) -> None:

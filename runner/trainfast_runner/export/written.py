@@ -22,8 +22,8 @@ class Written:
 
 def malloc_variables(run: RunFile) -> dict[str, str]:
     """The variables by which a script frees and takes memory as the timed steps of this CPU run did; else empty."""
-    ours = run.device == "cpu" and run.script is None and run.knobs.get("memory_limit") is None
-    return dict(ORDINARY_VARIABLES) if ours else {}
+    is_default = run.device == "cpu" and run.script is None and run.knobs.get("memory_limit") is None
+    return dict(ORDINARY_VARIABLES) if is_default else {}
 
 
 def malloc_comments(run: RunFile) -> list[str]:

@@ -150,9 +150,9 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
             bytes_corrected = list(values)
             left = share * correction.beyond_bytes.get(phase, 0)
             for category in (TEMPORARY, ACTIVATIONS):
-                taken = max(-bytes_corrected[category], left)
-                bytes_corrected[category] += taken
-                left -= taken
+                moved = max(-bytes_corrected[category], left)
+                bytes_corrected[category] += moved
+                left -= moved
             corrected[phase] = tuple(bytes_corrected)
         return corrected
 

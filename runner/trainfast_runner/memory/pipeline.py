@@ -137,12 +137,12 @@ def peaks(
     ranks: dict[str, int] = {}
     for rank in range(degree):
         held = _Rank(whole, segments, cut, knobs, rank)
-        for phase, found in (
+        for phase, bytes_by_category in (
             ("forward_backward", held.forward_backward()),
             ("optimizer", held.optimizer(optimizer_peak)),
         ):
-            if phase not in phases or sum(found) > sum(phases[phase]):
-                phases[phase], ranks[phase] = found, rank
+            if phase not in phases or sum(bytes_by_category) > sum(phases[phase]):
+                phases[phase], ranks[phase] = bytes_by_category, rank
     return Peaks(phases, ranks)
 
 

@@ -189,11 +189,11 @@ def _read_ticks(directory: Path, records: RunRecords) -> Thinned[_DeviceTick]:
     ticks = Thinned[_DeviceTick](MOST_SAMPLES // (len(wanted) + 1))
     highest = records.highest_used_bytes
     for tick in _each(telemetry_tail(directory / TELEMETRY_FILE, _DeviceTick), records):
-        ours = [sample for sample in tick.devices if sample.uuid in wanted]
-        for sample in ours:
+        wanted_samples = [sample for sample in tick.devices if sample.uuid in wanted]
+        for sample in wanted_samples:
             if sample.uuid is not None and sample.memory_used_bytes is not None:
                 highest[sample.uuid] = max(highest.get(sample.uuid, 0), sample.memory_used_bytes)
-        ticks.add(ticks.total, _DeviceTick(t_ns=tick.t_ns, devices=ours, host=tick.host))
+        ticks.add(ticks.total, _DeviceTick(t_ns=tick.t_ns, devices=wanted_samples, host=tick.host))
     for tick in ticks.kept():
         if tick.host is not None:
             records.hosts.append((tick.t_ns, tick.host))

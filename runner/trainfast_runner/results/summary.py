@@ -319,8 +319,10 @@ def _foreign(run: RunFile, records: RunRecords, measured_window: MeasuredWindow 
     """
     if measured_window is None:
         return run.foreign_processes
-    ours = {sample.index for uuid in run.gpu_uuids for _, sample in records.devices.get(uuid, ())[:1]}
-    return [dataclasses.asdict(process) for process in measured_window.foreign if process.device in ours or not ours]
+    devices = {sample.index for uuid in run.gpu_uuids for _, sample in records.devices.get(uuid, ())[:1]}
+    return [
+        dataclasses.asdict(process) for process in measured_window.foreign if process.device in devices or not devices
+    ]
 
 
 def _synthetic(worker: dict[int, list[WorkerLine]]) -> bool | None:

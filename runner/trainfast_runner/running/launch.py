@@ -56,13 +56,13 @@ def start(plan: RunPlan, home: Home) -> Path:
     _refuse_busy(plan, home)
     plan, clean = _wait_for_memory(plan, home)
     plan = _with_thread_policy(plan)
-    with ExitStack() as ours:
+    with ExitStack() as locks:
         try:
             with home.launching():
                 _refuse_busy(plan, home)
                 run_id, directory = home.new_run(plan.spec.name)
                 # Ours until the supervisor has its own: a reader never sees a started run without a holder.
-                ours.enter_context(shared_lock(directory))
+                locks.enter_context(shared_lock(directory))
                 _write_run_file(_run_file(plan, home, run_id, directory, clean), directory)
             _spawn_supervisor(directory)
         except OSError as error:

@@ -107,8 +107,8 @@ def carry_out(home: Home, plan: PrunePlan) -> dict[str, int]:
             home.remove(run_id)
     searches = {search_id: home.search_directory(search_id) for search_id in plan.searches}
     for directory in searches.values():
-        with suppress(OSError), exclusive(directory) as ours:
-            if ours:
+        with suppress(OSError), exclusive(directory) as is_free:
+            if is_free:
                 shutil.rmtree(directory)
     files = [entry for entry in (*plan.caches, *plan.locks) if not cache_entries.remove(entry)]
     asked = {run_id: home.directory(run_id) for run_id in plan.runs} | searches

@@ -43,6 +43,18 @@ def adopt_ended(runs: dict[str, RunFile], home: Home, plan: RunPlan) -> Path | N
     return None
 
 
+def adopt_one(runs: dict[str, RunFile], home: Home, plan: RunPlan) -> Path | None:
+    """Return the newest usable run of the plan's settings and end all others; None without one."""
+    adopted: Path | None = None
+    for run_id, run in reversed(runs.items()):
+        directory = home.directory(run_id)
+        if adopted is None and has_settings(run, plan) and is_usable(directory):
+            adopted = directory
+        else:
+            end_if_live(directory)
+    return adopted
+
+
 def end_if_live(directory: Path) -> None:
     """End a run; do nothing for one that has ended."""
     if read_result(directory) is None and is_alive(directory):

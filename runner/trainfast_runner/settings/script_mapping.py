@@ -245,10 +245,10 @@ def _optimizer(flags: Sequence[Flag]) -> Proposal | None:
     """The Trainer's `--optim`, whose words are known."""
     words = {name: entry.trainer_name for name, entry in OPTIMIZERS.items() if entry.trainer_name}
     for flag, word in _named(OPTIMIZER, flags):
-        taken = {name: value for name, value in words.items() if not flag.choices or value in flag.choices}
-        if {*taken.values()} & {str(flag.default), *flag.choices}:
-            place = {name: _place(flag, word).replace("{}", value) for name, value in taken.items()}
-            now = next((name for name, value in taken.items() if value == str(flag.value)), None)
+        by_name = {name: value for name, value in words.items() if not flag.choices or value in flag.choices}
+        if {*by_name.values()} & {str(flag.default), *flag.choices}:
+            place = {name: _place(flag, word).replace("{}", value) for name, value in by_name.items()}
+            now = next((name for name, value in by_name.items() if value == str(flag.value)), None)
             return Proposal("optimizer", place, now, _reason("optimizer", flag, word))
     return None
 

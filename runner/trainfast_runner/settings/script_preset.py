@@ -66,11 +66,11 @@ class ScriptPreset:
                 continue
             place = self.places[name]
             flags = _flags(words_of(name, place, value))
-            ours = {_name(flag) for flag in flags}
+            given = {_name(flag) for flag in flags}
             texts = place.values() if isinstance(place, dict) else ()
             # The flags of another value would contradict these.
             for other in (
-                flag for text in texts for flag in _flags(split_words(text, name)) if _name(flag) not in ours
+                flag for text in texts for flag in _flags(split_words(text, name)) if _name(flag) not in given
             ):
                 words = _without_flag(words, other)
             for flag in flags:

@@ -93,9 +93,9 @@ def why_unreachable(name: str, framework: str, door_closed: str | None) -> str |
     """
     if door_closed is not None and not any(name in names for names in BY_ENVIRONMENT.values()):
         return door_closed
-    taken = [name for names in BY_FRAMEWORK.get(framework, {}).values() for name in names]
-    if framework and name not in taken:
-        return f"without a flag {framework} takes only {', '.join(taken)}"
+    known = [name for names in BY_FRAMEWORK.get(framework, {}).values() for name in names]
+    if framework and name not in known:
+        return f"without a flag {framework} takes only {', '.join(known)}"
     return None
 
 

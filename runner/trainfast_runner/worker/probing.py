@@ -113,18 +113,18 @@ class Prober:
         Raises RuntimeError when no step updated the weights.
         """
         precision = self.strategy.precision
-        before, taken, updates = precision.skipped_steps(), 0, 0
+        before, attempted, updates = precision.skipped_steps(), 0, 0
         most = asked + MOST_SKIPPED
-        while updates < asked and taken < most:
-            knobs = replace(self.knobs, batch_size=batch_size, steps=min(asked - updates, most - taken))
+        while updates < asked and attempted < most:
+            knobs = replace(self.knobs, batch_size=batch_size, steps=min(asked - updates, most - attempted))
             # Which objects really ran is recorded after the first step of the first size.
-            write_actual = self.write_actual if is_first and taken == 0 else None
+            write_actual = self.write_actual if is_first and attempted == 0 else None
             clock = make_clock(self.strategy.device)
             self.train(knobs, self._longest(knobs), StepRecorder(clock, self.memory, steps, self.log, write_actual))
-            taken += knobs.steps
-            updates = taken - (precision.skipped_steps() - before)
+            attempted += knobs.steps
+            updates = attempted - (precision.skipped_steps() - before)
         if updates <= 0:
-            raise RuntimeError(f"batch_size={batch_size}: fp16 overflowed in all {taken} steps: no weight update")
+            raise RuntimeError(f"batch_size={batch_size}: fp16 overflowed in all {attempted} steps: no weight update")
 
     def _longest(self, knobs: Knobs) -> Iterator[Batch]:
         """Repeat the micro-batches of a run's first step: the longest samples come first in a run."""

@@ -41,12 +41,12 @@ class LossGraph:
         for tensor in _saved_by(node):
             storage = tensor.untyped_storage()
             self.saved[storage.data_ptr()] = storage.nbytes()
-        taken = sum(map(_bytes_of, getattr(node, "_input_metadata", ())))
+        taken_bytes = sum(map(_bytes_of, getattr(node, "_input_metadata", ())))
         given = 0
         for following, place in node.next_functions:
             forms = getattr(following, "_input_metadata", ())
             given += _bytes_of(forms[place]) if place < len(forms) else 0
-        self.gradient_bytes = max(self.gradient_bytes, taken + given)
+        self.gradient_bytes = max(self.gradient_bytes, taken_bytes + given)
 
     def bytes_beside(self, known: Collection[int]) -> int:
         """Bytes that the loss adds to the step's peak, without the storages at `known` addresses."""

@@ -130,7 +130,7 @@ def _silence(module: Any, names: tuple[str, ...], run: ScriptRun) -> None:
             continue
         silent = _silent(function, f"{module.__name__.partition('.')[0]}: {name}", run)
         setattr(owner, last, silent)
-        script.update({taken: silent for taken, member in script.items() if member is function})
+        script.update({name: silent for name, member in script.items() if member is function})
 
 
 def _silent(function: Any, label: str, run: ScriptRun) -> Any:

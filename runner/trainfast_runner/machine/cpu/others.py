@@ -57,9 +57,9 @@ def _busy_s() -> float | None:
         cores = core_seconds()
     except UNREADABLE:
         return None
-    ours = os.sched_getaffinity(0)
-    if max(ours) < len(cores):
-        cores = [cores[number] for number in ours]
+    allowed = os.sched_getaffinity(0)
+    if max(allowed) < len(cores):
+        cores = [cores[number] for number in allowed]
     return sum(core.busy for core in cores)
 
 

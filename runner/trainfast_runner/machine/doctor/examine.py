@@ -65,9 +65,9 @@ def is_healthy(checks: list[Check]) -> bool:
     return all(check.state != "fail" for check in checks)
 
 
-def _packages(executable: str, version: str, found: dict[str, str | None], python: str | None) -> Iterator[Check]:
+def _packages(executable: str, version: str, built: dict[str, str | None], python: str | None) -> Iterator[Check]:
     """The Python that trains, and its packages; `python` is the one asked for."""
-    versions = {name: found.get(name) for name in (*NEEDED, *USEFUL)}
+    versions = {name: built.get(name) for name in (*NEEDED, *USEFUL)}
     yield Check("training Python", "ok", f"{executable}, Python {version}")
     missing = [name for name in NEEDED if not versions.get(name)]
     installed = ", ".join(f"{name} {version}" for name, version in versions.items() if version)

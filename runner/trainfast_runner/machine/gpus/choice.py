@@ -36,7 +36,7 @@ def choose_count(usable: Sequence[DeviceReading], count: int, topology: Topology
     if not linked:
         return GpuChoice(freest)
     # Equally free sets rank by links, then by lower indexes.
-    free, links, gpus = max(linked, key=lambda found: found[:2])
+    free, links, gpus = max(linked, key=lambda choice: choice[:2])
     more = 100 * (min(map(_free, freest)) / free - 1) if free else 0
     than = f", which have {more:.0f} % more free memory" if more >= 1 else ""
     return GpuChoice(gpus, f"GPU {_names(gpus)}: linked by NVLink (NV{links}), instead of {_names(freest)}{than}")

@@ -94,13 +94,13 @@ class DeviceEvents:
     def between(self, tick: Tick) -> list[Event]:
         """Events since the last tick: throttling began or ended, a device was lost or came back, a foreign process
         appeared or left, the sampling slowed itself."""
-        ours = [device for device in tick.devices if device.uuid in self._watched]
-        all_of_ours = [*ours, *self._never_seen(tick)]
+        watched = [device for device in tick.devices if device.uuid in self._watched]
+        all_of_ours = [*watched, *self._never_seen(tick)]
         self._indexes = frozenset(device.index for device in all_of_ours)
         events = self._sampling(tick)
         for device in all_of_ours:
             events += self._changes.lost_or_back(device, tick.t_ns)
-        for device in ours:
+        for device in watched:
             events += self._changes.throttling(device, tick.t_ns)
             events += self._foreigners(device, device.uuid or "", tick.t_ns)
         return events
@@ -144,8 +144,8 @@ def process_event(
     """The event of a process that appeared on a GPU or left it, with its name; `what` is appeared or left."""
     used = process.memory_used_bytes
     memory = "" if used is None else f" with {process_memory(used)}"
-    ours = sees_host_pids() if host_pids is None else host_pids
-    who = f"{_name(process.pid)} (pid {process.pid})" if ours else f"process {process.pid} of the host"
+    same_host = sees_host_pids() if host_pids is None else host_pids
+    who = f"{_name(process.pid)} (pid {process.pid})" if same_host else f"process {process.pid} of the host"
     return Event(
         t_ns=t_ns,
         kind=kind,

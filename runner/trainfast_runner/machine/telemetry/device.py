@@ -168,16 +168,16 @@ class Device:
     def _read_fields(self, nv: ModuleType, values: dict[str, Any], absent: dict[str, str], *, sparse: bool) -> None:
         """Read the batch in one call, whose failure affects only its own readings."""
         try:
-            found, codes = self.batch.read(nv, self.handle, sparse=sparse)
+            values_read, codes = self.batch.read(nv, self.handle, sparse=sparse)
         except nv.NVMLError as error:
             if is_fatal(error.value):
                 raise
-            found, codes = {}, dict.fromkeys((field.name for field in self.batch.answered), error.value)
+            values_read, codes = {}, dict.fromkeys((field.name for field in self.batch.answered), error.value)
         for name, code in codes.items():
             if is_fatal(code):
                 raise nv.NVMLError(code)
             absent[name] = failures.field(code)
-        values.update(dict.fromkeys(codes) | found)
+        values.update(dict.fromkeys(codes) | values_read)
         if sparse:
             self._kept.update({name: values[name] for name in _SPARSE_FIELDS & values.keys()})
 
@@ -232,7 +232,7 @@ class Device:
             self._probe_instance(nv)
             return
         try:
-            found = self.batch.probe(nv, self.handle)
+            values_read = self.batch.probe(nv, self.handle)
         except (nv.NVMLError, AttributeError, TypeError) as error:
             code = getattr(error, "value", None)
             if code is not None and is_fatal(code):
@@ -240,8 +240,8 @@ class Device:
             reason = failures.BINDING_TOO_OLD if code is None else failures.field(code)
             names = [*CAUSE_COUNTERS, "throttle_counters", *(field.name for field in FIELDS)]
             self.batch = FieldBatch(absent=dict.fromkeys(names, reason))
-            found = {}
-        self._kept.update({name: found[name] for name in _SPARSE_FIELDS & found.keys()})
+            values_read = {}
+        self._kept.update({name: values_read[name] for name in _SPARSE_FIELDS & values_read.keys()})
         for query in QUERIES:
             self._probe_query(nv, query)
         if "energy_mj" in self.batch.absent:

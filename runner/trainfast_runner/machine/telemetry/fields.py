@@ -122,7 +122,7 @@ class FieldBatch:
         self.answered = [field for field in FIELDS if _usable(field, entries[field])]
         self.absent = {field.name: _why(field, entries[field]) for field in FIELDS if field not in self.answered}
         self._spare = [
-            (label, ours) for label, ours in candidates if all(_usable(field, entries[field]) for field in ours)
+            (label, fields) for label, fields in candidates if all(_usable(field, entries[field]) for field in fields)
         ]
         self._wrapping = {}
         first = candidates[0][1]
@@ -136,8 +136,8 @@ class FieldBatch:
         self.answered = [field for field in self.answered if field.name not in CAUSE_COUNTERS]
         self.cause_numbers = None
         if self._spare:
-            self.cause_numbers, found = self._spare.pop(0)
-            self.answered += found
+            self.cause_numbers, fields = self._spare.pop(0)
+            self.answered += fields
         else:
             # Without them there is nothing to say where they are from.
             self.absent |= reasons | {"throttle_counters": next(iter(reasons.values()))}

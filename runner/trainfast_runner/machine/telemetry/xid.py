@@ -121,7 +121,7 @@ class XidWatch:
 
     def _parts(self) -> dict[int, list[tuple[int, int]]]:
         """The instances of each GPU by its index: their own index and the number of the GPU instance."""
-        nv, found = self._nv, defaultdict[int, list[tuple[int, int]]](list)
+        nv, by_gpu = self._nv, defaultdict[int, list[tuple[int, int]]](list)
         for index, handle in self._instances.items():
             try:
                 gpu = self._indexes.get(_address(nv.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)))
@@ -130,8 +130,8 @@ class XidWatch:
                 self.missing = self.missing | {index: _why(error)}
                 continue
             if gpu is not None:
-                found[gpu].append((index, number))
-        return found
+                by_gpu[gpu].append((index, number))
+        return by_gpu
 
 
 def _address(handle: Handle) -> int | None:

@@ -43,9 +43,9 @@ def doubts(result: Result) -> Iterator[str]:
     if others:
         what = "watched GPU" if result.actual.device == "cpu" else "device"
         yield f"shared its {what} with {others} other process{'' if others == 1 else 'es'}"
-    taken = conditions.others_cpu_percent
-    if result.actual.device == "cpu" and taken is not None and taken >= OTHERS_PERCENT:
-        yield f"shared the CPU: other processes took {taken:.0f} % of it"
+    others_percent = conditions.others_cpu_percent
+    if result.actual.device == "cpu" and others_percent is not None and others_percent >= OTHERS_PERCENT:
+        yield f"shared the CPU: other processes took {others_percent:.0f} % of it"
     for cause in CAUSES:
         fraction = getattr(result.throttle, f"{cause.name}_fraction")
         if fraction is not None and fraction >= THROTTLED_SHARE:

@@ -31,7 +31,7 @@ from trainfast_runner.search.journal.batch import (
 from trainfast_runner.search.journal.lines import Conducted
 from trainfast_runner.search.limits import with_limits
 from trainfast_runner.search.options import BatchSearchOptions
-from trainfast_runner.search.orphaned_runs import end_if_live, has_settings, is_usable, runs_of_search
+from trainfast_runner.search.orphaned_runs import adopt_one, runs_of_search
 from trainfast_runner.search.processes import Interrupted, end_run, wait_for_result
 
 UNTIMED_CONFIRMATION_STEPS = 3
@@ -150,19 +150,13 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
         A killed conductor may not have recorded the launch either, which is recorded now.
         """
         ended = {line.run_id for line in self._lines if isinstance(line, ConfirmationRun)}
-        taken: Path | None = None
-        for run_id, run in reversed(runs_of_search(self._home, self._directory.name).items()):
-            if run.role != CONFIRMATION or run_id in ended:
-                continue
-            directory = self._home.directory(run_id)
-            if taken is None and has_settings(run, plan) and is_usable(directory):
-                taken = directory
-            else:
-                end_if_live(directory)
+        runs = runs_of_search(self._home, self._directory.name).items()
+        left = {run_id: run for run_id, run in runs if run.role == CONFIRMATION and run_id not in ended}
+        adopted = adopt_one(left, self._home, plan)
         launched = {line.run_id for line in self._lines if isinstance(line, BatchLaunched)}
-        if taken is not None and taken.name not in launched:
-            self._write(BatchLaunched(run_id=taken.name, role=CONFIRMATION))
-        return taken
+        if adopted is not None and adopted.name not in launched:
+            self._write(BatchLaunched(run_id=adopted.name, role=CONFIRMATION))
+        return adopted
 
     def _state(self) -> BatchState:
         return state_of_batch_journal(self._lines, self._batch_options.no_oom)

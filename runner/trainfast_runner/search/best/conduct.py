@@ -367,8 +367,8 @@ class BestConductor(Conductor[BestLine, BestEnded]):
 
     def _record_orders(self) -> None:
         """Record the orders that a person gave since the last step."""
-        taken = sum(isinstance(line, Ordered) for line in self._lines)
-        for order in read_orders(self._directory)[taken:]:
+        recorded = sum(isinstance(line, Ordered) for line in self._lines)
+        for order in read_orders(self._directory)[recorded:]:
             self._write(Ordered(do=order.do, knob=order.knob, value=order.value, candidate=order.candidate))
 
     def _state(self) -> BestState:

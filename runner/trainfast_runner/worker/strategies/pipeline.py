@@ -113,8 +113,8 @@ class PipelineParallel(Strategy):
         if scaler is not None:
             self.precision.unscale(self.optimizer)
             # GradScaler has no public way to say that another rank overflowed.
-            for found in scaler._per_optimizer_states[id(self.optimizer)]["found_inf_per_device"].values():
-                dist.all_reduce(found, dist.ReduceOp.MAX)
+            for overflowed in scaler._per_optimizer_states[id(self.optimizer)]["found_inf_per_device"].values():
+                dist.all_reduce(overflowed, dist.ReduceOp.MAX)
         if self.knobs.grad_clip > 0:
             self.clip_gradients(self.knobs.grad_clip)
         self.precision.step(self.optimizer)

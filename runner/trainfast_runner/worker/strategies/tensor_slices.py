@@ -145,8 +145,8 @@ class _LookUp:
         """Add the hooks, and keep the padding's row, which never learns, on one rank."""
         padding = self.table.padding_idx
         if padding is not None:
-            ours = self.first <= padding < self.first + self.rows
-            self.table.padding_idx = padding - self.first if ours else None
+            is_here = self.first <= padding < self.first + self.rows
+            self.table.padding_idx = padding - self.first if is_here else None
         self.table.num_embeddings = self.rows
         self.table.register_forward_pre_hook(self.before)
         self.table.register_forward_hook(self.after)

@@ -147,7 +147,7 @@ class ColdRanking:
         if leader is None:
             return []
         own, slope = state.log_objective(leader)
-        found = [(own, leader)]
+        values = [(own, leader)]
         for number in state.alive:
             if number == leader or number not in state.counted_trials:
                 continue
@@ -155,8 +155,8 @@ class ColdRanking:
             _, variance = state.posterior.difference(number, leader)
             chance = 0.5 * math.erfc((own - value) / max(slope * math.sqrt(2 * variance), 1e-9))
             if own - value < NEAR and chance > SURELY_SLOWER:
-                found.append((value, number))
-        return [number for _, number in sorted(found, key=lambda pair: (-pair[0], pair[1]))][:MOST_FINALISTS]
+                values.append((value, number))
+        return [number for _, number in sorted(values, key=lambda pair: (-pair[0], pair[1]))][:MOST_FINALISTS]
 
     def count_runs(self, number: int, *roles: str) -> int:
         """Number of runs of a candidate in these roles that count."""

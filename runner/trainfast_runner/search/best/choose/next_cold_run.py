@@ -63,10 +63,10 @@ def _confirm(cold: ColdRanking) -> BestStep | None:
     raced = {number: cold.count_runs(number, "race") for number in order}
     if all(count >= 2 for count in raced.values()):
         return None
-    taken: dict[int, int] = defaultdict(int)
+    confirmed: dict[int, int] = defaultdict(int)
     for number in order:
-        taken[number] += 1
-        if cold.count_runs(number, "confirm") < taken[number]:
+        confirmed[number] += 1
+        if cold.count_runs(number, "confirm") < confirmed[number]:
             whose = "baseline" if number == baseline else "winner"
             return BestStep(action="confirm", candidate=number, why=f"the {whose} in a fresh process")
     return None

@@ -9,7 +9,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import COLD, TRIAL
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.journal.best import BestLaunched, BestLine, ColdRun, Trial
-from trainfast_runner.search.orphaned_runs import adopt_ended, end_if_live, has_settings, is_usable, runs_of_search
+from trainfast_runner.search.orphaned_runs import adopt_ended, adopt_one, end_if_live, is_usable, runs_of_search
 
 
 class OrphanedBestRuns:
@@ -43,15 +43,9 @@ class OrphanedBestRuns:
 
     def adopt_cold_run(self, plan: RunPlan) -> Path | None:
         """Return the cold run of the plan's settings that was killed before its launch was recorded; end the others."""
-        taken: Path | None = None
-        for run_id, run in self._cold.items():
-            directory = self._home.directory(run_id)
-            if taken is None and has_settings(run, plan) and is_usable(directory):
-                taken = directory
-            else:
-                end_if_live(directory)
+        adopted = adopt_one(self._cold, self._home, plan)
         self._cold = {}
-        return taken
+        return adopted
 
     def end_cold_runs(self) -> None:
         """End the cold runs that nothing takes."""

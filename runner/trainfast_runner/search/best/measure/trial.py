@@ -78,12 +78,12 @@ def take_trial(process: WarmProcess, uuids: Sequence[str], wanted: WantedTrial) 
     None when the process ended without an answer. A trial that ran other settings than asked has failed.
     """
     began = time.monotonic()
-    taken = _take_steps(process, wanted)
-    if taken is None:
+    steps = _take_steps(process, wanted)
+    if steps is None:
         return None
-    outcome, reason = taken.outcome, taken.reason
-    gpus = gpu_conditions(process.directory, uuids, taken.began_ns, taken.ended_ns)
-    void = taken.disturbed or why_throttled(gpus, taken.began_ns, taken.ended_ns)
+    outcome, reason = steps.outcome, steps.reason
+    gpus = gpu_conditions(process.directory, uuids, steps.began_ns, steps.ended_ns)
+    void = steps.disturbed or why_throttled(gpus, steps.began_ns, steps.ended_ns)
     if outcome in TIMED_OUTCOMES:
         difference = why_other_than_asked(process.directory, wanted.knobs)
         if difference is not None:
@@ -96,47 +96,48 @@ def take_trial(process: WarmProcess, uuids: Sequence[str], wanted: WantedTrial) 
         outcome=outcome,
         warm=True,
         samples_per_step=wanted.samples_per_step,
-        step_ms=taken.step_ms,
+        step_ms=steps.step_ms,
         joules=joules_of(gpus),
-        peak_allocated_bytes=taken.peak_bytes,
-        last_loss=next((loss for loss in reversed(taken.losses) if loss is not None), None),
-        losses=taken.losses,
+        peak_allocated_bytes=steps.peak_bytes,
+        last_loss=next((loss for loss in reversed(steps.losses) if loss is not None), None),
+        losses=steps.losses,
         seconds=time.monotonic() - began,
         reason=reason,
-        missing_bytes=taken.missing_bytes,
+        missing_bytes=steps.missing_bytes,
     )
-    return trial, taken.has_ended
+    return trial, steps.has_ended
 
 
 def _take_steps(process: WarmProcess, wanted: WantedTrial) -> _StepsTaken | None:
     """Order timed steps until the rule is satisfied, or nothing more can come; None if the process did not answer."""
     rule = wanted.rule
-    disturbance, taken, steps = CpuDisturbance(), _StepsTaken(), rule.least
+    disturbance, steps_taken, steps = CpuDisturbance(), _StepsTaken(), rule.least
     while steps:
-        answers = process.trial(wanted.knobs, UNTIMED, steps, more=bool(taken.step_ms))
+        answers = process.trial(wanted.knobs, UNTIMED, steps, more=bool(steps_taken.step_ms))
         if answers is None:
             return None
         bad = next((line for line in answers.values() if line.outcome != "measured"), None)
         if bad is not None:
-            taken.outcome, taken.reason, taken.has_ended = str(bad.outcome), bad.message or "", bad.ended_process
+            steps_taken.outcome, steps_taken.reason = str(bad.outcome), bad.message or ""
+            steps_taken.has_ended = bad.ended_process
             if bad.outcome == "oom":
-                failure = failure_in(taken.reason)
-                taken.reason, taken.missing_bytes = failure.words, failure.missing_bytes
+                failure = failure_in(steps_taken.reason)
+                steps_taken.reason, steps_taken.missing_bytes = failure.words, failure.missing_bytes
             break
-        taken.add(answers)
-        taken.disturbed = disturbance.why_void()
-        if taken.disturbed is not None and not wanted.keep_disturbed:
+        steps_taken.add(answers)
+        steps_taken.disturbed = disturbance.why_void()
+        if steps_taken.disturbed is not None and not wanted.keep_disturbed:
             break
-        judged = rule.judge(taken.step_ms)
+        judged = rule.judge(steps_taken.step_ms)
         if judged == "slow":
-            best_ms = min(taken.step_ms)
-            taken.outcome = judged
-            taken.reason = f"its best step takes {best_ms:.3g} ms, hopeless above {rule.give_up_ms:.3g} ms"
+            best_ms = min(steps_taken.step_ms)
+            steps_taken.outcome = judged
+            steps_taken.reason = f"its best step takes {best_ms:.3g} ms, hopeless above {rule.give_up_ms:.3g} ms"
             break
-        steps = steps_to_add(taken.step_ms, rule) if judged == "more" else 0
-        if not steps and wanted.needs_energy and taken.ended_ns - taken.began_ns < SAMPLED_S * 1e9:
+        steps = steps_to_add(steps_taken.step_ms, rule) if judged == "more" else 0
+        if not steps and wanted.needs_energy and steps_taken.ended_ns - steps_taken.began_ns < SAMPLED_S * 1e9:
             steps = rule.least
-    return taken
+    return steps_taken
 
 
 def why_other_than_asked(directory: Path, knobs: RecordedKnobs) -> str | None:
@@ -150,6 +151,6 @@ def why_other_than_asked(directory: Path, knobs: RecordedKnobs) -> str | None:
 
 def steps_to_add(step_ms: Sequence[float], rule: StepRule) -> int:
     """Return how many further steps bring the median's standard error to the rule's, within the rule's most."""
-    taken, error = len(step_ms), relative_error(step_ms)
-    needed = rule.most if math.isinf(error) else math.ceil(taken * (error / rule.standard_error) ** 2)
-    return min(rule.most - taken, max(LEAST_MORE, needed - taken))
+    count, error = len(step_ms), relative_error(step_ms)
+    needed = rule.most if math.isinf(error) else math.ceil(count * (error / rule.standard_error) ** 2)
+    return min(rule.most - count, max(LEAST_MORE, needed - count))
