@@ -14,7 +14,7 @@ from trainfast_runner.memory.warm_tracer import WarmTracer
 from trainfast_runner.records.home import Home
 from trainfast_runner.running import launch
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.batch import preset_trials
+from trainfast_runner.search.batch import preset_probes
 from trainfast_runner.search.batch.conduct import conduct_batch
 from trainfast_runner.search.batch.opening import open_batch
 from trainfast_runner.search.batch.predicted_size import SizePrediction
@@ -99,7 +99,7 @@ def test_the_tracer_has_ended_before_a_warm_process_measures_what_is_free_on_a_g
         launched.set()
         raise UserError("enough")
 
-    monkeypatch.setattr(preset_trials, "predict_size", trace)
+    monkeypatch.setattr(preset_probes, "predict_size", trace)
     monkeypatch.setattr(launch, "start", start)
     home = Home(tmp_path)
     plan = RunPlan(

@@ -17,7 +17,7 @@ from trainfast_runner.running import launch
 from trainfast_runner.running.scripts.script_plan import plan_script
 from trainfast_runner.search.batch.conduct import conduct_batch
 from trainfast_runner.search.batch.opening import open_batch
-from trainfast_runner.search.batch.script_trials import planned_search
+from trainfast_runner.search.batch.script_probes import planned_search
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.search.orphaned_runs import end_if_live
 from trainfast_runner.settings import script_preset

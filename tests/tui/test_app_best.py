@@ -24,7 +24,7 @@ from recorded import START_NS, S, write_lines
 from still import FULL, SMALL, StillApp, screen_text, until_true
 
 from trainfast_runner.records.home import Home
-from trainfast_runner.search.best.orders import read_orders
+from trainfast_runner.search.best.person_orders import read_orders
 from trainfast_runner.search.journal.best import ColdRun, Ordered, Trial
 from trainfast_runner.search.journal.lines import PAUSE_FILE, CoolingDown, Paused, Waiting
 

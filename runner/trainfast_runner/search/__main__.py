@@ -24,8 +24,8 @@ from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.scripts.script_spec import typed_settings
 from trainfast_runner.search.batch.conduct import MakeConductor, conduct_batch
 from trainfast_runner.search.batch.opening import check_plan, open_batch
-from trainfast_runner.search.batch.preset_trials import PresetBatchConductor
-from trainfast_runner.search.batch.script_trials import planned_search
+from trainfast_runner.search.batch.preset_probes import PresetBatchConductor
+from trainfast_runner.search.batch.script_probes import planned_search
 from trainfast_runner.search.best.conduct import conduct_best
 from trainfast_runner.search.best.question.opening import open_best
 from trainfast_runner.search.best.question.spec_question import plan_spec_best

@@ -14,7 +14,7 @@ from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.search_directories import is_conducted
-from trainfast_runner.search.best.orders import give_order
+from trainfast_runner.search.best.person_orders import give_order
 from trainfast_runner.search.journal.best import BestLaunched, ColdRun, Trial, read_best_journal
 
 SMALL = [

@@ -13,7 +13,7 @@ from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.conduct import MakeConductor, conduct_batch
 from trainfast_runner.search.batch.opening import check_plan, open_batch
-from trainfast_runner.search.batch.preset_trials import PresetBatchConductor
+from trainfast_runner.search.batch.preset_probes import PresetBatchConductor
 from trainfast_runner.search.batch.report import report
 from trainfast_runner.search.journal.batch import BatchEnded, Probe, read_batch_journal
 from trainfast_runner.search.options import BatchSearchOptions
@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _plan(arguments: argparse.Namespace, options: BatchSearchOptions) -> tuple[RunPlan, MakeConductor]:
     """Return the plan, checked, and its conductor. Raises UserError."""
     if (script := script_preset.path_of(arguments.preset)) is not None:
-        from trainfast_runner.search.batch.script_trials import planned_search
+        from trainfast_runner.search.batch.script_probes import planned_search
 
         return planned_search(script_preset.load(script), arguments.settings, arguments.python, options)
     spec = resolve(arguments.preset, arguments.settings)

@@ -81,12 +81,12 @@ class BestControl(SearchControl["BestSnapshot"]):
 
     @staticmethod
     def _order(directory: Path, do: str, name: str, value: str | None) -> None:
-        from trainfast_runner.search.best.orders import give_order
+        from trainfast_runner.search.best.person_orders import give_order
 
         give_order(directory, do, name, value)
 
     @staticmethod
     def _skip_setting(directory: Path, number: int) -> None:
-        from trainfast_runner.search.best.orders import skip_candidate
+        from trainfast_runner.search.best.person_orders import skip_candidate
 
         skip_candidate(directory, number)

@@ -15,7 +15,7 @@ from trainfast_tui.text.cooling import search_cooling_words
 if TYPE_CHECKING:
     from trainfast_runner.search.best.best_follower import BestSnapshot
     from trainfast_runner.search.best.best_so_far import BestSoFar
-    from trainfast_runner.search.best.orders import KnobOrder
+    from trainfast_runner.search.best.person_orders import KnobOrder
     from trainfast_runner.search.journal.best import Candidate, Ordered, Space
 
 VERBS = {
@@ -120,7 +120,7 @@ def open_values(search: BestSnapshot, do: str) -> dict[tuple[str, str], int]:
 
     Of the candidates that the orders so far leave; an order that would leave none is not among them.
     """
-    from trainfast_runner.search.best.orders import PIN, excluded_by_orders
+    from trainfast_runner.search.best.person_orders import PIN, excluded_by_orders
 
     candidates = search.so_far.candidates
     given: list[Ordered | KnobOrder] = [*search.so_far.orders, *search.waiting]

@@ -8,7 +8,7 @@ from pathlib import Path
 from trainfast_runner.records.home import Home
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.conductor import BatchConductor
-from trainfast_runner.search.batch.preset_trials import PresetBatchConductor
+from trainfast_runner.search.batch.preset_probes import PresetBatchConductor
 from trainfast_runner.search.conductor import Caller, conduct_alone
 from trainfast_runner.search.journal.batch import BatchEnded, BatchLine
 from trainfast_runner.search.options import BatchSearchOptions

@@ -41,7 +41,7 @@ UNTIMED_CONFIRMATION_STEPS = 3
 class BatchConductor(Conductor[BatchLine, BatchEnded]):
     """Conducts a batch search: tries sizes, and confirms the largest that fits in a fresh process.
 
-    A preset's sizes and a script's are tried in different ways: `preset_trials`, `script_trials`.
+    A preset's sizes and a script's are tried in different ways: `preset_probes`, `script_probes`.
     """
 
     def __init__(

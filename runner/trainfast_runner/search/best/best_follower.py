@@ -9,7 +9,7 @@ from trainfast_runner.records.json_lines import Tail
 from trainfast_runner.records.search_directories import JOURNAL_FILE, is_conducted
 from trainfast_runner.records.search_states import LIVE_STATES
 from trainfast_runner.search.best.best_so_far import BestSoFar
-from trainfast_runner.search.best.orders import KnobOrder, read_orders
+from trainfast_runner.search.best.person_orders import KnobOrder, read_orders
 from trainfast_runner.search.journal.best import BestLine
 from trainfast_runner.search.journal.lines import state_of_search
 

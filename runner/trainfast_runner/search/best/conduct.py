@@ -27,7 +27,7 @@ from trainfast_runner.search.best.measure.cold_run_record import UNTIMED_COLD_ST
 from trainfast_runner.search.best.measure.orphaned_best_runs import OrphanedBestRuns
 from trainfast_runner.search.best.measure.trial import WantedTrial, take_trial
 from trainfast_runner.search.best.measure.trial_record import trial_of_run
-from trainfast_runner.search.best.orders import read_orders
+from trainfast_runner.search.best.person_orders import read_orders
 from trainfast_runner.search.best.question.opening import BestPlan
 from trainfast_runner.search.best.step_rule import UNTIMED
 from trainfast_runner.search.best.too_large import Failure, closest_to_fit, oom_failure

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from trainfast_runner.search.best.candidates import changes_training
 from trainfast_runner.search.best.choose.ruled_out import ruled_out
 from trainfast_runner.search.best.objective import seq_len_of
-from trainfast_runner.search.best.orders import excluded_by_orders
+from trainfast_runner.search.best.person_orders import excluded_by_orders
 from trainfast_runner.search.journal.best import (
     BestLaunched,
     BestLine,
