@@ -84,9 +84,9 @@ def conduct_request(
     if request.best is not None:
         best_options = SearchOptions(fresh=request.fresh, cool_to_c=request.cool_to_c)
         spec = replace(spec_of_record(request), script=request.script)
-        best = plan_spec_best(spec, request.best, best_options, request.python)
-        directory = open_best(best, home, best_options)
-        conducted = partial(conduct_best, directory, best, home, best_options)
+        best_plan = plan_spec_best(spec, request.best, best_options, request.python)
+        directory = open_best(best_plan, home, best_options)
+        conducted = partial(conduct_best, directory, best_plan, home, best_options)
     else:
         options = BatchSearchOptions(fresh=request.fresh, cool_to_c=request.cool_to_c)
         plan, make_conductor = _plan(request, options)

@@ -37,7 +37,14 @@ from trainfast_runner.search.journal.lines import (
     Waiting,
 )
 from trainfast_runner.search.options import SearchOptions
-from trainfast_runner.search.processes import LOOK_EVERY_S, Interrupted, WarmProcess, end_run
+from trainfast_runner.search.processes import (
+    LOOK_EVERY_S,
+    Interrupted,
+    WarmProcess,
+    end_run,
+    raise_if_stopped,
+    wait_for_result,
+)
 
 PAUSE_LOOK_S = 0.1
 
@@ -163,6 +170,14 @@ class Conductor(ABC, Generic[LineT, EndedT]):
     def _clock_s(self) -> float:
         """CLOCK_MONOTONIC in seconds, less the time spent waiting for other runs."""
         return time.monotonic() - self._waited_s
+
+    def _finished_run(self, directory: Path) -> Result:
+        """Wait for the end of a run of the search. Raises Interrupted if it was stopped: that is no outcome."""
+        self._live = directory
+        result = wait_for_result(directory, self._raise_if_cancelled)
+        self._live = None
+        raise_if_stopped(result)
+        return result
 
     def _end_process(self) -> None:
         """End the warm process, if there is one."""

@@ -119,6 +119,12 @@ class WarmProcess:
                     self._trials.setdefault(line.number, {})[rank] = line
 
 
+def raise_if_stopped(result: Result) -> None:
+    """Raise Interrupted if the run was stopped or killed by somebody, which says nothing of its settings."""
+    if result.state in ("stopped", "killed"):
+        raise Interrupted
+
+
 def wait_for_result(directory: Path, raise_if_cancelled: Callable[[], None]) -> Result:
     """Wait for the result of a run and return it. Raises UserError if the run ends without one."""
     watch = _ResultWatch(directory)

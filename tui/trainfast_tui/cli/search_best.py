@@ -79,17 +79,17 @@ def run(arguments: argparse.Namespace) -> int:
         refuse_unwritable(arguments.record, "--record")
     options = SearchOptions(fresh=arguments.fresh, wait=arguments.wait, cool_to_c=arguments.cool_to)
     with progress_when_slow("checking…"):
-        best = _plan(arguments, request, options)
+        best_plan = _plan(arguments, request, options)
     if arguments.dry_run:
-        _print_estimate(best, home, options, arguments.json)
+        _print_estimate(best_plan, home, options, arguments.json)
         return 0
     if arguments.wait:
         wait_began_ns = time.monotonic_ns()
-        await_devices(best.plan, home)
+        await_devices(best_plan.plan, home)
         began_ns += time.monotonic_ns() - wait_began_ns
-    directory = open_best(best, home, options)
+    directory = open_best(best_plan, home, options)
     with caught_signals() as signals:
-        ended = _conduct(directory, best, home, options, signals, began_ns)
+        ended = _conduct(directory, best_plan, home, options, signals, began_ns)
     _report(directory, arguments.json, arguments.record)
     return SEARCH_EXIT_CODES[ended.state]
 
@@ -112,7 +112,7 @@ def _plan(arguments: argparse.Namespace, request: BestRequest, options: SearchOp
 
 
 def _conduct(
-    directory: Path, best: BestPlan, home: Home, options: SearchOptions, signals: Signals, began_ns: int
+    directory: Path, best_plan: BestPlan, home: Home, options: SearchOptions, signals: Signals, began_ns: int
 ) -> BestEnded:
     """Conduct the search and print each line of its journal on stderr."""
     progress = Progress()
@@ -123,9 +123,9 @@ def _conduct(
     elif (edited := search_before_edit(home, directory, read_best_journal)) is not None:
         progress.print_line(f"a file of the command was edited since {edited.name}: a new search begins")
     printer = BestPrinter(progress, home, lines)
-    printer.print_question(best.question)
+    printer.print_question(best_plan.question)
 
-    return printer.watch(partial(conduct_best, directory, best, home, options, began_ns=began_ns), signals)
+    return printer.watch(partial(conduct_best, directory, best_plan, home, options, began_ns=began_ns), signals)
 
 
 def _report(directory: Path, as_json: bool, record: Path | None) -> None:
@@ -139,9 +139,9 @@ def _report(directory: Path, as_json: bool, record: Path | None) -> None:
         write_output(record, msgspec.json.encode({**report, "journal": lines}).decode(), "--record")
 
 
-def _print_estimate(best: BestPlan, home: Home, options: SearchOptions, as_json: bool) -> None:
+def _print_estimate(best_plan: BestPlan, home: Home, options: SearchOptions, as_json: bool) -> None:
     """Print the number of candidates and the time that a search of them takes."""
-    figures = dataclasses.asdict(estimate(best, home, options))
+    figures = dataclasses.asdict(estimate(best_plan, home, options))
     if as_json:
         print_json(figures)
     else:

@@ -32,7 +32,7 @@ from trainfast_runner.search.journal.lines import Conducted
 from trainfast_runner.search.limits import with_limits
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.search.orphaned_runs import adopt_one, runs_of_search
-from trainfast_runner.search.processes import Interrupted, end_run, wait_for_result
+from trainfast_runner.search.processes import end_run
 
 UNTIMED_CONFIRMATION_STEPS = 3
 """Steps of a confirmation run before the timed ones; fewer where that would leave none."""
@@ -126,11 +126,8 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
         """Make the confirmation run, a normal run with data, or take the one of a killed conductor."""
         began_s, steps = self._clock_s(), self._batch_options.proof_steps
         plan = self.plan_size(batch_size, steps, min(UNTIMED_CONFIRMATION_STEPS, steps - 1))
-        directory = self._live = self._adopt_confirmation(plan) or self._start(plan, CONFIRMATION)
-        result = wait_for_result(directory, self._raise_if_cancelled)
-        self._live = None
-        if result.state in ("stopped", "killed"):
-            raise Interrupted
+        directory = self._adopt_confirmation(plan) or self._start(plan, CONFIRMATION)
+        result = self._finished_run(directory)
         self._write(self.confirmation_of(directory, result, batch_size, self._clock_s() - began_s))
 
     def _start(self, plan: RunPlan, role: str) -> Path:

@@ -15,7 +15,7 @@ from trainfast_runner.search.batch.nothing_fits import nothing_fits
 from trainfast_runner.search.batch.predicted_size import predict_size
 from trainfast_runner.search.batch.probe_record import probe_of, probe_of_ended_run, why_void_by_others
 from trainfast_runner.search.journal.batch import BatchEnded
-from trainfast_runner.search.processes import Interrupted, WarmProcess
+from trainfast_runner.search.processes import WarmProcess, raise_if_stopped
 
 STEPS = {"cpu": 2, "cuda": 4}
 """Optimizer steps of a process's first probe: the optimizer's states exist from the second on, and a GPU's first steps
@@ -69,8 +69,7 @@ class PresetBatchConductor(BatchConductor):
         if answers is None:
             # No rank answered: the kernel or somebody killed the run.
             result = self._ended_process(process)
-            if result.state in ("stopped", "killed"):
-                raise Interrupted
+            raise_if_stopped(result)
             if result.state != "oom":
                 return BatchEnded(state="failed", reason=_ended_words(result))
             self._write(probe_of_ended_run(batch_size, result, seconds))

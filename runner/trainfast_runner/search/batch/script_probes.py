@@ -36,7 +36,6 @@ from trainfast_runner.search.journal.batch import (
 )
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.search.orphaned_runs import adopt_ended, runs_of_search
-from trainfast_runner.search.processes import Interrupted, wait_for_result
 from trainfast_runner.search.script_runs import TrialPlan, trial_plan_of, why_incompatible, with_trace
 from trainfast_runner.search.searches import SET_BY_A_BATCH_SEARCH
 from trainfast_runner.search.traced_script import SCRIPT_PHASE, TracedPeak, why_untraced
@@ -94,11 +93,8 @@ class ScriptBatchConductor(BatchConductor):
         if left is not None:
             self._write(BatchLaunched(run_id=left.name, role=PROBE))
         directory = left or self._start(with_trace(plan) if is_first else plan, PROBE)
-        result = wait_for_result(directory, self._raise_if_cancelled)
-        self._live = None
+        result = self._finished_run(directory)
         seconds = self._clock_s() - began_s if left is None else result.seconds or 0.0
-        if result.state in ("stopped", "killed"):
-            raise Interrupted
         if result.state == "oom":
             self._write(probe_of_ended_run(batch_size, result, seconds))
             return None

@@ -12,6 +12,7 @@ from trainfast_runner.results.distributions import NORMAL_95
 from trainfast_runner.search.best.objective import objective_interval
 from trainfast_runner.search.conductor import worked_seconds
 from trainfast_runner.search.journal.best import (
+    UNDER_LIMIT,
     BestAnswer,
     BestEnded,
     BestLine,
@@ -124,7 +125,7 @@ class BestSoFar:
             if isinstance(line, ColdRun):
                 rate = line.samples_per_joule if joules else line.samples_per_s
                 # The real memory_limit slows every step.
-                if rate is not None and line.role != "limit":
+                if rate is not None and line.role != UNDER_LIMIT:
                     rates[index] = Interval(median=rate, low=rate, high=rate)
             elif line.step_ms and min(line.step_ms) > 0 and (middle := log_rate(line, joules)) is not None:
                 half = NORMAL_95 * math.sqrt(noise.variance(line))

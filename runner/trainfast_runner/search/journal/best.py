@@ -20,6 +20,8 @@ from trainfast_runner.search.journal.lines import Conducted, CoolingDown, Line, 
 
 UNNAMED = "no present value is named"
 """Why a knob of a script is left alone whose value neither the preset nor a setting names."""
+RACE, CONFIRM, TURN_BACK, UNDER_LIMIT = "race", "confirm", "turn_back", "limit"
+"""Roles of cold runs, and the actions that start them; one under `memory_limit` shows whether a candidate fits."""
 TIMED_OUTCOMES = ("measured", "slow")
 """Outcomes of trials that have timed steps."""
 RecordedKnobs = dict[str, Any]

@@ -15,6 +15,7 @@ from trainfast_runner.search.best.choose.prospects import LIKELY, Prospects
 from trainfast_runner.search.best.choose.state import WORTHWHILE_LOG_GAIN, BestState, state_of_best_journal
 from trainfast_runner.search.conductor import worked_seconds
 from trainfast_runner.search.journal.best import (
+    UNDER_LIMIT,
     BestAnswer,
     BestEnded,
     BestLine,
@@ -130,7 +131,7 @@ def _log_rate(cold: ColdRanking, number: int) -> tuple[float, float] | None:
     """The ln samples/s of a candidate and half of its interval: by fresh processes, else by trials; else None."""
     state = cold.state
     # The real memory_limit slows every step of a CPU run.
-    full = [run for run in state.cold_runs if run.role != "limit"]
+    full = [run for run in state.cold_runs if run.role != UNDER_LIMIT]
     runs = [run.samples_per_s for run in full if run.candidate == number and run.outcome == "measured"]
     rates = [math.log(rate) for rate in runs if rate]
     if rates:
@@ -176,7 +177,7 @@ def _run_ids(state: BestState, number: int) -> list[str]:
     return [
         run.run_id
         for run in state.cold_runs
-        if run.candidate == number and run.outcome == "measured" and run.role != "limit"
+        if run.candidate == number and run.outcome == "measured" and run.role != UNDER_LIMIT
     ]
 
 

@@ -12,10 +12,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from trainfast_runner.results.distributions import NORMAL_95, student_95
 from trainfast_runner.search.best.choose.state import BestState
-from trainfast_runner.search.journal.best import BestLaunched, ColdRun
+from trainfast_runner.search.journal.best import CONFIRM, RACE, TURN_BACK, UNDER_LIMIT, BestLaunched, ColdRun
 from trainfast_runner.search.speed.trial_rates import steps_for
 
 NEAR = 0.03
@@ -39,7 +40,7 @@ CONFIRMING_RUNS = 4
 """Cold runs that confirm an answer: the winner and the baseline, A B B A."""
 CONFIRMING_SHARE = 0.5
 """Share of the budget that is kept for them; the trials have the other half."""
-SPEED_ROLES = ("race", "confirm", "turn_back")
+SPEED_ROLES = (RACE, CONFIRM, TURN_BACK)
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,13 @@ class Difference:
     def is_clear(self) -> bool:
         """True if the interval excludes zero."""
         return abs(self.mean) > self.half
+
+
+class Noise(NamedTuple):
+    """The deviation of one run's ln objective, and Student's quantile for intervals made of it."""
+
+    deviation: float
+    quantile: float
 
 
 class RunsByRole:
@@ -83,23 +91,22 @@ class RunsByRole:
         return math.log(run.samples_per_s * tokens)
 
     @cached_property
-    def noise(self) -> tuple[float, float]:
-        """The deviation of one run's ln objective, and Student's quantile for intervals made of it."""
+    def noise(self) -> Noise:
+        """The noise of a run, pooled over the repeated runs of each setting."""
         prior = self._state.posterior.scales.visit**2 + COLD_ERROR**2 + self._state.measured.drift_variance
         squares, freedom = PRIOR_RUNS * prior, PRIOR_RUNS
         for values in self.log_objectives.values():
             if len(values) > 1:
                 squares += statistics.variance(values) * (len(values) - 1)
                 freedom += len(values) - 1
-        return math.sqrt(squares / freedom), student_95(freedom)
+        return Noise(math.sqrt(squares / freedom), student_95(freedom))
 
     def difference(self, one: int, other: int) -> Difference | None:
         """The ln of `one` over `other`; None unless both were run."""
         mine, theirs = self.log_objectives.get(one), self.log_objectives.get(other)
         if not mine or not theirs:
             return None
-        deviation, quantile = self.noise
-        half = quantile * deviation * math.sqrt(1 / len(mine) + 1 / len(theirs))
+        half = self.noise.quantile * self.noise.deviation * math.sqrt(1 / len(mine) + 1 / len(theirs))
         return Difference(statistics.fmean(mine) - statistics.fmean(theirs), half)
 
     def mean(self, number: int) -> float:
@@ -113,7 +120,7 @@ class ColdRanking:
     def __init__(self, state: BestState) -> None:
         self.state = state
         self.baseline = state.space.baseline
-        self.raced = RunsByRole(state, "race")
+        self.raced = RunsByRole(state, RACE)
         self.every = RunsByRole(state, *SPEED_ROLES)
 
     def difference(self, one: int, other: int) -> Difference:
@@ -167,31 +174,31 @@ class ColdRanking:
     @cached_property
     def contenders(self) -> list[int]:
         """The finalists that are not clearly slower than the fastest in the race."""
-        best = self._fastest
-        if best is None:
+        fastest = self._fastest
+        if fastest is None:
             return self.finalists
-        return [number for number in self.finalists if not self._is_slower(number, best)]
+        return [number for number in self.finalists if not self._is_slower(number, fastest)]
 
     @cached_property
     def equally_fast(self) -> list[int]:
         """The contenders that the race cannot tell from the fastest; the leader alone without a race."""
-        best = self._fastest
-        if best is None:
+        fastest = self._fastest
+        if fastest is None:
             return self.finalists[:1]
         ran = [number for number in self.contenders if number in self.raced.log_objectives]
-        return [number for number in ran if number == best or self._is_equal(number, best)]
+        return [number for number in ran if number == fastest or self._is_equal(number, fastest)]
 
     @property
     def _fastest(self) -> int | None:
         ran = [number for number in self.finalists if number in self.raced.log_objectives]
         return max(ran, key=self.raced.mean, default=None)
 
-    def _is_slower(self, number: int, best: int) -> bool:
-        difference = self.raced.difference(best, number)
-        return number != best and difference is not None and difference.is_clear
+    def _is_slower(self, number: int, fastest: int) -> bool:
+        difference = self.raced.difference(fastest, number)
+        return number != fastest and difference is not None and difference.is_clear
 
-    def _is_equal(self, number: int, best: int) -> bool:
-        difference = self.raced.difference(best, number)
+    def _is_equal(self, number: int, fastest: int) -> bool:
+        difference = self.raced.difference(fastest, number)
         return difference is not None and not difference.is_clear and difference.mean < EQUAL
 
     @property
@@ -255,7 +262,7 @@ class ColdRanking:
         unchecked = [
             number
             for number in state.alive
-            if number in measured and self.is_near_limit(number) and not self.count_runs(number, "limit")
+            if number in measured and self.is_near_limit(number) and not self.count_runs(number, UNDER_LIMIT)
         ]
         return sorted(unchecked, key=lambda number: -state.log_objective(number).value)
 

@@ -137,9 +137,9 @@ def _why_trials_end(state: BestState, prospects: Prospects) -> str | None:
 
 def _price_words(state: BestState, prospects: Prospects) -> str:
     """The use of going on beyond the budget and its price, for a search with something left to try."""
-    chance, price = prospects.outlook
-    if round(100 * chance) > 0:
-        return f"{price:.0f} s more have a {100 * chance:.0f} % chance of 2 % more"
+    outlook = prospects.outlook
+    if round(100 * outlook.chance) > 0:
+        return f"{outlook.price_s:.0f} s more have a {100 * outlook.chance:.0f} % chance of 2 % more"
     values = list(dict.fromkeys(value for number in prospects.unseen for value in _new_values(state, number)))
     return f"never run: {', '.join(values)}"
 

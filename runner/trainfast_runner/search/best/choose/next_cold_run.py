@@ -9,12 +9,12 @@ from collections import defaultdict
 
 from trainfast_runner.search.best.choose.cold_ranking import SPEED_ROLES, ColdRanking
 from trainfast_runner.search.best.choose.ruled_out import MOST_VOID
-from trainfast_runner.search.journal.best import BestStep
+from trainfast_runner.search.journal.best import CONFIRM, RACE, TURN_BACK, UNDER_LIMIT, BestStep
 
 MOST_BEFORE_TURN_BACK = 12
 """No knob is turned back once the search has this many runs in fresh processes that count."""
 NEARLY_ALL = "it needs nearly all of memory_limit: one run under it"
-ROLES = (*SPEED_ROLES, "limit")
+ROLES = (*SPEED_ROLES, UNDER_LIMIT)
 
 
 def next_cold_run(cold: ColdRanking) -> BestStep | None:
@@ -27,8 +27,8 @@ def next_cold_run(cold: ColdRanking) -> BestStep | None:
 def _race(cold: ColdRanking) -> BestStep | None:
     """The next run of the race, those under memory_limit first; None when it is decided."""
     for number in cold.finalists:
-        if cold.is_near_limit(number) and not cold.count_runs(number, "limit"):
-            return BestStep(action="limit", candidate=number, why=NEARLY_ALL)
+        if cold.is_near_limit(number) and not cold.count_runs(number, UNDER_LIMIT):
+            return BestStep(action=UNDER_LIMIT, candidate=number, why=NEARLY_ALL)
     if len(cold.finalists) < 2 or _confirming(cold):
         return None
     for turn in (1, 2):
@@ -36,39 +36,39 @@ def _race(cold: ColdRanking) -> BestStep | None:
         contenders = cold.contenders if turn == 2 else cold.finalists
         if len(contenders) < 2:
             return None
-        missing = [number for number in order if number in contenders and cold.count_runs(number, "race") < turn]
+        missing = [number for number in order if number in contenders and cold.count_runs(number, RACE) < turn]
         if len(missing) == len(contenders) and not cold.are_affordable(missing):
             return None
         if missing:
             why = f"one of {len(cold.finalists)} settings within 3 % of the leader"
-            return BestStep(action="race", candidate=missing[0], why=why)
+            return BestStep(action=RACE, candidate=missing[0], why=why)
     return None
 
 
 def _confirming(cold: ColdRanking) -> bool:
-    return any(run.role == "confirm" for run in cold.state.cold_runs)
+    return any(run.role == CONFIRM for run in cold.state.cold_runs)
 
 
 def _confirm(cold: ColdRanking) -> BestStep | None:
     """The next run of winner, baseline, baseline, winner; None when both have two runs."""
     winner, baseline = cold.winner, cold.baseline
-    if cold.state.untested_limits and not cold.count_runs(winner, "limit"):
-        return BestStep(action="limit", candidate=winner, why="the winner, under memory_limit")
+    if cold.state.untested_limits and not cold.count_runs(winner, UNDER_LIMIT):
+        return BestStep(action=UNDER_LIMIT, candidate=winner, why="the winner, under memory_limit")
     if baseline in cold.state.ruled_out:
         order = [winner, winner]
     elif winner == baseline:
         order = [baseline, baseline]
     else:
         order = [winner, baseline, baseline, winner]
-    raced = {number: cold.count_runs(number, "race") for number in order}
+    raced = {number: cold.count_runs(number, RACE) for number in order}
     if all(count >= 2 for count in raced.values()):
         return None
     confirmed: dict[int, int] = defaultdict(int)
     for number in order:
         confirmed[number] += 1
-        if cold.count_runs(number, "confirm") < confirmed[number]:
+        if cold.count_runs(number, CONFIRM) < confirmed[number]:
             whose = "baseline" if number == baseline else "winner"
-            return BestStep(action="confirm", candidate=number, why=f"the {whose} in a fresh process")
+            return BestStep(action=CONFIRM, candidate=number, why=f"the {whose} in a fresh process")
     return None
 
 
@@ -86,13 +86,13 @@ def _turn_back(cold: ColdRanking) -> BestStep | None:
     for _, knob, other in sorted(turned, reverse=True):
         if cold.are_affordable([other]):
             why = f"the winner with {knob} turned back: the loss is its gain"
-            return BestStep(action="turn_back", candidate=other, why=why, knob=knob)
+            return BestStep(action=TURN_BACK, candidate=other, why=why, knob=knob)
     return None
 
 
 def _under_limit(cold: ColdRanking) -> BestStep | None:
     """The run under memory_limit of the answer, then of candidates near that limit as long as the budget allows."""
-    if cold.state.untested_limits and not cold.count_runs(cold.answer, "limit"):
-        return BestStep(action="limit", candidate=cold.answer, why="the answer, under memory_limit")
+    if cold.state.untested_limits and not cold.count_runs(cold.answer, UNDER_LIMIT):
+        return BestStep(action=UNDER_LIMIT, candidate=cold.answer, why="the answer, under memory_limit")
     number = next((number for number in cold.unchecked if cold.are_affordable([number])), None)
-    return None if number is None else BestStep(action="limit", candidate=number, why=NEARLY_ALL)
+    return None if number is None else BestStep(action=UNDER_LIMIT, candidate=number, why=NEARLY_ALL)

@@ -25,6 +25,13 @@ class Gain(NamedTuple):
     deviation: float
 
 
+class Outlook(NamedTuple):
+    """The chance that going on finds 2 % more, and the seconds that takes."""
+
+    chance: float
+    price_s: float
+
+
 class Prospects:
     """The expected improvement on the leader of each candidate that is left, its chance and its cost."""
 
@@ -147,18 +154,18 @@ class Prospects:
         return unseen
 
     @cached_property
-    def outlook(self) -> tuple[float, float]:
-        """The chance that going on finds 2 % more, and the seconds that takes.
+    def outlook(self) -> Outlook:
+        """What going on may still give, and its price.
 
         Candidates of one process have much in common, so the best of each counts, and these as independent.
         """
-        best: dict[object, int] = {}
+        best_of_group: dict[object, int] = {}
         for number, chance in self.chances.items():
             group = self._state.process_keys[number]
-            if chance > 0.01 and chance > self.chances.get(best.get(group, -1), 0.0):
-                best[group] = number
-        none = math.prod(1 - self.chances[number] for number in best.values())
-        return 1 - none, sum(self.cost_s(number) for number in best.values())
+            if chance > 0.01 and chance > self.chances.get(best_of_group.get(group, -1), 0.0):
+                best_of_group[group] = number
+        none = math.prod(1 - self.chances[number] for number in best_of_group.values())
+        return Outlook(1 - none, sum(self.cost_s(number) for number in best_of_group.values()))
 
 
 def _above(ratio: float) -> float:

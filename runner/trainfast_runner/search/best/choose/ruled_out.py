@@ -9,7 +9,15 @@ import msgspec
 
 from trainfast_runner.search.best.candidates import changes_training
 from trainfast_runner.search.best.too_large import verdict_of
-from trainfast_runner.search.journal.best import TIMED_OUTCOMES, Candidate, CandidateVerdict, ColdRun, Space, Trial
+from trainfast_runner.search.journal.best import (
+    TIMED_OUTCOMES,
+    UNDER_LIMIT,
+    Candidate,
+    CandidateVerdict,
+    ColdRun,
+    Space,
+    Trial,
+)
 from trainfast_runner.search.speed.effects import Levels
 
 MOST_VOID = 3
@@ -74,7 +82,7 @@ def _too_large(
 
 
 def _is_under_limit(line: Trial | ColdRun) -> bool:
-    return isinstance(line, ColdRun) and line.role == "limit"
+    return isinstance(line, ColdRun) and line.role == UNDER_LIMIT
 
 
 def _larger_batches(number: int, candidates: Sequence[Candidate]) -> list[int]:
@@ -96,7 +104,7 @@ def _other_losses(space: Space, ran: Sequence[Trial | ColdRun]) -> list[Candidat
     baseline = space.baseline
     trials = [attempt for attempt in ran if isinstance(attempt, Trial)]
     # Runs under memory_limit have fewer steps.
-    full = [attempt for attempt in ran if isinstance(attempt, ColdRun) and attempt.role != "limit"]
+    full = [attempt for attempt in ran if isinstance(attempt, ColdRun) and attempt.role != UNDER_LIMIT]
     own = next((trial.losses for trial in trials if trial.candidate == baseline and trial.losses), [])
     run = next((run for run in full if run.candidate == baseline and run.last_loss is not None), None)
     verdicts = []

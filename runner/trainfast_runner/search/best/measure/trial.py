@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -72,10 +73,17 @@ class _StepsTaken:
         self.began_ns = self.began_ns or round(self.ended_ns - timed_ns)
 
 
-def take_trial(process: WarmProcess, uuids: Sequence[str], wanted: WantedTrial) -> tuple[Trial, bool] | None:
-    """Take a trial in a process on these GPUs; return its line, and True if it ended the process.
+class EndedTrial(NamedTuple):
+    """The line of a trial, and whether it ended its process."""
 
-    None when the process ended without an answer. A trial that ran other settings than asked has failed.
+    trial: Trial
+    ended_process: bool
+
+
+def take_trial(process: WarmProcess, uuids: Sequence[str], wanted: WantedTrial) -> EndedTrial | None:
+    """Take a trial in a process on these GPUs; None when the process ended without an answer.
+
+    A trial that ran other settings than asked has failed.
     """
     began = time.monotonic()
     steps = _take_steps(process, wanted)
@@ -105,7 +113,7 @@ def take_trial(process: WarmProcess, uuids: Sequence[str], wanted: WantedTrial) 
         reason=reason,
         missing_bytes=steps.missing_bytes,
     )
-    return trial, steps.has_ended
+    return EndedTrial(trial, steps.has_ended)
 
 
 def _take_steps(process: WarmProcess, wanted: WantedTrial) -> _StepsTaken | None:

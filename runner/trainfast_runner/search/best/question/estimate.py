@@ -40,14 +40,14 @@ class Estimate:
     grid_s: float
 
 
-def estimate(best: BestPlan, home: Home, options: SearchOptions) -> Estimate:
+def estimate(best_plan: BestPlan, home: Home, options: SearchOptions) -> Estimate:
     """Return the candidates' count and the expected time; the trials end within the budget.
 
     Raises UserError for a budget that the search itself would refuse.
     """
-    if find_unfinished(best, home, options) is None:
-        check_new_budget(best, home)
-    question, space = best.question, best.space
+    if find_unfinished(best_plan, home, options) is None:
+        check_new_budget(best_plan, home)
+    question, space = best_plan.question, best_plan.space
     legal = [candidate for candidate in space.candidates if candidate.ruled_out is None]
     levels = {name: {repr(candidate.knobs[name]) for candidate in legal} for name in (legal[0].knobs if legal else ())}
     trials = 1 + sum(len(values) - 1 for values in levels.values())
@@ -57,7 +57,7 @@ def estimate(best: BestPlan, home: Home, options: SearchOptions) -> Estimate:
     ]
     needed = 1 + sum(max(0, len(values) - 1) for values in by_knob)
     processes = min(needed, len({process_key(candidate.process_knobs) for candidate in legal}))
-    each_s, basis = _start(best, home)
+    each_s, basis = _start(best_plan, home)
     trials_s = min(question.budget_s, processes * each_s + trials * TRIAL_S)
     return Estimate(
         vary=question.vary,
@@ -75,18 +75,18 @@ def estimate(best: BestPlan, home: Home, options: SearchOptions) -> Estimate:
     )
 
 
-def _start(best: BestPlan, home: Home) -> tuple[float, str]:
+def _start(best_plan: BestPlan, home: Home) -> tuple[float, str]:
     """Seconds that a process of this model or script takes to its steady steps, and where that is from."""
-    what = "model" if best.plan.script is None else "script"
-    seen = earlier_starts(home, lambda run: run.device == best.plan.device and _is_alike(run, best))
+    what = "model" if best_plan.plan.script is None else "script"
+    seen = earlier_starts(home, lambda run: run.device == best_plan.plan.device and _is_alike(run, best_plan))
     if not seen:
         return Starts.GUESS_S, f"assumed: no run of this {what} was timed here"
     count = "a run" if len(seen) == 1 else f"{len(seen)} runs"
     return statistics.median(seen), f"as {count} of this {what} took"
 
 
-def _is_alike(run: RunFile, best: BestPlan) -> bool:
+def _is_alike(run: RunFile, best_plan: BestPlan) -> bool:
     """True if a run is of the same model, or of the same script by its preset."""
-    if best.plan.script is not None:
-        return run.script is not None and run.preset == best.question.preset
-    return run.script is None and run.model == best.question.model
+    if best_plan.plan.script is not None:
+        return run.script is not None and run.preset == best_plan.question.preset
+    return run.script is None and run.model == best_plan.question.model

@@ -104,46 +104,46 @@ def _gpus_of(survey: Survey, space: Space) -> list[str]:
     return [gpu.uuid for gpu in chosen.gpus if gpu.uuid]
 
 
-def open_best(best: BestPlan, home: Home, options: SearchOptions) -> Path:
+def open_best(best_plan: BestPlan, home: Home, options: SearchOptions) -> Path:
     """Return the directory of the search this question continues, or of a new one with its first line written.
 
     Raises UserError when the budget of a new one does not pay for the baseline, as far as earlier runs tell.
     """
     home.create()
-    key = best_key(best)
-    unfinished_search = find_unfinished(best, home, options)
+    key = best_key(best_plan)
+    unfinished_search = find_unfinished(best_plan, home, options)
     if unfinished_search is not None:
         return unfinished_search
-    check_new_budget(best, home)
-    directory = new_search(home, best.question.name)
+    check_new_budget(best_plan, home)
+    directory = new_search(home, best_plan.question.name)
     journal = SearchJournal(directory)
     # Scripts have no model by which their searches would be alike.
-    unlike = options.fresh or best.plan.script is not None
-    earlier = [] if unlike else earlier_effects(home, best.question, before=directory)
-    journal.write(msgspec.structs.replace(best.question, search_id=directory.name, key=key, earlier=earlier))
+    unlike = options.fresh or best_plan.plan.script is not None
+    earlier = [] if unlike else earlier_effects(home, best_plan.question, before=directory)
+    journal.write(msgspec.structs.replace(best_plan.question, search_id=directory.name, key=key, earlier=earlier))
     journal.close()
     return directory
 
 
-def find_unfinished(best: BestPlan, home: Home, options: SearchOptions) -> Path | None:
+def find_unfinished(best_plan: BestPlan, home: Home, options: SearchOptions) -> Path | None:
     """Return the directory of the unfinished search that this question continues; None for a new search."""
-    return None if options.fresh else unfinished(home, best_key(best), read_best_journal)
+    return None if options.fresh else unfinished(home, best_key(best_plan), read_best_journal)
 
 
-def check_new_budget(best: BestPlan, home: Home) -> None:
+def check_new_budget(best_plan: BestPlan, home: Home) -> None:
     """Raise UserError when the budget does not pay for the baseline, as far as earlier runs tell."""
-    baseline = best.space.candidates[best.space.baseline]
-    own = candidate_spec(best.survey.spec, baseline.knobs).with_overrides(memory_limit=None)  # as in a trial
-    check_budget(best.question.budget_s, replace(best.plan, spec=own), baseline.samples_per_step, home)
+    baseline = best_plan.space.candidates[best_plan.space.baseline]
+    own = candidate_spec(best_plan.survey.spec, baseline.knobs).with_overrides(memory_limit=None)  # as in a trial
+    check_budget(best_plan.question.budget_s, replace(best_plan.plan, spec=own), baseline.samples_per_step, home)
 
 
-def best_key(best: BestPlan) -> str:
+def best_key(best_plan: BestPlan) -> str:
     """Return the key that tells questions apart: of model, data, knobs, what is varied, devices and versions.
 
     Any visible GPU may be the search's: which ones were the freest at its beginning is in its journal.
     """
-    question, plan = best.question, best.plan
-    visible = [gpu.uuid for gpu in best.survey.machine.gpus]
+    question, plan = best_plan.question, best_plan.plan
+    visible = [gpu.uuid for gpu in best_plan.survey.machine.gpus]
     knobs = {name: value for name, value in question.knobs.items() if name not in SET_BY_A_SEARCH}
     varied = question.vary, question.global_batch, question.objective, question.for_steps, question.budget_s
     request = (question.model, question.data, knobs, varied, plan.device, visible, plan.python, plan.versions)

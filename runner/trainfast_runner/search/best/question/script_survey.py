@@ -41,8 +41,6 @@ from trainfast_runner.settings.spec import RunSpec
 class ScriptSurvey(Survey):
     """The survey of a script. Its `spec` has the defaults of knobs that the preset does not name."""
 
-    tries_warm = False
-
     def __init__(self, preset: ScriptPreset, plan: RunPlan, machine: Machine, trial_plan: TrialPlan) -> None:
         named = {name: value for name, value in plan.spec.knobs.items() if name not in OUR_KNOBS}
         # The ranks of a script's launcher share its global batch as those of ddp do.

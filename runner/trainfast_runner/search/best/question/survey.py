@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import replace
 
 from trainfast_runner.errors import UserError
@@ -17,7 +16,7 @@ from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best.candidates import enumerate_space, with_predictions
 from trainfast_runner.search.candidate_spec import candidate_spec
-from trainfast_runner.search.journal.best import BestLine, BestQuestion, Candidate, Space
+from trainfast_runner.search.journal.best import BestQuestion, Candidate, Space
 from trainfast_runner.search.limits import limits_of
 from trainfast_runner.settings.compatibility.check import check
 from trainfast_runner.settings.compatibility.facts import Facts
@@ -32,9 +31,6 @@ ASKS_THE_MODEL = ("sdpa", "flash")
 
 class Survey(ABC):
     """The rules of this machine and training Python for runs like `plan`, whose search varies knobs of `spec`."""
-
-    tries_warm = True
-    """True if a process stays for further trials; else each trial is a run by itself."""
 
     def __init__(self, spec: RunSpec, plan: RunPlan, machine: Machine) -> None:
         self.spec, self.plan, self.machine = spec, plan, machine
@@ -52,18 +48,6 @@ class Survey(ABC):
     def space(self, question: BestQuestion) -> Space:
         """Return the candidates, their memory unpredicted. Raises UserError as `enumerate_space`."""
         return enumerate_space(self.spec, self.machine, question.vary, question.global_batch, self.refuse)
-
-    def predict_candidates(self, question: BestQuestion, cancelled: threading.Event) -> Space:
-        """Return the candidates with all that is known of them before a run, found until `cancelled` is set."""
-        return self.space(question)
-
-    def trial_of(self, plan: RunPlan, space: Space, number: int, lines: Sequence[BestLine]) -> RunPlan:
-        """Return the plan of a candidate's run as that of its trial, which may be asked for more, after these lines."""
-        return plan
-
-    def predict_from_trials(self, question: BestQuestion, space: Space, lines: Sequence[BestLine]) -> Space:
-        """Return the candidates with the memory that trials among these lines predict; unchanged without any."""
-        return space
 
     def legal(self, space: Space) -> dict[int, RunSpec]:
         """Return the run of each candidate that is not ruled out, by its number."""

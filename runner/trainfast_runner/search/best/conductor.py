@@ -1,0 +1,208 @@
+"""The part of a best-fit search that is alike for presets and scripts: steps, cold runs, orders and the end."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import replace
+from pathlib import Path
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_directory import read_run_file
+from trainfast_runner.records.run_file import COLD
+from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.search.best.choose.answer import answer_of, answer_so_far
+from trainfast_runner.search.best.choose.decide import BestDecision, decide
+from trainfast_runner.search.best.choose.state import BestState, state_of_best_journal
+from trainfast_runner.search.best.disturbances import is_usually_disturbed
+from trainfast_runner.search.best.measure.cold_run_record import UNTIMED_COLD_STEPS, cold_run_of
+from trainfast_runner.search.best.measure.orphaned_best_runs import OrphanedBestRuns
+from trainfast_runner.search.best.person_orders import read_orders
+from trainfast_runner.search.best.question.opening import BestPlan
+from trainfast_runner.search.best.too_large import Failure, closest_to_fit
+from trainfast_runner.search.conductor import Caller, Conductor, worked_seconds
+from trainfast_runner.search.journal.best import (
+    UNDER_LIMIT,
+    BestEnded,
+    BestLaunched,
+    BestLine,
+    BestQuestion,
+    ColdRun,
+    Ordered,
+    Space,
+    Trial,
+    read_best_journal,
+)
+from trainfast_runner.search.journal.lines import Conducted
+from trainfast_runner.search.options import SearchOptions
+from trainfast_runner.search.speed.speeds import with_predicted_speed
+from trainfast_runner.settings.knob_values import KnobValue
+
+LIMIT_STEPS = 4
+"""Steps of a run under the real `memory_limit`: the optimizer's states exist from the second on."""
+
+
+class BestConductor(Conductor[BestLine, BestEnded]):
+    """Conducts a best-fit search: trials, then cold runs in fresh processes.
+
+    A preset's settings and a script's are tried in different ways: `preset_trials`, `script_trials`.
+    """
+
+    def __init__(
+        self, directory: Path, best_plan: BestPlan, home: Home, options: SearchOptions, caller: Caller[BestLine]
+    ) -> None:
+        super().__init__(directory, best_plan.plan, home, read_best_journal(directory), options, caller)
+        self._question = next(line for line in self._lines if isinstance(line, BestQuestion))
+        self._survey = best_plan.survey
+        self._space = best_plan.space
+        self._orphans = OrphanedBestRuns(home, directory.name, self._lines)
+        self._previous_state: BestState | None = None
+
+    @abstractmethod
+    def list_candidates(self) -> None:
+        """Write the candidates before the first trial, with all that is known of them."""
+
+    @abstractmethod
+    def try_candidate(self, decision: BestDecision, number: int) -> None:
+        """Measure a candidate in a trial and write the outcome."""
+
+    def update_candidates(self) -> None:
+        """Write the candidates anew if the trials tell more of them; a preset's are known before the first one."""
+
+    def conducted_line(self, conducted: Conducted) -> Conducted:
+        """Return the line as it is: a best-fit search has no options of its own here."""
+        return conducted
+
+    def end_line(self, state: str, reason: str) -> BestEnded:
+        """Return an end with the best found so far, if anything was measured."""
+        is_cancelled = state == "cancelled" and any(isinstance(line, Space) for line in self._lines)
+        return BestEnded(state=state, reason=reason, answer=answer_so_far(self._lines) if is_cancelled else None)
+
+    def open(self) -> None:
+        """Take over what an earlier conductor left, and list the candidates with their predictions."""
+        self._orphans.end_warm_processes()
+        for launched, left in self._orphans.cold_runs():
+            self._follow(launched, left)
+        space = next((line for line in reversed(self._lines) if isinstance(line, Space)), None)
+        if space is None:
+            self.list_candidates()
+        else:
+            self._space = space
+            self.update_candidates()
+
+    def step(self) -> BestEnded | None:
+        """Decide and take one step."""
+        self._check_budget()
+        self._record_orders()
+        decision = decide(self._state())
+        step = decision.step
+        self._write(step)
+        if step.action == "end":
+            return self._last_line(decision)
+        assert step.candidate is not None
+        if step.action == "trial":
+            self.try_candidate(decision, step.candidate)
+        else:
+            self._take_cold_run(decision, step.candidate)
+        return None
+
+    def _check_budget(self) -> None:
+        """Raise UserError if the first trial, the baseline's, took more than the budget."""
+        first = next((index for index, line in enumerate(self._lines) if isinstance(line, Trial)), None)
+        cost_s = 0.0 if first is None else worked_seconds(self._lines[: first + 1])
+        if cost_s > self._question.budget_s:
+            raise UserError(
+                f"--budget {self._question.budget_s:g}s is below the cost of the baseline, which took {cost_s:.1f} s",
+                key="--budget",
+                advice=f"--budget {5 * cost_s:.0f}s or more",
+            )
+
+    def _last_line(self, decision: BestDecision) -> BestEnded:
+        """Return the end: the answer, or the smallest excess where nothing fits."""
+        self._end_process()
+        excess = [candidate.excess_bytes for candidate in self._space.candidates if candidate.excess_bytes is not None]
+        reason = decision.step.why
+        if decision.end_state == "nothing_fits" and not excess:
+            reason += f": {closest_to_fit(self._state().ruled_out.values()).reason}"
+        return BestEnded(
+            state=decision.end_state,
+            reason=reason,
+            stopped_because=decision.step.why,
+            answer=answer_of(self._state()) if decision.end_state == "answered" else None,
+            missing_bytes=min(excess, default=None) if decision.end_state == "nothing_fits" else None,
+        )
+
+    def _plan_of(self, number: int, *, under_memory_limit: bool = False, **knobs: KnobValue) -> RunPlan:
+        """The plan of a candidate's run, under its `memory_limit` or none. Raises UserError."""
+        candidate = self._space.candidates[number]
+        plan = self._survey.plan_of(self._question, candidate, under_memory_limit=under_memory_limit, **knobs)
+        return replace(plan, search_id=self._directory.name)
+
+    def _trial_plan(self, number: int, **knobs: KnobValue) -> RunPlan | None:
+        """Plan a candidate's trial; None if that is refused, which is recorded. Raises UserError for the baseline's."""
+        try:
+            return self._plan_of(number, under_memory_limit=False, **knobs)
+        except UserError as error:
+            if number == self._space.baseline:
+                raise
+            self._record_failure(number, "", "failed", Failure(error.line()))
+            return None
+
+    def _record_launch(self, directory: Path, role: str, number: int, knob: str | None = None) -> BestLaunched:
+        """Write that a run was started for a candidate, or taken over, and return the line."""
+        launched = BestLaunched(run_id=directory.name, role=role, candidate=number, knob=knob)
+        self._write(launched)
+        return launched
+
+    def _take_cold_run(self, decision: BestDecision, number: int) -> None:
+        """Measure a candidate in a fresh process, or take the same run of a killed conductor."""
+        self._end_process()
+        step = decision.step
+        if step.action == UNDER_LIMIT:
+            plan = self._plan_of(number, under_memory_limit=True, steps=LIMIT_STEPS, timing_warmup=1)
+        else:
+            steps = self._cold_steps() or UNTIMED_COLD_STEPS + decision.step_rule.most
+            plan = self._plan_of(number, steps=steps, timing_warmup=UNTIMED_COLD_STEPS)
+            plan = with_predicted_speed(plan, self._home)
+        directory = self._orphans.adopt_cold_run(plan) or self._launch(plan, COLD)
+        self._follow(self._record_launch(directory, step.action, number, step.knob), directory)
+
+    def _cold_steps(self) -> int | None:
+        """Steps of the search's cold runs so far: losses compare after equally many; None before the first."""
+        first = next((line for line in self._lines if isinstance(line, ColdRun) and line.role != UNDER_LIMIT), None)
+        run = None if first is None else read_run_file(self._home.directory(first.run_id))
+        return None if run is None else int(run.knobs["steps"])
+
+    def _follow(self, launched: BestLaunched, directory: Path) -> None:
+        """Wait for the end of a cold run and record it."""
+        result = self._finished_run(directory)
+        # Others take no memory from a run under its own limit: that it fits counts, whatever its speed.
+        keep_disturbed = launched.role == UNDER_LIMIT or is_usually_disturbed(self._lines, launched.candidate)
+        knobs = self._space.candidates[launched.candidate].knobs
+        self._write(cold_run_of(launched, directory, result, knobs, keep_disturbed=keep_disturbed))
+
+    def _record_failure(self, number: int, run_id: str, outcome: str, why: Failure, seconds: float = 0.0) -> None:
+        self._write(
+            Trial(
+                candidate=number,
+                run_id=run_id,
+                outcome=outcome,
+                warm=False,
+                samples_per_step=self._space.candidates[number].samples_per_step,
+                seconds=seconds,
+                reason=why.words,
+                missing_bytes=why.missing_bytes,
+            )
+        )
+
+    def _record_orders(self) -> None:
+        """Record the orders that a person gave since the last step."""
+        recorded = sum(isinstance(line, Ordered) for line in self._lines)
+        for order in read_orders(self._directory)[recorded:]:
+            self._write(Ordered(do=order.do, knob=order.knob, value=order.value, candidate=order.candidate))
+
+    def _state(self) -> BestState:
+        warm = None if self._process is None else self._process.directory.name
+        spent_s = worked_seconds(self._lines)
+        self._previous_state = state_of_best_journal(self._lines, spent_s, warm, self._previous_state)
+        return self._previous_state

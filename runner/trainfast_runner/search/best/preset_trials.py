@@ -1,0 +1,135 @@
+"""Try the settings of a preset: in warm processes, each for all settings that need no other one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_file import TRIAL
+from trainfast_runner.search.best.choose.decide import BestDecision
+from trainfast_runner.search.best.conductor import BestConductor
+from trainfast_runner.search.best.disturbances import is_usually_disturbed
+from trainfast_runner.search.best.measure.bounds import ceiling_here, flops_of, with_bounds
+from trainfast_runner.search.best.measure.trial import WantedTrial, take_trial
+from trainfast_runner.search.best.question.opening import BestPlan
+from trainfast_runner.search.best.question.survey import ModelSurvey
+from trainfast_runner.search.best.too_large import Failure, oom_failure
+from trainfast_runner.search.candidate_spec import candidate_spec
+from trainfast_runner.search.conductor import Caller
+from trainfast_runner.search.journal.best import (
+    BestLine,
+    RecordedKnobs,
+    Trial,
+    Visited,
+)
+from trainfast_runner.search.options import SearchOptions
+from trainfast_runner.search.processes import WarmProcess, raise_if_stopped
+from trainfast_runner.worker.catalog import allows_warm_trials
+
+TRACE_WITHIN_S = 30.0
+"""The first trial waits at most this long for predictions once its process is ready: nothing is traced while timing."""
+
+
+class PresetBestConductor(BestConductor):
+    """Conducts the best-fit search of a preset."""
+
+    def __init__(
+        self, directory: Path, best_plan: BestPlan, home: Home, options: SearchOptions, caller: Caller[BestLine]
+    ) -> None:
+        super().__init__(directory, best_plan, home, options, caller)
+        assert isinstance(best_plan.survey, ModelSurvey)
+        self._model_survey = best_plan.survey
+        self._ceiling = ceiling_here(home, best_plan.plan)
+        self._process_knobs: RecordedKnobs = {}
+        self._process_uuids: list[str] = []
+
+    def list_candidates(self) -> None:
+        """Trace and predict while the baseline's process starts, and write the candidates before its first trial."""
+        cancelled = threading.Event()
+        with ThreadPoolExecutor(1) as pool:
+            prediction = pool.submit(self._model_survey.predict_candidates, self._question, cancelled)
+            try:
+                self._process_for(self._space.baseline)
+                self._wait_for(prediction, time.monotonic() + TRACE_WITHIN_S)
+            finally:
+                cancelled.set()
+        self._space = prediction.result()
+        self._write(self._space)
+
+    def try_candidate(self, decision: BestDecision, number: int) -> None:
+        """Measure a candidate in the warm process of its process knobs, or in a new one."""
+        if decision.needs_new_process:
+            self._end_process()
+        process = self._process_for(number)
+        if process is None:
+            return
+        candidate, began_s = self._space.candidates[number], self._clock_s()
+        knobs = {name: value for name, value in candidate.knobs.items() if name not in candidate.process_knobs}
+        wanted = WantedTrial(
+            candidate=number,
+            knobs=knobs,
+            samples_per_step=candidate.samples_per_step,
+            rule=decision.step_rule,
+            needs_energy=self._question.objective == "samples_per_joule",
+            keep_disturbed=is_usually_disturbed(self._lines, number),
+        )
+        ended = take_trial(process, self._process_uuids, wanted)
+        if ended is None:
+            self._record_end(number, self._ended_process(process), self._clock_s() - began_s)
+            return
+        is_warm = any(isinstance(line, Trial) and line.run_id == ended.trial.run_id for line in self._lines)
+        self._write(msgspec.structs.replace(ended.trial, warm=is_warm, repeats=decision.step.repeats))
+        self._add_flops_bounds(process)
+        if ended.ended_process:
+            process.wait_for_end()
+            self._ended_process(process)
+        elif not self._is_turned_warm(number):
+            self._end_process()
+
+    def _is_turned_warm(self, number: int) -> bool:
+        """True if a process of this candidate takes a second trial, even of the same setting."""
+        knobs = candidate_spec(self._survey.spec, self._space.candidates[number].knobs).knobs
+        return allows_warm_trials(str(knobs["strategy"]), str(knobs["engine"]), str(knobs["compile"]))
+
+    def _add_flops_bounds(self, process: WarmProcess) -> None:
+        """Add the bounds by FLOPs to the candidates, once a process has counted its model's."""
+        if self._ceiling is None or any(candidate.least_s_per_sample for candidate in self._space.candidates):
+            return
+        if (flops := flops_of(process.directory)) is not None:
+            self._space = with_bounds(self._space, self._survey, flops, self._ceiling)
+            self._write(self._space)
+
+    def _process_for(self, number: int) -> WarmProcess | None:
+        """The warm process for a candidate, a new one if need be; None if it ended before it was ready."""
+        candidate = self._space.candidates[number]
+        if self._process is not None and self._process_knobs == candidate.process_knobs:
+            return self._process
+        self._end_process()
+        self._orphans.end_cold_runs()
+        began_s = self._clock_s()
+        plan = self._trial_plan(number)
+        if plan is None:
+            return None
+        directory = self._launch(plan, TRIAL)
+        self._record_launch(directory, TRIAL, number)
+        process = self._process = WarmProcess(directory, plan.world_size, self._raise_if_cancelled)
+        self._process_knobs, self._process_uuids = candidate.process_knobs, plan.device_uuids
+        if process.ready() is None:
+            self._record_end(number, self._ended_process(process), self._clock_s() - began_s)
+            return None
+        start_s = self._clock_s() - began_s
+        self._write(Visited(run_id=directory.name, process_knobs=candidate.process_knobs, start_s=start_s))
+        return process
+
+    def _record_end(self, number: int, result: Result, seconds: float) -> None:
+        """Record a trial whose process ended without an answer."""
+        raise_if_stopped(result)
+        outcome = {"oom": "oom", "lost": "void"}.get(result.state, "failed")
+        failure = oom_failure(result) if outcome == "oom" else Failure(f"{result.state}: {result.reason}")
+        self._record_failure(number, result.run_id, outcome, failure, seconds)

@@ -1,0 +1,79 @@
+"""Try the settings of a user's own script: each in a run by itself, since a script has no warm process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_file import TRIAL
+from trainfast_runner.results.start_time import start_s
+from trainfast_runner.search.best.choose.decide import BestDecision
+from trainfast_runner.search.best.conductor import BestConductor
+from trainfast_runner.search.best.disturbances import is_usually_disturbed
+from trainfast_runner.search.best.measure.trial_record import trial_of_run
+from trainfast_runner.search.best.question.opening import BestPlan
+from trainfast_runner.search.best.question.script_survey import ScriptSurvey
+from trainfast_runner.search.best.step_rule import UNTIMED
+from trainfast_runner.search.conductor import Caller
+from trainfast_runner.search.journal.best import (
+    BestLine,
+    Trial,
+    Visited,
+)
+from trainfast_runner.search.options import SearchOptions
+from trainfast_runner.search.speed.trial_rates import steps_for
+
+
+class ScriptBestConductor(BestConductor):
+    """Conducts the best-fit search of a script."""
+
+    def __init__(
+        self, directory: Path, best_plan: BestPlan, home: Home, options: SearchOptions, caller: Caller[BestLine]
+    ) -> None:
+        super().__init__(directory, best_plan, home, options, caller)
+        assert isinstance(best_plan.survey, ScriptSurvey)
+        self._script_survey = best_plan.survey
+
+    def list_candidates(self) -> None:
+        """Write the candidates; nothing is known of their memory before the first trial."""
+        self._write(self._space)
+
+    def try_candidate(self, decision: BestDecision, number: int) -> None:
+        """Measure a candidate in a run by itself, or take the one that a killed conductor left, once it has ended.
+
+        It has as many steps as the noise so far asks for.
+        """
+        self._orphans.end_cold_runs()
+        candidate, rule, began_s = self._space.candidates[number], decision.step_rule, self._clock_s()
+        deviation = self._state().measured.step_deviation
+        steps = UNTIMED + steps_for(deviation, rule.standard_error, rule.least, rule.most)
+        plan = self._trial_plan(number, steps=steps, timing_warmup=UNTIMED)
+        if plan is None:
+            return
+        left = self._orphans.adopt_trial(plan)
+        plan = self._script_survey.trial_of(plan, self._space, number, self._lines)
+        directory = left or self._launch(plan, TRIAL)
+        self._record_launch(directory, TRIAL, number)
+        result = self._finished_run(directory)
+        to_steady_s = start_s(directory)
+        seconds = self._clock_s() - began_s if left is None else result.seconds or 0.0
+        trial = trial_of_run(
+            number,
+            candidate,
+            directory,
+            result,
+            max(0.0, seconds - to_steady_s),
+            keep_disturbed=is_usually_disturbed(self._lines, number),
+            checks_samples=any(isinstance(line, Trial) and line.outcome == "measured" for line in self._lines),
+        )
+        if trial.step_ms:
+            self._write(Visited(run_id=directory.name, process_knobs=candidate.process_knobs, start_s=to_steady_s))
+        self._write(trial)
+        self.update_candidates()
+
+    def update_candidates(self) -> None:
+        """Write the candidates anew if the trials tell more of them; a killed conductor may not have written that."""
+        updated = self._script_survey.predict_from_trials(self._question, self._space, self._lines)
+        if updated != self._space:
+            self._space = updated
+            self._write(updated)
