@@ -46,6 +46,19 @@ def test_list_is_newest_first_and_filtered(cli: Cli) -> None:
     assert "200 MiB" in table[3]
 
 
+def test_an_unknown_run_has_the_nearest_one_and_the_way_to_list_them(cli: Cli) -> None:
+    for run_id in ("20261101-100000-tiny-llama-aaaa", "20261102-100000-tiny-llama-bbbb"):
+        write(cli.home, result(run_id))
+    assert cli("runs", "rm", "nope").refused().endswith("there is no run 'nope'; try trainfast-tui runs list")
+    assert "did you mean 20261101-100000-tiny-llama-aaaa?" in cli("runs", "rm", "20261101-100000-tiny-lama").refused()
+    for part, run_id in (
+        ("tiny-llama", "20261102-100000-tiny-llama-bbbb"),
+        ("aaaa", "20261101-100000-tiny-llama-aaaa"),
+    ):
+        assert cli("runs", "rm", part, "--json").json["error"]["nearest"] == run_id
+    assert len(cli("runs", "list", "--json").json["runs"]) == 2
+
+
 def test_a_script_without_a_step_says_why(cli: Cli) -> None:
     why = "no optimizer step seen: torch was imported, but none of its optimizers took a step"
     write(cli.home, result("20261101-100000-early-py-aaaa", reason=why, steps=0))

@@ -124,10 +124,12 @@ class Home:
             return matching[0]
         if matching:
             raise UserError(f"{reference!r} matches {len(matching)} runs", key=reference, allowed=matching[-5:])
+        containing = (run_id for run_id in reversed(ids) if reference and reference in run_id)
         raise UserError(
             f"there is no run {reference!r}",
             key=reference,
-            nearest=nearest(reference, ids[-200:]),
+            nearest=next(containing, None) or nearest(reference, ids[-200:]),
+            advice="trainfast-tui runs list" if ids else None,
             allowed=None if ids else ["no run yet"],
         )
 
