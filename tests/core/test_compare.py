@@ -14,6 +14,7 @@ from trainfast_runner.records.result import (
     Conditions,
     Cpu,
     Energy,
+    Losses,
     MemoryFigures,
     Result,
     Spread,
@@ -31,6 +32,7 @@ from trainfast_runner.results.comparison.ranking import (
     OTHER_MODEL,
     OTHER_SCRIPT,
     OTHER_SEQ_LEN,
+    OTHER_STEPS,
     SCRIPT_AND_PRESET,
     STRICT_THRESHOLDS,
 )
@@ -328,6 +330,15 @@ def test_a_cpu_result_of_an_earlier_version_counts_as_strict() -> None:
     assert old.measured_under is not None
     assert new.measured_under is None
     assert compare(old, new).rows[0].verdict == STRICT_THRESHOLDS
+
+
+def test_losses_are_compared_after_equally_many_steps_alone() -> None:
+    def verdict(steps: int, warmup: int) -> str:
+        a, b = result(loss=Losses(last=8.0)), result(loss=Losses(last=4.0))
+        return compare(a, msgspec.structs.replace(b, steps=StepCount(measured=steps, warmup=warmup))).rows[-1].verdict
+
+    assert verdict(40, 3) == verdict(41, 2) == "changed"
+    assert verdict(80, 3) == OTHER_STEPS
 
 
 def test_auto_is_no_other_setting_than_the_kernel_it_ran() -> None:

@@ -24,6 +24,7 @@ from trainfast_runner.results.comparison.ranking import (
     OTHER_DEVICES,
     OTHER_SAMPLES,
     OTHER_SEQ_LEN,
+    OTHER_STEPS,
     STRICT_THRESHOLDS,
     other_work,
     run_knobs,
@@ -57,8 +58,8 @@ class ComparisonRow:
 
     `verdict` is better, worse, changed (neither is better), "no significant difference", "not measured in both",
     `OTHER_BATCH` or `OTHER_DEVICES` for a step and its phases if the work of a step differs, one of `OTHER_SAMPLES` for
-    every speed if that of a sample does (tokens/s rank across `seq_len`), or `STRICT_THRESHOLDS` for every speed if a
-    run was measured under those.
+    every speed if that of a sample does (tokens/s rank across `seq_len`), `STRICT_THRESHOLDS` for every speed if a run
+    was measured under those, or `OTHER_STEPS` for the loss of trainings of different length.
     """
 
     label: str
@@ -134,8 +135,7 @@ class _Rows:
         yield from self._phases()
         yield from self._memory()
         yield self._energy()
-        one, other = self._a.loss.last, self._b.loss.last
-        yield _row("last loss", "", one, other, is_over(one, other, 0.0), None)
+        yield self._loss()
 
     def _speed(self) -> Iterator[ComparisonRow]:
         a, b = self._a.throughput, self._b.throughput
@@ -189,6 +189,12 @@ class _Rows:
         one, other = self._a.energy.joules_per_sample, self._b.energy.joules_per_sample
         unranked = self._other_samples or (OTHER_DEVICES if watched_differently(self._a, self._b) else None)
         return _with_verdict(_row("energy a sample", "J", one, other, is_over(one, other, 0.0)), unranked)
+
+    def _loss(self) -> ComparisonRow:
+        one, other = self._a.loss.last, self._b.loss.last
+        steps, other_steps = (result.steps.warmup + result.steps.measured for result in (self._a, self._b))
+        row = _row("last loss", "", one, other, is_over(one, other, 0.0), None)
+        return _with_verdict(row, None if steps == other_steps else OTHER_STEPS)
 
 
 def _phase(name: str, a: Result, b: Result) -> ComparisonRow | None:

@@ -18,6 +18,8 @@ OTHER_SEQ_LEN = "not comparable: different seq_len"
 """The verdict on figures of samples and steps of different lengths; tokens/s still rank."""
 OTHER_SAMPLES = (OTHER_MODEL, OTHER_SCRIPT, SCRIPT_AND_PRESET, OTHER_SEQ_LEN)
 """Verdicts on runs whose samples are other work: throughput and energy a sample rank no more than a step."""
+OTHER_STEPS = "not comparable: different number of steps"
+"""The verdict on the last losses of trainings of different length."""
 STRICT_THRESHOLDS = "not comparable: strict malloc thresholds"
 """The verdict on every speed if one of the runs was measured under strict thresholds."""
 BATCH_KNOBS = ("batch_size", "grad_accum", "seq_len")
