@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.result import Throughput, speed_doubt
+from trainfast_runner.records.result import StepCount, Throughput, speed_doubt
 from trainfast_runner.records.run_directory import RESULT_FILE, read_run_file
 from trainfast_runner.records.run_file import WARM_ROLES, name_of
 from trainfast_runner.running.recovery import settle, settled_state
@@ -32,6 +32,7 @@ class RunRow(msgspec.Struct, frozen=True):
     seconds: float | None = None
     knobs: dict[str, Any] = {}
     overrides: dict[str, Any] = msgspec.field(default_factory=dict, name="changed")
+    steps: StepCount = StepCount()
     samples_per_s: float | None = None
     tokens_per_s: float | None = None
     step_ms_p50: float | None = None
@@ -90,6 +91,7 @@ class ResultHead(msgspec.Struct, frozen=True):
     seconds: float | None = None
     knobs: dict[str, Any] = {}
     overrides: dict[str, Any] = msgspec.field(default_factory=dict, name="changed")
+    steps: StepCount = StepCount()
     throughput: Throughput = Throughput()
     step_ms: _StepTime = _StepTime()
     memory: _Memory = _Memory()

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator
 
 from trainfast_runner.machine.devices import cpu_has_fp16
-from trainfast_runner.records.result import FEW_STEPS, LOSSES_IN_A_MEAN, Cpu, Flops, Losses, Result, Thinning
+from trainfast_runner.records.result import LOSSES_IN_A_MEAN, Cpu, Flops, Losses, Result, Thinning
 from trainfast_runner.records.run_file import EXIT_CODES, SCHEMA, WARM_ROLES
 from trainfast_runner.records.run_lines import STEP_PHASES, Actual
 from trainfast_runner.records.script_run import ScriptFigures
@@ -32,7 +32,7 @@ from trainfast_tui.text.format import (
     size,
 )
 from trainfast_tui.text.memory import peak_word
-from trainfast_tui.text.speed import against_predicted_speed
+from trainfast_tui.text.speed import against_predicted_speed, few_steps
 from trainfast_tui.text.tables import pairs
 
 
@@ -127,14 +127,14 @@ def _losses(loss: Losses) -> str:
 
 def _speed(result: Result) -> Iterator[tuple[str, str]]:
     """Yield throughput, step time and phases of a run with measured steps."""
-    few = result.steps.measured < FEW_STEPS
+    few = few_steps(result.steps.measured)
     for label, noun, spread in (
         ("throughput", "samples", result.throughput.samples_per_s),
         ("", "tokens", result.throughput.tokens_per_s),
     ):
         if spread.median is not None:
-            mad = "few steps" if few else f"MAD {number(spread.mad)}"
-            yield label, f"{per_second(spread.median, noun)} ({'; '.join(['median', mad, *marks(result)])})"
+            basis = [few] if result.steps.measured == 1 else ["median", few or f"MAD {number(spread.mad)}"]
+            yield label, f"{per_second(spread.median, noun)} ({'; '.join([*basis, *marks(result)])})"
     if result.throughput.predicted is not None:
         yield "", against_predicted_speed(result.throughput.samples_per_s.median, result.throughput.predicted)
     if result.measured_under is not None:
@@ -142,7 +142,7 @@ def _speed(result: Result) -> Iterator[tuple[str, str]]:
     if result.throughput.samples_per_s.median is None and result.throughput.steps_per_s.median is not None:
         yield "throughput", f"{per_second(result.throughput.steps_per_s.median, 'steps')} (median)"
     times = result.step_ms
-    tail = "few steps" if few else f"p90 {milliseconds(times.p90)}, p99 {milliseconds(times.p99)}"
+    tail = few or f"p90 {milliseconds(times.p90)}, p99 {milliseconds(times.p99)}"
     yield "step", f"{milliseconds(times.p50)} ({tail})"
     phases = [(name, getattr(times, name)) for name in STEP_PHASES]
     if any(value is not None for _, value in phases):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainfast_runner.records.result import FEW_STEPS
 from trainfast_runner.records.run_lines import STEP_PHASES
 from trainfast_tui.report.bar_picture import StackedBar, StackedPart, stacked_picture
 from trainfast_tui.report.document import Block, Heading, Prose, grid
 from trainfast_tui.report.reported_run import ReportedRun
 from trainfast_tui.text.format import ABSENT, count, milliseconds
+from trainfast_tui.text.speed import few_steps
 
 TONES = dict(zip(STEP_PHASES, ("accent", "primary", "secondary", "success", "muted"), strict=True))
 
@@ -29,8 +29,8 @@ def phase_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
 def _row(run: ReportedRun) -> list[str]:
     times, measured = run.result.step_ms, run.result.steps.measured
     tail = [milliseconds(times.p90), milliseconds(times.p99)]
-    if 0 < measured < FEW_STEPS:
-        tail = ["few steps", "few steps"]
+    if few := few_steps(measured):
+        tail = [few, few]
     return [run.label, count(measured), milliseconds(times.p50), *tail, *(_phase(run, name) for name in STEP_PHASES)]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from string import ascii_uppercase
 
 from trainfast_runner.machine.telemetry.throttle import CAUSES
-from trainfast_runner.records.result import FEW_STEPS, Result
+from trainfast_runner.records.result import Result
 from trainfast_runner.records.state_words import notable_reason, state_words
 from trainfast_runner.results.asked_and_ran import mismatches
 from trainfast_runner.results.bottleneck.doubts import marks
@@ -38,6 +38,7 @@ from trainfast_tui.text.format import (
     size,
 )
 from trainfast_tui.text.overrides import settings
+from trainfast_tui.text.speed import few_steps
 
 ABSENT_NOTE = f"{ABSENT} stands for a figure that was not measured."
 
@@ -88,13 +89,13 @@ def runs_grid(runs: Sequence[ReportedRun]) -> Grid:
 
 def _row(run: ReportedRun, first: ReportedRun) -> list[str]:
     result = run.result
-    rate, few = result.throughput.samples_per_s, result.steps.measured < FEW_STEPS
+    rate, few = result.throughput.samples_per_s, few_steps(result.steps.measured)
     return [
         run.label,
         result.run_id,
         " ".join(settings(result.overrides)) or "as the preset sets them",
         number(rate.median),
-        "few steps" if few and rate.median is not None else number(rate.mad),
+        few if few and rate.median is not None else number(rate.mad),
         "" if run is first else _against(first.result, result),
         number(result.throughput.tokens_per_s.median),
         milliseconds(result.step_ms.p50),
@@ -138,8 +139,9 @@ def _throughput_picture(runs: Sequence[ReportedRun]) -> Iterator[Block]:
     for run in runs:
         rate = run.result.throughput.samples_per_s
         if rate.median is not None:
-            mad = rate.mad if run.result.steps.measured >= FEW_STEPS else None
-            words = number(rate.median) + (f" ± {number(mad)}" if mad is not None else " (few steps)")
+            few = few_steps(run.result.steps.measured)
+            mad = None if few else rate.mad
+            words = number(rate.median) + (f" ({few})" if few else f" ± {number(mad)}")
             low, high = rate.median - (mad or 0.0), rate.median + (mad or 0.0)
             whiskers.append(Whisker(f"run {run.label}", low, rate.median, high, words, "success"))
     title, axis = "throughput of each run, with its MAD", "samples/s, median of the measured steps"

@@ -48,10 +48,14 @@ class CompareScreen(PageScreen):
 
 
 def _run_line(letter: str, result: Result) -> Line:
+    measured = result.steps.measured
     line: Line = [
         (f"{letter}  ", "key"),
         (result.run_id, "title"),
-        (f"  {state_words(result.state)}, {result.steps.measured} steps measured", "muted"),
+        (
+            f"  {state_words(result.state)}, {fmt.count(measured, 'step' if measured == 1 else 'steps')} measured",
+            "muted",
+        ),
     ]
     if result.synthetic_data:
         line += [("  ", "text"), (" synthetic data ", "badge")]

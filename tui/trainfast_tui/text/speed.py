@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trainfast_runner.records.result import FEW_STEPS
 from trainfast_tui.text.format import number, plain, signed_percent
 
 if TYPE_CHECKING:
@@ -13,6 +14,13 @@ if TYPE_CHECKING:
 def speed_words(speed: PredictedSpeed) -> str:
     """A rate and its 90 % interval: `14.2 samples/s (12.9 to 15.6)`."""
     return f"{number(speed.median)} samples/s ({number(speed.low)} to {number(speed.high)})"
+
+
+def few_steps(measured: int) -> str:
+    """Return a remark on figures of so few steps; empty if no step or enough steps were measured."""
+    if not 0 < measured < FEW_STEPS:
+        return ""
+    return "1 timed step" if measured == 1 else "few steps"
 
 
 def against_predicted_speed(measured: float | None, speed: PredictedSpeed) -> str:

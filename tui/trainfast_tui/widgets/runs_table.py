@@ -10,6 +10,7 @@ from trainfast_runner.settings.knobs import BY_NAME, defaults
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Piece, line_length
 from trainfast_tui.text.overrides import brief, fields, settings
+from trainfast_tui.text.speed import few_steps
 from trainfast_tui.widgets.header_footer import STATE_SIGNS
 from trainfast_tui.widgets.sorted_table import Columns, Order, SortedTable
 
@@ -133,7 +134,8 @@ class RunsTable(SortedTable[RunRow]):
         changed = fmt.plain(brief(overrides, width - line_length(line)))
         line.append((changed, "text"))
         gap = "  " if changed else ""
-        doubts = [SYNTHETIC] * bool(row.synthetic_data) + [STRICT] * bool(_starred(row))
+        doubts = [few] if (few := few_steps(row.steps.measured)) else []
+        doubts += [SYNTHETIC] * bool(row.synthetic_data) + [STRICT] * bool(_starred(row))
         line.append((f"{gap}{', '.join(doubts)}" if doubts else "", "warning"))
         reason = notable_reason(row.state, row.reason)
         return [*line, (f"  {reason}" if reason else "", "muted")]

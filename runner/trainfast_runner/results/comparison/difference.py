@@ -258,7 +258,8 @@ def _notes(a: Result, b: Result) -> Iterator[str]:
         if result.state != "finished":
             yield f"{result.run_id} ended {state_words(result.state)}: {result.reason}"
         elif result.steps.measured < FEW_STEPS:
-            yield f"{result.run_id} measured {result.steps.measured} steps: too few to tell a difference from noise"
+            steps = "1 step" if result.steps.measured == 1 else f"{result.steps.measured} steps"
+            yield f"{result.run_id} measured {steps}: too few to tell a difference from noise"
         if result.synthetic_data:
             yield f"{result.run_id} trained on synthetic data: its loss says nothing"
         if result.energy.joules_per_sample is not None and (watched := watched_words(result)):
