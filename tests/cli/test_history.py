@@ -59,6 +59,21 @@ def test_an_unknown_run_has_the_nearest_one_and_the_way_to_list_them(cli: Cli) -
     assert len(cli("runs", "list", "--json").json["runs"]) == 2
 
 
+def test_the_lists_leave_out_what_a_search_sets_in_its_runs(cli: Cli) -> None:
+    searched = {"data.kind": "random", "batch_size": 4, "memory_limit": None, "steps": 11, "timing_warmup": 3}
+    write(cli.home, result("20261101-100000-tiny-llama-aaaa", role="cold", overrides=searched))
+    write(cli.home, result("20261102-100000-tiny-llama-bbbb", overrides={"steps": 11, "memory_limit": None}))
+    by_itself, of_a_search = cli("runs", "list").out.splitlines()[1:]
+    assert "steps=11 memory_limit=none" in by_itself
+    assert "data.kind=random batch_size=4  " in of_a_search
+    by_itself, of_a_search = (
+        "".join(text for text, _ in RunsTable().row_line(row, 160)) for row in iter_rows(Home(cli.home))
+    )
+    assert "steps=11 memory_limit=none" in by_itself
+    assert of_a_search.endswith("data.kind=random batch_size=4")
+    assert cli("runs", "list", "--json").json["runs"][1]["changed"] == searched
+
+
 def test_a_script_without_a_step_says_why(cli: Cli) -> None:
     why = "no optimizer step seen: torch was imported, but none of its optimizers took a step"
     write(cli.home, result("20261101-100000-early-py-aaaa", reason=why, steps=0))

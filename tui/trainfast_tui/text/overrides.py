@@ -16,6 +16,19 @@ def fields(overrides: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in overrides.items() if "." in key}
 
 
+def without_search_settings(overrides: Mapping[str, Any], role: str | None) -> dict[str, Any]:
+    """Return the overrides without those that a search sets in each of its runs; all of a run without a `role`."""
+    from trainfast_runner.search.searches import SET_BY_A_SEARCH
+
+    if role is None:
+        return dict(overrides)
+    return {
+        key: value
+        for key, value in overrides.items()
+        if key not in SET_BY_A_SEARCH and (key, value) != ("memory_limit", None)
+    }
+
+
 def brief(overrides: Mapping[str, Any], cells: int) -> str:
     """Return as many whole overrides as fit in `cells`, and how many more there are."""
     words = settings(overrides)

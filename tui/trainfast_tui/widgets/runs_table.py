@@ -9,7 +9,7 @@ from trainfast_runner.running.history import RunRow
 from trainfast_runner.settings.knobs import BY_NAME, defaults
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Piece, line_length
-from trainfast_tui.text.overrides import brief, fields, settings
+from trainfast_tui.text.overrides import brief, fields, settings, without_search_settings
 from trainfast_tui.text.speed import few_steps
 from trainfast_tui.widgets.header_footer import STATE_SIGNS
 from trainfast_tui.widgets.sorted_table import Columns, Order, SortedTable
@@ -127,7 +127,7 @@ class RunsTable(SortedTable[RunRow]):
         }
         line: Line = [(f" {'●' if row.run_id in self.marked else ' '} ", "accent")]
         line += [(self.cell(name, cells[name][0], room), cells[name][1]) for name, room in self.columns(width)]
-        overrides = dict(row.overrides)
+        overrides = without_search_settings(row.overrides, row.role)
         if self.is_grouped and self.order.key(row) is not None and (length := _length(row)):
             overrides.pop(LENGTH, None)
             line.append((f"{length}  ", "title"))
