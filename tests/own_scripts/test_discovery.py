@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+import venv
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -310,6 +311,19 @@ def test_mapping_may_be_corrected(cli: Cli, tmp_path: Path) -> None:
     assert flags["batch_size"] == "--eval-batch-size {}"
     assert flags["compile"] == {"default": "--grad-checkpointing", "off": ""}
     assert "workers" not in flags
+
+
+def test_a_python_without_torch_is_named_with_the_way_to_name_another(cli: Cli, tmp_path: Path) -> None:
+    venv.create(tmp_path / "env", with_pip=False, symlinks=True)
+    python = str(tmp_path / "env" / "bin" / "python")
+    script = tmp_path / "train.py"
+    script.write_text("import torch\n")
+    remedy = f"{python} has no torch: give the script's own Python by --python, or in the command"
+    refused = cli("presets", "new", "mine", "--", python, str(script)).refused()
+    assert refused.endswith(f"train.py needs torch, and {remedy}")
+    done = cli("run", "--", python, str(script))
+    assert done.code == 4
+    assert f"its steps are not seen: {remedy}" in done.err
 
 
 @pytest.mark.parametrize(

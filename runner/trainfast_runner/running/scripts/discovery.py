@@ -22,7 +22,7 @@ from trainfast_runner.records.output_log import OUTPUT_FILE, read_log
 from trainfast_runner.running.launch import SCRIPTS_VARIABLE
 from trainfast_runner.running.scripts.command import ScriptCommand, read_command
 from trainfast_runner.running.scripts.sandbox import sandbox
-from trainfast_runner.running.scripts.script_plan import DOOR
+from trainfast_runner.running.scripts.script_plan import DOOR, without_torch
 
 LIMIT_S = 30.0
 """Time for a script's imports; one that has not reached a parser by then is asked for nothing."""
@@ -31,6 +31,8 @@ END_S = 2.0
 LOOK_EVERY_S = 0.2
 READ_BYTES, MOST_SHOWN = 1 << 20, 300
 """Bytes from the end of the output in which its last line is looked for, and the characters of that in an error."""
+NO_TORCH = "No module named 'torch'"
+"""The end of Python's error at an import of torch that is not installed."""
 FIND_FLAGS = DOOR / "trainfast_door" / "find_flags.py"
 ONLY_RANK = {
     **{"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"},
@@ -65,6 +67,8 @@ def discover(
             discovered = Discovered(stopped_at="")
         if code:
             last = _last_line(folder) or f"exit status {code}"
+            if last.endswith(NO_TORCH):
+                raise UserError(f"{command.name} needs torch, and {without_torch(command.interpreter)}", key="--")
             raise UserError(f"{command.name} ended before its arguments were read: {last}", key="--")
     if discovered.stopped_at in ("", "a first parser"):
         return msgspec.structs.replace(discovered, stopped_at=f"{limit_s:g} s")

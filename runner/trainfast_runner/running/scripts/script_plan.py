@@ -192,9 +192,14 @@ def _versions(interpreter: str | None) -> dict[str, str | None]:
         return {}
 
 
+def without_torch(interpreter: str) -> str:
+    """Say that this Python has no torch, and how to name another one."""
+    return f"{interpreter} has no torch: give the script's own Python by --python, or in the command"
+
+
 def _door_closed(command: ScriptCommand, versions: dict[str, str | None]) -> str | None:
     if command.door_closed is not None:
         return command.door_closed
     if command.interpreter is not None and versions and versions.get("torch") is None:
-        return f"{command.interpreter} has no torch"
+        return without_torch(command.interpreter)
     return closed_by_version(versions.get("torch"))
