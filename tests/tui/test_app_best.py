@@ -94,6 +94,7 @@ async def test_the_answer_has_the_effects_the_ties_and_the_verdicts_and_enter_ta
         assert "✓ batch_size=4 grad_accum=4 precision=bf16: +44.4 % (+42.1 % to +46.8 %)" in text
         assert "precision=bf16 for fp32" in text
         assert "+44.4 % (+41.9 % to +46.9 %)  in a run" in text
+        assert "the same as the baseline, counting precision=bf16 as the same as fp32" in " ".join(text.split())
         assert "within the noise  batch_size=16 grad_accum=1 precision=bf16 checkpointing=full" in text
         assert "12: 5 measured, 6 beaten, 1 too large" in text
         assert text.splitlines()[-1].startswith("Enter take  Esc back  f5 restart  v new question")

@@ -130,7 +130,7 @@ async def test_the_question_is_put_part_by_part_and_then_searched(
     async with StillApp(home).run_test(size=SMALL) as pilot:
         await best_opened(pilot, None)
         text = await until(pilot, PLAN)
-        assert "v vary          every knob that keeps the training the same" in text
+        assert "v vary          every knob that keeps the training the same; mixed precision" in text
         assert "g global batch  16 samples, as the knobs are set" in text
         assert "o objective     the most samples a second" in text
         assert "t time budget   10 min" in text

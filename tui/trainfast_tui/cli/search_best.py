@@ -46,7 +46,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KNOB=A,B,C",
-        help="vary this knob; may be given again. Without it: every knob that keeps the training the same",
+        help="vary this knob; may be given again. Without it: every knob that keeps the training the same;"
+        " mixed precision counts as the same",
     )
     parser.add_argument(
         "--global-batch", type=positive, metavar="N", help="samples of one optimizer step (the preset's)"

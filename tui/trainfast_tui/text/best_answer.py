@@ -70,10 +70,19 @@ def answer_rows(so_far: BestSoFar, answer: BestAnswer) -> Iterator[tuple[str, st
     else:
         yield "gain", "none: the baseline is the best" if is_final else "none so far: the baseline is the best"
     changed = answer.changes_training
-    yield "trains", f"differently, by {', '.join(changed)}" if changed else "the same as the baseline"
+    same = ", ".join(filter(None, ("the same as the baseline", precision_words(so_far, answer))))
+    yield "trains", f"differently, by {', '.join(changed)}" if changed else same
     for note in answer.notes:
         yield "note", note
     yield from _shortened("within the noise", [knob_words(so_far.candidate(tie).knobs) for tie in answer.ties])
+
+
+def precision_words(so_far: BestSoFar, answer: BestAnswer) -> str:
+    """Say that the best trains in another precision than the baseline; empty if it does not."""
+    assert so_far.space is not None
+    numbers = so_far.space.baseline, answer.best
+    own, best = (so_far.candidate(number).knobs.get("precision") for number in numbers)
+    return f"counting precision={best} as the same as {own}" if best != own else ""
 
 
 def _side_words(

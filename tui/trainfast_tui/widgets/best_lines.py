@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_tui.text import format as fmt
+from trainfast_tui.text.best_answer import precision_words
 from trainfast_tui.text.best_objective import figure_words, unit_of
 from trainfast_tui.text.best_search import count_words, gain_words
 from trainfast_tui.text.best_state import setting_words
@@ -135,6 +136,8 @@ def footnote_lines(so_far: BestSoFar, answer: BestAnswer, width: int, most_ties:
     if answer.changes_training:
         words = f"trains differently from the baseline, by {', '.join(answer.changes_training)}"
         rows += labelled(("note              ", "warning"), words, width)
+    elif words := precision_words(so_far, answer):
+        rows += labelled(("note              ", "muted"), f"trains the same as the baseline, {words}", width)
     for note in answer.notes:
         rows += labelled(("note              ", "muted"), note, width)
     return rows

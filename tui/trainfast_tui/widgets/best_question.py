@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from trainfast_runner.search.journal.best import BestQuestion
 
-ALL = "every knob that keeps the training the same"
+ALL = "every knob that keeps the training the same; mixed precision counts as the same"
 AS_SET = "as the knobs are set"
 FRESH = "yes: begins anew, without the effects of earlier searches"
 NOT_FRESH = "no: resumes an unfinished search; effects of earlier ones choose the first trials"
