@@ -34,6 +34,7 @@ from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.best_control import BestControl
 from trainfast_tui.control.messages import BestPlanned, SearchStarted, SnapshotTaken
 from trainfast_tui.text.best_search import BY_KEYS, question_lines
+from trainfast_tui.text.lines import Piece
 from trainfast_tui.text.search_kind import SearchKind
 
 PLAN = "candidates 12, 11 of them can run here"
@@ -47,7 +48,8 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> None:
     vary: dict[str, list[KnobValue]] = {"batch_size": [4, 8], "precision": ["fp32", "bf16"]}
 
     def plan(self: BestControl, spec: RunSpec, question: BestRequest | None) -> BestPlanned:
-        return BestPlanned(question, [(PLAN, "text")], question.vary if question and question.vary else vary, 16)
+        texts: list[Piece] = [(f"{PLAN}{', begun anew' if self.is_fresh else ''}", "text")]
+        return BestPlanned(question, texts, question.vary if question and question.vary else vary, 16)
 
     monkeypatch.setattr(BestControl, "_plan", plan)
 
@@ -261,9 +263,12 @@ async def test_f_begins_anew_without_earlier_searches(home: Home, planned: None,
         text = await until(pilot, PLAN)
         assert "t time  f fresh" in text.splitlines()[-1]
         await pilot.press("f")
-        assert "f fresh         yes: begins anew" in screen_text(app)
+        text = await until(pilot, f"{PLAN}, begun anew")
+        assert "f fresh         yes: begins anew" in text
         await pilot.press("f")
-        assert "f fresh         no: resumes an unfinished search" in screen_text(app)
+        text = await until(pilot, PLAN)
+        assert "begun anew" not in text
+        assert "f fresh         no: resumes an unfinished search" in text
         await pilot.press("f", "enter")
         await until_true(pilot, lambda: started, "the start")
         assert started[0][2], "it is asked for fresh"

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 from textual.app import ComposeResult
 
 from trainfast_runner.errors import UserError
@@ -308,7 +309,9 @@ class BestScreen(AppScreen):
             return
         if self._search is None:
             control.is_fresh = not control.is_fresh
-            self._show()
+            # A copy: the plan of the question as it was may come late.
+            control.request = msgspec.structs.replace(request)
+            self._make_plan()
         else:
             control.is_fresh = True
             self._plan_request(request)
