@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from best_searched import (
     BASELINE,
+    LEADING,
     SPACE,
     a_best_search,
     a_question,
@@ -24,9 +25,11 @@ from recorded import START_NS, S, write_lines
 from still import FULL, SMALL, StillApp, screen_text, until_true
 
 from trainfast_runner.records.home import Home
+from trainfast_runner.search.best.best_so_far import BestSoFar
 from trainfast_runner.search.best.person_orders import read_orders
 from trainfast_runner.search.journal.best import ColdRun, Ordered, Trial
 from trainfast_runner.search.journal.lines import PAUSE_FILE, CoolingDown, Paused, Waiting
+from trainfast_tui.text.best_state import chance_words
 
 
 def knob(app: StillApp, name: str) -> object:
@@ -82,6 +85,16 @@ async def test_a_search_that_starts_tells_its_question(
     assert "○ starting: the model is built" in text
     varied = "varying batch_size 4, 8, 16; precision fp32, bf16; checkpointing off, full at a global batch of 16"
     assert varied in " ".join(text.split())
+
+
+def test_the_price_of_going_on_waits_for_two_settings_and_ends_with_the_budget() -> None:
+    lines = best_going_on()
+    assert chance_words(BestSoFar(tuple(lines[:7]))) == ""
+    one_measured = chosen(15, "trial", 3, "an assumption", **{**LEADING, "leader": BASELINE, "chance": 1.0})
+    assert chance_words(BestSoFar((*lines[:7], one_measured))) == ""
+    assert chance_words(BestSoFar(tuple(lines))).endswith("2 % more, for about 1 min 35 s")
+    dear = chosen(31, "trial", 11, "many processes", **{**LEADING, "price_s": 9400.0})
+    assert chance_words(BestSoFar((*lines, dear))).endswith("2 % more, but for more time than the budget has left")
 
 
 @pytest.mark.parametrize("size", [FULL, SMALL])

@@ -102,11 +102,17 @@ def best_words(so_far: BestSoFar) -> str:
 
 
 def chance_words(so_far: BestSoFar) -> str:
-    """The chance that going on finds 2 % more, and its price; empty if the newest step does not say."""
-    step = so_far.chosen
-    if step is None or step.chance is None or step.action != "trial":
+    """The chance that going on finds 2 % more, and its price; empty before two settings were measured.
+
+    With one measurement both are assumptions. A price beyond the budget is never paid.
+    """
+    step, question = so_far.chosen, so_far.question
+    measured = {so_far.attempts[index].candidate for index in so_far.rates}
+    if step is None or step.chance is None or step.action != "trial" or len(measured) < 2:
         return ""
     price = "" if step.price_s is None else f", for about {fmt.duration(step.price_s)}"
+    if step.price_s is not None and question is not None and step.price_s > question.budget_s - so_far.spent_s():
+        price = ", but for more time than the budget has left"
     return f"{step.chance:.0%} chance that going on finds 2 % more{price}".replace("%", " %", 1)
 
 
