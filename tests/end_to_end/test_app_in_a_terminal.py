@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.command import COMMAND, Cli, until
+from cli.command import COMMAND, SMALL, Cli, until
 from end_to_end.terminal import Terminal, needs_tmux
 from trainfast_runner.records.json_lines import read_all
 from trainfast_runner.records.run_lines import Event
@@ -112,6 +112,20 @@ def test_ctrl_l_repaints_what_another_program_wrote_over(terminal: Terminal) -> 
     terminal.press("C-l")
     whole("type to narrow it down")
     assert "FOREIGN" not in terminal.screen()
+
+
+def test_q_leaves_the_command_that_follows_a_live_run_on_a_line_of_80_columns(cli: Cli, tmp_path: Path) -> None:
+    run_id = cli("run", "tiny-llama", *SMALL, "--set", "steps=1000000", "--detach").out.strip()
+    terminal = Terminal(tmp_path, 80, 24, cli.environment)
+    try:
+        terminal.open([*COMMAND])
+        terminal.until_shows(run_id, "q quit")
+        terminal.press("q")
+        lines = terminal.until_shows("ended with 0").splitlines()
+    finally:
+        terminal.close()
+        cli("stop", run_id)
+    assert f"trainfast-tui attach {run_id}" in lines
 
 
 def test_plain_output_starts_shows_and_quits(terminal: Terminal) -> None:

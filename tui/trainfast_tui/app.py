@@ -203,10 +203,11 @@ def run_app(
     # Without the mouse the terminal's own selection works, and no movement is sent over the link.
     status = app.run(mouse=False)
     if (search := session.running_search) is not None:
-        back = f"Come back with: trainfast-tui    then {search.key}"
-        print(f"The {search.label} search keeps running without this screen. {back}")
+        print(f"The {search.label} search keeps running without this screen.")
+        print(f"Come back with: trainfast-tui    then {search.key}")
     run = session.shown_run
     if run is not None and run.is_live:
         print(f"{run.run_id} goes on without this screen.")
-        print(f"Come back with: trainfast-tui    follow it with: trainfast-tui attach {run.run_id}")
+        # A line for the command: a terminal of 80 columns would break the id.
+        print(f"Come back with: trainfast-tui\nFollow it with:\ntrainfast-tui attach {run.run_id}")
     return app.return_code or status or 0
