@@ -219,6 +219,8 @@ def test_what_cannot_run_here_is_predicted_in_the_words_of_its_refusal(
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["cannot_run"].startswith("strategy=dp copies the model to each of two or more GPUs")
     assert (found["fits"], found["max_batch"]) == (None, None)
+    assert main(["predict", str(single), "--set", "precision=tf32"]) == 0
+    assert re.search(r"^cannot run here +precision=tf32 is a format", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_another_length_has_no_published_figures(

@@ -29,6 +29,7 @@ from trainfast_tui.control import script_knobs
 from trainfast_tui.control.messages import KnobRefused, SituationGathered, SnapshotTaken
 from trainfast_tui.control.next_run import NextRun, next_run_from_preset, preset_choices, repeat_preset_run
 from trainfast_tui.control.next_run_memory import NextRunMemory
+from trainfast_tui.text.lines import line_text
 from trainfast_tui.widgets.knob_panel import IN_ORDER, KnobPanel
 
 
@@ -241,6 +242,19 @@ async def test_saving_writes_a_preset_and_refuses_a_bad_name(home: Home, tmp_pat
         saved = tmp_path / "config" / "trainfast-tui" / "presets" / "mine.toml"
         assert "batch_size = 16" in saved.read_text()
         assert "# a transformers model_type" in saved.read_text(), "comments stay"
+
+
+async def test_a_precision_that_the_device_lacks_is_refused_at_its_knob(home: Home) -> None:
+    refused = "Refused: precision=tf32 is a format of NVIDIA tensor cores and this run is on the CPU"
+    async with running(home, size=FULL) as (app, pilot):
+        app.post(SnapshotTaken(a_snapshot(None)))
+        await pilot.pause()
+        panel = app.main.query_one(KnobPanel)
+        panel.move_to("precision")
+        for key, is_refused in (("right", True), ("down", False), ("up", True), ("right", False)):
+            await pilot.press(key)
+            await pilot.pause()
+            assert any(refused in line_text(line) for line in panel.lines(160, 30)) == is_refused, key
 
 
 async def test_the_default_preset_follows_the_machine(home: Home) -> None:

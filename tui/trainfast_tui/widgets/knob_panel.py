@@ -15,6 +15,7 @@ from trainfast_tui.text.format import plain, to_width
 from trainfast_tui.text.lines import Line, labelled, line_length, out_of_sight, paragraph, rule, with_more, wrap
 
 if TYPE_CHECKING:
+    from trainfast_runner.machine.devices import Machine
     from trainfast_tui.session import Session
 
 AUTO = "auto"
@@ -55,6 +56,7 @@ class KnobPanel(Painted, can_focus=True):
         self._advice: Mapping[str, str] = {}
         self._auto_choices: Mapping[str, str] = {}
         self._refusal: UserError | None = None
+        self._cannot_run: UserError | None = None
         self._headings: Mapping[str, str] = {}
         self.listed = IN_ORDER
         """Names of the listed knobs."""
@@ -73,6 +75,7 @@ class KnobPanel(Painted, can_focus=True):
             self._refusal = None
         self._next, self._advice = next_run, self._session.advice()
         self._global_batch = None if next_run is None else next_run.global_batch(machine)
+        self._cannot_run = _cannot_run_here(next_run, machine)
         if next_run is not None:
             self._headings = next_run.headings(IN_ORDER)
             self._list_only(tuple(self._headings))
@@ -85,6 +88,13 @@ class KnobPanel(Painted, can_focus=True):
         if chosen != self._auto_choices:
             self._auto_choices = chosen
             self.repaint()
+
+    @property
+    def _refused(self) -> UserError | None:
+        """The refusal of a value, else that of the run on this machine by the knob under the cursor."""
+        if self._refusal is not None or self._cannot_run is None or self._cannot_run.key != self.current:
+            return self._refusal
+        return self._cannot_run
 
     def _choice(self, next_run: NextRun, name: str) -> str:
         """The value that `auto` chose for this knob; empty if the knob is not `auto`, or before the choice is known."""
@@ -199,9 +209,9 @@ class KnobPanel(Painted, can_focus=True):
             return [rule("next run", width)]
         head = self._head(next_run, width)
         room = height - 1 - len(head)
-        if self._refusal is not None:
+        if (refused := self._refused) is not None:
             # A refusal and its cure matter more than knobs that were not turned.
-            text = _refusal_lines(self._refusal, width, max(LEAST_ABOUT, room // 2, room - KNOBS_BESIDE_REFUSAL))
+            text = _refusal_lines(refused, width, max(LEAST_ABOUT, room // 2, room - KNOBS_BESIDE_REFUSAL))
         else:
             most = ADVISED_ROWS if self.current in self._advice else ABOUT_ROWS
             text = self._about_in(width, max(LEAST_ABOUT, min(most, room // 2, room - LEAST_LIST)))
@@ -251,7 +261,7 @@ class KnobPanel(Painted, can_focus=True):
 
     def about(self, width: int) -> list[Line]:
         """Return the whole text about the knob under the cursor, after the refusal of a value."""
-        refused = "" if self._refusal is None else f"Refused: {self._refusal.line()}"
+        refused = "" if self._refused is None else f"Refused: {self._refused.line()}"
         return [
             rule(self.current, width),
             *paragraph(refused, width, "error"),
@@ -291,6 +301,15 @@ class KnobPanel(Painted, can_focus=True):
             return []
         reach = reach_of(self.current, script)
         return labelled(("script ", "accent"), reach.words if reach.way is Way.NONE else str(reach), width)
+
+
+def _cannot_run_here(next_run: NextRun | None, machine: Machine | None) -> UserError | None:
+    """Return the refusal of a preset's run for which this machine lacks the devices; None for a script."""
+    if next_run is None or next_run.script is not None or machine is None:
+        return None
+    from trainfast_runner.settings.compatibility.check import cannot_run_here
+
+    return cannot_run_here(next_run.spec, machine)
 
 
 def _refusal_lines(error: UserError, width: int, room: int) -> list[Line]:

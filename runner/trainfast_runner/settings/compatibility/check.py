@@ -20,6 +20,7 @@ from trainfast_runner.settings.compatibility.general_rules import (
     GENERAL_RULES,
     devices_exist,
     limit_for_every_rank,
+    precision_has_hardware,
     set_knobs_matter,
 )
 from trainfast_runner.settings.compatibility.pipeline_rules import micro_batches_divide, pipeline_fits
@@ -41,8 +42,8 @@ RULES: tuple[Rule, ...] = (
     *TECHNIQUE_RULES,
 )
 
-DEVICE_RULES: tuple[Rule, ...] = (devices_exist, strategy_has_gpus)
-"""Rules that look at devices only."""
+DEVICE_RULES: tuple[Rule, ...] = (devices_exist, strategy_has_gpus, precision_has_hardware)
+"""Rules that look at devices only, and at what they compute with."""
 
 KNOB_RULES: tuple[Rule, ...] = (
     set_knobs_matter,

@@ -61,7 +61,7 @@ def devices_exist(facts: Facts) -> None:
         )
 
 
-def _precision_has_hardware(facts: Facts) -> None:
+def precision_has_hardware(facts: Facts) -> None:
     precision = str(facts.knobs["precision"])
     if precision == "tf32" and facts.machine.device == "cpu":
         raise UserError(
@@ -162,7 +162,7 @@ GENERAL_RULES: tuple[Rule, ...] = (
     _warmup_leaves_steps,
     set_knobs_matter,
     devices_exist,
-    _precision_has_hardware,
+    precision_has_hardware,
     limit_for_every_rank,
     _positions_suffice,
     _vocabulary_holds_bytes,
