@@ -173,6 +173,17 @@ async def test_a_typed_value_is_checked_before_it_is_taken(home: Home) -> None:
         assert app.session.next_run.spec.knobs["attention"] == "auto"
 
 
+async def test_a_dialog_covers_whole_lines_of_the_smallest_screen(home: Home) -> None:
+    async with running(home, size=SMALL) as (app, pilot):
+        app.post(SnapshotTaken(a_snapshot(a_run(home))))
+        await pilot.pause()
+        await pilot.press("enter")
+        await pilot.pause()
+        lines = screen_text(app).splitlines()
+    first, last = (next(at for at, line in enumerate(lines) if sign in line) for sign in "╭╰")
+    assert {(line[0], line[-1]) for line in lines[first + 1 : last]} == {("│", "│")}
+
+
 async def test_what_auto_comes_to_stands_beside_the_knob(home: Home) -> None:
     async with running(home, size=FULL) as (app, pilot):
         choice = "eager, because gemma2 has no sdpa"

@@ -35,7 +35,7 @@ class Dialog(ModalScreen[object]):
     DEFAULT_CSS = """
     Dialog { align: center middle; background: transparent; }
     Dialog .dialog {
-        width: 76; max-width: 95%; height: auto; max-height: 90%; padding: 0 1;
+        width: 80; max-width: 100%; height: auto; max-height: 90%; padding: 0 1;
         border: round $primary; background: $surface;
     }
     Dialog .wrong { color: $text-error; }
