@@ -240,17 +240,20 @@ async def test_the_preset_picker_takes_a_variant(home: Home) -> None:
 
 
 async def test_saving_writes_a_preset_and_refuses_a_bad_name(home: Home, tmp_path: Path) -> None:
-    async with running(home, size=FULL) as (app, pilot):
+    async with running(home, size=SMALL) as (app, pilot):
         app.post(SnapshotTaken(a_snapshot(None)))
         await pilot.pause()
         await pilot.press("right", "w")
         await pilot.pause()
+        presets = tmp_path / "config" / "trainfast-tui" / "presets"
+        shown = "".join(screen_text(app).replace("│", " ").split())
+        assert f"itbecomesafilein{presets}," in shown
         await pilot.press(*"a/b", "enter")
         await pilot.pause()
         assert "cannot name a preset" in screen_text(app)
         await pilot.press("ctrl+u", *"mine", "enter")
         await pilot.pause()
-        saved = tmp_path / "config" / "trainfast-tui" / "presets" / "mine.toml"
+        saved = presets / "mine.toml"
         assert "batch_size = 16" in saved.read_text()
         assert "# a transformers model_type" in saved.read_text(), "comments stay"
 

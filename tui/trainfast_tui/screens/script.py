@@ -41,7 +41,7 @@ FLAG_HINT = (
     "A flag of the script, such as --bs. With more words, {} for the value: '--opt lr={}'. For switches, words by"
     " value: 'bf16: --half, fp32: nothing'."
 )
-NAME_HINT = "A name; command, folder and mapping become a file of your own presets. p lists it."
+NAME_HINT = "A name; command, folder and mapping become a file in {}. p lists it."
 
 
 class ScriptScreen(AppScreen):
@@ -197,7 +197,8 @@ class ScriptScreen(AppScreen):
             elif isinstance(name, str):
                 self._save(name)
 
-        self.app.push_screen(Ask("Save this script as", NAME_HINT, _name_for(self._command), _check_name), on_answer)
+        hint = NAME_HINT.format(user_directory())
+        self.app.push_screen(Ask("Save this script as", hint, _name_for(self._command), _check_name), on_answer)
 
     def _save(self, name: str) -> None:
         from trainfast_runner.running.scripts.discovered_preset import preset_of

@@ -191,6 +191,7 @@ class KnobPanel(Painted, can_focus=True):
         next_run = self._session.next_run
         if next_run is None:
             return
+        from trainfast_runner.settings.presets import user_directory
         from trainfast_tui.widgets.dialogs import Ask
 
         def save(name: str) -> None:
@@ -200,7 +201,7 @@ class KnobPanel(Painted, can_focus=True):
             except OSError as error:
                 raise UserError(f"not saved: {error}", key="name") from None
 
-        hint = "A name; it becomes a file of your own presets, with the comments of the preset it comes from."
+        hint = f"A name; it becomes a file in {user_directory()}, with the comments of the preset it comes from."
         self.app.push_screen(Ask("Save these knobs as", hint, "", save))
 
     def lines(self, width: int, height: int) -> list[Line]:
