@@ -21,7 +21,7 @@ from trainfast_runner.running.recovery import settled_state
 # One process of the test run shares the finished training among these tests.
 pytestmark = pytest.mark.xdist_group("trainings-of-the-command-line")
 
-RUNNING = "/1000000"
+RUNNING = "/1,000,000"
 """In the progress of an endless run, behind the steps taken."""
 
 

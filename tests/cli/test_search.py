@@ -257,6 +257,18 @@ def test_a_temperature_that_stands_still_is_said_for_how_long(tmp_path: Path, mo
     assert said.getvalue().splitlines()[-1].endswith("; it has not fallen for 20 s, and is given up after 180 s")
 
 
+def test_sizes_have_their_thousands_separated(tmp_path: Path) -> None:
+    said = io.StringIO()
+    printer = BatchPrinter(Progress(said), Home(tmp_path))
+    for line in (
+        BatchStep(action="probe", batch_size=4096, why="twice the last"),
+        ConfirmationRun(batch_size=65536, run_id="cold", state="oom", seconds=9.0, refutes=[4096]),
+    ):
+        printer.print_line(line)
+    assert "probe 4,096: twice the last" in said.getvalue()
+    assert "  65,536 oom in a fresh process, 9 s, which refutes that 4,096 fitted: cold" in said.getvalue()
+
+
 def test_a_proof_that_refutes_a_probe_says_so(tmp_path: Path) -> None:
     said = io.StringIO()
     printer = BatchPrinter(Progress(said), Home(tmp_path))

@@ -33,7 +33,7 @@ from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.best_control import BestControl
 from trainfast_tui.control.messages import BestPlanned, SearchStarted, SnapshotTaken
-from trainfast_tui.text.best_search import BY_KEYS, question_lines
+from trainfast_tui.text.best_search import BY_KEYS, question_lines, varied_line
 from trainfast_tui.text.lines import Piece
 from trainfast_tui.text.search_kind import SearchKind
 
@@ -339,6 +339,7 @@ def test_a_refused_setting_is_named_once_in_the_plan() -> None:
 def test_a_knob_without_a_named_value_says_how_to_name_it_here() -> None:
     left_alone = {"precision": UNNAMED}
     reason = "left alone: precision: no present value is named"
+    assert varied_line({}, 4096) == "varying nothing at a global batch of 4,096"
     assert question_lines({}, left_alone, None)[1] == f"{reason}; --set precision=VALUE names it"
     assert question_lines({}, left_alone, None, to_name=BY_KEYS)[1] == f"{reason}; {BY_KEYS}"
     assert "Enter" in BY_KEYS

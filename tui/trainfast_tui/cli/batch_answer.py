@@ -20,20 +20,23 @@ def answer_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
     if rate and report["measured_under"]:
         rate += f" (under {report['measured_under']})"
     rows = [
-        ("largest batch", f"{report['max_batch']}, confirmed by {report['proof_run_id']}{rate}; {report['certainty']}"),
+        (
+            "largest batch",
+            f"{report['max_batch']:,}, confirmed by {report['proof_run_id']}{rate}; {report['certainty']}",
+        ),
         (
             "leaves free",
             f"{size(report['headroom_bytes'])} of {size(report['limit_bytes'])} ({report['limit']}){where}",
         ),
-        ("aligned", str(report["aligned_batch"]) if report["aligned_batch"] else "none below 8"),
-        ("recommended", f"{report['recommended_batch']}: {report['recommended_reason']}"),
+        ("aligned", f"{report['aligned_batch']:,}" if report["aligned_batch"] else "none below 8"),
+        ("recommended", f"{report['recommended_batch']:,}: {report['recommended_reason']}"),
         ("memory", f"{size(model['fixed_bytes'])} and {size(model['bytes_per_sample'])} a sample in {phase}"),
     ]
     if fastest is not None:
-        rows.append(("fastest tried", f"{fastest['batch_size']}, {per_second(fastest['samples_per_s'], 'samples')}"))
+        rows.append(("fastest tried", f"{fastest['batch_size']:,}, {per_second(fastest['samples_per_s'], 'samples')}"))
     tried = [probe for probe in report["probes"] if probe["outcome"] != "void"]
     oom_count = sum(probe["outcome"] == "oom" for probe in tried)
-    refuted = [str(probe["batch_size"]) for probe in tried if probe["refuted_by"]]
+    refuted = [f"{probe['batch_size']:,}" for probe in tried if probe["refuted_by"]]
     if refuted:
         rows.append(("refuted", f"{' and '.join(refuted)}: fitted in a probe, ran out of memory in a confirmation run"))
     oom_confirmations = sum(confirmation["state"] == "oom" for confirmation in report["proofs"])

@@ -6,7 +6,7 @@ from trainfast_runner.records.run_file import CONFIRM, CONFIRMATION
 from trainfast_runner.search.journal import batch as journal
 from trainfast_runner.search.journal.batch import BatchLaunched, BatchLine, BatchStep
 from trainfast_tui.cli.journal_printer import JournalPrinter
-from trainfast_tui.text.format import duration, milliseconds, per_second, size
+from trainfast_tui.text.format import count, duration, milliseconds, per_second, size
 
 
 class BatchPrinter(JournalPrinter[BatchLine]):
@@ -16,7 +16,8 @@ class BatchPrinter(JournalPrinter[BatchLine]):
         """Return the size that is tried or confirmed from this line on."""
         if not isinstance(line, BatchStep):
             return None
-        return {CONFIRM: f"confirming {line.batch_size}", "end": ""}.get(line.action, f"trying {line.batch_size}")
+        batch = count(line.batch_size)
+        return {CONFIRM: f"confirming {batch}", "end": ""}.get(line.action, f"trying {batch}")
 
     def run_of(self, line: BatchLine) -> tuple[str, bool] | None:
         """Return a started run; the steps of a confirmation run are counted."""
@@ -30,22 +31,22 @@ class BatchPrinter(JournalPrinter[BatchLine]):
             case journal.Predicted(max_batch=0):
                 return f"predicted: not even 1 fits ({line.basis})"
             case journal.Predicted():
-                return f"predicted: up to {line.max_batch} ({line.basis})"
+                return f"predicted: up to {line.max_batch:,} ({line.basis})"
             case journal.BatchStep(action="end"):
                 return ""
             case journal.BatchStep():
-                return f"{'confirm' if line.action == CONFIRM else line.action} {line.batch_size}: {line.why}"
+                return f"{'confirm' if line.action == CONFIRM else line.action} {count(line.batch_size)}: {line.why}"
             case journal.Probe(outcome="fits"):
                 rate = per_second(line.samples_per_s, "samples")
                 peak = size(line.peak_allocated_bytes)
-                return f"  {line.batch_size} fits: peak {peak}, {milliseconds(line.step_ms)} a step, {rate}"
+                return f"  {line.batch_size:,} fits: peak {peak}, {milliseconds(line.step_ms)} a step, {rate}"
             case journal.Probe():
                 what = "ran out of memory" if line.outcome == "oom" else "is void"
                 where = f" in {line.phase}" if line.phase else ""
-                return f"  {line.batch_size} {what}{where}: {line.reason}"
+                return f"  {line.batch_size:,} {what}{where}: {line.reason}"
             case journal.ConfirmationRun():
-                sizes = " and ".join(map(str, line.refutes))
+                sizes = " and ".join(f"{batch:,}" for batch in line.refutes)
                 but = f", which refutes that {sizes} fitted" if sizes else ""
                 took = duration(line.seconds)
-                return f"  {line.batch_size} {line.state} in a fresh process, {took}{but}: {line.run_id}"
+                return f"  {line.batch_size:,} {line.state} in a fresh process, {took}{but}: {line.run_id}"
         return ""

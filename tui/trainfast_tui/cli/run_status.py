@@ -28,7 +28,7 @@ def status_line(snapshot: RunSnapshot, bar: Callable[[float], str] | None = None
     if snapshot.steps:
         done = snapshot.steps[-1].step
         drawn = f" {bar(done / total)}" if bar and total else ""
-        parts[0] += f" {done}/{total}{drawn}" if total else f" step {done}"
+        parts[0] += f" {done:,}/{total:,}{drawn}" if total else f" step {done:,}"
         parts += _figures(snapshot)
     elif snapshot.phase and snapshot.stop_deadline_ns is None:
         parts.append(STARTING.get(snapshot.phase, snapshot.phase) + (f": {snapshot.detail}" if snapshot.detail else ""))

@@ -283,7 +283,7 @@ class BestScreen(AppScreen):
             return
         order = partial(self.session.best_search.order, search.directory, do)
         for (name, value), count in open_values(search, do).items():
-            orders[f"{name}={value}"] = f"{count} candidates", partial(order, name, value)
+            orders[f"{name}={value}"] = f"{count:,} candidates", partial(order, name, value)
         if not orders:
             self.notify("Your orders leave one setting: there is nothing to choose.", severity="warning")
             return

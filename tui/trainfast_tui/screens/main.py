@@ -195,7 +195,7 @@ class MainScreen(AppScreen):
             risk, name = self._risk(next_run), next_run.spec.name
             if run is not None and run.is_live:
                 done = run.steps[-1].step if run.steps else 0
-                question = f"{run.run_id} is {state_words(run.state)}, at step {done}. Stop it and start {name}?"
+                question = f"{run.run_id} is {state_words(run.state)}, at step {done:,}. Stop it and start {name}?"
                 question = " ".join(filter(None, (question, risk)))
                 start = partial(self._start, next_run, stop=run.directory)
                 self._ask_about(run, question, "stop it, then run", start)

@@ -120,8 +120,8 @@ def _pareto_rows(so_far: BestSoFar, answer: BestAnswer) -> Iterator[tuple[str, .
 def count_rows(so_far: BestSoFar, verdicts: Sequence[CandidateVerdict]) -> Iterator[tuple[str, str]]:
     """The number of each verdict, what was not tried or was disturbed, why the search stopped, and what it took."""
     dropped = so_far.space.dropped if so_far.space is not None else 0
-    others = f"; {dropped} combinations have another global batch" if dropped else ""
-    yield "candidates", f"{len(so_far.candidates)}: {count_words(verdict.verdict for verdict in verdicts)}{others}"
+    others = f"; {dropped:,} combinations have another global batch" if dropped else ""
+    yield "candidates", f"{len(so_far.candidates):,}: {count_words(verdict.verdict for verdict in verdicts)}{others}"
     not_tried = [verdict for verdict in verdicts if verdict.verdict == "not_tried"]
     named = [f"{knob_words(so_far.candidate(one.candidate).knobs)}: {one.reason}" for one in not_tried]
     yield from _shortened("not tried", named)
@@ -130,7 +130,8 @@ def count_rows(so_far: BestSoFar, verdicts: Sequence[CandidateVerdict]) -> Itera
     if so_far.ended is not None:
         if so_far.ended.stopped_because:
             yield "stopped because", so_far.ended.stopped_because
-        counts = f"{len(so_far.trials)} trials, {len(so_far.attempts) - len(so_far.trials)} runs"
+        trials, runs = len(so_far.trials), len(so_far.attempts) - len(so_far.trials)
+        counts = f"{trials:,} trial{'' if trials == 1 else 's'}, {runs:,} run{'' if runs == 1 else 's'}"
         yield "took", f"{fmt.duration(so_far.ended.seconds)}, {counts}"
 
 
@@ -146,4 +147,4 @@ def _without_answer(so_far: BestSoFar, search_id: str) -> Iterator[str]:
         missing = ended.missing_bytes
         yield f"{ended.reason}{'' if missing is None else f': the smallest setting is {fmt.size(missing)} too large'}"
         if counts := count_words(one.verdict for one in verdicts_without_answer(so_far.lines)):
-            yield f"{len(so_far.candidates)} candidates: {counts}"
+            yield f"{len(so_far.candidates):,} candidates: {counts}"

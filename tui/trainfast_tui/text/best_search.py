@@ -48,24 +48,24 @@ def noise_words(percent: float) -> str:
 
 def budget_words(tried: int, candidates: int) -> str:
     """Return the number of candidates tried within the budget: `2 of 28 tried when the budget ended`."""
-    return f"{tried} of {candidates} tried when the budget ended"
+    return f"{tried:,} of {candidates:,} tried when the budget ended"
 
 
 def measurements(number: int) -> str:
     """`1 measurement`, `12 measurements`."""
-    return f"{number} measurement{'' if number == 1 else 's'}"
+    return f"{number:,} measurement{'' if number == 1 else 's'}"
 
 
 def count_words(verdicts: Iterable[str]) -> str:
     """The number of each verdict: `12 measured, 17 beaten`."""
     counts = Counter(verdicts)
-    return ", ".join(f"{counts[name]} {name.replace('_', ' ')}" for name in VERDICTS if counts[name])
+    return ", ".join(f"{counts[name]:,} {name.replace('_', ' ')}" for name in VERDICTS if counts[name])
 
 
 def varied_line(vary: Mapping[str, list[Any]], global_batch: int | None) -> str:
     """The knobs that a search varies, with their values."""
     varied = "; ".join(f"{name} {', '.join(map(BY_NAME[name].text_of, values))}" for name, values in vary.items())
-    at = f" at a global batch of {global_batch}" if global_batch is not None else ""
+    at = f" at a global batch of {global_batch:,}" if global_batch is not None else ""
     return f"varying {varied or 'nothing'}{at}"
 
 
@@ -101,8 +101,8 @@ def _left_alone(names: str, reason: str) -> str:
 
 def estimate_lines(estimate: Fields) -> list[str]:
     """The number of candidates, the processes and the expected time of a search."""
-    dropped = f", {estimate['dropped']} with another global batch left out" if estimate["dropped"] else ""
-    legal = f"{estimate['candidates']}, {estimate['legal']} of them can run here{dropped}; the baseline is one"
+    dropped = f", {estimate['dropped']:,} with another global batch left out" if estimate["dropped"] else ""
+    legal = f"{estimate['candidates']:,}, {estimate['legal']:,} of them can run here{dropped}; the baseline is one"
     start = f"{fmt.duration(estimate['start_s'])} a process, {estimate['basis']}"
     rows = [
         ("candidates", legal),

@@ -130,7 +130,7 @@ def footnote_lines(so_far: BestSoFar, answer: BestAnswer, width: int, most_ties:
     if len(answer.ties) > most_ties:
         rows.append([("within the noise  ", "muted"), (f"and {len(answer.ties) - most_ties} more", "text")])
     counts = count_words(verdict.verdict for verdict in answer.verdicts)
-    rows += labelled(("candidates        ", "muted"), f"{len(answer.verdicts)}: {counts}", width)
+    rows += labelled(("candidates        ", "muted"), f"{len(answer.verdicts):,}: {counts}", width)
     if so_far.ended is not None:
         rows += labelled(("stopped because   ", "muted"), so_far.ended.stopped_because, width)
     if answer.changes_training:

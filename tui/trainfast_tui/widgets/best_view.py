@@ -170,7 +170,7 @@ def _varied_lines(search: BestSnapshot, width: int) -> list[Line]:
 def _time_words(search: BestSnapshot, now_ns: int) -> str:
     so_far = search.so_far
     measured = measurements(len(so_far.attempts))
-    of_all = f"{len(so_far.candidates)} candidates, {measured}" if so_far.candidates else measured
+    of_all = f"{len(so_far.candidates):,} candidates, {measured}" if so_far.candidates else measured
     if not search.is_live:
         return f"{of_all}, took {fmt.duration(so_far.spent_s())}"
     budget = "" if so_far.question is None else f", the budget is {fmt.duration(so_far.question.budget_s)}"
