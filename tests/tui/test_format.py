@@ -11,6 +11,7 @@ from rich.cells import cell_len
 from texts import any_text
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.ascii import to_ascii
+from trainfast_tui.text.lines import wrap
 
 FORMATTERS = (
     fmt.number,
@@ -163,3 +164,15 @@ def test_ascii_is_ascii(text: str) -> None:
 @given(st.text(st.characters(blacklist_categories=["Cc", "Cs", "Mn", "Me", "Cf", "Mc"])))
 def test_ascii_takes_the_same_cells(text: str) -> None:
     assert cell_len(to_ascii(text)) == cell_len(text)
+
+
+def test_a_path_longer_than_the_line_is_broken_behind_its_slashes() -> None:
+    path = "/home/anna/projects/a-long-name/.venv/bin/python"
+    assert wrap(f"there is no {path}: look again", 30) == [
+        "there is no /home/anna/",
+        "projects/a-long-name/.venv/",
+        "bin/python: look again",
+    ]
+    assert wrap(f"there is no {path}", 50) == ["there is no", path]
+    assert wrap("x/" + "y" * 40, 20) == ["x/", "y" * 19 + "…"]
+    assert wrap("either/or is short", 10) == ["either/or", "is short"]

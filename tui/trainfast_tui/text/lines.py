@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
@@ -38,14 +39,18 @@ def rule(title: str, width: int, note: str = "") -> Line:
 
 
 def wrap(text: str, width: int) -> list[str]:
-    """Break one paragraph into lines of at most `width` cells; a longer word is cut."""
+    """Break one paragraph into lines of at most `width` cells; a longer path is broken, another longer word cut."""
     lines: list[str] = []
     line = ""
     for word in plain(text).split():
-        if line and cell_len(line) + 1 + cell_len(word) > width:
-            lines.append(line)
-            line = ""
-        line = f"{line} {word}" if line else truncate(word, width)
+        # Behind each slash; a word that fits stays whole.
+        parts = re.findall("[^/]*/|[^/]+", word) if cell_len(word) > width else [word]
+        for index, part in enumerate(parts):
+            longer = f"{line}{'' if index or not line else ' '}{part}"
+            if line and cell_len(longer) > width:
+                lines.append(line)
+                line = ""
+            line = longer if line else truncate(part, width)
     return [*lines, line] if line else lines
 
 
