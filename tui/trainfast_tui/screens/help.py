@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_tui.screens.base import PageScreen
 from trainfast_tui.text.keys import KEY_WORDS, actions_of
-from trainfast_tui.text.lines import Line, Tone, labelled, paragraph, rule
+from trainfast_tui.text.lines import Line, Tone, labelled, line_text, paragraph, rule
 from trainfast_tui.text.shades import SHADES
 from trainfast_tui.widgets.knob_panel import knobs_by_group
+from trainfast_tui.widgets.page import Page
 
 if TYPE_CHECKING:
     from trainfast_tui.session import Session
@@ -25,6 +26,7 @@ SCOPES = {
     "topo": "in the topology",
     "diagnosis": "in the diagnosis",
     "monitor": "in the monitor",
+    "help": "in the help",
     "everywhere": "everywhere",
 }
 ABOUT = (
@@ -41,30 +43,75 @@ SIGNS = (
 LABEL = 14
 
 
-class KnobHelpScreen(PageScreen):
-    """The whole text about one knob; `about` returns it in lines of a width."""
+class FilteredPage(PageScreen):
+    """A page of help, of which a filter shows only the entries that contain its words."""
 
     SCOPE = "help"
+    _filter = ""
+
+    def action_filter(self) -> None:
+        from trainfast_tui.widgets.dialogs import Ask
+
+        hint = "Words that must all occur: batch, memory, page up. Empty shows the whole help."
+        self.app.push_screen(Ask("Show help with", hint, self._filter, self._show_those_with))
+
+    def _show_those_with(self, words: str) -> None:
+        self._filter = words.strip()
+        self.query_one(Page).action_end(-1)
+
+    def body(self, width: int) -> list[Line]:
+        lines = self.text(width)
+        return matching_entries(lines, self._filter, width) if self._filter else lines
+
+    def text(self, width: int) -> list[Line]:
+        """Return the whole help, in lines of `width` cells."""
+        raise NotImplementedError
+
+
+class KnobHelpScreen(FilteredPage):
+    """The whole text about one knob; `about` returns it in lines of a width."""
 
     def __init__(self, session: Session, about: Callable[[int], list[Line]]) -> None:
         super().__init__(session)
         self._about = about
 
-    def body(self, width: int) -> list[Line]:
+    def text(self, width: int) -> list[Line]:
         return self._about(width)
 
 
-class HelpScreen(PageScreen):
+class HelpScreen(FilteredPage):
     """Made from the list of commands and the knob table; the keys of the screen it was opened on (`scope`) first."""
-
-    SCOPE = "help"
 
     def __init__(self, session: Session, scope: str = "main") -> None:
         super().__init__(session)
         self._scope = scope
 
-    def body(self, width: int) -> list[Line]:
+    def text(self, width: int) -> list[Line]:
         return help_lines(width, self._scope)
+
+
+def matching_entries(lines: list[Line], words: str, width: int) -> list[Line]:
+    """Return the entries of a help that contain all of these words, below the titles of their sections.
+
+    An entry is a line with the indented ones below it.
+    """
+    entries: list[list[Line]] = []
+    for line in lines:
+        if entries and line_text(line).startswith(" "):
+            entries[-1].append(line)
+        else:
+            entries.append([line])
+    shown: list[Line] = []
+    section: list[Line] = []
+    for entry in entries:
+        text = " ".join(" ".join(map(line_text, entry)).split()).lower()
+        if text.endswith("─"):
+            section = [[], *entry]
+        elif all(word in text for word in words.lower().split()):
+            shown += [*section, *entry]
+            section = []
+    title = f"with “{words}”" if shown else f"nothing with “{words}”"
+    return [rule(f"help {title}", width, "/ and Enter: all of it"), *shown]
 
 
 def help_lines(width: int, scope: str = "main") -> list[Line]:

@@ -226,7 +226,11 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
         *_moves("ProcessTable", "process", pages=True),
     ),
     "diagnosis": (Action("back", ("escape", "d"), "back", "Back to the main screen."), *_scroll()),
-    "help": (Action("back", ("escape",), "back", "Close the help."), *_scroll(shown=True)),
+    "help": (
+        Action("back", ("escape",), "back", "Close the help."),
+        Action("filter", ("slash",), "filter", "Show only keys and knobs whose text contains a word."),
+        *_scroll(shown=True),
+    ),
     "everywhere": (
         Action("help", ("question_mark", "f1"), "help", "Every key, and every knob with what it costs."),
         _rare("theme", ("f2",), "theme", "The terminal's own colours, or a dark or light theme."),
