@@ -109,11 +109,11 @@ class Conductor(ABC, Generic[LineT, EndedT]):
     def run(self) -> EndedT:
         """Continue the search from where its journal ends. A pause of an earlier conductor is over."""
         (self._directory / PAUSE_FILE).unlink(missing_ok=True)
-        own = identify(os.getpid())
+        conductor = identify(os.getpid())
         conducted = Conducted(
             t_ns=self._caller.began_ns or time.monotonic_ns(),
             pid=os.getpid(),
-            start_ticks=own.start_ticks if own else -1,
+            start_ticks=conductor.start_ticks if conductor else -1,
             boot_id=boot_id(),
         )
         self._write(self.conducted_line(conducted))

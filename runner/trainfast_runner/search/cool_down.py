@@ -50,8 +50,8 @@ def cool_down(
 
     def wait(seconds: float) -> None:
         again = time.monotonic() + seconds
-        while (left := again - time.monotonic()) > 0:
+        while (left_s := again - time.monotonic()) > 0:
             raise_if_cancelled()
-            time.sleep(min(left, CHECK_EVERY_S))
+            time.sleep(min(left_s, CHECK_EVERY_S))
 
     cooling.wait_until_cool(plan.watched_uuids, below_c, note, wait)

@@ -22,16 +22,20 @@ class Limits:
 
 def limits_of(plan: RunPlan) -> Limits:
     """Return the limits of a search of this plan: never beyond what is free, or the machine would swap."""
-    asked, ranks = plan.memory_limit_bytes, plan.world_size
+    limits_bytes, ranks = plan.memory_limit_bytes, plan.world_size
     words = f"memory_limit={plan.spec.knobs.get('memory_limit')}"
     if plan.device == "cuda":
         # A GPU allocates no more than it has: each rank reports its own limit.
-        return Limits(asked, words) if asked is not None else Limits((), "what the GPU has free without its context")
+        return (
+            Limits(limits_bytes, words)
+            if limits_bytes is not None
+            else Limits((), "what the GPU has free without its context")
+        )
     free = host_free_bytes()
-    if asked is not None and sum(asked) <= free:
-        return Limits(asked, words)
+    if limits_bytes is not None and sum(limits_bytes) <= free:
+        return Limits(limits_bytes, words)
     shared = f", shared by {ranks} ranks" if ranks > 1 else ""
-    less = f", less than {words}" if asked is not None else ""
+    less = f", less than {words}" if limits_bytes is not None else ""
     words = f"{FREE_SHARE:.0%} of the {gibibytes(free)} free{shared}, set as a real limit{less}"
     return Limits((share_of_free(free, ranks),) * ranks, words)
 

@@ -9,10 +9,10 @@ import msgspec
 from trainfast_runner.records.run_file import SCHEMA
 
 
-def first_fields(asked: msgspec.Struct, ended: msgspec.Struct | None) -> dict[str, Any]:
+def first_fields(question: msgspec.Struct, ended: msgspec.Struct | None) -> dict[str, Any]:
     """Return the first fields of a report, by the first line of a journal and its last one, None before the end."""
     end = {"state": None, "reason": ""} if ended is None else fields_of(ended, "state", "reason")
-    return {"schema": SCHEMA, **fields_of(asked, "search_id"), **end, **fields_of(asked, "preset", "variant")}
+    return {"schema": SCHEMA, **fields_of(question, "search_id"), **end, **fields_of(question, "preset", "variant")}
 
 
 def fields_of(struct: msgspec.Struct | None, *names: str) -> dict[str, Any]:

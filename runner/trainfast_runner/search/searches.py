@@ -61,15 +61,15 @@ class LineHead(msgspec.Struct, frozen=True):
 def key_of(plan: RunPlan) -> str:
     """Return the key that tells batch searches apart: of model, data or script, knobs, devices and versions."""
     knobs = {name: value for name, value in plan.spec.knobs.items() if name not in SET_BY_A_BATCH_SEARCH}
-    asked = (plan.spec.model, plan.spec.data, knobs, plan.device, plan.device_uuids, plan.python, plan.versions)
-    return key_of_question(asked, plan)
+    parts = (plan.spec.model, plan.spec.data, knobs, plan.device, plan.device_uuids, plan.python, plan.versions)
+    return key_of_question(parts, plan)
 
 
-def key_of_question(asked: tuple[object, ...], plan: RunPlan) -> str:
+def key_of_question(parts: tuple[object, ...], plan: RunPlan) -> str:
     """Return the key of a question: a hash; of a script, QUESTION.FILES: an edit changes FILES alone."""
     if plan.script is None:
-        return hash_of(asked)
-    question = hash_of((*asked, plan.script.command, plan.cwd))
+        return hash_of(parts)
+    question = hash_of((*parts, plan.script.command, plan.cwd))
     return f"{question}.{_hash_of_files(plan.script.command, plan.cwd)}"
 
 
@@ -85,9 +85,9 @@ def _hash_of_files(words: Sequence[str], cwd: str) -> str:
     return contents.hexdigest()[:8]
 
 
-def hash_of(asked: object) -> str:
+def hash_of(value: object) -> str:
     """Return 16 hex digits that differ for different values."""
-    return hashlib.sha256(msgspec.json.encode(asked, order="deterministic")).hexdigest()[:16]
+    return hashlib.sha256(msgspec.json.encode(value, order="deterministic")).hexdigest()[:16]
 
 
 def unfinished(home: Home, key: str, read: ReadJournal = read_batch_journal) -> Path | None:

@@ -20,61 +20,61 @@ As much as a maximum may be off and still be called exact."""
 def answer_of(state: BatchState) -> BatchAnswer:
     """Return the answer of a journal whose last confirmation run finished."""
     confirmation = state.confirmations[-1]
-    most, fits = confirmation.batch_size, lines_by_rank(state)
-    tight = tightest(fits, most)
-    line = max(tight.lines, key=lambda phase_line: phase_line.at(most))
-    margins = _margins(state, tight, most)
-    recommended = _recommended(state, fits, most, sum(margin.margin_bytes for margin in margins))
+    max_batch, rank_fits = confirmation.batch_size, lines_by_rank(state)
+    tight = tightest(rank_fits, max_batch)
+    line = max(tight.lines, key=lambda phase_line: phase_line.at(max_batch))
+    margins = _margins(state, tight, max_batch)
+    recommended = _recommended(state, rank_fits, max_batch, sum(margin.margin_bytes for margin in margins))
     fastest, rate = _fastest(state)
-    too_large = _too_large(state, most)
+    too_large = _too_large(state, max_batch)
     return BatchAnswer(
-        max_batch=most,
+        max_batch=max_batch,
         samples_per_s=confirmation.samples_per_s,
-        aligned_batch=aligned(most),
+        aligned_batch=aligned(max_batch),
         recommended_batch=recommended,
-        recommended_why=_recommended_why(state, most, recommended, tight, margins),
+        recommended_why=_recommended_why(state, max_batch, recommended, tight, margins),
         margins=margins,
         fastest_batch=fastest,
         fastest_samples_per_s=rate,
         limit_bytes=tight.limit_bytes,
-        headroom_bytes=_headroom(state, tight, most),
+        headroom_bytes=_headroom(state, tight, max_batch),
         fixed_bytes=round(line.fixed_bytes),
         bytes_per_sample=round(line.bytes_per_sample),
         phase=line.phase,
         tightest_rank=tight.rank,
         proof_run_id=confirmation.run_id,
-        certainty=_certainty(state, tight, most, too_large),
+        certainty=_certainty(state, tight, max_batch, too_large),
         too_large=too_large,
     )
 
 
-def _too_large(state: BatchState, most: int) -> int | None:
+def _too_large(state: BatchState, max_batch: int) -> int | None:
     """The smallest size above the answer that ran out of memory, in a probe or a confirmation run; None if none did."""
     tried = [probe.batch_size for probe in state.probes if probe.outcome == "oom"]
     confirmed = [confirmation.batch_size for confirmation in state.confirmations if confirmation.state == "oom"]
-    return min((size for size in (*tried, *confirmed) if size > most), default=None)
+    return min((size for size in (*tried, *confirmed) if size > max_batch), default=None)
 
 
-def _certainty(state: BatchState, tight: MemoryLines, most: int, too_large: int | None) -> str:
+def _certainty(state: BatchState, tight: MemoryLines, max_batch: int, too_large: int | None) -> str:
     """The reason, in words, that no larger batch fits, and the sizes that were not tried."""
     if too_large is None:
-        needs = f"{mebibytes(tight.need_bytes(most + 1))} of {mebibytes(tight.limit_bytes)}"
-        return f"by the fit {most + 1} needs {needs}, give or take {mebibytes(tight.error_at(most + 1))}"
+        needs = f"{mebibytes(tight.need_bytes(max_batch + 1))} of {mebibytes(tight.limit_bytes)}"
+        return f"by the fit {max_batch + 1} needs {needs}, give or take {mebibytes(tight.error_at(max_batch + 1))}"
     words = f"{too_large} ran out of memory"
-    warm = [probe.batch_size for probe in state.fitting if most < probe.batch_size < too_large]
+    warm = [probe.batch_size for probe in state.fitting if max_batch < probe.batch_size < too_large]
     if warm:
         words += f"; {_listed(warm)} fitted in a probe and {'was' if len(warm) == 1 else 'were'} not confirmed"
-    untried = [size for size in range(most + 1, too_large) if size not in warm]
+    untried = [size for size in range(max_batch + 1, too_large) if size not in warm]
     if untried:
-        why = "below the next multiple of 8" if state.device == "cuda" else _near_words(tight, most)
+        why = "below the next multiple of 8" if state.device == "cuda" else _near_words(tight, max_batch)
         words += f"; {_listed(untried)}, {why}, {'was' if len(untried) == 1 else 'were'} not tried"
     return words
 
 
-def _near_words(tight: MemoryLines, most: int) -> str:
+def _near_words(tight: MemoryLines, max_batch: int) -> str:
     """Name the tolerance in force above the largest batch: a share of its memory, or the least one in bytes."""
-    tolerance = tolerance_bytes(tight.need_bytes(most))
-    share = f" ({100 * TOLERANCE_SHARE:.0f} % of what {most} needs)" if tolerance > TOLERANCE_BYTES else ""
+    tolerance = tolerance_bytes(tight.need_bytes(max_batch))
+    share = f" ({100 * TOLERANCE_SHARE:.0f} % of what {max_batch} needs)" if tolerance > TOLERANCE_BYTES else ""
     return f"within the tolerance of {mebibytes(tolerance)}{share}"
 
 
@@ -93,11 +93,11 @@ def aligned(batch_size: int) -> int | None:
     return batch_size // unit * unit or None
 
 
-def _margins(state: BatchState, tight: MemoryLines, most: int) -> list[Margin]:
+def _margins(state: BatchState, tight: MemoryLines, max_batch: int) -> list[Margin]:
     """Parts of the memory that the recommended batch leaves free; parts of 0 bytes are listed too."""
     margins = [
         Margin(
-            margin_bytes=round(SPREAD_SHARE * tight.need_bytes(most)),
+            margin_bytes=round(SPREAD_SHARE * tight.need_bytes(max_batch)),
             why=f"a long run, which sees other samples and places its blocks otherwise ({SPREAD_SHARE:.0%})",
         )
     ]
@@ -115,11 +115,11 @@ def _margins(state: BatchState, tight: MemoryLines, most: int) -> list[Margin]:
     return margins
 
 
-def _recommended(state: BatchState, fits: tuple[MemoryLines, ...], most: int, margin_bytes: int) -> int:
+def _recommended(state: BatchState, rank_fits: tuple[MemoryLines, ...], max_batch: int, margin_bytes: int) -> int:
     """The largest batch that leaves the margin on every rank and made no allocator retry; at least 1."""
     largest = largest_fitting(
-        lambda size: all(fit.need_bytes(size) + margin_bytes <= fit.limit_bytes for fit in fits),
-        min(most, LARGEST_BATCH),
+        lambda size: all(fit.need_bytes(size) + margin_bytes <= fit.limit_bytes for fit in rank_fits),
+        min(max_batch, LARGEST_BATCH),
     )
     retried = _smallest_retried(state)
     if retried is not None:
@@ -133,17 +133,19 @@ def _smallest_retried(state: BatchState) -> int | None:
     return min((probe.batch_size for probe in state.fitting if probe.alloc_retries), default=None)
 
 
-def _recommended_why(state: BatchState, most: int, recommended: int, tight: MemoryLines, margins: list[Margin]) -> str:
-    if recommended == 1 and most == 1:
+def _recommended_why(
+    state: BatchState, max_batch: int, recommended: int, tight: MemoryLines, margins: list[Margin]
+) -> str:
+    if recommended == 1 and max_batch == 1:
         return "there is no smaller one; it may run out of memory in a long run"
-    left, source = tight.limit_bytes - tight.need_bytes(recommended), " by the fit"
-    if recommended == most:
+    left_bytes, source = tight.limit_bytes - tight.need_bytes(recommended), " by the fit"
+    if recommended == max_batch:
         # It was run: this is what it left.
-        left, source = float(_headroom(state, tight, most)), ""
+        left_bytes, source = float(_headroom(state, tight, max_batch)), ""
     reasons = ", and for ".join(margin.why for margin in margins if margin.margin_bytes)
-    words = f"leaves {mebibytes(left)}{source} for {reasons}"
+    words = f"leaves {mebibytes(left_bytes)}{source} for {reasons}"
     retried = _smallest_retried(state)
-    if retried is not None and retried <= most:
+    if retried is not None and retried <= max_batch:
         words += f"; from {retried} on the allocator had to give memory back and ask again, which is slow"
     if state.device == "cuda" and aligned(recommended) == recommended:
         words += "; aligned for tensor cores"
@@ -168,16 +170,16 @@ def _fastest(state: BatchState) -> tuple[int | None, float | None]:
     return size, rate
 
 
-def _headroom(state: BatchState, tight: MemoryLines, most: int) -> int:
+def _headroom(state: BatchState, tight: MemoryLines, max_batch: int) -> int:
     """Bytes the tightest rank's limit had left: measured by a probe or the confirmation run, else by the fit."""
     for probe in state.fitting:
-        if probe.batch_size == most:
+        if probe.batch_size == max_batch:
             for peaks in probe.ranks:
                 if peaks.rank == tight.rank and peaks.limit_peak_bytes is not None:
                     return tight.limit_bytes - peaks.limit_peak_bytes
     measured = _peak_in_confirmation(state.confirmations[-1], tight.rank)
     if measured is None:
-        return round(tight.limit_bytes - tight.need_bytes(most))
+        return round(tight.limit_bytes - tight.need_bytes(max_batch))
     return tight.limit_bytes - measured - uncounted_bytes(state, tight.rank)
 
 

@@ -148,8 +148,8 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
         """
         ended = {line.run_id for line in self._lines if isinstance(line, ConfirmationRun)}
         runs = runs_of_search(self._home, self._directory.name).items()
-        left = {run_id: run for run_id, run in runs if run.role == CONFIRMATION and run_id not in ended}
-        adopted = adopt_one(left, self._home, plan)
+        unrecorded = {run_id: run for run_id, run in runs if run.role == CONFIRMATION and run_id not in ended}
+        adopted = adopt_one(unrecorded, self._home, plan)
         launched = {line.run_id for line in self._lines if isinstance(line, BatchLaunched)}
         if adopted is not None and adopted.name not in launched:
             self._write(BatchLaunched(run_id=adopted.name, role=CONFIRMATION))

@@ -43,18 +43,18 @@ def decide(state: BatchState) -> BatchDecision:
     """Return the next step."""
     if len(state.probes) - state.tried >= MOST_VOID:
         return BatchDecision("fail", f"other processes took memory in {MOST_VOID} probes: nothing can be measured here")
-    fits = lines_by_rank(state)
+    rank_fits = lines_by_rank(state)
     if state.confirmations:
-        step = _after_confirmation(state, fits)
-    elif not fits:
+        step = _after_confirmation(state, rank_fits)
+    elif not rank_fits:
         step = _first(state)
     else:
-        step = _towards_boundary(state, fits)
-    if not fits or step.batch_size is None:
+        step = _towards_boundary(state, rank_fits)
+    if not rank_fits or step.batch_size is None:
         return step
     size: int = step.batch_size
-    tight = tightest(fits, size)
-    return BatchDecision(step.action, step.why, size, fits, tight.rank, round(tight.need_bytes(size)))
+    tight = tightest(rank_fits, size)
+    return BatchDecision(step.action, step.why, size, rank_fits, tight.rank, round(tight.need_bytes(size)))
 
 
 def _first(state: BatchState) -> BatchDecision:
@@ -79,15 +79,15 @@ def _first(state: BatchState) -> BatchDecision:
     return BatchDecision("probe", why, small)
 
 
-def _towards_boundary(state: BatchState, fits: tuple[MemoryLines, ...]) -> BatchDecision:
+def _towards_boundary(state: BatchState, rank_fits: tuple[MemoryLines, ...]) -> BatchDecision:
     """Something fitted: probe the next size, or confirm when the sizes on both sides are close enough."""
     best, too_large, points = state.best, state.too_large, len(state.fitting)
-    sure = _sure(fits)
+    sure = _sure(rank_fits)
     # A single size has no slope of its own, and tells nothing certain of others.
     likely = max(best, min(sure if points > 1 else 0, (too_large or LARGEST_BATCH + 1) - 1))
-    decides = ceiling(state, fits, likely)
+    decides = ceiling(state, rank_fits, likely)
     if too_large is not None and too_large <= decides:
-        return BatchDecision(CONFIRM, _why_confirm(fits, best, likely, f"{too_large} does not"), likely)
+        return BatchDecision(CONFIRM, _why_confirm(rank_fits, best, likely, f"{too_large} does not"), likely)
     if state.tried >= MOST_PROBES or best >= state.largest_allowed:
         why = f"{state.tried} sizes tried"
         if best >= state.largest_allowed:
@@ -98,18 +98,22 @@ def _towards_boundary(state: BatchState, fits: tuple[MemoryLines, ...]) -> Batch
             )
         return BatchDecision(CONFIRM, f"{why}: a fresh process runs the largest that fitted, {best}", best)
     target = min(sure, _second_size(state)) if points == 1 else sure
-    if best < target < (too_large or LARGEST_BATCH + 1) and (too_large or not _should_run_out(state, fits, decides)):
-        return BatchDecision("probe", _why_up(state, tightest(fits, target), target), target)
+    if best < target < (too_large or LARGEST_BATCH + 1) and (
+        too_large or not _should_run_out(state, rank_fits, decides)
+    ):
+        return BatchDecision("probe", _why_up(state, tightest(rank_fits, target), target), target)
     if too_large is not None:
-        return _between(state, fits, best, too_large)
-    tight = tightest(fits, likely + 1)
+        return _between(state, rank_fits, best, too_large)
+    tight = tightest(rank_fits, likely + 1)
     needs = f"{mebibytes(tight.need_bytes(likely + 1))} of {mebibytes(tight.limit_bytes)}"
     if state.no_oom and points > 1:
         error = f"give or take {mebibytes(tight.error_at(likely + 1))}"
         return BatchDecision(
-            CONFIRM, _why_confirm(fits, best, likely, f"by the fit {likely + 1} would need {needs}, {error}"), likely
+            CONFIRM,
+            _why_confirm(rank_fits, best, likely, f"by the fit {likely + 1} would need {needs}, {error}"),
+            likely,
         )
-    over = max(fit.need_bytes(decides) - fit.limit_bytes for fit in fits)
+    over = max(fit.need_bytes(decides) - fit.limit_bytes for fit in rank_fits)
     words = f"{likely} should fit; whether {decides} does is within the error of the fit"
     if over > 0:
         too_much = f"by the fit {decides} is {mebibytes(over)} too large"
@@ -117,31 +121,31 @@ def _towards_boundary(state: BatchState, fits: tuple[MemoryLines, ...]) -> Batch
     return BatchDecision("probe", words, decides)
 
 
-def _sure(fits: tuple[MemoryLines, ...]) -> int:
+def _sure(rank_fits: tuple[MemoryLines, ...]) -> int:
     """The largest size that fits on every rank even with the whole error of the fit against it."""
-    return largest_fitting(lambda size: all(fit.surely_fits(size) for fit in fits), LARGEST_BATCH)
+    return largest_fitting(lambda size: all(fit.surely_fits(size) for fit in rank_fits), LARGEST_BATCH)
 
 
-def _should_run_out(state: BatchState, fits: tuple[MemoryLines, ...], size: int) -> bool:
+def _should_run_out(state: BatchState, rank_fits: tuple[MemoryLines, ...], size: int) -> bool:
     """True if trying `size` at once is the cheaper way to know, although it might fit within the error of the fit.
 
     Running out of memory takes a part of a step; a size near the maximum, which would make the fit surer, two steps.
     """
     if state.no_oom or len(state.fitting) < 2 or size > LARGEST_BATCH:
         return False
-    return any(fit.need_bytes(size) > fit.limit_bytes for fit in fits)
+    return any(fit.need_bytes(size) > fit.limit_bytes for fit in rank_fits)
 
 
 def _second_size(state: BatchState) -> int:
     """The largest second size: half-way to the predicted maximum is enough for a first slope, and is quick."""
-    most = state.predicted.max_batch if state.predicted is not None else None
-    return max(state.best + 1, (state.best + most) // 2) if most else LARGEST_BATCH
+    predicted_max = state.predicted.max_batch if state.predicted is not None else None
+    return max(state.best + 1, (state.best + predicted_max) // 2) if predicted_max else LARGEST_BATCH
 
 
-def _between(state: BatchState, fits: tuple[MemoryLines, ...], best: int, too_large: int) -> BatchDecision:
+def _between(state: BatchState, rank_fits: tuple[MemoryLines, ...], best: int, too_large: int) -> BatchDecision:
     """Something fitted and something was too large, further apart than the tolerance."""
     if sum(probe.outcome == "oom" for probe in state.probes) == 1:
-        size = largest_fitting(lambda size: ceiling(state, fits, size) < too_large, too_large - 1) + 1
+        size = largest_fitting(lambda size: ceiling(state, rank_fits, size) < too_large, too_large - 1) + 1
         why = f"{too_large} does not fit: {size} needs as much less as decides it"
     else:
         size = (best + too_large) // 2
@@ -149,7 +153,7 @@ def _between(state: BatchState, fits: tuple[MemoryLines, ...], best: int, too_la
     return BatchDecision("probe", why, min(max(size, best + 1), too_large - 1))
 
 
-def _after_confirmation(state: BatchState, fits: tuple[MemoryLines, ...]) -> BatchDecision:
+def _after_confirmation(state: BatchState, rank_fits: tuple[MemoryLines, ...]) -> BatchDecision:
     """The last confirmation run decides: it finished, or memory ran out and a smaller size is confirmed."""
     last = state.confirmations[-1]
     if last.state == "finished":
@@ -159,15 +163,15 @@ def _after_confirmation(state: BatchState, fits: tuple[MemoryLines, ...]) -> Bat
     if last.batch_size == 1:
         return BatchDecision("nothing_fits", "a batch of 1 does not fit in a fresh process")
     failed = min(last.batch_size, state.too_large or last.batch_size)
-    if _is_refuted(state, fits, failed):
+    if _is_refuted(state, rank_fits, failed):
         middle = (state.best + failed) // 2
         why = f"{failed} ran out of memory, against the fit: half-way to {state.best}, which fits, first"
         return BatchDecision("probe", why, middle)
-    near = ceiling(state, fits, last.batch_size) - last.batch_size if fits else 1
+    near = ceiling(state, rank_fits, last.batch_size) - last.batch_size if rank_fits else 1
     smaller = min(failed - 1, last.batch_size - max(1, near // 2))
-    if fits:
+    if rank_fits:
         # Sizes that were tried since then may have set the fit right.
-        smaller = min(smaller, max(state.best, _sure(fits) if len(state.fitting) > 1 else 0))
+        smaller = min(smaller, max(state.best, _sure(rank_fits) if len(state.fitting) > 1 else 0))
     smaller = max(1, smaller)
     where = "in a fresh process"
     if any(probe.batch_size == last.batch_size for probe in state.fitting):
@@ -177,27 +181,27 @@ def _after_confirmation(state: BatchState, fits: tuple[MemoryLines, ...]) -> Bat
     )
 
 
-def _is_refuted(state: BatchState, fits: tuple[MemoryLines, ...], batch_size: int) -> bool:
+def _is_refuted(state: BatchState, rank_fits: tuple[MemoryLines, ...], batch_size: int) -> bool:
     """True if the fit is wrong altogether, not just by the little more that a fresh process needs.
 
     The size that ran out should have left more than the tolerance, or is the second one to run out.
     """
-    if state.best + 1 >= batch_size or state.tried >= MOST_PROBES or not fits:
+    if state.best + 1 >= batch_size or state.tried >= MOST_PROBES or not rank_fits:
         return False
-    if not all(fit.surely_fits(batch_size) for fit in fits):
+    if not all(fit.surely_fits(batch_size) for fit in rank_fits):
         return False  # a size tried since then has set it right
-    left = min(fit.limit_bytes - fit.need_bytes(batch_size) for fit in fits)
-    return left > TOLERANCE_BYTES or len(state.confirmations) > 1
+    left_bytes = min(fit.limit_bytes - fit.need_bytes(batch_size) for fit in rank_fits)
+    return left_bytes > TOLERANCE_BYTES or len(state.confirmations) > 1
 
 
-def ceiling(state: BatchState, fits: tuple[MemoryLines, ...], best: int) -> int:
+def ceiling(state: BatchState, rank_fits: tuple[MemoryLines, ...], best: int) -> int:
     """Return the smallest size above `best` that must run out of memory for `best` to be the maximum.
 
     On a GPU the next aligned size; on a CPU the one that needs 3 % more, or 48 MiB where that is more.
     """
     if state.device == "cuda":
         return (best // ALIGNED + 1) * ALIGNED
-    tight = tightest(fits, best)
+    tight = tightest(rank_fits, best)
     more = tolerance_bytes(tight.need_bytes(best))
 
     def is_near(size: int) -> bool:
@@ -213,10 +217,10 @@ def tolerance_bytes(need_bytes: float) -> float:
     return max(TOLERANCE_SHARE * need_bytes, TOLERANCE_BYTES)
 
 
-def _why_confirm(fits: tuple[MemoryLines, ...], best: int, size: int, above: str) -> str:
+def _why_confirm(rank_fits: tuple[MemoryLines, ...], best: int, size: int, above: str) -> str:
     words = f"{size} fits"
     if size > best:
-        tight = tightest(fits, size)
+        tight = tightest(rank_fits, size)
         needs = f"{mebibytes(tight.need_bytes(size))} of {mebibytes(tight.limit_bytes)}"
         words = f"by the fit {size} needs {needs}, give or take {mebibytes(tight.error_at(size))},"
     return f"{words} and {above}: a fresh process runs {size}, with data"

@@ -40,12 +40,12 @@ def check_plan(plan: RunPlan, options: BatchSearchOptions) -> None:
             allowed=["native"],
             nearest="native",
         )
-    own = malloc_settings(os.environ) if plan.device == "cpu" else []
-    if own:
+    malloc_names = malloc_settings(os.environ) if plan.device == "cpu" else []
+    if malloc_names:
         raise UserError(
-            f"{', '.join(own)}: a batch search on the CPU measures memory by malloc thresholds of its own",
-            key=own[0],
-            advice=f"env -u {' -u '.join(own)} trainfast-tui search ...",
+            f"{', '.join(malloc_names)}: a batch search on the CPU measures memory by malloc thresholds of its own",
+            key=malloc_names[0],
+            advice=f"env -u {' -u '.join(malloc_names)} trainfast-tui search ...",
         )
     check_options(plan, options)
 
@@ -84,5 +84,9 @@ def open_batch(plan: RunPlan, home: Home, options: BatchSearchOptions) -> Path:
 
 def _has_room(plan: RunPlan, directory: Path) -> bool:
     """True if the limits that a search began with are still free: with less the machine would swap."""
-    asked = read_batch_journal(directory)[0]
-    return plan.device == "cuda" or not isinstance(asked, BatchQuestion) or sum(asked.limits_bytes) <= host_free_bytes()
+    question = read_batch_journal(directory)[0]
+    return (
+        plan.device == "cuda"
+        or not isinstance(question, BatchQuestion)
+        or sum(question.limits_bytes) <= host_free_bytes()
+    )

@@ -33,14 +33,14 @@ class SizePrediction:
         """Predict the largest batch under a limit of bytes per rank."""
         if self.model is None:
             return Predicted(reason=f"no prediction, the sizes are found by trying: {self.reason}")
-        most = self.model.max_batch(plan.spec, plan.world_size, limit_bytes)
+        max_batch = self.model.max_batch(plan.spec, plan.world_size, limit_bytes)
         # The growth below the maximum: a correction by an earlier run bends at that run's size.
-        below = self._at(plan, max(1, (most or 1) - 1))
+        below = self._at(plan, max(1, (max_batch or 1) - 1))
         return Predicted(
             fixed_bytes=below.fixed_bytes,
             bytes_per_sample=below.bytes_per_sample,
-            max_batch=most or 0,
-            linear_from=linear_from(lambda size: self._at(plan, size).traced_bytes[BATCH_PHASE], most or 1),
+            max_batch=max_batch or 0,
+            linear_from=linear_from(lambda size: self._at(plan, size).traced_bytes[BATCH_PHASE], max_batch or 1),
             basis=below.basis,
         )
 
@@ -50,17 +50,17 @@ class SizePrediction:
         return self.model.predict(replace(plan.spec, knobs=knobs), plan.world_size)
 
 
-def linear_from(traced: Callable[[int], float], most: int) -> int:
+def linear_from(traced: Callable[[int], float], max_batch: int) -> int:
     """The smallest batch whose traced peak is on the line through that of `most`.
 
     A traced peak is convex in the batch, so the sizes off the line are the smallest ones.
     """
-    highest, growth = traced(most), traced(most + 1) - traced(most)
+    highest, growth = traced(max_batch), traced(max_batch + 1) - traced(max_batch)
 
     def is_bent(size: int) -> bool:
-        return traced(size) > highest - (most - size) * growth + BEND_BYTES
+        return traced(size) > highest - (max_batch - size) * growth + BEND_BYTES
 
-    return min(largest_fitting(is_bent, most) + 1, most)
+    return min(largest_fitting(is_bent, max_batch) + 1, max_batch)
 
 
 def predict_size(plan: RunPlan, cancelled: threading.Event) -> SizePrediction:
@@ -78,13 +78,13 @@ def predict_size(plan: RunPlan, cancelled: threading.Event) -> SizePrediction:
 
 def predict_script_size(peak: TracedPeak, limit_bytes: int, run_id: str) -> Predicted:
     """Predict a script's largest batch under a limit of bytes per rank, from the peak of its trial `run_id`."""
-    most = largest_fitting(lambda size: peak.need_bytes(size) <= limit_bytes, LARGEST_BATCH)
-    at = max(1, most)
+    max_batch = largest_fitting(lambda size: peak.need_bytes(size) <= limit_bytes, LARGEST_BATCH)
+    at = max(1, max_batch)
     growth = peak.need_bytes(at + 1) - peak.need_bytes(at)
     return Predicted(
         fixed_bytes=round(peak.need_bytes(at) - growth * at),
         bytes_per_sample=round(growth),
-        max_batch=most,
+        max_batch=max_batch,
         linear_from=linear_from(peak.need_bytes, at),
         basis=f"its step traced in {run_id}, from the peak of {peak.batch_size} there",
     )

@@ -74,8 +74,8 @@ def probe_of_ended_run(batch_size: int, result: Result, seconds: float, phase: s
 
 def _at_the_tightest(state: BatchState, probe: Probe) -> Probe:
     """Add the phase and the peaks of the rank that was nearest to its limit."""
-    fits = lines_by_rank(replace(state, probes=(*state.probes, probe)))
-    rank = tightest(fits, probe.batch_size).rank if fits else 0
+    rank_fits = lines_by_rank(replace(state, probes=(*state.probes, probe)))
+    rank = tightest(rank_fits, probe.batch_size).rank if rank_fits else 0
     peaks = next(peaks for peaks in probe.ranks if peaks.rank == rank)
     return msgspec.structs.replace(
         probe,

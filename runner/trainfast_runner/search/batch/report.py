@@ -50,26 +50,26 @@ PREDICTED_FIELDS = ("fixed_bytes", "bytes_per_sample", "max_batch", "basis", "re
 def report(directory: Path) -> dict[str, Any]:
     """Return the whole search as one object; absent figures are None."""
     lines = read_batch_journal(directory)
-    asked = next(line for line in lines if isinstance(line, BatchQuestion))
+    question = next(line for line in lines if isinstance(line, BatchQuestion))
     ended = newest(lines, BatchEnded)
     predicted = newest(lines, Predicted)
     answer = ended.answer if ended is not None else None
     confirmations = [line for line in lines if isinstance(line, ConfirmationRun)]
     return {
-        **first_fields(asked, ended),
+        **first_fields(question, ended),
         **fields_of(answer, "max_batch", "samples_per_s", "aligned_batch", "recommended_batch"),
         # A script, which has no model of ours, keeps the thresholds that it has.
-        "measured_under": STRICT_SPEED if asked.device == "cpu" and asked.model else None,
+        "measured_under": STRICT_SPEED if question.device == "cpu" and question.model else None,
         "recommended_reason": answer.recommended_why if answer else None,
         "margins": answer.margins if answer else [],
         "fastest": _fastest(answer),
         "probes": [_probe(line, confirmations) for line in lines if isinstance(line, Probe)],
         "model": fields_of(answer, "fixed_bytes", "bytes_per_sample", "phase"),
         "predicted": None if predicted is None else fields_of(predicted, *PREDICTED_FIELDS),
-        "limit": asked.limit_words,
-        "limit_bytes": answer.limit_bytes if answer else min(asked.limits_bytes, default=None),
-        "limits_bytes": asked.limits_bytes,
-        "world_size": asked.world_size,
+        "limit": question.limit_words,
+        "limit_bytes": answer.limit_bytes if answer else min(question.limits_bytes, default=None),
+        "limits_bytes": question.limits_bytes,
+        "world_size": question.world_size,
         **fields_of(answer, "tightest_rank", "proof_run_id"),
         "proofs": [fields_of(confirmation, *CONFIRMATION_FIELDS) for confirmation in confirmations],
         **fields_of(answer, "headroom_bytes", "certainty", "too_large"),

@@ -64,15 +64,15 @@ class ScriptBatchConductor(BatchConductor):
         super().__init__(directory, plan, home, options, caller)
         self._trial_plan = trial_plan
         recorded = {line.run_id for line in self._lines if isinstance(line, Probe)}
-        left = runs_of_search(home, directory.name) if len(self._lines) > 1 else {}
+        earlier_runs = runs_of_search(home, directory.name) if len(self._lines) > 1 else {}
         self._left_trials = {
-            run_id: run for run_id, run in left.items() if run.role == PROBE and run_id not in recorded
+            run_id: run for run_id, run in earlier_runs.items() if run.role == PROBE and run_id not in recorded
         }
 
     def predict(self) -> None:
         """Start with the script's own size: nothing is known of its memory yet."""
-        own = self._trial_plan({}).spec.knobs.get("batch_size")
-        start = own if isinstance(own, int) else 1
+        own_batch = self._trial_plan({}).spec.knobs.get("batch_size")
+        start = own_batch if isinstance(own_batch, int) else 1
         self._write(Predicted(start=start, reason="the memory of a script is predicted from its first trial on"))
 
     def plan_size(self, batch_size: int, steps: int, timing_warmup: int) -> RunPlan:
@@ -89,12 +89,12 @@ class ScriptBatchConductor(BatchConductor):
         began_s = self._clock_s()
         plan = self.plan_size(batch_size, STEPS, UNTIMED_SCRIPT_STEPS)
         is_first = self._state().best == 0
-        left = adopt_ended(self._left_trials, self._home, plan)
-        if left is not None:
-            self._write(BatchLaunched(run_id=left.name, role=PROBE))
-        directory = left or self._start(with_trace(plan) if is_first else plan, PROBE)
+        orphan = adopt_ended(self._left_trials, self._home, plan)
+        if orphan is not None:
+            self._write(BatchLaunched(run_id=orphan.name, role=PROBE))
+        directory = orphan or self._start(with_trace(plan) if is_first else plan, PROBE)
         result = self._finished_run(directory)
-        seconds = self._clock_s() - began_s if left is None else result.seconds or 0.0
+        seconds = self._clock_s() - began_s if orphan is None else result.seconds or 0.0
         if result.state == "oom":
             self._write(probe_of_ended_run(batch_size, result, seconds))
             return None
@@ -140,13 +140,13 @@ class ScriptBatchConductor(BatchConductor):
         return BatchEnded(state="nothing_fits", reason=why)
 
 
-def data_filled(result: Result, asked: int, best: int) -> int | None:
+def data_filled(result: Result, asked_size: int, best: int) -> int | None:
     """The batch that ran where the script's data is smaller than the one asked for; None if it ran as asked.
 
     A script that had run a size as asked (`best`, 0 before any) does not ignore the batch size.
     """
     for override in result.script.overridden if result.script is not None else ():
-        if override.knob == "batch_size" and isinstance(override.ran, int) and 0 < best <= override.ran < asked:
+        if override.knob == "batch_size" and isinstance(override.ran, int) and 0 < best <= override.ran < asked_size:
             return override.ran
     return None
 

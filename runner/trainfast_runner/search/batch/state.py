@@ -56,11 +56,11 @@ class BatchState:
 
 def state_of_batch_journal(lines: Sequence[BatchLine], no_oom: bool = False) -> BatchState:
     """Return the state of a search from the lines of its journal."""
-    asked = next(line for line in lines if isinstance(line, BatchQuestion))
+    question = next(line for line in lines if isinstance(line, BatchQuestion))
     return BatchState(
-        device=asked.device,
-        world_size=asked.world_size,
-        limits_bytes=tuple(asked.limits_bytes),
+        device=question.device,
+        world_size=question.world_size,
+        limits_bytes=tuple(question.limits_bytes),
         predicted=newest(lines, Predicted),
         probes=tuple(line for line in lines if isinstance(line, Probe)),
         confirmations=tuple(line for line in lines if isinstance(line, ConfirmationRun)),
@@ -71,26 +71,26 @@ def state_of_batch_journal(lines: Sequence[BatchLine], no_oom: bool = False) -> 
 def lines_by_rank(state: BatchState) -> tuple[MemoryLines, ...]:
     """Fit each rank; empty before any size fitted."""
     slope = state.predicted.bytes_per_sample if state.predicted is not None else None
-    fits = _fits(state, slope)
+    rank_fits = _fits(state, slope)
     too_large = state.too_large
-    if too_large is not None and len(state.fitting) == 1 and all(fit.surely_fits(too_large) for fit in fits):
+    if too_large is not None and len(state.fitting) == 1 and all(fit.surely_fits(too_large) for fit in rank_fits):
         # The prediction said that this would fit.
-        fits = _fits(state, None)
-    return fits
+        rank_fits = _fits(state, None)
+    return rank_fits
 
 
 def _fits(state: BatchState, slope: float | None) -> tuple[MemoryLines, ...]:
-    fits = []
+    rank_fits = []
     for rank in range(state.world_size):
         points, limit = _points(state, rank)[0], _limit(state, rank)
         if points and limit is not None:
-            fits.append(fit_lines(rank, points, limit, state.device, slope))
-    return tuple(fits)
+            rank_fits.append(fit_lines(rank, points, limit, state.device, slope))
+    return tuple(rank_fits)
 
 
-def tightest(fits: Sequence[MemoryLines], batch_size: int) -> MemoryLines:
+def tightest(rank_fits: Sequence[MemoryLines], batch_size: int) -> MemoryLines:
     """Return the fit that leaves the least at this batch size."""
-    return min(fits, key=lambda fit: fit.limit_bytes - fit.need_bytes(batch_size))
+    return min(rank_fits, key=lambda fit: fit.limit_bytes - fit.need_bytes(batch_size))
 
 
 def uncounted_bytes(state: BatchState, rank: int) -> int:

@@ -38,15 +38,18 @@ def prepare_grid(reference: str, vary: Vary, settings: Sequence[str] = (), scale
     baseline_id = unpublished = ""
     for base in bases:
         spec = scaled(from_preset(preset, base, settings), scale_batch)
-        own = {name: spec.knobs[name] for name in vary}
+        own_knobs = {name: spec.knobs[name] for name in vary}
         prefix = f"{base.id} " if base is not None and len(bases) > 1 else ""
         if base is baseline:
-            baseline_id = prefix + id_of(own)
+            baseline_id = prefix + id_of(own_knobs)
         # Published figures are of the variant's own settings.
         published, reason = ({}, "") if base is None else published_for(preset, base, spec)
         unpublished = unpublished or reason
-        for combination in [*([own] if base is baseline and own not in combinations else []), *combinations]:
-            figures = published if combination == own else {}
+        for combination in [
+            *([own_knobs] if base is baseline and own_knobs not in combinations else []),
+            *combinations,
+        ]:
+            figures = published if combination == own_knobs else {}
             entries.append(Entry(prefix + id_of(combination), _with_combination(spec, combination), figures))
     return Bench(preset.name, preset.title, baseline_id, tuple(entries), unpublished, tuple(vary))
 
@@ -65,10 +68,10 @@ def id_of(combination: Combination) -> str:
 def check_count(vary: Vary, bases: int) -> None:
     """Raise UserError with the count and the fewest knobs to drop if there are more than `MOST_ROWS` rows."""
     count = bases * math.prod(map(len, vary.values()))
-    dropped, left = fewest_to_drop(vary, count, MOST_ROWS)
+    dropped, left_rows = fewest_to_drop(vary, count, MOST_ROWS)
     if dropped:
         raise UserError(
             f"the grid has {count:,} rows, more than {MOST_ROWS}",
             key="--vary",
-            advice=f"dropping --vary {' and --vary '.join(dropped)}, which leaves {left:,}",
+            advice=f"dropping --vary {' and --vary '.join(dropped)}, which leaves {left_rows:,}",
         )

@@ -49,16 +49,18 @@ def cells(bench: Bench, table: Table) -> tuple[list[str], list[list[str]]]:
     return header, rows
 
 
-def _settings(bench: Bench, mine: RunSpec, baseline: RunSpec) -> Iterator[str]:
+def _settings(bench: Bench, row_spec: RunSpec, baseline: RunSpec) -> Iterator[str]:
     """Yield the settings of a row that differ from the baseline's, as `name=value`, without those of its id."""
-    yield from (f"model.{name}={value}" for name, value in mine.model.items() if baseline.model.get(name) != value)
+    yield from (f"model.{name}={value}" for name, value in row_spec.model.items() if baseline.model.get(name) != value)
     # A script's row has only the knobs that were asked for.
-    known = [name for name in BY_NAME if name in mine.knobs]
-    names = ALWAYS if mine is baseline else [name for name in known if mine.knobs[name] != baseline.knobs.get(name)]
+    named = [name for name in BY_NAME if name in row_spec.knobs]
+    names = (
+        ALWAYS if row_spec is baseline else [name for name in named if row_spec.knobs[name] != baseline.knobs.get(name)]
+    )
     yield from (
-        f"{name}={BY_NAME[name].text_of(mine.knobs[name])}"
+        f"{name}={BY_NAME[name].text_of(row_spec.knobs[name])}"
         for name in names
-        if name in mine.knobs and name not in bench.varied
+        if name in row_spec.knobs and name not in bench.varied
     )
 
 

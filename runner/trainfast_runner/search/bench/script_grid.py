@@ -35,15 +35,15 @@ def prepare_script_grid(preset: ScriptPreset, vary: Vary, settings: Sequence[str
     check_count(vary, 1)
     base = {**preset.knobs, **dict(setting_of(setting) for setting in settings)}
     base = {"steps": knob("steps").default, **base}
-    own = {name: base[name] for name in vary if name in base}
+    own_knobs = {name: base[name] for name in vary if name in base}
     combinations: list[Mapping[str, KnobValue]] = [
         dict(zip(vary, values, strict=True)) for values in itertools.product(*vary.values())
     ]
-    if own not in combinations:
-        combinations = [own, *combinations]
+    if own_knobs not in combinations:
+        combinations = [own_knobs, *combinations]
     trial_plan = trial_plan_of(preset, settings, python, SET_BY_A_BATCH_SEARCH)
     entries = [_entry(preset, base, combination, trial_plan) for combination in combinations]
-    return Bench(preset.name, preset.title, id_of(own) or OWN, tuple(entries), varied=tuple(vary))
+    return Bench(preset.name, preset.title, id_of(own_knobs) or OWN, tuple(entries), varied=tuple(vary))
 
 
 def _entry(

@@ -51,10 +51,10 @@ def enumerate_space(
     if count > MOST_CANDIDATES:
         raise _too_many_error(count, vary)
     slices = _Slices(spec, machine)
-    own = _baseline(slices, global_batch)
+    base_knobs = _baseline(slices, global_batch)
     derives = global_batch is not None and any(name in vary for name in (*BATCH_KNOBS, *MESH))
     others = [name for name in BATCH_KNOBS if name not in vary]
-    shown = [*vary, *(name for name in others if derives or own[name] != spec.knobs[name])]
+    shown = [*vary, *(name for name in others if derives or base_knobs[name] != spec.knobs[name])]
     combinations: list[RecordedKnobs] = []
     dropped = 0
     for values in itertools.product(*vary.values()):
@@ -62,10 +62,10 @@ def enumerate_space(
         if derived is None:
             dropped += 1
         else:
-            combinations.append({name: derived.get(name, own[name]) for name in shown})
+            combinations.append({name: derived.get(name, base_knobs[name]) for name in shown})
     if not combinations and global_batch is not None:
         raise _impossible_error(global_batch, _attainable(slices, vary, global_batch))
-    first = {name: own[name] for name in shown}
+    first = {name: base_knobs[name] for name in shown}
     if first not in combinations:
         combinations.insert(0, first)
     candidates = [_candidate(slices, knobs, refuse) for knobs in combinations]
@@ -130,9 +130,9 @@ def changes_training(candidate: Candidate, baseline: Candidate) -> list[str]:
 
 def default_global_batch(spec: RunSpec, machine: Machine) -> int:
     """Samples of one optimizer step of the preset. Raises UserError when there are too few devices."""
-    own = candidate_spec(spec, {})
-    batch, accumulation = (whole_number(own.knobs, name) for name in BATCH_KNOBS)
-    return batch * accumulation * data_parallel_degree(own.knobs, device_count(own, machine))
+    preset_spec = candidate_spec(spec, {})
+    batch, accumulation = (whole_number(preset_spec.knobs, name) for name in BATCH_KNOBS)
+    return batch * accumulation * data_parallel_degree(preset_spec.knobs, device_count(preset_spec, machine))
 
 
 def _deciding_batch(vary: Vary) -> Vary:
@@ -245,10 +245,10 @@ def _impossible_error(wanted: int, possible: Sequence[int]) -> UserError:
 
 def _too_many_error(count: int, vary: Vary) -> UserError:
     """The error about too many candidates: their count, and the fewest knobs to leave out."""
-    dropped, left = fewest_to_drop(vary, count, MOST_CANDIDATES)
+    dropped, left_count = fewest_to_drop(vary, count, MOST_CANDIDATES)
     words = f"{count:,} candidates are more than {MOST_CANDIDATES:,}"
     return UserError(
-        f"{words}; without {' and '.join(dropped)} there are about {left:,}",
+        f"{words}; without {' and '.join(dropped)} there are about {left_count:,}",
         key="--vary",
         advice="leaving out " + " and ".join(f"--vary {name}" for name in dropped),
     )

@@ -81,8 +81,8 @@ class BestConductor(Conductor[BestLine, BestEnded]):
     def open(self) -> None:
         """Take over what an earlier conductor left, and list the candidates with their predictions."""
         self._orphans.end_warm_processes()
-        for launched, left in self._orphans.cold_runs():
-            self._follow(launched, left)
+        for launched, directory in self._orphans.cold_runs():
+            self._follow(launched, directory)
         space = next((line for line in reversed(self._lines) if isinstance(line, Space)), None)
         if space is None:
             self.list_candidates()
@@ -107,9 +107,13 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         return None
 
     def _check_budget(self) -> None:
-        """Raise UserError if the first trial, the baseline's, took more than the budget."""
-        first = next((index for index, line in enumerate(self._lines) if isinstance(line, Trial)), None)
-        cost_s = 0.0 if first is None else worked_seconds(self._lines[: first + 1])
+        """Raise UserError if the first trial, the baseline's, took more than the budget without others' part in it."""
+        index, first = next(
+            ((index, line) for index, line in enumerate(self._lines) if isinstance(line, Trial)), (0, None)
+        )
+        if first is None or first.outcome == "void":
+            return
+        cost_s = worked_seconds(self._lines[: index + 1])
         if cost_s > self._question.budget_s:
             raise UserError(
                 f"--budget {self._question.budget_s:g}s is below the cost of the baseline, which took {cost_s:.1f} s",

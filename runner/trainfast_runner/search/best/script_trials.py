@@ -50,13 +50,13 @@ class ScriptBestConductor(BestConductor):
         plan = self._trial_plan(number, steps=steps, timing_warmup=UNTIMED)
         if plan is None:
             return
-        left = self._orphans.adopt_trial(plan)
+        orphan = self._orphans.adopt_trial(plan)
         plan = self._script_survey.trial_of(plan, self._space, number, self._lines)
-        directory = left or self._launch(plan, TRIAL)
+        directory = orphan or self._launch(plan, TRIAL)
         self._record_launch(directory, TRIAL, number)
         result = self._finished_run(directory)
         to_steady_s = start_s(directory)
-        seconds = self._clock_s() - began_s if left is None else result.seconds or 0.0
+        seconds = self._clock_s() - began_s if orphan is None else result.seconds or 0.0
         trial = trial_of_run(
             number,
             candidate,

@@ -24,13 +24,13 @@ class Failure:
 
 def failure_in(message: str) -> Failure:
     """Return the failure in an allocator's message; the message's first line where it names no size."""
-    asked, free = asked_and_free(message)
-    if asked is None:
+    asked_bytes, free = asked_and_free(message)
+    if asked_bytes is None:
         return Failure(message.partition("\n")[0])
-    words = f"an allocation of {mebibytes(asked)} failed"
-    if free is None or free >= asked:  # under a limit the free memory does not matter
+    words = f"an allocation of {mebibytes(asked_bytes)} failed"
+    if free is None or free >= asked_bytes:  # under a limit the free memory does not matter
         return Failure(words)
-    return Failure(f"{words} with {mebibytes(free)} free", asked - free)
+    return Failure(f"{words} with {mebibytes(free)} free", asked_bytes - free)
 
 
 def oom_failure(result: Result) -> Failure:

@@ -60,17 +60,19 @@ def measured_speeds(home: Home, spec: RunSpec, device: DeviceName) -> list[Earli
 
     Raises UserError when the home cannot be listed.
     """
-    own: list[EarlierSpeed] = []
+    of_model: list[EarlierSpeed] = []
     others: list[EarlierSpeed] = []
     for speed in _of_runs(home, device):
-        kept, most = (own, MOST_OF_MODEL) if training_of(speed.spec) == training_of(spec) else (others, MOST_OF_OTHERS)
+        kept, most = (
+            (of_model, MOST_OF_MODEL) if training_of(speed.spec) == training_of(spec) else (others, MOST_OF_OTHERS)
+        )
         if len(kept) < most:
             kept.append(speed)
     for speed in _of_trials(home, spec, device):
-        if len(own) == MOST_OF_MODEL:
+        if len(of_model) == MOST_OF_MODEL:
             break
-        own.append(speed)
-    return [*own, *others]
+        of_model.append(speed)
+    return [*of_model, *others]
 
 
 def _of_runs(home: Home, device: DeviceName) -> Iterator[EarlierSpeed]:

@@ -121,10 +121,10 @@ class _Half:
 
     def __init__(self, levels: Levels, knobs: range) -> None:
         self._knobs, self._correlations = knobs, levels.correlations
-        mine = [setting[knobs.start : knobs.stop] for setting in levels.settings]
-        self._settings = list(dict.fromkeys(mine))
+        settings = [setting[knobs.start : knobs.stop] for setting in levels.settings]
+        self._settings = list(dict.fromkeys(settings))
         index_of = {setting: index for index, setting in enumerate(self._settings)}
-        self.indices = [index_of[setting] for setting in mine]
+        self.indices = [index_of[setting] for setting in settings]
 
     def shares(self, setting: Setting) -> tuple[list[float], list[float]]:
         """Sum and sum of squares, over these knobs, of the correlations of a setting with each different one."""
@@ -200,7 +200,7 @@ class Factor:
         self.diagonal: list[float] = []
         self.whitened: list[float] = []
 
-    def add(self, covariances: Sequence[float], own: float, value: float) -> tuple[list[float], float, float]:
+    def add(self, covariances: Sequence[float], own_variance: float, value: float) -> tuple[list[float], float, float]:
         """Add a value with its covariances with those before and its own variance.
 
         Return its row without the diagonal, the diagonal and the whitened value.
@@ -208,7 +208,7 @@ class Factor:
         row: list[float] = []
         for covariance, known, diagonal in zip(covariances, self.rows, self.diagonal, strict=True):
             row.append((covariance - sum(map(mul, known, row))) / diagonal)
-        diagonal = math.sqrt(max(own - sum(map(mul, row, row)), 1e-12))
+        diagonal = math.sqrt(max(own_variance - sum(map(mul, row, row)), 1e-12))
         whitened = (value - sum(map(mul, row, self.whitened))) / diagonal
         self.rows.append(row)
         self.diagonal.append(diagonal)
@@ -242,9 +242,9 @@ class Posterior:
         """Take one more observation into account."""
         self.observations.append(observation)
         shares = [observation_shares(self.levels, observation, other) for other in self.observations]
-        *covariances, own = self._prior.by_shares(shares)
+        *covariances, own_variance = self._prior.by_shares(shares)
         value = _centered(observation, self.center)
-        row, diagonal, whitened = self._factor.add(covariances, own + observation.variance, value)
+        row, diagonal, whitened = self._factor.add(covariances, own_variance + observation.variance, value)
         (weight, setting), *others = observation.terms
         column = [weight * covariance for covariance in self._prior.with_candidates(setting)]
         for weight, setting in others:
@@ -261,9 +261,9 @@ class Posterior:
             variance - component * component for variance, component in zip(self.variance, components, strict=True)
         ]
         if self._cached_candidate is not None:
-            mine = components[self._cached_candidate]
+            cached = components[self._cached_candidate]
             self._cached_column = [
-                covariance - mine * component
+                covariance - cached * component
                 for covariance, component in zip(self._cached_column, components, strict=True)
             ]
 
@@ -302,8 +302,8 @@ class Likelihood:
         """The log of the marginal likelihood, up to a constant."""
         prior, factor = PriorCovariance(self._levels, scales), Factor()
         for row, (value, variance) in zip(self._shared, self._values, strict=True):
-            *covariances, own = prior.by_shares(row)
-            factor.add(covariances, own + variance, value)
+            *covariances, own_variance = prior.by_shares(row)
+            factor.add(covariances, own_variance + variance, value)
         return factor.log_likelihood
 
 

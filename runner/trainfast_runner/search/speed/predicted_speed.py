@@ -161,8 +161,8 @@ class SpeedModel:
             sum(a * b * spread**2 for a, b, spread in zip(one.shares, other.shares, self._parts, strict=True))
             for other in runs
         ]
-        *covariances, own = map(add, prior.by_shares(shares), parts)
-        return factor.add(covariances, own + one.observation.variance, one.observation.value)
+        *covariances, own_variance = map(add, prior.by_shares(shares), parts)
+        return factor.add(covariances, own_variance + one.observation.variance, one.observation.value)
 
 
 def _apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:

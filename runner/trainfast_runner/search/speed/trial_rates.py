@@ -50,10 +50,14 @@ class Measurements:
 
     def variance(self, trial: Trial) -> float:
         """Variance of a trial's ln rate by its own steps and the pooled ones."""
-        own = _deviations(trial.step_ms)
-        count = len(own)
+        deviations = _deviations(trial.step_ms)
+        count = len(deviations)
         pooled = POOL_STEPS * self.step_deviation**2
-        mixed = (pooled + count * _robust_variance(own)) / (POOL_STEPS + count) if count > 2 else self.step_deviation**2
+        mixed = (
+            (pooled + count * _robust_variance(deviations)) / (POOL_STEPS + count)
+            if count > 2
+            else self.step_deviation**2
+        )
         return MEDIAN_VARIANCE * mixed / max(1, len(trial.step_ms)) + LEAST_NOISE**2 + self.drift_variance
 
 

@@ -153,15 +153,15 @@ class ColdRanking:
         state, leader = self.state, self.state.leader
         if leader is None:
             return []
-        own, slope = state.log_objective(leader)
-        values = [(own, leader)]
+        leader_value, slope = state.log_objective(leader)
+        values = [(leader_value, leader)]
         for number in state.alive:
             if number == leader or number not in state.counted_trials:
                 continue
             value, _ = state.log_objective(number)
             _, variance = state.posterior.difference(number, leader)
-            chance = 0.5 * math.erfc((own - value) / max(slope * math.sqrt(2 * variance), 1e-9))
-            if own - value < NEAR and chance > SURELY_SLOWER:
+            chance = 0.5 * math.erfc((leader_value - value) / max(slope * math.sqrt(2 * variance), 1e-9))
+            if leader_value - value < NEAR and chance > SURELY_SLOWER:
                 values.append((value, number))
         return [number for _, number in sorted(values, key=lambda pair: (-pair[0], pair[1]))][:MOST_FINALISTS]
 
@@ -238,8 +238,8 @@ class ColdRanking:
     def changed(self, number: int) -> list[str]:
         """The knobs that differ from the baseline's, without accumulation where the batch decides it."""
         levels = self.state.posterior.levels
-        mine, base = levels.settings[number], levels.settings[self.baseline]
-        return [name for name, one, other in zip(levels.names, mine, base, strict=True) if one != other]
+        setting, base = levels.settings[number], levels.settings[self.baseline]
+        return [name for name, one, other in zip(levels.names, setting, base, strict=True) if one != other]
 
     def turned_back(self, number: int, knob: str) -> int | None:
         """The candidate with one knob at the baseline's value; None where there is none that can run."""

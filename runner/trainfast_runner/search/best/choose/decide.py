@@ -148,8 +148,8 @@ def _without_leader(state: BestState) -> BestDecision | None:
     """The smallest candidate, where the baseline was tried and nothing was measured; None once something was."""
     if state.leader is not None:
         return None
-    left = [number for number in state.alive if number not in state.counted_trials]
-    if not left:
+    untried = [number for number in state.alive if number not in state.counted_trials]
+    if not untried:
         if state.excluded_by_orders.keys() - state.ruled_out.keys():
             return _end("failed", "your orders leave no setting that can be measured")
         verdicts = {verdict.verdict for verdict in state.ruled_out.values()}
@@ -158,8 +158,8 @@ def _without_leader(state: BestState) -> BestDecision | None:
         return _end("failed", "no setting could be measured")
     if state.spent_s > state.question.budget_s:
         return _end("failed", f"no setting could be measured in the budget of {state.question.budget_s:g} s")
-    sizes = {number: (state.candidates[number].predicted_bytes or 0, _batch(state, number)) for number in left}
-    number = min(left, key=lambda number: sizes[number])
+    sizes = {number: (state.candidates[number].predicted_bytes or 0, _batch(state, number)) for number in untried}
+    number = min(untried, key=lambda number: sizes[number])
     return _trial_of(state, number, f"{_why_no_baseline(state)}: the smallest setting first")
 
 
@@ -214,8 +214,8 @@ def _give_up_by_value(state: BestState, number: int, leader: int) -> float | Non
     candidate, goal = state.candidates[number], state.log_objective(leader).value + math.log(HOPELESS)
     if state.question.objective == "tokens_per_s":
         return 1000 * candidate.samples_per_step * state.seq_len(candidate) / math.exp(goal)
-    left = math.exp(-goal) - state.start_s(number)
-    return 1000 * left / (state.question.for_steps or 1) if left > 0 else None
+    left_s = math.exp(-goal) - state.start_s(number)
+    return 1000 * left_s / (state.question.for_steps or 1) if left_s > 0 else None
 
 
 def _end(end_state: str, why: str) -> BestDecision:

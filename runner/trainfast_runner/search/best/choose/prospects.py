@@ -57,7 +57,7 @@ class Prospects:
             return {}
         posterior = state.posterior
         covariances = posterior.covariances(leader)
-        own, own_slope = state.log_objective(leader)
+        leader_value, own_slope = state.log_objective(leader)
         own_variance = own_slope**2 * posterior.variance[leader]
         variances = posterior.variance
         gains: dict[int, Gain] = {}
@@ -65,7 +65,7 @@ class Prospects:
             mean, slope = state.log_objective(number)
             variance = slope * slope * variances[number] + own_variance
             variance -= 2 * slope * own_slope * covariances[number]
-            gains[number] = Gain(mean - own, math.sqrt(variance) if variance > 1e-12 else 1e-6)
+            gains[number] = Gain(mean - leader_value, math.sqrt(variance) if variance > 1e-12 else 1e-6)
         return gains
 
     @cached_property

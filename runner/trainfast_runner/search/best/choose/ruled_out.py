@@ -105,7 +105,7 @@ def _other_losses(space: Space, ran: Sequence[Trial | ColdRun]) -> list[Candidat
     trials = [attempt for attempt in ran if isinstance(attempt, Trial)]
     # Runs under memory_limit have fewer steps.
     full = [attempt for attempt in ran if isinstance(attempt, ColdRun) and attempt.role != UNDER_LIMIT]
-    own = next((trial.losses for trial in trials if trial.candidate == baseline and trial.losses), [])
+    baseline_losses = next((trial.losses for trial in trials if trial.candidate == baseline and trial.losses), [])
     run = next((run for run in full if run.candidate == baseline and run.last_loss is not None), None)
     verdicts = []
     compared: list[Trial | ColdRun] = [*trials, *full]
@@ -115,9 +115,9 @@ def _other_losses(space: Space, ran: Sequence[Trial | ColdRun]) -> list[Candidat
         if changes_training(space.candidates[attempt.candidate], space.candidates[baseline]):
             continue
         mine = theirs = first = None
-        if isinstance(attempt, Trial) and own and attempt.losses:
-            step = min(len(attempt.losses), len(own)) - 1
-            mine, theirs, first = attempt.losses[step], own[step], own[0]
+        if isinstance(attempt, Trial) and baseline_losses and attempt.losses:
+            step = min(len(attempt.losses), len(baseline_losses)) - 1
+            mine, theirs, first = attempt.losses[step], baseline_losses[step], baseline_losses[0]
         elif isinstance(attempt, ColdRun) and run is not None:
             mine, theirs, first = attempt.last_loss, run.last_loss, run.first_loss
         if mine is None or theirs is None:

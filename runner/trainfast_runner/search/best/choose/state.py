@@ -243,9 +243,9 @@ def _posterior(
     before: BestState | None,
 ) -> Posterior:
     """The posterior after these observations, from the one of `before` where that only lacks the last of them."""
-    own = observations[earlier:]
-    center = own[0].value if own else 0.0
-    scales = _scales(levels, center, observations, len(own), measured, before)
+    own_observations = observations[earlier:]
+    center = own_observations[0].value if own_observations else 0.0
+    scales = _scales(levels, center, observations, len(own_observations), measured, before)
     posterior = before.posterior if before is not None else None
     if (
         posterior is None

@@ -21,9 +21,9 @@ class OrphanedBestRuns:
         self._launched = {line.run_id: line for line in lines if isinstance(line, BestLaunched)}
         runs = runs_of_search(home, search_id) if len(lines) > 1 else {}
         self._warm = [run_id for run_id, run in runs.items() if run.role == TRIAL]
-        left = {run_id: run for run_id, run in runs.items() if run_id not in recorded}
-        self._trials = {run_id: run for run_id, run in left.items() if run.role == TRIAL}
-        self._cold = {run_id: run for run_id, run in left.items() if run.role == COLD}
+        unrecorded = {run_id: run for run_id, run in runs.items() if run_id not in recorded}
+        self._trials = {run_id: run for run_id, run in unrecorded.items() if run.role == TRIAL}
+        self._cold = {run_id: run for run_id, run in unrecorded.items() if run.role == COLD}
 
     def end_warm_processes(self) -> None:
         """End the warm processes: a trial that was under way is not measured."""

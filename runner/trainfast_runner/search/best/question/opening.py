@@ -64,17 +64,17 @@ def plan_best(spec: RunSpec, request: BestRequest, options: SearchOptions, pytho
     space = survey.space(question)
     uuids = _gpus_of(survey, space)
     if uuids:
-        own = candidate_spec(spec, {})
-        plan = planning.plan_run(own, python, uuids[: device_count(own, survey.machine)])
+        baseline_spec = candidate_spec(spec, {})
+        plan = planning.plan_run(baseline_spec, python, uuids[: device_count(baseline_spec, survey.machine)])
         survey = ModelSurvey(spec, plan)
         question = msgspec.structs.replace(question, device_uuids=uuids, device_names=plan.device_names)
     return BestPlan(question, plan, survey, space)
 
 
-def global_batch_of(request: BestRequest, own: int) -> int | None:
+def global_batch_of(request: BestRequest, preset_batch: int) -> int | None:
     """Samples of an optimizer step of every candidate: as requested, else the preset's `own`; None where free."""
     is_free = request.global_batch is None and any(name in request.vary for name in BATCH_KNOBS)
-    return None if is_free else request.global_batch or own
+    return None if is_free else request.global_batch or preset_batch
 
 
 def question_of(spec: RunSpec, plan: RunPlan, request: BestRequest, **fields: Any) -> BestQuestion:
@@ -133,8 +133,12 @@ def find_unfinished(best_plan: BestPlan, home: Home, options: SearchOptions) -> 
 def check_new_budget(best_plan: BestPlan, home: Home) -> None:
     """Raise UserError when the budget does not pay for the baseline, as far as earlier runs tell."""
     baseline = best_plan.space.candidates[best_plan.space.baseline]
-    own = candidate_spec(best_plan.survey.spec, baseline.knobs).with_overrides(memory_limit=None)  # as in a trial
-    check_budget(best_plan.question.budget_s, replace(best_plan.plan, spec=own), baseline.samples_per_step, home)
+    baseline_spec = candidate_spec(best_plan.survey.spec, baseline.knobs).with_overrides(
+        memory_limit=None
+    )  # as in a trial
+    check_budget(
+        best_plan.question.budget_s, replace(best_plan.plan, spec=baseline_spec), baseline.samples_per_step, home
+    )
 
 
 def best_key(best_plan: BestPlan) -> str:

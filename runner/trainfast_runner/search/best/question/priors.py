@@ -34,14 +34,14 @@ def earlier_effects(home: Home, question: BestQuestion, before: Path) -> list[Ea
             continue
         for effect in ended.answer.effects:
             if effect.value in question.vary.get(effect.knob, ()):
-                known = EarlierEffect(
+                earlier = EarlierEffect(
                     knob=effect.knob,
                     value=effect.value,
                     before=effect.before,
                     gain_percent=effect.gain_percent,
                     search_id=directory.name,
                 )
-                effects.setdefault((effect.knob, repr(effect.value)), known)
+                effects.setdefault((effect.knob, repr(effect.value)), earlier)
     return list(effects.values())
 
 

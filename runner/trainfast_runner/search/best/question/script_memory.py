@@ -79,21 +79,21 @@ def _accumulates(candidate: Candidate) -> bool:
 
 def memory_from(trials: Iterable[Trial]) -> str:
     """The basis, in words, of the predicted memory of a script's candidates."""
-    asked = [trial for trial in trials if trial.traced is not None or trial.untraced]
-    ids = [line.run_id for line in asked if line.traced is not None]
-    reasons = [f"{line.run_id} has no trace: {line.untraced}" for line in asked if line.traced is None]
+    with_trace = [trial for trial in trials if trial.traced is not None or trial.untraced]
+    ids = [line.run_id for line in with_trace if line.traced is not None]
+    reasons = [f"{line.run_id} has no trace: {line.untraced}" for line in with_trace if line.traced is None]
     words = [f"the traced step of {' and '.join(ids)}"] if ids else []
     return "; ".join([*words, "trials of two batch sizes of like settings", *reasons])
 
 
 def with_seen_samples(space: Space, trial: Trial) -> Space:
     """Return the space with the samples of a step as a trial saw them: a script may accumulate by itself."""
-    asked = space.candidates[trial.candidate].samples_per_step
-    if trial.samples_per_step in (0, asked):
+    asked_samples = space.candidates[trial.candidate].samples_per_step
+    if trial.samples_per_step in (0, asked_samples):
         return space
     seen = [
         msgspec.structs.replace(
-            candidate, samples_per_step=max(1, candidate.samples_per_step * trial.samples_per_step // asked)
+            candidate, samples_per_step=max(1, candidate.samples_per_step * trial.samples_per_step // asked_samples)
         )
         for candidate in space.candidates
     ]

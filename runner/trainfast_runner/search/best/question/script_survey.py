@@ -113,10 +113,10 @@ def plan_script_best(
     machine = detect_machine(plan.versions, plan.python or None).used_by(plan.spec.knobs.get("devices"))
     survey = ScriptSurvey(preset, plan, machine, trial_plan)
     _check(request, survey.named, preset)
-    own = default_global_batch(survey.spec, machine)
+    preset_batch = default_global_batch(survey.spec, machine)
     has_batch = all(name in survey.named for name in BATCH_KNOBS)
     entries = [BY_NAME[name] for name in survey.named if has_batch or name not in BATCH_KNOBS]
-    batch = request.global_batch or own
+    batch = request.global_batch or preset_batch
     vary, left_alone = vary_of(survey.spec, request.vary, machine, batch, survey.refuse, entries)
     if not request.vary:
         left_alone |= _unnamed(preset, survey.named, has_batch)
@@ -132,7 +132,7 @@ def plan_script_best(
         request,
         vary=vary,
         left_alone=left_alone,
-        global_batch=global_batch_of(request, own) if has_batch else None,
+        global_batch=global_batch_of(request, preset_batch) if has_batch else None,
         limits_bytes=list(limits_of(plan).by_rank),
         limits_trials=True,
     )

@@ -125,8 +125,8 @@ def _has_several_devices(spec: RunSpec, strategy: KnobValue, machine: Machine) -
         return True
     if machine.used_by(spec.knobs["devices"]).device == "cpu" and strategy_of(spec.knobs).one_device:
         # Any number of processes runs on a CPU: only who asks for several has them.
-        asked = spec.knobs["devices"]
-        count = asked if isinstance(asked, int) else cpu_processes(asked)
+        devices = spec.knobs["devices"]
+        count = devices if isinstance(devices, int) else cpu_processes(devices)
         return (count or 1) > 1
     return (processes_of(candidate_spec(spec, {"strategy": strategy}), machine) or 1) > 1
 
