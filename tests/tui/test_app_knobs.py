@@ -25,10 +25,14 @@ from trainfast_runner.search.advice.situation import gather
 from trainfast_runner.settings.knob_values import Choice
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.script_preset import ScriptPreset
-from trainfast_tui.control import script_knobs
 from trainfast_tui.control.messages import KnobRefused, SituationGathered, SnapshotTaken
-from trainfast_tui.control.next_run import NextRun, next_run_from_preset, preset_choices, repeat_preset_run
 from trainfast_tui.control.next_run_memory import NextRunMemory
+from trainfast_tui.control.next_run_sources import (
+    next_run_from_preset,
+    next_run_from_script,
+    preset_choices,
+    repeat_preset_run,
+)
 from trainfast_tui.text.lines import line_text
 from trainfast_tui.widgets.knob_panel import IN_ORDER, KnobPanel
 
@@ -60,7 +64,7 @@ async def test_a_value_typed_while_a_script_takes_the_place_of_the_next_run_is_r
     script = ScriptPreset(command=("python", "train.py"), name="mine", framework="torch")
     async with running(home, size=FULL) as (app, pilot):
         await pilot.press("enter")
-        app.session.change(NextRun(script_knobs.spec_of(script), {}))
+        app.session.change(next_run_from_script(script))
         await pilot.pause()
         await pilot.press(*"16", "enter")
         assert "batch_size cannot reach mine" in " ".join(screen_text(app).split())

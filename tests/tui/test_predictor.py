@@ -25,8 +25,8 @@ from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.settings.spec import resolve
 from trainfast_tui.control.messages import MemoryPredicted, SnapshotTaken
-from trainfast_tui.control.next_run import next_run_from_preset
 from trainfast_tui.control.next_run_memory import NextRunMemory
+from trainfast_tui.control.next_run_sources import next_run_from_preset
 from trainfast_tui.control.predictor import NOT_NOW, PredictionRequest, Predictor, request_for
 
 

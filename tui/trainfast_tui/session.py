@@ -36,19 +36,14 @@ from trainfast_tui.control.messages import (
     SnapshotTaken,
     ThreadFailed,
 )
-from trainfast_tui.control.next_run import (
-    NextRun,
-    has_same_model,
-    has_same_settings,
-    next_run_from_preset,
-    repeat_run,
-    with_comparison,
-)
+from trainfast_tui.control.next_run import NextRun
 from trainfast_tui.control.next_run_memory import NextRunMemory, measured_memory
+from trainfast_tui.control.next_run_sources import next_run_from_preset, repeat_run
 from trainfast_tui.control.next_run_speed import NextRunSpeed, measured_speed
 from trainfast_tui.control.oom_explainer import OomExplainer
 from trainfast_tui.control.predictor import Predictor, knows_free_memory, request_for
 from trainfast_tui.control.run_control import RunControl
+from trainfast_tui.control.same_settings import has_same_model, has_same_settings
 from trainfast_tui.control.script_control import ScriptControl
 from trainfast_tui.control.search_control import BatchControl, SearchControl, SeenT
 from trainfast_tui.control.shared_tracer import SharedTracer
@@ -195,7 +190,7 @@ class Session:
             return
         self._adopted_run_id = run.run_id
         if self._is_chosen and self.next_run is not None:
-            self.next_run = with_comparison(self.next_run, run)
+            self.next_run = self.next_run.compared_with(run)
         else:
             self.next_run = repeat_run(run, self.home) or self.next_run
         self.post(NextRunChanged())
@@ -243,7 +238,7 @@ class Session:
     def choose_preset(self, name: str) -> NextRun:
         """Train this preset or variant next. Raises UserError."""
         run = self.shown_run
-        chosen = with_comparison(next_run_from_preset(name), run.run_file if run is not None else None)
+        chosen = next_run_from_preset(name).compared_with(run.run_file if run is not None else None)
         self.change(chosen)
         return chosen
 

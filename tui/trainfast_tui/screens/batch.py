@@ -12,7 +12,8 @@ from trainfast_runner.records.search_states import ANSWERED_STATES, PAUSE_STATES
 from trainfast_runner.records.state_words import state_words
 from trainfast_runner.search.batch.batch_follower import BatchSnapshot
 from trainfast_tui.control.messages import Notified
-from trainfast_tui.control.next_run import NextRun, has_same_settings
+from trainfast_tui.control.next_run import NextRun
+from trainfast_tui.control.same_settings import has_same_settings
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.screens.base import AppScreen
 from trainfast_tui.session import Session

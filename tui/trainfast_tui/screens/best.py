@@ -16,13 +16,9 @@ from trainfast_runner.search.best.question.request import BestRequest
 from trainfast_runner.settings.knob_type import whole_number
 from trainfast_runner.settings.knobs import defaults
 from trainfast_tui.control.messages import BestPlanned, Notified
-from trainfast_tui.control.next_run import (
-    NextRun,
-    has_same_model,
-    next_run_from_search,
-    spec_to_continue,
-    with_comparison,
-)
+from trainfast_tui.control.next_run import NextRun
+from trainfast_tui.control.next_run_sources import next_run_from_search, spec_to_continue
+from trainfast_tui.control.same_settings import has_same_model
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.screens.base import AppScreen, SessionMessage
 from trainfast_tui.session import Session
@@ -236,7 +232,7 @@ class BestScreen(AppScreen):
     def _change_preset(self, question: BestQuestion) -> NextRun:
         """Make the question's preset the next run. Raises UserError if the preset is gone."""
         run = self.session.shown_run
-        next_run = with_comparison(next_run_from_search(question), run.run_file if run is not None else None)
+        next_run = next_run_from_search(question).compared_with(run.run_file if run is not None else None)
         self.session.change(next_run)
         return next_run
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trainfast_runner.records.result import OomChange
-from trainfast_tui.control.next_run import has_same_model
+from trainfast_tui.control.same_settings import has_same_model
 from trainfast_tui.painting.painted import GrowingPanel
 from trainfast_tui.text import oom
 from trainfast_tui.text.endings import Ending, ending

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings.knobs import BY_NAME, KNOBS
 from trainfast_runner.settings.script_reach import Way, reach_of
-from trainfast_tui.control.next_run import NextRun, preset_choices
+from trainfast_tui.control.next_run import NextRun
+from trainfast_tui.control.next_run_sources import preset_choices
 from trainfast_tui.painting.painted import Painted
 from trainfast_tui.text.format import plain, to_width
 from trainfast_tui.text.lines import Line, labelled, line_length, out_of_sight, paragraph, rule, with_more, wrap

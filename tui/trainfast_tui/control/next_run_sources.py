@@ -1,0 +1,158 @@
+"""The next run made from a preset, a run or a search, and the presets to choose from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_file import CONFIRMATION, RecordedSpec, RunFile
+from trainfast_runner.settings import presets, script_preset
+from trainfast_runner.settings.knob_type import KnobValues
+from trainfast_runner.settings.knobs import BY_NAME, defaults, knob
+from trainfast_runner.settings.script_preset import ScriptPreset
+from trainfast_runner.settings.script_reach import Way, reach_of
+from trainfast_runner.settings.spec import RunSpec, resolve, spec_of_record
+from trainfast_tui.control.next_run import NextRun
+from trainfast_tui.control.preset_next_run import PresetNextRun
+from trainfast_tui.control.script_next_run import ScriptNextRun
+
+
+def preset_choices() -> list[tuple[str, str]]:
+    """(name, title) of each preset, its variants below it; the title of a broken preset is its error."""
+    choices: list[tuple[str, str]] = []
+    for name in presets.preset_files():
+        path = script_preset.path_of(name)
+        try:
+            choices += _model_choices(name) if path is None else _script_choice(name, path)
+        except UserError as error:
+            choices.append((name, f"cannot be used: {error.line()}"))
+    return choices
+
+
+def _script_choice(name: str, path: Path) -> list[tuple[str, str]]:
+    return [(name, f"your script: {script_preset.load(path).title}")]
+
+
+def _model_choices(name: str) -> list[tuple[str, str]]:
+    preset, _ = presets.load(name)
+    choices = [(name, preset.title)]
+    for variant in preset.variants:
+        knobs = ", ".join(f"{key}={value}" for key, value in variant.knobs.items())
+        choices.append((f"{name}/{variant.id}", knobs or "as the preset"))
+    return choices
+
+
+def next_run_from_preset(preset: str) -> NextRun:
+    """The next run of a preset or variant as it is written. Raises UserError."""
+    if (path := script_preset.path_of(preset)) is not None:
+        return next_run_from_script(script_preset.load(path))
+    spec = resolve(preset)
+    return PresetNextRun(spec, dict(spec.knobs))
+
+
+def next_run_from_script(script: ScriptPreset) -> ScriptNextRun:
+    """The next run of a script's preset as it is written."""
+    return ScriptNextRun(_script_spec(script, dict(script.knobs)), dict(script.knobs))
+
+
+def _script_spec(script: ScriptPreset, knobs: KnobValues, overrides: Iterable[str] = ()) -> RunSpec:
+    return RunSpec(script.name, None, script.title or script.name, {}, {}, knobs, tuple(overrides), script)
+
+
+def repeat_run(run: RunFile, home: Home) -> NextRun | None:
+    """The next run that repeats this one; None for a script's run that cannot be repeated by its knobs."""
+    return repeat_preset_run(run, home) if run.script is None else _repeat_script_run(run)
+
+
+def repeat_preset_run(run: RunFile, home: Home) -> PresetNextRun:
+    """The next run that repeats a preset's run: its model, data and knobs, whatever has become of the preset.
+
+    For a search's confirmation run, whose steps and batch the search chose, it is the settings that were searched.
+    """
+    preset_knobs = _preset_knobs(run)
+    question = _searched_settings(run, home) if run.role == CONFIRMATION else None
+    spec = spec_of_record(question or run)
+    if run.role == CONFIRMATION and question is None:
+        from trainfast_runner.search.searches import SET_BY_A_SEARCH
+
+        spec = replace(spec, knobs={**spec.knobs, **{name: preset_knobs[name] for name in SET_BY_A_SEARCH}})
+    if "devices" not in run.overrides:
+        # The launcher wrote down how many it chose; the next run chooses anew.
+        spec = replace(spec, knobs={**spec.knobs, "devices": preset_knobs.get("devices")})
+    return PresetNextRun(spec, preset_knobs, shown_run_knobs=run.knobs)
+
+
+def _preset_knobs(run: RunFile) -> KnobValues:
+    try:
+        return resolve(run.name).knobs
+    except UserError:
+        return defaults()
+
+
+def _searched_settings(run: RunFile, home: Home) -> RecordedSpec | None:
+    """The settings that the run's search was started with; None if its journal cannot be read."""
+    if run.search_id is None:
+        return None
+    from trainfast_runner.search.journal.batch import BatchQuestion, read_batch_journal
+
+    try:
+        lines = read_batch_journal(home.search_directory(run.search_id))
+    except OSError:
+        return None
+    return next((line for line in lines if isinstance(line, BatchQuestion)), None)
+
+
+def _repeat_script_run(run: RunFile) -> ScriptNextRun | None:
+    """The script of this run again; None for a trial of a search, and where the run had more than its knobs.
+
+    Its preset is taken if the file is still there, else its command with the flags that it ran with.
+    """
+    recorded = run.script
+    if recorded is None or recorded.trial or recorded.steps_from_log or recorded.samples_per_step:
+        return None
+    script = _script_preset(run)
+    if script is None:
+        kept = {name: value for name, value in run.knobs.items() if name not in recorded.flagged}
+        script = ScriptPreset(command=tuple(recorded.command), name=run.preset, title=run.title, cwd=run.cwd)
+    else:
+        kept = {name: value for name, value in run.knobs.items() if reach_of(name, script).way is not Way.NONE}
+    knobs = {**script.knobs, **{name: knob(name).read(value) for name, value in kept.items() if name in BY_NAME}}
+    if knobs.get("timing_warmup") == BY_NAME["timing_warmup"].default:
+        knobs.pop("timing_warmup", None)
+    overrides = [name for name, value in knobs.items() if script.knobs.get(name) != value]
+    return ScriptNextRun(_script_spec(script, knobs, overrides), dict(script.knobs), shown_run_knobs=run.knobs)
+
+
+def _script_preset(run: RunFile) -> ScriptPreset | None:
+    """The script's preset of this name, if it starts in the run's folder; None without one."""
+    path = script_preset.path_of(run.preset)
+    try:
+        script = script_preset.load(path) if path is not None else None
+    except UserError:
+        return None
+    return script if script is not None and script.cwd in ("", run.cwd) else None
+
+
+def next_run_from_search(record: RecordedSpec) -> NextRun:
+    """The next run with the settings of a search, beside its own preset. Raises UserError if the preset is gone."""
+    from trainfast_runner.search.searches import SET_BY_A_SEARCH
+
+    own = next_run_from_preset(record.name)
+    spec = spec_to_continue(record, own.spec)
+    if spec.script is not None:
+        # The steps of a trial are the search's, not the person's.
+        searched = {name: value for name, value in spec.knobs.items() if name not in SET_BY_A_SEARCH}
+        kept = {name: value for name, value in own.spec.knobs.items() if name in SET_BY_A_SEARCH}
+        overrides = tuple(name for name in spec.overrides if name not in SET_BY_A_SEARCH)
+        spec = replace(spec, knobs={**searched, **kept}, overrides=overrides)
+    return replace(own, spec=spec)
+
+
+def spec_to_continue(record: RecordedSpec, spec: RunSpec) -> RunSpec:
+    """The settings of a search about the same model or script as `spec`, to go on with that search."""
+    if spec.script is None:
+        return spec_of_record(record)
+    return replace(spec, knobs=dict(record.knobs), overrides=tuple(record.overrides))

@@ -1,0 +1,45 @@
+"""True or false: two settings ask for the same model, knob or search."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from trainfast_runner.machine.cpu.device_names import CPU, asks_for_cpu
+from trainfast_runner.records.run_file import RecordedSpec
+from trainfast_runner.settings.spec import RunSpec
+
+if TYPE_CHECKING:
+    from trainfast_runner.search.batch.batch_follower import BatchSnapshot
+
+
+def asks_for_same(name: str, reference: object, value: object) -> bool:
+    """True if a knob's value asks for what a run with `reference` got: "as many as the strategy takes" equals the
+    number it took, and a path the place it leads to."""
+    if name == "offload_path" and isinstance(reference, str) and isinstance(value, str):
+        return os.path.abspath(os.path.expanduser(value)) == os.path.abspath(os.path.expanduser(reference))
+    if name == "devices" and value == CPU:
+        return asks_for_cpu(reference)
+    return reference == value or (name in ("devices", "watch") and value is None)
+
+
+def has_same_model(record: RecordedSpec, spec: RunSpec) -> bool:
+    """True if the record is of the same preset and model, whatever its knobs."""
+    return (record.preset, record.variant, record.model) == (spec.preset, spec.variant, spec.model)
+
+
+def has_same_settings(search: BatchSnapshot, spec: RunSpec) -> bool:
+    """True if the search was for these knobs, apart from the knobs that a search sets itself."""
+    from trainfast_runner.search.searches import SET_BY_A_BATCH_SEARCH
+
+    question = search.question
+    return (
+        question is not None
+        and has_same_model(question, spec)
+        and (spec.script is None or not set(question.knobs) - set(spec.knobs) - set(SET_BY_A_BATCH_SEARCH))
+        and all(
+            asks_for_same(name, question.knobs.get(name), value)
+            for name, value in spec.knobs.items()
+            if name not in SET_BY_A_BATCH_SEARCH
+        )
+    )
