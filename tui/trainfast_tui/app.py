@@ -36,7 +36,7 @@ from trainfast_tui.session import Session
 from trainfast_tui.terminal import frame_output, themes
 from trainfast_tui.terminal.pacing import Pacer
 from trainfast_tui.terminal.textual_app import TerminalApp
-from trainfast_tui.text.keys import ACTIONS, bindings
+from trainfast_tui.text.keys import ACTIONS, Shown, bindings
 from trainfast_tui.text.search_kind import SearchKind
 
 
@@ -173,7 +173,7 @@ class TrainfastApp(TerminalApp):
         """Return the commands of this screen for the palette, from the one list of them."""
         scope = screen.SCOPE if isinstance(screen, AppScreen) else "main"
         for action in ACTIONS:
-            if action.palette and action.scope in (scope, "everywhere"):
+            if action.shown is not Shown.IN_HELP and action.scope in (scope, "everywhere"):
                 prefix = "app" if action.scope == "everywhere" else "screen"
                 run = partial(self._palette_action, f"{prefix}.{action.call}")
                 yield SystemCommand(f"{action.label} ({action.key})", action.help, run)

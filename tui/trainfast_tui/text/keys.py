@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 
 from textual.binding import Binding
+
+
+class Shown(Enum):
+    """The places that name an action."""
+
+    IN_FOOTER = auto()
+    """The footer, the palette and the help."""
+    IN_PALETTE = auto()
+    """The palette and the help."""
+    IN_HELP = auto()
+    """The help alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +28,7 @@ class Action:
     keys: tuple[str, ...]
     label: str
     help: str
-    footer: bool = True
-    palette: bool = True
+    shown: Shown = Shown.IN_FOOTER
     scope: str = ""
     """The screen that has the action, or everywhere."""
 
@@ -50,68 +61,76 @@ KEY_WORDS = {
 }
 
 
-def _rare(id: str, keys: tuple[str, ...], label: str, help: str) -> Action:
+def _in_palette(id: str, keys: tuple[str, ...], label: str, help: str) -> Action:
     """Return an action without a place in the footer."""
-    return Action(id, keys, label, help, footer=False)
+    return Action(id, keys, label, help, Shown.IN_PALETTE)
+
+
+def _in_help(id: str, keys: tuple[str, ...], label: str, help: str) -> Action:
+    """Return an action that the help alone names."""
+    return Action(id, keys, label, help, Shown.IN_HELP)
 
 
 def _moves(widget: str, noun: str, *, pages: bool = False) -> tuple[Action, ...]:
-    """Return the cursor keys of a list, of which help alone tells."""
-    moves: list[tuple[str, tuple[str, ...], str, str]] = [
-        ("move(-1)", ("up", "k"), "up", f"Move to the {noun} above."),
-        ("move(1)", ("down", "j"), "down", f"Move to the {noun} below."),
-    ]
-    if pages:
-        moves += [
-            ("page(-1)", ("pageup",), "page up", "A page up."),
-            ("page(1)", ("pagedown",), "page down", "A page down."),
-        ]
-    return tuple(Action(f"{widget}.{id}", keys, label, help, False, False) for id, keys, label, help in moves)
-
-
-def _scroll(*, pages: bool = True, shown: bool = False) -> tuple[Action, ...]:
-    """Return the actions of a page of text, lines and pages `shown` in the footer and the palette."""
+    """Return the cursor keys of a list, which the help alone names."""
     lines = (
-        Action("Page.scroll(-1)", ("up", "k"), "up", "Scroll up.", shown, shown),
-        Action("Page.scroll(1)", ("down", "j"), "down", "Scroll down.", shown, shown),
+        _in_help(f"{widget}.move(-1)", ("up", "k"), "up", f"Move to the {noun} above."),
+        _in_help(f"{widget}.move(1)", ("down", "j"), "down", f"Move to the {noun} below."),
     )
     if not pages:
         return lines
     return (
         *lines,
-        Action("Page.scroll(-20)", ("pageup",), "page up", "A page up.", shown, shown),
-        Action("Page.scroll(20)", ("pagedown", "space"), "page down", "A page down.", shown, shown),
-        Action("Page.end(-1)", ("home",), "top", "To the top.", False, False),
-        Action("Page.end(1)", ("end",), "bottom", "To the bottom.", False, False),
+        _in_help(f"{widget}.page(-1)", ("pageup",), "page up", "A page up."),
+        _in_help(f"{widget}.page(1)", ("pagedown",), "page down", "A page down."),
+    )
+
+
+def _scroll(*, pages: bool = True, shown: Shown = Shown.IN_HELP) -> tuple[Action, ...]:
+    """Return the actions of a page of text, its lines and pages `shown`."""
+    lines = (
+        Action("Page.scroll(-1)", ("up", "k"), "up", "Scroll up.", shown),
+        Action("Page.scroll(1)", ("down", "j"), "down", "Scroll down.", shown),
+    )
+    if not pages:
+        return lines
+    return (
+        *lines,
+        Action("Page.scroll(-20)", ("pageup",), "page up", "A page up.", shown),
+        Action("Page.scroll(20)", ("pagedown", "space"), "page down", "A page down.", shown),
+        _in_help("Page.end(-1)", ("home",), "top", "To the top."),
+        _in_help("Page.end(1)", ("end",), "bottom", "To the bottom."),
     )
 
 
 _TIME_AXIS = (
-    _rare("Charts.event(-1)", ("e",), "earlier event", "An earlier event, in words, marked on the charts."),
-    _rare("Charts.event(1)", ("E", "upper_e"), "later event", "A later event; after the last the newest again."),
-    _rare("Charts.zoom(-1)", ("plus", "equals_sign"), "shorter time", "Show a shorter time."),
-    _rare("Charts.zoom(1)", ("minus",), "longer time", "Show a longer time."),
+    _in_palette("Charts.event(-1)", ("e",), "earlier event", "An earlier event, in words, marked on the charts."),
+    _in_palette("Charts.event(1)", ("E", "upper_e"), "later event", "A later event; after the last the newest again."),
+    _in_palette("Charts.zoom(-1)", ("plus", "equals_sign"), "shorter time", "Show a shorter time."),
+    _in_palette("Charts.zoom(1)", ("minus",), "longer time", "Show a longer time."),
 )
 
 _BY_SCREEN: dict[str, tuple[Action, ...]] = {
     "main": (
         Action("run", ("r",), "run", "Start a run with the knobs shown; while one is live, stop it first."),
         Action("stop", ("s",), "stop", "Stop the run: asked to end, then killed after the countdown; again: now."),
-        _rare("KnobPanel.turn(1)", ("right",), "turn", "Turn the knob under the cursor one stop up."),
-        _rare("KnobPanel.turn(-1)", ("left",), "turn back", "Turn the knob under the cursor one stop down."),
+        _in_palette("KnobPanel.turn(1)", ("right",), "turn", "Turn the knob under the cursor one stop up."),
+        _in_palette("KnobPanel.turn(-1)", ("left",), "turn back", "Turn the knob under the cursor one stop down."),
         Action(
             "KnobPanel.cycle", ("space",), "turn", "Turn the knob under the cursor; after the last value the first."
         ),
         *_moves("KnobPanel", "knob"),
-        _rare("KnobPanel.type_value", ("enter",), "type", "Type a value for the knob under the cursor."),
-        _rare("KnobPanel.reset_knob", ("backspace",), "reset", "Give the knob under the cursor its preset's value."),
+        _in_palette("KnobPanel.type_value", ("enter",), "type", "Type a value for the knob under the cursor."),
+        _in_palette(
+            "KnobPanel.reset_knob", ("backspace",), "reset", "Give the knob under the cursor its preset's value."
+        ),
         Action("KnobPanel.preset", ("p",), "preset", "Choose what to train: a preset or one of its variants."),
         Action("script", ("o",), "own script", "Find the flags of a script of your own, and make a preset of it."),
         Action("batch", ("b",), "max batch", "Search the largest batch that fits, and confirm it: first the question."),
         Action("best", ("B", "upper_b"), "best fit", "Search the fastest settings that fit, all knobs varied."),
-        _rare("KnobPanel.save", ("w",), "save", "Save the knobs as a preset of your own."),
+        _in_palette("KnobPanel.save", ("w",), "save", "Save the knobs as a preset of your own."),
         Action("compare", ("c",), "compare", "Compare this run with the one before it."),
-        _rare(
+        _in_palette(
             "cool_to",
             ("C", "upper_c"),
             "cool to",
@@ -119,16 +138,18 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
         ),
         Action("history", ("h",), "runs", "All runs: filter, sort, mark two and compare."),
         Action("monitor", ("m",), "monitor", "The machine: all readings, who uses it, what throttles it."),
-        _rare("topo", ("T", "upper_t"), "topology", "How the GPUs are connected, and what it means."),
-        _rare("diagnosis", ("d",), "why", "The bottlenecks of the run: the figures, and what to try."),
+        _in_palette("topo", ("T", "upper_t"), "topology", "How the GPUs are connected, and what it means."),
+        _in_palette("diagnosis", ("d",), "why", "The bottlenecks of the run: the figures, and what to try."),
         Action("LogPane.log", ("l",), "log", "Show or hide what the training prints."),
-        Action("page(-1)", ("pageup",), "page up", "Scroll the open log back, else move up by knobs.", False, False),
-        Action("page(1)", ("pagedown",), "page down", "Scroll the open log on, else move down by knobs.", False, False),
-        Action("KnobPanel.end(-1)", ("home",), "first knob", "Move to the first knob.", False, False),
-        Action("KnobPanel.end(1)", ("end",), "last knob", "Move to the last knob.", False, False),
-        _rare("knob_help", ("i",), "knob help", "The whole text about the knob under the cursor, and a refusal of it."),
+        _in_help("page(-1)", ("pageup",), "page up", "Scroll the open log back, else move up by knobs."),
+        _in_help("page(1)", ("pagedown",), "page down", "Scroll the open log on, else move down by knobs."),
+        _in_help("KnobPanel.end(-1)", ("home",), "first knob", "Move to the first knob."),
+        _in_help("KnobPanel.end(1)", ("end",), "last knob", "Move to the last knob."),
+        _in_palette(
+            "knob_help", ("i",), "knob help", "The whole text about the knob under the cursor, and a refusal of it."
+        ),
         *(
-            _rare(
+            _in_palette(
                 f"EndingPanel.fix({at})",
                 (str(at + 1),),
                 f"{nth} cure",
@@ -136,8 +157,8 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
             )
             for at, nth in enumerate(("first", "second", "third"))
         ),
-        _rare("Charts.rate", ("t",), "samples or tokens", "Throughput in samples a second or in tokens."),
-        _rare("Charts.reading", ("g",), "next reading", "Another device reading in the chart."),
+        _in_palette("Charts.rate", ("t",), "samples or tokens", "Throughput in samples a second or in tokens."),
+        _in_palette("Charts.reading", ("g",), "next reading", "Another device reading in the chart."),
         *_TIME_AXIS,
     ),
     "batch": (
@@ -197,12 +218,12 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
         Action("compare", ("c",), "compare", "Compare the two marked runs, or this one with the one below."),
         Action("filter", ("slash",), "filter", "Show only runs whose id, preset, state or knobs contain a word."),
         Action("RunsTable.sort", ("o",), "order", "Order by another column."),
-        _rare("RunsTable.reverse", ("O", "upper_o"), "reverse", "Turn the order around."),
+        _in_palette("RunsTable.reverse", ("O", "upper_o"), "reverse", "Turn the order around."),
         Action("delete", ("d",), "delete", "Delete the run under the cursor. A live one is refused."),
-        _rare("reload", ("f5",), "reload", "List the runs again."),
+        _in_palette("reload", ("f5",), "reload", "List the runs again."),
         *_moves("RunsTable", "run", pages=True),
-        Action("RunsTable.end(-1)", ("home",), "first", "To the first run.", False, False),
-        Action("RunsTable.end(1)", ("end",), "last", "To the last run.", False, False),
+        _in_help("RunsTable.end(-1)", ("home",), "first", "To the first run."),
+        _in_help("RunsTable.end(1)", ("end",), "last", "To the last run."),
     ),
     "compare": (
         Action("back", ("escape", "c"), "back", "Back to where you came from."),
@@ -218,10 +239,10 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
         Action("back", ("escape", "m"), "back", "Back to the main screen."),
         Action("end", ("x",), "end", "End the process under the cursor, then kill it; of a run: stop the run."),
         Action("ProcessTable.sort", ("o",), "order", "Order the processes by another column."),
-        _rare("ProcessTable.reverse", ("O", "upper_o"), "reverse", "Turn the order around."),
+        _in_palette("ProcessTable.reverse", ("O", "upper_o"), "reverse", "Turn the order around."),
         Action("Charts.reading", ("g",), "next reading", "Another device reading in the first chart."),
         Action("MonitorDevices.choose(1)", ("right",), "next GPU", "All readings of the next GPU."),
-        _rare("MonitorDevices.choose(-1)", ("left",), "GPU before", "All readings of the GPU before."),
+        _in_palette("MonitorDevices.choose(-1)", ("left",), "GPU before", "All readings of the GPU before."),
         *_TIME_AXIS,
         *_moves("ProcessTable", "process", pages=True),
     ),
@@ -229,12 +250,12 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
     "help": (
         Action("back", ("escape",), "back", "Close the help."),
         Action("filter", ("slash",), "filter", "Show only keys and knobs whose text contains a word."),
-        *_scroll(shown=True),
+        *_scroll(shown=Shown.IN_FOOTER),
     ),
     "everywhere": (
         Action("help", ("question_mark", "f1"), "help", "Every key, and every knob with what it costs."),
-        _rare("theme", ("f2",), "theme", "The terminal's own colours, or a dark or light theme."),
-        _rare(
+        _in_palette("theme", ("f2",), "theme", "The terminal's own colours, or a dark or light theme."),
+        _in_palette(
             "repaint", ("ctrl+l",), "repaint", "Draw the whole screen anew, where another program has written over it."
         ),
         Action("quit", ("q", "ctrl+c"), "quit", "Leave. A run or search goes on; come back with trainfast-tui."),

@@ -10,7 +10,7 @@ from rich.cells import cell_len
 
 from trainfast_runner.records.state_words import state_words
 from trainfast_tui.painting.painted import Painted
-from trainfast_tui.text.keys import Action
+from trainfast_tui.text.keys import Action, Shown
 from trainfast_tui.text.lines import Line, Piece, Tone, paragraph
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Footer(Painted):
 
     def __init__(self, actions: Sequence[Action]) -> None:
         super().__init__()
-        self._actions = [action for action in actions if action.footer]
+        self._actions = [action for action in actions if action.shown is Shown.IN_FOOTER]
         self._useless: frozenset[str] = frozenset()
         self._pace = ""
 
