@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from rich.segment import Segment
 from rich.style import Style
 
-Columns = list[tuple[float, float] | None]
+ColumnRanges = list[tuple[float, float] | None]
 """The lowest and highest value of each dot column, oldest first; None is a gap."""
 
 
@@ -33,13 +33,13 @@ def time_columns(
     column_ns: int,
     count: int,
     gap_ns: int,
-) -> Columns:
+) -> ColumnRanges:
     """Return the extremes of `values` in each of `count` columns of `column_ns` from `start_ns` on.
 
-    Columns between two neighbouring samples hold the straight line between them, unless a value between them
+    ColumnRanges between two neighbouring samples hold the straight line between them, unless a value between them
     is absent (None, NaN or infinite) or they lie more than `gap_ns` apart. `times_ns` must ascend.
     """
-    columns: Columns = [None] * count
+    columns: ColumnRanges = [None] * count
     end_ns = start_ns + count * column_ns
     # The sample before the window begins the line that enters it.
     first = max(0, bisect_left(times_ns, start_ns) - 1)
@@ -70,7 +70,7 @@ def time_columns(
     return columns
 
 
-def extremes(columns: Columns) -> tuple[float, float] | None:
+def extremes(columns: ColumnRanges) -> tuple[float, float] | None:
     """Return the lowest and highest value of all columns; None if all are gaps."""
     held = [column for column in columns if column is not None]
     return (min(low for low, _ in held), max(high for _, high in held)) if held else None
@@ -80,7 +80,7 @@ def draw(
     cells: bytearray,
     width: int,
     height: int,
-    columns: Columns,
+    columns: ColumnRanges,
     y_range: tuple[float, float],
     *,
     first: int = 0,
@@ -133,6 +133,8 @@ def draw(
         cells[at + width] |= by_row[0][drawn_bottom & y_mask]
 
 
+LIMIT_HEADROOM = 1.06
+"""End of an axis over the limit, so that a point above the limit shows."""
 _DECIMAL_STEPS = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
 _BINARY_STEPS = (1.0, 1.25, 1.5, 1.75, 2.0)
 

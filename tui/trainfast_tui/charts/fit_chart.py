@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from trainfast_tui.charts.braille import GLYPHS, X_BITS, draw, nice_ceiling
+from trainfast_tui.charts.braille import GLYPHS, LIMIT_HEADROOM, X_BITS, draw, nice_ceiling
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Tone, joined
 
 GUTTER = 10
 """Cells left of the axis, for a size with its unit."""
-HEADROOM = 1.06
-"""The top of the chart over the limit, so that a point above the limit shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +66,7 @@ def fit_chart(
 
 def _top(points: Sequence[Point], limit_bytes: int | None) -> float:
     most = max([limit_bytes or 0, *(point.peak_bytes for point in points), 1])
-    return float(most * HEADROOM) if limit_bytes is not None else nice_ceiling(float(most), binary=True)
+    return float(most * LIMIT_HEADROOM) if limit_bytes is not None else nice_ceiling(float(most), binary=True)
 
 
 def _row(size_bytes: float, top: float, height: int) -> int:

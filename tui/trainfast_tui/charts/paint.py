@@ -17,7 +17,7 @@ from trainfast_tui.charts.braille import (
     GLYPHS,
     X_BITS,
     Y_BITS,
-    Columns,
+    ColumnRanges,
     YRange,
     draw,
     extremes,
@@ -114,7 +114,7 @@ def fitted(y_range: YRange, data: ChartData, held: list[tuple[float, float]]) ->
     )
 
 
-def _series_columns(axis: TimeCells, series: Series, gap_ns: int, stride: int) -> tuple[int, Columns]:
+def _series_columns(axis: TimeCells, series: Series, gap_ns: int, stride: int) -> tuple[int, ColumnRanges]:
     """Return the dot column of the first column, and the series in columns of `stride` dots."""
     dot_ns = axis.cell_ns >> X_BITS
     column_ns = dot_ns * stride
@@ -171,7 +171,7 @@ def _newest(series: Series, data: ChartData) -> float | None:
 def _plot_rows(
     frame: _Frame,
     data: ChartData,
-    drawn: list[tuple[int, Columns]],
+    drawn: list[tuple[int, ColumnRanges]],
     strides: list[int],
     y_range: tuple[float, float],
     shades_by_cell: list[Shade | None],

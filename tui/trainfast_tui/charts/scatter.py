@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainfast_tui.charts.braille import GLYPHS, X_BITS, Columns, YRange, draw, nice_ceiling
+from trainfast_tui.charts.braille import GLYPHS, LIMIT_HEADROOM, X_BITS, ColumnRanges, YRange, draw, nice_ceiling
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Tone, joined
 
 GUTTER = 8
 """Cells left of the axis, for a rate."""
-HEADROOM = 1.06
-"""The right end of the chart over the limit, so that a point above the limit shows."""
 FAR = 4.0
 """A limit beyond so many times the largest setting is written at the edge, not drawn."""
 
@@ -50,7 +48,7 @@ def scatter(spots: Sequence[Spot], limit_bytes: int | None, width: int, height: 
     is_far = limit_bytes is not None and limit_bytes > FAR * most
     across = nice_ceiling(float(most), binary=True)
     if limit_bytes is not None and not is_far:
-        across = max(limit_bytes, most) * HEADROOM
+        across = max(limit_bytes, most) * LIMIT_HEADROOM
     cells = _drawn_front(pareto(spots), across, (low, high), plot_width, plot_height)
     signs = [[GLYPHS[cells[row * plot_width + column]] for column in range(plot_width)] for row in range(plot_height)]
     tones: list[list[Tone]] = [["primary" if sign != " " else "text" for sign in row] for row in signs]
@@ -84,7 +82,7 @@ def _drawn_front(
     """Draw the front as steps: up at each of its settings, level until the next one."""
     cells = bytearray(width * height)
     count = width << X_BITS
-    columns: Columns = [None] * count
+    columns: ColumnRanges = [None] * count
     for spot, following in zip(front, [*front[1:], None], strict=True):
         assert spot.rate is not None
         begin = _column(spot.memory_bytes, across, count)

@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING
 from trainfast_runner.records.result import FEW_STEPS
 from trainfast_runner.records.run_lines import STEP_PHASES
 from trainfast_runner.results.distributions import median_rate
+from trainfast_tui.text.conditions import RECENT_STEPS
 
 if TYPE_CHECKING:
     from trainfast_runner.records.result import Result
     from trainfast_runner.records.run_lines import Step
     from trainfast_runner.running.follower import RunSnapshot
-
-RECENT = 20
-"""Figures of a live run are medians of this many steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,7 @@ def _figures_of_steps(run: RunSnapshot) -> Figures:
     warming_up = bool(last) and last[-1].warmup
     numbers = {step.step for step in last}
     # A step has no rate before all ranks have written it.
-    rates = [index for index in range(len(run.rates.steps))[-2 * RECENT :] if run.rates.steps[index] in numbers]
+    rates = [index for index in range(len(run.rates.steps))[-2 * RECENT_STEPS :] if run.rates.steps[index] in numbers]
     words = "warming up" if warming_up else _basis_words(len(last), "the last ")
     return Figures(
         _median([run.rates.samples_per_s[index] for index in rates], median_rate),
@@ -78,7 +76,7 @@ def _basis_words(steps: int, which: str) -> str:
 
 def latest_measured(steps: Sequence[Step]) -> Sequence[Step]:
     """The latest measured steps; those of the timing warm-up while there are no others."""
-    last = steps[-RECENT:]
+    last = steps[-RECENT_STEPS:]
     return [step for step in last if not step.warmup] or last
 
 

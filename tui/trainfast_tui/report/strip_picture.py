@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from trainfast_tui.charts.braille import Columns, YRange, extremes, time_columns
+from trainfast_tui.charts.braille import ColumnRanges, YRange, extremes, time_columns
 from trainfast_tui.charts.chart_data import ChartData, ThrottledSpan
 from trainfast_tui.charts.paint import fitted
 from trainfast_tui.report.document import Picture, Prose
@@ -84,7 +84,7 @@ def time_ticks(low_s: float, high_s: float) -> list[float]:
     return [multiple * step for multiple in range(first, int(high_s / step + 1e-9) + 1)]
 
 
-def _path(columns: Columns, y: Scale) -> Iterator[str]:
+def _path(columns: ColumnRanges, y: Scale) -> Iterator[str]:
     """Yield the line through each column's lowest and highest value; a gap begins a new one."""
     joined = False
     for index, column in enumerate(columns):
@@ -148,7 +148,7 @@ def _legend(data: ChartData) -> list[tuple[str, str]]:
     return entries
 
 
-def _sentences(data: ChartData, drawn: list[Columns], origin_ns: int) -> Iterator[str]:
+def _sentences(data: ChartData, drawn: list[ColumnRanges], origin_ns: int) -> Iterator[str]:
     """Yield the picture in words, for readers who cannot see it."""
     for series, columns in zip(data.series, drawn, strict=True):
         if (ends := extremes(columns)) is not None:

@@ -22,6 +22,7 @@ from trainfast_tui.control.same_settings import has_same_model
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.screens.base import AppScreen, SessionMessage
 from trainfast_tui.session import Session
+from trainfast_tui.text.batch_search import ENTER_STARTS
 from trainfast_tui.text.best_state import open_values, orders_in_force, setting_words, settings_of
 from trainfast_tui.text.format import duration
 from trainfast_tui.text.lines import LabelledText, Tone
@@ -45,7 +46,6 @@ WHY_OF_SCRIPT = (
 PLANNING = "Listing the settings that can run here…"
 MOST_NAMED = 3
 """The status line names at most this many knobs."""
-ENTER = "Enter starts the search; Esc goes back."
 Orders = dict[str, tuple[str, Callable[[], object]]]
 """Orders to a live search, by name: the words beside the name, and the function that gives the order."""
 VARY = "ask('vary')"
@@ -148,7 +148,7 @@ class BestScreen(AppScreen):
             request = control.request or BestRequest()
             question = best_question_rows(request, self._planned.global_batch, fresh=control.is_fresh)
             of_script = next_run is not None and next_run.script is not None
-            rows = [("", WHY_OF_SCRIPT if of_script else WHY, "muted"), ("", ENTER, "title")]
+            rows = [("", WHY_OF_SCRIPT if of_script else WHY, "muted"), ("", ENTER_STARTS, "title")]
             rows += [(f"{name:<16}", value, "text") for name, value in question]
             rows += [("", text, tone) for text, tone in self._planned.texts]
         self.view.show_plan(next_run.spec.name if next_run is not None else "", rows)

@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from trainfast_tui.session import Session
 
 LEAST_WIDTH, LEAST_HEIGHT = 80, 24
-WIDE = 120
+WIDE_SIDE_FROM = 120
+"""Columns from which the knobs have a wide column."""
 KNOBS_A_PAGE = 8
-NARROW = 100
-"""Below this width the step's figures take a line more."""
-
+STEP_LINE_MORE_BELOW = 100
+"""Columns below which the step's figures take a line more."""
 TO_ITS_END = "{} runs to its own end and saves what it saves; the knob steps ends it sooner."
 
 
@@ -112,8 +112,8 @@ class MainScreen(AppScreen):
 
     def _fit(self, size: Size) -> None:
         self.set_class(size.width < LEAST_WIDTH or size.height < LEAST_HEIGHT, "-small")
-        self.set_class(size.width >= WIDE, "-wide")
-        self.set_class(size.width < NARROW, "-narrow")
+        self.set_class(size.width >= WIDE_SIDE_FROM, "-wide")
+        self.set_class(size.width < STEP_LINE_MORE_BELOW, "-narrow")
 
     def on_screen_resume(self) -> None:
         # Another screen was on top: paint the newest snapshot now.

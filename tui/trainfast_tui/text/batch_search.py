@@ -27,27 +27,27 @@ WHY_OF_SCRIPT = (
     "Finds the largest batch of the script: each size is a process of its own, which ends after a few steps and whose"
     " checkpoints and trackers are off; the largest is confirmed in another."
 )
-ENTER = "Enter starts the search; Esc goes back."
+ENTER_STARTS = "Enter starts the search; Esc goes back."
 ENTER_RESUMES = "Enter resumes the unfinished search; Esc goes back."
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """A choice at the end of a search: knobs as they are typed, and the reason to take them."""
+class Offer:
+    """An offer at the end of a search: knobs as they are typed, and the reason to take them."""
 
     label: str
     settings: tuple[tuple[str, str], ...]
     why: str
 
 
-def choices(search: BatchSnapshot | None) -> tuple[Choice, ...]:
+def offers(search: BatchSnapshot | None) -> tuple[Offer, ...]:
     """Return the batch sizes found, the recommended one first; if nothing fits, the changes that would help."""
     ended = search.ended if search is not None else None
     if ended is None:
         return ()
     if ended.answer is None:
         return tuple(
-            Choice(
+            Offer(
                 f"change {index}",
                 tuple(change.settings.items()),
                 f"{change.saves}; speed: {change.costs}" if change.costs else change.saves,
@@ -63,7 +63,7 @@ def choices(search: BatchSnapshot | None) -> tuple[Choice, ...]:
         ("largest", answer.max_batch, f"confirmed by {confirmation}" if confirmation else "the largest that fits"),
         ("fastest", answer.fastest_batch, f"{fmt.per_second(answer.fastest_samples_per_s, 'samples')}, of those tried"),
     ]
-    return tuple(Choice(label, (("batch_size", str(batch)),), why) for label, batch, why in found if batch is not None)
+    return tuple(Offer(label, (("batch_size", str(batch)),), why) for label, batch, why in found if batch is not None)
 
 
 def limit_notice(spec: RunSpec, machine: Machine | None, ranks: int | None) -> str:
@@ -89,7 +89,7 @@ def batch_question_rows(spec: RunSpec, limit: str, earlier: BatchSnapshot | None
     `limit` is the notice of its limit, `earlier` the newest search of these knobs, None without one.
     """
     why = WHY if spec.script is None else WHY_OF_SCRIPT
-    enter = ENTER if earlier is None or not _is_resumable(earlier) else ENTER_RESUMES
+    enter = ENTER_STARTS if earlier is None or not _is_resumable(earlier) else ENTER_RESUMES
     rows: list[LabelledText] = [("", why, "muted"), ("", enter, "title")]
     changed = ", ".join(settings({key: spec.knobs[key] for key in spec.overrides if key in spec.knobs}))
     rows.append(("knobs    ", changed or "as the preset", "text"))

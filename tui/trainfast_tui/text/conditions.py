@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from trainfast_runner.results.bottleneck.step_conditions import StepConditions
     from trainfast_runner.running.follower import RunSnapshot
 
-RECENT = 20
-"""Figures of a live run are means of this many steps; a median would hide throttling that comes and goes."""
-WIDE = 78
+RECENT_STEPS = 20
+"""Newest steps that the figures of a live run are of; these are means, for a median would hide passing throttling."""
+LONG_WORDS_FROM = 78
+"""Columns from which the words are long."""
 LEAST_THROTTLED_MS = 0.05
 LEAST_CLOCK_LOSS = 0.005
 
@@ -29,7 +30,7 @@ def has_conditions(run: RunSnapshot) -> bool:
 
 def conditions_line(run: RunSnapshot, width: int) -> Line:
     """Return the line under a run's figures; parts that do not fit in `width` are left out, the least telling first."""
-    counted, wide = _counted_steps(run), width >= WIDE
+    counted, wide = _counted_steps(run), width >= LONG_WORDS_FROM
     mark = steadiness(run)
     warming = [(mark[0] if wide else mark[0].split(" up")[0].split(" down")[0], mark[1])] if mark is not None else []
     if not counted:
@@ -44,7 +45,7 @@ def conditions_line(run: RunSnapshot, width: int) -> Line:
     throttled = [*_no_reading(silent), ("  ", "text"), *throttled] if silent else throttled
     clock, degrees = _clock(counted), _temperature(run, counted, wide)
     energy = [*each_step, *each_sample] if wide else each_sample
-    choices = (
+    layouts = (
         (throttled, clock, energy, degrees, warming),
         (throttled, clock, each_sample, degrees, warming),
         (throttled, energy, degrees, warming),
@@ -52,7 +53,7 @@ def conditions_line(run: RunSnapshot, width: int) -> Line:
         (throttled, warming),
         (throttled,),
     )
-    return first_fitting([_joined(parts, "   " if wide else "  ") for parts in choices], width)
+    return first_fitting([_joined(parts, "   " if wide else "  ") for parts in layouts], width)
 
 
 def _joined(parts: Iterable[Line], gap: str) -> Line:
@@ -82,7 +83,7 @@ def _counted_steps(run: RunSnapshot) -> Sequence[StepConditions]:
     """Return the steps that count: those after the timing warm-up if there are any, of a live run the newest."""
     warmup = {step.step for step in run.steps if step.warmup}
     steps = [one for one in run.conditions if one.step not in warmup] or list(run.conditions)
-    return steps[-RECENT:] if run.is_live else steps
+    return steps[-RECENT_STEPS:] if run.is_live else steps
 
 
 def _silent_gpus(steps: Sequence[StepConditions]) -> list[int | None]:

@@ -11,7 +11,7 @@ from trainfast_runner.search.journal.memory_lines import MemoryLines
 from trainfast_tui.charts.fit_chart import Point, fit_chart
 from trainfast_tui.painting.painted import Painted
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.batch_search import Choice, batch_search_words, choices, expected_s
+from trainfast_tui.text.batch_search import Offer, batch_search_words, expected_s, offers
 from trainfast_tui.text.lines import (
     LabelledText,
     Line,
@@ -38,8 +38,8 @@ REFUTED: tuple[str, Tone, str] = ("✗", "warning", "fitted, refuted by the conf
 PHASE_COLUMNS = (("forward_backward", "fwd+bwd"), ("optimizer", "optimizer"))
 STEP_COLUMNS = (("step", "memory"), ("", ""))
 """Columns of a script's search: its hooks see no phases of memory."""
-WIDE, NARROW = 100, 76
-"""Cells are wide from the first number of columns on, and some are left out below the second."""
+WIDE_CELLS_FROM, ALL_CELLS_FROM = 100, 76
+"""Columns from which cells are wide, and below which some are left out."""
 LEAST_CHART, MOST_CHART = 6, 16
 """The least lines of a useful chart, and the most."""
 
@@ -87,14 +87,14 @@ class BatchSearchView(Painted):
         self.repaint()
 
     @property
-    def chosen(self) -> Choice | None:
-        """The choice that Enter applies; None before the end."""
-        offered = choices(self._search)
+    def chosen(self) -> Offer | None:
+        """The offer that Enter applies; None before the end."""
+        offered = offers(self._search)
         return offered[min(self._at, len(offered) - 1)] if offered else None
 
     def action_move(self, by: int) -> None:
         """Move the cursor among the answers that Enter can apply; without any scroll the table, or the question."""
-        offered = () if self._question else choices(self._search)
+        offered = () if self._question else offers(self._search)
         if offered:
             self._at = max(0, min(len(offered) - 1, self._at + by))
             self.repaint()
@@ -131,7 +131,7 @@ class BatchSearchView(Painted):
             return [rule(f"largest batch: {self._preset}", width), *waiting]
         head = _head(search, self._preset, self._now_ns, width)
         table = _table(search, width)
-        foot = [*_next_lines(search, width), *_choice_lines(search, self._at, width)]
+        foot = [*_next_lines(search, width), *_offer_lines(search, self._at, width)]
         if self._notice[0]:
             foot += [[], *paragraph(self._notice[0], width, self._notice[1])]
         # Blank lines come before the table, the chart and the foot.
@@ -238,9 +238,9 @@ def _table(search: BatchSnapshot, width: int) -> list[Line]:
 
 
 def _row(cells: Sequence[str], end: Line, width: int, tone: Tone = "text") -> Line:
-    widths: tuple[int, ...] = (8, 12, 12, 12, 12, 12) if width >= WIDE else (7, 10, 10, 10, 10, 11)
+    widths: tuple[int, ...] = (8, 12, 12, 12, 12, 12) if width >= WIDE_CELLS_FROM else (7, 10, 10, 10, 10, 11)
     padded = [*cells, *([""] * (len(widths) - len(cells)))]
-    if width < NARROW:
+    if width < ALL_CELLS_FROM:
         # The outcome matters more than the time.
         widths, padded = (*widths[:3], widths[4]), [*padded[:3], padded[4]]
     texts = [" " + fmt.to_width(cell, cells_wide - 1, "right") for cell, cells_wide in zip(padded, widths, strict=True)]
@@ -249,7 +249,7 @@ def _row(cells: Sequence[str], end: Line, width: int, tone: Tone = "text") -> Li
 
 def _probe_row(probe: Probe, columns: Sequence[tuple[str, str]], many_ranks: bool, width: int, refuted: bool) -> Line:
     sign, tone, words = REFUTED if refuted else OUTCOMES.get(probe.outcome, ("○", "text", probe.outcome))
-    if width < WIDE and probe.outcome == "oom":
+    if width < WIDE_CELLS_FROM and probe.outcome == "oom":
         words = "OOM"
     where = f" in {probe.phase.replace('_', ' and ')}" if probe.phase and probe.outcome == "oom" else ""
     rank = ""
@@ -275,7 +275,7 @@ def _confirmation_row(confirmation: ConfirmationRun, width: int) -> Line:
         if confirmation.state == "oom"
         else f"confirmation run {confirmation.state}"
     )
-    if holds and width >= WIDE:
+    if holds and width >= WIDE_CELLS_FROM:
         words += f": {confirmation.run_id}"
     cells = [
         f"{confirmation.batch_size:,}",
@@ -307,8 +307,8 @@ def _next_lines(search: BatchSnapshot, width: int) -> list[Line]:
     return paragraph(f"{when}: {batch}{step.why}", width, "text", 3)
 
 
-def _choice_lines(search: BatchSnapshot, at: int, width: int) -> list[Line]:
-    offered = choices(search)
+def _offer_lines(search: BatchSnapshot, at: int, width: int) -> list[Line]:
+    offered = offers(search)
     if not offered:
         return []
     ended = search.ended
@@ -316,10 +316,10 @@ def _choice_lines(search: BatchSnapshot, at: int, width: int) -> list[Line]:
     title = "Enter applies" if left is None else f"Enter applies; the largest leaves {fmt.size(left)} of the limit"
     lines: list[Line] = [[(title, "muted")]]
     at = min(at, len(offered) - 1)
-    for index, choice in enumerate(offered):
-        settings = " ".join(f"{name}={value}" for name, value in choice.settings)
-        head = f"{'▸' if index == at else ' '} {choice.label:<12}{settings}"
-        first, *rest = wrap(choice.why, max(20, width - len(head) - 2)) or [""]
+    for index, offer in enumerate(offered):
+        settings = " ".join(f"{name}={value}" for name, value in offer.settings)
+        head = f"{'▸' if index == at else ' '} {offer.label:<12}{settings}"
+        first, *rest = wrap(offer.why, max(20, width - len(head) - 2)) or [""]
         lines.append([(head, "cursor" if index == at else "title"), ("  ", "text"), (first, "text")])
         if index == at:
             lines += [[(" " * (len(head) + 2) + line, "text")] for line in rest[:2]]

@@ -27,7 +27,8 @@ OUTCOMES: dict[str, tuple[str, Tone, str]] = {
 RATE, STEPS, TOOK, PROCESS = 26, 6, 12, 10
 """Cells of the columns right of the setting."""
 NARROW_RATE, NARROW_TOOK, NARROW_PROCESS = 22, 9, 9
-WIDE = 100
+WIDE_COLUMNS_FROM = 100
+"""Width of the table from which its columns are wide and its words long."""
 ROLES = {"race": "cold race", "confirm": "confirm", "limit": "at limit", "turn_back": "turned"}
 
 
@@ -51,7 +52,7 @@ def _ran_row(so_far: BestSoFar, index: int, line: Trial | ColdRun, width: int) -
 
     sign, tone, words = OUTCOMES.get(line.outcome, ("○", "text", line.outcome))
     assert so_far.space is not None
-    setting = setting_words(so_far.space, line.candidate, short=width < WIDE)
+    setting = setting_words(so_far.space, line.candidate, short=width < WIDE_COLUMNS_FROM)
     value, each = so_far.values.get(index), _unit(so_far)[1]
     if value is not None:
         words = figure_words(value, each)
@@ -61,9 +62,9 @@ def _ran_row(so_far: BestSoFar, index: int, line: Trial | ColdRun, width: int) -
     else:
         if line.knob is not None:
             setting = f"{line.knob} of {setting}"
-        steps, process = fmt.ABSENT, ROLES.get(line.role, line.role) if width >= WIDE else "cold"
+        steps, process = fmt.ABSENT, ROLES.get(line.role, line.role) if width >= WIDE_COLUMNS_FROM else "cold"
     if line.outcome == "slow":
-        words = f"{words}, given up" if width >= WIDE else words
+        words = f"{words}, given up" if width >= WIDE_COLUMNS_FROM else words
     elif line.outcome == "void" and words != "void":
         words = f"void: {words}"
     return _row((sign, tone), (setting, words, steps, fmt.duration(line.seconds), process), width)
@@ -72,7 +73,11 @@ def _ran_row(so_far: BestSoFar, index: int, line: Trial | ColdRun, width: int) -
 def _row(sign: Piece, cells: tuple[str, str, str, str, str], width: int, tone: Tone = "text") -> Line:
     """Return a sign and the cells of setting, rate, steps, time and process."""
     setting, *figures, process = cells
-    widths = (RATE, STEPS, TOOK, PROCESS) if width >= WIDE else (NARROW_RATE, STEPS, NARROW_TOOK, NARROW_PROCESS)
+    widths = (
+        (RATE, STEPS, TOOK, PROCESS)
+        if width >= WIDE_COLUMNS_FROM
+        else (NARROW_RATE, STEPS, NARROW_TOOK, NARROW_PROCESS)
+    )
     room = max(12, width - 2 - sum(widths))
     right = "".join(fmt.to_width(cell, wide, "right") for cell, wide in zip(figures, widths, strict=False))
     last = fmt.to_width(f"  {process}", widths[3])
@@ -86,7 +91,7 @@ def waiting_line(so_far: BestSoFar, width: int) -> Line:
         return []
     return [
         ("▸ ", "accent"),
-        (setting_words(space, step.candidate, short=width < WIDE), "title"),
+        (setting_words(space, step.candidate, short=width < WIDE_COLUMNS_FROM), "title"),
         (f"  {step.why}", "muted"),
     ]
 

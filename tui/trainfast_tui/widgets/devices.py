@@ -19,7 +19,8 @@ from trainfast_tui.widgets.bar import bar
 if TYPE_CHECKING:
     from trainfast_runner.records.tick import DeviceReading, HostReading, Tick
 
-WIDE, WIDEST = 120, 150
+LONG_WORDS_FROM, GPU_NAMES_FROM = 120, 150
+"""Columns from which words and bars are long, and from which a GPU's row has its name."""
 NEARLY_FULL = 0.93
 NO_DRIVER = "no NVIDIA driver"
 """The beginning of the sentence in `telemetry.failures`, whose import would bring the sampler along."""
@@ -66,7 +67,7 @@ class DevicesPanel(PaintedValue[Snapshot]):
 
 
 def _host_lines(snapshot: Snapshot, tick: Tick, width: int) -> list[Line]:
-    wide, host, has_gpu = width >= WIDE, tick.host, bool(tick.devices)
+    wide, host, has_gpu = width >= LONG_WORDS_FROM, tick.host, bool(tick.devices)
     head = host_line(host, snapshot.cpu_percent, width, has_gpu)
     run = host.run
     if run is not None and snapshot.run is not None and snapshot.run.is_live:
@@ -97,7 +98,7 @@ def _what_is_broken(tick: Tick) -> Line:
 
 def host_line(host: HostReading, cpu_percent: float | None, width: int, has_gpu: bool) -> Line:
     """Return the line of the machine's processor and memory."""
-    cells = 18 if width >= WIDE else 8
+    cells = 18 if width >= LONG_WORDS_FROM else 8
     used, total = host.memory_used_bytes, host.memory_total_bytes
     cores = f" {host.cpu_count} cores" if host.cpu_count else ""
     line: Line = [(fmt.to_width("CPU", 4) if has_gpu else "CPU", "title"), (f"{cores} ", "muted")]
@@ -116,9 +117,9 @@ def gpu_line(
     missing: Mapping[str, str] | None = None,
 ) -> Line:
     """Return the row of a GPU; `used` marks it, `lost_s` is the time since it answered, `missing` is its tick's."""
-    wide = width >= WIDE
+    wide = width >= LONG_WORDS_FROM
     line: Line = [("▸" if used else " ", "primary"), (f"GPU {device.index} ", "title")]
-    if width >= WIDEST:
+    if width >= GPU_NAMES_FROM:
         name = (device.name or "").removeprefix("NVIDIA ")
         line.append((fmt.to_width(fmt.plain(name), 18) + " ", "muted"))
     if device.error is not None:
@@ -127,7 +128,7 @@ def gpu_line(
         room = width - line_length(line) - cell_len(since)
         return [*line, (since, "error"), (in_short(device.error, room), "error")]
     share = _share(device.memory_used_bytes, device.memory_total_bytes)
-    line += _bar(share, 16 if width >= WIDEST else 10 if wide else 6, NEARLY_FULL)
+    line += _bar(share, 16 if width >= GPU_NAMES_FROM else 10 if wide else 6, NEARLY_FULL)
     line += _memory(device, wide, missing or {})
     line.append((fmt.to_width(fmt.percent(device.gpu_utilization_percent), 6, "right"), "text"))
     line += _temperature(device, wide)

@@ -24,7 +24,8 @@ from trainfast_tui.text.shades import causes_of, severity_order, shade_of
 from trainfast_tui.widgets.devices import gpu_line, host_line
 
 INDENT = 6
-WIDE = 120
+ROW_HAS_CLOCK_FROM = 120
+"""Columns from which a GPU's row has its highest clock; below, its details have it."""
 RATE_TICKS = 5
 """Rates are taken over this many samples."""
 
@@ -125,8 +126,8 @@ class MonitorDevices(Painted):
         if device.error is not None:
             return []
         earlier = next((one for one in before.devices if one.uuid == device.uuid), None) if before is not None else None
-        # On a narrow screen a GPU's row has no room for its highest clock.
-        items = device_items(device, earlier, seconds, self._lately.get(device.uuid or ""), with_sm_clock=width < WIDE)
+        lately, with_sm_clock = self._lately.get(device.uuid or ""), width < ROW_HAS_CLOCK_FROM
+        items = device_items(device, earlier, seconds, lately, with_sm_clock=with_sm_clock)
         missing = missing_item(tick, device.index, width - INDENT)
         return items if missing is None else [*items, missing]
 

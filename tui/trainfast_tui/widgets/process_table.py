@@ -7,10 +7,10 @@ from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Tone
 from trainfast_tui.widgets.sorted_table import Columns, Order, SortedTable
 
-NARROW: Columns = (("pid", 9), ("owner", 9), ("GPU memory", 18), ("CPU", 8), ("memory", 10), ("age", 8))
-COLUMNS: Columns = (("pid", 10), ("owner", 12), ("GPU memory", 20), ("CPU", 9), ("memory", 11), ("age", 13))
-WIDE = 120
-
+NARROW_COLUMNS: Columns = (("pid", 9), ("owner", 9), ("GPU memory", 18), ("CPU", 8), ("memory", 10), ("age", 8))
+WIDE_COLUMNS: Columns = (("pid", 10), ("owner", 12), ("GPU memory", 20), ("CPU", 9), ("memory", 11), ("age", 13))
+WIDE_COLUMNS_FROM = 120
+"""Width from which the columns are wide and commands have their folder."""
 
 ORDERS: tuple[Order[ProcessRow], ...] = (
     Order("GPU memory", lambda row: (row.device_memory_bytes or 0) if row.devices else None),
@@ -56,14 +56,14 @@ class ProcessTable(SortedTable[ProcessRow]):
         if not self._shown:
             words = "Nothing keeps this machine busy." if self._has_looked else "looking at the processes…"
             return [heading, [(words, "muted")]]
-        heading.append((f"   of {fmt.count(len(self._shown))}" if width >= WIDE else "", "muted"))
+        heading.append((f"   of {fmt.count(len(self._shown))}" if width >= WIDE_COLUMNS_FROM else "", "muted"))
         return [heading, *self.rows_in_sight(width, height - 1)]
 
     def identity(self, row: ProcessRow) -> int:
         return row.pid
 
     def columns(self, width: int) -> Columns:
-        columns = COLUMNS if width >= WIDE else NARROW
+        columns = WIDE_COLUMNS if width >= WIDE_COLUMNS_FROM else NARROW_COLUMNS
         return columns if self._has_gpu else tuple(column for column in columns if column[0] != "GPU memory")
 
     def row_line(self, row: ProcessRow, width: int) -> Line:
@@ -73,12 +73,14 @@ class ProcessTable(SortedTable[ProcessRow]):
             "GPU memory": _held(row),
             "CPU": fmt.percent(row.cpu_percent),
             "memory": fmt.size(row.memory_rss_bytes),
-            "age": fmt.duration(row.age_s) if width >= WIDE else " ".join(fmt.duration(row.age_s).split()[:2]),
+            "age": fmt.duration(row.age_s)
+            if width >= WIDE_COLUMNS_FROM
+            else " ".join(fmt.duration(row.age_s).split()[:2]),
         }
         tone: Tone = "text" if row.is_own else "muted"
         line: Line = [("  ", "accent")]
         line += [(self.cell(name, cells[name], room), tone) for name, room in self.columns(width)]
-        command = row.command if width >= WIDE else _without_folder(row.command)
+        command = row.command if width >= WIDE_COLUMNS_FROM else _without_folder(row.command)
         return [*line, (command if row.identity is not None else "not visible from here", tone)]
 
 

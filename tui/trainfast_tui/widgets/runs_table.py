@@ -20,11 +20,11 @@ LEFT_OUT = ("steps", "timing_warmup", "devices", "watch", "seed")
 DEFAULTS = defaults()
 SYNTHETIC = "synthetic data"
 STRICT = "* strict malloc: no rank"
-WIDE = 110
-COLUMNS: Columns = (("started", 18), ("preset", 26), ("state", 17), ("samples/s", 12), ("peak memory", 14))
-NARROW: Columns = (("started", 16), ("preset", 15), ("state", 17), ("samples/s", 12))
-NARROWEST: Columns = (("preset", 15), ("state", 17), ("samples/s", 12))
-FULL_WIDTH = 80
+ALL_COLUMNS: Columns = (("started", 18), ("preset", 26), ("state", 17), ("samples/s", 12), ("peak memory", 14))
+FEWER_COLUMNS: Columns = (("started", 16), ("preset", 15), ("state", 17), ("samples/s", 12))
+FEWEST_COLUMNS: Columns = (("preset", 15), ("state", 17), ("samples/s", 12))
+ALL_COLUMNS_FROM, START_TIMES_FROM = 110, 80
+"""Widths from which the table has all columns, and from which it tells when each run was started."""
 LENGTH = "seq_len"
 
 ORDERS: tuple[Order[RunRow], ...] = (
@@ -113,7 +113,9 @@ class RunsTable(SortedTable[RunRow]):
         return row.run_id
 
     def columns(self, width: int) -> Columns:
-        return COLUMNS if width >= WIDE else NARROW if width >= FULL_WIDTH else NARROWEST
+        return (
+            ALL_COLUMNS if width >= ALL_COLUMNS_FROM else FEWER_COLUMNS if width >= START_TIMES_FROM else FEWEST_COLUMNS
+        )
 
     def row_line(self, row: RunRow, width: int) -> Line:
         sign, tone = STATE_SIGNS.get(row.state, ("○", "text"))

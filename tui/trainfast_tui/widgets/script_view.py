@@ -23,7 +23,8 @@ LEAST_FLAGS = 5
 """Lines that the mapping leaves to the flags."""
 LEAST_KNOBS = 3
 MOST_REASON_LINES = 2
-WIDE = 100
+WIDE_NAMES_FROM = 100
+"""Columns from which the names of the flags have much room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +158,7 @@ def _way_lines(discovered: Discovered, mapping: Sequence[Proposal], width: int) 
 def _flag_line(flag: Flag, mapping: Sequence[Proposal], width: int) -> Line:
     names = set(flag.names)
     knobs = [one.knob for one in mapping if names & flag_names(one.place)]
-    name_room, default_room = (50, 28) if width >= WIDE else (36, 16)
+    name_room, default_room = (50, 28) if width >= WIDE_NAMES_FROM else (36, 16)
     text = f"  {to_width(plain(', '.join(flag.names)), name_room)} {flag.type:<10} "
     default = to_width(default_words(flag), default_room)
     return [(text, "text"), (default, "muted"), (f" {', '.join(knobs)}", "accent")]

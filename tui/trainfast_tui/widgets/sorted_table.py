@@ -13,25 +13,25 @@ from trainfast_tui.painting.painted import Painted
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line
 
-Row = TypeVar("Row")
+RowT = TypeVar("RowT")
 Columns = tuple[tuple[str, int], ...]
 """Names of columns and their widths, the space behind each included."""
 
 
 @dataclass(frozen=True, slots=True)
-class Order(Generic[Row]):
+class Order(Generic[RowT]):
     """A column to order by; rows for which `key` gives None come last."""
 
     name: str
-    key: Callable[[Row], float | str | None]
+    key: Callable[[RowT], float | str | None]
     largest_first: bool = True
     direction_labels: tuple[str, str] = ("most first", "least first")
     """The usual direction and the other one."""
-    group_by: Callable[[Row], object] | None = None
+    group_by: Callable[[RowT], object] | None = None
     """The value by which rows rank only among their like; None where all rank together."""
 
 
-def ordered(rows: Iterable[Row], order: Order[Row], reverse: bool) -> list[Row]:
+def ordered(rows: Iterable[RowT], order: Order[RowT], reverse: bool) -> list[RowT]:
     """Return the rows in this order, those without its value last; rows of one value keep their places.
 
     Rows that rank apart come after each other, the group with the first row first.
@@ -41,14 +41,14 @@ def ordered(rows: Iterable[Row], order: Order[Row], reverse: bool) -> list[Row]:
     unknown = [row for row in listed if order.key(row) is None]
     known.sort(key=order.key, reverse=order.largest_first != reverse)  # type: ignore[arg-type]
     if order.group_by is not None:
-        groups: dict[object, list[Row]] = {}
+        groups: dict[object, list[RowT]] = {}
         for row in known:
             groups.setdefault(order.group_by(row), []).append(row)
         known = list(chain.from_iterable(groups.values()))
     return known + unknown
 
 
-class SortedTable(Painted, Generic[Row]):
+class SortedTable(Painted, Generic[RowT]):
     """The cursor stays on its row while rows change their places."""
 
     ORDERS: ClassVar[tuple[Order[Any], ...]]
@@ -64,14 +64,14 @@ class SortedTable(Painted, Generic[Row]):
         super().__init__()
         self.reverse = False
         self._order = ""
-        self._listed: list[Row] = []
-        self._shown: list[Row] = []
+        self._listed: list[RowT] = []
+        self._shown: list[RowT] = []
         """The listed rows in their order."""
         self._here: object = None
         """The identity of the row under the cursor; None for the first row."""
         self._top = 0
 
-    def identity(self, row: Row) -> object:
+    def identity(self, row: RowT) -> object:
         """Return the value by which a row is known when it comes again."""
         raise NotImplementedError
 
@@ -79,18 +79,18 @@ class SortedTable(Painted, Generic[Row]):
         """Return the columns there is room for."""
         raise NotImplementedError
 
-    def row_line(self, row: Row, width: int) -> Line:
+    def row_line(self, row: RowT, width: int) -> Line:
         """Paint a row, margin included."""
         raise NotImplementedError
 
     @property
-    def orders(self) -> list[Order[Row]]:
+    def orders(self) -> list[Order[RowT]]:
         """The orders by columns in sight."""
         shown = [name for name, _ in self.columns(self.size.width)]
         return [order for order in self.ORDERS if order.name in shown]
 
     @property
-    def order(self) -> Order[Row]:
+    def order(self) -> Order[RowT]:
         """The order of the rows now."""
         return next((order for order in self.orders if order.name == self._order), self.orders[0])
 
@@ -115,7 +115,7 @@ class SortedTable(Painted, Generic[Row]):
         self.reorder()
 
     @property
-    def current(self) -> Row | None:
+    def current(self) -> RowT | None:
         """The row under the cursor."""
         return self._shown[self._at] if self._shown else None
 

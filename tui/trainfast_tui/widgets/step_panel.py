@@ -16,7 +16,7 @@ from trainfast_tui.live.figures import (
 )
 from trainfast_tui.painting.painted import PaintedValue
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.conditions import conditions_line, has_conditions, steadiness
+from trainfast_tui.text.conditions import LONG_WORDS_FROM, conditions_line, has_conditions, steadiness
 from trainfast_tui.text.lines import Line, Tone, line_length
 from trainfast_tui.text.memory import peak_word_of
 from trainfast_tui.widgets.bar import bar, shares
@@ -31,6 +31,8 @@ PHASES: tuple[tuple[str, str, Tone], ...] = (
     ("optimizer", "▒", "accent"),
     ("other", "·", "muted"),
 )
+WIDE_PROGRESS_FROM = 66
+"""Columns from which the words beside the progress bar have much room."""
 
 
 class StepPanel(PaintedValue["RunSnapshot"]):
@@ -40,8 +42,6 @@ class StepPanel(PaintedValue["RunSnapshot"]):
     StepPanel { height: 5; }
     StepPanel.-watched { height: 6; }
     """
-    NARROW = 66
-    """Below this many columns the phases of a step need two lines."""
 
     def show_value(self, value: RunSnapshot | None) -> None:
         """Show the figures of this run."""
@@ -74,14 +74,14 @@ def _progress(run: RunSnapshot, width: int) -> Line:
         end = f"took {fmt.duration(took)}" if took is not None else ""
     words = f"step {fmt.count(done)} of {fmt.count(planned)}" if planned else f"step {fmt.count(done)}"
     label = f" {fmt.percent(None if share is None else 100 * share)}  {end}"
-    narrow = width < StepPanel.NARROW
+    narrow = width < WIDE_PROGRESS_FROM
     line: Line = [(f"{words} " if narrow else f"{words:<19} ", "title")]
     beside = len(words) + 1 + len(label) if narrow else max(20, len(words) + 1) + max(22, len(label))
     return [*line, *bar(share, max(4, width - beside)), (label, "text")]
 
 
 def _speed(figures: Figures, width: int) -> Line:
-    wide = width >= 78
+    wide = width >= LONG_WORDS_FROM
     line: Line = [
         (fmt.to_width(fmt.per_second(figures.samples_per_s, "samples"), 19 if wide else 17) + " ", "title"),
         (fmt.to_width(fmt.per_second(figures.tokens_per_s, "tokens"), 18 if wide else 16), "text"),
@@ -94,7 +94,7 @@ def _speed(figures: Figures, width: int) -> Line:
 
 def _steady(run: RunSnapshot, width: int) -> Line:
     """Return the steadiness of the step time, for runs without a line about the devices."""
-    mark = steadiness(run) if width >= 78 else None
+    mark = steadiness(run) if width >= LONG_WORDS_FROM else None
     return [("   ", "text"), mark] if mark is not None else []
 
 
@@ -106,12 +106,12 @@ def _loss_and_memory(run: RunSnapshot, width: int) -> Line:
         (fmt.size(peak), "text"),
     ]
     predicted = predicted_peak_bytes(run)
-    if predicted is not None and width >= 78:
+    if predicted is not None and width >= LONG_WORDS_FROM:
         line += [(f" ({fmt.against_prediction(peak, predicted)})", "muted")]
     if run.synthetic:
         line += [("  ", "text"), (" synthetic data ", "badge")]
     actual = run.actual
-    if actual is not None and width >= 78:
+    if actual is not None and width >= LONG_WORDS_FROM:
         ranks = f"{actual.world_size} ranks, " if actual.world_size and actual.world_size > 1 else ""
         wrapper = f"{actual.wrapper}, " if actual.wrapper not in (None, "none") else ""
         line += [(f"   {ranks}{wrapper}{actual.compute_dtype or ''} on {actual.device or ''}", "muted")]
