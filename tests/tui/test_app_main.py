@@ -92,15 +92,15 @@ async def test_the_first_start_says_what_to_press(home: Home) -> None:
     assert "q    leave" in small
 
 
-async def test_out_of_memory_stands_in_the_middle_with_three_cures(home: Home) -> None:
+async def test_out_of_memory_stands_in_the_middle_with_three_changes(home: Home) -> None:
     text, app = await shown(home, a_snapshot(an_oom_run(home)), "3", size=SMALL)
     assert "OUT OF MEMORY IN FORWARD AT STEP 1" in text
     assert "DefaultCPUAllocator: can't allocate memory" in text
     assert "The limit was 1.00" in text
-    for cure in (" 1 batch_size = 512", " 2 precision = bf16", " 3 checkpointing = full"):
-        assert cure in text
+    for change in (" 1 batch_size = 512", " 2 precision = bf16", " 3 checkpointing = full"):
+        assert change in text
     assert app.session.next_run is not None
-    assert app.session.next_run.spec.knobs["checkpointing"] == "full", "the key of a cure sets the knob"
+    assert app.session.next_run.spec.knobs["checkpointing"] == "full", "the key of a change sets the knob"
     assert "checkpointing = full; r runs it" in text
     assert OOM_WORDS.startswith("Default")
 

@@ -332,7 +332,7 @@ async def test_every_part_can_be_read_in_every_theme() -> None:
     app = Screen()
     async with app.run_test(size=(80, 15)) as pilot:
         chart = app.query_one(StripChart)
-        causes = [shade.kind for shade in SHADES]
+        causes = [shade.cause for shade in SHADES]
         spans = tuple(ThrottledSpan(20 * S * at, 20 * S * (at + 1), cause) for at, cause in enumerate(causes))
         data = a_chart(a_series([100.0] * 121), spans=spans, limits=(Limit(300, "limit"),))
         chart.show_chart(data)

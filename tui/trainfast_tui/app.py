@@ -87,7 +87,7 @@ class TrainfastApp(TerminalApp):
         """The topmost screen that is no dialog: a dialog leaves the screen below it in sight."""
         return next(screen for screen in reversed(self.screen_stack) if isinstance(screen, AppScreen))
 
-    async def take_event(self, event: events.Event) -> None:
+    async def handle_event(self, event: events.Event) -> None:
         """Give keys that were typed ahead of a dialog to it, though the screen below it was asked first."""
         if isinstance(event, events.Key):
             from trainfast_tui.widgets.dialogs import Dialog
@@ -99,7 +99,7 @@ class TrainfastApp(TerminalApp):
             if isinstance(screen, Dialog) and (early or (screen.focused is None and not screen.is_ready)):
                 screen.queue_key(event)
                 return
-        await super().take_event(event)
+        await super().handle_event(event)
 
     def on_session_message(self, message: SessionMessage) -> None:
         """Let the session take the message in (`Session.receive`), then show what is new."""

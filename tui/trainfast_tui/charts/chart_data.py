@@ -21,12 +21,12 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class ThrottledSpan:
-    """A span of throttled time, drawn shaded and marked by the first letter of its kind."""
+    """A span of throttled time, drawn shaded and marked by the first letter of its cause."""
 
     start_ns: int
     end_ns: int
-    kind: str
-    """Cause of the throttling, such as `thermal` (T) or `power` (P)."""
+    cause: str
+    """Such as `thermal` (T) or `power` (P)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,7 +127,7 @@ def _series_columns(axis: TimeCells, series: Series, gap_ns: int, stride: int) -
 def _throttled_cells(axis: TimeCells, data: ChartData) -> list[Shade | None]:
     """Return the shade of each cell of the plot; None if no device was throttled."""
     shades_by_cell: list[Shade | None] = [None] * axis.count
-    shaded = [(span, shade_of(span.kind)) for span in data.spans]
+    shaded = [(span, shade_of(span.cause)) for span in data.spans]
     for span, shade in sorted(shaded, key=lambda pair: -severity_order(pair[1])):
         last = min(axis.at(min(span.end_ns, data.t_max_ns)), axis.count - 1)
         for cell in range(max(0, axis.at(span.start_ns)), last + 1):
@@ -195,7 +195,7 @@ def _plot_rows(
     ]
     shades = _cells_by_shade(shades_by_cell)
     textures = [(cells, shade.glyph, len(styles) + at) for at, (shade, cells) in enumerate(shades)]
-    styles += [palette.get(shade.kind) or palette.get("mark") for shade, _ in shades]
+    styles += [palette.get(shade.cause) or palette.get("mark") for shade, _ in shades]
     cursor = -1 if data.cursor_ns is None else frame.axis.at(data.cursor_ns)
     rows = []
     for row in range(height):
@@ -338,7 +338,7 @@ def _time_row(frame: _Frame, data: ChartData, shades_by_cell: list[Shade | None]
     legend: list[Segment] = []
     drawn = {mark for mark in shades_by_cell if mark is not None}
     spans = (span for span in data.spans if span.start_ns <= data.t_max_ns and span.end_ns >= data.t_min_ns)
-    covered = {shade_of(span.kind) for span in spans} - drawn
+    covered = {shade_of(span.cause) for span in spans} - drawn
     for shade in [*sorted(drawn, key=severity_order), *sorted(covered, key=severity_order)]:
         sign = shade.glyph * 2 if shade in drawn else "+"
         swatch = f"  {sign} {shade.letter} "
@@ -351,5 +351,5 @@ def _time_row(frame: _Frame, data: ChartData, shades_by_cell: list[Shade | None]
 
 
 def _ink_of(shade: Shade, palette: Palette) -> Style | None:
-    own = palette.get(shade.kind)
+    own = palette.get(shade.cause)
     return Style(color=own.color, bold=True) if own is not None else palette.get("mark")

@@ -73,8 +73,8 @@ def throttled_spans(ticks: Sequence[TickValues]) -> tuple[ThrottledSpan, ...]:
         if values.causes == held:
             continue
         t_ns = values.tick.t_ns
-        spans += [ThrottledSpan(start.pop(ended), t_ns, ended) for ended in held - values.causes]
+        spans += [ThrottledSpan(start.pop(cause), t_ns, cause) for cause in held - values.causes]
         start.update(dict.fromkeys(values.causes - held, t_ns))
         held = values.causes
-    spans += [ThrottledSpan(since, ticks[-1].tick.t_ns, kind) for kind, since in start.items()]
-    return tuple(sorted(spans, key=lambda span: (span.start_ns, span.kind)))
+    spans += [ThrottledSpan(since, ticks[-1].tick.t_ns, cause) for cause, since in start.items()]
+    return tuple(sorted(spans, key=lambda span: (span.start_ns, span.cause)))

@@ -26,7 +26,7 @@ from trainfast_tui.report.scatter_picture import Axis, PointKind, ScatterLine, S
 from trainfast_tui.text.format import count, duration, milliseconds, number, per_second, processes, size
 from trainfast_tui.text.memory import PHASES
 
-KINDS = {
+POINT_KINDS = {
     "fits": PointKind("fits", "dot", "success"),
     "oom": PointKind("out of memory", "cross", "error"),
     "refuted": PointKind("fitted, later ran out of memory", "ring", "warning"),
@@ -148,9 +148,9 @@ def _try(line: Probe | ConfirmationRun, confirmations: Sequence[ConfirmationRun]
 
 def _points(probes: Sequence[Probe], confirmations: Sequence[ConfirmationRun]) -> Iterator[ScatterPoint]:
     for probe in probes:
-        kind = "refuted" if refuted_by(probe, confirmations) is not None else probe.outcome
-        if probe.peak_allocated_bytes is not None and kind in KINDS:
-            yield _point(probe.batch_size, probe.peak_allocated_bytes, kind)
+        outcome = "refuted" if refuted_by(probe, confirmations) is not None else probe.outcome
+        if probe.peak_allocated_bytes is not None and outcome in POINT_KINDS:
+            yield _point(probe.batch_size, probe.peak_allocated_bytes, outcome)
     for confirmation in confirmations:
         if confirmation.peak_allocated_bytes is not None:
             yield _point(
@@ -160,9 +160,9 @@ def _points(probes: Sequence[Probe], confirmations: Sequence[ConfirmationRun]) -
             )
 
 
-def _point(batch_size: int, peak_bytes: int, kind: str) -> ScatterPoint:
-    words = f"batch size {count(batch_size)}: {size(peak_bytes)}, {KINDS[kind].words}"
-    return ScatterPoint(batch_size, peak_bytes, KINDS[kind], words)
+def _point(batch_size: int, peak_bytes: int, outcome: str) -> ScatterPoint:
+    words = f"batch size {count(batch_size)}: {size(peak_bytes)}, {POINT_KINDS[outcome].words}"
+    return ScatterPoint(batch_size, peak_bytes, POINT_KINDS[outcome], words)
 
 
 def _lines(

@@ -27,9 +27,9 @@ def sparklines(data: ChartData, origin_ns: int) -> tuple[str, ...]:
             " " if column is None else _block((column[0] + column[1]) / 2, ends, data.y_min) for column in columns
         )
         lines.append(f"{series.name.ljust(name_width)}  {drawn}  {data.unit(ends[0])} to {data.unit(ends[1])}")
-    kinds = sorted({span.kind for span in data.spans}, key=lambda kind: severity_order(shade_of(kind)))
-    if kinds:
-        words = ", ".join(f"{shade_of(kind).letter} {shade_of(kind).words}" for kind in kinds)
+    causes = sorted({span.cause for span in data.spans}, key=lambda cause: severity_order(shade_of(cause)))
+    if causes:
+        words = ", ".join(f"{shade_of(cause).letter} {shade_of(cause).words}" for cause in causes)
         lines.append(f"{'throttled'.ljust(name_width)}  {_letters(data, column_ns)}  {words}")
     begin, end = (duration((t_ns - origin_ns) / 1e9) for t_ns in (data.t_min_ns, data.t_max_ns))
     lines.append(f"{'time'.ljust(name_width)}  {begin}{end.rjust(COLUMNS - len(begin))}")
@@ -48,9 +48,9 @@ def _block(value: float, ends: tuple[float, float], y_min: float | None) -> str:
 
 def _letters(data: ChartData, column_ns: int) -> str:
     letters = [" "] * COLUMNS
-    for span in sorted(data.spans, key=lambda span: -severity_order(shade_of(span.kind))):
+    for span in sorted(data.spans, key=lambda span: -severity_order(shade_of(span.cause))):
         first = max(0, (span.start_ns - data.t_min_ns) // column_ns)
         last = min(COLUMNS - 1, (span.end_ns - data.t_min_ns) // column_ns)
         for column in range(first, last + 1):
-            letters[column] = shade_of(span.kind).letter
+            letters[column] = shade_of(span.cause).letter
     return "".join(letters)

@@ -101,13 +101,13 @@ def _path(columns: ColumnRanges, y: Scale) -> Iterator[str]:
 def _spans(data: ChartData) -> list[ThrottledSpan]:
     """Return the throttled time on the axis, the worst cause last, so that it is drawn on top."""
     on_axis = [span for span in data.spans if span.end_ns >= data.t_min_ns and span.start_ns <= data.t_max_ns]
-    return sorted(on_axis, key=lambda span: -severity_order(shade_of(span.kind)))
+    return sorted(on_axis, key=lambda span: -severity_order(shade_of(span.cause)))
 
 
 def _span(span: ThrottledSpan, data: ChartData, origin_ns: int, x: Scale) -> str:
-    shade, begin = shade_of(span.kind), x.at((span.start_ns - origin_ns) / 1e9)
+    shade, begin = shade_of(span.cause), x.at((span.start_ns - origin_ns) / 1e9)
     width = max(LEAST_WIDTH, x.at((span.end_ns - origin_ns) / 1e9) - begin)
-    tone = TONE_OF_SHADE.get(span.kind, "warning")
+    tone = TONE_OF_SHADE.get(span.cause, "warning")
     box = element(
         "rect",
         tip(f"{shade.words}, {_when(span, data, origin_ns)}"),
@@ -139,10 +139,10 @@ def _legend(data: ChartData) -> list[tuple[str, str]]:
         for series, dashes in zip(data.series, DASHES * len(data.series), strict=False):
             line = element("path", d="M0 0H18", class_=f"line {series.tone}", stroke_dasharray=dashes)
             entries.append((line, series.name))
-    for kind in dict.fromkeys(span.kind for span in reversed(_spans(data))):
-        shade = shade_of(kind)
+    for cause in dict.fromkeys(span.cause for span in reversed(_spans(data))):
+        shade = shade_of(cause)
         box = element(
-            "rect", x=0, y=-7, width=18, height=14, class_=f"shade {TONE_OF_SHADE.get(kind, 'warning')}"
+            "rect", x=0, y=-7, width=18, height=14, class_=f"shade {TONE_OF_SHADE.get(cause, 'warning')}"
         ) + label(shade.letter, 9, 4, "middle")
         entries.append((box, shade.words))
     return entries
@@ -154,4 +154,4 @@ def _sentences(data: ChartData, drawn: list[ColumnRanges], origin_ns: int) -> It
         if (ends := extremes(columns)) is not None:
             yield f"{series.name}: from {data.unit(ends[0])} to {data.unit(ends[1])}."
     for span in sorted(_spans(data), key=lambda one: one.start_ns):
-        yield f"{shade_of(span.kind).words.capitalize()} {_when(span, data, origin_ns)}."
+        yield f"{shade_of(span.cause).words.capitalize()} {_when(span, data, origin_ns)}."

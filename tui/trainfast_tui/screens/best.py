@@ -201,9 +201,9 @@ class BestScreen(AppScreen):
         elif search.so_far.best is None:
             self.notify("Nothing was measured yet.", severity="warning")
         else:
-            self._take(search, search.so_far.best[0])
+            self._apply_best(search, search.so_far.best[0])
 
-    def _take(self, search: BestSnapshot, best: int) -> None:
+    def _apply_best(self, search: BestSnapshot, best: int) -> None:
         """Give the knobs the values of this candidate, of the search's own preset, and close the screen."""
         session, question = self.session, search.so_far.question
         next_run = session.next_run

@@ -62,9 +62,9 @@ class TerminalApp(App[int]):
             if later is not None:
                 self.set_timer(AFTER_ESCAPE_S, partial(self.post_message, later))
                 event = events.Key("escape", "\x1b")
-        await self.take_event(event)
+        await self.handle_event(event)
 
-    async def take_event(self, event: events.Event) -> None:
+    async def handle_event(self, event: events.Event) -> None:
         """Handle an event as Textual does; an app overrides this instead of `on_event`."""
         await super().on_event(event)
 

@@ -106,7 +106,7 @@ def _throttled(counted: Sequence[StepConditions], wide: bool, whose: str) -> Lin
     known = [
         (shade, ms)
         for shade in SHADES
-        if (ms := _mean(one.throttled_ms.get(shade.kind) for one in counted)) is not None
+        if (ms := _mean(one.throttled_ms.get(shade.cause) for one in counted)) is not None
     ]
     if not known:
         return [("throttling is not known", "muted")]
@@ -116,7 +116,7 @@ def _throttled(counted: Sequence[StepConditions], wide: bool, whose: str) -> Lin
         return [*begin, ("not throttled", "success")]
     line: Line = []
     for index, (shade, ms) in enumerate(throttled):
-        tone: Tone = "error" if shade.kind in ("thermal", "brake") else "warning"
+        tone: Tone = "error" if shade.cause in ("thermal", "brake") else "warning"
         line += [(f"{'  ' if index else ''}{shade.letter} ", tone), (fmt.milliseconds(ms), "text")]
         line += [(_worst(counted, shade), "muted")]
     if not wide:
@@ -128,7 +128,7 @@ def _worst(counted: Sequence[StepConditions], shade: Shade) -> str:
     devices = counted[-1].devices
     if len(devices) < 2:
         return ""
-    most = max(devices, key=lambda device: device.throttled_ms.get(shade.kind) or 0.0)
+    most = max(devices, key=lambda device: device.throttled_ms.get(shade.cause) or 0.0)
     return f" (GPU {most.index})"
 
 

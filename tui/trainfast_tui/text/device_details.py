@@ -136,9 +136,9 @@ def _throttled(lately: DeviceConditions | None) -> list[Item]:
         return []
     items: list[Item] = []
     for shade in SHADES:
-        share = (lately.throttled_ms.get(shade.kind) or 0.0) / 60_000
+        share = (lately.throttled_ms.get(shade.cause) or 0.0) / 60_000
         if share >= LEAST_THROTTLED_SHARE:
-            tone: Tone = "error" if shade.kind in ("thermal", "brake") else "warning"
+            tone: Tone = "error" if shade.cause in ("thermal", "brake") else "warning"
             text = f"{fmt.percent(100 * share)} of the last minute"
             items.append(Item(f"{shade.letter} {shade.words}", text, tone, "100 % of the last minute"))
     return items

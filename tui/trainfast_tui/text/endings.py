@@ -28,7 +28,7 @@ class Ending:
     headline: str
     tone: Tone
     reason: str
-    fixes: tuple[OomChange, ...] = ()
+    changes: tuple[OomChange, ...] = ()
     log: tuple[str, ...] = ()
     advice: str = ""
     facts: tuple[str, ...] = ()

@@ -150,7 +150,7 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
         ),
         *(
             _in_palette(
-                f"EndingPanel.fix({at})",
+                f"EndingPanel.apply_change({at})",
                 (str(at + 1),),
                 f"{nth} cure",
                 f"After out of memory: set the {nth} knob proposed.",

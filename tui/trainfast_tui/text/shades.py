@@ -14,7 +14,7 @@ from trainfast_tui.text.format import plain
 class Shade:
     """One cause; `glyph` fills the free cells of a plot."""
 
-    kind: str
+    cause: str
     letter: str
     glyph: str
     words: str
@@ -30,23 +30,23 @@ SHADES: tuple[Shade, ...] = (
 )
 """The worst first: of two causes at once the worse is drawn."""
 
-CAUSES = tuple(shade.kind for shade in SHADES)
-_BY_CAUSE = {shade.kind: shade for shade in SHADES}
+CAUSES = tuple(shade.cause for shade in SHADES)
+_BY_CAUSE = {shade.cause: shade for shade in SHADES}
 OTHER = "other"
 
 
 @lru_cache(maxsize=64)
-def shade_of(kind: str) -> Shade:
+def shade_of(cause: str) -> Shade:
     """Return the shade of a cause, always the same object; an unlisted cause gets its first letter."""
-    if (known := _BY_CAUSE.get(kind)) is not None:
+    if (known := _BY_CAUSE.get(cause)) is not None:
         return known
-    letter = to_ascii(plain(kind))[:1].strip().upper() or "#"
-    return Shade(OTHER, letter, "╲", to_ascii(plain(kind, 24)) or "unknown cause")
+    letter = to_ascii(plain(cause))[:1].strip().upper() or "#"
+    return Shade(OTHER, letter, "╲", to_ascii(plain(cause, 24)) or "unknown cause")
 
 
 def severity_order(shade: Shade) -> int:
     """Return the shade's place, 0 for the worst; unlisted causes come last."""
-    return CAUSES.index(shade.kind) if shade.kind in CAUSES else len(CAUSES)
+    return CAUSES.index(shade.cause) if shade.cause in CAUSES else len(CAUSES)
 
 
 UMBRELLA = "hardware"
@@ -64,5 +64,5 @@ def cause_by_reason() -> dict[str, str]:
 def causes_of(reasons: Sequence[str] | None) -> frozenset[str]:
     """Return the causes behind a device's throttle reasons, `UMBRELLA` only if nothing more specific is set."""
     cause_of = cause_by_reason()
-    kinds = frozenset(cause_of[reason] for reason in reasons or () if reason in cause_of)
-    return kinds - {UMBRELLA} if kinds & {"thermal", "brake"} else kinds
+    causes = frozenset(cause_of[reason] for reason in reasons or () if reason in cause_of)
+    return causes - {UMBRELLA} if causes & {"thermal", "brake"} else causes

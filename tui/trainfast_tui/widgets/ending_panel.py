@@ -33,8 +33,8 @@ class EndingPanel(GrowingPanel):
         self._ending: Ending | None = None
         self._run_id = ""
         self._run: RunFile | None = None
-        self._fix: tuple[str, NextRun, NextRun] | None = None
-        """The run whose proposed change was taken last, and the next run before and after."""
+        self._applied: tuple[str, NextRun, NextRun] | None = None
+        """The run whose change was applied last, and the next run before and after."""
 
     def show_run(self, run: RunSnapshot | None) -> None:
         """Show how this run ended; nothing while it is live."""
@@ -44,31 +44,31 @@ class EndingPanel(GrowingPanel):
         else:
             new = ending(run) if explained is None else ending(run, explained.explanation, explained.left)
             if new is not None and self._ending is not None and run.run_id == self._run_id:
-                new = replace(new, fixes=with_same_keys(new.fixes, self._ending.fixes))
+                new = replace(new, changes=with_same_keys(new.changes, self._ending.changes))
             self._run_id, self._run = run.run_id, run.run_file
         if new != self._ending:
             self._ending = new
             self.set_shown(new is not None)
 
-    def action_fix(self, index: int) -> None:
-        """Give the next run's knobs a change that would make the run fit, in place of the change taken before."""
+    def action_apply_change(self, index: int) -> None:
+        """Apply a change that would make the run fit to the next run, in place of the change applied before."""
         next_run = self._session.next_run
-        if self._ending is None or self._run is None or index >= len(self._ending.fixes) or next_run is None:
+        if self._ending is None or self._run is None or index >= len(self._ending.changes) or next_run is None:
             return
         if (self._run.script or next_run.script) and not has_same_model(self._run, next_run.spec):
             self.screen.notify(
                 f"The changes are for {self._run.name}; the next run is {next_run.spec.name}.", severity="warning"
             )
             return
-        before = self._without_the_last_fix(next_run)
-        self._session.apply(self._ending.fixes[index].settings.items(), before)
-        self._fix = self._run_id, before, self._session.next_run or before
+        before = self._without_last_change(next_run)
+        self._session.apply(self._ending.changes[index].settings.items(), before)
+        self._applied = self._run_id, before, self._session.next_run or before
 
-    def _without_the_last_fix(self, next_run: NextRun) -> NextRun:
+    def _without_last_change(self, next_run: NextRun) -> NextRun:
         """Undo the last change, since one is enough; knobs turned since then stay as they are."""
-        if self._fix is None or self._fix[0] != self._run_id:
+        if self._applied is None or self._applied[0] != self._run_id:
             return next_run
-        _, before, after = self._fix
+        _, before, after = self._applied
         for name, value in after.spec.knobs.items():
             if value != before.spec.knobs.get(name) and next_run.spec.knobs.get(name) == value:
                 next_run = next_run.with_value_of(name, before)
@@ -86,28 +86,28 @@ class EndingPanel(GrowingPanel):
         lines: list[Line] = [line, *paragraph(shown.reason, width, "text", MOST_REASON_LINES)]
         for fact in shown.facts:
             lines += paragraph(fact, width, "text", 2)
-        lines += _fix_lines(shown.fixes, width)
+        lines += _change_lines(shown.changes, width)
         lines += [[("│ ", "muted"), (text, "text")] for text in shown.log]
         return [*lines, *paragraph(shown.advice, width, "muted", 2)]
 
 
-def with_same_keys(fixes: Sequence[OomChange], shown: Sequence[OomChange]) -> tuple[OomChange, ...]:
+def with_same_keys(changes: Sequence[OomChange], shown: Sequence[OomChange]) -> tuple[OomChange, ...]:
     """Return the changes in the order of their keys: what is on the screen keeps its key while more are traced."""
-    by_settings = {tuple(sorted(fix.settings.items())): fix for fix in fixes}
-    kept = [by_settings.pop(tuple(sorted(fix.settings.items())), None) for fix in shown]
+    by_settings = {tuple(sorted(change.settings.items())): change for change in changes}
+    kept = [by_settings.pop(tuple(sorted(change.settings.items())), None) for change in shown]
     new = iter(by_settings.values())
-    in_place = [next(new, None) if fix is None else fix for fix in kept]
-    return tuple(fix for fix in (*in_place, *new) if fix is not None)
+    in_place = [next(new, None) if change is None else change for change in kept]
+    return tuple(change for change in (*in_place, *new) if change is not None)
 
 
-def _fix_lines(fixes: tuple[OomChange, ...], width: int) -> list[Line]:
+def _change_lines(changes: tuple[OomChange, ...], width: int) -> list[Line]:
     """Return each change with its key, the memory it needs or frees, and its cost, beside it or below."""
-    if not fixes:
+    if not changes:
         return []
-    lines: list[Line] = paragraph(f"{KEYS[len(fixes)]}; {oom.changes_title(fixes)}", width, "muted", 2)
-    wide = max(len(oom.change_words(fix)) for fix in fixes)
-    for index, fix in enumerate(fixes, 1):
-        head, words = oom.change_words(fix), f"{fix.saves}; speed: {fix.costs}"
+    lines: list[Line] = paragraph(f"{KEYS[len(changes)]}; {oom.changes_title(changes)}", width, "muted", 2)
+    wide = max(len(oom.change_words(change)) for change in changes)
+    for index, change in enumerate(changes, 1):
+        head, words = oom.change_words(change), f"{change.saves}; speed: {change.costs}"
         lines.append([(f" {index} ", "key"), (head, "title")])
         if 3 + wide + 2 + len(words) <= width:
             lines[-1].append((f"{'':{wide - len(head)}}  {words}", "text"))

@@ -212,7 +212,7 @@ class KnobPanel(Painted, can_focus=True):
         head = self._head(next_run, width)
         room = height - 1 - len(head)
         if (refused := self._refused) is not None:
-            # A refusal and its cure matter more than knobs that were not turned.
+            # A refusal and its advice matter more than knobs that were not turned.
             text = _refusal_lines(refused, width, max(LEAST_ABOUT, room // 2, room - KNOBS_BESIDE_REFUSAL))
         else:
             most = ADVISED_ROWS if self.current in self._advice else ABOUT_ROWS

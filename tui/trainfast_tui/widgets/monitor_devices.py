@@ -170,8 +170,8 @@ def _throttled(tick: Tick, wide: bool) -> Line:
             by_cause.setdefault(cause, []).append(device.index)
     line: Line = []
     for shade in sorted(map(shade_of, by_cause), key=severity_order):
-        which = ", ".join(map(str, by_cause[shade.kind]))
-        tone: Tone = "warning" if shade.kind in ("power", "sync_boost") else "error"
+        which = ", ".join(map(str, by_cause[shade.cause]))
+        tone: Tone = "warning" if shade.cause in ("power", "sync_boost") else "error"
         line.append((f"  {shade.letter} GPU {which}{f' {shade.words}' if wide else ''}", tone))
     lost = ", ".join(str(device.index) for device in tick.devices if device.error is not None)
     return [*line, (f"  GPU {lost} {'does not answer' if wide else 'lost'}", "error")] if lost else line
