@@ -28,7 +28,7 @@ class Spot:
 def pareto(spots: Sequence[Spot]) -> list[Spot]:
     """Return the measured spots that no other beats in both rate and memory, the smallest first."""
     front: list[Spot] = []
-    for spot in sorted(spots, key=lambda one: (-(one.rate or 0.0), one.memory_bytes)):
+    for spot in sorted(spots, key=lambda spot: (-(spot.rate or 0.0), spot.memory_bytes)):
         if spot.rate is not None and (not front or spot.memory_bytes < front[-1].memory_bytes):
             front.append(spot)
     return front[::-1]

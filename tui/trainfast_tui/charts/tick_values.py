@@ -39,12 +39,12 @@ class TickValuesCache:
         """Return the values of these ticks for the GPUs `uuids`, and forget those of other ticks."""
         if uuids != self._uuids:
             self._uuids, self._known = uuids, {}
-        found = []
+        values = []
         for tick in ticks:
             known = self._known.get(tick.t_ns)
-            found.append(known if known is not None and known.tick is tick else _values_of(tick, uuids))
-        self._known = {values.tick.t_ns: values for values in found}
-        return found
+            values.append(known if known is not None and known.tick is tick else _values_of(tick, uuids))
+        self._known = {tick_values.tick.t_ns: tick_values for tick_values in values}
+        return values
 
 
 def _values_of(tick: Tick, uuids: Sequence[str]) -> TickValues:
@@ -58,9 +58,9 @@ def _values_of(tick: Tick, uuids: Sequence[str]) -> TickValues:
             drawn = max(known, default=None), min(known, default=None)
         values.append(drawn)
     causes: frozenset[str] = frozenset()
-    for one in tick.devices:
-        if one.throttle_reasons and (not uuids or one.uuid in uuids):
-            causes |= causes_of(one.throttle_reasons)
+    for device in tick.devices:
+        if device.throttle_reasons and (not uuids or device.uuid in uuids):
+            causes |= causes_of(device.throttle_reasons)
     return TickValues(tick, tuple(values), causes)
 
 

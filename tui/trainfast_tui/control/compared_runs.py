@@ -29,10 +29,11 @@ def compared_with_previous(home: Home, run_id: str) -> RunsCompared:
     from trainfast_runner.running.recovery import settle
 
     ids = home.run_ids()
-    before, after = [each for each in ids if each < run_id], [each for each in ids if each > run_id]
+    before = [other_id for other_id in ids if other_id < run_id]
+    after = [other_id for other_id in ids if other_id > run_id]
     ended: Result | None = None
-    for other in (*reversed(before), *reversed(after)):
-        result = settle(home.directory(other))
+    for other_id in (*reversed(before), *reversed(after)):
+        result = settle(home.directory(other_id))
         if result is not None and result.role in WARM_ROLES:
             continue  # it tried settings, and trained none of them
         ended = ended or result

@@ -48,9 +48,9 @@ class EventDescriber:
             if describe is None:
                 continue
             sign, tone, words = describe(event)
-            thing, _, turn = event.kind.rpartition("_")
+            subject, _, turn = event.kind.rpartition("_")
             # The end of a throttle has the reason it began with; the return of a GPU has none.
-            key = (thing, event.device, (event.detail or "") if thing == "throttle" else "")
+            key = (subject, event.device, (event.detail or "") if subject == "throttle" else "")
             if turn in ("on", "lost"):
                 self._began[key] = event.t_ns
             elif (since := self._began.pop(key, None)) is not None:

@@ -64,17 +64,17 @@ class Snapshot:
     @property
     def tick(self) -> Tick | None:
         """The newest sample of the machine, by the run's sampler or our own."""
-        own = self.ticks[-1] if self.ticks else None
-        theirs = self.run.ticks[-1] if self.run is not None and self.run.is_live and self.run.ticks else None
-        if own is None or theirs is None:
-            return own or theirs
-        return theirs if theirs.t_ns >= own.t_ns else own
+        own_tick = self.ticks[-1] if self.ticks else None
+        run_tick = self.run.ticks[-1] if self.run is not None and self.run.is_live and self.run.ticks else None
+        if own_tick is None or run_tick is None:
+            return own_tick or run_tick
+        return run_tick if run_tick.t_ns >= own_tick.t_ns else own_tick
 
     @property
     def cpu_percent(self) -> float | None:
         """The newest known share of all processors in percent; a sampler's first tick has none."""
-        theirs = self.run.ticks[-2:] if self.run is not None else ()
-        newest = sorted((*self.ticks[-2:], *theirs), key=lambda tick: tick.t_ns, reverse=True)
+        run_ticks = self.run.ticks[-2:] if self.run is not None else ()
+        newest = sorted((*self.ticks[-2:], *run_ticks), key=lambda tick: tick.t_ns, reverse=True)
         return next((tick.host.cpu_percent for tick in newest if tick.host.cpu_percent is not None), None)
 
     @property
@@ -89,8 +89,8 @@ class Snapshot:
     def without_run(self) -> Snapshot:
         """The same moment without its run: the machine's samples and Xid errors, the run's included."""
         run = self.run
-        theirs = [event for event in run.events if event.kind == "xid"] if run is not None and run.is_live else []
-        return replace(self, run=None, ticks=tuple(self.machine_ticks), xids=(*self.xids, *theirs))
+        run_xids = [event for event in run.events if event.kind == "xid"] if run is not None and run.is_live else []
+        return replace(self, run=None, ticks=tuple(self.machine_ticks), xids=(*self.xids, *run_xids))
 
     def lost_s(self) -> dict[int, float]:
         """Seconds since each lost GPU answered last, by its index."""
@@ -101,7 +101,7 @@ class Snapshot:
                 continue
             since = self.taken_ns
             for tick in reversed(self.machine_ticks):
-                if all(other.error is None for other in tick.devices if other.index == device.index):
+                if all(reading.error is None for reading in tick.devices if reading.index == device.index):
                     lost[device.index] = max(0.0, (self.taken_ns - since) / 1e9)
                     break
                 since = tick.t_ns

@@ -109,8 +109,8 @@ class RowWidget(Widget):
         # NO_COLOR makes Textual ask every segment for a style.
         strip = Strip.blank(width, Style.null()) if row is None else Strip(row, width)
         strip = strip if background is None else strip.apply_style(background)
-        for one in filters:
-            strip = strip.apply_filter(one, self.background_colors[1])
+        for line_filter in filters:
+            strip = strip.apply_filter(line_filter, self.background_colors[1])
         return strip
 
     def send_changes(self, before: SegmentRows | None) -> None:

@@ -103,24 +103,25 @@ def whisker_picture(title: str, x_title: str, whiskers: Sequence[Whisker], unit:
     body = [axes.markup()]
     if low < 0 < high:
         body.append(element("line", x1=x.at(0), y1=TOP, x2=x.at(0), y2=axes.y.start, class_="axis"))
-    for row, one in enumerate(whiskers):
+    for row, whisker in enumerate(whiskers):
         top = _top(row)
         middle = top + BAR_HEIGHT / 2
-        body.append(_label(one.label, top))
-        path = f"M{x.at(one.low):.1f} {middle - 5}V{middle + 5}M{x.at(one.low):.1f} {middle}H{x.at(one.high):.1f}"
-        path += f"M{x.at(one.high):.1f} {middle - 5}V{middle + 5}"
-        body.append(element("path", d=path, class_=f"line {one.tone}"))
+        body.append(_label(whisker.label, top))
+        left, right = x.at(whisker.low), x.at(whisker.high)
+        path = f"M{left:.1f} {middle - 5}V{middle + 5}M{left:.1f} {middle}H{right:.1f}"
+        path += f"M{right:.1f} {middle - 5}V{middle + 5}"
+        body.append(element("path", d=path, class_=f"line {whisker.tone}"))
         body.append(
             element(
                 "circle",
-                tip(f"{one.label}: {one.words}"),
-                cx=x.at(one.middle),
+                tip(f"{whisker.label}: {whisker.words}"),
+                cx=x.at(whisker.middle),
                 cy=middle,
                 r=4,
-                class_=f"dot {one.tone}",
+                class_=f"dot {whisker.tone}",
             )
         )
-        body.append(label(one.words, x.at(one.high) + 8, middle + 4))
+        body.append(label(whisker.words, right + 8, middle + 4))
     words = " ".join(f"{whisker.label}: {whisker.words}." for whisker in whiskers)
     return Picture(title, words, "".join(body), WIDTH, _height(len(whiskers)))
 

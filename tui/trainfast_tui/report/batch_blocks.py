@@ -129,8 +129,8 @@ def _phase(answer: BatchAnswer) -> str:
 def _tried(probes: Sequence[Probe], confirmations: Sequence[ConfirmationRun]) -> Grid:
     """Return every probe and confirmation run, in the order they were made."""
     header = ("batch size", "in", "outcome", "peak", "reserved", "samples/s", "step", "took", "run", "reason")
-    made: list[Probe | ConfirmationRun] = [*probes, *confirmations]
-    rows = [_try(line, confirmations) for line in sorted(made, key=lambda line: line.t_ns)]
+    tries: list[Probe | ConfirmationRun] = [*probes, *confirmations]
+    rows = [_try(line, confirmations) for line in sorted(tries, key=lambda line: line.t_ns)]
     return grid(header, rows, right=(0, 3, 4, 5, 6, 7))
 
 
@@ -170,7 +170,8 @@ def _lines(
 ) -> Iterator[ScatterLine]:
     """Yield the fit of the tightest rank, and the limit."""
     largest = max((probe.batch_size for probe in probes), default=1)
-    fit = next((one for one in fits if one.rank == (answer.tightest_rank if answer is not None else 0)), None)
+    rank = answer.tightest_rank if answer is not None else 0
+    fit = next((rank_fit for rank_fit in fits if rank_fit.rank == rank), None)
     if fit is not None and fit.lines:
         sizes = [largest * n / FIT_POINTS for n in range(FIT_POINTS + 1)]
         yield ScatterLine(

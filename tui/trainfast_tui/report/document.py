@@ -78,7 +78,7 @@ def grid(header: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[i
     return Grid(
         tuple(header[column] for column in kept),
         tuple(tuple(row[column] for column in kept) for row in listed),
-        frozenset(new for new, column in enumerate(kept) if column in figures),
+        frozenset(index for index, column in enumerate(kept) if column in figures),
     )
 
 

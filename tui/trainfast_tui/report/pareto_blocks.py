@@ -36,8 +36,13 @@ def pareto_blocks(
     """Return the picture and the table of the front; a sentence if no candidate has both figures."""
     heading = Heading("Memory against throughput")
     points = [
-        ScatterPoint(one.peak_bytes, one.rate.median, _kind(one.number, best, baseline, front), _named(one))
-        for one in measured
+        ScatterPoint(
+            candidate.peak_bytes,
+            candidate.rate.median,
+            _kind(candidate.number, best, baseline, front),
+            _named(candidate),
+        )
+        for candidate in measured
     ]
     title = "throughput by peak memory of each measured candidate"
     x_axis = Axis("peak memory, a rank", size, binary=True)
@@ -47,9 +52,9 @@ def pareto_blocks(
         return [heading, Prose("No candidate has both a measured throughput and a measured peak.")]
     header = ("", "settings", "samples/s", "peak memory")
     rows = [
-        (count(one.number), one.words, number(one.rate.median), size(one.peak_bytes))
-        for one in sorted(measured, key=lambda one: one.peak_bytes)
-        if one.number in front
+        (count(candidate.number), candidate.words, number(candidate.rate.median), size(candidate.peak_bytes))
+        for candidate in sorted(measured, key=lambda candidate: candidate.peak_bytes)
+        if candidate.number in front
     ]
     return [
         heading,
@@ -67,20 +72,22 @@ def _kind(candidate: int, best: int, baseline: int | None, front: Collection[int
     return ON_FRONT if candidate in front else BEHIND
 
 
-def _named(one: MeasuredCandidate) -> str:
-    return f"{one.words}: {number(one.rate.median)} samples/s with {size(one.peak_bytes)}"
+def _named(candidate: MeasuredCandidate) -> str:
+    return f"{candidate.words}: {number(candidate.rate.median)} samples/s with {size(candidate.peak_bytes)}"
 
 
 def _lines(
     measured: Sequence[MeasuredCandidate], front: Collection[int], limit_bytes: int | None
 ) -> Iterator[ScatterLine]:
     """Yield the front as steps, and the limit as a line at its bytes."""
-    on_front = sorted((one.peak_bytes, one.rate.median) for one in measured if one.number in front)
+    on_front = sorted(
+        (candidate.peak_bytes, candidate.rate.median) for candidate in measured if candidate.number in front
+    )
     if len(on_front) > 1:
         points = [on_front[0]]
         for peak, rate in on_front[1:]:
             points += [(peak, points[-1][1]), (peak, rate)]
         yield ScatterLine(tuple(points), "front", "primary front")
     if limit_bytes is not None:
-        highest = max((one.rate.median for one in measured), default=0.0)
+        highest = max((candidate.rate.median for candidate in measured), default=0.0)
         yield ScatterLine(((limit_bytes, 0), (limit_bytes, highest)), f"limit {size(limit_bytes)}", "error limit")

@@ -157,9 +157,14 @@ def _asked_and_ran(runs: Sequence[ReportedRun]) -> Iterator[Block]:
         for mismatch in mismatches(run.records.run, run.records.worker)
     ]
     rows += [
-        (run.label, one.knob, str(one.asked), "unknown" if one.ran is None else f"{one.ran} (by {one.by})")
+        (
+            run.label,
+            override.knob,
+            str(override.asked),
+            "unknown" if override.ran is None else f"{override.ran} (by {override.by})",
+        )
         for run in runs
-        for one in (run.result.script.overridden if run.result.script is not None else ())
+        for override in (run.result.script.overridden if run.result.script is not None else ())
     ]
     yield Heading("Asked and ran", 3)
     if rows:
@@ -218,6 +223,6 @@ def _out_of_memory(result: Result) -> Iterator[Block]:
 
 def _diagnosis(result: Result) -> Iterator[Block]:
     if result.diagnosis:
-        yield Listing(tuple(f"{one.line}. Try: {one.advice}" for one in result.diagnosis))
+        yield Listing(tuple(f"{bottleneck.line}. Try: {bottleneck.advice}" for bottleneck in result.diagnosis))
     else:
         yield Prose(nothing_found(live=False, measured=result.steps.measured, diagnosed=result.diagnosed))

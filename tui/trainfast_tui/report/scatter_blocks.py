@@ -21,7 +21,7 @@ def scatter_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
         ScatterPoint(
             peak,
             rate,
-            BEHIND if any(_beats(other, (peak, rate)) for _, *other in placed) else ON_FRONT,
+            BEHIND if any(_beats(point, (peak, rate)) for _, *point in placed) else ON_FRONT,
             f"run {label}: {number(rate)} samples/s with {size(peak)}",
         )
         for label, peak, rate in placed
@@ -50,6 +50,6 @@ def _work(run: ReportedRun) -> tuple[object, ...]:
     return *model, run.result.knobs.get("seq_len")
 
 
-def _beats(one: Sequence[float], other: tuple[int, float]) -> bool:
-    """True if `one` is at least as good in memory and throughput, and better in one of them."""
-    return one[0] <= other[0] and one[1] >= other[1] and tuple(one) != other
+def _beats(point: Sequence[float], other: tuple[int, float]) -> bool:
+    """True if `point` is at least as good in memory and throughput, and better in one of them."""
+    return point[0] <= other[0] and point[1] >= other[1] and tuple(point) != other

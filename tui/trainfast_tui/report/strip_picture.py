@@ -153,5 +153,5 @@ def _sentences(data: ChartData, drawn: list[ColumnRanges], origin_ns: int) -> It
     for series, columns in zip(data.series, drawn, strict=True):
         if (ends := extremes(columns)) is not None:
             yield f"{series.name}: from {data.unit(ends[0])} to {data.unit(ends[1])}."
-    for span in sorted(_spans(data), key=lambda one: one.start_ns):
+    for span in sorted(_spans(data), key=lambda span: span.start_ns):
         yield f"{shade_of(span.cause).words.capitalize()} {_when(span, data, origin_ns)}."

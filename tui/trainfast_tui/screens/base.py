@@ -32,7 +32,7 @@ class SessionMessage(Message):
 
     def can_replace(self, message: Message) -> bool:
         return all(
-            isinstance(one, SessionMessage) and isinstance(one.content, SnapshotTaken) for one in (self, message)
+            isinstance(each, SessionMessage) and isinstance(each.content, SnapshotTaken) for each in (self, message)
         )
 
 

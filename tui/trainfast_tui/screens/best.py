@@ -253,7 +253,7 @@ class BestScreen(AppScreen):
         search = self._live_search()
         if search is None:
             return
-        pinned = [one.knob for one in orders_in_force(search.so_far) if one.do == "pin"]
+        pinned = [order.knob for order in orders_in_force(search.so_far) if order.do == "pin"]
         order = partial(self.session.best_search.order, search.directory, "unpin")
         orders: Orders = {f"unpin {name}": ("try all its values again", partial(order, name)) for name in pinned}
         self._ask_order(search, "pin", "Pin a knob to one value from now on", orders)
@@ -262,12 +262,12 @@ class BestScreen(AppScreen):
         search = self._live_search()
         if search is None:
             return
-        now, space = search.so_far.chosen, search.so_far.space
+        step, space = search.so_far.chosen, search.so_far.space
         orders: Orders = {}
-        if now is not None and now.candidate is not None and space is not None:
-            words = f"{setting_words(space, now.candidate)}, the one under way"
-            skip = partial(self.session.best_search.skip_setting, search.directory, now.candidate)
-            orders = {f"setting {now.candidate}": (words, skip)}
+        if step is not None and step.candidate is not None and space is not None:
+            words = f"{setting_words(space, step.candidate)}, the one under way"
+            skip = partial(self.session.best_search.skip_setting, search.directory, step.candidate)
+            orders = {f"setting {step.candidate}": (words, skip)}
         self._ask_order(search, "skip", "Never try a setting, or a value", orders)
 
     def _ask_order(self, search: BestSnapshot, do: str, title: str, orders: Orders) -> None:

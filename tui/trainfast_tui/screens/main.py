@@ -302,8 +302,8 @@ class MainScreen(AppScreen):
                 "Runs start at once." if wait is None else f"Each run waits until its GPUs are below {wait:g} °C."
             )
 
-        now = "" if runs.cool_to_c is None else f"{runs.cool_to_c:g}"
-        self.app.push_screen(Ask("Start runs below", hint, now, on_answer))
+        current = "" if runs.cool_to_c is None else f"{runs.cool_to_c:g}"
+        self.app.push_screen(Ask("Start runs below", hint, current, on_answer))
 
     def action_compare(self) -> None:
         run = self.session.shown_run

@@ -117,10 +117,10 @@ class MonitorScreen(AppScreen):
 
     def _notify_when_ended(self, rows: tuple[ProcessRow, ...] | None) -> None:
         """Show when the process that was asked to end has ended."""
-        asked = self._terminated
-        if asked is not None and rows is not None and not is_running(asked):
+        process = self._terminated
+        if process is not None and rows is not None and not is_running(process):
             self._terminated = None
-            self.show_notice(f"Process {asked.pid} has ended.", "success")
+            self.show_notice(f"Process {process.pid} has ended.", "success")
 
     def action_end(self) -> None:
         row = self.query_one(ProcessTable).current

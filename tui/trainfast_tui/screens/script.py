@@ -52,7 +52,7 @@ class ScriptScreen(AppScreen):
     def __init__(self, session: Session) -> None:
         super().__init__(session)
         self._command: tuple[str, ...] = ()
-        self._found: Discovered | None = None
+        self._discovered: Discovered | None = None
         self._mapping: dict[str, Proposal] = {}
         self._refusal = ""
         self._since_ns = 0
@@ -82,8 +82,11 @@ class ScriptScreen(AppScreen):
     def on_session_message(self, message: SessionMessage) -> None:
         """Take in what discovery found; leave other messages to the app."""
         match message.content:
-            case ScriptDiscovered(command, found) if command == self._command:
-                self._found, self._mapping = found, {one.knob: one for one in propose(found.flags)}
+            case ScriptDiscovered(command, discovered) if command == self._command:
+                self._discovered, self._mapping = (
+                    discovered,
+                    {proposal.knob: proposal for proposal in propose(discovered.flags)},
+                )
                 self._show()
             case DiscoveryRefused(command, error) if command == self._command:
                 self._refusal = error.line()
@@ -93,9 +96,9 @@ class ScriptScreen(AppScreen):
         waited = duration((time.monotonic_ns() - self._since_ns) // 10**9)
         waiting = f"running the script to its arguments… {waited} of at most 30 s"
         mapping = tuple(self._mapping.values())
-        findings = ScriptFindings(self._command, os.getcwd(), self._found, mapping, waiting, self._refusal)
+        findings = ScriptFindings(self._command, os.getcwd(), self._discovered, mapping, waiting, self._refusal)
         self.view.show_findings(findings, knob)
-        is_known, footer = self._found is not None, self.query_one(Footer)
+        is_known, footer = self._discovered is not None, self.query_one(Footer)
         useless = {
             **dict.fromkeys(("save", "add"), not is_known),
             "remove": not self._mapping,
@@ -129,10 +132,10 @@ class ScriptScreen(AppScreen):
         session.scripts.stop()
         if session.running_search is not None or session.runs.is_starting or (run is not None and run.is_live):
             busy = run.run_id if run is not None and run.is_live else "a search"
-            self._command, self._found, self._mapping = command, None, {}
+            self._command, self._discovered, self._mapping = command, None, {}
             self._refusal = f"{busy} is being measured, and starting the script would slow it; look again when it ends"
         else:
-            self._command, self._found, self._mapping, self._refusal = command, None, {}, ""
+            self._command, self._discovered, self._mapping, self._refusal = command, None, {}, ""
             self._since_ns = time.monotonic_ns()
             session.scripts.discover(command, self.post)
         self.notify("")
@@ -147,13 +150,15 @@ class ScriptScreen(AppScreen):
             self.notify("No knob is mapped; a maps one.", severity="warning")
 
     def action_add(self) -> None:
-        if self._found is None:
+        if self._discovered is None:
             self.notify("No script is known yet; c types its command.", severity="warning")
             return
         from trainfast_tui.widgets.dialogs import Pick
 
-        left = [(one.name, one.what) for one in KNOBS if one.name not in self._mapping and one.name not in LAUNCH]
-        self.app.push_screen(Pick("Map which knob", left, None), self._on_knob)
+        unmapped = [
+            (knob.name, knob.what) for knob in KNOBS if knob.name not in self._mapping and knob.name not in LAUNCH
+        ]
+        self.app.push_screen(Pick("Map which knob", unmapped, None), self._on_knob)
 
     def _on_knob(self, name: object) -> None:
         if isinstance(name, str):
@@ -163,8 +168,8 @@ class ScriptScreen(AppScreen):
         """Ask for the flag of a knob; the dialog stays open while the script does not have it."""
         from trainfast_tui.widgets.dialogs import Ask
 
-        assert self._found is not None
-        flags = self._found.flags
+        assert self._discovered is not None
+        flags = self._discovered.flags
 
         def check(text: str) -> Proposal:
             return place_typed(name, text, flags, GIVEN)
@@ -186,7 +191,7 @@ class ScriptScreen(AppScreen):
 
     def action_save(self) -> None:
         """Ask for a name, save the preset, and choose it as the next run."""
-        if self._found is None:
+        if self._discovered is None:
             self.notify("No script is known yet; c types its command.", severity="warning")
             return
         from trainfast_tui.widgets.dialogs import Ask
@@ -203,11 +208,11 @@ class ScriptScreen(AppScreen):
     def _save(self, name: str) -> None:
         from trainfast_runner.running.scripts.discovered_preset import preset_of
 
-        assert self._found is not None
+        assert self._discovered is not None
         mapping = self._mapping.values()
         try:
-            preset = preset_of(self._command, self._found, mapping, name=name, cwd=os.getcwd())
-            path = save_script_preset(preset, {one.knob: one.reason for one in mapping}, overwrite=True)
+            preset = preset_of(self._command, self._discovered, mapping, name=name, cwd=os.getcwd())
+            path = save_script_preset(preset, {proposal.knob: proposal.reason for proposal in mapping}, overwrite=True)
             self.session.choose_preset(name)
         except UserError as error:
             self.refuse(error)

@@ -57,13 +57,13 @@ def offers(search: BatchSnapshot | None) -> tuple[Offer, ...]:
     answer = ended.answer
     confirmation = answer.proof_run_id
     multiple = "the largest multiple of 64" if (answer.aligned_batch or 0) >= 512 else "a multiple of 8"
-    found = [
+    batches = [
         ("recommended", answer.recommended_batch, answer.recommended_why),
         ("aligned", answer.aligned_batch, multiple),
         ("largest", answer.max_batch, f"confirmed by {confirmation}" if confirmation else "the largest that fits"),
         ("fastest", answer.fastest_batch, f"{fmt.per_second(answer.fastest_samples_per_s, 'samples')}, of those tried"),
     ]
-    return tuple(Offer(label, (("batch_size", str(batch)),), why) for label, batch, why in found if batch is not None)
+    return tuple(Offer(label, (("batch_size", str(batch)),), why) for label, batch, why in batches if batch is not None)
 
 
 def limit_notice(spec: RunSpec, machine: Machine | None, ranks: int | None) -> str:

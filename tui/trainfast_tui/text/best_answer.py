@@ -123,7 +123,7 @@ def count_rows(so_far: BestSoFar, verdicts: Sequence[CandidateVerdict]) -> Itera
     others = f"; {dropped:,} combinations have another global batch" if dropped else ""
     yield "candidates", f"{len(so_far.candidates):,}: {count_words(verdict.verdict for verdict in verdicts)}{others}"
     not_tried = [verdict for verdict in verdicts if verdict.verdict == "not_tried"]
-    named = [f"{knob_words(so_far.candidate(one.candidate).knobs)}: {one.reason}" for one in not_tried]
+    named = [f"{knob_words(so_far.candidate(verdict.candidate).knobs)}: {verdict.reason}" for verdict in not_tried]
     yield from _shortened("not tried", named)
     if so_far.disturbed:
         yield "disturbed", f"{measurements(so_far.disturbed)}, by other processes or a throttled GPU"
@@ -146,5 +146,5 @@ def _without_answer(so_far: BestSoFar, search_id: str) -> Iterator[str]:
     elif ended is not None:
         missing = ended.missing_bytes
         yield f"{ended.reason}{'' if missing is None else f': the smallest setting is {fmt.size(missing)} too large'}"
-        if counts := count_words(one.verdict for one in verdicts_without_answer(so_far.lines)):
+        if counts := count_words(verdict.verdict for verdict in verdicts_without_answer(so_far.lines)):
             yield f"{len(so_far.candidates):,} candidates: {counts}"

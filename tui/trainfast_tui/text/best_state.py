@@ -32,9 +32,9 @@ def setting_words(space: Space, number: int, *, short: bool = False) -> str:
 
     With `short` the accumulation is left out where it follows from the batch at one global batch.
     """
-    one, baseline = space.candidates[number], space.candidates[space.baseline]
-    changed = {name: value for name, value in one.knobs.items() if value != baseline.knobs.get(name)}
-    if short and "batch_size" in changed and one.samples_per_step == baseline.samples_per_step:
+    candidate, baseline = space.candidates[number], space.candidates[space.baseline]
+    changed = {name: value for name, value in candidate.knobs.items() if value != baseline.knobs.get(name)}
+    if short and "batch_size" in changed and candidate.samples_per_step == baseline.samples_per_step:
         changed.pop("grad_accum", None)
     return knob_words(changed) or "the baseline"
 
@@ -129,20 +129,22 @@ def open_values(search: BestSnapshot, do: str) -> dict[tuple[str, str], int]:
     from trainfast_runner.search.best.person_orders import PIN, excluded_by_orders
 
     candidates = search.so_far.candidates
-    given: list[Ordered | KnobOrder] = [*search.so_far.orders, *search.waiting]
+    all_orders: list[Ordered | KnobOrder] = [*search.so_far.orders, *search.waiting]
     names = [name for name in (candidates[0].knobs if candidates else ()) if _has_several(candidates, name)]
     counts_by_value: dict[tuple[str, str], int] = {}
     for name in names:
         # A knob's next pin replaces its present one.
-        orders = [one for one in given if not (do == PIN and one.do == PIN and one.knob == name)]
+        orders = [order for order in all_orders if not (do == PIN and order.do == PIN and order.knob == name)]
         out = excluded_by_orders(candidates, orders)
-        left = [
+        remaining = [
             candidate
             for number, candidate in enumerate(candidates)
             if candidate.ruled_out is None and number not in out
         ]
-        counts = Counter(BY_NAME[name].text_of(one.knobs[name]) for one in left)
-        counts_by_value |= {(name, text): count for text, count in counts.items() if do == PIN or count < len(left)}
+        counts = Counter(BY_NAME[name].text_of(candidate.knobs[name]) for candidate in remaining)
+        counts_by_value |= {
+            (name, text): count for text, count in counts.items() if do == PIN or count < len(remaining)
+        }
     return counts_by_value
 
 

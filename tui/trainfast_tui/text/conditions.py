@@ -82,7 +82,7 @@ def steadiness(run: RunSnapshot) -> Piece | None:
 def _counted_steps(run: RunSnapshot) -> Sequence[StepConditions]:
     """Return the steps that count: those after the timing warm-up if there are any, of a live run the newest."""
     warmup = {step.step for step in run.steps if step.warmup}
-    steps = [one for one in run.conditions if one.step not in warmup] or list(run.conditions)
+    steps = [step for step in run.conditions if step.step not in warmup] or list(run.conditions)
     return steps[-RECENT_STEPS:] if run.is_live else steps
 
 
@@ -106,7 +106,7 @@ def _throttled(counted: Sequence[StepConditions], wide: bool, whose: str) -> Lin
     known = [
         (shade, ms)
         for shade in SHADES
-        if (ms := _mean(one.throttled_ms.get(shade.cause) for one in counted)) is not None
+        if (ms := _mean(step.throttled_ms.get(shade.cause) for step in counted)) is not None
     ]
     if not known:
         return [("throttling is not known", "muted")]
@@ -133,7 +133,7 @@ def _worst(counted: Sequence[StepConditions], shade: Shade) -> str:
 
 
 def _clock(counted: Sequence[StepConditions]) -> Line:
-    loss = _mean(one.clock_loss_fraction for one in counted)
+    loss = _mean(step.clock_loss_fraction for step in counted)
     if loss is None:
         return []
     return [("clock at its most" if loss < LEAST_CLOCK_LOSS else f"clock -{fmt.percent(100 * loss)}", "text")]
@@ -141,11 +141,14 @@ def _clock(counted: Sequence[StepConditions]) -> Line:
 
 def _energy(counted: Sequence[StepConditions], whose: str) -> tuple[Line, Line]:
     """Joules per step and per sample; the second names the GPUs if nothing else does."""
-    step, sample = _mean(one.energy_joules for one in counted), _mean(one.joules_per_sample for one in counted)
-    if step is None:
+    per_step, per_sample = (
+        _mean(step.energy_joules for step in counted),
+        _mean(step.joules_per_sample for step in counted),
+    )
+    if per_step is None:
         return [], []
     mark: Line = [(f" ({whose})", "muted")] if whose else []
-    return [(f"{fmt.joules(step)}/step, ", "text")], [(f"{fmt.joules(sample)}/sample", "text"), *mark]
+    return [(f"{fmt.joules(per_step)}/step, ", "text")], [(f"{fmt.joules(per_sample)}/sample", "text"), *mark]
 
 
 def _watched_gpus(run: RunSnapshot, counted: Sequence[StepConditions]) -> str:

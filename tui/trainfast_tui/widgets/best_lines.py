@@ -108,15 +108,16 @@ def effect_lines(answer: BestAnswer, width: int) -> list[Line]:
     most = max(gain.median for gain in gains)
     most = most if most > 0 else 1.0
     rows: list[Line] = [[("gained over the baseline's value (95 % CI)", "muted")]]
-    for name, gain, one in sorted(
+    for name, text, effect in sorted(
         zip(names, words, answer.effects, strict=True), key=lambda row: -row[2].gain_percent.median
     ):
-        tone: Tone = "success" if one.gain_percent.low > 0 else "error" if one.gain_percent.high < 0 else "secondary"
-        basis = "  in a run" if one.measured else "  earlier" if one.earlier else ""
+        gain = effect.gain_percent
+        tone: Tone = "success" if gain.low > 0 else "error" if gain.high < 0 else "secondary"
+        basis = "  in a run" if effect.measured else "  earlier" if effect.earlier else ""
         # Only a gain has a bar: one as long for a loss would look like a gain.
-        share = max(one.gain_percent.median, 0.0) / most
+        share = max(gain.median, 0.0) / most
         rows.append(
-            [(fmt.to_width(name, label + 1), "text"), *bar(share, room, tone), (f" {gain}", tone), (basis, "muted")]
+            [(fmt.to_width(name, label + 1), "text"), *bar(share, room, tone), (f" {text}", tone), (basis, "muted")]
         )
     return rows
 

@@ -88,15 +88,15 @@ class QuestionDialogs:
 
     def ask_vary(self) -> None:
         """Ask for the knobs to vary and their values."""
-        now = vary_text(self.request.vary or self.planned)
+        current = vary_text(self.request.vary or self.planned)
         hint = f"knob=a,b,c knob=d,e: the values to try. Empty: {ALL}."
-        self._ask("Knobs to vary", hint, now, lambda text: {} if text.strip() == now else _read_vary(text))
+        self._ask("Knobs to vary", hint, current, lambda text: {} if text.strip() == current else _read_vary(text))
 
     def ask_batch(self) -> None:
         """Ask for the global batch."""
-        now = "" if self.request.global_batch is None else str(self.request.global_batch)
+        current = "" if self.request.global_batch is None else str(self.request.global_batch)
         hint = "Samples of one optimizer step. Empty: as the knobs are set, or any if the batch is varied."
-        self._ask("Global batch", hint, now, _read_batch)
+        self._ask("Global batch", hint, current, _read_batch)
 
     def ask_objective(self) -> None:
         """Ask for the objective; for the least time also for the number of steps."""
@@ -113,8 +113,8 @@ class QuestionDialogs:
     def ask_budget(self) -> None:
         """Ask for the time budget."""
         whole, rest = divmod(self.request.budget_s, 60)
-        now = f"{self.request.budget_s:g}s" if rest else f"{whole:g}m"
-        self._ask("Time budget", "Time for finding the best: 90s, 10m, 1.5h.", now, _read_budget)
+        current = f"{self.request.budget_s:g}s" if rest else f"{whole:g}m"
+        self._ask("Time budget", "Time for finding the best: 90s, 10m, 1.5h.", current, _read_budget)
 
     def _ask(self, title: str, hint: str, value: str, read: Callable[[str], Fields]) -> None:
         def on_answer(text: object) -> None:

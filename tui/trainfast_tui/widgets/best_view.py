@@ -193,8 +193,8 @@ def _answer_lines(search: BestSnapshot, width: int, height: int) -> list[Line]:
 def _order_lines(search: BestSnapshot, width: int) -> list[Line]:
     """The orders in force, and those that the search takes before its next step."""
     space = search.so_far.space
-    words = [order_words(one, space) for one in orders_in_force(search.so_far)]
-    waiting = [f"{order_words(one, space)} (before the next step)" for one in search.waiting]
+    words = [order_words(order, space) for order in orders_in_force(search.so_far)]
+    waiting = [f"{order_words(order, space)} (before the next step)" for order in search.waiting]
     if not words and not waiting:
         return []
     return paragraph(f"your orders: {', '.join([*words, *waiting])}", width, "secondary", 2)

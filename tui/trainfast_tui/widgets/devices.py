@@ -177,11 +177,11 @@ def _badges(device: DeviceReading, room: int) -> Line:
     tones = [BADGES[throttle.severity(name)] for name in reasons]
     words = [throttle.cause_words(name) for name in reasons]
     if sum(cell_len(word) + 4 for word in words) > room:
-        words = [SHORT_WORDS.get(name, one) for name, one in zip(reasons, words, strict=True)]
+        words = [SHORT_WORDS.get(name, word) for name, word in zip(reasons, words, strict=True)]
     line: Line = []
-    for at, (one, tone) in enumerate(zip(words, tones, strict=True)):
+    for at, (word, tone) in enumerate(zip(words, tones, strict=True)):
         more = f" +{len(words) - at - 1}" if at + 1 < len(words) else ""
-        badge = one if tone == "muted" else f" {one} "
+        badge = word if tone == "muted" else f" {word} "
         gap = " " * min(2, max(0, room - cell_len(badge) - cell_len(more)))
         if line and not gap:
             return [*line, (f" +{len(words) - at}", tone)]

@@ -40,15 +40,15 @@ class EndingPanel(GrowingPanel):
         """Show how this run ended; nothing while it is live."""
         explained = None if run is None else self._session.oom.about(run)
         if run is None:
-            new = None
+            new_ending = None
         else:
-            new = ending(run) if explained is None else ending(run, explained.explanation, explained.left)
-            if new is not None and self._ending is not None and run.run_id == self._run_id:
-                new = replace(new, changes=with_same_keys(new.changes, self._ending.changes))
+            new_ending = ending(run) if explained is None else ending(run, explained.explanation, explained.left)
+            if new_ending is not None and self._ending is not None and run.run_id == self._run_id:
+                new_ending = replace(new_ending, changes=with_same_keys(new_ending.changes, self._ending.changes))
             self._run_id, self._run = run.run_id, run.run_file
-        if new != self._ending:
-            self._ending = new
-            self.set_shown(new is not None)
+        if new_ending != self._ending:
+            self._ending = new_ending
+            self.set_shown(new_ending is not None)
 
     def action_apply_change(self, index: int) -> None:
         """Apply a change that would make the run fit to the next run, in place of the change applied before."""
@@ -95,9 +95,9 @@ def with_same_keys(changes: Sequence[OomChange], shown: Sequence[OomChange]) -> 
     """Return the changes in the order of their keys: what is on the screen keeps its key while more are traced."""
     by_settings = {tuple(sorted(change.settings.items())): change for change in changes}
     kept = [by_settings.pop(tuple(sorted(change.settings.items())), None) for change in shown]
-    new = iter(by_settings.values())
-    in_place = [next(new, None) if change is None else change for change in kept]
-    return tuple(change for change in (*in_place, *new) if change is not None)
+    added = iter(by_settings.values())
+    in_place = [next(added, None) if change is None else change for change in kept]
+    return tuple(change for change in (*in_place, *added) if change is not None)
 
 
 def _change_lines(changes: tuple[OomChange, ...], width: int) -> list[Line]:

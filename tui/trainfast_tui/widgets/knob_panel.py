@@ -13,7 +13,7 @@ from trainfast_tui.control.next_run import NextRun
 from trainfast_tui.control.next_run_sources import preset_choices
 from trainfast_tui.painting.painted import Painted
 from trainfast_tui.text.format import plain, to_width
-from trainfast_tui.text.lines import Line, labelled, line_length, out_of_sight, paragraph, rule, with_more, wrap
+from trainfast_tui.text.lines import Line, Tone, labelled, line_length, out_of_sight, paragraph, rule, with_more, wrap
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
@@ -324,17 +324,18 @@ def _refusal_lines(error: UserError, width: int, room: int) -> list[Line]:
     return [rule("", width, "" if is_whole else "i: all of it")[1:], *refused]
 
 
-def _knob_row(name: str, next_run: NextRun, changed: bool, here: bool, choice: str) -> Line:
+def _knob_row(name: str, next_run: NextRun, is_changed: bool, is_current: bool, choice: str) -> Line:
     value = next_run.text_of(name) if next_run.matters(name) else NO_VALUE
     if choice:
         value += f" ({choice.partition(',')[0]})"
-    mark = "•" if changed else " "
-    pointer = "▸" if here else " "
-    row: Line = [(f"{pointer}{mark}{name:<{NAME_WIDTH}}", "cursor" if here else ("title" if changed else "text"))]
+    mark = "•" if is_changed else " "
+    pointer = "▸" if is_current else " "
+    tone: Tone = "cursor" if is_current else "title" if is_changed else "text"
+    row: Line = [(f"{pointer}{mark}{name:<{NAME_WIDTH}}", tone)]
     before = next_run.shown_run_knobs
     was = ""
-    if changed and before is not None and name in before:
+    if is_changed and before is not None and name in before:
         was = f"  was {BY_NAME[name].text_of(before[name])}"
-    if here:
+    if is_current:
         return [*row, (f"{value}{was}", "cursor")]
-    return [*row, (value, "warning" if changed else "text"), (was, "muted")]
+    return [*row, (value, "warning" if is_changed else "text"), (was, "muted")]

@@ -125,7 +125,8 @@ class MonitorDevices(Painted):
     def _items(self, device: DeviceReading, before: Tick | None, seconds: float, tick: Tick, width: int) -> list[Item]:
         if device.error is not None:
             return []
-        earlier = next((one for one in before.devices if one.uuid == device.uuid), None) if before is not None else None
+        readings = before.devices if before is not None else []
+        earlier = next((reading for reading in readings if reading.uuid == device.uuid), None)
         lately, with_sm_clock = self._lately.get(device.uuid or ""), width < ROW_HAS_CLOCK_FROM
         items = device_items(device, earlier, seconds, lately, with_sm_clock=with_sm_clock)
         missing = missing_item(tick, device.index, width - INDENT)

@@ -31,12 +31,12 @@ WIDE_NAMES_FROM = 100
 class ScriptFindings:
     """The command of a script, the folder that it starts in, its flags and their mapping.
 
-    `waiting` describes discovery while `found` is None; `refusal` is the reason why it failed.
+    `waiting` describes discovery while `discovered` is None; `refusal` is the reason why it failed.
     """
 
     command: tuple[str, ...] = ()
     cwd: str = ""
-    found: Discovered | None = None
+    discovered: Discovered | None = None
     mapping: Sequence[Proposal] = ()
     waiting: str = ""
     refusal: str = ""
@@ -62,10 +62,10 @@ class ScriptView(Painted):
 
     def show_findings(self, shown: ScriptFindings, knob: str = "") -> None:
         """Show this script, with the cursor on `knob` where one is named."""
-        if shown.found is not self._shown.found:
+        if shown.discovered is not self._shown.discovered:
             self._at = self._flags_from = 0
         self._shown = shown
-        at = next((n for n, one in enumerate(shown.mapping) if one.knob == knob), self._at)
+        at = next((index for index, proposal in enumerate(shown.mapping) if proposal.knob == knob), self._at)
         self._at = max(0, min(at, len(shown.mapping) - 1))
         self.repaint()
 
@@ -81,7 +81,7 @@ class ScriptView(Painted):
 
     def action_page(self, by: int) -> None:
         """Scroll the flags by some lines."""
-        flags = self._shown.found.flags if self._shown.found is not None else []
+        flags = self._shown.discovered.flags if self._shown.discovered is not None else []
         self._flags_from = max(0, min(len(flags) - 1, self._flags_from + by * LEAST_FLAGS))
         self.repaint()
 
@@ -93,7 +93,7 @@ class ScriptView(Painted):
         return [*head, *body, *([[]] * (room - len(body))), *notice]
 
     def _body(self, width: int, room: int) -> list[Line]:
-        discovered = self._shown.found
+        discovered = self._shown.discovered
         if discovered is None:
             return []
         ways = _way_lines(discovered, self._shown.mapping, width)
@@ -116,7 +116,7 @@ class ScriptView(Painted):
         mapping = self._shown.mapping
         if not mapping:
             return paragraph("No flag was recognised; a maps a knob to one.", width, "warning"), []
-        rows = [_knob_line(one, index == self._at, width) for index, one in enumerate(mapping)]
+        rows = [_knob_line(proposal, index == self._at, width) for index, proposal in enumerate(mapping)]
         return rows, paragraph(mapping[self._at].reason, width, "muted", MOST_REASON_LINES)
 
 
@@ -134,20 +134,22 @@ def _head(shown: ScriptFindings, width: int) -> list[Line]:
     if shown.refusal:
         lines += labelled(("refused ", "error"), shown.refusal, width, "error")
         return [*lines, [], *paragraph("c types another command; f5 looks again after a change.", width, "title")]
-    text = shown.waiting if shown.found is None else found_words(shown.found)
-    return [*lines, *labelled(("found   ", "muted"), text, width, "muted" if shown.found is None else "text")]
+    text = shown.waiting if shown.discovered is None else found_words(shown.discovered)
+    return [*lines, *labelled(("found   ", "muted"), text, width, "muted" if shown.discovered is None else "text")]
 
 
-def _knob_line(proposal: Proposal, here: bool, width: int) -> Line:
-    now = "" if proposal.value is None else f"now {BY_NAME[proposal.knob].text_of(proposal.value)}"
-    room = width - 18 - len(now) - 1
-    text = f"{'▸' if here else ' '} {proposal.knob:<15} {to_width(plain(place_words(proposal.place)), room)} {now}"
-    return [(text, "cursor" if here else "text")]
+def _knob_line(proposal: Proposal, is_current: bool, width: int) -> Line:
+    value = "" if proposal.value is None else f"now {BY_NAME[proposal.knob].text_of(proposal.value)}"
+    room = width - 18 - len(value) - 1
+    text = (
+        f"{'▸' if is_current else ' '} {proposal.knob:<15} {to_width(plain(place_words(proposal.place)), room)} {value}"
+    )
+    return [(text, "cursor" if is_current else "text")]
 
 
 def _way_lines(discovered: Discovered, mapping: Sequence[Proposal], width: int) -> list[Line]:
     """Return the knobs that reach the script without a flag, a paragraph a way."""
-    ways = ways_without_flag(discovered.framework or "", [one.knob for one in mapping])
+    ways = ways_without_flag(discovered.framework or "", [proposal.knob for proposal in mapping])
     return [
         line
         for way, knobs in ways.items()
@@ -157,7 +159,7 @@ def _way_lines(discovered: Discovered, mapping: Sequence[Proposal], width: int) 
 
 def _flag_line(flag: Flag, mapping: Sequence[Proposal], width: int) -> Line:
     names = set(flag.names)
-    knobs = [one.knob for one in mapping if names & flag_names(one.place)]
+    knobs = [proposal.knob for proposal in mapping if names & flag_names(proposal.place)]
     name_room, default_room = (50, 28) if width >= WIDE_NAMES_FROM else (36, 16)
     text = f"  {to_width(plain(', '.join(flag.names)), name_room)} {flag.type:<10} "
     default = to_width(default_words(flag), default_room)

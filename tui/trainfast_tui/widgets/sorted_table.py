@@ -147,8 +147,10 @@ class SortedTable(Painted, Generic[RowT]):
         arrow = "↓" if order.largest_first != self.reverse else "↑"
         line: Line = [(" " * self.MARGIN, "muted")]
         for name, room in self.columns(width):
-            here = name == order.name
-            line.append((self.cell(name, name + (arrow if here else ""), room), "title" if here else "muted"))
+            if name == order.name:
+                line.append((self.cell(name, name + arrow, room), "title"))
+            else:
+                line.append((self.cell(name, name, room), "muted"))
         return [*line, (self.LAST_COLUMN, "muted")]
 
     def rows_in_sight(self, width: int, room: int) -> list[Line]:
