@@ -5,7 +5,7 @@ absolute time, so a spike keeps its shape while it travels left. Nothing depends
 differ in texture, throttled time in glyphs and letters by its cause, a limit has its own line and label.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -180,9 +180,9 @@ def _plot_rows(
     width, height = frame.axis.count, frame.plot_height
     layers: list[bytearray] = []
     for (first, columns), stride in zip(drawn, strides, strict=True):
-        cells = bytearray(width * height)
-        draw(cells, width, height, columns, y_range, first=first, stride=stride)
-        layers.append(cells)
+        layer = bytearray(width * height)
+        draw(layer, width, height, columns, y_range, first=first, stride=stride)
+        layers.append(layer)
     limits = {
         _row_of(limit.value, y_range, frame): limit for limit in data.limits if y_range[0] <= limit.value <= y_range[1]
     }
@@ -191,40 +191,43 @@ def _plot_rows(
         Style.null(),
         palette.get("limit"),
         palette.get("mark"),
-        *(palette.get(drawn.tone) for drawn in data.series),
+        *(palette.get(series.tone) for series in data.series),
     ]
-    shades = _cells_by_shade(shades_by_cell)
-    textures = [(cells, shade.glyph, len(styles) + at) for at, (shade, cells) in enumerate(shades)]
-    styles += [palette.get(shade.cause) or palette.get("mark") for shade, _ in shades]
+    shaded = list(enumerate(_cells_by_shade(shades_by_cell), len(styles)))
+    styles += [palette.get(shade.cause) or palette.get("mark") for _, (shade, _) in shaded]
     cursor = -1 if data.cursor_ns is None else frame.axis.at(data.cursor_ns)
     rows = []
     for row in range(height):
         text, style_indexes = _merge(frame, layers, row)
         if (limit := limits.get(row)) is not None:
-            _overlay_limit(frame, text, style_indexes, limit)
+            _overlay_limit(text, style_indexes, limit)
         if not frame.has_marks and row == height - 1:
             # Without a row of marks the letters take the free cells of the last row.
-            for cell, mark in enumerate(shades_by_cell):
-                if mark and not style_indexes[cell]:
-                    text[cell], style_indexes[cell] = mark.letter, _MARK_STYLE
-        if 0 <= cursor < width and not style_indexes[cursor]:
-            text[cursor], style_indexes[cursor] = "│", _MARK_STYLE
-        for shaded, glyph, style_index in textures:
-            for cell in shaded:
-                if not style_indexes[cell]:
-                    text[cell], style_indexes[cell] = glyph, style_index
+            for _, (shade, cells) in shaded:
+                _fill_free(text, style_indexes, cells, shade.letter, _MARK_STYLE)
+        if 0 <= cursor < width:
+            _fill_free(text, style_indexes, (cursor,), "│", _MARK_STYLE)
+        for style_index, (shade, cells) in shaded:
+            _fill_free(text, style_indexes, cells, shade.glyph, style_index)
         gutter = _gutter(frame, labels.get(row, ""), palette, limit is not None)
         rows.append(gutter + styled_segments(text, style_indexes, styles))
     return rows
+
+
+def _fill_free(text: list[str], style_indexes: bytearray, cells: Iterable[int], glyph: str, style_index: int) -> None:
+    """Write the glyph into those of the cells that are empty."""
+    for cell in cells:
+        if not style_indexes[cell]:
+            text[cell], style_indexes[cell] = glyph, style_index
 
 
 def _cells_by_shade(shades_by_cell: list[Shade | None]) -> list[tuple[Shade, list[int]]]:
     """Return the throttled cells by shade."""
     # By identity: hashing a shade for every cell would take longer than drawing it.
     by_shade: dict[int, tuple[Shade, list[int]]] = {}
-    for cell, mark in enumerate(shades_by_cell):
-        if mark is not None:
-            by_shade.setdefault(id(mark), (mark, []))[1].append(cell)
+    for cell, shade in enumerate(shades_by_cell):
+        if shade is not None:
+            by_shade.setdefault(id(shade), (shade, []))[1].append(cell)
     return list(by_shade.values())
 
 
@@ -232,7 +235,7 @@ _BLANK_STYLE, _LIMIT_STYLE, _MARK_STYLE, _FIRST_SERIES_STYLE = range(4)
 
 
 def _merge(frame: _Frame, layers: list[bytearray], row: int) -> tuple[list[str], bytearray]:
-    """Return the characters of one row and the key of each one's style; the first series is in front."""
+    """Return the characters of one row and the index of each one's style; the first series is in front."""
     width = frame.axis.count
     style_indexes = bytearray(width)
     masks = 0
@@ -241,10 +244,9 @@ def _merge(frame: _Frame, layers: list[bytearray], row: int) -> tuple[list[str],
         if not any(cells):
             continue
         masks |= int.from_bytes(cells, "big")
-        key = _FIRST_SERIES_STYLE + index
         for cell, mask in enumerate(cells):
             if mask:
-                style_indexes[cell] = key
+                style_indexes[cell] = _FIRST_SERIES_STYLE + index
     if not masks:
         return [" "] * width, style_indexes
     return list(map(GLYPHS.__getitem__, masks.to_bytes(width, "big"))), style_indexes
@@ -257,11 +259,9 @@ def _row_of(value: float, y_range: tuple[float, float], frame: _Frame) -> int:
     return (bottom_dot - min(max(dot, 0), bottom_dot)) >> Y_BITS
 
 
-def _overlay_limit(frame: _Frame, text: list[str], style_indexes: bytearray, limit: Limit) -> None:
+def _overlay_limit(text: list[str], style_indexes: bytearray, limit: Limit) -> None:
     """Draw the limit's line in the free cells of its row, and its label where it fits first."""
-    for cell, key in enumerate(style_indexes):
-        if not key:
-            text[cell], style_indexes[cell] = "╌", _LIMIT_STYLE
+    _fill_free(text, style_indexes, range(len(text)), "╌", _LIMIT_STYLE)
     label = plain(limit.label)
     # Wide characters would need two cells for one entry of the row.
     if not label or cell_len(label) != len(label):
@@ -321,9 +321,11 @@ def _mark_row(frame: _Frame, shades_by_cell: list[Shade | None], palette: Palett
         label = _MARK_LABEL if any(shades_by_cell) else ""
         text = to_width(label, frame.axis.gutter - 2, "right")
         segments = [Segment(text, palette.get("mark")), Segment(" └", palette.get("axis"))]
-    style_indexes = bytearray(_MARK_STYLE if mark else _LIMIT_STYLE for mark in shades_by_cell)
+    style_indexes = bytearray(_MARK_STYLE if shade else _LIMIT_STYLE for shade in shades_by_cell)
     styles = [palette.get("axis"), palette.get("axis"), palette.get("mark")]
-    return segments + styled_segments([mark.letter if mark else "─" for mark in shades_by_cell], style_indexes, styles)
+    return segments + styled_segments(
+        [shade.letter if shade else "─" for shade in shades_by_cell], style_indexes, styles
+    )
 
 
 def _time_row(frame: _Frame, data: ChartData, shades_by_cell: list[Shade | None], palette: Palette) -> list[Segment]:
@@ -336,7 +338,7 @@ def _time_row(frame: _Frame, data: ChartData, shades_by_cell: list[Shade | None]
     left = truncate("-" + duration((data.t_max_ns - data.t_min_ns) / 1e9), room - cell_len(right) - 1)
     between = room - cell_len(left) - cell_len(right)
     legend: list[Segment] = []
-    drawn = {mark for mark in shades_by_cell if mark is not None}
+    drawn = {shade for shade in shades_by_cell if shade is not None}
     spans = (span for span in data.spans if span.start_ns <= data.t_max_ns and span.end_ns >= data.t_min_ns)
     covered = {shade_of(span.cause) for span in spans} - drawn
     for shade in [*sorted(drawn, key=severity_order), *sorted(covered, key=severity_order)]:
