@@ -1,0 +1,176 @@
+"""Draw the plot of a chart as rows of segments: series, limits, throttled time, the cursor and the y axis."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+from rich.cells import cell_len
+from rich.segment import Segment
+from rich.style import Style
+
+from trainfast_tui.charts.braille import GLYPHS, Y_BITS, ColumnRanges, draw, styled_segments
+from trainfast_tui.charts.chart_data import ChartData, Limit
+from trainfast_tui.charts.time_axis import TimeCells
+from trainfast_tui.painting.inks import Palette
+from trainfast_tui.text.format import plain, to_width
+from trainfast_tui.text.shades import Shade
+
+BLANK_STYLE, LIMIT_STYLE, MARK_STYLE, FIRST_SERIES_STYLE = range(4)
+"""Indexes into the styles of a row; those of the series and the shades follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The measures of one frame, in cells of the widget; a low chart gives up rows."""
+
+    height: int
+    axis: TimeCells
+    time_labels: bool
+
+    @property
+    def has_title(self) -> bool:
+        return self.height >= 2
+
+    @property
+    def has_marks(self) -> bool:
+        return self.height >= 3
+
+    @property
+    def has_times(self) -> bool:
+        return self.time_labels and self.height >= 6
+
+    @property
+    def plot_height(self) -> int:
+        return self.height - self.has_title - self.has_marks - self.has_times
+
+
+def plot_rows(
+    frame: Frame,
+    data: ChartData,
+    drawn: list[tuple[int, ColumnRanges]],
+    strides: list[int],
+    y_range: tuple[float, float],
+    shades_by_cell: list[Shade | None],
+    palette: Palette,
+) -> list[list[Segment]]:
+    """Return the rows of the plot with the y axis; `drawn` are the columns of each series with their first one."""
+    width, height = frame.axis.count, frame.plot_height
+    layers: list[bytearray] = []
+    for (first, columns), stride in zip(drawn, strides, strict=True):
+        layer = bytearray(width * height)
+        draw(layer, width, height, columns, y_range, first=first, stride=stride)
+        layers.append(layer)
+    limits = {
+        _row_of(limit.value, y_range, frame): limit for limit in data.limits if y_range[0] <= limit.value <= y_range[1]
+    }
+    labels = _axis_labels(frame, data, y_range, limits)
+    styles = [
+        Style.null(),
+        palette.get("limit"),
+        palette.get("mark"),
+        *(palette.get(series.tone) for series in data.series),
+    ]
+    shaded = list(enumerate(_cells_by_shade(shades_by_cell), len(styles)))
+    styles += [palette.get(shade.cause) or palette.get("mark") for _, (shade, _) in shaded]
+    cursor = -1 if data.cursor_ns is None else frame.axis.at(data.cursor_ns)
+    rows = []
+    for row in range(height):
+        text, style_indexes = _merge(frame, layers, row)
+        if (limit := limits.get(row)) is not None:
+            _overlay_limit(text, style_indexes, limit)
+        if not frame.has_marks and row == height - 1:
+            # Without a row of marks the letters take the free cells of the last row.
+            for _, (shade, cells) in shaded:
+                _fill_free(text, style_indexes, cells, shade.letter, MARK_STYLE)
+        if 0 <= cursor < width:
+            _fill_free(text, style_indexes, (cursor,), "│", MARK_STYLE)
+        for style_index, (shade, cells) in shaded:
+            _fill_free(text, style_indexes, cells, shade.glyph, style_index)
+        gutter = y_axis(frame, labels.get(row, ""), palette, limit is not None)
+        rows.append(gutter + styled_segments(text, style_indexes, styles))
+    return rows
+
+
+def _fill_free(text: list[str], style_indexes: bytearray, cells: Iterable[int], glyph: str, style_index: int) -> None:
+    """Write the glyph into those of the cells that are empty."""
+    for cell in cells:
+        if not style_indexes[cell]:
+            text[cell], style_indexes[cell] = glyph, style_index
+
+
+def _cells_by_shade(shades_by_cell: list[Shade | None]) -> list[tuple[Shade, list[int]]]:
+    """Return the throttled cells by shade."""
+    # By identity: hashing a shade for every cell would take longer than drawing it.
+    by_shade: dict[int, tuple[Shade, list[int]]] = {}
+    for cell, shade in enumerate(shades_by_cell):
+        if shade is not None:
+            by_shade.setdefault(id(shade), (shade, []))[1].append(cell)
+    return list(by_shade.values())
+
+
+def _merge(frame: Frame, layers: list[bytearray], row: int) -> tuple[list[str], bytearray]:
+    """Return the characters of one row and the index of each one's style; the first series is in front."""
+    width = frame.axis.count
+    style_indexes = bytearray(width)
+    masks = 0
+    for index in range(len(layers) - 1, -1, -1):
+        cells = layers[index][row * width : (row + 1) * width]
+        if not any(cells):
+            continue
+        masks |= int.from_bytes(cells, "big")
+        for cell, mask in enumerate(cells):
+            if mask:
+                style_indexes[cell] = FIRST_SERIES_STYLE + index
+    if not masks:
+        return [" "] * width, style_indexes
+    return list(map(GLYPHS.__getitem__, masks.to_bytes(width, "big"))), style_indexes
+
+
+def _row_of(value: float, y_range: tuple[float, float], frame: Frame) -> int:
+    """Return the row of the plot for `value`."""
+    bottom_dot = (frame.plot_height << Y_BITS) - 1
+    dot = int((value - y_range[0]) * (bottom_dot / (y_range[1] - y_range[0])) + 0.5)
+    return (bottom_dot - min(max(dot, 0), bottom_dot)) >> Y_BITS
+
+
+def _overlay_limit(text: list[str], style_indexes: bytearray, limit: Limit) -> None:
+    """Draw the limit's line in the free cells of its row, and its label where it fits first."""
+    _fill_free(text, style_indexes, range(len(text)), "╌", LIMIT_STYLE)
+    label = plain(limit.label)
+    # Wide characters would need two cells for one entry of the row.
+    if not label or cell_len(label) != len(label):
+        return
+    at = style_indexes.find(bytes([LIMIT_STYLE]) * (len(label) + 2))
+    if at >= 0:
+        text[at + 1 : at + 1 + len(label)] = label
+
+
+def _axis_labels(
+    frame: Frame, data: ChartData, y_range: tuple[float, float], limits: Mapping[int, Limit]
+) -> dict[int, str]:
+    """Return the y label of each labelled row; a limit's label replaces a tick's."""
+    if not frame.axis.gutter:
+        return {}
+    low, high = y_range
+    ticks = {0: high}
+    if frame.plot_height >= 2:
+        ticks[frame.plot_height - 1] = low
+    if frame.plot_height >= 5:
+        middle = low + (high - low) / 2
+        ticks[_row_of(middle, y_range, frame)] = middle
+    ticks.update((row, limit.value) for row, limit in limits.items())
+    texts = {row: plain(data.unit(value)) for row, value in sorted(ticks.items())}
+    # A range narrower than the unit's precision would print one figure twice.
+    for above, below in pairwise(list(texts)):
+        if texts[above] == texts[below] and below not in limits:
+            texts[below] = ""
+    return texts
+
+
+def y_axis(frame: Frame, label: str, palette: Palette, is_limit: bool = False) -> list[Segment]:
+    """Return the cells left of the plot in one row: the label and the axis."""
+    if not frame.axis.gutter:
+        return []
+    axis = "┤" if label else "│"
+    text = to_width(label, frame.axis.gutter - 2, "right")
+    return [Segment(f"{text} {axis}", palette.get("limit" if is_limit and label else "axis"))]
