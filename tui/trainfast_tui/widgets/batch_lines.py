@@ -1,0 +1,100 @@
+"""The table of a batch search: the probes, the confirmation runs and the step under way, in lines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainfast_runner.search.batch.batch_follower import BatchSnapshot
+from trainfast_runner.search.journal.batch import ConfirmationRun, Probe, refuted_by
+from trainfast_tui.text import format as fmt
+from trainfast_tui.text.lines import Line, Tone, labelled
+
+OUTCOMES: dict[str, tuple[str, Tone, str]] = {
+    "fits": ("●", "success", "fits"),
+    "oom": ("✗", "error", "out of memory"),
+    "void": ("~", "warning", "void"),
+}
+REFUTED: tuple[str, Tone, str] = ("✗", "warning", "fitted, refuted by the confirmation run")
+"""Sign of a size that fitted in the warm process and ran out of memory in a fresh one."""
+PHASE_COLUMNS = (("forward_backward", "fwd+bwd"), ("optimizer", "optimizer"))
+STEP_COLUMNS = (("step", "memory"), ("", ""))
+"""Columns of a script's search: its hooks see no phases of memory."""
+WIDE_CELLS_FROM, ALL_CELLS_FROM = 100, 76
+"""Columns from which cells are wide, and below which some are left out."""
+
+
+def table_lines(search: BatchSnapshot, width: int) -> list[Line]:
+    """One row a probe and confirmation run, in their order, and one for the step under way, below a title."""
+    rows: list[Line] = []
+    columns = STEP_COLUMNS if any("step" in probe.phase_peaks for probe in search.probes) else PHASE_COLUMNS
+    for probe in search.probes:
+        refuted = refuted_by(probe, search.confirmations) is not None
+        rows.append(_probe_row(probe, columns, len(search.fits) > 1, width, refuted))
+        if probe.outcome == "void" and probe.reason:
+            # The person has to fix the reason, so it is shown in full.
+            rows += labelled((" " * 10, "text"), probe.reason, width, "warning")
+    for confirmation in search.confirmations:
+        rows.append(_confirmation_row(confirmation, width))
+        if confirmation.state not in ("finished", "oom") and confirmation.reason:
+            rows += labelled((" " * 10, "text"), confirmation.reason, width, "error")
+    step = search.next
+    if search.state in ("running", "pausing") and step is not None and step.batch_size is not None:
+        verb = "probing…" if step.action == "probe" else "confirming…"
+        if search.cooling:
+            verb = "cooling…"
+        elif search.waits_for:
+            verb = "waiting…"
+        rows.append(_row([f"▸{step.batch_size:,}"], [(verb, "secondary")], width))
+    title = ["batch", *(name for _, name in columns), "step", "samples/s", "took"]
+    return [_row(title, [("outcome", "muted")], width, "muted"), *rows]
+
+
+def _row(cells: Sequence[str], end: Line, width: int, tone: Tone = "text") -> Line:
+    widths: tuple[int, ...] = (8, 12, 12, 12, 12, 12) if width >= WIDE_CELLS_FROM else (7, 10, 10, 10, 10, 11)
+    padded = [*cells, *([""] * (len(widths) - len(cells)))]
+    if width < ALL_CELLS_FROM:
+        # The outcome matters more than the time.
+        widths, padded = (*widths[:3], widths[4]), [*padded[:3], padded[4]]
+    texts = [" " + fmt.to_width(cell, cells_wide - 1, "right") for cell, cells_wide in zip(padded, widths, strict=True)]
+    return [("".join(texts), tone), ("  ", "text"), *end]
+
+
+def _probe_row(probe: Probe, columns: Sequence[tuple[str, str]], many_ranks: bool, width: int, refuted: bool) -> Line:
+    sign, tone, words = REFUTED if refuted else OUTCOMES.get(probe.outcome, ("○", "text", probe.outcome))
+    if width < WIDE_CELLS_FROM and probe.outcome == "oom":
+        words = "OOM"
+    where = f" in {probe.phase.replace('_', ' and ')}" if probe.phase and probe.outcome == "oom" else ""
+    rank = ""
+    if many_ranks and probe.rank is not None:
+        rank = f", rank {probe.rank} fullest" if probe.outcome == "fits" else f" on rank {probe.rank}"
+    retries = f", {probe.alloc_retries:,} allocator retries" if probe.alloc_retries else ""
+    cells = [
+        f"{probe.batch_size:,}",
+        *(fmt.size(probe.phase_peaks.get(key)) if key else "" for key, _ in columns),
+        fmt.milliseconds(probe.step_ms),
+        fmt.number(probe.samples_per_s),
+        fmt.duration(probe.seconds),
+    ]
+    return _row(cells, [(f"{sign} {words}{where}{rank}{retries}", tone)], width)
+
+
+def _confirmation_row(confirmation: ConfirmationRun, width: int) -> Line:
+    holds = confirmation.state == "finished"
+    words = (
+        "confirmed"
+        if holds
+        else "OOM in the confirmation run"
+        if confirmation.state == "oom"
+        else f"confirmation run {confirmation.state}"
+    )
+    if holds and width >= WIDE_CELLS_FROM:
+        words += f": {confirmation.run_id}"
+    cells = [
+        f"{confirmation.batch_size:,}",
+        fmt.size(confirmation.peak_allocated_bytes),
+        fmt.size(max((rank.phase_peaks.get("optimizer", 0) for rank in confirmation.ranks), default=0) or None),
+        fmt.milliseconds(confirmation.step_ms),
+        fmt.number(confirmation.samples_per_s),
+        fmt.duration(confirmation.seconds),
+    ]
+    return _row(cells, [(f"{'✓' if holds else '✗'} {words}", "success" if holds else "error")], width)
