@@ -160,7 +160,7 @@ class TrainfastApp(TerminalApp):
         self.push_screen(HelpScreen(self.session, self.in_sight.SCOPE))
 
     def action_theme(self) -> None:
-        self.main.notify(f"theme: {themes.turn(self)}")
+        self.main.notify(f"theme: {themes.next_theme(self)}")
 
     def action_repaint(self) -> None:
         frame_output.forget(self.console)

@@ -48,10 +48,10 @@ class EventDescriber:
             if describe is None:
                 continue
             sign, tone, words = describe(event)
-            subject, _, turn = event.kind.rpartition("_")
+            subject, _, edge = event.kind.rpartition("_")
             # The end of a throttle has the reason it began with; the return of a GPU has none.
             key = (subject, event.device, (event.detail or "") if subject == "throttle" else "")
-            if turn in ("on", "lost"):
+            if edge in ("on", "lost"):
                 self._began[key] = event.t_ns
             elif (since := self._began.pop(key, None)) is not None:
                 words += f", after {fmt.duration((event.t_ns - since) / 1e9)}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -286,24 +285,9 @@ class MainScreen(AppScreen):
         self.notify(words, severity="warning")
 
     def action_cool_to(self) -> None:
-        from trainfast_runner.machine.cooling import HIGHEST_C, LOWEST_C
-        from trainfast_tui.widgets.dialogs import Ask
+        from trainfast_tui.widgets.cool_to_dialog import cool_to_dialog
 
-        runs = self.session.runs
-        allowed = f"{LOWEST_C:g} to {HIGHEST_C:g} degrees Celsius"
-        hint = (
-            f"{allowed}: each run, and each process of a search, waits until its GPUs are below it, so that all begin"
-            " alike. Empty: no wait."
-        )
-
-        def on_answer(text: str) -> None:
-            wait = runs.cool_to_c = _degrees(text, LOWEST_C, HIGHEST_C)
-            self.notify(
-                "Runs start at once." if wait is None else f"Each run waits until its GPUs are below {wait:g} °C."
-            )
-
-        current = "" if runs.cool_to_c is None else f"{runs.cool_to_c:g}"
-        self.app.push_screen(Ask("Start runs below", hint, current, on_answer))
+        self.app.push_screen(cool_to_dialog(self.session.runs, self.notify))
 
     def action_compare(self) -> None:
         run = self.session.shown_run
@@ -359,21 +343,3 @@ class MainScreen(AppScreen):
         from trainfast_tui.screens.help import KnobHelpScreen
 
         self.app.push_screen(KnobHelpScreen(self.session, self.query_one(KnobPanel).about))
-
-
-def _degrees(text: str, lowest: float, highest: float) -> float | None:
-    """Parse a temperature in degrees Celsius; None if the text is empty. Raises UserError."""
-    text = text.strip().removesuffix("C").removesuffix("°").strip()
-    if not text:
-        return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not lowest <= value <= highest:
-        raise UserError(
-            f"{text} is no temperature to wait for",
-            key="cool to",
-            allowed=[f"{lowest:g} to {highest:g} degrees Celsius"],
-        )
-    return value

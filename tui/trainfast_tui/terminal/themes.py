@@ -51,7 +51,7 @@ def is_light(colorfgbg: str) -> bool:
     return background.isdecimal() and (int(background) == 7 or 9 <= int(background) <= 15)
 
 
-def turn(app: App[Any]) -> str:
+def next_theme(app: App[Any]) -> str:
     """Switch to the next theme and return its name."""
     at = ORDER.index(app.theme) if app.theme in ORDER else -1
     app.theme = ORDER[(at + 1) % len(ORDER)]
