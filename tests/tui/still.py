@@ -22,7 +22,6 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.tick import Tick
 from trainfast_runner.running.follower import Follower
-from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.app import TrainfastApp
 from trainfast_tui.control.messages import MachineSeen, MemoryPredicted, SnapshotTaken
 from trainfast_tui.control.next_run_memory import NextRunMemory
@@ -43,12 +42,10 @@ class StillSession(Session):
         self.requests: list[PredictionRequest] = []
         self.predictor.request = self.requests.append  # type: ignore[method-assign]
         self.oom.explain_if_oom = lambda run, may_trace: None  # type: ignore[method-assign]
+        self.situations.update = lambda next_run, machine, run: None  # type: ignore[method-assign]
 
     def start(self) -> None:
         self.post(MachineSeen(CPU))
-
-    def _gather(self, spec: RunSpec, machine: Machine) -> None:
-        """Nothing is known of the model."""
 
 
 class StillApp(TrainfastApp):

@@ -47,6 +47,7 @@ from trainfast_tui.control.same_settings import has_same_model, has_same_setting
 from trainfast_tui.control.script_control import ScriptControl
 from trainfast_tui.control.search_control import BatchControl, SearchControl, SeenT
 from trainfast_tui.control.shared_tracer import SharedTracer
+from trainfast_tui.control.situation_gatherer import SituationGatherer
 from trainfast_tui.live.reader import Reader
 from trainfast_tui.text.search_kind import SearchKind
 
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
     from trainfast_runner.memory.headroom import PredictedFit
     from trainfast_runner.running.follower import RunSnapshot
-    from trainfast_runner.search.advice.facts import Situation
     from trainfast_runner.settings.spec import RunSpec
     from trainfast_tui.live.snapshot import Snapshot
 
@@ -91,17 +91,15 @@ class Session:
         )
         self.predictor = Predictor(self.post, python, self.tracer.get, home)
         self.calibrator = IdleCalibrator(home, self.post, python)
+        self.situations = SituationGatherer(home, self.post, python)
         self.oom = OomExplainer(self.post, python, self.tracer.get)
         self._python = python
-        self._situation: Situation | None = None
         self._is_chosen = preset is not None
         """True if the knobs were chosen: a run on the screen and the machine do not replace them then."""
         self.calibrations = 0
         """Number of times this app has calibrated the device."""
         self._prediction_key: tuple[NextRun, Machine, bool, str, bool] | None = None
         """The inputs of the newest request; for equal ones nothing is requested again."""
-        self._advice_key: tuple[str, str, str] | None = None
-        """Name, model and shown run of the newest request for the advisor's facts."""
         self._adopted_run_id: str | None = None
         self._notified_run_id: str | None = None
 
@@ -137,7 +135,7 @@ class Session:
             case MachineSeen(machine):
                 self._on_machine(machine)
             case SituationGathered(situation):
-                self._situation = situation
+                self.situations.situation = situation
                 self.post(NextRunChanged())
             case DeviceCalibrated():
                 self.calibrations += 1
@@ -165,7 +163,7 @@ class Session:
         self._adopt(snapshot)
         self._note_search(self.batch_search, snapshot.batch_search)
         self._note_search(self.best_search, snapshot.best_search)
-        self.gather_advice()
+        self.situations.update(self.next_run, self.machine, self.shown_run)
         self.update_predictions()
         self.calibrator.update(snapshot, self.machine, is_busy=self._is_device_used)
         self.runs.note_shown(snapshot.run.directory if snapshot.run is not None else None)
@@ -202,7 +200,7 @@ class Session:
                 self.next_run = next_run_from_preset(GPU_PRESET if machine.device == "cuda" else CPU_PRESET)
             except UserError as error:
                 self.post(KnobRefused(error))
-        self.gather_advice()
+        self.situations.update(self.next_run, self.machine, self.shown_run)
         self.update_predictions()
         self.post(NextRunChanged())
 
@@ -216,7 +214,7 @@ class Session:
         """Replace the next run; the cursor goes to `knob`, where one is named."""
         self.next_run = next_run
         self._is_chosen = True
-        self.gather_advice()
+        self.situations.update(self.next_run, self.machine, self.shown_run)
         self.update_predictions()
         self.post(NextRunChanged(knob))
 
@@ -272,7 +270,7 @@ class Session:
 
     def advice(self) -> dict[str, str]:
         """The advisor's texts by the name of the knob that each stands beside."""
-        return {} if self.next_run is None else self.next_run.advice(self.machine, self._situation)
+        return {} if self.next_run is None else self.next_run.advice(self.machine, self.situations.situation)
 
     def next_run_memory(self) -> NextRunMemory | None:
         """The next run's predicted memory, and the measured memory of the run on the screen."""
@@ -308,20 +306,6 @@ class Session:
     def compare_with_previous(self, run_id: str) -> None:
         """Have a run compared with the finished one before it, or else the newest other one: posts RunsCompared."""
         in_background("compare", partial(compared_with_previous, self.home, run_id), self.post)
-
-    def gather_advice(self) -> None:
-        """Gather the advisor's facts when model or speed_key have changed; never while a run is measured."""
-        machine, next_run, run = self.machine, self.next_run, self.shown_run
-        if machine is None or next_run is None or next_run.script is not None or (run is not None and run.is_live):
-            return
-        spec = next_run.spec
-        key = (spec.name, repr(spec.model), run.run_id if run is not None else "")
-        if key == self._advice_key:
-            return
-        if self._advice_key is None or key[:2] != self._advice_key[:2]:
-            self._situation = None
-        self._advice_key = key
-        in_background("advice", partial(self._gather, spec, machine), self.post)
 
     def update_predictions(self) -> None:
         """Explain the shown run if it ran out of memory, and predict the next one if its knobs have changed."""
@@ -368,11 +352,6 @@ class Session:
         """A text that changes with what speeds are predicted from: ended runs and searches, and the calibration."""
         ended = run is not None and run.result is not None
         return repr((run.run_id if run is not None else "", ended, self.running_search, self.calibrations))
-
-    def _gather(self, spec: RunSpec, machine: Machine) -> SituationGathered:
-        from trainfast_runner.search.advice.situation import gather
-
-        return SituationGathered(gather(spec, machine, self.home, self._python))
 
     def _look_at_machine(self) -> MachineSeen:
         """The machine as the training Python's torch can use it; without a torch there is no GPU to train on."""
