@@ -18,7 +18,7 @@ from trainfast_runner.running.follower import Follower
 from trainfast_tui.cli.diagnosis import explained_bottlenecks
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.text.conditions import conditions_line
-from trainfast_tui.text.diagnosis_figures import cost_words, figure_text, named, nothing_found, overlap_words
+from trainfast_tui.text.diagnosis_figures import cost_words, figure_name, figure_text, nothing_found, overlap_words
 
 
 async def test_a_line_says_it_and_a_key_opens_it_to_its_figures(home: Home) -> None:
@@ -164,4 +164,4 @@ def test_readings_that_were_not_had_are_not_guessed(home: Home, hold: Callable[[
 )
 def test_a_figure_is_shown_with_the_unit_of_its_name(name: str, value: float | str | None, text: str) -> None:
     assert figure_text(name, value) == text
-    assert not named(name).endswith(("_bytes", " ms"))
+    assert not figure_name(name).endswith(("_bytes", " ms"))

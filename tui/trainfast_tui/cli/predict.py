@@ -29,7 +29,7 @@ from trainfast_tui.cli.progress import progress_when_slow
 from trainfast_tui.cli.training_arguments import add_settings
 from trainfast_tui.text.format import count, percent, plain, size
 from trainfast_tui.text.memory import CATEGORIES, PHASES
-from trainfast_tui.text.phases import importing
+from trainfast_tui.text.phases import importing_words
 from trainfast_tui.text.speed import speed_words
 from trainfast_tui.text.tables import pairs
 
@@ -83,7 +83,7 @@ def _predict(runs: list[RunToPredict], python: str | None, table: PredictionTabl
 
     def show_tracing(tracing: Tracing) -> None:
         if tracing.importing:
-            slow.update(plain(importing(tracing.importing)))
+            slow.update(plain(importing_words(tracing.importing)))
         elif tracing.words:
             what = TRACING
             if len(runs) > 1:

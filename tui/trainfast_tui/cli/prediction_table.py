@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from trainfast_runner.memory.predict_rows import PredictedRow, RunToPredict, published_bytes
 from trainfast_tui.cli.output import GrowingTable, print_line
 from trainfast_tui.text.format import ABSENT, count, delta, plain, size
-from trainfast_tui.text.memory import CATEGORIES, PHASES, short
+from trainfast_tui.text.memory import CATEGORIES, PHASES, short_category
 
 SIZE_CELLS, DIFFERENCE_CELLS, FITS_CELLS = len("1023 MiB"), len("+1023 MiB (+100.0 %)"), len("no, +1023 MiB")
 """The widest figures of their kind."""
@@ -40,7 +40,7 @@ class PredictionTable:
             self._printed += 1
 
     def _new_table(self) -> GrowingTable:
-        parts = list(map(short, CATEGORIES))
+        parts = list(map(short_category, CATEGORIES))
         header = ["variant", "predicted", "published", "difference", *parts, "peak in", "fits", "max batch"]
         name_cells, phase_cells = max(map(len, self._names)), max(map(len, PHASES.values()))
         widths = [name_cells, *[SIZE_CELLS] * 2, DIFFERENCE_CELLS, *[SIZE_CELLS] * len(parts), phase_cells]

@@ -22,7 +22,7 @@ from trainfast_runner.settings.presets import Preset, Variant
 from trainfast_runner.settings.spec import RunSpec, from_preset
 from trainfast_tui.cli.output import print_json, print_line, print_lines, terminal_width
 from trainfast_tui.text.format import plain
-from trainfast_tui.text.overrides import settings
+from trainfast_tui.text.overrides import typed_overrides
 from trainfast_tui.text.tables import pairs, table
 
 
@@ -131,7 +131,7 @@ def _settings(row: Variant) -> str:
     """Return a variant's settings as they are typed."""
     fields = {f"model.{name}": value for name, value in row.model.items()}
     fields |= {f"data.{name}": value for name, value in row.data.items()}
-    return plain(" ".join(settings({**fields, **row.knobs})))
+    return plain(" ".join(typed_overrides({**fields, **row.knobs})))
 
 
 def _text(value: Any) -> str:

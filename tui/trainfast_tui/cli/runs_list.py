@@ -17,7 +17,7 @@ from trainfast_runner.settings import presets
 from trainfast_tui.cli.number_types import positive
 from trainfast_tui.cli.output import print_json, print_line, print_table, terminal_width
 from trainfast_tui.text.format import ABSENT, duration, milliseconds, per_second, plain, size
-from trainfast_tui.text.overrides import brief, without_search_settings
+from trainfast_tui.text.overrides import short_overrides, without_search_settings
 from trainfast_tui.text.speed import few_steps
 
 HEADER = ("RUN", "STATE", "CHANGED", "SAMPLES", "STEP", "PEAK MEMORY", "TOOK", "STARTED", "NOTE")
@@ -99,7 +99,7 @@ def _cells(row: RunRow) -> list[str]:
     return [
         row.run_id,
         row.state,
-        plain(brief(without_search_settings(row.overrides, row.role), _cells_for_changes())),
+        plain(short_overrides(without_search_settings(row.overrides, row.role), _cells_for_changes())),
         per_second(row.samples_per_s, "samples"),
         milliseconds(row.step_ms_p50),
         size(row.peak_allocated_bytes),

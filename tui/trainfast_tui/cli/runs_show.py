@@ -20,7 +20,7 @@ from trainfast_tui.cli.run_status import live_record, status_line
 from trainfast_tui.cli.step_table import print_steps
 from trainfast_tui.text.diagnosis_figures import nothing_found
 from trainfast_tui.text.format import count, plain
-from trainfast_tui.text.overrides import settings
+from trainfast_tui.text.overrides import typed_overrides
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -90,4 +90,4 @@ def _settings(result: Result, run: RunFile | None) -> str:
     if result.role in WARM_ROLES and result.script is None:
         return f"its search: {result.search_id or 'not on record'}"
     changed = result.overrides or (run.override_values() if run is not None else {})
-    return f"settings: {plain(' '.join(settings(changed)))}" if changed else "settings: as the preset sets them"
+    return f"settings: {plain(' '.join(typed_overrides(changed)))}" if changed else "settings: as the preset sets them"

@@ -16,7 +16,7 @@ from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.script_reach import LAUNCH
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.same_settings import asks_for_same, has_same_model
-from trainfast_tui.text.overrides import settings
+from trainfast_tui.text.overrides import typed_overrides
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
@@ -66,7 +66,7 @@ class NextRun(ABC):
         """Overrides of the preset's model and data fields, as they are typed."""
         sections = {"model": self.spec.model, "data": self.spec.data}
         places = [key.partition(".") for key in self.spec.overrides if "." in key]
-        return settings({"".join(place): sections.get(place[0], {}).get(place[2]) for place in places})
+        return typed_overrides({"".join(place): sections.get(place[0], {}).get(place[2]) for place in places})
 
     def repeats(self, run: RunFile) -> bool:
         """True if it would be that run again."""

@@ -15,7 +15,7 @@ from trainfast_runner.settings.knob_type import whole_number
 from trainfast_tui.control.messages import MemoryPredicted, Post, ThreadFailed
 from trainfast_tui.control.next_run_memory import NextRunMemory
 from trainfast_tui.control.speed_predictor import SpeedPredictor, Traced
-from trainfast_tui.text.phases import importing
+from trainfast_tui.text.phases import importing_words
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
@@ -228,7 +228,7 @@ class Predictor:
         if not request.may_trace:
             return NextRunMemory(why=NOT_NOW)
         since_ns = self._want_trace(request)
-        return NextRunMemory(why=f"{importing(self._importing) or 'tracing the model'}…", since_ns=since_ns)
+        return NextRunMemory(why=f"{importing_words(self._importing) or 'tracing the model'}…", since_ns=since_ns)
 
     def _want_trace(self, request: PredictionRequest) -> int | None:
         """Have the model traced, giving up another trace, and return when it began; None if the request is outdated."""

@@ -10,7 +10,7 @@ from trainfast_tui.report.bar_picture import StackedBar, StackedPart, stacked_pi
 from trainfast_tui.report.document import Block, Heading, Prose, grid
 from trainfast_tui.report.reported_run import ReportedRun
 from trainfast_tui.text.format import ABSENT, signed_percent, size
-from trainfast_tui.text.memory import CATEGORIES, PHASES, short
+from trainfast_tui.text.memory import CATEGORIES, PHASES, short_category
 
 TONES = dict(zip(NAMES, ("primary", "secondary", "accent", "success", "warning", "error"), strict=True))
 WHOLE = "whole step"
@@ -30,7 +30,7 @@ def memory_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
             bars += _bars(run, phase, predicted, measured)
     if not rows:
         return [Heading("Memory"), Prose("No peak was predicted, and none was measured.")]
-    header = ("", "phase", *map(short, NAMES), "predicted", "measured", "difference")
+    header = ("", "phase", *map(short_category, NAMES), "predicted", "measured", "difference")
     picture = stacked_picture("memory at its peak, a rank", "bytes at the peak of the phase", bars, size, binary=True)
     blocks: list[Block] = [Heading("Memory"), grid(header, rows, right=range(2, len(header))), Prose(ONE_FIGURE)]
     missing = [f"{run.label}: not measured: {why}" for run in runs if (why := run.result.memory.not_measured_because)]

@@ -37,7 +37,7 @@ from trainfast_tui.text.format import (
     signed_percent,
     size,
 )
-from trainfast_tui.text.overrides import settings
+from trainfast_tui.text.overrides import typed_overrides
 from trainfast_tui.text.speed import few_steps
 
 ABSENT_NOTE = f"{ABSENT} stands for a figure that was not measured."
@@ -93,7 +93,7 @@ def _row(run: ReportedRun, first: ReportedRun) -> list[str]:
     return [
         run.label,
         result.run_id,
-        " ".join(settings(result.overrides)) or "as the preset sets them",
+        " ".join(typed_overrides(result.overrides)) or "as the preset sets them",
         number(rate.median),
         few if few and rate.median is not None else number(rate.mad),
         "" if run is first else _against(first.result, result),

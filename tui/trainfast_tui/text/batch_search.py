@@ -11,7 +11,7 @@ from trainfast_runner.records.search_states import UNFINISHED_STATES
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.cooling import search_cooling_words
 from trainfast_tui.text.lines import LabelledText
-from trainfast_tui.text.overrides import settings
+from trainfast_tui.text.overrides import typed_overrides
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
@@ -91,7 +91,7 @@ def batch_question_rows(spec: RunSpec, limit: str, earlier: BatchSnapshot | None
     why = WHY if spec.script is None else WHY_OF_SCRIPT
     enter = ENTER_STARTS if earlier is None or not _is_resumable(earlier) else ENTER_RESUMES
     rows: list[LabelledText] = [("", why, "muted"), ("", enter, "title")]
-    changed = ", ".join(settings({key: spec.knobs[key] for key in spec.overrides if key in spec.knobs}))
+    changed = ", ".join(typed_overrides({key: spec.knobs[key] for key in spec.overrides if key in spec.knobs}))
     rows.append(("knobs    ", changed or "as the preset", "text"))
     own_limit = spec.knobs.get("memory_limit")
     limit = limit or ("what the device has free" if own_limit is None else f"memory_limit={own_limit}")

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.diagnosis_figures import cost_words, figure_text, named, nothing_found, overlap_words, wanted
+from trainfast_tui.text.diagnosis_figures import (
+    cost_words,
+    figure_name,
+    figure_text,
+    nothing_found,
+    overlap_words,
+    threshold_text,
+)
 from trainfast_tui.text.lines import Line, Tone, labelled, paragraph, rule
 
 if TYPE_CHECKING:
@@ -60,11 +67,11 @@ def _section(diagnosis: Diagnosis, width: int) -> tuple[str, list[Line]]:
     title = ", ".join(filter(None, (rule.title if rule is not None else diagnosis.rule, cost_words(diagnosis))))
     thresholds = {condition.figure: condition for condition in rule.when} if rule is not None else {}
     lines = paragraph(diagnosis.line, width, "title")
-    wide = max((cell_len(named(name)) for name in diagnosis.evidence), default=0)
+    wide = max((cell_len(figure_name(name)) for name in diagnosis.evidence), default=0)
     for name, value in diagnosis.evidence.items():
-        line: Line = [(f"  {fmt.to_width(named(name), wide)}  ", "muted"), (figure_text(name, value), "text")]
+        line: Line = [(f"  {fmt.to_width(figure_name(name), wide)}  ", "muted"), (figure_text(name, value), "text")]
         if (condition := thresholds.get(name)) is not None:
-            line.append((f"   the rule: {wanted(condition)}", "muted"))
+            line.append((f"   the rule: {threshold_text(condition)}", "muted"))
         lines.append(line)
     source = rule.source if rule is not None else ""
     for label, text in (("try", diagnosis.advice), ("source", source)):

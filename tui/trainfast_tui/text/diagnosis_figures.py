@@ -32,7 +32,7 @@ UNITS: tuple[tuple[str, Callable[[float], str]], ...] = (
 """The formatter of each unit at the end of a name; the longest ending that matches counts."""
 
 
-def named(name: str) -> str:
+def figure_name(name: str) -> str:
     """Return a figure's name without its unit."""
     if words := _throttling().get(name):
         return words
@@ -52,7 +52,7 @@ def figure_text(name: str, value: float | int | str | None) -> str:
     return f"{value:,}" if isinstance(value, int) else fmt.number(value)
 
 
-def wanted(condition: Condition) -> str:
+def threshold_text(condition: Condition) -> str:
     """Return a rule's threshold for a figure, with its unit."""
     threshold = condition.threshold
     if isinstance(threshold, tuple):

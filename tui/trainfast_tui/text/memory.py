@@ -16,7 +16,7 @@ CATEGORIES = {
 PHASES = {"forward_backward": "forward and backward", "optimizer": "the optimizer step"}
 
 
-def short(category: str) -> str:
+def short_category(category: str) -> str:
     """Return the category's first word, for a table or a legend."""
     return CATEGORIES.get(category, category).partition(" ")[0]
 

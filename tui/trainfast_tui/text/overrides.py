@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def settings(overrides: Mapping[str, Any]) -> list[str]:
+def typed_overrides(overrides: Mapping[str, Any]) -> list[str]:
     """Return each override as `knob=value`, `model.FIELD=value` or `data.FIELD=value`."""
     return [f"{key}={_shown(key, value)}" for key, value in overrides.items()]
 
 
-def fields(overrides: Mapping[str, Any]) -> dict[str, Any]:
+def field_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return only the model and data overrides."""
     return {key: value for key, value in overrides.items() if "." in key}
 
@@ -29,9 +29,9 @@ def without_search_settings(overrides: Mapping[str, Any], role: str | None) -> d
     }
 
 
-def brief(overrides: Mapping[str, Any], cells: int) -> str:
+def short_overrides(overrides: Mapping[str, Any], cells: int) -> str:
     """Return as many whole overrides as fit in `cells`, and how many more there are."""
-    words = settings(overrides)
+    words = typed_overrides(overrides)
     for kept in range(len(words), 0, -1):
         more = f" +{len(words) - kept}" if kept < len(words) else ""
         text = " ".join(words[:kept]) + more

@@ -11,6 +11,6 @@ STARTING = {
 """Words by the phase that the worker writes."""
 
 
-def importing(executable: str) -> str:
+def importing_words(executable: str) -> str:
     """Return the reason a trace waits while this Python imports the training stack; empty once imported."""
     return f"importing torch and transformers in {executable} (first time: some seconds)" if executable else ""

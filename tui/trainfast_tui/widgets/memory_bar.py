@@ -9,7 +9,7 @@ from trainfast_tui.control.next_run_memory import MeasuredMemory, NextRunMemory
 from trainfast_tui.painting.painted import GrowingPanel
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Piece, first_fitting, joined, line_length, paragraph, rule
-from trainfast_tui.text.memory import CATEGORIES, PHASES, short
+from trainfast_tui.text.memory import CATEGORIES, PHASES, short_category
 from trainfast_tui.widgets.bar import shares
 
 if TYPE_CHECKING:
@@ -175,7 +175,9 @@ def _legend(fit: PredictedFit, width: int) -> list[Line]:
         if key in sizes:
             # A long word is cut, never a figure.
             figure = fmt.size(sizes[key])
-            text = fmt.to_width(f"{fmt.truncate(short(key), max(1, column - 4 - len(figure)))} {figure}", column - 3)
+            text = fmt.to_width(
+                f"{fmt.truncate(short_category(key), max(1, column - 4 - len(figure)))} {figure}", column - 3
+            )
             cells.append([(f"{sign} ", tone), (f"{text} ", "text")])
     return [[piece for cell in cells[at : at + 2] for piece in cell] for at in range(0, len(cells), 2)]
 

@@ -9,7 +9,7 @@ from trainfast_runner.running.history import RunRow
 from trainfast_runner.settings.knobs import BY_NAME, defaults
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Piece, line_length
-from trainfast_tui.text.overrides import brief, fields, settings, without_search_settings
+from trainfast_tui.text.overrides import field_overrides, short_overrides, typed_overrides, without_search_settings
 from trainfast_tui.text.speed import few_steps
 from trainfast_tui.widgets.header_footer import STATE_SIGNS
 from trainfast_tui.widgets.sorted_table import Columns, Order, SortedTable
@@ -46,7 +46,7 @@ def matches(row: RunRow, words: str) -> bool:
     text = " ".join(
         [row.run_id, row.name, row.state, state_words(row.state), row.reason]
         + [f"{name}={value}" for name, value in row.knobs.items()]
-        + settings(fields(row.overrides))
+        + typed_overrides(field_overrides(row.overrides))
         + ([SYNTHETIC] if row.synthetic_data else [])
     ).lower()
     return all(word in text for word in words.lower().split())
@@ -133,7 +133,7 @@ class RunsTable(SortedTable[RunRow]):
         if self.is_grouped and self.order.key(row) is not None and (length := _length(row)):
             overrides.pop(LENGTH, None)
             line.append((f"{length}  ", "title"))
-        changed = fmt.plain(brief(overrides, width - line_length(line)))
+        changed = fmt.plain(short_overrides(overrides, width - line_length(line)))
         line.append((changed, "text"))
         gap = "  " if changed else ""
         doubts = [few] if (few := few_steps(row.steps.measured)) else []
@@ -160,7 +160,7 @@ def _starred(row: RunRow) -> bool:
 
 def override_words(row: RunRow) -> list[str]:
     """Return the overrides, then the preset's own knobs that are not at their default, as they are typed."""
-    return [fmt.plain(setting) for setting in settings(row.overrides)] + [
+    return [fmt.plain(setting) for setting in typed_overrides(row.overrides)] + [
         f"{name}={BY_NAME[name].text_of(value)}"
         for name, value in row.knobs.items()
         if name in BY_NAME and name not in LEFT_OUT and name not in row.overrides and value != DEFAULTS[name]
