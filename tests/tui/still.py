@@ -23,7 +23,7 @@ from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.tick import Tick
 from trainfast_runner.running.follower import Follower
 from trainfast_tui.app import TrainfastApp
-from trainfast_tui.control.messages import MachineSeen, MemoryPredicted, SnapshotTaken
+from trainfast_tui.control.messages import MachineSeen, NextRunPredicted, SnapshotTaken
 from trainfast_tui.control.next_run_memory import NextRunMemory
 from trainfast_tui.control.predictor import PredictionRequest
 from trainfast_tui.live.snapshot import Snapshot
@@ -117,7 +117,7 @@ def given(snapshot: Snapshot, *keys: str, memory: NextRunMemory | None = PREDICT
     async def run(pilot: Pilot[Any]) -> None:
         pilot.app.post(SnapshotTaken(snapshot))
         if memory is not None:
-            pilot.app.post(MemoryPredicted(memory))
+            pilot.app.post(NextRunPredicted(memory))
         await pilot.pause()
         for key in keys:
             await pilot.press(key)

@@ -24,7 +24,7 @@ from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.settings.spec import resolve
-from trainfast_tui.control.messages import MemoryPredicted, SnapshotTaken
+from trainfast_tui.control.messages import NextRunPredicted, SnapshotTaken
 from trainfast_tui.control.next_run_memory import NextRunMemory
 from trainfast_tui.control.next_run_sources import next_run_from_preset
 from trainfast_tui.control.predictor import NOT_NOW, PredictionRequest, Predictor, request_for
@@ -56,8 +56,8 @@ class Answers:
 
     def next(self) -> NextRunMemory:
         message = self._posted.get(timeout=60)
-        assert isinstance(message, MemoryPredicted), message
-        return message.view
+        assert isinstance(message, NextRunPredicted), message
+        return message.memory
 
 
 def test_a_model_that_was_traced_before_is_answered_without_a_trace(tracer: Tracer) -> None:

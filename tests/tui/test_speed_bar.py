@@ -11,7 +11,7 @@ from still import StillApp, a_fit, a_snapshot, screen_text
 from trainfast_runner.memory.available import RankLimit
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import PredictedSpeed
-from trainfast_tui.control.messages import MemoryPredicted, SnapshotTaken
+from trainfast_tui.control.messages import NextRunPredicted, SnapshotTaken
 from trainfast_tui.control.next_run_memory import NextRunMemory
 from trainfast_tui.control.next_run_sources import next_run_from_preset
 from trainfast_tui.control.next_run_speed import MeasuredSpeed, NextRunSpeed
@@ -95,7 +95,7 @@ async def test_the_main_screen_shows_speed_below_memory(home: Home, size: tuple[
     app = StillApp(home)
     async with app.run_test(size=size) as pilot:
         app.post(SnapshotTaken(a_snapshot(None)))
-        app.post(MemoryPredicted(NextRunMemory(why="tracing the model…"), PREDICTED))
+        app.post(NextRunPredicted(NextRunMemory(why="tracing the model…"), PREDICTED))
         await pilot.pause()
         text = screen_text(app)
         assert text.index("tracing the model") < text.index("14.2 samples/s (12.9 to 15.6)")

@@ -13,7 +13,7 @@ from trainfast_runner.memory.available import RankLimit
 from trainfast_runner.memory.headroom import PredictedFit
 from trainfast_runner.records.home import Home
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_tui.control.messages import MemoryPredicted, SnapshotTaken
+from trainfast_tui.control.messages import NextRunPredicted, SnapshotTaken
 from trainfast_tui.control.next_run_memory import swap_notice
 
 FREE = RankLimit(20 * GIB, "free")
@@ -28,7 +28,7 @@ async def test_r_asks_before_a_run_that_would_make_the_machine_swap(
     monkeypatch.setattr(app.session.runs, "start", lambda spec, after: started.append(spec))
     async with app.run_test(size=FULL) as pilot:
         app.post(SnapshotTaken(a_snapshot(None)))
-        app.post(MemoryPredicted(replace(PREDICTED, fit=TOO_MUCH)))
+        app.post(NextRunPredicted(replace(PREDICTED, fit=TOO_MUCH)))
         await pilot.pause()
         await pilot.press("r")
         await pilot.pause()
@@ -38,7 +38,7 @@ async def test_r_asks_before_a_run_that_would_make_the_machine_swap(
         assert not started
         await pilot.press("r", "y")
         assert [spec.name for spec in started] == ["tiny-llama"]
-        app.post(MemoryPredicted(PREDICTED))
+        app.post(NextRunPredicted(PREDICTED))
         await pilot.pause()
         await pilot.press("r")
         assert len(started) == 2, "what fits is not asked about"

@@ -17,8 +17,8 @@ from textual.screen import Screen
 from trainfast_runner.records.home import Home
 from trainfast_tui.control.messages import (
     KnobRefused,
-    MemoryPredicted,
     NextRunChanged,
+    NextRunPredicted,
     Notified,
     OomExplained,
     RunRefused,
@@ -111,7 +111,7 @@ class TrainfastApp(TerminalApp):
                 self._show_snapshot(message.content)
             case NextRunChanged(knob):
                 self.main.show_knobs(knob)
-            case MemoryPredicted():
+            case NextRunPredicted():
                 self.main.show_memory()
             case OomExplained():
                 if self.session.snapshot is not None:

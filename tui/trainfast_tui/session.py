@@ -21,8 +21,8 @@ from trainfast_tui.control.messages import (
     DeviceCalibrated,
     KnobRefused,
     MachineSeen,
-    MemoryPredicted,
     NextRunChanged,
+    NextRunPredicted,
     Notified,
     OomExplained,
     Post,
@@ -140,8 +140,8 @@ class Session:
             case DeviceCalibrated():
                 self.calibrations += 1
                 self.update_predictions()
-            case MemoryPredicted(view, speed) if self.next_run is None or self.next_run.script is None:
-                self.predicted_memory, self.predicted_speed = view, speed
+            case NextRunPredicted(memory, speed) if self.next_run is None or self.next_run.script is None:
+                self.predicted_memory, self.predicted_speed = memory, speed
             case OomExplained():
                 self.oom.note(message)
             case RunStarted(directory):

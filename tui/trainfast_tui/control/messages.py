@@ -52,10 +52,10 @@ class SituationGathered:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryPredicted:
+class NextRunPredicted:
     """The next run's memory and speed were predicted, or the reasons why not are known."""
 
-    view: NextRunMemory
+    memory: NextRunMemory
     speed: NextRunSpeed | None = None
 
 

@@ -55,7 +55,7 @@ class NextRunMemory:
     """CLOCK_MONOTONIC at which the trace under way began."""
     measured: MeasuredMemory | None = None
     reference_bytes: int | None = None
-    """The peak predicted for the knobs of the run on the screen, or of the preset; None if none was turned."""
+    """The peak predicted for the knobs of the run on the screen, or of the preset; None if all are the same."""
 
 
 def measured_memory(run: RunSnapshot | None, next_run: NextRun | None) -> MeasuredMemory | None:

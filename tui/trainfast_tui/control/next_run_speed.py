@@ -25,12 +25,12 @@ class NextRunSpeed:
     predicted: PredictedSpeed | None = None
     why: str = ""
     reference: float | None = None
-    """The median predicted for the knobs of the run on the screen, or of the preset; None if none was turned."""
+    """The median predicted for the knobs of the run on the screen, or of the preset; None if all are the same."""
     measured: MeasuredSpeed | None = None
 
     @property
     def change_percent(self) -> float | None:
-        """The predicted change by the turned knobs; None without a prediction of both."""
+        """The predicted change by the overrides; None without a prediction of both."""
         if self.predicted is None or not self.reference:
             return None
         return 100 * (self.predicted.median / self.reference - 1)

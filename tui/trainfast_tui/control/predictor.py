@@ -12,7 +12,7 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings.knob_type import whole_number
-from trainfast_tui.control.messages import MemoryPredicted, Post, ThreadFailed
+from trainfast_tui.control.messages import NextRunPredicted, Post, ThreadFailed
 from trainfast_tui.control.next_run_memory import NextRunMemory
 from trainfast_tui.control.speed_predictor import SpeedPredictor, Traced
 from trainfast_tui.text.phases import importing_words
@@ -93,15 +93,15 @@ def _host_free(tick: Tick, live: RunSnapshot | None) -> int | None:
 
 def _with_free(machine: Machine, tick: Tick, live: RunSnapshot | None) -> Machine:
     """Return the machine with the memory that its GPUs have free now, or had before the live run."""
-    now = {device.uuid: device for device in tick.devices if device.uuid}
+    readings = {device.uuid: device for device in tick.devices if device.uuid}
     before = live.run_file.used_before_bytes if live is not None and live.run_file is not None else {}
     gpus = []
     for gpu in machine.gpus:
-        seen = now.get(gpu.uuid or "")
-        if seen is not None and seen.memory_free_bytes is not None:
-            used, old = seen.memory_used_bytes, before.get(gpu.uuid or "")
-            held = max(0, used - old) if used is not None and old is not None else 0
-            gpu = msgspec.structs.replace(gpu, memory_free_bytes=seen.memory_free_bytes + held)
+        reading = readings.get(gpu.uuid or "")
+        if reading is not None and reading.memory_free_bytes is not None:
+            used, used_before = reading.memory_used_bytes, before.get(gpu.uuid or "")
+            held = max(0, used - used_before) if used is not None and used_before is not None else 0
+            gpu = msgspec.structs.replace(gpu, memory_free_bytes=reading.memory_free_bytes + held)
         gpus.append(gpu)
     return replace(machine, gpus=tuple(gpus))
 
@@ -117,7 +117,7 @@ class _Trace:
 
 
 class Predictor:
-    """Posts `MemoryPredicted`. Only the newest request is answered, and only its trace goes on."""
+    """Posts `NextRunPredicted`. Only the newest request is answered, and only its trace goes on."""
 
     def __init__(
         self,
@@ -184,11 +184,11 @@ class Predictor:
                 self._answered = True
             if request is None:
                 continue
-            view, speed = self._answer(request)
+            memory, speed = self._answer(request)
             with self._wake:
                 outdated = not self._answered
             if not outdated:
-                self._post(MemoryPredicted(view, speed))
+                self._post(NextRunPredicted(memory, speed))
 
     def _answer(self, request: PredictionRequest) -> tuple[NextRunMemory, NextRunSpeed | None]:
         from trainfast_runner.memory.tracing import cached_models
@@ -196,29 +196,29 @@ class Predictor:
         try:
             model_of = cached_models(request.machine.device, self._python)
             if (model := model_of(request.spec)) is not None:
-                return self._views_of_model(
+                return self._predict_from_model(
                     request, model, None if request.reference is None else model_of(request.reference)
                 )
         except UserError as error:
             return NextRunMemory(why=f"no prediction: {error.message}", failed=True), None
         return self._reason_or_trace(request), None
 
-    def _views_of_model(
+    def _predict_from_model(
         self, request: PredictionRequest, model: MemoryModel, reference_model: MemoryModel | None
     ) -> tuple[NextRunMemory, NextRunSpeed | None]:
-        """The memory and speed by the model of a trace, each with that of the reference."""
+        """Predict memory and speed from the model of a trace, each with that of the reference."""
         spec, machine = request.spec, request.machine
         reference = (
             None if request.reference is None or reference_model is None else Traced(request.reference, reference_model)
         )
-        view = NextRunMemory(
+        memory = NextRunMemory(
             predicted_fit(model, request),
             whole_number(spec.knobs, "batch_size"),
             reference_bytes=None if reference is None else _peak_bytes(reference, machine),
         )
         if self._speeds is None:
-            return view, None
-        return view, self._speeds.predict(Traced(spec, model), reference, machine, request.speed_key)
+            return memory, None
+        return memory, self._speeds.predict(Traced(spec, model), reference, machine, request.speed_key)
 
     def _reason_or_trace(self, request: PredictionRequest) -> NextRunMemory:
         """The reason for no prediction, or the trace that will give one."""
@@ -227,10 +227,10 @@ class Predictor:
             return NextRunMemory(why=f"no prediction: {reason}", failed=True)
         if not request.may_trace:
             return NextRunMemory(why=NOT_NOW)
-        since_ns = self._want_trace(request)
+        since_ns = self._request_trace(request)
         return NextRunMemory(why=f"{importing_words(self._importing) or 'tracing the model'}…", since_ns=since_ns)
 
-    def _want_trace(self, request: PredictionRequest) -> int | None:
+    def _request_trace(self, request: PredictionRequest) -> int | None:
         """Have the model traced, giving up another trace, and return when it began; None if the request is outdated."""
         with self._wake:
             if request is not self._request:

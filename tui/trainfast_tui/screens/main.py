@@ -159,10 +159,10 @@ class MainScreen(AppScreen):
         """Paint the next run's memory and speed, each over that of the run on the screen."""
         if not self.is_ready:
             return
-        view = self.session.next_run_memory()
-        self.query_one(MemoryBar).show_memory(view)
+        memory = self.session.next_run_memory()
+        self.query_one(MemoryBar).show_memory(memory)
         self.query_one(SpeedBar).show_speed(self.session.next_run_speed())
-        fit = view.fit if view is not None else None
+        fit = memory.fit if memory is not None else None
         self.query_one(KnobPanel).show_auto_choices({} if fit is None else {"attention": fit.predicted.attention})
 
     def refuse(self, error: UserError) -> None:

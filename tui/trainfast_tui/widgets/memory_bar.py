@@ -38,37 +38,37 @@ class MemoryBar(GrowingPanel):
 
     def __init__(self) -> None:
         super().__init__()
-        self._view: NextRunMemory | None = None
+        self._memory: NextRunMemory | None = None
 
-    def show_memory(self, view: NextRunMemory | None) -> None:
-        """Show this view; None hides the panel."""
-        if view == self._view and (view is None or view.since_ns is None):
+    def show_memory(self, memory: NextRunMemory | None) -> None:
+        """Show this memory; None hides the panel."""
+        if memory == self._memory and (memory is None or memory.since_ns is None):
             return
-        self._view = view
-        self.set_shown(view is not None)
+        self._memory = memory
+        self.set_shown(memory is not None)
 
     def lines(self, width: int, height: int) -> list[Line]:
-        view = self._view
-        if view is None or width <= 0:
+        memory = self._memory
+        if memory is None or width <= 0:
             return []
-        return memory_lines(view, width, self.screen.size.height)
+        return memory_lines(memory, width, self.screen.size.height)
 
 
-def memory_lines(view: NextRunMemory, width: int, screen_height: int) -> list[Line]:
+def memory_lines(memory: NextRunMemory, width: int, screen_height: int) -> list[Line]:
     """Return the bar in lines of `width` cells, with its legend if width and height allow."""
-    lines = _predicted(view, width, width >= ROOMY and screen_height >= TALL)
-    return lines if view.measured is None else [*lines, *_measured(view, view.measured, width)]
+    lines = _predicted(memory, width, width >= ROOMY and screen_height >= TALL)
+    return lines if memory.measured is None else [*lines, *_measured(memory, memory.measured, width)]
 
 
-def _predicted(view: NextRunMemory, width: int, roomy: bool) -> list[Line]:
-    fit = view.fit
+def _predicted(memory: NextRunMemory, width: int, roomy: bool) -> list[Line]:
+    fit = memory.fit
     if fit is None:
-        return [rule("memory", width), *_why_none(view, width, 4 if roomy else 2)]
-    bar = _bar(fit, view.measured, width)
+        return [rule("memory", width), *_why_none(memory, width, 4 if roomy else 2)]
+    bar = _bar(fit, memory.measured, width)
     if not roomy:
         return [_peak_of_limit(fit, width), bar, *_verdict(fit, width, 2)]
     title = rule(f"memory at its peak: {PHASES.get(fit.predicted.phase, fit.predicted.phase)}", width)
-    lines = [title, bar, *_legend(fit, width), _peak_of_limit(fit, width), *_change(fit, view.reference_bytes)]
+    lines = [title, bar, *_legend(fit, width), _peak_of_limit(fit, width), *_change(fit, memory.reference_bytes)]
     return [*lines, *_verdict(fit, width, 4)]
 
 
@@ -79,15 +79,15 @@ def _verdict(fit: PredictedFit, width: int, most: int) -> list[Line]:
     return [_bytes_left(fit, width)]
 
 
-def _why_none(view: NextRunMemory, width: int, most: int) -> list[Line]:
-    words = view.why
-    if view.since_ns is not None:
-        words += f" {fmt.duration((time.monotonic_ns() - view.since_ns) // 1_000_000_000)}"
-    return paragraph(words, width, "warning" if view.failed else "muted", most)
+def _why_none(memory: NextRunMemory, width: int, most: int) -> list[Line]:
+    words = memory.why
+    if memory.since_ns is not None:
+        words += f" {fmt.duration((time.monotonic_ns() - memory.since_ns) // 1_000_000_000)}"
+    return paragraph(words, width, "warning" if memory.failed else "muted", most)
 
 
 def _change(fit: PredictedFit, reference_bytes: int | None) -> list[Line]:
-    """Return the change of the predicted peak by the turned knobs; empty if none was turned."""
+    """Return the change of the predicted peak by the overrides; empty without any."""
     if not reference_bytes:
         return []
     change = 100 * (fit.predicted.total_bytes / reference_bytes - 1)
@@ -182,13 +182,13 @@ def _legend(fit: PredictedFit, width: int) -> list[Line]:
     return [[piece for cell in cells[at : at + 2] for piece in cell] for at in range(0, len(cells), 2)]
 
 
-def _measured(view: NextRunMemory, measured: MeasuredMemory, width: int) -> list[Line]:
+def _measured(memory: NextRunMemory, measured: MeasuredMemory, width: int) -> list[Line]:
     """Return the measured peak on the same scale, and beside it the peak predicted for its run."""
-    filled = max(1, min(width, round(measured.peak_bytes / _scale(view.fit, measured) * width)))
+    filled = max(1, min(width, round(measured.peak_bytes / _scale(memory.fit, measured) * width)))
     bar: Line = [(MEASURED * filled, "title")]
     predicted = measured.predicted_bytes
-    if predicted is None and measured.same_knobs and view.fit is not None:
-        predicted = view.fit.predicted.total_bytes
+    if predicted is None and measured.same_knobs and memory.fit is not None:
+        predicted = memory.fit.predicted.total_bytes
     peak: Piece = (fmt.size(measured.peak_bytes), "title")
     alone: Line = [("measured ", "muted"), peak]
     if not predicted:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from trainfast_tui.control.next_run_speed import MeasuredSpeed, NextRunSpeed
 from trainfast_tui.painting.painted import GrowingPanel
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Piece, Tone, first_fitting, joined, paragraph, rule
 from trainfast_tui.text.speed import speed_words
 from trainfast_tui.widgets.memory_bar import MEASURED, ROOMY, TALL
+
+if TYPE_CHECKING:
+    from trainfast_runner.records.run_file import PredictedSpeed
 
 SURE, UNSURE = "█", "▒"
 """Cells below the interval's lower end, and inside of the interval."""
@@ -18,76 +23,73 @@ class SpeedBar(GrowingPanel):
 
     def __init__(self) -> None:
         super().__init__()
-        self._view: NextRunSpeed | None = None
+        self._speed: NextRunSpeed | None = None
 
-    def show_speed(self, view: NextRunSpeed | None) -> None:
-        """Show this view; None hides the panel."""
-        if view == self._view:
+    def show_speed(self, speed: NextRunSpeed | None) -> None:
+        """Show this speed; None hides the panel."""
+        if speed == self._speed:
             return
-        self._view = view
-        self.set_shown(view is not None)
+        self._speed = speed
+        self.set_shown(speed is not None)
 
     def lines(self, width: int, height: int) -> list[Line]:
-        view = self._view
-        if view is None or width <= 0:
+        speed = self._speed
+        if speed is None or width <= 0:
             return []
-        return speed_lines(view, width, self.screen.size.height)
+        return speed_lines(speed, width, self.screen.size.height)
 
 
-def speed_lines(view: NextRunSpeed, width: int, screen_height: int) -> list[Line]:
+def speed_lines(speed: NextRunSpeed, width: int, screen_height: int) -> list[Line]:
     """Return the bar in lines of `width` cells, with its title if width and height allow."""
     roomy = width >= ROOMY and screen_height >= TALL
     lines = [rule("speed", width)] if roomy else []
-    if view.predicted is None:
-        lines += paragraph(f"no speed predicted: {view.why}", width, "muted", 2) if view.why else []
+    if speed.predicted is None:
+        lines += paragraph(f"no speed predicted: {speed.why}", width, "muted", 2) if speed.why else []
     else:
-        lines += [_bar(view, width), *_predicted(view, width, roomy)]
-    if view.measured is not None:
-        lines += _measured(view, view.measured, width) if roomy else [_measured_words(view.measured, width)]
+        lines += [_bar(speed, speed.predicted, width), *_predicted(speed, speed.predicted, width, roomy)]
+    if speed.measured is not None:
+        lines += _measured(speed, speed.measured, width) if roomy else [_measured_words(speed.measured, width)]
     return lines
 
 
-def _predicted(view: NextRunSpeed, width: int, roomy: bool) -> list[Line]:
-    """Return the prediction with its interval, and its change by the turned knobs, in place of it without room."""
-    speed, change_percent = view.predicted, view.change_percent
-    assert speed is not None
-    words: Piece = (speed_words(speed), "title")
+def _predicted(speed: NextRunSpeed, predicted: PredictedSpeed, width: int, roomy: bool) -> list[Line]:
+    """Return the prediction with its interval, and its change by the overrides, in place of it without room."""
+    change_percent = speed.change_percent
+    words: Piece = (speed_words(predicted), "title")
     interval = first_fitting([[("predicted ", "muted"), words], [words]], width)
     if change_percent is None:
         return [interval]
-    change = f"{fmt.signed_percent(change_percent)} from {fmt.number(view.reference)}"
+    change = f"{fmt.signed_percent(change_percent)} from {fmt.number(speed.reference)}"
     tone: Tone = "success" if change_percent >= 0 else "warning"
     if roomy:
         return [interval, [("overrides: ", "muted"), (f"{change} samples/s", tone)]]
-    alone: Line = [(f"{fmt.number(speed.median)}/s, ", "title")]
+    alone: Line = [(f"{fmt.number(predicted.median)}/s, ", "title")]
     short = fmt.signed_percent(change_percent)
     return [first_fitting([[*alone, (f"{change}/s", tone)], [*alone, (change, tone)], [*alone, (short, tone)]], width)]
 
 
-def _bar(view: NextRunSpeed, width: int) -> Line:
+def _bar(speed: NextRunSpeed, predicted: PredictedSpeed, width: int) -> Line:
     """Return the interval on the scale of all figures shown; a sign marks the prediction before knobs were turned."""
-    speed = view.predicted
-    assert speed is not None
-    scale = width / _most(view)
-    low, high = max(1, round(speed.low * scale)), round(speed.high * scale)
+    scale = width / _most(speed)
+    low, high = max(1, round(predicted.low * scale)), round(predicted.high * scale)
     painted: Line = [(SURE, "primary") for _ in range(low)]
     painted += [(UNSURE, "primary") for _ in range(high - low)]
     painted += [("·", "muted")] * (width - len(painted))
-    if view.reference is not None:
-        painted[min(width - 1, round(view.reference * scale))] = ("┃", "accent")
+    if speed.reference is not None:
+        painted[min(width - 1, round(speed.reference * scale))] = ("┃", "accent")
     return joined(painted[:width])
 
 
-def _most(view: NextRunSpeed) -> float:
+def _most(speed: NextRunSpeed) -> float:
     """Return the samples/s of the whole width."""
-    predicted = view.predicted.high if view.predicted is not None else 0.0
-    measured = view.measured.samples_per_s if view.measured is not None else 0.0
-    return max(predicted, measured, view.reference or 0.0, 1e-9)
+    predicted = speed.predicted.high if speed.predicted is not None else 0.0
+    measured = speed.measured.samples_per_s if speed.measured is not None else 0.0
+    return max(predicted, measured, speed.reference or 0.0, 1e-9)
 
 
-def _measured(view: NextRunSpeed, measured: MeasuredSpeed, width: int) -> list[Line]:
+def _measured(speed: NextRunSpeed, measured: MeasuredSpeed, width: int) -> list[Line]:
     """Return the measured speed on the same scale, and beside it the speed predicted for its run."""
-    filled = max(1, min(width, round(measured.samples_per_s / _most(view) * width)))
+    filled = max(1, min(width, round(measured.samples_per_s / _most(speed) * width)))
     return [[(MEASURED * filled, "title")], _measured_words(measured, width)]
 
 
