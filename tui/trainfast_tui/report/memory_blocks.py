@@ -12,7 +12,7 @@ from trainfast_tui.report.reported_run import ReportedRun
 from trainfast_tui.text.format import ABSENT, signed_percent, size
 from trainfast_tui.text.memory import CATEGORIES, PHASES, short_category
 
-TONES = dict(zip(NAMES, ("primary", "secondary", "accent", "success", "warning", "error"), strict=True))
+TONE_OF_CATEGORY = dict(zip(NAMES, ("primary", "secondary", "accent", "success", "warning", "error"), strict=True))
 WHOLE = "whole step"
 ONE_FIGURE = (
     "A prediction has categories; an allocator's peak is one figure, measured as a whole for each phase of a step"
@@ -84,7 +84,7 @@ def _row(run: ReportedRun, phase: str, predicted: dict[str, int], measured: int 
 def _bars(run: ReportedRun, phase: str, predicted: dict[str, int], measured: int | None) -> Iterator[StackedBar]:
     where = PHASES.get(phase, phase).removeprefix("the ")
     if any(predicted.values()):
-        parts = [StackedPart(CATEGORIES[name], value, TONES[name]) for name, value in predicted.items()]
+        parts = [StackedPart(CATEGORIES[name], value, TONE_OF_CATEGORY[name]) for name, value in predicted.items()]
         yield StackedBar(f"{run.label}: {where}", tuple(parts), f"{size(sum(predicted.values()))} predicted")
     if measured is not None:
         part = StackedPart("measured", measured, "muted")

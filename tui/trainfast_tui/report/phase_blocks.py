@@ -11,7 +11,7 @@ from trainfast_tui.report.reported_run import ReportedRun
 from trainfast_tui.text.format import ABSENT, count, milliseconds
 from trainfast_tui.text.speed import few_steps
 
-TONES = dict(zip(STEP_PHASES, ("accent", "primary", "secondary", "success", "muted"), strict=True))
+TONE_OF_PHASE = dict(zip(STEP_PHASES, ("accent", "primary", "secondary", "success", "muted"), strict=True))
 
 
 def phase_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
@@ -45,6 +45,8 @@ def _phase(run: ReportedRun, name: str) -> str:
 def _bar(run: ReportedRun) -> StackedBar:
     times = run.result.step_ms
     parts = [
-        StackedPart(name, value, TONES[name]) for name in STEP_PHASES if (value := getattr(times, name)) is not None
+        StackedPart(name, value, TONE_OF_PHASE[name])
+        for name in STEP_PHASES
+        if (value := getattr(times, name)) is not None
     ]
     return StackedBar(f"run {run.label}", tuple(parts), f"{milliseconds(times.p50)} in all")

@@ -23,6 +23,7 @@ from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.screens.base import AppScreen, SessionMessage
 from trainfast_tui.session import Session
 from trainfast_tui.text.batch_search import ENTER_STARTS
+from trainfast_tui.text.best_search import WHY, WHY_OF_SCRIPT
 from trainfast_tui.text.best_state import open_values, orders_in_force, setting_words, settings_of
 from trainfast_tui.text.format import duration
 from trainfast_tui.text.lines import LabelledText, Tone
@@ -35,14 +36,6 @@ if TYPE_CHECKING:
     from trainfast_runner.search.best.best_follower import BestSnapshot
     from trainfast_runner.search.journal.best import BestQuestion
 
-WHY = (
-    "Finds the fastest settings that fit, by short trials of real steps in warm processes; the best and your own"
-    " settings are then confirmed in fresh ones."
-)
-WHY_OF_SCRIPT = (
-    "Finds the fastest settings of the script that fit: each trial is a process of its own, which ends after a few"
-    " steps and whose checkpoints and trackers are off; the best and your own settings are then confirmed."
-)
 PLANNING = "Listing the settings that can run here…"
 MOST_NAMED = 3
 """The status line names at most this many knobs."""

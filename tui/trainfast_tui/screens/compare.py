@@ -12,7 +12,7 @@ from trainfast_tui.text.comparison import difference_text, figure_with_unit, int
 from trainfast_tui.text.lines import Line, Tone, paragraph, rule
 
 VERDICT_TONES: dict[str, Tone] = {"better": "success", "worse": "error"}
-SIGNS = {"better": "✓ ", "worse": "✗ "}
+VERDICT_SIGNS = {"better": "✓ ", "worse": "✗ "}
 
 
 class CompareScreen(PageScreen):
@@ -126,7 +126,7 @@ def _figure_lines(comparison: Comparison, width: int) -> list[Line]:
                 (fmt.to_width(percent, 10, "right"), "text" if tone == "muted" else tone),
                 (fmt.to_width(interval_text(row), 20, "right") if widest else "", "text"),
                 ("  ", "text"),
-                (SIGNS.get(row.verdict, "") + row.verdict, tone),
+                (VERDICT_SIGNS.get(row.verdict, "") + row.verdict, tone),
             ]
         )
     return lines

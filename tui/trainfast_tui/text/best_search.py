@@ -14,14 +14,21 @@ from trainfast_tui.text.tables import pairs
 if TYPE_CHECKING:
     from trainfast_runner.search.journal.best import Interval
 
-Fields = Mapping[str, Any]
+WHY = (
+    "Finds the fastest settings that fit, by short trials of real steps in warm processes; the best and your own"
+    " settings are then confirmed in fresh ones."
+)
+WHY_OF_SCRIPT = (
+    "Finds the fastest settings of the script that fit: each trial is a process of its own, which ends after a few"
+    " steps and whose checkpoints and trackers are off; the best and your own settings are then confirmed."
+)
 VERDICTS = ("measured", "beaten", "bound", "too_large", "incompatible", "failed", "not_tried")
 BY_COMMAND = "--set {knob}=VALUE names it"
 BY_KEYS = "Enter on it in the list of knobs types one"
 """Words on how to name a script's present value: on the command line, and in the app."""
 
 
-def knob_words(knobs: Fields) -> str:
+def knob_words(knobs: Mapping[str, Any]) -> str:
     """Knobs as they are typed: `batch_size=8 precision=bf16`."""
     return " ".join(f"{name}={setting_text(name, value)}" for name, value in knobs.items())
 
@@ -99,7 +106,7 @@ def _left_alone(names: str, reason: str) -> str:
     return f"left alone: {reason}" if reason.startswith(f"{names} ") else f"left alone: {names}: {reason}"
 
 
-def estimate_lines(estimate: Fields) -> list[str]:
+def estimate_lines(estimate: Mapping[str, Any]) -> list[str]:
     """The number of candidates, the processes and the expected time of a search."""
     dropped = f", {estimate['dropped']:,} with another global batch left out" if estimate["dropped"] else ""
     legal = f"{estimate['candidates']:,}, {estimate['legal']:,} of them can run here{dropped}; the baseline is one"

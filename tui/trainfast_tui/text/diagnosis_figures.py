@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from trainfast_runner.records.result import Diagnosis
     from trainfast_runner.results.bottleneck.rules import Condition
 
-UNITS: tuple[tuple[str, Callable[[float], str]], ...] = (
+FORMATTERS: tuple[tuple[str, Callable[[float], str]], ...] = (
     ("_fraction", lambda value: fmt.percent(100 * value, 1)),
     ("_share", lambda value: fmt.percent(100 * value, 1)),
     ("_percent", lambda value: fmt.percent(value, 1)),
@@ -48,7 +48,7 @@ def figure_text(name: str, value: float | int | str | None) -> str:
         return value
     ending = _ending(name)
     if ending:
-        return dict(UNITS)[ending](value)
+        return dict(FORMATTERS)[ending](value)
     return f"{value:,}" if isinstance(value, int) else fmt.number(value)
 
 
@@ -101,4 +101,4 @@ def _throttling() -> dict[str, str]:
 
 
 def _ending(name: str) -> str:
-    return max((ending for ending, _ in UNITS if name.endswith(ending)), key=len, default="")
+    return max((ending for ending, _ in FORMATTERS if name.endswith(ending)), key=len, default="")

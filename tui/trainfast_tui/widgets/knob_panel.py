@@ -145,7 +145,7 @@ class KnobPanel(Painted, can_focus=True):
         self.show_knobs()
 
     def action_cycle(self) -> None:
-        self.action_turn(1, True)
+        self.action_turn(1, around=True)
 
     def action_reset_knob(self) -> None:
         if self._session.next_run is not None:

@@ -40,8 +40,8 @@ class MonitorHead(PaintedValue[Snapshot]):
             return [[*line, ("   looking…", "muted")]]
         if tick.devices:
             line += [(f"  {fmt.count(len(tick.devices), 'GPU' if len(tick.devices) == 1 else 'GPUs')}", "text")]
-            worded = [*line, *_throttled(tick, True)]
-            line = worded if line_length(worded) <= width else [*line, *_throttled(tick, False)]
+            worded = [*line, *_throttled(tick, with_words=True)]
+            line = worded if line_length(worded) <= width else [*line, *_throttled(tick, with_words=False)]
         cost: Line = [(f"  {_microseconds(tick.sample_us)} a sample{_period(self.shown)}", "muted")]
         if (slowed := tick.missing.get("sampler.period")) is not None:
             cost.append((f"   {slowed}", "warning"))
@@ -163,7 +163,7 @@ def _before(snapshot: Snapshot, tick: Tick) -> tuple[Tick | None, float]:
     return before, (tick.t_ns - before.t_ns) / 1e9
 
 
-def _throttled(tick: Tick, wide: bool) -> Line:
+def _throttled(tick: Tick, *, with_words: bool) -> Line:
     """Return the throttled GPUs by cause, the worst first."""
     by_cause: dict[str, list[int]] = {}
     for device in tick.devices:
@@ -173,9 +173,9 @@ def _throttled(tick: Tick, wide: bool) -> Line:
     for shade in sorted(map(shade_of, by_cause), key=severity_order):
         which = ", ".join(map(str, by_cause[shade.cause]))
         tone: Tone = "warning" if shade.cause in ("power", "sync_boost") else "error"
-        line.append((f"  {shade.letter} GPU {which}{f' {shade.words}' if wide else ''}", tone))
+        line.append((f"  {shade.letter} GPU {which}{f' {shade.words}' if with_words else ''}", tone))
     lost = ", ".join(str(device.index) for device in tick.devices if device.error is not None)
-    return [*line, (f"  GPU {lost} {'does not answer' if wide else 'lost'}", "error")] if lost else line
+    return [*line, (f"  GPU {lost} {'does not answer' if with_words else 'lost'}", "error")] if lost else line
 
 
 def _microseconds(value: int) -> str:

@@ -24,7 +24,7 @@ from trainfast_tui.widgets.bar import bar, shares
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
 
-PHASES: tuple[tuple[str, str, Tone], ...] = (
+PHASE_BARS: tuple[tuple[str, str, Tone], ...] = (
     ("data", "░", "warning"),
     ("forward", "█", "primary"),
     ("backward", "▓", "secondary"),
@@ -120,7 +120,7 @@ def _loss_and_memory(run: RunSnapshot, width: int) -> Line:
 
 def _phases(phases: dict[str, float | None], width: int, height: int) -> list[Line]:
     """Return a stacked bar and its legend, in two lines on a narrow screen."""
-    known = [(name, glyph, tone, phases[name]) for name, glyph, tone in PHASES]
+    known = [(name, glyph, tone, phases[name]) for name, glyph, tone in PHASE_BARS]
     total = sum(value for *_, value in known if value)
     if not total:
         return []
