@@ -127,6 +127,11 @@ class Session:
         """The run on the screen."""
         return self.snapshot.run if self.snapshot is not None else None
 
+    @property
+    def live_run(self) -> RunSnapshot | None:
+        """The run on the screen while it is live."""
+        return self.snapshot.live_run if self.snapshot is not None else None
+
     def receive(self, message: object) -> None:
         """Take in a message of a thread, before the app shows it (`TrainfastApp.on_session_message`)."""
         match message:
@@ -165,7 +170,7 @@ class Session:
         self._note_search(self.best_search, snapshot.best_search)
         self.situations.update(self.next_run, self.machine, self.shown_run)
         self.update_predictions()
-        self.calibrator.update(snapshot, self.machine, is_busy=self._is_device_used)
+        self.calibrator.update(snapshot, self.machine, is_busy=self.is_device_used)
         self.runs.note_shown(snapshot.run.directory if snapshot.run is not None else None)
         elsewhere = snapshot.started_elsewhere
         # A run that this app just started comes onto the screen by itself.
@@ -309,7 +314,7 @@ class Session:
 
     def update_predictions(self) -> None:
         """Explain the shown run if it ran out of memory, and predict the next one if its knobs have changed."""
-        self.oom.explain_if_oom(self.shown_run, may_trace=not self._is_device_used)
+        self.oom.explain_if_oom(self.shown_run, may_trace=not self.is_device_used)
         next_run = self.next_run
         if next_run is not None and next_run.script is not None:
             # A script has no model to trace before it runs.
@@ -337,16 +342,14 @@ class Session:
         GPU the trace has memory of its own, which the run would take for another process's.
         """
         if machine.used_by(next_run.spec.knobs["devices"]).device == "cuda":
-            return not self._is_device_used
-        run = self.shown_run
-        is_measured = run is not None and run.is_live and run.state != "starting"
+            return not self.is_device_used
+        is_measured = self.live_run is not None and self.live_run.state != "starting"
         return self.running_search is None and not is_measured
 
     @property
-    def _is_device_used(self) -> bool:
+    def is_device_used(self) -> bool:
         """True while a search or a run is going on, or a run is being started."""
-        run = self.shown_run
-        return self.running_search is not None or self.runs.is_starting or (run is not None and run.is_live)
+        return self.running_search is not None or self.runs.is_starting or self.live_run is not None
 
     def _speed_key(self, run: RunSnapshot | None) -> str:
         """A text that changes with what speeds are predicted from: ended runs and searches, and the calibration."""

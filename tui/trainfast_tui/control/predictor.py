@@ -66,8 +66,7 @@ def request_for(
     spec = _with_devices(next_run.spec, machine)
     if tick is None:
         return PredictionRequest(spec, machine, None, may_trace, reference, speed_key)
-    run = snapshot.run if snapshot is not None else None
-    live = run if run is not None and run.is_live else None
+    live = snapshot.live_run if snapshot is not None else None
     free_bytes = _host_free(tick, live)
     return PredictionRequest(spec, _with_free(machine, tick, live), free_bytes, may_trace, reference, speed_key)
 

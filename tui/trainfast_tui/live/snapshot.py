@@ -62,10 +62,15 @@ class Snapshot:
     """Id of a live run that was started elsewhere since the app was opened, and is not shown."""
 
     @property
+    def live_run(self) -> RunSnapshot | None:
+        """The run while it is live."""
+        return self.run if self.run is not None and self.run.is_live else None
+
+    @property
     def tick(self) -> Tick | None:
         """The newest sample of the machine, by the run's sampler or our own."""
         own_tick = self.ticks[-1] if self.ticks else None
-        run_tick = self.run.ticks[-1] if self.run is not None and self.run.is_live and self.run.ticks else None
+        run_tick = self.live_run.ticks[-1] if self.live_run is not None and self.live_run.ticks else None
         if own_tick is None or run_tick is None:
             return own_tick or run_tick
         return run_tick if run_tick.t_ns >= own_tick.t_ns else own_tick
@@ -80,16 +85,16 @@ class Snapshot:
     @property
     def machine_ticks(self) -> Sequence[Tick]:
         """All samples of the machine: while a run samples it, the run's follow our own."""
-        run = self.run
-        if run is None or not run.is_live or not run.ticks:
+        run = self.live_run
+        if run is None or not run.ticks:
             return self.ticks
         before = bisect_left(self.ticks, run.ticks[0].t_ns, key=lambda tick: tick.t_ns)
         return (*self.ticks[:before], *run.ticks)
 
     def without_run(self) -> Snapshot:
         """The same moment without its run: the machine's samples and Xid errors, the run's included."""
-        run = self.run
-        run_xids = [event for event in run.events if event.kind == "xid"] if run is not None and run.is_live else []
+        run_events = self.live_run.events if self.live_run is not None else ()
+        run_xids = [event for event in run_events if event.kind == "xid"]
         return replace(self, run=None, ticks=tuple(self.machine_ticks), xids=(*self.xids, *run_xids))
 
     def lost_s(self) -> dict[int, float]:

@@ -119,12 +119,12 @@ class BatchScreen(AppScreen):
 
     def _start(self, *, fresh: bool = False) -> None:
         """Start the search of the next run; a live run is stopped first if the person agrees."""
-        session, run = self.session, self.session.shown_run
+        session, run = self.session, self.session.live_run
         if session.running_search is not None:
             self.notify("Another search is using the device.", severity="warning")
         elif session.runs.is_starting:
             self.notify("A run is starting; press Enter again once it is on the screen.", severity="warning")
-        elif run is None or not run.is_live:
+        elif run is None:
             self._begin(None, fresh)
         else:
             question = f"{run.run_id} is {state_words(run.state)} and uses the device. Stop it and search the batch?"

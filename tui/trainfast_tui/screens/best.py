@@ -78,18 +78,18 @@ class BestScreen(AppScreen):
 
     def show_snapshot(self, snapshot: Snapshot) -> None:
         """Paint the newest snapshot of the search, or of its question, whose plan may have waited for a run's end."""
-        self._now_ns, run = snapshot.taken_ns, snapshot.run
+        self._now_ns = snapshot.taken_ns
         self._show()
-        is_busy = self.session.best_search.is_active or (run is not None and run.is_live)
+        is_busy = self.session.best_search.is_active or snapshot.live_run is not None
         if self._plan_waits and self._search is None and not is_busy:
             self._make_plan()
 
     def _make_plan(self) -> None:
         """Find out how a search of the next run would go, unless a run is being measured."""
-        next_run, run = self.session.next_run, self.session.shown_run
+        next_run, run = self.session.next_run, self.session.live_run
         assert next_run is not None
-        self._plan_waits = run is not None and run.is_live
-        if run is not None and run.is_live:
+        self._plan_waits = run is not None
+        if run is not None:
             self._planned = BestPlanned(None, [(f"{run.run_id} is using the device: Enter stops it first.", "warning")])
         else:
             self._planned = BestPlanned(None, [(PLANNING, "muted")])
@@ -331,12 +331,12 @@ class BestScreen(AppScreen):
 
     def _start(self) -> None:
         """Start or continue a search; a live run is stopped first if the person agrees."""
-        session, run = self.session, self.session.shown_run
+        session, run = self.session, self.session.live_run
         if session.best_search.is_active:
             self.notify("The search is starting.", severity="warning")
         elif session.runs.is_starting:
             self.notify("A run is starting; press Enter again once it is on the screen.", severity="warning")
-        elif run is None or not run.is_live:
+        elif run is None:
             self._begin(None)
         else:
             question = f"{run.run_id} is live and uses the device. Stop it and search the best fit?"

@@ -171,7 +171,7 @@ class MainScreen(AppScreen):
 
     def _show_status(self, snapshot: Snapshot) -> None:
         status, run = self.query_one(StatusLine), snapshot.run
-        deadline = run.stop_deadline_ns if run is not None and run.is_live else None
+        deadline = snapshot.live_run.stop_deadline_ns if snapshot.live_run is not None else None
         status.count_down(None if deadline is None else (deadline - snapshot.taken_ns) / 1e9)
         if snapshot.trouble is not None:
             status.show_text(snapshot.trouble, "error")
@@ -183,7 +183,7 @@ class MainScreen(AppScreen):
                 status.show_text(f"{run.run_id}: {run.reason or state_words(run.state)}", "muted")
 
     def action_run(self) -> None:
-        session, next_run, run = self.session, self.session.next_run, self.session.shown_run
+        session, next_run, run = self.session, self.session.next_run, self.session.live_run
         if next_run is None:
             self.notify("There is no preset to run; p chooses one.", severity="warning")
         elif session.runs.is_starting:
@@ -192,7 +192,7 @@ class MainScreen(AppScreen):
             self._refuse_beside(session.running_search)
         else:
             risk, name = self._risk(next_run), next_run.spec.name
-            if run is not None and run.is_live:
+            if run is not None:
                 done = run.steps[-1].step if run.steps else 0
                 question = f"{run.run_id} is {state_words(run.state)}, at step {done:,}. Stop it and start {name}?"
                 question = " ".join(filter(None, (question, risk)))
@@ -249,12 +249,12 @@ class MainScreen(AppScreen):
         self.notify(f"{name} is using the device; {search.key} shows it, s there stops it.", severity="warning")
 
     def action_stop(self) -> None:
-        run, runs, search = self.session.shown_run, self.session.runs, self.session.running_search
+        run, runs, search = self.session.live_run, self.session.runs, self.session.running_search
         if runs.is_cooling:
             runs.give_up()
         elif search is not None:
             self._refuse_beside(search)
-        elif run is None or not run.is_live:
+        elif run is None:
             self.notify("Nothing is running.")
         elif run.state == "stopping" or run.stop_deadline_ns is not None:
             question = f"Kill {run.run_id} now? Unwritten output is lost; its records so far are kept."

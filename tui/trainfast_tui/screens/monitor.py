@@ -79,8 +79,7 @@ class MonitorScreen(AppScreen):
         """Paint the machine of this snapshot."""
         self._snapshot = snapshot
         tick = snapshot.tick
-        run = snapshot.run
-        used = used_uuids(run) if run is not None and run.is_live else frozenset()
+        used = used_uuids(snapshot.live_run)
         self.query_one(MonitorHead).show_value(snapshot)
         devices = self.query_one(MonitorDevices)
         devices.set_snapshot(snapshot, used, self._last_minute.update(snapshot.machine_ticks))

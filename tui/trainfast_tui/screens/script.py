@@ -128,10 +128,10 @@ class ScriptScreen(AppScreen):
 
     def _look_into(self, command: tuple[str, ...]) -> None:
         """Have the flags of this command's script found, unless a run or a search is being measured."""
-        session, run = self.session, self.session.shown_run
+        session = self.session
         session.scripts.stop()
-        if session.running_search is not None or session.runs.is_starting or (run is not None and run.is_live):
-            busy = run.run_id if run is not None and run.is_live else "a search"
+        if session.is_device_used:
+            busy = session.live_run.run_id if session.live_run is not None else "a search"
             self._command, self._discovered, self._mapping = command, None, {}
             self._refusal = f"{busy} is being measured, and starting the script would slow it; look again when it ends"
         else:

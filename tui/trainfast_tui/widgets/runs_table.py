@@ -86,8 +86,8 @@ class RunsTable(SortedTable[RunRow]):
 
     def reorder(self) -> None:
         """Put the listed rows in order and draw them; the cursor stays on its run."""
-        if (here := self.current) is not None:
-            self._here = here.run_id
+        if (row := self.current) is not None:
+            self._current_identity = row.run_id
         order = self.order
         ranked = [row for row in self._listed if order.group_by is not None and order.key(row) is not None]
         self.is_grouped = len(set(map(_length, ranked))) > 1

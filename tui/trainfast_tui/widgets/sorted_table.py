@@ -67,7 +67,7 @@ class SortedTable(Painted, Generic[RowT]):
         self._listed: list[RowT] = []
         self._shown: list[RowT] = []
         """The listed rows in their order."""
-        self._here: object = None
+        self._current_identity: object = None
         """The identity of the row under the cursor; None for the first row."""
         self._top = 0
 
@@ -121,7 +121,7 @@ class SortedTable(Painted, Generic[RowT]):
 
     @property
     def _at(self) -> int:
-        return next((at for at, row in enumerate(self._shown) if self.identity(row) == self._here), 0)
+        return next((at for at, row in enumerate(self._shown) if self.identity(row) == self._current_identity), 0)
 
     class Moved(Message):
         """The cursor is on another row, or the rows are others or in another order."""
@@ -129,7 +129,7 @@ class SortedTable(Painted, Generic[RowT]):
     def action_move(self, by: int) -> None:
         """Move the cursor `by` rows down, held at the ends."""
         if self._shown:
-            self._here = self.identity(self._shown[max(0, min(len(self._shown) - 1, self._at + by))])
+            self._current_identity = self.identity(self._shown[max(0, min(len(self._shown) - 1, self._at + by))])
         self.repaint()
         self.post_message(self.Moved())
 
