@@ -240,10 +240,14 @@ class Session:
 
     def choose_preset(self, name: str) -> NextRun:
         """Train this preset or variant next. Raises UserError."""
+        return self.choose(next_run_from_preset(name))
+
+    def choose(self, next_run: NextRun) -> NextRun:
+        """Replace the next run, and return it as compared with the run on the screen."""
         run = self.shown_run
-        chosen = next_run_from_preset(name).compared_with(run.run_file if run is not None else None)
-        self.change(chosen)
-        return chosen
+        compared = next_run.compared_with(run.run_file if run is not None else None)
+        self.change(compared)
+        return compared
 
     def start_run(self, next_run: NextRun, stop: Path | None = None) -> None:
         """Start this run, after the run in `stop` has ended."""

@@ -81,7 +81,7 @@ class BatchScreen(AppScreen):
         search, footer = self._search, self.query_one(Footer)
         is_active = self.session.batch_search.is_active
         useless = {
-            "apply": self.view.chosen is None and not self._is_asking,
+            "apply": self.view.offer is None and not self._is_asking,
             "pause": search is None or not search.is_live,
             "cancel": not is_active,
             "again": is_active or self._is_asking,
@@ -155,11 +155,11 @@ class BatchScreen(AppScreen):
         if self._is_asking:
             self._start()
             return
-        session, chosen, search = self.session, self.view.chosen, self._search
-        if chosen is not None:
+        session, offer, search = self.session, self.view.offer, self._search
+        if offer is not None:
             next_run = session.next_run
             same = search is not None and next_run is not None and has_same_settings(search, next_run.spec)
-            session.apply(chosen.settings)
+            session.apply(offer.settings)
             if not same:
                 words = "Applied, but the search had other knobs: this may not fit with these."
                 session.post(Notified(words, "warning"))

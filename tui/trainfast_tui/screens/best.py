@@ -16,7 +16,6 @@ from trainfast_runner.search.best.question.request import BestRequest
 from trainfast_runner.settings.knob_type import whole_number
 from trainfast_runner.settings.knobs import defaults
 from trainfast_tui.control.messages import BestPlanned, Notified
-from trainfast_tui.control.next_run import NextRun
 from trainfast_tui.control.next_run_sources import next_run_from_search, spec_to_continue
 from trainfast_tui.control.same_settings import has_same_model
 from trainfast_tui.live.snapshot import Snapshot
@@ -34,7 +33,6 @@ from trainfast_tui.widgets.header_footer import Footer
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.best_follower import BestSnapshot
-    from trainfast_runner.search.journal.best import BestQuestion
 
 PLANNING = "Listing the settings that can run here…"
 MOST_NAMED = 3
@@ -205,7 +203,7 @@ class BestScreen(AppScreen):
         is_other = not has_same_model(question, next_run.spec)
         if is_other:
             try:
-                next_run = self._change_preset(question)
+                next_run = session.choose(next_run_from_search(question))
             except UserError as error:
                 words = f"The search was of {question.name}, the next run is of {next_run.spec.name}; {error.line()}"
                 self.notify(words, severity="error")
@@ -221,13 +219,6 @@ class BestScreen(AppScreen):
         elif len(settings) > MOST_NAMED and session.next_run is not next_run:
             session.post(Notified(f"{len(settings)} knobs have the values of the best setting; r runs it"))
         self.dismiss()
-
-    def _change_preset(self, question: BestQuestion) -> NextRun:
-        """Make the question's preset the next run. Raises UserError if the preset is gone."""
-        run = self.session.shown_run
-        next_run = next_run_from_search(question).compared_with(run.run_file if run is not None else None)
-        self.session.change(next_run)
-        return next_run
 
     def action_pause(self) -> None:
         self.show_notified(self.session.best_search.toggle_pause())

@@ -74,7 +74,7 @@ class BatchSearchView(Painted):
         self.repaint()
 
     @property
-    def chosen(self) -> Offer | None:
+    def offer(self) -> Offer | None:
         """The offer that Enter applies; None before the end."""
         offered = offers(self._search)
         return offered[min(self._at, len(offered) - 1)] if offered else None
