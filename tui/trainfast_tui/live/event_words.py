@@ -110,9 +110,9 @@ class MachineEvents:
         if before is None:
             # Processes of the first look did not just appear.
             return
-        for what, here, there in (("left", before, now), ("appeared", now, before)):
-            for pid in sorted(here.keys() - there.keys()):
-                yield process_event(device.index, t_ns, what, here[pid], kind="process")
+        for state, processes, others in (("left", before, now), ("appeared", now, before)):
+            for pid in sorted(processes.keys() - others.keys()):
+                yield process_event(device.index, t_ns, state, processes[pid], kind="process")
 
 
 def _compilations(steps: Sequence[Step]) -> list[DescribedEvent]:

@@ -138,12 +138,12 @@ def _try(line: Probe | ConfirmationRun, confirmations: Sequence[ConfirmationRun]
     if isinstance(line, Probe):
         refuting = refuted_by(line, confirmations)
         outcome = f"{line.outcome}, refuted by {refuting.run_id}" if refuting is not None else line.outcome
-        what, reserved = ["probe", outcome], line.peak_reserved_bytes
+        kind, reserved = "probe", line.peak_reserved_bytes
     else:
-        what, reserved = ["confirmation run", line.state], None
+        kind, outcome, reserved = "confirmation run", line.state, None
     memory = [size(line.peak_allocated_bytes), size(reserved)]
     times = [number(line.samples_per_s), milliseconds(line.step_ms), duration(line.seconds)]
-    return [count(line.batch_size), *what, *memory, *times, line.run_id, line.reason]
+    return [count(line.batch_size), kind, outcome, *memory, *times, line.run_id, line.reason]
 
 
 def _points(probes: Sequence[Probe], confirmations: Sequence[ConfirmationRun]) -> Iterator[ScatterPoint]:

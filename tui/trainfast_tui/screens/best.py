@@ -24,7 +24,7 @@ from trainfast_tui.session import Session
 from trainfast_tui.text.batch_search import ENTER_STARTS
 from trainfast_tui.text.best_search import WHY, WHY_OF_SCRIPT
 from trainfast_tui.text.best_state import open_values, orders_in_force, setting_words, settings_of
-from trainfast_tui.text.format import duration
+from trainfast_tui.text.format import elapsed
 from trainfast_tui.text.lines import LabelledText, Tone
 from trainfast_tui.text.search_kind import SearchKind
 from trainfast_tui.widgets.best_question import DIALOGS, QuestionDialogs, best_question_rows, request_of
@@ -131,9 +131,7 @@ class BestScreen(AppScreen):
     def _show_plan(self) -> None:
         next_run, control = self.session.next_run, self.session.best_search
         if control.is_active:
-            waited = (
-                "" if control.requested_ns is None else duration(max(0, self._now_ns - control.requested_ns) // 10**9)
-            )
+            waited = elapsed(control.requested_ns, self._now_ns)
             rows: list[LabelledText] = [("", f"The knobs are being checked… {waited}", "text")]
         else:
             request = control.request or BestRequest()

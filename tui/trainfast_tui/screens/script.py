@@ -22,7 +22,7 @@ from trainfast_runner.settings.script_reach import LAUNCH
 from trainfast_tui.control.messages import DiscoveryRefused, Notified, ScriptDiscovered
 from trainfast_tui.screens.base import AppScreen, SessionMessage
 from trainfast_tui.session import Session
-from trainfast_tui.text.format import duration
+from trainfast_tui.text.format import elapsed
 from trainfast_tui.text.lines import Tone
 from trainfast_tui.text.script import command_words
 from trainfast_tui.widgets.header_footer import Footer
@@ -93,7 +93,7 @@ class ScriptScreen(AppScreen):
                 self._show()
 
     def _show(self, knob: str = "") -> None:
-        waited = duration((time.monotonic_ns() - self._since_ns) // 10**9)
+        waited = elapsed(self._since_ns, time.monotonic_ns())
         waiting = f"running the script to its arguments… {waited} of at most 30 s"
         mapping = tuple(self._mapping.values())
         findings = ScriptFindings(self._command, os.getcwd(), self._discovered, mapping, waiting, self._refusal)

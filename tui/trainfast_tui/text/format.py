@@ -169,6 +169,11 @@ def parse_figure(text: str) -> float:
     return float(figure.replace(",", "")) * _FACTORS.get(unit, 1.0)
 
 
+def elapsed(since_ns: int | None, now_ns: int) -> str:
+    """The time from `since_ns` to `now_ns` in whole seconds; empty if `since_ns` is None."""
+    return "" if since_ns is None else duration(max(0, now_ns - since_ns) // 1_000_000_000)
+
+
 def duration(seconds: float | None) -> str:
     """A length of time in its two largest units: `4.2 s`, `45 s`, `2 min 05 s`, `1 h 02 min`, `3 d 04 h`.
 

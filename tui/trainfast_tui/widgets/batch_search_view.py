@@ -110,7 +110,7 @@ class BatchSearchView(Painted):
             shown, self._top = scrolled(self._question_lines(width), self._top, height)
             return shown
         if search is None:
-            waited = _elapsed(self._requested_ns, self._now_ns)
+            waited = fmt.elapsed(self._requested_ns, self._now_ns)
             words = self._notice[0] or f"The knobs are being checked… {waited}"
             waiting = paragraph(words, width, self._notice[1])
             if not self._notice[0]:
@@ -161,7 +161,7 @@ def _time_words(search: BatchSnapshot, now_ns: int) -> str:
         return f"took {fmt.duration(search.ended.seconds)}"
     if not search.is_live or search.state == "paused":
         return ""
-    elapsed, expected = _elapsed(search.since_ns, now_ns), expected_s(search)
+    elapsed, expected = fmt.elapsed(search.since_ns, now_ns), expected_s(search)
     if expected is None or expected < 1 or search.state == "starting" or search.cooling or search.waits_for:
         return elapsed
     about = f"about {fmt.duration(expected)}"
@@ -170,10 +170,6 @@ def _time_words(search: BatchSnapshot, now_ns: int) -> str:
         return f"{elapsed}, its steps take {about}"
     is_late = search.since_ns is not None and (now_ns - search.since_ns) / 1e9 > 1.5 * expected
     return f"{elapsed}, expected {about}" if is_late else f"{elapsed} of {about}"
-
-
-def _elapsed(since_ns: int | None, now_ns: int) -> str:
-    return "" if since_ns is None else fmt.duration(max(0, now_ns - since_ns) // 1_000_000_000)
 
 
 def _limit_line(search: BatchSnapshot) -> Line:

@@ -82,7 +82,7 @@ def _verdict(fit: PredictedFit, width: int, most: int) -> list[Line]:
 def _why_none(memory: NextRunMemory, width: int, most: int) -> list[Line]:
     words = memory.why
     if memory.since_ns is not None:
-        words += f" {fmt.duration((time.monotonic_ns() - memory.since_ns) // 1_000_000_000)}"
+        words += f" {fmt.elapsed(memory.since_ns, time.monotonic_ns())}"
     return paragraph(words, width, "warning" if memory.failed else "muted", most)
 
 
