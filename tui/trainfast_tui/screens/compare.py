@@ -12,6 +12,8 @@ from trainfast_tui.text.comparison import difference_text, figure_with_unit, int
 from trainfast_tui.text.lines import Line, Tone, paragraph, rule
 
 VERDICT_TONES: dict[str, Tone] = {"better": "success", "worse": "error"}
+DIFFERENCES_FROM, INTERVALS_FROM = 100, 132
+"""Columns from which the figures have their difference, and from which its interval."""
 VERDICT_SIGNS = {"better": "✓ ", "worse": "✗ "}
 
 
@@ -106,16 +108,18 @@ def _figure_lines(comparison: Comparison, width: int) -> list[Line]:
         rows = [row for row in rows if row.delta is not None]
         if not rows:
             return note
-    wide, widest = width >= 100, width >= 132
-    column = 18 if wide else 15
-    head = f"{'figure':<18}{'A':>{column}}{'B':>{column}}" + (f"{'change':>18}" if wide else "") + f"{'':>10}"
-    head += f"{'95 % CI':>20}" if widest else ""
+    has_differences, has_intervals = width >= DIFFERENCES_FROM, width >= INTERVALS_FROM
+    column = 18 if has_differences else 15
+    head = (
+        f"{'figure':<18}{'A':>{column}}{'B':>{column}}" + (f"{'change':>18}" if has_differences else "") + f"{'':>10}"
+    )
+    head += f"{'95 % CI':>20}" if has_intervals else ""
     lines: list[Line] = [*note, [(head, "muted")]]
     for row in rows:
         figures: Line = [
             (fmt.to_width(figure_with_unit(value, row.unit), column, "right"), "text") for value in (row.a, row.b)
         ]
-        if wide:
+        if has_differences:
             figures.append((fmt.to_width(difference_text(row), 18, "right"), "text"))
         percent = "" if row.percent is None else fmt.signed_percent(row.percent)
         tone = VERDICT_TONES.get(row.verdict, "muted")
@@ -124,7 +128,7 @@ def _figure_lines(comparison: Comparison, width: int) -> list[Line]:
                 (f"{row.label:<18}", "title"),
                 *figures,
                 (fmt.to_width(percent, 10, "right"), "text" if tone == "muted" else tone),
-                (fmt.to_width(interval_text(row), 20, "right") if widest else "", "text"),
+                (fmt.to_width(interval_text(row), 20, "right") if has_intervals else "", "text"),
                 ("  ", "text"),
                 (VERDICT_SIGNS.get(row.verdict, "") + row.verdict, tone),
             ]

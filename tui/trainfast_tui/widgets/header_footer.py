@@ -29,6 +29,8 @@ STATE_SIGNS: dict[str, Piece] = {
     "lost": ("✗", "warning"),
 }
 MOST_NOTICE_LINES = 6
+TITLE_FROM = 120
+"""Columns from which the header has the title of the preset."""
 
 
 class Header(Painted):
@@ -53,7 +55,7 @@ class Header(Painted):
         line += [("  ", "text"), (f"{sign} {state_words(run.state)}", tone), (f"  {run.run_id}", "text")]
         if run.synthetic:
             line += [("  ", "text"), (" synthetic data ", "badge")]
-        if run.run_file is not None and width >= 120:
+        if run.run_file is not None and width >= TITLE_FROM:
             line += [(f"  {run.run_file.title}", "muted")]
         return [line]
 

@@ -17,6 +17,7 @@ from trainfast_tui.text.lines import Line, Tone, labelled, line_length, out_of_s
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
+    from trainfast_runner.settings.knob_type import KnobValues
     from trainfast_tui.session import Session
 
 AUTO = "auto"
@@ -29,6 +30,8 @@ ABOUT_ROWS, ADVISED_ROWS = 13, 16
 LEAST_LIST = 7
 """Lines of the list that the text about a knob leaves, save its own `LEAST_ABOUT`."""
 LEAST_ABOUT = 3
+WIDE_FACTORS_FROM = 40
+"""Columns from which the factors of the global batch have room around them."""
 KNOBS_BESIDE_REFUSAL = 3
 """Lines of the list that a long refusal leaves."""
 
@@ -235,15 +238,7 @@ class KnobPanel(Painted, can_focus=True):
         for field in next_run.fields():
             lines.append([("with ", "muted"), (to_width(plain(field), max(8, width - 5)).rstrip(), "warning")])
         if self._global_batch is not None:
-            total, ranks = self._global_batch
-            knobs = next_run.spec.knobs
-            sign = " x " if width >= 40 else "x"
-            factors = " = " + sign.join(
-                f"{int(str(factor)):,}" for factor in (knobs["batch_size"], knobs["grad_accum"], ranks)
-            )
-            if width >= 40:
-                factors += " rank" if ranks == 1 else " ranks"
-            lines.append([("global batch ", "muted"), (f"{total:,}", "title"), (factors, "muted")])
+            lines.append(_global_batch_line(next_run.spec.knobs, *self._global_batch, width))
         return lines
 
     def _list(self, next_run: NextRun) -> tuple[list[Line], list[int]]:
@@ -312,6 +307,15 @@ def _cannot_run_here(next_run: NextRun | None, machine: Machine | None) -> UserE
     from trainfast_runner.settings.compatibility.check import cannot_run_here
 
     return cannot_run_here(next_run.spec, machine)
+
+
+def _global_batch_line(knobs: KnobValues, total: int, ranks: int, width: int) -> Line:
+    is_wide = width >= WIDE_FACTORS_FROM
+    factors = [f"{int(str(factor)):,}" for factor in (knobs["batch_size"], knobs["grad_accum"], ranks)]
+    words = " = " + (" x " if is_wide else "x").join(factors)
+    if is_wide:
+        words += " rank" if ranks == 1 else " ranks"
+    return [("global batch ", "muted"), (f"{total:,}", "title"), (words, "muted")]
 
 
 def _refusal_lines(error: UserError, width: int, room: int) -> list[Line]:

@@ -108,18 +108,13 @@ class MonitorDevices(Painted):
             error = tick.devices[at].error
             return flow(items_of(at), width, INDENT) if error is None else _why_silent(error, heads[at], width)
 
-        details: list[list[Line]] = []
-        room = height - len(heads) - len(host)
-        for at in range(len(heads)):
-            details.append(details_of(at))
-            room -= len(details[-1])
-            if room < 0:
-                host, chosen = host[:1], min(self._chosen, len(heads) - 1)
-                alarms = [alarm_items(device) if device.error is None else [] for device in tick.devices]
-                alarms[chosen] = items_of(chosen)
-                details = _most_telling(alarms, chosen, details_of(chosen), height - len(heads) - len(host), width)
-                heads[chosen][1] = heads[chosen][1][0], "cursor"
-                break
+        details = [details_of(at) for at in range(len(heads))]
+        if sum(map(len, details)) > height - len(heads) - len(host):
+            host, chosen = host[:1], min(self._chosen, len(heads) - 1)
+            alarms = [alarm_items(device) if device.error is None else [] for device in tick.devices]
+            alarms[chosen] = items_of(chosen)
+            details = _most_telling(alarms, chosen, details[chosen], height - len(heads) - len(host), width)
+            heads[chosen][1] = heads[chosen][1][0], "cursor"
         return [line for head, rows in zip(heads, details, strict=True) for line in (head, *rows)] + host
 
     def _items(self, device: DeviceReading, before: Tick | None, seconds: float, tick: Tick, width: int) -> list[Item]:
