@@ -54,12 +54,9 @@ def plot_rows(
     palette: Palette,
 ) -> list[list[Segment]]:
     """Return the rows of the plot with the y axis; `drawn` are the columns of each series with their first one."""
-    width, height = frame.axis.count, frame.plot_height
-    layers: list[bytearray] = []
-    for (first, columns), stride in zip(drawn, strides, strict=True):
-        layer = bytearray(width * height)
-        draw(layer, width, height, columns, y_range, first=first, stride=stride)
-        layers.append(layer)
+    layers = [
+        _layer(frame, first, columns, stride, y_range) for (first, columns), stride in zip(drawn, strides, strict=True)
+    ]
     limits = {
         _row_of(limit.value, y_range, frame): limit for limit in data.limits if y_range[0] <= limit.value <= y_range[1]
     }
@@ -74,21 +71,29 @@ def plot_rows(
     styles += [palette.get(shade.cause) or palette.get("mark") for _, (shade, _) in shaded]
     cursor = -1 if data.cursor_ns is None else frame.axis.at(data.cursor_ns)
     rows = []
-    for row in range(height):
+    for row in range(frame.plot_height):
         text, style_indexes = _merge(frame, layers, row)
         if (limit := limits.get(row)) is not None:
             _overlay_limit(text, style_indexes, limit)
-        if not frame.has_marks and row == height - 1:
+        if not frame.has_marks and row == frame.plot_height - 1:
             # Without a row of marks the letters take the free cells of the last row.
             for _, (shade, cells) in shaded:
                 _fill_free(text, style_indexes, cells, shade.letter, MARK_STYLE)
-        if 0 <= cursor < width:
+        if 0 <= cursor < frame.axis.count:
             _fill_free(text, style_indexes, (cursor,), "│", MARK_STYLE)
         for style_index, (shade, cells) in shaded:
             _fill_free(text, style_indexes, cells, shade.glyph, style_index)
         gutter = y_axis(frame, labels.get(row, ""), palette, limit is not None)
         rows.append(gutter + styled_segments(text, style_indexes, styles))
     return rows
+
+
+def _layer(frame: Frame, first: int, columns: ColumnRanges, stride: int, y_range: tuple[float, float]) -> bytearray:
+    """Return the dots of one series in the cells of the plot, row by row."""
+    width, height = frame.axis.count, frame.plot_height
+    cells = bytearray(width * height)
+    draw(cells, width, height, columns, y_range, first=first, stride=stride)
+    return cells
 
 
 def _fill_free(text: list[str], style_indexes: bytearray, cells: Iterable[int], glyph: str, style_index: int) -> None:
