@@ -8,12 +8,13 @@ from pathlib import Path
 
 import msgspec
 from recorded import START_NS, S, a_run, a_step, write_lines
-from still import SMALL, a_live_run, a_snapshot, shown
+from still import FULL, SMALL, a_live_run, a_snapshot, running, shown, until
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.script_run import ScriptAsked
+from trainfast_tui.control.messages import SnapshotTaken
 
 COMMAND = ["python", "train.py"]
 
@@ -49,5 +50,7 @@ async def test_live_script_shows_its_steps_and_no_rate_of_samples(home: Home, ho
 
 async def test_ended_script_is_in_the_history(home: Home) -> None:
     directory = of_script(a_run(home, preset="train.py", with_result=True))
-    text, _ = await shown(home, a_snapshot(directory), "h")
-    assert "train.py" in text
+    async with running(home, size=FULL) as (app, pilot):
+        app.post(SnapshotTaken(a_snapshot(directory)))
+        await pilot.press("h")
+        await until(pilot, "train.py")

@@ -29,15 +29,13 @@ from trainfast_runner.search.journal.batch import (
 )
 from trainfast_runner.search.journal.best import BestEnded, BestLine, BestQuestion, ColdRun, Trial
 from trainfast_runner.search.journal.lines import newest_conducted
+from trainfast_runner.settings.set_by_searches import SET_BY_A_BATCH_SEARCH
 
 if TYPE_CHECKING:
     from trainfast_runner.running.planning import RunPlan
 
 ReadJournal = Callable[[Path], Sequence[BatchLine | BestLine]]
 """Reads the journal of a search."""
-SET_BY_A_SEARCH = ("steps", "timing_warmup")
-"""Knobs that a search sets itself; commands that differ only in these continue the same search."""
-SET_BY_A_BATCH_SEARCH = ("batch_size", *SET_BY_A_SEARCH)
 BATCH_TAG, BEST_TAG = "asked", "question"
 """Kinds of search, by the first line of their journals."""
 TRY_LINES = (Probe, ConfirmationRun, Trial, ColdRun)

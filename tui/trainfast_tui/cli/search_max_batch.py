@@ -17,8 +17,9 @@ from trainfast_runner.search.batch.preset_probes import PresetBatchConductor
 from trainfast_runner.search.batch.report import report
 from trainfast_runner.search.journal.batch import BatchEnded, Probe, read_batch_journal
 from trainfast_runner.search.options import BatchSearchOptions
-from trainfast_runner.search.searches import SET_BY_A_BATCH_SEARCH, search_before_edit
+from trainfast_runner.search.searches import search_before_edit
 from trainfast_runner.settings import presets, script_preset
+from trainfast_runner.settings.set_by_searches import SET_BY_A_BATCH_SEARCH
 from trainfast_runner.settings.spec import RunSpec, resolve
 from trainfast_tui.cli.batch_answer import answer_rows, without_answer
 from trainfast_tui.cli.batch_printer import BatchPrinter

@@ -14,6 +14,7 @@ from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import BY_NAME, defaults, knob
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.script_reach import Way, reach_of
+from trainfast_runner.settings.set_by_searches import SET_BY_A_SEARCH
 from trainfast_runner.settings.spec import RunSpec, resolve, spec_of_record
 from trainfast_tui.control.next_run import NextRun
 from trainfast_tui.control.preset_next_run import PresetNextRun
@@ -76,8 +77,6 @@ def repeat_preset_run(run: RunFile, home: Home) -> PresetNextRun:
     question = _searched_settings(run, home) if run.role == CONFIRMATION else None
     spec = spec_of_record(question or run)
     if run.role == CONFIRMATION and question is None:
-        from trainfast_runner.search.searches import SET_BY_A_SEARCH
-
         spec = replace(spec, knobs={**spec.knobs, **{name: preset_knobs[name] for name in SET_BY_A_SEARCH}})
     if "devices" not in run.overrides:
         # The launcher wrote down how many it chose; the next run chooses anew.
@@ -138,7 +137,6 @@ def _script_preset(run: RunFile) -> ScriptPreset | None:
 
 def next_run_from_search(record: RecordedSpec) -> NextRun:
     """The next run with the settings of a search, beside its own preset. Raises UserError if the preset is gone."""
-    from trainfast_runner.search.searches import SET_BY_A_SEARCH
 
     own = next_run_from_preset(record.name)
     spec = spec_to_continue(record, own.spec)

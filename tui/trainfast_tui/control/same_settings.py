@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.machine.cpu.device_names import CPU, asks_for_cpu
 from trainfast_runner.records.run_file import RecordedSpec
+from trainfast_runner.settings.set_by_searches import SET_BY_A_BATCH_SEARCH
 from trainfast_runner.settings.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ def has_same_model(record: RecordedSpec, spec: RunSpec) -> bool:
 
 def has_same_settings(search: BatchSnapshot, spec: RunSpec) -> bool:
     """True if the search was for these knobs, apart from the knobs that a search sets itself."""
-    from trainfast_runner.search.searches import SET_BY_A_BATCH_SEARCH
 
     question = search.question
     return (

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from trainfast_runner.settings.set_by_searches import SET_BY_A_SEARCH
+
 
 def typed_overrides(overrides: Mapping[str, Any]) -> list[str]:
     """Return each override as `knob=value`, `model.FIELD=value` or `data.FIELD=value`."""
@@ -18,8 +20,6 @@ def field_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
 
 def without_search_settings(overrides: Mapping[str, Any], role: str | None) -> dict[str, Any]:
     """Return the overrides without those that a search sets in each of its runs; all of a run without a `role`."""
-    from trainfast_runner.search.searches import SET_BY_A_SEARCH
-
     if role is None:
         return dict(overrides)
     return {

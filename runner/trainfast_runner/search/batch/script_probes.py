@@ -37,9 +37,9 @@ from trainfast_runner.search.journal.batch import (
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.search.orphaned_runs import adopt_ended, runs_of_search
 from trainfast_runner.search.script_runs import TrialPlan, trial_plan_of, why_incompatible, with_trace
-from trainfast_runner.search.searches import SET_BY_A_BATCH_SEARCH
 from trainfast_runner.search.traced_script import SCRIPT_PHASE, TracedPeak, why_untraced
 from trainfast_runner.settings.script_preset import ScriptPreset
+from trainfast_runner.settings.set_by_searches import SET_BY_A_BATCH_SEARCH
 from trainfast_runner.units import highest
 
 STEPS = 4

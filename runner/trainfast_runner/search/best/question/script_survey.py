@@ -29,12 +29,12 @@ from trainfast_runner.search.journal.best import UNNAMED, BestLine, BestQuestion
 from trainfast_runner.search.limits import limits_of
 from trainfast_runner.search.options import SearchOptions
 from trainfast_runner.search.script_runs import TrialPlan, trial_plan_of, with_trace
-from trainfast_runner.search.searches import SET_BY_A_SEARCH
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import BY_NAME, defaults, knob
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.script_reach import FRAMEWORK_KNOBS, check_reach
+from trainfast_runner.settings.set_by_searches import SET_BY_A_SEARCH
 from trainfast_runner.settings.spec import RunSpec
 
 
