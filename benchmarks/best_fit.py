@@ -199,7 +199,7 @@ def decision_s() -> tuple[float, float, float]:
         one = terrain.space.candidates[number]
         lines.append(
             Trial(
-                candidate=number,
+                candidate_number=number,
                 run_id="one",
                 outcome="measured",
                 warm=True,

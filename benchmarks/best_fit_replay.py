@@ -98,7 +98,7 @@ class FakeConductor:
 
     def trial(self, decision: BestDecision) -> None:
         """Try a setting in the process that waits, or in a new one."""
-        number = decision.step.candidate
+        number = decision.step.candidate_number
         assert number is not None
         began_s = self.spent_s
         candidate = self.terrain.space.candidates[number]
@@ -107,7 +107,7 @@ class FakeConductor:
             warm = False
             self._process = self.terrain.process(number, self.seed)
             self.run_id = f"visit-{len(self.lines)}"
-            self.lines.append(BestLaunched(run_id=self.run_id, role="trial", candidate=number))
+            self.lines.append(BestLaunched(run_id=self.run_id, role="trial", candidate_number=number))
             start_s = self._process.start_s
             self.lines.append(Visited(run_id=self.run_id, process_knobs=candidate.process_knobs, start_s=start_s))
             self.spent_s += self._process.start_s
@@ -123,7 +123,7 @@ class FakeConductor:
         self.spent_s += sum(taken) / 1000
         self.lines.append(
             Trial(
-                candidate=number,
+                candidate_number=number,
                 run_id=self.run_id,
                 outcome="slow" if verdict == "slow" else "measured",
                 warm=warm,
@@ -137,7 +137,7 @@ class FakeConductor:
 
     def cold_run(self, decision: BestDecision) -> None:
         """Run a setting in a fresh process."""
-        step, number = decision.step, decision.step.candidate
+        step, number = decision.step, decision.step.candidate_number
         assert number is not None
         self._process, self.run_id = None, None
         candidate = self.terrain.space.candidates[number]
@@ -148,10 +148,10 @@ class FakeConductor:
         seconds = process.start_s + sum(taken) / 1000
         self.spent_s += seconds
         run_id = f"run-{len(self.lines)}"
-        self.lines.append(BestLaunched(run_id=run_id, role=step.action, candidate=number, knob=step.knob))
+        self.lines.append(BestLaunched(run_id=run_id, role=step.action, candidate_number=number, knob=step.knob))
         self.lines.append(
             ColdRun(
-                candidate=number,
+                candidate_number=number,
                 role=step.action,
                 run_id=run_id,
                 outcome="measured",

@@ -80,11 +80,15 @@ def answer(**changes: Any) -> BestAnswer:
             Effect(knob="batch_size", value=16, before=8, gain_percent=between(-2.0, 5.0)),
         ],
         "verdicts": [
-            CandidateVerdict(candidate=0, verdict="measured", reason="-16.7 % beside the best", rate=between(50.0)),
-            CandidateVerdict(candidate=1, verdict="measured", reason=EVIL, rate=between(55.0)),
-            CandidateVerdict(candidate=2, verdict="measured", reason="the best", rate=between(60.0)),
-            CandidateVerdict(candidate=3, verdict="beaten", reason="0.4 % chance to be 2 % better than the best"),
-            CandidateVerdict(candidate=4, verdict="too_large", reason="needs 300 MiB more"),
+            CandidateVerdict(
+                candidate_number=0, verdict="measured", reason="-16.7 % beside the best", rate=between(50.0)
+            ),
+            CandidateVerdict(candidate_number=1, verdict="measured", reason=EVIL, rate=between(55.0)),
+            CandidateVerdict(candidate_number=2, verdict="measured", reason="the best", rate=between(60.0)),
+            CandidateVerdict(
+                candidate_number=3, verdict="beaten", reason="0.4 % chance to be 2 % better than the best"
+            ),
+            CandidateVerdict(candidate_number=4, verdict="too_large", reason="needs 300 MiB more"),
         ],
         "pareto": [2, 0],
         "notes": ["a warm trial was 4 % faster than a fresh process"],
@@ -96,7 +100,7 @@ def journal(ended: BestEnded) -> list[BestLine]:
     trials: list[BestLine] = [
         Trial(
             t_ns=10 + place,
-            candidate=place,
+            candidate_number=place,
             run_id="warm",
             outcome="measured",
             warm=place > 0,
@@ -112,7 +116,7 @@ def journal(ended: BestEnded) -> list[BestLine]:
     )
     race = ColdRun(
         t_ns=20,
-        candidate=2,
+        candidate_number=2,
         role="confirm",
         run_id=RECORDED.name,
         outcome="measured",

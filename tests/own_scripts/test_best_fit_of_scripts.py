@@ -220,7 +220,7 @@ def test_script_whose_folder_is_gone_is_refused(cli: Cli, tmp_path: Path, monkey
 def measured(candidate: int, samples: int, peak: int | None) -> Trial:
     """A trial of three equal steps."""
     return Trial(
-        candidate=candidate,
+        candidate_number=candidate,
         run_id=f"run-{candidate}",
         outcome="measured",
         warm=False,

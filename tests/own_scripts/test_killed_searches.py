@@ -96,7 +96,7 @@ def test_best_fit_of_a_killed_script_measures_no_setting_twice(cli: Cli, work: P
     done, directory = answered_after_kills(cli, command, work)
     assert len(done.json["best"]["run_ids"]) >= 2
     lines = read_best_journal(directory)
-    measured = [line.candidate for line in lines if isinstance(line, Trial) and line.outcome == "measured"]
+    measured = [line.candidate_number for line in lines if isinstance(line, Trial) and line.outcome == "measured"]
     assert len(measured) == len(set(measured)), "a setting was measured twice"
     cold_runs = [line.run_id for line in lines if isinstance(line, ColdRun)]
     assert len(cold_runs) == len(set(cold_runs)), "a run was recorded twice"

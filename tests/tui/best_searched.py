@@ -100,7 +100,7 @@ def a_trial(number: int, rate: float, at: int, *, outcome: str = "measured", war
     step_ms = 16_000 / rate
     fields: dict[str, Any] = {
         "t_ns": START_NS + at * S,
-        "candidate": number,
+        "candidate_number": number,
         "run_id": WARM_ID,
         "outcome": outcome,
         "warm": warm,
@@ -116,7 +116,7 @@ def a_trial(number: int, rate: float, at: int, *, outcome: str = "measured", war
 
 def chosen(at: int, action: str, candidate: int | None, why: str, **more: Any) -> BestStep:
     """The step chosen `at` seconds after the start."""
-    return BestStep(t_ns=START_NS + at * S, action=action, candidate=candidate, why=why, **more)
+    return BestStep(t_ns=START_NS + at * S, action=action, candidate_number=candidate, why=why, **more)
 
 
 CONDUCTED = Conducted(t_ns=START_NS, pid=1, start_ticks=1, boot_id="")
@@ -129,7 +129,7 @@ def best_going_on() -> list[Any]:
         a_question(),
         CONDUCTED,
         SPACE,
-        BestLaunched(t_ns=START_NS + 3 * S, run_id=WARM_ID, role=TRIAL, candidate=BASELINE),
+        BestLaunched(t_ns=START_NS + 3 * S, run_id=WARM_ID, role=TRIAL, candidate_number=BASELINE),
         Visited(t_ns=START_NS + 8 * S, run_id=WARM_ID, process_knobs={}, start_s=5.0),
         chosen(8, "trial", BASELINE, "the baseline comes first"),
         a_trial(BASELINE, 42.0, 15, warm=False),
@@ -150,7 +150,7 @@ def best_answered(**changes: Any) -> list[Any]:
     cold_runs = [
         ColdRun(
             t_ns=START_NS + (36 + 2 * place) * S,
-            candidate=number,
+            candidate_number=number,
             role="confirm",
             run_id=run_id,
             outcome="measured",
@@ -179,7 +179,7 @@ def best_answered(**changes: Any) -> list[Any]:
             effect("checkpointing", "full", "off", -20.3),
         ],
         "verdicts": [
-            CandidateVerdict(candidate=number, verdict=verdict, reason="as measured")
+            CandidateVerdict(candidate_number=number, verdict=verdict, reason="as measured")
             for number, verdict in enumerate(verdicts)
         ],
         "pareto": [6, 8],

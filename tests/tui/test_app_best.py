@@ -248,7 +248,7 @@ async def test_x_skips_the_setting_under_way(home: Home, live_best: Path) -> Non
         assert "setting 11" in screen_text(pilot.app)  # type: ignore[arg-type]
         await pilot.press(*"under way", "enter")
         await until_true(pilot, lambda: len(read_orders(live_best)) == 1, "the skip")
-        assert (read_orders(live_best)[0].do, read_orders(live_best)[0].candidate) == ("skip", 11)
+        assert (read_orders(live_best)[0].do, read_orders(live_best)[0].candidate_number) == ("skip", 11)
         words = " ".join((await show_best(pilot, live_best)).split())
     assert "your orders: skip the setting batch_size=16 grad_accum=1 precision=bf16 checkpointing=full" in words
 
@@ -346,7 +346,7 @@ def test_a_snapshot_knows_the_state_the_rates_and_the_limit(home: Home) -> None:
 
 
 def test_the_rate_of_a_run_under_the_limit_is_none_of_the_setting(home: Home) -> None:
-    run = ColdRun(candidate=2, role="limit", run_id="r", outcome="measured", samples_per_s=4.0, seconds=9.0)
+    run = ColdRun(candidate_number=2, role="limit", run_id="r", outcome="measured", samples_per_s=4.0, seconds=9.0)
     so_far = best_seen(a_best_search(home, [*best_going_on(), run])).so_far
     assert so_far.attempts[-1] == run
     assert len(so_far.attempts) - 1 not in so_far.values

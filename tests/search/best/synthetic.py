@@ -17,14 +17,14 @@ def asking(terrain: Synthetic, *words: object, **fields: object) -> BestQuestion
 def trial(candidate: int, run_id: str = "one", ms: float = 100.0, **fields: object) -> Trial:
     """A trial of ten equal steps."""
     given: dict[str, object] = {"outcome": "measured", "warm": True, "step_ms": [ms * 1.001, ms * 0.999] * 5, **fields}
-    return Trial(candidate=candidate, run_id=run_id, samples_per_step=8, **{"seconds": ms / 100, **given})  # type: ignore[arg-type]
+    return Trial(candidate_number=candidate, run_id=run_id, samples_per_step=8, **{"seconds": ms / 100, **given})  # type: ignore[arg-type]
 
 
 def visited(terrain: Synthetic, candidate: int, run_id: str = "one") -> list[BestLine]:
     """The lines of a process that was started for a candidate."""
     process = terrain.space.candidates[candidate].process_knobs
     return [
-        BestLaunched(run_id=run_id, role="trial", candidate=candidate),
+        BestLaunched(run_id=run_id, role="trial", candidate_number=candidate),
         Visited(run_id=run_id, process_knobs=process, start_s=5.0),
     ]
 
@@ -39,7 +39,7 @@ def confirmed(candidate: int, rates: tuple[float, ...], role: str = "confirm") -
     for place, rate in enumerate(rates):
         run_id = f"{role}-{candidate}-{place}"
         race = ColdRun(
-            candidate=candidate, role=role, run_id=run_id, outcome="measured", samples_per_s=rate, seconds=1.0
+            candidate_number=candidate, role=role, run_id=run_id, outcome="measured", samples_per_s=rate, seconds=1.0
         )
-        runs += [BestLaunched(run_id=run_id, role=role, candidate=candidate), race]
+        runs += [BestLaunched(run_id=run_id, role=role, candidate_number=candidate), race]
     return runs

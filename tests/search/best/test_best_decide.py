@@ -33,12 +33,16 @@ from .synthetic import asking, state_of, trial, visited
 
 def test_the_baseline_opens_and_then_its_process_takes_the_largest_batch(space: Synthetic) -> None:
     first = decide(state_of(space))
-    assert (first.step.action, first.step.candidate, first.needs_new_process) == ("trial", space.space.baseline, True)
+    assert (first.step.action, first.step.candidate_number, first.needs_new_process) == (
+        "trial",
+        space.space.baseline,
+        True,
+    )
     lines = [*visited(space, space.space.baseline), trial(space.space.baseline, warm=False)]
     second = decide(state_of(space, *lines, warm="one"))
     baseline = space.space.candidates[space.space.baseline].knobs
-    assert second.step.candidate is not None
-    turned = space.space.candidates[second.step.candidate].knobs
+    assert second.step.candidate_number is not None
+    turned = space.space.candidates[second.step.candidate_number].knobs
     assert not second.needs_new_process
     assert turned["batch_size"] > baseline["batch_size"]
     assert {**turned, "batch_size": 0, "grad_accum": 0} == {**baseline, "batch_size": 0, "grad_accum": 0}
@@ -48,14 +52,14 @@ def test_the_baseline_opens_and_then_its_process_takes_the_largest_batch(space: 
 def test_a_batch_that_runs_out_of_memory_rules_out_larger_ones(space: Synthetic) -> None:
     base = space.space.baseline
     lines: list[BestLine] = [*visited(space, base), trial(base, warm=False)]
-    second = decide(state_of(space, *lines, warm="one")).step.candidate
+    second = decide(state_of(space, *lines, warm="one")).step.candidate_number
     assert second is not None
     lines += [trial(second, outcome="oom", step_ms=[], reason="ran out of memory")]
     later = state_of(space, *lines)
     assert later.ruled_out[second].verdict == "too_large"
     third = decide(later)
-    assert third.step.candidate is not None
-    assert third.step.candidate not in later.ruled_out
+    assert third.step.candidate_number is not None
+    assert third.step.candidate_number not in later.ruled_out
     assert third.needs_new_process, "running out of memory ended the process"
 
 
@@ -69,9 +73,9 @@ def test_the_smallest_setting_follows_a_baseline_that_does_not_fit(space: Synthe
     base = space.space.baseline
     decision = decide(state_of(space, trial(base, outcome="oom", step_ms=[], reason="ran out of memory")))
     assert decision.step.action == "trial"
-    assert decision.step.candidate is not None
+    assert decision.step.candidate_number is not None
     sizes = [space.space.candidates[number].predicted_bytes or 0 for number in space.truth if number != base]
-    assert space.space.candidates[decision.step.candidate].predicted_bytes == min(sizes)
+    assert space.space.candidates[decision.step.candidate_number].predicted_bytes == min(sizes)
 
 
 def test_nothing_fits_where_every_setting_is_too_large(space: Synthetic) -> None:
@@ -101,7 +105,7 @@ def test_a_process_that_drifted_is_void_and_its_settings_are_tried_again(space: 
     drifted = state_of(space, *lines, trial(base, ms=105.0, repeats=True))
     assert drifted.counted_trials == {}
     again = decide(drifted)
-    assert (again.step.candidate, again.needs_new_process) == (base, True)
+    assert (again.step.candidate_number, again.needs_new_process) == (base, True)
 
 
 def test_a_process_that_drifted_is_not_used_again_though_it_waits(space: Synthetic) -> None:
@@ -116,7 +120,7 @@ def test_a_process_that_drifted_is_not_used_again_though_it_waits(space: Synthet
     drifted = state_of(space, *lines, trial(base, ms=105.0, repeats=True), warm="one")
     assert not drifted.is_warm(base), "what it measures would be void for ever"
     again = decide(drifted)
-    assert (again.step.candidate, again.needs_new_process) == (base, True)
+    assert (again.step.candidate_number, again.needs_new_process) == (base, True)
 
 
 def test_a_search_that_is_stopped_answers_with_processes_that_drifted_if_there_are_no_others(space: Synthetic) -> None:
@@ -137,7 +141,7 @@ def test_a_search_that_is_stopped_answers_with_processes_that_drifted_if_there_a
 def test_void_trials_count_for_nothing(space: Synthetic) -> None:
     base = space.space.baseline
     void = trial(base, outcome="void", step_ms=[], reason="another run took the machine")
-    assert decide(state_of(space, void)).step.candidate == base
+    assert decide(state_of(space, void)).step.candidate_number == base
     assert decide(state_of(space, *[void] * 3)).end_state == "failed"
 
 
@@ -150,8 +154,8 @@ def test_a_pinned_value_is_kept_and_a_skipped_one_left_out(space: Synthetic) -> 
     told = FakeConductor(space, asking(space), 1, lines).run()
     base = space.space.baseline
     for line in lines:
-        if isinstance(line, Trial) and line.candidate != base:
-            knobs = space.space.candidates[line.candidate].knobs
+        if isinstance(line, Trial) and line.candidate_number != base:
+            knobs = space.space.candidates[line.candidate_number].knobs
             assert (knobs["precision"], knobs["checkpointing"]) == ("bf16", "off")
     assert told.found is not None
     reasons = {one.reason for one in told.found.verdicts if one.verdict == "not_tried"}
@@ -167,12 +171,12 @@ def test_a_pin_that_leaves_the_measured_baseline_out_is_named_before_the_next_tr
 
 
 def test_a_skipped_setting_alone_is_left_out(space: Synthetic) -> None:
-    first = decide(state_of(space, trial(space.space.baseline))).step.candidate
+    first = decide(state_of(space, trial(space.space.baseline))).step.candidate_number
     assert first is not None
-    order = Ordered(do="skip", candidate=first)
+    order = Ordered(do="skip", candidate_number=first)
     told = FakeConductor(space, asking(space), 1, [asking(space), space.space, order]).run()
     assert told.found is not None
-    skipped = [one.candidate for one in told.found.verdicts if one.reason == "you skipped it"]
+    skipped = [one.candidate_number for one in told.found.verdicts if one.reason == "you skipped it"]
     assert skipped == [first]
 
 
@@ -194,7 +198,7 @@ def test_no_trial_begins_that_is_expected_to_pass_the_budget(space: Synthetic) -
     assert compiled in prospects.open
     assert compiled not in prospects.affordable, "its process alone starts for 500 s of 480"
     assert prospects.affordable, "others start in 5 s"
-    assert decide(state_of_best_journal(asked, 120.0)).step.candidate in prospects.affordable
+    assert decide(state_of_best_journal(asked, 120.0)).step.candidate_number in prospects.affordable
 
 
 def test_an_oom_under_the_real_limit_rules_the_leader_out(space: Synthetic) -> None:
@@ -203,20 +207,20 @@ def test_an_oom_under_the_real_limit_rules_the_leader_out(space: Synthetic) -> N
     while (decision := conductor.next()).step.action == "trial":
         conductor.trial(decision)
     assert decision.step.action == "limit"
-    leader = decision.step.candidate
+    leader = decision.step.candidate_number
     assert leader is not None
-    run = BestLaunched(run_id="limited", role="limit", candidate=leader)
+    run = BestLaunched(run_id="limited", role="limit", candidate_number=leader)
     end = ColdRun(
-        candidate=leader, role="limit", run_id="limited", outcome="oom", reason="ran out of memory", seconds=1.0
+        candidate_number=leader, role="limit", run_id="limited", outcome="oom", reason="ran out of memory", seconds=1.0
     )
     conductor.lines += [run, end]
     tried = []
     while (decision := conductor.next()).step.action == "trial":
-        tried.append(decision.step.candidate)
+        tried.append(decision.step.candidate_number)
         conductor.trial(decision)
     assert leader not in tried, "trials go on where the next best leaves them a chance"
     assert decision.step.action == "limit"
-    assert decision.step.candidate != leader
+    assert decision.step.candidate_number != leader
 
 
 def test_effects_of_earlier_searches_are_shown_as_such_and_shorten_none_of_the_checks(space: Synthetic) -> None:
@@ -257,7 +261,7 @@ def test_beyond_the_budget_there_is_no_race_and_the_answer_is_confirmed_all_the_
     lines: list[BestLine] = [*visited(space, base), trial(base, warm=False), trial(other, ms=99.0)]
     asked = asking(space, budget_s=600.0)
     late = [decide(state_of_best_journal([asked, space.space, *lines], spent_s)) for spent_s in (599.0, 700.0)]
-    assert [(decision.step.action, decision.step.candidate) for decision in late] == [
+    assert [(decision.step.action, decision.step.candidate_number) for decision in late] == [
         ("confirm", other),
         ("confirm", other),
     ]

@@ -107,7 +107,9 @@ def test_a_search_killed_five_times_measures_nothing_twice(cli: Cli) -> None:
     assert done.code == 0, done.err
     lines = read_best_journal(directory_of(cli))
     assert_is_whole(cli, done.json, candidates=24)
-    trials = [(one.candidate, one.repeats) for one in lines if isinstance(one, Trial) and one.outcome == "measured"]
+    trials = [
+        (one.candidate_number, one.repeats) for one in lines if isinstance(one, Trial) and one.outcome == "measured"
+    ]
     firsts = [candidate for candidate, repeats in trials if not repeats]
     assert len(firsts) == len(set(firsts)), "a setting was measured twice"
     cold_runs = [one.run_id for one in lines if isinstance(one, ColdRun)]

@@ -51,7 +51,7 @@ def test_every_candidate_ends_with_a_verdict_and_most_are_never_run(
 ) -> None:
     for space, told in replayed:
         assert told.found is not None
-        assert [one.candidate for one in told.found.verdicts] == list(range(len(space.space.candidates)))
+        assert [one.candidate_number for one in told.found.verdicts] == list(range(len(space.space.candidates)))
         kinds = Counter(one.verdict for one in told.found.verdicts)
         assert kinds["measured"] < len(space.truth) / 3
         assert kinds["beaten"] > kinds["measured"]
@@ -62,7 +62,7 @@ def test_every_candidate_ends_with_a_verdict_and_most_are_never_run(
 @replays
 def test_every_value_of_every_knob_was_run(replayed: list[tuple[Synthetic, Replayed]]) -> None:
     for space, told in replayed:
-        ran = {line.candidate for line in told.lines if isinstance(line, Trial)}
+        ran = {line.candidate_number for line in told.lines if isinstance(line, Trial)}
         for name in space.space.candidates[0].knobs:
             possible = {space.space.candidates[number].knobs[name] for number in space.truth}
             assert {space.space.candidates[number].knobs[name] for number in ran} == possible, name
@@ -76,7 +76,7 @@ def test_nothing_is_measured_twice_after_a_kill(space: Synthetic) -> None:
         again = FakeConductor(space, asking(space), moves, lines).run(moves)
     void = state_of_best_journal(lines, 0.0).measured.void
     trials = [line for line in lines if isinstance(line, Trial) and not line.repeats and line.run_id not in void]
-    assert set(Counter(line.candidate for line in trials).values()) == {1}
+    assert set(Counter(line.candidate_number for line in trials).values()) == {1}
     assert regret(space, again.answer or 0) == pytest.approx(regret(space, told.answer or 0), abs=0.02)
 
 
@@ -86,7 +86,7 @@ def test_the_same_journal_gives_the_same_decision_with_and_without_a_memory(spac
     assert conductor.latest is not None
     fresh = state_of_best_journal(conductor.lines, conductor.spent_s, conductor.run_id)
     followed = state_of_best_journal(conductor.lines, conductor.spent_s, conductor.run_id, before=conductor.latest)
-    assert decide(fresh).step.candidate == decide(followed).step.candidate
+    assert decide(fresh).step.candidate_number == decide(followed).step.candidate_number
     assert fresh.posterior.mean == pytest.approx(followed.posterior.mean)
 
 

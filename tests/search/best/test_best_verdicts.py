@@ -57,7 +57,9 @@ def test_a_bound_by_flops_labels_candidates_that_are_never_run(space: Synthetic)
 def test_a_loss_that_leaves_the_baselines_fails_the_candidate(space: Synthetic) -> None:
     base, other = space.space.baseline, next(number for number in space.truth if number != space.space.baseline)
     runs = [
-        ColdRun(candidate=number, role="confirm", run_id=str(number), outcome="measured", last_loss=loss, seconds=1.0)
+        ColdRun(
+            candidate_number=number, role="confirm", run_id=str(number), outcome="measured", last_loss=loss, seconds=1.0
+        )
         for number, loss in ((base, 2.0), (other, 2.5))
     ]
     verdict = state_of(space, *visited(space, base), trial(base), *runs).ruled_out[other]
@@ -68,12 +70,24 @@ def test_a_loss_that_leaves_the_baselines_fails_the_candidate(space: Synthetic) 
 def test_a_run_under_the_limit_has_fewer_steps_and_its_loss_is_not_compared(space: Synthetic) -> None:
     base, other = space.space.baseline, next(number for number in space.truth if number != space.space.baseline)
     lines: list[BestLine] = [
-        ColdRun(candidate=other, role="limit", run_id="l", outcome="measured", last_loss=8.0, seconds=1.0),
+        ColdRun(candidate_number=other, role="limit", run_id="l", outcome="measured", last_loss=8.0, seconds=1.0),
         ColdRun(
-            candidate=base, role="confirm", run_id="b", outcome="measured", first_loss=8.0, last_loss=2.0, seconds=1.0
+            candidate_number=base,
+            role="confirm",
+            run_id="b",
+            outcome="measured",
+            first_loss=8.0,
+            last_loss=2.0,
+            seconds=1.0,
         ),
         ColdRun(
-            candidate=other, role="race", run_id="o", outcome="measured", first_loss=8.0, last_loss=2.3, seconds=1.0
+            candidate_number=other,
+            role="race",
+            run_id="o",
+            outcome="measured",
+            first_loss=8.0,
+            last_loss=2.3,
+            seconds=1.0,
         ),
     ]
     verdicts = state_of(space, *visited(space, base), trial(base), *lines).ruled_out

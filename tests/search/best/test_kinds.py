@@ -30,7 +30,7 @@ from trainfast_runner.search.searches import BATCH_TAG, BEST_TAG, kind_of, new_s
 
 CLOCK = ClockAnchor(monotonic_ns=0, wall_ns=time.time_ns())
 CONDUCTED = Conducted(pid=os.getpid(), start_ticks=0, boot_id=boot_id())
-TRIED = Trial(candidate=0, run_id="r", outcome="measured", warm=False, samples_per_step=8, seconds=1.0)
+TRIED = Trial(candidate_number=0, run_id="r", outcome="measured", warm=False, samples_per_step=8, seconds=1.0)
 REFUSED = BestEnded(state="cancelled", reason="GPU 0 is in use")
 
 
@@ -122,7 +122,7 @@ def test_orders_reach_the_conductor_in_their_order(tmp_path: Path) -> None:
         ("unpin", "precision", None),
     ]
     skip_candidate(tmp_path, 3)
-    assert (read_orders(tmp_path)[-1].do, read_orders(tmp_path)[-1].candidate) == ("skip", 3)
+    assert (read_orders(tmp_path)[-1].do, read_orders(tmp_path)[-1].candidate_number) == ("skip", 3)
     with pytest.raises(UserError, match="bf16"):
         give_order(tmp_path, "skip", "precision", "bf17")
     with pytest.raises(UserError, match="no such order"):

@@ -26,7 +26,7 @@ def replayed_answer(told: Replayed) -> BestAnswer:
 
 
 def measured(answer: BestAnswer) -> list[int]:
-    return [one.candidate for one in answer.verdicts if one.verdict == "measured"]
+    return [one.candidate_number for one in answer.verdicts if one.verdict == "measured"]
 
 
 def needed(space: Synthetic, number: int) -> int:
@@ -49,13 +49,13 @@ def test_the_answer_and_every_measured_setting_near_the_limit_run_under_it_once(
     asked = limited(space)
     told = FakeConductor(space, asked, 1).run()
     answer = replayed_answer(told)
-    ran = [one.candidate for one in told.lines if isinstance(one, ColdRun) and one.role == "limit"]
+    ran = [one.candidate_number for one in told.lines if isinstance(one, ColdRun) and one.role == "limit"]
     assert len(ran) == len(set(ran)), "once each"
     expected = near(space, asked, answer)
     assert expected - {answer.best}, "a setting near the limit that is not the answer"
     assert set(ran) >= expected | {answer.best}
     last = max(place for place, one in enumerate(told.lines) if isinstance(one, ColdRun) and one.role != "limit")
-    after = {one.candidate for one in told.lines[last + 1 :] if isinstance(one, ColdRun)}
+    after = {one.candidate_number for one in told.lines[last + 1 :] if isinstance(one, ColdRun)}
     assert after <= expected, "far ones need none"
 
 
@@ -66,7 +66,7 @@ def test_a_setting_that_does_not_fit_under_the_limit_is_too_large_and_the_answer
     beside = min(near(space, asked, answer) - {answer.best, space.space.baseline, *answer.ties})
     lines: list[BestLine] = [
         msgspec.structs.replace(one, outcome="oom", reason="an allocation of 8 MiB failed", missing_bytes=2**20)
-        if isinstance(one, ColdRun) and (one.candidate, one.role) == (beside, "limit")
+        if isinstance(one, ColdRun) and (one.candidate_number, one.role) == (beside, "limit")
         else one
         for one in told.lines
     ]
@@ -80,7 +80,7 @@ def test_a_setting_that_does_not_fit_under_the_limit_is_too_large_and_the_answer
 
 def test_a_run_under_the_limit_is_no_speed(space: Synthetic) -> None:
     base = space.space.baseline
-    slow = ColdRun(candidate=base, role="limit", run_id="l", outcome="measured", samples_per_s=1.0, seconds=1.0)
+    slow = ColdRun(candidate_number=base, role="limit", run_id="l", outcome="measured", samples_per_s=1.0, seconds=1.0)
     lines = [asking(space), space.space, *visited(space, base), trial(base, warm=False), slow]
     answer = answer_of(state_of_best_journal(lines, 0.0))
     assert answer is not None
@@ -93,7 +93,7 @@ def test_without_time_a_setting_near_the_limit_says_that_it_was_not_run_under_it
     large, small = sorted((base, other), key=lambda one: -needed(space, one))
     limit = [needed(space, large)]
     asked = msgspec.structs.replace(asking(space, budget_s=600.0), limits_bytes=limit)
-    under = ColdRun(candidate=small, role="limit", run_id="u", outcome="measured", seconds=1.0)
+    under = ColdRun(candidate_number=small, role="limit", run_id="u", outcome="measured", seconds=1.0)
     lines = [asked, space.space, *visited(space, base), trial(base, warm=False)]
     lines += [trial(other, ms=100.0), *confirmed(small, (80.0, 80.1)), *confirmed(large, (60.0, 60.1)), under]
     late = state_of_best_journal(lines, 700.0)
@@ -108,7 +108,7 @@ def test_a_baseline_that_does_not_fit_under_the_limit_is_not_the_answer(space: S
     base = space.space.baseline
     other = next(number for number in sorted(space.truth) if number != base)
     asked = msgspec.structs.replace(asking(space), limits_bytes=[2**50])
-    end = ColdRun(candidate=base, role="limit", run_id="u", outcome="oom", reason="it failed", seconds=1.0)
+    end = ColdRun(candidate_number=base, role="limit", run_id="u", outcome="oom", reason="it failed", seconds=1.0)
     lines = [asked, space.space, *visited(space, base), trial(base, warm=False), trial(other, ms=99.9)]
     lines += [*confirmed(other, (80.0, 80.1)), *confirmed(base, (80.0, 80.1)), end]
     answer = answer_of(state_of_best_journal(lines, 0.0))
@@ -124,8 +124,8 @@ def test_trials_go_on_where_all_that_was_measured_does_not_fit_under_the_limit(s
     asked = msgspec.structs.replace(asking(space), limits_bytes=[2**50])
     lines: list[BestLine] = [asked, space.space, *visited(space, base), trial(base, warm=False)]
     lines += [
-        BestLaunched(run_id="u", role="limit", candidate=base),
-        ColdRun(candidate=base, role="limit", run_id="u", outcome="oom", reason="it failed", seconds=1.0),
+        BestLaunched(run_id="u", role="limit", candidate_number=base),
+        ColdRun(candidate_number=base, role="limit", run_id="u", outcome="oom", reason="it failed", seconds=1.0),
         *visited(space, other, "two"),
         trial(other, "two", warm=False),
     ]

@@ -18,7 +18,7 @@ ON_GPU = (
     " free. Including non-PyTorch memory, this process has 78.74 GiB memory in use."
 )
 ON_CPU = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 67108864 bytes. Error code 12"
-OOM = Trial(candidate=0, run_id="r", outcome="oom", warm=True, samples_per_step=8, seconds=1.0)
+OOM = Trial(candidate_number=0, run_id="r", outcome="oom", warm=True, samples_per_step=8, seconds=1.0)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_verdict_says_by_how_much_by_the_prediction_else_as_measured() -> None
 def test_a_larger_batch_lacks_at_least_as_much(space: Synthetic) -> None:
     base = space.space.baseline
     oom = trial(base, outcome="oom", step_ms=[], reason="an allocation of 64 MiB failed", missing_bytes=MIB)
-    launched = BestLaunched(run_id="one", role="trial", candidate=base)
+    launched = BestLaunched(run_id="one", role="trial", candidate_number=base)
     verdicts = state_of(space, launched, *visited(space, base), oom).ruled_out
     larger = [one for one in verdicts.values() if one.reason.startswith("a smaller batch: an allocation of 64 MiB")]
     assert larger

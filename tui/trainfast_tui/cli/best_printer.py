@@ -56,11 +56,11 @@ class BestPrinter(JournalPrinter[BestLine]):
                 return self._space_words(line)
             case journal.Visited():
                 return f"  process {line.run_id} ready after {duration(line.start_s)}"
-            case journal.BestStep(candidate=None):
+            case journal.BestStep(candidate_number=None):
                 return ""
             case journal.BestStep():
                 about = f" {line.knob} of" if line.knob else ""
-                return f"{line.action.replace('_', ' ')}{about} {self._knobs(line.candidate)}: {line.why}"
+                return f"{line.action.replace('_', ' ')}{about} {self._knobs(line.candidate_number)}: {line.why}"
             case journal.Trial():
                 return f"  {self._outcome(line)}"
             case journal.ColdRun():

@@ -141,9 +141,11 @@ def _interval(interval: Interval | None) -> str:
 def _pareto(so_far: BestSoFar, answer: BestAnswer) -> list[Block]:
     baseline = so_far.space.baseline if so_far.space is not None else None
     measured = [
-        MeasuredCandidate(verdict.candidate, knob_words(so_far.candidate(verdict.candidate).knobs), verdict.rate, peak)
+        MeasuredCandidate(
+            verdict.candidate_number, knob_words(so_far.candidate(verdict.candidate_number).knobs), verdict.rate, peak
+        )
         for verdict in answer.verdicts
-        if verdict.rate is not None and (peak := so_far.peak_bytes(verdict.candidate)) is not None
+        if verdict.rate is not None and (peak := so_far.peak_bytes(verdict.candidate_number)) is not None
     ]
     return pareto_blocks(measured, answer.best, baseline, answer.pareto, so_far.limit_bytes)
 
@@ -170,11 +172,11 @@ def _verdicts(so_far: BestSoFar, verdicts: Sequence[CandidateVerdict]) -> Iterat
     header = ("", "settings", "verdict", "samples/s", "predicted", "peak", "reason")
     rows = []
     for verdict in verdicts:
-        candidate = so_far.candidate(verdict.candidate)
-        memory = [size(candidate.predicted_bytes), size(so_far.peak_bytes(verdict.candidate))]
+        candidate = so_far.candidate(verdict.candidate_number)
+        memory = [size(candidate.predicted_bytes), size(so_far.peak_bytes(verdict.candidate_number))]
         rate = _interval(verdict.rate) if verdict.rate is not None else number(None)
         words = [verdict.verdict.replace("_", " "), rate, *memory, verdict.reason]
-        rows.append([count(verdict.candidate), knob_words(candidate.knobs), *words])
+        rows.append([count(verdict.candidate_number), knob_words(candidate.knobs), *words])
     yield grid(header, rows, right=(0, 3, 4, 5))
     yield Prose(ABSENT_NOTE)
 
@@ -206,4 +208,4 @@ def _try(so_far: BestSoFar, line: Trial | ColdRun) -> list[str]:
         predicted = f"{number(speed.median)} ({number(speed.low)} to {number(speed.high)})" if speed else number(None)
         times = [number(line.samples_per_s), predicted, number(None), number(None)]
     rest = [size(line.peak_allocated_bytes), duration(line.seconds), line.run_id, line.reason]
-    return [knob_words(so_far.candidate(line.candidate).knobs), role, line.outcome, *times, *rest]
+    return [knob_words(so_far.candidate(line.candidate_number).knobs), role, line.outcome, *times, *rest]

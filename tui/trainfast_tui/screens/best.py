@@ -246,10 +246,10 @@ class BestScreen(AppScreen):
             return
         step, space = search.so_far.chosen, search.so_far.space
         orders: Orders = {}
-        if step is not None and step.candidate is not None and space is not None:
-            words = f"{setting_words(space, step.candidate)}, the one under way"
-            skip = partial(self.session.best_search.skip_setting, search.directory, step.candidate)
-            orders = {f"setting {step.candidate}": (words, skip)}
+        if step is not None and step.candidate_number is not None and space is not None:
+            words = f"{setting_words(space, step.candidate_number)}, the one under way"
+            skip = partial(self.session.best_search.skip_setting, search.directory, step.candidate_number)
+            orders = {f"setting {step.candidate_number}": (words, skip)}
         self._ask_order(search, "skip", "Never try a setting, or a value", orders)
 
     def _ask_order(self, search: BestSnapshot, do: str, title: str, orders: Orders) -> None:

@@ -111,7 +111,7 @@ def effect_rows(answer: BestAnswer) -> Iterator[tuple[str, ...]]:
 
 
 def _pareto_rows(so_far: BestSoFar, answer: BestAnswer) -> Iterator[tuple[str, ...]]:
-    rates = {verdict.candidate: verdict.rate for verdict in answer.verdicts}
+    rates = {verdict.candidate_number: verdict.rate for verdict in answer.verdicts}
     for number in answer.pareto:
         knobs = knob_words(so_far.candidate(number).knobs)
         yield knobs, rate_words(rates.get(number)), fmt.size(so_far.peak_bytes(number))
@@ -123,7 +123,9 @@ def count_rows(so_far: BestSoFar, verdicts: Sequence[CandidateVerdict]) -> Itera
     others = f"; {dropped:,} combinations have another global batch" if dropped else ""
     yield "candidates", f"{len(so_far.candidates):,}: {count_words(verdict.verdict for verdict in verdicts)}{others}"
     not_tried = [verdict for verdict in verdicts if verdict.verdict == "not_tried"]
-    named = [f"{knob_words(so_far.candidate(verdict.candidate).knobs)}: {verdict.reason}" for verdict in not_tried]
+    named = [
+        f"{knob_words(so_far.candidate(verdict.candidate_number).knobs)}: {verdict.reason}" for verdict in not_tried
+    ]
     yield from _shortened("not tried", named)
     if so_far.disturbed:
         yield "disturbed", f"{measurements(so_far.disturbed)}, by other processes or a throttled GPU"

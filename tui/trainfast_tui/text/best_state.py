@@ -72,10 +72,10 @@ def best_search_words(search: BestSnapshot, now_ns: int | None = None) -> str:
 def doing_words(so_far: BestSoFar) -> str:
     """Name the step under way and its setting."""
     step, space = so_far.chosen, so_far.space
-    if step is None or step.candidate is None or space is None or not so_far.is_under_way:
+    if step is None or step.candidate_number is None or space is None or not so_far.is_under_way:
         return "deciding the next step"
     knob = f" {step.knob} of" if step.knob else ""
-    return f"{VERBS.get(step.action, 'running')}{knob} {setting_words(space, step.candidate)}"
+    return f"{VERBS.get(step.action, 'running')}{knob} {setting_words(space, step.candidate_number)}"
 
 
 def _answer_words(so_far: BestSoFar) -> str:
@@ -107,7 +107,7 @@ def chance_words(so_far: BestSoFar) -> str:
     With one measurement both are assumptions. A price beyond the budget is never paid.
     """
     step, question = so_far.chosen, so_far.question
-    measured = {so_far.attempts[index].candidate for index in so_far.rates}
+    measured = {so_far.attempts[index].candidate_number for index in so_far.rates}
     if step is None or step.chance is None or step.action != "trial" or len(measured) < 2:
         return ""
     price = "" if step.price_s is None else f", for about {fmt.duration(step.price_s)}"
@@ -154,9 +154,11 @@ def _has_several(candidates: Sequence[Candidate], name: str) -> bool:
 
 def order_words(order: Ordered | KnobOrder, space: Space | None) -> str:
     """Name an order: `pin precision=bf16`, `unpin precision`, `skip the setting batch_size=8 precision=bf16`."""
-    if order.candidate is not None:
-        known = space is not None and 0 <= order.candidate < len(space.candidates)
-        named = setting_words(space, order.candidate) if space is not None and known else f"{order.candidate}"
+    if order.candidate_number is not None:
+        known = space is not None and 0 <= order.candidate_number < len(space.candidates)
+        named = (
+            setting_words(space, order.candidate_number) if space is not None and known else f"{order.candidate_number}"
+        )
         return f"{order.do} the setting {named}"
     return f"{order.do} {order.knob}" if order.do == "unpin" else f"{order.do} {knob_words({order.knob: order.value})}"
 
@@ -166,7 +168,7 @@ def orders_in_force(so_far: BestSoFar) -> list[Ordered]:
     in_force: dict[tuple[str, object], Ordered] = {}
     for order in so_far.orders:
         if order.do == "skip":
-            in_force["skip " + order.knob, repr((order.value, order.candidate))] = order
+            in_force["skip " + order.knob, repr((order.value, order.candidate_number))] = order
             continue
         in_force.pop(("pin", order.knob), None)
         if order.do == "pin":

@@ -52,7 +52,7 @@ def _ran_row(so_far: BestSoFar, index: int, line: Trial | ColdRun, width: int) -
 
     sign, tone, words = OUTCOMES.get(line.outcome, ("○", "text", line.outcome))
     assert so_far.space is not None
-    setting = setting_words(so_far.space, line.candidate, short=width < WIDE_COLUMNS_FROM)
+    setting = setting_words(so_far.space, line.candidate_number, short=width < WIDE_COLUMNS_FROM)
     value, each = so_far.values.get(index), _unit(so_far)[1]
     if value is not None:
         words = figure_words(value, each)
@@ -87,11 +87,11 @@ def _row(sign: Piece, cells: tuple[str, str, str, str, str], width: int, tone: T
 def waiting_line(so_far: BestSoFar, width: int) -> Line:
     """The setting under way, with its reason."""
     step, space = so_far.chosen, so_far.space
-    if step is None or step.candidate is None or space is None or not so_far.is_under_way:
+    if step is None or step.candidate_number is None or space is None or not so_far.is_under_way:
         return []
     return [
         ("▸ ", "accent"),
-        (setting_words(space, step.candidate, short=width < WIDE_COLUMNS_FROM), "title"),
+        (setting_words(space, step.candidate_number, short=width < WIDE_COLUMNS_FROM), "title"),
         (f"  {step.why}", "muted"),
     ]
 

@@ -206,16 +206,16 @@ def spots_of(so_far: BestSoFar, *, is_live: bool) -> list[Spot]:
     signs: dict[int, Piece] = {}
     for index, line in enumerate(so_far.attempts):
         if line.outcome == "oom":
-            rates[line.candidate], signs[line.candidate] = None, ("✗", "error")
+            rates[line.candidate_number], signs[line.candidate_number] = None, ("✗", "error")
         elif line.outcome in ("measured", "slow"):
             # A time is no throughput: the chart then shows samples/s.
             figures = so_far.rates if so_far.objective == "time" else so_far.values
             if (figure := figures.get(index)) is not None:
-                rates[line.candidate], signs[line.candidate] = figure.median, ("•", "text")
+                rates[line.candidate_number], signs[line.candidate_number] = figure.median, ("•", "text")
     step = so_far.chosen
-    if is_live and step is not None and step.candidate is not None and so_far.is_under_way:
-        signs[step.candidate] = ("○", "accent")
-        rates.setdefault(step.candidate, None)
+    if is_live and step is not None and step.candidate_number is not None and so_far.is_under_way:
+        signs[step.candidate_number] = ("○", "accent")
+        rates.setdefault(step.candidate_number, None)
     best = so_far.best
     if best is not None and rates.get(best[0]) is not None:
         signs[best[0]] = ("■", "accent")

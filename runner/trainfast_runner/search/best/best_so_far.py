@@ -77,7 +77,7 @@ class BestSoFar:
     def is_under_way(self) -> bool:
         """True while the newest step has no outcome yet."""
         last = next((line for line in reversed(self.lines) if isinstance(line, BestStep | Trial | ColdRun)), None)
-        return isinstance(last, BestStep) and last.candidate is not None
+        return isinstance(last, BestStep) and last.candidate_number is not None
 
     @cached_property
     def ended(self) -> BestEnded | None:
@@ -140,7 +140,7 @@ class BestSoFar:
         for index, rate in self.rates.items():
             line = self.attempts[index]
             start_s = line.start_s if isinstance(line, ColdRun) else None
-            values[index] = self.value_of(line.candidate, rate, start_s)
+            values[index] = self.value_of(line.candidate_number, rate, start_s)
         return values
 
     def value_of(self, number: int, rate: Interval, start_s: float | None = None) -> Interval:
@@ -198,7 +198,7 @@ class BestSoFar:
 
     def peak_bytes(self, number: int) -> int | None:
         """The highest measured peak of a candidate; None if none was measured."""
-        return highest(line.peak_allocated_bytes for line in self.attempts if line.candidate == number)
+        return highest(line.peak_allocated_bytes for line in self.attempts if line.candidate_number == number)
 
     def memory_bytes(self, number: int) -> int | None:
         """The highest measured peak of a candidate, else its prediction; None without either."""

@@ -99,11 +99,11 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         self._write(step)
         if step.action == "end":
             return self._last_line(decision)
-        assert step.candidate is not None
+        assert step.candidate_number is not None
         if step.action == "trial":
-            self.try_candidate(decision, step.candidate)
+            self.try_candidate(decision, step.candidate_number)
         else:
-            self._take_cold_run(decision, step.candidate)
+            self._take_cold_run(decision, step.candidate_number)
         return None
 
     def _check_budget(self) -> None:
@@ -154,7 +154,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
 
     def _record_launch(self, directory: Path, role: str, number: int, knob: str | None = None) -> BestLaunched:
         """Write that a run was started for a candidate, or taken over, and return the line."""
-        launched = BestLaunched(run_id=directory.name, role=role, candidate=number, knob=knob)
+        launched = BestLaunched(run_id=directory.name, role=role, candidate_number=number, knob=knob)
         self._write(launched)
         return launched
 
@@ -181,14 +181,14 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         """Wait for the end of a cold run and record it."""
         result = self._finished_run(directory)
         # Others take no memory from a run under its own limit: that it fits counts, whatever its speed.
-        keep_disturbed = launched.role == UNDER_LIMIT or is_usually_disturbed(self._lines, launched.candidate)
-        knobs = self._space.candidates[launched.candidate].knobs
+        keep_disturbed = launched.role == UNDER_LIMIT or is_usually_disturbed(self._lines, launched.candidate_number)
+        knobs = self._space.candidates[launched.candidate_number].knobs
         self._write(cold_run_of(launched, directory, result, knobs, keep_disturbed=keep_disturbed))
 
     def _record_failure(self, number: int, run_id: str, outcome: str, why: Failure, seconds: float = 0.0) -> None:
         self._write(
             Trial(
-                candidate=number,
+                candidate_number=number,
                 run_id=run_id,
                 outcome=outcome,
                 warm=False,
@@ -203,7 +203,9 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         """Record the orders that a person gave since the last step."""
         recorded = sum(isinstance(line, Ordered) for line in self._lines)
         for order in read_orders(self._directory)[recorded:]:
-            self._write(Ordered(do=order.do, knob=order.knob, value=order.value, candidate=order.candidate))
+            self._write(
+                Ordered(do=order.do, knob=order.knob, value=order.value, candidate_number=order.candidate_number)
+            )
 
     def _state(self) -> BestState:
         warm = None if self._process is None else self._process.directory.name

@@ -20,13 +20,13 @@ SKIP, PIN, UNPIN = "skip", "pin", "unpin"
 class KnobOrder(msgspec.Struct, frozen=True, kw_only=True):
     """`do` is skip (never try this value of the knob), pin (try this value alone) or unpin (of the knob).
 
-    A skip of a `candidate`, by its number, is about that setting alone and names no knob.
+    A skip of a candidate, by its number, is about that setting alone and names no knob.
     """
 
     do: str
     knob: str = ""
     value: Any = None
-    candidate: int | None = None
+    candidate_number: int | None = msgspec.field(default=None, name="candidate")
 
 
 def give_order(directory: Path, do: str, name: str, value: object = None) -> None:
@@ -39,7 +39,7 @@ def give_order(directory: Path, do: str, name: str, value: object = None) -> Non
 
 def skip_candidate(directory: Path, number: int) -> None:
     """Order a live search never to try this candidate; it obeys before its next step."""
-    _append(directory, KnobOrder(do=SKIP, candidate=number))
+    _append(directory, KnobOrder(do=SKIP, candidate_number=number))
 
 
 def excluded_by_orders(candidates: Sequence[Candidate], orders: Iterable[Ordered | KnobOrder]) -> dict[int, str]:
@@ -48,8 +48,8 @@ def excluded_by_orders(candidates: Sequence[Candidate], orders: Iterable[Ordered
     skipped: set[tuple[str, object]] = set()
     pinned: dict[str, object] = {}
     for order in orders:
-        if order.candidate is not None:
-            out[order.candidate] = "you skipped it"
+        if order.candidate_number is not None:
+            out[order.candidate_number] = "you skipped it"
         elif order.do == SKIP:
             skipped.add((order.knob, order.value))
         elif order.do == PIN:

@@ -72,7 +72,7 @@ class PresetBestConductor(BestConductor):
         candidate, began_s = self._space.candidates[number], self._clock_s()
         knobs = {name: value for name, value in candidate.knobs.items() if name not in candidate.process_knobs}
         wanted = WantedTrial(
-            candidate=number,
+            candidate_number=number,
             knobs=knobs,
             samples_per_step=candidate.samples_per_step,
             rule=decision.step_rule,

@@ -89,7 +89,7 @@ def _answer(ended: BestEnded | None, space: Space | None, lines: Sequence[BestLi
 
 
 def _verdict(verdict: CandidateVerdict, space: Space) -> dict[str, Any]:
-    candidate = space.candidates[verdict.candidate]
+    candidate = space.candidates[verdict.candidate_number]
     return {
         "knobs": candidate.knobs,
         **fields_of(verdict, "verdict", "reason", "excess_bytes"),
@@ -128,14 +128,14 @@ def _effect(effect: Effect | EarlierEffect, *more: str) -> dict[str, Any]:
 
 def _order(order: Ordered, space: Space | None) -> dict[str, Any]:
     """An order; `knobs` are those of a skipped setting, else None."""
-    knobs = None if order.candidate is None or space is None else space.candidates[order.candidate].knobs
+    knobs = None if order.candidate_number is None or space is None else space.candidates[order.candidate_number].knobs
     return {"do": order.do, "knob": order.knob or None, "value": order.value, "knobs": knobs}
 
 
 def _trial(line: Trial, space: Space) -> dict[str, Any]:
     end = "outcome", "reason", "missing_bytes"
     return {
-        "knobs": space.candidates[line.candidate].knobs,
+        "knobs": space.candidates[line.candidate_number].knobs,
         "samples_per_s": _rate(line),
         "steps": len(line.step_ms),
         **fields_of(line, "warm", *end, "seconds", "peak_allocated_bytes", "run_id", "repeats"),
@@ -145,7 +145,7 @@ def _trial(line: Trial, space: Space) -> dict[str, Any]:
 def _cold_run(line: ColdRun, space: Space) -> dict[str, Any]:
     figures = "samples_per_joule", "start_s", "peak_allocated_bytes", "seconds"
     return {
-        "knobs": space.candidates[line.candidate].knobs,
+        "knobs": space.candidates[line.candidate_number].knobs,
         "samples_per_s": None if line.samples_per_s is None else {"median": line.samples_per_s, "mad": line.mad},
         "predicted": None if line.predicted is None else msgspec.to_builtins(line.predicted),
         **fields_of(line, "role", "knob", "outcome", *figures, "run_id", "reason", "missing_bytes"),
@@ -163,8 +163,8 @@ def _rate(line: Trial) -> dict[str, float] | None:
 
 def _pareto(number: int, answer: BestAnswer, space: Space, lines: Sequence[BestLine]) -> dict[str, Any]:
     """A candidate that no other beats in both speed and memory; its peak is the highest that was measured."""
-    rate = next((verdict.rate for verdict in answer.verdicts if verdict.candidate == number), None)
-    measured = (line for line in lines if isinstance(line, Trial | ColdRun) and line.candidate == number)
+    rate = next((verdict.rate for verdict in answer.verdicts if verdict.candidate_number == number), None)
+    measured = (line for line in lines if isinstance(line, Trial | ColdRun) and line.candidate_number == number)
     return {
         "knobs": space.candidates[number].knobs,
         "samples_per_s": _interval(rate),

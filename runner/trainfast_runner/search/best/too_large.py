@@ -54,7 +54,9 @@ def verdict_of(line: Trial | ColdRun, candidate: Candidate) -> CandidateVerdict:
         excess = line.missing_bytes
         reason += "" if excess is None else f", at least {mebibytes(excess)} too large"
         reason += "" if predicted is None else f"; predicted {mebibytes(predicted)}"
-    return CandidateVerdict(candidate=line.candidate, verdict=TOO_LARGE, reason=reason, excess_bytes=excess)
+    return CandidateVerdict(
+        candidate_number=line.candidate_number, verdict=TOO_LARGE, reason=reason, excess_bytes=excess
+    )
 
 
 def excess_words(needed_bytes: int, limit_bytes: int) -> str:

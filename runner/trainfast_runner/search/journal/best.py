@@ -120,7 +120,7 @@ class Visited(Line, frozen=True, kw_only=True, tag="visited"):
 class Trial(Line, frozen=True, kw_only=True, tag="trial"):
     """Some steps of one candidate in a warm process, of a script in a run by itself."""
 
-    candidate: int
+    candidate_number: int = msgspec.field(name="candidate")
     run_id: str
     outcome: str
     """measured; slow: ended early, far below the leader's pace; oom; failed; void: others took the machine, or a GPU
@@ -151,7 +151,7 @@ class Trial(Line, frozen=True, kw_only=True, tag="trial"):
 class ColdRun(Line, frozen=True, kw_only=True, tag="race"):
     """A run in a fresh process."""
 
-    candidate: int
+    candidate_number: int = msgspec.field(name="candidate")
     role: str
     """race, confirm, limit (under the real memory_limit) or turn_back (of `knob`)."""
     run_id: str
@@ -182,7 +182,7 @@ class BestStep(Line, frozen=True, kw_only=True, tag="chosen"):
     """
 
     action: str
-    candidate: int | None = None
+    candidate_number: int | None = msgspec.field(default=None, name="candidate")
     knob: str | None = None
     why: str
     leader: int | None = None
@@ -199,7 +199,7 @@ class BestLaunched(Line, frozen=True, kw_only=True, tag="launched-best"):
 
     run_id: str
     role: str
-    candidate: int
+    candidate_number: int = msgspec.field(name="candidate")
     knob: str | None = None
 
 
@@ -209,7 +209,7 @@ class Ordered(Line, frozen=True, kw_only=True, tag="ordered"):
     do: str
     knob: str = ""
     value: Any = None
-    candidate: int | None = None
+    candidate_number: int | None = msgspec.field(default=None, name="candidate")
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
@@ -233,7 +233,7 @@ class CandidateVerdict(msgspec.Struct, frozen=True, kw_only=True):
     its prediction, else at least, by the allocation that failed; None when unknown.
     """
 
-    candidate: int
+    candidate_number: int = msgspec.field(name="candidate")
     verdict: str
     reason: str
     rate: Interval | None = None

@@ -44,7 +44,7 @@ class Measurements:
         observed = []
         for trial in self.trials:
             if (value := log_rate(trial, joules)) is not None:
-                setting = levels.settings[trial.candidate]
+                setting = levels.settings[trial.candidate_number]
                 observed.append(Observation(((1.0, setting),), value, self.variance(trial), trial.run_id))
         return observed
 
@@ -186,7 +186,7 @@ def steps_for(deviation: float, error: float, least: int, most: int) -> int:
 def _drift(trials: Sequence[Trial]) -> tuple[float, float] | None:
     """The ln rate of a visit's first setting at its end less that at its beginning, and the factor of a step's
     deviation that is its error; None if it was not repeated."""
-    first = [trial for trial in trials if trial.candidate == trials[0].candidate and not trial.repeats]
+    first = [trial for trial in trials if trial.candidate_number == trials[0].candidate_number and not trial.repeats]
     last = [trial for trial in trials if trial.repeats]
     if not first or not last:
         return None

@@ -47,7 +47,7 @@ def answer_of(state: BestState) -> BestAnswer | None:
         gain = cold.difference(best, baseline)
     within = _within_percent(cold, best, gain)
     prospects = Prospects(cold)
-    tried = {run.candidate for run in state.attempts if run.outcome != "void"}
+    tried = {run.candidate_number for run in state.attempts if run.outcome != "void"}
     verdicts = [_verdict(cold, prospects, best, number) for number in range(len(state.candidates))]
     if within is not None:
         verdicts[best] = msgspec.structs.replace(verdicts[best], reason=CHOSEN)
@@ -94,18 +94,18 @@ def _verdict(cold: ColdRanking, prospects: Prospects, best: int, number: int) ->
         reason = _beside_best(cold, best, number)
         if number in cold.unchecked:
             reason += "; no time was left to run it under memory_limit"
-        return CandidateVerdict(candidate=number, verdict="measured", reason=reason, rate=rate)
+        return CandidateVerdict(candidate_number=number, verdict="measured", reason=reason, rate=rate)
     if number in state.excluded_by_orders:
-        return CandidateVerdict(candidate=number, verdict="not_tried", reason=state.excluded_by_orders[number])
+        return CandidateVerdict(candidate_number=number, verdict="not_tried", reason=state.excluded_by_orders[number])
     least = state.candidates[number].least_s_per_sample
     if least and prospects.leader is not None and state.is_bound(number, prospects.leader):
         reason = f"at most {1 / least:.4g} samples/s by its FLOPs and the device's peak"
-        return CandidateVerdict(candidate=number, verdict="bound", reason=reason)
+        return CandidateVerdict(candidate_number=number, verdict="bound", reason=reason)
     chance = prospects.chances.get(number, 0.0)
     words = f"{_shown_chance(chance)} chance to be 2 % better than the best"
     if chance <= LIKELY:
-        return CandidateVerdict(candidate=number, verdict="beaten", reason=words)
-    return CandidateVerdict(candidate=number, verdict="not_tried", reason=f"no time left: {words}")
+        return CandidateVerdict(candidate_number=number, verdict="beaten", reason=words)
+    return CandidateVerdict(candidate_number=number, verdict="not_tried", reason=f"no time left: {words}")
 
 
 def _beside_best(cold: ColdRanking, best: int, number: int) -> str:
@@ -132,7 +132,7 @@ def _log_rate(cold: ColdRanking, number: int) -> tuple[float, float] | None:
     state = cold.state
     # The real memory_limit slows every step of a CPU run.
     full = [run for run in state.cold_runs if run.role != UNDER_LIMIT]
-    runs = [run.samples_per_s for run in full if run.candidate == number and run.outcome == "measured"]
+    runs = [run.samples_per_s for run in full if run.candidate_number == number and run.outcome == "measured"]
     rates = [math.log(rate) for rate in runs if rate]
     if rates:
         deviation, quantile = cold.every.noise
@@ -177,7 +177,7 @@ def _run_ids(state: BestState, number: int) -> list[str]:
     return [
         run.run_id
         for run in state.cold_runs
-        if run.candidate == number and run.outcome == "measured" and run.role != UNDER_LIMIT
+        if run.candidate_number == number and run.outcome == "measured" and run.role != UNDER_LIMIT
     ]
 
 
@@ -279,6 +279,6 @@ def verdicts_without_answer(lines: Sequence[BestLine]) -> list[CandidateVerdict]
     state = state_of_best_journal(lines, ended.seconds)
     reasons = {number: state.excluded_by_orders.get(number, ended.reason) for number in range(len(state.candidates))}
     return [
-        state.ruled_out.get(number, CandidateVerdict(candidate=number, verdict="not_tried", reason=reason))
+        state.ruled_out.get(number, CandidateVerdict(candidate_number=number, verdict="not_tried", reason=reason))
         for number, reason in reasons.items()
     ]

@@ -75,14 +75,14 @@ class RunsByRole:
         by_candidate: dict[int, list[float]] = defaultdict(list)
         for run in self._state.cold_runs:
             if run.role in self._roles and (value := self.log_objective(run)) is not None:
-                by_candidate[run.candidate].append(value)
+                by_candidate[run.candidate_number].append(value)
         return dict(by_candidate)
 
     def log_objective(self, run: ColdRun) -> float | None:
         """The ln of the objective of one run; None if it measured nothing."""
         if run.outcome != "measured" or not run.samples_per_s:
             return None
-        question, candidate = self._state.question, self._state.candidates[run.candidate]
+        question, candidate = self._state.question, self._state.candidates[run.candidate_number]
         if question.objective == "samples_per_joule":
             return math.log(run.samples_per_joule) if run.samples_per_joule else None
         if question.objective == "time":
@@ -168,7 +168,8 @@ class ColdRanking:
     def count_runs(self, number: int, *roles: str) -> int:
         """Number of runs of a candidate in these roles that count."""
         return sum(
-            run.candidate == number and run.role in roles and run.outcome != "void" for run in self.state.cold_runs
+            run.candidate_number == number and run.role in roles and run.outcome != "void"
+            for run in self.state.cold_runs
         )
 
     @cached_property
@@ -232,7 +233,9 @@ class ColdRanking:
         """The measured peak of a candidate, or the predicted one."""
         state = self.state
         runs = (*state.cold_runs, *state.counted_trials.get(number, ()))
-        peaks = [run.peak_allocated_bytes for run in runs if run.candidate == number and run.peak_allocated_bytes]
+        peaks = [
+            run.peak_allocated_bytes for run in runs if run.candidate_number == number and run.peak_allocated_bytes
+        ]
         return max(peaks, default=state.candidates[number].predicted_bytes)
 
     def changed(self, number: int) -> list[str]:

@@ -65,7 +65,7 @@ def _baseline(state: BestState) -> BestDecision | None:
     number = state.space.baseline
     if number in state.counted_trials:
         return None
-    ran = [trial for trial in state.trials if trial.candidate == number]
+    ran = [trial for trial in state.trials if trial.candidate_number == number]
     if any(trial.outcome in UNUSABLE for trial in ran):
         return _end("failed", f"the baseline failed: {ran[-1].reason}")
     if sum(trial.outcome == "void" for trial in ran) >= MOST_VOID:
@@ -76,11 +76,11 @@ def _baseline(state: BestState) -> BestDecision | None:
 def _trial_in_first_process(state: BestState, prospects: Prospects) -> BestDecision | None:
     """In the baseline's process: the largest batch that fits, then each warm knob's other values there."""
     process = state.candidates[state.space.baseline].process_knobs
-    if any(state.candidates[trial.candidate].process_knobs != process for trial in state.trials):
+    if any(state.candidates[trial.candidate_number].process_knobs != process for trial in state.trials):
         return None
     if state.spent_s > CONFIRMING_SHARE * state.question.budget_s:
         return None
-    ran = {trial.candidate for trial in state.trials if trial.run_id not in state.measured.void}
+    ran = {trial.candidate_number for trial in state.trials if trial.run_id not in state.measured.void}
     for number, why in _first_process_trials(state):
         if number not in ran and number in prospects.affordable:
             return _trial_of(state, number, why)
@@ -187,13 +187,13 @@ def _closing_visit(state: BestState, decision: BestDecision) -> BestDecision:
     action = decision.step.action
     stays = action == "end" or (action == "trial" and not decision.needs_new_process)
     timed = [trial for trial in state.trials_of_visit if trial.outcome in TIMED_OUTCOMES]
-    if stays or len({trial.candidate for trial in timed}) < 2 or any(trial.repeats for trial in timed):
+    if stays or len({trial.candidate_number for trial in timed}) < 2 or any(trial.repeats for trial in timed):
         return decision
     repeated = [trial for trial in state.trials_of_visit if trial.repeats]
     if len(repeated) >= MOST_VOID or any(trial.outcome in ("oom", "failed") for trial in state.trials_of_visit[-1:]):
         return decision
     why = "the first setting of this process again: a change would be drift"
-    step = BestStep(action="trial", candidate=timed[0].candidate, why=why, repeats=True)
+    step = BestStep(action="trial", candidate_number=timed[0].candidate_number, why=why, repeats=True)
     return BestDecision(step, step_rule=StepRule(least=max(LEAST_TIMED_STEPS, len(timed[0].step_ms))))
 
 
@@ -205,7 +205,7 @@ def _trial_of(state: BestState, number: int, why: str) -> BestDecision:
         give_up = 1000 * state.candidates[number].samples_per_step / (HOPELESS * pace)
         if state.question.objective in ("time", "tokens_per_s"):
             give_up = _give_up_by_value(state, number, leader)
-    step = BestStep(action="trial", candidate=number, why=why)
+    step = BestStep(action="trial", candidate_number=number, why=why)
     return BestDecision(step, needs_new_process=not state.is_warm(number), step_rule=StepRule(give_up_ms=give_up))
 
 
@@ -237,7 +237,7 @@ def _with_figures(decision: BestDecision, state: BestState, prospects: Prospects
 
 def _new_values(state: BestState, number: int) -> Iterable[str]:
     levels = state.posterior.levels
-    ran = [levels.settings[trial.candidate] for trial in state.trials]
+    ran = [levels.settings[trial.candidate_number] for trial in state.trials]
     for knob, name in enumerate(levels.names):
         level = levels.settings[number][knob]
         if all(setting[knob] != level for setting in ran):

@@ -28,7 +28,7 @@ def _race(cold: ColdRanking) -> BestStep | None:
     """The next run of the race, those under memory_limit first; None when it is decided."""
     for number in cold.finalists:
         if cold.is_near_limit(number) and not cold.count_runs(number, UNDER_LIMIT):
-            return BestStep(action=UNDER_LIMIT, candidate=number, why=NEARLY_ALL)
+            return BestStep(action=UNDER_LIMIT, candidate_number=number, why=NEARLY_ALL)
     if len(cold.finalists) < 2 or _confirming(cold):
         return None
     for turn in (1, 2):
@@ -41,7 +41,7 @@ def _race(cold: ColdRanking) -> BestStep | None:
             return None
         if missing:
             why = f"one of {len(cold.finalists)} settings within 3 % of the leader"
-            return BestStep(action=RACE, candidate=missing[0], why=why)
+            return BestStep(action=RACE, candidate_number=missing[0], why=why)
     return None
 
 
@@ -53,7 +53,7 @@ def _confirm(cold: ColdRanking) -> BestStep | None:
     """The next run of winner, baseline, baseline, winner; None when both have two runs."""
     winner, baseline = cold.winner, cold.baseline
     if cold.state.untested_limits and not cold.count_runs(winner, UNDER_LIMIT):
-        return BestStep(action=UNDER_LIMIT, candidate=winner, why="the winner, under memory_limit")
+        return BestStep(action=UNDER_LIMIT, candidate_number=winner, why="the winner, under memory_limit")
     if baseline in cold.state.ruled_out:
         order = [winner, winner]
     elif winner == baseline:
@@ -68,7 +68,7 @@ def _confirm(cold: ColdRanking) -> BestStep | None:
         confirmed[number] += 1
         if cold.count_runs(number, CONFIRM) < confirmed[number]:
             whose = "baseline" if number == baseline else "winner"
-            return BestStep(action=CONFIRM, candidate=number, why=f"the {whose} in a fresh process")
+            return BestStep(action=CONFIRM, candidate_number=number, why=f"the {whose} in a fresh process")
     return None
 
 
@@ -86,13 +86,13 @@ def _turn_back(cold: ColdRanking) -> BestStep | None:
     for _, knob, other in sorted(turned, reverse=True):
         if cold.are_affordable([other]):
             why = f"the winner with {knob} turned back: the loss is its gain"
-            return BestStep(action=TURN_BACK, candidate=other, why=why, knob=knob)
+            return BestStep(action=TURN_BACK, candidate_number=other, why=why, knob=knob)
     return None
 
 
 def _under_limit(cold: ColdRanking) -> BestStep | None:
     """The run under memory_limit of the answer, then of candidates near that limit as long as the budget allows."""
     if cold.state.untested_limits and not cold.count_runs(cold.answer, UNDER_LIMIT):
-        return BestStep(action=UNDER_LIMIT, candidate=cold.answer, why="the answer, under memory_limit")
+        return BestStep(action=UNDER_LIMIT, candidate_number=cold.answer, why="the answer, under memory_limit")
     number = next((number for number in cold.unchecked if cold.are_affordable([number])), None)
-    return None if number is None else BestStep(action=UNDER_LIMIT, candidate=number, why=NEARLY_ALL)
+    return None if number is None else BestStep(action=UNDER_LIMIT, candidate_number=number, why=NEARLY_ALL)

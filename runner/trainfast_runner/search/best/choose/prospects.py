@@ -125,7 +125,7 @@ class Prospects:
     def _closing_s(self) -> float:
         """Expected seconds of the repeat of the first setting that closes the process."""
         visit = self._state.trials_of_visit
-        return (UNTIMED + self.steps) * self._state.step_s(visit[0].candidate) if visit else 0.0
+        return (UNTIMED + self.steps) * self._state.step_s(visit[0].candidate_number) if visit else 0.0
 
     @cached_property
     def steps(self) -> int:
@@ -139,7 +139,7 @@ class Prospects:
         settings = state.posterior.levels.settings
         # A value that failed or did not fit was run, too.
         ran = {
-            trial.candidate
+            trial.candidate_number
             for trial in state.trials
             if trial.outcome != "void" and trial.run_id not in state.measured.void
         }

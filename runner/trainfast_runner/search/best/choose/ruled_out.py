@@ -37,14 +37,17 @@ def ruled_out(
     """Return the first verdict on each candidate, after all that `ran`; `rated` are those with a trial that counts."""
     verdicts = {
         number: CandidateVerdict(
-            candidate=number, verdict=candidate.ruled_out, reason=candidate.reason, excess_bytes=candidate.excess_bytes
+            candidate_number=number,
+            verdict=candidate.ruled_out,
+            reason=candidate.reason,
+            excess_bytes=candidate.excess_bytes,
         )
         for number, candidate in enumerate(space.candidates)
         if candidate.ruled_out is not None
     }
     by_runs = (*_without_rate(space.candidates, ran, rated), *_other_losses(space, ran))
     for verdict in (*by_runs, *_failed_levels(ran, rated, levels)):
-        verdicts.setdefault(verdict.candidate, verdict)
+        verdicts.setdefault(verdict.candidate_number, verdict)
     return verdicts
 
 
@@ -58,13 +61,15 @@ def _without_rate(
         if line.outcome == "oom":
             verdicts += _too_large(line, candidates, ran)
         elif line.outcome in UNUSABLE:
-            verdicts.append(CandidateVerdict(candidate=line.candidate, verdict=line.outcome, reason=line.reason))
+            verdicts.append(
+                CandidateVerdict(candidate_number=line.candidate_number, verdict=line.outcome, reason=line.reason)
+            )
         elif line.outcome == "void":
-            void[line.candidate] += 1
+            void[line.candidate_number] += 1
     for number, count in void.items():
         if count >= MOST_VOID and number not in rated:
             reason = f"other processes took the machine in {count} trials"
-            verdicts.append(CandidateVerdict(candidate=number, verdict="not_tried", reason=reason))
+            verdicts.append(CandidateVerdict(candidate_number=number, verdict="not_tried", reason=reason))
     return verdicts
 
 
@@ -72,13 +77,13 @@ def _too_large(
     line: Trial | ColdRun, candidates: Sequence[Candidate], ran: Sequence[Trial | ColdRun]
 ) -> list[CandidateVerdict]:
     """Verdicts on a candidate that ran out of memory, and on larger batches that did not fit under its limit."""
-    verdict = verdict_of(line, candidates[line.candidate])
+    verdict = verdict_of(line, candidates[line.candidate_number])
     # Trials are not under memory_limit: that one fitted says nothing of a run that is.
     like = [attempt for attempt in ran if _is_under_limit(attempt)] if _is_under_limit(line) else list(ran)
-    fitted = {attempt.candidate for attempt in like if attempt.outcome in TIMED_OUTCOMES}
-    larger = [number for number in _larger_batches(line.candidate, candidates) if number not in fitted]
+    fitted = {attempt.candidate_number for attempt in like if attempt.outcome in TIMED_OUTCOMES}
+    larger = [number for number in _larger_batches(line.candidate_number, candidates) if number not in fitted]
     reason = f"a smaller batch: {verdict.reason}"
-    return [verdict, *(msgspec.structs.replace(verdict, candidate=number, reason=reason) for number in larger)]
+    return [verdict, *(msgspec.structs.replace(verdict, candidate_number=number, reason=reason) for number in larger)]
 
 
 def _is_under_limit(line: Trial | ColdRun) -> bool:
@@ -105,14 +110,16 @@ def _other_losses(space: Space, ran: Sequence[Trial | ColdRun]) -> list[Candidat
     trials = [attempt for attempt in ran if isinstance(attempt, Trial)]
     # Runs under memory_limit have fewer steps.
     full = [attempt for attempt in ran if isinstance(attempt, ColdRun) and attempt.role != UNDER_LIMIT]
-    baseline_losses = next((trial.losses for trial in trials if trial.candidate == baseline and trial.losses), [])
-    run = next((run for run in full if run.candidate == baseline and run.last_loss is not None), None)
+    baseline_losses = next(
+        (trial.losses for trial in trials if trial.candidate_number == baseline and trial.losses), []
+    )
+    run = next((run for run in full if run.candidate_number == baseline and run.last_loss is not None), None)
     verdicts = []
     compared: list[Trial | ColdRun] = [*trials, *full]
     for attempt in compared:
         if attempt.outcome not in TIMED_OUTCOMES:
             continue
-        if changes_training(space.candidates[attempt.candidate], space.candidates[baseline]):
+        if changes_training(space.candidates[attempt.candidate_number], space.candidates[baseline]):
             continue
         mine = theirs = first = None
         if isinstance(attempt, Trial) and baseline_losses and attempt.losses:
@@ -125,7 +132,9 @@ def _other_losses(space: Space, ran: Sequence[Trial | ColdRun]) -> list[Candidat
         # A loss that has fallen far is compared by the way it came.
         if abs(mine - theirs) > LOSS_SHARE * max(abs(theirs), abs(first or 0.0)):
             reason = f"its loss was {mine:.4g} where the baseline's was {theirs:.4g}"
-            verdicts.append(CandidateVerdict(candidate=attempt.candidate, verdict="failed", reason=reason))
+            verdicts.append(
+                CandidateVerdict(candidate_number=attempt.candidate_number, verdict="failed", reason=reason)
+            )
     return verdicts
 
 
@@ -134,7 +143,7 @@ def _failed_levels(ran: Sequence[Trial | ColdRun], rated: Collection[int], level
 
     Where these settings share several values that were never measured, it is the candidates with all of them.
     """
-    failed = {attempt.candidate: attempt for attempt in ran if attempt.outcome in UNUSABLE}
+    failed = {attempt.candidate_number: attempt for attempt in ran if attempt.outcome in UNUSABLE}
     if len(failed) < 2:
         return []
     measured = {pair for number in rated for pair in enumerate(levels.settings[number])}
@@ -151,7 +160,7 @@ def _failed_levels(ran: Sequence[Trial | ColdRun], rated: Collection[int], level
         first = failed[numbers[0]]
         reason = f"{words} failed in {len(numbers)} settings: {first.reason}"
         verdicts += [
-            CandidateVerdict(candidate=number, verdict=first.outcome, reason=reason)
+            CandidateVerdict(candidate_number=number, verdict=first.outcome, reason=reason)
             for number, setting in enumerate(levels.settings)
             if all(setting[knob] == level for knob, level in shared)
         ]

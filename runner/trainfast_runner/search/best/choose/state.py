@@ -99,7 +99,7 @@ class BestState:
         """The trials that count, by candidate."""
         by_candidate: dict[int, list[Trial]] = defaultdict(list)
         for trial in self.measured.trials:
-            by_candidate[trial.candidate].append(trial)
+            by_candidate[trial.candidate_number].append(trial)
         return dict(by_candidate)
 
     @cached_property
@@ -188,7 +188,7 @@ class BestState:
             if isinstance(line, Visited) and line.run_id == self.warm_run_id:
                 return process_key(line.process_knobs)
             if isinstance(line, BestLaunched) and line.run_id == self.warm_run_id:
-                return self.process_keys[line.candidate]
+                return self.process_keys[line.candidate_number]
         return None
 
     def is_warm(self, number: int) -> bool:

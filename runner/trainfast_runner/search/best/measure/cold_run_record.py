@@ -30,7 +30,7 @@ def cold_run_of(
     failure = oom_failure(result) if outcome == "oom" else Failure(reason)
     has_losses = result.script is None
     return ColdRun(
-        candidate=launched.candidate,
+        candidate_number=launched.candidate_number,
         role=launched.role,
         run_id=result.run_id,
         outcome=outcome,

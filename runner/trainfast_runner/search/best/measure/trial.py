@@ -37,7 +37,7 @@ class WantedTrial:
     or heat disturb is void at once, but with `keep_disturbed` it is measured with that reason.
     """
 
-    candidate: int
+    candidate_number: int
     knobs: RecordedKnobs
     samples_per_step: int
     rule: StepRule
@@ -99,7 +99,7 @@ def take_trial(process: WarmProcess, uuids: Sequence[str], wanted: WantedTrial) 
         elif void is not None:
             outcome, reason = outcome if wanted.keep_disturbed else "void", "; ".join(filter(None, (reason, void)))
     trial = Trial(
-        candidate=wanted.candidate,
+        candidate_number=wanted.candidate_number,
         run_id=process.directory.name,
         outcome=outcome,
         warm=True,

@@ -41,7 +41,7 @@ def trial_of_run(
     memory = script.traced_memory if script is not None else None
     joules = result.energy.joules_per_sample
     return Trial(
-        candidate=number,
+        candidate_number=number,
         run_id=result.run_id,
         outcome=outcome,
         warm=False,

@@ -29,7 +29,7 @@ def with_fitted_memory(space: Space, trials: Iterable[Trial], limit_bytes: int |
     """
     tried: dict[Settings, dict[int, Trial]] = defaultdict(dict)
     for trial in trials:
-        candidate = space.candidates[trial.candidate]
+        candidate = space.candidates[trial.candidate_number]
         if trial.peak_allocated_bytes is not None and "batch_size" in candidate.knobs:
             tried[_others(candidate)].setdefault(candidate.knobs["batch_size"], trial)
     expected: dict[int, int | None] = {}
@@ -68,7 +68,7 @@ def _by_trace(space: Space, like: Mapping[int, Trial], candidate: Candidate, dev
             peak = TracedPeak(traced=trial.traced, batch_size=size, measured_bytes=measured)
             need = peak.need_bytes(candidate.knobs["batch_size"])
             error = NOISE_BYTES[device] + TRACED_SHARE[device] * abs(need - measured)
-            is_alike = _accumulates(candidate) == _accumulates(space.candidates[trial.candidate])
+            is_alike = _accumulates(candidate) == _accumulates(space.candidates[trial.candidate_number])
             return need, error if is_alike else math.inf
     return None
 
@@ -88,7 +88,7 @@ def memory_from(trials: Iterable[Trial]) -> str:
 
 def with_seen_samples(space: Space, trial: Trial) -> Space:
     """Return the space with the samples of a step as a trial saw them: a script may accumulate by itself."""
-    asked_samples = space.candidates[trial.candidate].samples_per_step
+    asked_samples = space.candidates[trial.candidate_number].samples_per_step
     if trial.samples_per_step in (0, asked_samples):
         return space
     seen = [

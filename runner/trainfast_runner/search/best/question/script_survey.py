@@ -82,7 +82,7 @@ class ScriptSurvey(Survey):
     def trial_of(self, plan: RunPlan, space: Space, number: int, lines: Sequence[BestLine]) -> RunPlan:
         """Return the plan with a trace of its step, unless the memory of this candidate is known by now."""
         candidate = space.candidates[number]
-        is_tried = any(isinstance(line, Trial) and line.candidate == number for line in lines)
+        is_tried = any(isinstance(line, Trial) and line.candidate_number == number for line in lines)
         is_known = candidate.predicted_bytes is not None or "batch_size" not in candidate.knobs
         return plan if is_tried or is_known else with_trace(plan)
 
