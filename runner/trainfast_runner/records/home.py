@@ -87,6 +87,10 @@ class Home:
             raise home_error(self.path, error) from None
         return self
 
+    def newest_run_ids(self, count: int) -> list[str]:
+        """Ids of the newest runs, the newest first."""
+        return self.run_ids()[::-1][:count]
+
     def run_ids(self) -> list[str]:
         """Ids of all runs, oldest first."""
         try:

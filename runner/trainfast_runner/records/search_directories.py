@@ -27,6 +27,11 @@ def search_directories(home: Home) -> list[Path]:
     return [home.search_directory(name) for name in names]
 
 
+def newest_search_directories(home: Home, count: int) -> list[Path]:
+    """The newest searches of a home, the newest first. Raises UserError when they cannot be listed."""
+    return search_directories(home)[::-1][:count]
+
+
 @contextmanager
 def exclusive(directory: Path) -> Iterator[bool]:
     """Hold the search's lock as its one conductor; False while another conductor holds it."""

@@ -12,7 +12,7 @@ from trainfast_runner.settings.world import strategy_of
 
 BATCH_KNOBS = ("batch_size", "grad_accum")
 MESH = ("strategy", "tp_degree", "pp_degree")
-"""The knobs that decide how many slices the global batch is cut into."""
+"""The knobs that decide how many data-parallel ranks share the global batch."""
 
 
 def candidate_spec(spec: RunSpec, knobs: Mapping[str, KnobValue]) -> RunSpec:

@@ -17,7 +17,12 @@ from trainfast_runner.machine.processes.identity import boot_id
 from trainfast_runner.records.home import STAMP, STAMP_CHARACTERS, Home, home_error, new_id
 from trainfast_runner.records.json_lines import DAMAGE, read_all
 from trainfast_runner.records.run_file import SCHEMA
-from trainfast_runner.records.search_directories import JOURNAL_FILE, is_conducted, search_directories
+from trainfast_runner.records.search_directories import (
+    JOURNAL_FILE,
+    is_conducted,
+    newest_search_directories,
+    search_directories,
+)
 from trainfast_runner.records.search_states import ANSWERED_STATES
 from trainfast_runner.search.journal.batch import (
     BatchEnded,
@@ -147,7 +152,7 @@ def newest_search(home: Home, kind: str = BATCH_TAG) -> Path | None:
     One that was cut short before it tried anything does not hide an older one. Raises UserError when they cannot be
     listed.
     """
-    searches = [path for path in search_directories(home)[: -NEWEST_SEARCHES_READ - 1 : -1] if kind_of(path) == kind]
+    searches = [path for path in newest_search_directories(home, NEWEST_SEARCHES_READ) if kind_of(path) == kind]
     live = next((directory for directory in searches if is_conducted(directory)), None)
     if live is not None or not searches:
         return live

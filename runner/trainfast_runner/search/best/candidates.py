@@ -50,25 +50,25 @@ def enumerate_space(
     count = count_of(spec, machine, vary, global_batch)
     if count > MOST_CANDIDATES:
         raise _too_many_error(count, vary)
-    slices = _Slices(spec, machine)
-    base_knobs = _baseline(slices, global_batch)
+    arithmetic = _BatchArithmetic(spec, machine)
+    base_knobs = _baseline(arithmetic, global_batch)
     derives = global_batch is not None and any(name in vary for name in (*BATCH_KNOBS, *MESH))
     others = [name for name in BATCH_KNOBS if name not in vary]
     shown = [*vary, *(name for name in others if derives or base_knobs[name] != spec.knobs[name])]
     combinations: list[RecordedKnobs] = []
     dropped = 0
     for values in itertools.product(*vary.values()):
-        derived = slices.derive(dict(zip(vary, values, strict=True)), set(vary), global_batch)
+        derived = arithmetic.derive(dict(zip(vary, values, strict=True)), set(vary), global_batch)
         if derived is None:
             dropped += 1
         else:
             combinations.append({name: derived.get(name, base_knobs[name]) for name in shown})
     if not combinations and global_batch is not None:
-        raise _impossible_error(global_batch, _attainable(slices, vary, global_batch))
+        raise _impossible_error(global_batch, _attainable(arithmetic, vary, global_batch))
     first = {name: base_knobs[name] for name in shown}
     if first not in combinations:
         combinations.insert(0, first)
-    candidates = [_candidate(slices, knobs, refuse) for knobs in combinations]
+    candidates = [_candidate(arithmetic, knobs, refuse) for knobs in combinations]
     return Space(candidates=candidates, baseline=combinations.index(first), dropped=dropped)
 
 
@@ -98,9 +98,9 @@ def count_of(spec: RunSpec, machine: Machine, vary: Vary, global_batch: int | No
     looked_at = math.prod(map(len, batch.values()))
     if global_batch is None or looked_at > MOST_COUNTED or rest > MOST_CANDIDATES:
         return rest * looked_at
-    slices = _Slices(spec, machine)
+    arithmetic = _BatchArithmetic(spec, machine)
     kept = sum(
-        slices.derive(dict(zip(batch, values, strict=True)), set(vary), global_batch) is not None
+        arithmetic.derive(dict(zip(batch, values, strict=True)), set(vary), global_batch) is not None
         for values in itertools.product(*batch.values())
     )
     return rest * kept
@@ -109,9 +109,9 @@ def count_of(spec: RunSpec, machine: Machine, vary: Vary, global_batch: int | No
 def occurring(spec: RunSpec, machine: Machine, vary: Vary, global_batch: int) -> dict[str, list[KnobValue]]:
     """`vary` without the values that no combination of that global batch has."""
     batch = _deciding_batch(vary)
-    slices = _Slices(spec, machine)
+    arithmetic = _BatchArithmetic(spec, machine)
     combinations = (dict(zip(batch, values, strict=True)) for values in itertools.product(*batch.values()))
-    kept = [knobs for knobs in combinations if slices.derive(knobs, set(vary), global_batch) is not None]
+    kept = [knobs for knobs in combinations if arithmetic.derive(knobs, set(vary), global_batch) is not None]
     return {
         name: [value for value in values if name not in batch or any(knobs[name] == value for knobs in kept)]
         for name, values in vary.items()
@@ -140,8 +140,8 @@ def _deciding_batch(vary: Vary) -> Vary:
     return {name: values for name, values in vary.items() if name in (*BATCH_KNOBS, *MESH)}
 
 
-class _Slices:
-    """Arithmetic of the global batch: batch_size x grad_accum x the slices that a strategy cuts it into."""
+class _BatchArithmetic:
+    """Arithmetic of the global batch: batch_size x grad_accum x the ranks that a strategy shares it out to."""
 
     def __init__(self, spec: RunSpec, machine: Machine) -> None:
         self.spec, self.machine = spec, machine
@@ -179,12 +179,12 @@ class _Slices:
         return {**values, "batch_size": batch, "grad_accum": per_rank // batch}
 
 
-def _baseline(slices: _Slices, global_batch: int | None) -> KnobValues:
+def _baseline(arithmetic: _BatchArithmetic, global_batch: int | None) -> KnobValues:
     """The preset's knobs at that global batch: its batch size, or the next smaller one that divides."""
-    knobs = slices.spec.knobs
+    knobs = arithmetic.spec.knobs
     if global_batch is None:
         return knobs
-    degree = slices.degree(knobs)
+    degree = arithmetic.degree(knobs)
     per_rank, rest = divmod(global_batch, degree)
     if rest:
         nearest = [size for size in (per_rank * degree, (per_rank + 1) * degree) if size]
@@ -194,15 +194,17 @@ def _baseline(slices: _Slices, global_batch: int | None) -> KnobValues:
     return {**knobs, "batch_size": batch, "grad_accum": per_rank // batch}
 
 
-def _candidate(slices: _Slices, knobs: RecordedKnobs, refuse: Callable[[RunSpec], UserError | None]) -> Candidate:
-    turned = candidate_spec(slices.spec, knobs)
+def _candidate(
+    arithmetic: _BatchArithmetic, knobs: RecordedKnobs, refuse: Callable[[RunSpec], UserError | None]
+) -> Candidate:
+    turned = candidate_spec(arithmetic.spec, knobs)
     refusal = refuse(turned)
     batch, accumulation = (whole_number(turned.knobs, name) for name in BATCH_KNOBS)
     return Candidate(
         knobs=knobs,
         process_knobs=process_knobs(turned.knobs, knobs),
-        world_size=processes_of(turned, slices.machine) or 1,
-        samples_per_step=batch * accumulation * slices.degree(knobs),
+        world_size=processes_of(turned, arithmetic.machine) or 1,
+        samples_per_step=batch * accumulation * arithmetic.degree(knobs),
         ruled_out=None if refusal is None else "incompatible",
         reason="" if refusal is None else refusal.line(),
     )
@@ -215,13 +217,13 @@ def process_knobs(whole: KnobValues, shown: RecordedKnobs) -> RecordedKnobs:
     return {name: value for name, value in shown.items() if BY_NAME[name].needs_process(value)}
 
 
-def _attainable(slices: _Slices, vary: Vary, wanted: int) -> list[int]:
+def _attainable(arithmetic: _BatchArithmetic, vary: Vary, wanted: int) -> list[int]:
     """The nearest global batches below and above that the varied values give."""
     given: set[int] = set()
     batch = _deciding_batch(vary)
     for values in itertools.product(*batch.values()):
-        knobs = {**slices.spec.knobs, **dict(zip(batch, values, strict=True))}
-        size = slices.degree(knobs)
+        knobs = {**arithmetic.spec.knobs, **dict(zip(batch, values, strict=True))}
+        size = arithmetic.degree(knobs)
         if "batch_size" in batch or "grad_accum" not in batch:
             size *= whole_number(knobs, "batch_size")
         if "grad_accum" in batch:

@@ -13,7 +13,7 @@ from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import read_run_file, read_written_result
 from trainfast_runner.records.run_file import WARM_ROLES, RecordedSpec, RunFile
-from trainfast_runner.records.search_directories import search_directories
+from trainfast_runner.records.search_directories import newest_search_directories
 from trainfast_runner.results.distributions import MAD_TO_SIGMA, MEDIAN_VARIANCE
 from trainfast_runner.search.candidate_spec import candidate_spec
 from trainfast_runner.search.journal.best import BestQuestion, Space, read_best_journal
@@ -76,7 +76,7 @@ def measured_speeds(home: Home, spec: RunSpec, device: DeviceName) -> list[Earli
 
 
 def _of_runs(home: Home, device: DeviceName) -> Iterator[EarlierSpeed]:
-    for run_id in home.run_ids()[: -NEWEST_RUNS_READ - 1 : -1]:
+    for run_id in home.newest_run_ids(NEWEST_RUNS_READ):
         result = read_written_result(home.directory(run_id))
         if result is None or not is_comparable(result):
             continue
@@ -111,7 +111,7 @@ def _of_run(run: RunFile, result: Result) -> EarlierSpeed | None:
 
 def _of_trials(home: Home, spec: RunSpec, device: DeviceName) -> Iterator[EarlierSpeed]:
     """The newest trial of each candidate of best-fit searches of the same training."""
-    for directory in search_directories(home)[: -SEARCHES_LOOKED_AT - 1 : -1]:
+    for directory in newest_search_directories(home, SEARCHES_LOOKED_AT):
         if kind_of(directory) != BEST_TAG:
             continue
         lines = read_best_journal(directory)

@@ -17,8 +17,8 @@ from typing import NamedTuple
 from trainfast_runner.search.candidate_spec import BATCH_KNOBS, MESH
 from trainfast_runner.search.journal.best import RecordedKnobs
 
-Setting = tuple[int, ...]
-"""A setting as the level of each modelled knob."""
+KnobLevels = tuple[int, ...]
+"""The level of each modelled knob of a candidate."""
 SMOOTH = frozenset((*BATCH_KNOBS, "seq_len", "workers", "prefetch", "micro_batches", "tp_degree", "pp_degree"))
 """Numeric knobs whose near values have near effects."""
 LENGTH = 1.4
@@ -38,7 +38,7 @@ class Scales:
     visit: float = 0.01
 
 
-class Shares(NamedTuple):
+class CovarianceParts(NamedTuple):
     """The parts of the covariance of two observations, each before its scale."""
 
     mean: float
@@ -59,7 +59,7 @@ class Observation:
     `variance` is that of its noise. Observations of one `visit` share its effect; None is outside every visit.
     """
 
-    terms: tuple[tuple[float, Setting], ...]
+    terms: tuple[tuple[float, KnobLevels], ...]
     value: float
     variance: float
     visit: str | None = None
@@ -77,34 +77,36 @@ class Levels:
         self._level_of = {
             name: {_key(value): level for level, value in enumerate(self.values[name])} for name in self.names
         }
-        self.settings: list[Setting] = [self.setting(candidate) for candidate in candidates]
+        self.settings: list[KnobLevels] = [self.setting(candidate) for candidate in candidates]
         weight = (weights or {}).get
         self.correlations = [_correlations(name, self.values[name], weight(name, 1.0)) for name in self.names]
         self.columns = [[setting[knob] for setting in self.settings] for knob in range(len(self.names))]
         self.numbers = {setting: number for number, setting in enumerate(self.settings)}
         middle = len(self.names) // 2
         self._halves = [_Half(self, range(middle)), _Half(self, range(middle, len(self.names)))]
-        self._shares: dict[Setting, tuple[list[float], list[float]]] = {}
+        self._sums: dict[KnobLevels, tuple[list[float], list[float]]] = {}
 
-    def setting(self, knobs: RecordedKnobs) -> Setting:
+    def setting(self, knobs: RecordedKnobs) -> KnobLevels:
         """The levels of these knobs. Raises KeyError for a value that no candidate has."""
         return tuple(self._level_of[name][_key(knobs[name])] for name in self.names)
 
-    def shares(self, setting: Setting) -> tuple[list[float], list[float]]:
+    def correlation_sums(self, setting: KnobLevels) -> tuple[list[float], list[float]]:
         """Each candidate's correlation with a setting: summed over knobs, and twice the sum over pairs of knobs.
 
         Kept for each setting asked for, because new scales need them again.
         """
-        if setting not in self._shares:
-            (left_sums, left_squares), (right_sums, right_squares) = (half.shares(setting) for half in self._halves)
+        if setting not in self._sums:
+            (left_sums, left_squares), (right_sums, right_squares) = (
+                half.correlation_sums(setting) for half in self._halves
+            )
             left, right = (half.indices for half in self._halves)
             sums = [left_sums[one] + right_sums[two] for one, two in zip(left, right, strict=True)]
             pairs = [
                 total * total - left_squares[one] - right_squares[two]
                 for total, one, two in zip(sums, left, right, strict=True)
             ]
-            self._shares[setting] = sums, pairs
-        return self._shares[setting]
+            self._sums[setting] = sums, pairs
+        return self._sums[setting]
 
     def with_level(self, number: int, name: str, level: int) -> int | None:
         """The candidate that differs only by a knob's level, and by knobs that this level decides; None without one."""
@@ -126,7 +128,7 @@ class _Half:
         index_of = {setting: index for index, setting in enumerate(self._settings)}
         self.indices = [index_of[setting] for setting in settings]
 
-    def shares(self, setting: Setting) -> tuple[list[float], list[float]]:
+    def correlation_sums(self, setting: KnobLevels) -> tuple[list[float], list[float]]:
         """Sum and sum of squares, over these knobs, of the correlations of a setting with each different one."""
         tables = [self._correlations[knob][setting[knob]] for knob in self._knobs]
         same = [[table[level] for table, level in zip(tables, setting, strict=True)] for setting in self._settings]
@@ -143,12 +145,12 @@ class PriorCovariance:
         self._residual = (RESIDUAL_SHARE * scales.pair) ** 2
         self._visit = scales.visit**2
 
-    def between(self, one: Setting, other: Setting) -> float:
+    def between(self, one: KnobLevels, other: KnobLevels) -> float:
         """The covariance of two settings."""
-        (covariance,) = self.by_shares([Shares(*setting_shares(self._levels, one, other), 0.0)])
+        (covariance,) = self.of_parts([CovarianceParts(*parts_between(self._levels, one, other), 0.0)])
         return covariance
 
-    def by_shares(self, pairs: Sequence[Shares]) -> list[float]:
+    def of_parts(self, pairs: Sequence[CovarianceParts]) -> list[float]:
         """The covariance of each two observations."""
         main, pair, residual, visit = self._main, self._pair, self._residual, self._visit
         return [
@@ -156,34 +158,34 @@ class PriorCovariance:
             for mean, total, products, equal, same in pairs
         ]
 
-    def with_candidates(self, setting: Setting) -> list[float]:
+    def with_candidates(self, setting: KnobLevels) -> list[float]:
         """The covariance of a setting with every candidate."""
         levels, main, pair = self._levels, self._main, self._pair
-        totals, pairs = levels.shares(setting)
+        totals, pairs = levels.correlation_sums(setting)
         variances = [MEAN_VARIANCE + main * one + pair * two for one, two in zip(totals, pairs, strict=True)]
         if (number := levels.numbers.get(setting)) is not None:
             variances[number] += self._residual
         return variances
 
 
-def setting_shares(levels: Levels, one: Setting, other: Setting) -> tuple[float, float, float, float]:
-    """The first four `Shares` of two settings."""
+def parts_between(levels: Levels, one: KnobLevels, other: KnobLevels) -> tuple[float, float, float, float]:
+    """The first four `CovarianceParts` of two settings."""
     same = [table[left][right] for table, left, right in zip(levels.correlations, one, other, strict=True)]
     total: float = sum(same)
     squares: float = sum(map(mul, same, same))
     return 1.0, total, total * total - squares, 1.0 if one == other else 0.0
 
 
-def observation_shares(levels: Levels, observation: Observation, other: Observation) -> Shares:
-    """The shares of two observations: those of their settings by weight, and the visit."""
+def covariance_parts(levels: Levels, observation: Observation, other: Observation) -> CovarianceParts:
+    """The parts of two observations: those of their settings by weight, and the visit."""
     sums = [0.0, 0.0, 0.0, 0.0]
     for left, mine in observation.terms:
         for right, theirs in other.terms:
             weight = left * right
-            shares = setting_shares(levels, mine, theirs)
-            sums = [so_far + weight * share for so_far, share in zip(sums, shares, strict=True)]
+            parts = parts_between(levels, mine, theirs)
+            sums = [so_far + weight * part for so_far, part in zip(sums, parts, strict=True)]
     mean, knobs, pairs, all_knobs = sums
-    return Shares(
+    return CovarianceParts(
         mean,
         knobs,
         pairs,
@@ -241,8 +243,8 @@ class Posterior:
     def add(self, observation: Observation) -> None:
         """Take one more observation into account."""
         self.observations.append(observation)
-        shares = [observation_shares(self.levels, observation, other) for other in self.observations]
-        *covariances, own_variance = self._prior.by_shares(shares)
+        parts = [covariance_parts(self.levels, observation, other) for other in self.observations]
+        *covariances, own_variance = self._prior.of_parts(parts)
         value = _centered(observation, self.center)
         row, diagonal, whitened = self._factor.add(covariances, own_variance + observation.variance, value)
         (weight, setting), *others = observation.terms
@@ -288,21 +290,21 @@ class Posterior:
 
 
 class Likelihood:
-    """The likelihood of observations under other scales; their shares are computed once."""
+    """The likelihood of observations under other scales; their parts are computed once."""
 
     def __init__(self, levels: Levels, observations: Sequence[Observation], center: float) -> None:
         self._levels = levels
         self._values = [(_centered(observation, center), observation.variance) for observation in observations]
-        self._shared = [
-            [observation_shares(levels, one, other) for other in observations[: index + 1]]
+        self._parts = [
+            [covariance_parts(levels, one, other) for other in observations[: index + 1]]
             for index, one in enumerate(observations)
         ]
 
     def log_of(self, scales: Scales) -> float:
         """The log of the marginal likelihood, up to a constant."""
         prior, factor = PriorCovariance(self._levels, scales), Factor()
-        for row, (value, variance) in zip(self._shared, self._values, strict=True):
-            *covariances, own_variance = prior.by_shares(row)
+        for row, (value, variance) in zip(self._parts, self._values, strict=True):
+            *covariances, own_variance = prior.of_parts(row)
             factor.add(covariances, own_variance + variance, value)
         return factor.log_likelihood
 

@@ -23,7 +23,7 @@ from trainfast_runner.search.speed.effects import (
     Observation,
     PriorCovariance,
     Scales,
-    observation_shares,
+    covariance_parts,
 )
 from trainfast_runner.search.speed.step_time import ExpectedStep
 from trainfast_runner.settings.knobs import defaults
@@ -156,12 +156,12 @@ class SpeedModel:
     ) -> tuple[list[float], float, float]:
         """Add a run to the factor of those before it; returns what `Factor.add` does."""
         runs = [*before, one]
-        shares = [observation_shares(levels, one.observation, other.observation) for other in runs]
+        shares = [covariance_parts(levels, one.observation, other.observation) for other in runs]
         parts = [
             sum(a * b * spread**2 for a, b, spread in zip(one.shares, other.shares, self._parts, strict=True))
             for other in runs
         ]
-        *covariances, own_variance = map(add, prior.by_shares(shares), parts)
+        *covariances, own_variance = map(add, prior.of_parts(shares), parts)
         return factor.add(covariances, own_variance + one.observation.variance, one.observation.value)
 
 

@@ -31,7 +31,7 @@ def earlier_starts(home: Home, is_alike: Callable[[RunFile], bool]) -> list[floa
 
 
 def _starts(home: Home, is_alike: Callable[[RunFile], bool]) -> Iterator[float]:
-    for run_id in home.run_ids()[: -NEWEST_RUNS_READ - 1 : -1]:
+    for run_id in home.newest_run_ids(NEWEST_RUNS_READ):
         directory = home.directory(run_id)
         run = read_run_file(directory)
         if run is not None and is_alike(run) and (seconds := start_s(directory)):

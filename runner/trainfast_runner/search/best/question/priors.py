@@ -7,7 +7,7 @@ from pathlib import Path
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.run_file import SCHEMA
-from trainfast_runner.records.search_directories import search_directories
+from trainfast_runner.records.search_directories import newest_search_directories
 from trainfast_runner.search.journal.best import BestEnded, BestQuestion, EarlierEffect, read_best_journal
 from trainfast_runner.search.searches import BEST_TAG, kind_of
 
@@ -22,7 +22,7 @@ def earlier_effects(home: Home, question: BestQuestion, before: Path) -> list[Ea
     the searches cannot be listed.
     """
     effects: dict[tuple[str, str], EarlierEffect] = {}
-    for directory in search_directories(home)[: -NEWEST_SEARCHES_READ - 1 : -1]:
+    for directory in newest_search_directories(home, NEWEST_SEARCHES_READ):
         if directory == before or kind_of(directory) != BEST_TAG:
             continue
         lines = read_best_journal(directory)
