@@ -15,13 +15,12 @@ from trainfast_runner.search.journal.best import (
     UNDER_LIMIT,
     BestAnswer,
     BestEnded,
-    BestLine,
+    BestJournal,
     BestQuestion,
     BestStep,
     Candidate,
     ColdRun,
     Interval,
-    Ordered,
     Space,
     Trial,
 )
@@ -31,10 +30,8 @@ from trainfast_runner.units import highest
 
 
 @dataclass(frozen=True)
-class BestSoFar:
-    """The content of a journal, oldest line first."""
-
-    lines: tuple[BestLine, ...]
+class BestSoFar(BestJournal):
+    """The content of a journal as far as it is written."""
 
     @cached_property
     def question(self) -> BestQuestion | None:
@@ -45,16 +42,6 @@ class BestSoFar:
     def space(self) -> Space | None:
         """The candidates; None before they are listed."""
         return newest(self.lines, Space)
-
-    @cached_property
-    def attempts(self) -> tuple[Trial | ColdRun, ...]:
-        """Every trial and every run in a fresh process, void ones included, in their order."""
-        return tuple(line for line in self.lines if isinstance(line, Trial | ColdRun))
-
-    @cached_property
-    def trials(self) -> tuple[Trial, ...]:
-        """Every trial, void ones included, in their order."""
-        return tuple(line for line in self.attempts if isinstance(line, Trial))
 
     @property
     def disturbed(self) -> int:
@@ -107,11 +94,6 @@ class BestSoFar:
         """The run that the next process waits for to leave the device; None otherwise."""
         last = self.lines[-1] if self.lines else None
         return last.run_id if isinstance(last, Waiting) else None
-
-    @cached_property
-    def orders(self) -> tuple[Ordered, ...]:
-        """The person's orders that the conductor has taken."""
-        return tuple(line for line in self.lines if isinstance(line, Ordered))
 
     @cached_property
     def rates(self) -> Mapping[int, Interval]:

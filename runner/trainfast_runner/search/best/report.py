@@ -50,10 +50,10 @@ def best_report(directory: Path) -> dict[str, Any]:
         "dropped": space.dropped if space is not None else None,
         "unpredicted": SCRIPT_MEMORY if question.limits_trials else None,
         "predicted_from": memory_from(so_far.trials) if question.limits_trials else None,
-        "trials": [_trial(line, space) for line in so_far.trials] if space is not None else [],
-        "races": [_cold_run(line, space) for line in lines if isinstance(line, ColdRun)] if space is not None else [],
+        "trials": [_trial(trial, space) for trial in so_far.trials] if space is not None else [],
+        "races": [_cold_run(run, space) for run in so_far.cold_runs] if space is not None else [],
         "disturbed": so_far.disturbed,
-        "orders": [_order(line, space) for line in lines if isinstance(line, Ordered)],
+        "orders": [_order(order, space) for order in so_far.orders],
         "earlier": [_effect(effect, "search_id") for effect in question.earlier],
         **fields_of(ended, "missing_bytes", "stopped_because", "seconds"),
     }

@@ -7,6 +7,8 @@ run's records. Candidates are numbered from 0 in the order of the `Space` line.
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -292,6 +294,33 @@ BestLine = (
     | Resumed
     | BestEnded
 )
+
+
+@dataclass(frozen=True)
+class BestJournal:
+    """The lines of a journal, oldest first, and those of them that tried a candidate."""
+
+    lines: tuple[BestLine, ...]
+
+    @cached_property
+    def attempts(self) -> tuple[Trial | ColdRun, ...]:
+        """Every trial and every run in a fresh process, void ones included, in their order."""
+        return tuple(line for line in self.lines if isinstance(line, Trial | ColdRun))
+
+    @cached_property
+    def trials(self) -> tuple[Trial, ...]:
+        """Every trial, void ones and those of voided visits included, in their order."""
+        return tuple(line for line in self.attempts if isinstance(line, Trial))
+
+    @cached_property
+    def cold_runs(self) -> tuple[ColdRun, ...]:
+        """Every run in a fresh process, in their order."""
+        return tuple(line for line in self.attempts if isinstance(line, ColdRun))
+
+    @cached_property
+    def orders(self) -> tuple[Ordered, ...]:
+        """The person's orders that the conductor has taken."""
+        return tuple(line for line in self.lines if isinstance(line, Ordered))
 
 
 def read_best_journal(directory: Path) -> list[BestLine]:

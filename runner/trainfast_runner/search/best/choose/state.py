@@ -14,13 +14,12 @@ from trainfast_runner.search.best.choose.ruled_out import ruled_out
 from trainfast_runner.search.best.objective import seq_len_of
 from trainfast_runner.search.best.person_orders import excluded_by_orders
 from trainfast_runner.search.journal.best import (
+    BestJournal,
     BestLaunched,
     BestLine,
     BestQuestion,
     Candidate,
     CandidateVerdict,
-    ColdRun,
-    Ordered,
     Space,
     Trial,
     Visited,
@@ -55,12 +54,11 @@ class LogObjective(NamedTuple):
 
 
 @dataclass(frozen=True)
-class BestState:
+class BestState(BestJournal):
     """The state of a search after `spent_s` seconds; `warm_run_id` is the process that waits for its next trial."""
 
     question: BestQuestion
     space: Space
-    lines: tuple[BestLine, ...]
     measured: Measurements
     posterior: Posterior
     spent_s: float
@@ -80,21 +78,6 @@ class BestState:
         return [] if self.question.limits_trials else self.question.limits_bytes
 
     @cached_property
-    def trials(self) -> list[Trial]:
-        """Every trial, void ones and those of voided visits among them."""
-        return [line for line in self.lines if isinstance(line, Trial)]
-
-    @cached_property
-    def cold_runs(self) -> list[ColdRun]:
-        """Every run in a fresh process."""
-        return [line for line in self.lines if isinstance(line, ColdRun)]
-
-    @cached_property
-    def attempts(self) -> list[Trial | ColdRun]:
-        """Every trial and every run in a fresh process."""
-        return [line for line in self.lines if isinstance(line, Trial | ColdRun)]
-
-    @cached_property
     def counted_trials(self) -> dict[int, list[Trial]]:
         """The trials that count, by candidate."""
         by_candidate: dict[int, list[Trial]] = defaultdict(list)
@@ -110,7 +93,7 @@ class BestState:
     @cached_property
     def excluded_by_orders(self) -> dict[int, str]:
         """The candidates that the person's orders leave out, each with the order. The baseline is always measured."""
-        return excluded_by_orders(self.candidates, [line for line in self.lines if isinstance(line, Ordered)])
+        return excluded_by_orders(self.candidates, self.orders)
 
     @cached_property
     def alive(self) -> list[int]:
@@ -232,7 +215,7 @@ def state_of_best_journal(
     earlier = earlier_observations(levels, question.earlier, baseline)
     posterior = _posterior(levels, [*earlier, *observations], len(earlier), measured, before)
     keys = before.process_keys if before else [process_key(candidate.process_knobs) for candidate in space.candidates]
-    return BestState(question, space, tuple(lines), measured, posterior, spent_s, warm_run_id, Starts(lines), keys)
+    return BestState(tuple(lines), question, space, measured, posterior, spent_s, warm_run_id, Starts(lines), keys)
 
 
 def _posterior(
