@@ -26,7 +26,7 @@ from trainfast_tui.charts.braille import YRange
 from trainfast_tui.charts.chart_data import ChartData, Limit, Series, ThrottledSpan
 from trainfast_tui.charts.paint import paint
 from trainfast_tui.charts.strip_chart import StripChart
-from trainfast_tui.painting.inks import TONES
+from trainfast_tui.painting.palettes import TONES
 from trainfast_tui.text.format import watts
 
 WIDTH, HEIGHT, POINTS = 120, 16, 600

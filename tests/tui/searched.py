@@ -209,7 +209,7 @@ async def opened(pilot: Pilot[Any], search: Path) -> str:
     journal = seen(search)
     assert app.session.next_run is not None
     assert journal.question is not None
-    app.session.change(app.session.next_run.with_value("memory_limit", journal.question.knobs["memory_limit"]))
+    app.session.set_next_run(app.session.next_run.with_value("memory_limit", journal.question.knobs["memory_limit"]))
     await pilot.press("b")
     await pilot.pause()
     assert isinstance(app.screen, BatchScreen)

@@ -138,7 +138,7 @@ async def test_enter_takes_the_best_of_another_preset_with_that_preset(home: Hom
     app = StillApp(home)
     async with app.run_test(size=FULL) as pilot:
         await best_opened(pilot, a_best_search(home, best_answered()))
-        app.session.choose_preset("gpt2")
+        app.session.set_preset("gpt2")
         await pilot.press("enter")
         await pilot.pause()
         assert app.screen is app.main

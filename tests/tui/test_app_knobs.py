@@ -25,7 +25,7 @@ from trainfast_runner.search.advice.situation import gather
 from trainfast_runner.settings.knob_values import Choice
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.script_preset import ScriptPreset
-from trainfast_tui.control.messages import KnobRefused, SituationGathered, SnapshotTaken
+from trainfast_tui.control.messages import NextRunRefused, SituationGathered, SnapshotTaken
 from trainfast_tui.control.next_run_memory import NextRunMemory
 from trainfast_tui.control.next_run_sources import (
     next_run_from_preset,
@@ -64,7 +64,7 @@ async def test_a_value_typed_while_a_script_takes_the_place_of_the_next_run_is_r
     script = ScriptPreset(command=("python", "train.py"), name="mine", framework="torch")
     async with running(home, size=FULL) as (app, pilot):
         await pilot.press("enter")
-        app.session.change(next_run_from_script(script))
+        app.session.set_next_run(next_run_from_script(script))
         await pilot.pause()
         await pilot.press(*"16", "enter")
         assert "batch_size cannot reach mine" in " ".join(screen_text(app).split())
@@ -88,12 +88,12 @@ async def test_strategy_ddp_counts_every_rank(home: Home) -> None:
         await pilot.pause()
         app.main.query_one(KnobPanel).move_to("strategy")
         assert app.session.next_run is not None
-        app.session.change(app.session.next_run.with_value("strategy", "ddp"))
+        app.session.set_next_run(app.session.next_run.with_value("strategy", "ddp"))
         await pilot.pause()
         assert "global batch 16 = 8 x 1 x 2 ranks" in screen_text(app)
         values = BY_NAME["strategy"].values
         assert isinstance(values, Choice)
-        app.session.change(app.session.next_run.with_value("strategy", values.options[-1]))
+        app.session.set_next_run(app.session.next_run.with_value("strategy", values.options[-1]))
         await pilot.press("space")
         assert app.session.next_run.spec.knobs["strategy"] == "single", "space goes on at the first value"
 
@@ -104,12 +104,12 @@ async def test_only_knobs_that_matter_to_the_strategy_are_listed(home: Home) -> 
         await pilot.pause()
         assert "pp_schedule" not in screen_text(app)
         assert app.session.next_run is not None
-        app.session.change(
+        app.session.set_next_run(
             app.session.next_run.with_value("strategy", "pp").with_value("pp_schedule", "1f1b"), "pp_schedule"
         )
         await pilot.pause()
         assert "▸•pp_schedule" in screen_text(app)
-        app.session.change(app.session.next_run.with_value("strategy", "single"))
+        app.session.set_next_run(app.session.next_run.with_value("strategy", "single"))
         await pilot.pause()
         text = screen_text(app)
         assert "pp_schedule" not in text
@@ -132,7 +132,7 @@ async def test_a_refusal_about_an_unlisted_knob_still_reaches_the_screen(home: H
     async with running(home, size=FULL) as (app, pilot):
         app.post(SnapshotTaken(a_snapshot(None)))
         await pilot.pause()
-        app.post(KnobRefused(UserError("pp_degree=9: there are 4 layers", key="pp_degree", advice="pp_degree=4")))
+        app.post(NextRunRefused(UserError("pp_degree=9: there are 4 layers", key="pp_degree", advice="pp_degree=4")))
         await pilot.pause()
         app.post(SituationGathered(Situation()))
         await pilot.pause()
@@ -329,7 +329,7 @@ async def test_i_shows_the_whole_text_about_a_knob_and_the_refusal_of_it(home: H
     async with running(home, size=SMALL) as (app, pilot):
         app.post(SnapshotTaken(a_snapshot(None)))
         await pilot.pause()
-        app.post(KnobRefused(UserError("because " * 40 + "it is so", key="strategy", advice="strategy=ddp")))
+        app.post(NextRunRefused(UserError("because " * 40 + "it is so", key="strategy", advice="strategy=ddp")))
         await pilot.pause()
         assert "i: all of it" in screen_text(app)
         await pilot.press("i")
@@ -361,7 +361,7 @@ async def test_the_smallest_screen_cuts_a_refusal_but_not_its_cure(home: Home) -
     async with running(home, size=(80, 24)) as (app, pilot):
         app.post(SnapshotTaken(a_snapshot(None)))
         await pilot.pause()
-        app.post(KnobRefused(UserError("because " * 40, key="strategy", advice="strategy=ddp")))
+        app.post(NextRunRefused(UserError("because " * 40, key="strategy", advice="strategy=ddp")))
         await pilot.pause()
         text = screen_text(app)
         assert "strategy=ddp" in text

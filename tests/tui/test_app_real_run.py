@@ -91,7 +91,7 @@ async def test_what_cannot_run_is_refused_at_its_knob(home: Home) -> None:
     async with app.run_test(size=(160, 48)) as pilot:
         await until(pilot, "No run yet.")
         assert app.session.next_run is not None
-        app.session.change(app.session.next_run.with_value("steps", "3"))
+        app.session.set_next_run(app.session.next_run.with_value("steps", "3"))
         await pilot.press("r")
         text = await until(pilot, "Refused:")
         assert "timing_warmup=3 leaves no step of steps=3" in text

@@ -223,14 +223,14 @@ async def test_r_asks_before_a_script_trains_to_its_own_end(home: Home, work: Pa
         await looked_into(pilot)
         await saved(pilot, "mine")
         started: list[Any] = []
-        app.session.runs.start = lambda spec, after=None: started.append(spec)  # type: ignore[method-assign]
+        app.session.runs.start = lambda spec, run_to_stop=None: started.append(spec)  # type: ignore[method-assign]
         await pilot.press("r")
         assert isinstance(app.screen, Confirm)
         assert "train.py runs to its own end and saves what it saves" in screen_text(app)
         await pilot.press("n")
         assert started == []
         assert app.session.next_run is not None
-        app.session.change(app.session.next_run.with_value("steps", "20"))
+        app.session.set_next_run(app.session.next_run.with_value("steps", "20"))
         await pilot.press("r")
         await pilot.pause()
         assert [spec.knobs["steps"] for spec in started] == [20]
@@ -360,7 +360,7 @@ async def test_out_of_memory_proposes_only_knobs_that_reach_the_script(home: Hom
         assert "the global batch stays" in text
         for name in ("precision = ", "optimizer = ", "checkpointing = ", "seq_len = "):
             assert name not in text
-        app.session.choose_preset("tiny-llama")
+        app.session.set_preset("tiny-llama")
         await pilot.press("1")
         await pilot.pause()
         assert "The changes are for train.py; the next run is tiny-llama." in screen_text(app)

@@ -130,7 +130,7 @@ def test_a_search_for_the_largest_batch(home: Home, size: tuple[int, int], snap_
     async def before(pilot: Any) -> None:
         pilot.app.post(SnapshotTaken(replace(a_snapshot(None), batch_search=found)))
         await pilot.pause()
-        pilot.app.session.change(pilot.app.session.next_run.with_value("memory_limit", "1GiB"))
+        pilot.app.session.set_next_run(pilot.app.session.next_run.with_value("memory_limit", "1GiB"))
         await pilot.press("b")
 
     assert_looks(snap_compare, StillApp(home), terminal_size=size, run_before=before)

@@ -78,7 +78,7 @@ async def test_another_change_is_instead_of_the_one_before_it(home: Home) -> Non
         before = app.session.next_run.spec
         await pilot.press("1", "2")
         assert app.session.next_run.spec.knobs == {**before.knobs, "checkpointing": "full"}
-        app.session.change(app.session.next_run.with_value("seq_len", "64"))
+        app.session.set_next_run(app.session.next_run.with_value("seq_len", "64"))
         await pilot.press("1")
         fixed = {"batch_size": 64, "grad_accum": 64, "seq_len": 64}
         assert app.session.next_run.spec.knobs == {**before.knobs, **fixed}, "what was turned since then stays"
@@ -142,7 +142,7 @@ def test_the_phase_is_known_before_the_result_is_written(home: Home, tracer: Tra
     first = posted.get(timeout=60)
     assert isinstance(first, OomExplained)
     assert (first.explanation.phase, first.explanation.grown) == ("forward", "activations")
-    explainer.stop(60)
+    explainer.cancel(60)
 
 
 def test_a_run_that_starts_ends_the_tracing(home: Home, tracer: Tracer) -> None:

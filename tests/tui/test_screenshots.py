@@ -89,12 +89,14 @@ async def test_pictures_of_a_real_training(tmp_path: Path) -> None:
         await pilot.press("escape")
         assert app.session.next_run is not None
         app.session.next_run = app.session.next_run.with_value("batch_size", "4096").with_value("memory_limit", "1GiB")
-        app.main.show_knobs()
+        app.main.show_next_run()
         await pilot.press("r")
         await until(pilot, "OUT OF MEMORY")
         await until(pilot, "the prediction says that each fits")
         picture(app, "out-of-memory", SCREENS)
-        app.session.change(app.session.next_run.with_value("batch_size", "8").with_value("memory_limit", "768MiB"))
+        app.session.set_next_run(
+            app.session.next_run.with_value("batch_size", "8").with_value("memory_limit", "768MiB")
+        )
         await pilot.press("b", "enter")
         await until(pilot, "✓ batch_size [0-9]+ (is the largest that )?fits")
         picture(app, "batch-search", SCREENS)
@@ -117,7 +119,7 @@ async def test_picture_of_eight_gpus_held_back_by_heat(tmp_path: Path) -> None:
         app.theme = "textual-dark"
         await until(pilot, "global batch")
         assert app.session.next_run is not None
-        app.session.change(
+        app.session.set_next_run(
             app.session.next_run.with_value("watch", "+".join(map(str, range(8)))).with_value("steps", "120")
         )
         await pilot.press("r")

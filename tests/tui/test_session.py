@@ -8,7 +8,7 @@ from recorded import a_run
 from still import CPU, StillSession, a_snapshot
 
 from trainfast_runner.records.home import Home
-from trainfast_tui.control.messages import KnobRefused, MachineSeen, NextRunChanged, Notified, SnapshotTaken
+from trainfast_tui.control.messages import MachineSeen, NextRunChanged, NextRunRefused, Notified, SnapshotTaken
 
 SECOND = "20261121-060000-tiny-llama-0001"
 
@@ -26,7 +26,7 @@ def test_the_next_run_has_the_knobs_of_the_run_on_the_screen_until_some_are_chos
     assert session.next_run is not None
     assert session.next_run.spec.knobs["batch_size"] == 32
     assert posted == [NextRunChanged()]
-    session.change(session.next_run.with_value("batch_size", "8"))
+    session.set_next_run(session.next_run.with_value("batch_size", "8"))
     session.receive(SnapshotTaken(a_snapshot(a_run(home, SECOND, knobs={"batch_size": 64}))))
     assert session.next_run.spec.knobs["batch_size"] == 8
     assert session.next_run.shown_run_knobs is not None
@@ -36,11 +36,11 @@ def test_the_next_run_has_the_knobs_of_the_run_on_the_screen_until_some_are_chos
 def test_settings_are_applied_together_or_not_at_all(home: Home) -> None:
     session, posted = a_session(home)
     before = session.next_run
-    session.apply([("batch_size", "16"), ("attention", "dense")])
+    session.set_knobs([("batch_size", "16"), ("attention", "dense")])
     assert session.next_run is before
-    assert [type(message) for message in posted] == [KnobRefused]
+    assert [type(message) for message in posted] == [NextRunRefused]
     posted.clear()
-    session.apply([("batch_size", "16"), ("grad_accum", "2")])
+    session.set_knobs([("batch_size", "16"), ("grad_accum", "2")])
     assert session.next_run is not None
     assert session.next_run.spec.overrides == ("batch_size", "grad_accum")
     assert posted == [NextRunChanged("batch_size"), Notified("batch_size = 16, grad_accum = 2; r runs it")]
@@ -52,5 +52,5 @@ def test_memory_is_predicted_once_for_the_same_settings(home: Home) -> None:
     assert [request.may_trace for request in session.requests] == [True]
     session.update_predictions()
     assert len(session.requests) == 1
-    session.change(session.next_run.with_value("batch_size", "16"))  # type: ignore[union-attr]
+    session.set_next_run(session.next_run.with_value("batch_size", "16"))  # type: ignore[union-attr]
     assert [request.spec.knobs["batch_size"] for request in session.requests] == [8, 16]

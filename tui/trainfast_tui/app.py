@@ -16,9 +16,9 @@ from textual.screen import Screen
 
 from trainfast_runner.records.home import Home
 from trainfast_tui.control.messages import (
-    KnobRefused,
     NextRunChanged,
     NextRunPredicted,
+    NextRunRefused,
     Notified,
     OomExplained,
     RunRefused,
@@ -110,16 +110,16 @@ class TrainfastApp(TerminalApp):
             case SnapshotTaken():
                 self._show_snapshot(message.content)
             case NextRunChanged(knob):
-                self.main.show_knobs(knob)
+                self.main.show_next_run(knob)
             case NextRunPredicted():
-                self.main.show_memory()
+                self.main.show_predictions()
             case OomExplained():
                 if self.session.snapshot is not None:
                     self.main.show_snapshot(self.session.snapshot)
             case Notified():
                 for screen in self._concerned():
                     screen.show_notified(message.content)
-            case KnobRefused(error) | RunRefused(error):
+            case NextRunRefused(error) | RunRefused(error):
                 for screen in self._concerned():
                     screen.refuse(error)
             case SearchRefused(error, kind):

@@ -19,10 +19,10 @@ from trainfast_tui.control.compared_runs import compared_runs, compared_with_pre
 from trainfast_tui.control.idle_calibrator import IdleCalibrator
 from trainfast_tui.control.messages import (
     DeviceCalibrated,
-    KnobRefused,
     MachineSeen,
     NextRunChanged,
     NextRunPredicted,
+    NextRunRefused,
     Notified,
     OomExplained,
     Post,
@@ -115,10 +115,10 @@ class Session:
 
     def stop(self) -> None:
         """End the threads, and traces, which are processes that would outlive the app."""
-        self.predictor.stop(END_TRACES_S)
-        self.oom.stop(END_TRACES_S)
-        self.calibrator.stop(END_TRACES_S)
-        self.scripts.stop(END_TRACES_S)
+        self.predictor.cancel(END_TRACES_S)
+        self.oom.cancel(END_TRACES_S)
+        self.calibrator.cancel(END_TRACES_S)
+        self.scripts.cancel(END_TRACES_S)
         self.tracer.close()
         self.reader.stop()
 
@@ -204,7 +204,7 @@ class Session:
             try:
                 self.next_run = next_run_from_preset(GPU_PRESET if machine.device == "cuda" else CPU_PRESET)
             except UserError as error:
-                self.post(KnobRefused(error))
+                self.post(NextRunRefused(error))
         self.situations.update(self.next_run, self.machine, self.shown_run)
         self.update_predictions()
         self.post(NextRunChanged())
@@ -215,7 +215,7 @@ class Session:
         self.runs.note_left()
         self.reader.follow(directory)
 
-    def change(self, next_run: NextRun, knob: str = "") -> None:
+    def set_next_run(self, next_run: NextRun, knob: str = "") -> None:
         """Replace the next run; the cursor goes to `knob`, where one is named."""
         self.next_run = next_run
         self._is_chosen = True
@@ -223,7 +223,7 @@ class Session:
         self.update_predictions()
         self.post(NextRunChanged(knob))
 
-    def apply(self, settings: Iterable[tuple[str, str]], next_run: NextRun | None = None) -> None:
+    def set_knobs(self, settings: Iterable[tuple[str, str]], next_run: NextRun | None = None) -> None:
         """Give the knobs of `next_run`, else of the next run, values as they are typed, with a notice."""
         next_run = next_run or self.next_run
         settings = tuple(settings)
@@ -233,33 +233,35 @@ class Session:
             for name, value in settings:
                 next_run = next_run.with_value(name, value)
         except UserError as error:
-            self.post(KnobRefused(error))
+            self.post(NextRunRefused(error))
             return
-        self.change(next_run, settings[0][0])
+        self.set_next_run(next_run, settings[0][0])
         self.post(Notified(f"{', '.join(f'{name} = {value}' for name, value in settings)}; r runs it"))
 
-    def choose_preset(self, name: str) -> NextRun:
+    def set_preset(self, name: str) -> NextRun:
         """Train this preset or variant next. Raises UserError."""
-        return self.choose(next_run_from_preset(name))
+        return self.set_next_run_compared(next_run_from_preset(name))
 
-    def choose(self, next_run: NextRun) -> NextRun:
+    def set_next_run_compared(self, next_run: NextRun) -> NextRun:
         """Replace the next run, and return it as compared with the run on the screen."""
         run = self.shown_run
         compared = next_run.compared_with(run.run_file if run is not None else None)
-        self.change(compared)
+        self.set_next_run(compared)
         return compared
 
-    def start_run(self, next_run: NextRun, stop: Path | None = None) -> None:
-        """Start this run, after the run in `stop` has ended."""
-        self.calibrator.stop()
-        self.runs.start(next_run.spec, stop)
+    def start_run(self, next_run: NextRun, run_to_stop: Path | None = None) -> None:
+        """Start this run, after `run_to_stop` has ended."""
+        self.calibrator.cancel()
+        self.runs.start(next_run.spec, run_to_stop)
         self.update_predictions()
 
-    def start_search(self, kind: SearchKind, spec: RunSpec, stop: Path | None = None, *, fresh: bool = False) -> None:
-        """Start a search of `spec`, after the run in `stop` has ended; unless `fresh` its unfinished one goes on."""
-        self.calibrator.stop()
-        stop_run = None if stop is None else partial(self.runs.end, stop)
-        self._control_of(kind).start(spec, fresh=fresh, cool_to_c=self.runs.cool_to_c, stop_run=stop_run)
+    def start_search(
+        self, kind: SearchKind, spec: RunSpec, run_to_stop: Path | None = None, *, fresh: bool = False
+    ) -> None:
+        """Start a search of `spec`, after `run_to_stop` has ended; unless `fresh` its unfinished one goes on."""
+        self.calibrator.cancel()
+        stop_run_first = None if run_to_stop is None else partial(self.runs.stop_and_wait, run_to_stop)
+        self._control_of(kind).start(spec, fresh=fresh, cool_to_c=self.runs.cool_to_c, stop_run_first=stop_run_first)
         self.update_predictions()
 
     @property
@@ -322,7 +324,7 @@ class Session:
         next_run = self.next_run
         if next_run is not None and next_run.script is not None:
             # A script has no model to trace before it runs.
-            self.predictor.stop()
+            self.predictor.cancel()
             self.predicted_memory, self.predicted_speed = NextRunMemory(why=SCRIPT_NOT_PREDICTED), None
             self._prediction_key = None
         elif next_run is not None and self.machine is not None:

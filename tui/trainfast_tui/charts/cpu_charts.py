@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from trainfast_tui.charts.chart_data import ChartData, Series
-from trainfast_tui.charts.readings import CPU_READINGS
+from trainfast_tui.charts.readings import CPU_READING_NAMES
 from trainfast_tui.charts.time_axis import TICK_GAP_NS, TimeAxis
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Tone
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def cpu_charts(ticks: Sequence[Tick], axis: TimeAxis, has_run: bool) -> list[ChartData]:
-    """Return the charts of `CPU_READINGS`, with the run's processes beside the machine if `has_run`."""
+    """Return the charts of `CPU_READING_NAMES`, with the run's processes beside the machine if `has_run`."""
     cores = next((tick.host.cpu_count for tick in reversed(ticks) if tick.host.cpu_count), None)
     cpu = [_series("machine", ticks, lambda tick: tick.host.cpu_percent, "primary")]
     memory = [_series("machine", ticks, lambda tick: tick.host.memory_used_bytes, "primary")]
@@ -28,8 +28,8 @@ def cpu_charts(ticks: Sequence[Tick], axis: TimeAxis, has_run: bool) -> list[Cha
         ChartData, t_min_ns=axis.start_ns, t_max_ns=axis.end_ns, gap_ns=TICK_GAP_NS, now_label=axis.now_label
     )
     return [
-        chart(title=CPU_READINGS[0], series=tuple(cpu), unit=fmt.percent, y_max=100.0),
-        chart(title=CPU_READINGS[1], series=tuple(memory), unit=fmt.size, binary=True),
+        chart(title=CPU_READING_NAMES[0], series=tuple(cpu), unit=fmt.percent, y_max=100.0),
+        chart(title=CPU_READING_NAMES[1], series=tuple(memory), unit=fmt.size, binary=True),
     ]
 
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from trainfast_tui.charts.chart_data import ChartData, Limit, Series, ThrottledSpan
 from trainfast_tui.charts.cpu_charts import cpu_charts
 from trainfast_tui.charts.readings import (
-    CPU_READINGS,
     GPU_READINGS,
     Reading,
     charted_uuids,
+    charts_cpu,
     device_ticks,
     reading_names,
 )
@@ -34,7 +34,7 @@ def device_charts(
     names = reading_names(snapshot)
     wanted = [(first + at) % len(names) for at in range(count)]
     recent = ticks_on(axis, ticks)
-    if names is CPU_READINGS:
+    if charts_cpu(snapshot):
         charts = cpu_charts(recent, axis, snapshot.run is not None)
         return [charts[at] for at in wanted]
     uuids = charted_uuids(snapshot.run, ticks[-1])

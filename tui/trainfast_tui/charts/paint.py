@@ -20,7 +20,7 @@ from trainfast_tui.charts.braille import (
 from trainfast_tui.charts.chart_data import ChartData, Series
 from trainfast_tui.charts.plot import LIMIT_STYLE, MARK_STYLE, Frame, plot_rows, y_axis
 from trainfast_tui.charts.time_axis import TimeCells, time_cells
-from trainfast_tui.painting.inks import Palette
+from trainfast_tui.painting.palettes import Palette
 from trainfast_tui.text.format import duration, plain, to_width, truncate
 from trainfast_tui.text.shades import Shade, severity_order, shade_of
 

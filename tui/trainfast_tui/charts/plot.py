@@ -11,7 +11,7 @@ from rich.style import Style
 from trainfast_tui.charts.braille import GLYPHS, Y_BITS, ColumnRanges, draw, styled_segments
 from trainfast_tui.charts.chart_data import ChartData, Limit
 from trainfast_tui.charts.time_axis import TimeCells
-from trainfast_tui.painting.inks import Palette
+from trainfast_tui.painting.palettes import Palette
 from trainfast_tui.text.format import plain, to_width
 from trainfast_tui.text.shades import Shade
 

@@ -47,13 +47,18 @@ GPU_READINGS: tuple[Reading, ...] = (
     Reading("power", lambda gpu: gpu.power_w, fmt.watts, lambda gpu: gpu.power_limit_w, "cap"),
     Reading("SM clock", lambda gpu: gpu.sm_clock_mhz, fmt.megahertz, lambda gpu: gpu.sm_clock_max_mhz, "most"),
 )
-CPU_READINGS = ("CPU of all cores", "memory")
+CPU_READING_NAMES = ("CPU of all cores", "memory")
+
+
+def charts_cpu(snapshot: Snapshot) -> bool:
+    """True if the CPU is charted, because no GPU has a sample."""
+    ticks = device_ticks(snapshot)
+    return not ticks or not ticks[-1].devices
 
 
 def reading_names(snapshot: Snapshot) -> tuple[str, ...]:
     """Return the names of the readings that can be charted, the most telling first."""
-    ticks = device_ticks(snapshot)
-    return tuple(reading.name for reading in GPU_READINGS) if ticks and ticks[-1].devices else CPU_READINGS
+    return CPU_READING_NAMES if charts_cpu(snapshot) else tuple(reading.name for reading in GPU_READINGS)
 
 
 def device_ticks(snapshot: Snapshot) -> Sequence[Tick]:

@@ -5,7 +5,7 @@ from rich.style import Style
 from trainfast_tui.charts.braille import YRange
 from trainfast_tui.charts.chart_data import ChartData
 from trainfast_tui.charts.paint import paint
-from trainfast_tui.painting.inks import Palette
+from trainfast_tui.painting.palettes import Palette
 from trainfast_tui.painting.row_widget import RowWidget, SegmentRows
 from trainfast_tui.text.lines import Tone
 

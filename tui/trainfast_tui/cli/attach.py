@@ -16,7 +16,7 @@ from trainfast_tui.cli.run_status import live_record
 from trainfast_tui.cli.summary import print_result
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_run(parser)
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object, the last line")

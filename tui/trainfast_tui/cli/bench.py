@@ -27,7 +27,7 @@ from trainfast_tui.text.format import plain
 MAX_BATCH_SCALE = 1_000_000
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument(
         "preset",

@@ -51,7 +51,7 @@ class BenchRows:
                 try:
                     outcome = self.run_row(entry, group, warm)
                 except launch.DevicesBusy as busy:
-                    if not any(isinstance(one, Result) for one in chain.from_iterable(outcomes.values())):
+                    if not any(isinstance(outcome, Result) for outcome in chain.from_iterable(outcomes.values())):
                         raise
                     outcome = busy
                 if entry.plan is not None and isinstance(outcome, Result):

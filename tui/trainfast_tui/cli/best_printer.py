@@ -72,7 +72,10 @@ class BestPrinter(JournalPrinter[BestLine]):
     @staticmethod
     def _space_words(space: Space) -> str:
         out = [candidate for candidate in space.candidates if candidate.ruled_out is not None]
-        counts = {name: sum(one.ruled_out == name for one in out) for name in ("incompatible", "too_large", "bound")}
+        counts = {
+            name: sum(candidate.ruled_out == name for candidate in out)
+            for name in ("incompatible", "too_large", "bound")
+        }
         ruled_out = "".join(f", {count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count)
         dropped = f"; {space.dropped:,} combinations have another global batch" if space.dropped else ""
         return f"{len(space.candidates):,} candidates{ruled_out}{dropped}"

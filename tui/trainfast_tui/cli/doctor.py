@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 PYTHON_CHECKS = ("training Python", "training stack")
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.epilog = "Exit code: 0 whatever is found; 2 for a --python PATH that cannot train."
     parser.add_argument("--python", metavar="PATH", help="look at this training Python instead of our own")

@@ -16,7 +16,7 @@ from trainfast_tui.cli.reference import add_run, directory_of
 from trainfast_tui.text.format import plain
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_run(parser)
     form = parser.add_mutually_exclusive_group(required=True)

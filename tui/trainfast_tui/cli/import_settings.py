@@ -12,7 +12,7 @@ from trainfast_tui.cli.output import print_json, print_line
 from trainfast_tui.cli.output_file import output_path, write_output
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument(
         "file",

@@ -13,7 +13,7 @@ from trainfast_tui.cli.output import print_json, print_line, print_lines, print_
 from trainfast_tui.text.tables import pairs
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("knob", metavar="NAME", nargs="?", help="one knob, with its whole help")
     parser.add_argument("--json", action="store_true", help="print {knobs[...]}")

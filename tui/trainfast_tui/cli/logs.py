@@ -17,7 +17,7 @@ from trainfast_tui.cli.reference import add_run, directory_of
 from trainfast_tui.text.format import plain
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_run(parser)
     parser.add_argument("-f", "--follow", action="store_true", help="go on until the run ends")

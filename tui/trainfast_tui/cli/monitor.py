@@ -22,11 +22,11 @@ from trainfast_tui.cli.number_types import finite
 from trainfast_tui.cli.output import print_json, print_lines
 from trainfast_tui.text.format import (
     ABSENT,
+    beside_limit,
     celsius,
     megahertz,
     no_memory_words,
     number,
-    of_most,
     percent,
     plain,
     size,
@@ -38,7 +38,7 @@ from trainfast_tui.text.topology import pcie
 SHORTEST_S, LONGEST_S = 0.1, 3600.0
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("--once", action="store_true", help="one reading, then exit")
     parser.add_argument("--interval", type=finite, default=1.0, metavar="S", help="seconds between readings (1)")
@@ -130,8 +130,8 @@ def _row(gpu: DeviceReading, missing: Mapping[str, str]) -> tuple[str, ...]:
         memory,
         percent(gpu.gpu_utilization_percent),
         celsius(gpu.temperature_c),
-        of_most(watts(gpu.power_w), watts(gpu.power_limit_w)),
-        of_most(megahertz(gpu.sm_clock_mhz), megahertz(gpu.sm_clock_max_mhz)),
+        beside_limit(watts(gpu.power_w), watts(gpu.power_limit_w)),
+        beside_limit(megahertz(gpu.sm_clock_mhz), megahertz(gpu.sm_clock_max_mhz)),
         pcie(gpu),
         ecc_errors(gpu),
         ABSENT if gpu.throttle_reasons is None else ", ".join(map(throttle.cause_words, gpu.throttle_reasons)) or "no",

@@ -27,7 +27,9 @@ def lines_below(gpus: Sequence[DeviceReading]) -> list[str]:
     lines = []
     if processes:
         lines = ["", *table(("GPU", "PID", "OWNER", "MEMORY", "COMMAND"), processes, right=(3,), widest=48)]
-    wrong = [f"GPU {gpu.index}: {one.finding}. Cure: {one.cure}" for gpu in answering for one in ailments(gpu)]
+    wrong = [
+        f"GPU {gpu.index}: {ailment.finding}. Cure: {ailment.cure}" for gpu in answering for ailment in ailments(gpu)
+    ]
     return [*lines, *([""] if lines and wrong else []), *wrong]
 
 

@@ -32,7 +32,7 @@ class Parser(argparse.ArgumentParser):
         command = self._command
         if command is not None:
             module = importlib.import_module(f"trainfast_tui.cli.{command.module}")
-            module.add(self)
+            module.add_arguments(self)
             script = None
             if command.takes_script and "--" in args:
                 separator = args.index("--")

@@ -36,7 +36,7 @@ from trainfast_tui.text.tables import pairs
 TRACING = "tracing a step without memory"
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("preset", metavar="PRESET", help="a preset, each of its variants a row, or NAME/VARIANT")
     add_settings(parser)

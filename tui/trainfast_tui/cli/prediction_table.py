@@ -74,7 +74,7 @@ def print_notes(answers: list[PredictedRow]) -> None:
     for answer in answers:
         if answer.fit is not None and answer.fit.cannot_run is not None:
             print_line(plain(f"{answer.asked.id} cannot run here: {answer.fit.cannot_run.line()}"))
-    if unpublished := next((one.asked.unpublished for one in answers if one.asked.unpublished), ""):
+    if unpublished := next((row.asked.unpublished for row in answers if row.asked.unpublished), ""):
         print_line(unpublished)
     if any("memory_mb" in answer.asked.published for answer in answers):
         print_line("published memory_mb is NVML's figure for the device: it includes the CUDA context, kernels, memory")

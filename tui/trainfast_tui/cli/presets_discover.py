@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.script, discovered, mapping, name=arguments.name, cwd=os.getcwd(), python=arguments.python
     )
     preset = replace(preset, knobs=preset.knobs | dict(setting_of(setting) for setting in arguments.settings))
-    path = save_script_preset(preset, {one.knob: one.reason for one in mapping}, arguments.overwrite)
+    path = save_script_preset(preset, {proposal.knob: proposal.reason for proposal in mapping}, arguments.overwrite)
     ways = ways_without_flag(preset.framework, preset.places)
     if arguments.json:
         print_json(
@@ -48,14 +48,15 @@ def run(arguments: argparse.Namespace) -> int:
                 **msgspec.to_builtins(discovered),
                 "framework": discovered.framework,
                 "mapping": [
-                    {"knob": one.knob, "flag": one.place, "value": one.value, "reason": one.reason} for one in mapping
+                    {"knob": proposal.knob, "flag": proposal.place, "value": proposal.value, "reason": proposal.reason}
+                    for proposal in mapping
                 ],
                 "without_flag": ways,
             }
         )
         return 0
     print_lines(_flag_lines(discovered, mapping, arguments.all))
-    print_lines(pairs((f"  {one.knob}", plain(one.reason)) for one in mapping))
+    print_lines(pairs((f"  {proposal.knob}", plain(proposal.reason)) for proposal in mapping))
     for way, knobs in ways.items():
         print_line(f"without a flag, through {way}: {', '.join(knobs)}")
     print_line(f"{path}\nrun it with: trainfast-tui run {arguments.name}")
@@ -65,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _flag_lines(discovered: Discovered, mapping: list[Proposal], whole: bool) -> Iterator[str]:
     """Yield where the script was stopped and a table of its flags, those of knobs first; with `whole` all of them."""
     yield found_words(discovered)
-    words = {word for one in mapping for word in flag_names(one.place)}
+    words = {word for proposal in mapping for word in flag_names(proposal.place)}
     flags = sorted(discovered.flags, key=lambda flag: words.isdisjoint(flag.names))
     rest = [] if whole or len(flags) <= FEW_FLAGS else [flag for flag in flags if words.isdisjoint(flag.names)]
     shown = flags[: len(flags) - len(rest)]

@@ -13,7 +13,7 @@ from trainfast_tui.cli.output import print_json, print_table
 from trainfast_tui.text.format import plain
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("--json", action="store_true", help="print {presets[...]}")
 

@@ -13,7 +13,7 @@ from trainfast_tui.cli.training_arguments import add_settings
 BASE = "tiny-llama"
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.description = (
         "Make a preset of your own from another one, its comments kept. With a command behind -- of a script of your"

@@ -26,7 +26,7 @@ from trainfast_tui.text.overrides import typed_overrides
 from trainfast_tui.text.tables import pairs, table
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("preset", metavar="PRESET", help="a name, NAME/VARIANT, or a path ending in .toml")
     parser.add_argument("--json", action="store_true", help="print it as one JSON object")
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_line("\nvariants (run one with: trainfast-tui run " + f"{preset.name}/ID)")
         print_lines(_variant_lines(preset, terminal_width()))
     print_line("\nadvice for this machine")
-    print_lines(pairs((f"  {one.knob}", plain(one.text)) for one in advice))
+    print_lines(pairs((f"  {entry.knob}", plain(entry.text)) for entry in advice))
     return 0
 
 
@@ -96,7 +96,7 @@ def _advice(spec: RunSpec) -> list[Advice]:
     advice = advise(spec, spec.knobs, machine, situation)
     # Shapes cost nothing on a CPU, but the preset is read for other machines as well.
     shapes = model_advice(situation)
-    return [one for one in advice if one.knob != "model"] + ([shapes] if shapes else [])
+    return [entry for entry in advice if entry.knob != "model"] + ([shapes] if shapes else [])
 
 
 def _knob_lines(knobs: KnobValues, given: KnobValues) -> Iterator[tuple[str, str]]:

@@ -27,7 +27,7 @@ from trainfast_tui.text.format import count, plain, size
 FORMS = (".html", ".md")
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument(
         "references", metavar="RUN", nargs="+", help="runs, each an id, a unique prefix of one, or last; or one search"

@@ -36,7 +36,7 @@ TRACES_WITHIN_S = 20.0
 """After an out-of-memory error, trace possible fixes for at most this long before printing the result."""
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument(
         "preset",

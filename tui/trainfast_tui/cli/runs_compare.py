@@ -12,7 +12,7 @@ from trainfast_tui.text.comparison import difference_text, figure_with_unit, int
 from trainfast_tui.text.format import ABSENT, plain, signed_percent
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("a", metavar="A", help="the run to compare with: an id, a unique prefix, or last")
     parser.add_argument("b", metavar="B", help="the other run")

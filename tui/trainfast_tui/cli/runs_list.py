@@ -27,7 +27,7 @@ CHANGED_CELLS = 48
 NOTE_CELLS = 40
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("--state", help="only runs in this state: running, finished, oom, failed, ...")
     parser.add_argument("--preset", help="only runs of this preset, NAME or NAME/VARIANT")

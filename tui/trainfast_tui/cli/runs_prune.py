@@ -19,7 +19,7 @@ SHOWN = 12
 """Name at most this many runs and searches; count the rest."""
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.description = (
         "Without --keep and --older-than no run and no search is deleted: only cache entries whose files were not read"
@@ -80,8 +80,8 @@ def _lines(plan: PrunePlan) -> Iterator[str]:
         for noun, sizes in (
             ("runs", list(plan.runs.values())),
             ("searches", list(plan.searches.values())),
-            ("cache entries", [one.bytes for one in plan.caches]),
-            ("stale locks", [one.bytes for one in plan.locks]),
+            ("cache entries", [entry.bytes for entry in plan.caches]),
+            ("stale locks", [entry.bytes for entry in plan.locks]),
         )
         if sizes
     ]
@@ -93,8 +93,8 @@ def _as_json(plan: PrunePlan, *, deleted: bool, left_bytes: dict[str, int]) -> d
         "schema": SCHEMA,
         "runs": [{"run_id": name, "bytes": size_bytes} for name, size_bytes in plan.runs.items()],
         "searches": [{"search_id": name, "bytes": size_bytes} for name, size_bytes in plan.searches.items()],
-        "caches": [{"path": str(one.path), "bytes": one.bytes, "why": one.why} for one in plan.caches],
-        "locks": [{"path": str(one.path), "bytes": one.bytes} for one in plan.locks],
+        "caches": [{"path": str(entry.path), "bytes": entry.bytes, "why": entry.why} for entry in plan.caches],
+        "locks": [{"path": str(entry.path), "bytes": entry.bytes} for entry in plan.locks],
         "live": plan.live,
         "total_bytes": _freed_bytes(plan, left_bytes),
         "deleted": deleted,

@@ -10,7 +10,7 @@ from trainfast_runner.records.run_directory import is_alive_after_grace
 from trainfast_tui.cli.output import print_json, print_line
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("references", metavar="RUN", nargs="+", help="ids, unique prefixes, or last")
     parser.add_argument("--json", action="store_true", help="print {removed[...]}")

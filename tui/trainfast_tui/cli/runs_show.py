@@ -17,13 +17,13 @@ from trainfast_tui.cli.diagnosis import explained_bottlenecks
 from trainfast_tui.cli.output import print_json, print_line, print_lines
 from trainfast_tui.cli.reference import add_run, directory_of
 from trainfast_tui.cli.run_status import live_record, status_line
-from trainfast_tui.cli.step_table import print_steps
+from trainfast_tui.cli.step_table import JoinedStep, print_steps
 from trainfast_tui.text.diagnosis_figures import nothing_found
 from trainfast_tui.text.format import count, plain
 from trainfast_tui.text.overrides import typed_overrides
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_run(parser)
     what = parser.add_mutually_exclusive_group()
@@ -76,7 +76,7 @@ def _print_steps(directory: Path, as_json: bool) -> None:
         rows = [as_record(*step) for step in steps]
         print_json({"schema": 1, "run_id": directory.name, "thinning": thinning, "steps": rows})
         return
-    print_steps(steps)
+    print_steps([JoinedStep(*step) for step in steps])
     if result is not None and thinning is not None:
         taken = result.steps.measured + result.steps.warmup
         print_line(f"note: a long run: these are {count(len(steps))} of its {count(taken)} steps")

@@ -38,7 +38,7 @@ from trainfast_tui.text.best_search import estimate_lines, measurements, questio
 from trainfast_tui.text.format import plain
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_search_arguments(parser)
     parser.add_argument(
@@ -142,9 +142,9 @@ def _report(directory: Path, as_json: bool, record: Path | None) -> None:
 
 def _print_estimate(best_plan: BestPlan, home: Home, options: SearchOptions, as_json: bool) -> None:
     """Print the number of candidates and the time that a search of them takes."""
-    figures = dataclasses.asdict(estimate(best_plan, home, options))
+    expected = estimate(best_plan, home, options)
     if as_json:
-        print_json(figures)
+        print_json(dataclasses.asdict(expected))
     else:
-        question = question_lines(figures["vary"], figures["left_alone"], figures["global_batch"])
-        print_lines(plain(line) for line in [*question, *estimate_lines(figures)])
+        question = question_lines(expected.vary, expected.left_alone, expected.global_batch)
+        print_lines(plain(line) for line in [*question, *estimate_lines(expected)])

@@ -34,7 +34,7 @@ from trainfast_tui.text.format import plain
 from trainfast_tui.text.tables import pairs
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_search_arguments(parser)
     parser.add_argument(

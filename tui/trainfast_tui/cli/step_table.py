@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.records.run_lines import Step
@@ -10,13 +11,20 @@ from trainfast_runner.results.bottleneck.step_conditions import StepConditions
 from trainfast_tui.cli.output import print_line, print_table
 from trainfast_tui.text.format import ABSENT, celsius, count, joules, milliseconds, percent
 
-Joined = tuple[Step, StepConditions | None]
-Column = tuple[str, Callable[[Joined], str]]
+
+class JoinedStep(NamedTuple):
+    """A step, and the conditions of its devices during it; None where they were not sampled."""
+
+    step: Step
+    conditions: StepConditions | None
+
+
+Column = tuple[str, Callable[[JoinedStep], str]]
 
 CAUSE_HEADS = {"thermal": "HEAT", "power": "POWER CAP", "brake": "BRAKE", "sync_boost": "SYNC BOOST"}
 
 
-def print_steps(steps: Sequence[Joined]) -> None:
+def print_steps(steps: Sequence[JoinedStep]) -> None:
     """Print a line for each step, without empty columns; throttled time is in milliseconds of the step."""
     if not steps:
         print_line("no step is on record")
@@ -26,31 +34,31 @@ def print_steps(steps: Sequence[Joined]) -> None:
     print_table(
         [COLUMNS[column][0] for column in kept], [[row[column] for column in kept] for row in rows], range(len(kept))
     )
-    sources = sorted({source for _, joined in steps if joined for source in joined.sources.values()})
+    sources = sorted({source for joined in steps if joined.conditions for source in joined.conditions.sources.values()})
     if sources:
         print_line(f"throttled time from: {', '.join(sources)}")
 
 
-def _phase(name: str) -> Callable[[Joined], str]:
-    return lambda one: milliseconds(getattr(one[0], f"{name}_ms"))
+def _phase(name: str) -> Callable[[JoinedStep], str]:
+    return lambda joined: milliseconds(getattr(joined.step, f"{name}_ms"))
 
 
-def _throttled(cause: str) -> Callable[[Joined], str]:
-    return lambda one: milliseconds(one[1].throttled_ms.get(cause)) if one[1] else ABSENT
+def _throttled(cause: str) -> Callable[[JoinedStep], str]:
+    return lambda joined: milliseconds(joined.conditions.throttled_ms.get(cause)) if joined.conditions else ABSENT
 
 
-def _clock_loss(one: Joined) -> str:
-    fraction = one[1].clock_loss_fraction if one[1] else None
+def _clock_loss(joined: JoinedStep) -> str:
+    fraction = joined.conditions.clock_loss_fraction if joined.conditions else None
     return ABSENT if fraction is None else percent(100 * fraction, 1)
 
 
 COLUMNS: tuple[Column, ...] = (
-    ("STEP", lambda one: count(one[0].step) + (" warm-up" if one[0].warmup else "")),
+    ("STEP", lambda joined: count(joined.step.step) + (" warm-up" if joined.step.warmup else "")),
     ("TOOK", _phase("step")),
     *((name.upper(), _phase(name)) for name in ("data", "forward", "backward", "optimizer", "other")),
     *((CAUSE_HEADS[cause.name], _throttled(cause.name)) for cause in CAUSES),
     ("CLOCK LOSS", _clock_loss),
-    ("ENERGY", lambda one: joules(one[1].energy_joules if one[1] else None)),
-    ("A SAMPLE", lambda one: joules(one[1].joules_per_sample if one[1] else None)),
-    ("TEMP AT START", lambda one: celsius(one[1].temperature_c if one[1] else None)),
+    ("ENERGY", lambda joined: joules(joined.conditions.energy_joules if joined.conditions else None)),
+    ("A SAMPLE", lambda joined: joules(joined.conditions.joules_per_sample if joined.conditions else None)),
+    ("TEMP AT START", lambda joined: celsius(joined.conditions.temperature_c if joined.conditions else None)),
 )

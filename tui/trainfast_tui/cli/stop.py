@@ -16,7 +16,7 @@ from trainfast_tui.cli.reference import add_run, directory_of
 from trainfast_tui.cli.run_status import live_record
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_run(parser)
     parser.add_argument("--now", action="store_true", help="send SIGKILL at once")

@@ -12,7 +12,7 @@ from trainfast_tui.cli.output import print_json, print_line
 from trainfast_tui.text.topology import sections
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("--json", action="store_true", help="print {devices, matrix, p2p, legend, advice}")
 

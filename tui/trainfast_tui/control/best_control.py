@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -73,7 +72,7 @@ class BestControl(SearchControl["BestSnapshot"]):
         options = SearchOptions(fresh=self.is_fresh)
         plan = plan_spec_best(spec, request or BestRequest(), options, self._python)
         expected = estimate(plan, self._home, options)
-        lines = [varied_line(expected.vary, expected.global_batch), *estimate_lines(dataclasses.asdict(expected))]
+        lines = [varied_line(expected.vary, expected.global_batch), *estimate_lines(expected)]
         texts: list[Piece] = [(plain(line), "text") for line in lines]
         # The smallest screen may have no room for the knobs left alone: they come last.
         texts += [(plain(line), "muted") for line in left_alone_lines(expected.left_alone, to_name=BY_KEYS)]

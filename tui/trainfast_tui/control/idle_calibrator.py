@@ -37,7 +37,7 @@ class IdleCalibrator:
         """Begin to calibrate when the machine has been idle for long enough; end it when `is_busy`, or another run."""
         if is_busy or snapshot.started_elsewhere is not None or (self._under_way is None and not _is_idle(snapshot)):
             self._idle_since_ns = None
-            self.stop()
+            self.cancel()
             return
         if machine is None or self._is_done or self._under_way is not None or self._tries >= MOST_TRIES:
             return
@@ -46,7 +46,7 @@ class IdleCalibrator:
         if snapshot.taken_ns - self._idle_since_ns >= IDLE_S * 1e9:
             self._begin(machine)
 
-    def stop(self, wait_s: float = 0.0) -> None:
+    def cancel(self, wait_s: float = 0.0) -> None:
         """End a measurement under way, and wait at most this long until its process is gone."""
         under_way = self._under_way
         if under_way is None:

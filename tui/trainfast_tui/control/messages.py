@@ -72,7 +72,7 @@ class NextRunChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class KnobRefused:
+class NextRunRefused:
     """A knob cannot have the value that it was given."""
 
     error: UserError

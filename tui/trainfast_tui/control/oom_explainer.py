@@ -54,13 +54,13 @@ class OomExplainer:
             and run.run_file.script is None
         )
         if not may_trace or not is_oom:
-            self.stop()
+            self.cancel()
         elif run is not None and run.run_id != self._explained_run_id:
-            self.stop()
+            self.cancel()
             self._explained_run_id, self._cancelled = run.run_id, threading.Event()
             self._thread = in_background("explain", partial(self._explain, run, self._cancelled), self._post)
 
-    def stop(self, wait_s: float = 0.0) -> None:
+    def cancel(self, wait_s: float = 0.0) -> None:
         """End the trace under way and wait at most `wait_s` until its process is gone.
 
         The same run may be looked at again afterwards.

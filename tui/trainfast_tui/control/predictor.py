@@ -157,7 +157,7 @@ class Predictor:
                     ).start()
             self._wake.notify_all()
 
-    def stop(self, wait_s: float = 0.0) -> None:
+    def cancel(self, wait_s: float = 0.0) -> None:
         """End the trace under way and wait at most this long until its process is gone."""
         with self._wake:
             self._drop_trace()

@@ -68,12 +68,12 @@ class RunControl:
         """Record that another run was chosen to be shown: do not wait for the started one."""
         self._unseen = None
 
-    def start(self, spec: RunSpec, after: Path | None = None) -> None:
-        """Check and start a run, once the run in `after` is stopped and gone: posts RunStarted or RunRefused."""
+    def start(self, spec: RunSpec, run_to_stop: Path | None = None) -> None:
+        """Check and start a run, once `run_to_stop` is stopped and gone: posts RunStarted or RunRefused."""
         self._is_starting = True
-        in_background("start", partial(self._start, spec, after), self._post, RunRefused)
+        in_background("start", partial(self._start, spec, run_to_stop), self._post, RunRefused)
 
-    def stop(self, directory: Path) -> None:
+    def request_stop(self, directory: Path) -> None:
         """Ask the run to end; its supervisor kills it after the countdown."""
         in_background("stop", partial(self._stop, directory), self._post)
 
@@ -81,15 +81,15 @@ class RunControl:
         """Send SIGKILL to all of the run's processes."""
         in_background("kill", partial(self._kill, directory), self._post)
 
-    def _start(self, spec: RunSpec, after: Path | None) -> RunStarted | RunGivenUp:
+    def _start(self, spec: RunSpec, run_to_stop: Path | None) -> RunStarted | RunGivenUp:
         from trainfast_runner.running import launch
         from trainfast_runner.running.scripts.script_spec import plan_spec
         from trainfast_runner.search.speed.speeds import with_predicted_speed
 
         # A refusal comes before anything is stopped for this run.
         plan = plan_spec(spec, self._python)
-        if after is not None:
-            self.end(after)
+        if run_to_stop is not None:
+            self.stop_and_wait(run_to_stop)
         given_up = self._cool(plan)
         if given_up is not None:
             return given_up
@@ -132,7 +132,7 @@ class RunControl:
             stop_unsupervised(directory, 0.0, lambda left: None)
         return Notified("The run was killed.")
 
-    def end(self, directory: Path) -> None:
+    def stop_and_wait(self, directory: Path) -> None:
         """Stop a run and wait until all its processes are gone; not on the event loop. Raises UserError."""
         if is_alive(directory):
             self._stop(directory)

@@ -20,12 +20,12 @@ class ScriptControl:
 
     def discover(self, command: Sequence[str], post: Post) -> None:
         """Find the flags of the script in this command: posts ScriptDiscovered or DiscoveryRefused."""
-        self.stop()
+        self.cancel()
         command, self._cancelled = tuple(command), threading.Event()
         work = partial(self._discover, command, self._cancelled)
         self._thread = in_background("discovery", work, post, partial(DiscoveryRefused, command))
 
-    def stop(self, wait_s: float = 0.0) -> None:
+    def cancel(self, wait_s: float = 0.0) -> None:
         """End the script that is looked into, and wait at most `wait_s` until its process is gone."""
         self._cancelled.set()
         if self._thread is not None and wait_s:

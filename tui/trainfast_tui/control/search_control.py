@@ -96,16 +96,16 @@ class SearchControl(ABC, Generic[SeenT]):
         *,
         fresh: bool = False,
         cool_to_c: float | None = None,
-        stop_run: Callable[[], None] | None = None,
+        stop_run_first: Callable[[], None] | None = None,
     ) -> None:
-        """Start a search of `spec`, or unless `fresh` continue its unfinished one, after `stop_run` is done: posts
-        SearchStarted or SearchRefused.
+        """Start a search of `spec`, or unless `fresh` continue its unfinished one, once `stop_run_first` is done.
 
-        With `cool_to_c` each of its processes waits until its GPUs are below that temperature in degrees Celsius.
+        Posts SearchStarted or SearchRefused. With `cool_to_c` each of its processes waits until its GPUs are below
+        that temperature in degrees Celsius.
         """
         self._is_starting, self._stop_when_seen, self._dismissed_directory = True, False, None
         self.requested_ns = time.monotonic_ns()
-        start = partial(self._start, spec, self._best_request(), fresh, cool_to_c, stop_run)
+        start = partial(self._start, spec, self._best_request(), fresh, cool_to_c, stop_run_first)
         in_background("search", start, self._post, lambda error: SearchRefused(error, self.KIND))
 
     def _best_request(self) -> BestRequest | None:
@@ -118,12 +118,12 @@ class SearchControl(ABC, Generic[SeenT]):
         request: BestRequest | None,
         fresh: bool,
         cool_to_c: float | None,
-        stop_run: Callable[[], None] | None,
+        stop_run_first: Callable[[], None] | None,
     ) -> SearchStarted:
         from trainfast_runner.search.control import start_search
 
-        if stop_run is not None:
-            stop_run()
+        if stop_run_first is not None:
+            stop_run_first()
         directory = start_search(spec, self._home, self._python, fresh=fresh, cool_to_c=cool_to_c, best=request)
         return SearchStarted(directory, self.KIND)
 

@@ -8,7 +8,7 @@ from rich.cells import cell_len
 from rich.segment import Segment
 from textual.geometry import Size
 
-from trainfast_tui.painting.inks import Palette
+from trainfast_tui.painting.palettes import Palette
 from trainfast_tui.painting.row_widget import RowWidget, SegmentRows
 from trainfast_tui.text.format import plain, truncate
 from trainfast_tui.text.lines import Line

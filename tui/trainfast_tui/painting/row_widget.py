@@ -11,7 +11,7 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from trainfast_tui.painting.inks import Palette, forget_inks, tone_styles
+from trainfast_tui.painting.palettes import Palette, forget_palettes, tone_styles
 
 SegmentRows = list[list[Segment]]
 
@@ -65,7 +65,7 @@ class RowWidget(Widget):
     def notify_style_update(self) -> None:
         """Forget the rows of the old theme."""
         self._palette = self._rows = None
-        forget_inks(self)
+        forget_palettes(self)
         super().notify_style_update()
 
     def painted(self) -> SegmentRows:

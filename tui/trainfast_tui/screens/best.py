@@ -22,7 +22,7 @@ from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.screens.base import AppScreen, SessionMessage
 from trainfast_tui.session import Session
 from trainfast_tui.text.batch_search import ENTER_STARTS
-from trainfast_tui.text.best_search import WHY, WHY_OF_SCRIPT
+from trainfast_tui.text.best_search import ABOUT, ABOUT_SCRIPT
 from trainfast_tui.text.best_state import open_values, orders_in_force, setting_words, settings_of
 from trainfast_tui.text.format import elapsed
 from trainfast_tui.text.lines import LabelledText, Tone
@@ -137,7 +137,7 @@ class BestScreen(AppScreen):
             request = control.request or BestRequest()
             question = best_question_rows(request, self._planned.global_batch, fresh=control.is_fresh)
             of_script = next_run is not None and next_run.script is not None
-            rows = [("", WHY_OF_SCRIPT if of_script else WHY, "muted"), ("", ENTER_STARTS, "title")]
+            rows = [("", ABOUT_SCRIPT if of_script else ABOUT, "muted"), ("", ENTER_STARTS, "title")]
             rows += [(f"{name:<16}", value, "text") for name, value in question]
             rows += [("", text, tone) for text, tone in self._planned.texts]
         self.view.show_plan(next_run.spec.name if next_run is not None else "", rows)
@@ -201,7 +201,7 @@ class BestScreen(AppScreen):
         is_other = not has_same_model(question, next_run.spec)
         if is_other:
             try:
-                next_run = session.choose(next_run_from_search(question))
+                next_run = session.set_next_run_compared(next_run_from_search(question))
             except UserError as error:
                 words = f"The search was of {question.name}, the next run is of {next_run.spec.name}; {error.line()}"
                 self.notify(words, severity="error")
@@ -210,7 +210,7 @@ class BestScreen(AppScreen):
         if not settings:
             session.post(Notified("The next run has the best setting already; r runs it"))
         else:
-            session.apply(settings)
+            session.set_knobs(settings)
         if is_other:
             words = f"The next run is of {question.name}, with the best setting of its search; r runs it"
             session.post(Notified(words))

@@ -125,7 +125,7 @@ def help_lines(width: int, scope: str = "main") -> list[Line]:
                 KEY_WORDS.get(key, key) for key in command.keys if not key.startswith(("upper_", "equals"))
             )
             lines += _entry(keys, command.help, "key", width)
-        if scope == "everywhere":
+        if each_scope == "everywhere":
             lines += _entry("ctrl+p", "Every command by its name.", "key", width)
     lines += [[], rule("signs", width)]
     for sign, meaning in SIGNS:

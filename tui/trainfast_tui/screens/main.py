@@ -101,7 +101,7 @@ class MainScreen(AppScreen):
 
     def on_mount(self) -> None:
         self._is_composed = True
-        self.show_knobs()
+        self.show_next_run()
         if self.session.refusal is not None:
             self.refuse(self.session.refusal)
         self.on_screen_resume()
@@ -134,7 +134,7 @@ class MainScreen(AppScreen):
         self.query_one(DiagnosisLine).show_value(run)
         self.query_one(StepPanel).show_value(run)
         self.set_class(run is not None and not run.is_live and not run.steps, "-no-steps")
-        self.show_memory()
+        self.show_predictions()
         self.query_one(LogPane).show_log(run.log if run is not None else (), run is not None and not run.is_live)
         if self._search_wanted is not None:
             self.notify("")  # "Looking for a live search…" is outdated
@@ -143,7 +143,7 @@ class MainScreen(AppScreen):
             self._open_search(self._search_wanted)
         self._close_outdated_question(run)
 
-    def show_knobs(self, knob: str = "") -> None:
+    def show_next_run(self, knob: str = "") -> None:
         """Paint the next run's knobs, with the cursor on `knob` where one is named."""
         next_run = self.session.next_run
         if next_run is None or not self.is_ready:
@@ -153,9 +153,9 @@ class MainScreen(AppScreen):
         self.query_one(Welcome).show_value(
             f"train {name} for a few seconds" if next_run.script is None else f"run {name}, a script of your own"
         )
-        self.show_memory()
+        self.show_predictions()
 
-    def show_memory(self) -> None:
+    def show_predictions(self) -> None:
         """Paint the next run's memory and speed, each over that of the run on the screen."""
         if not self.is_ready:
             return
@@ -196,7 +196,7 @@ class MainScreen(AppScreen):
                 done = run.steps[-1].step if run.steps else 0
                 question = f"{run.run_id} is {state_words(run.state)}, at step {done:,}. Stop it and start {name}?"
                 question = " ".join(filter(None, (question, risk)))
-                start = partial(self._start, next_run, stop=run.directory)
+                start = partial(self._start, next_run, run_to_stop=run.directory)
                 self._ask_about(run, question, "stop it, then run", start)
             elif risk:
                 self.confirm(f"{risk} Start {name} all the same?", "start it", partial(self._start, next_run))
@@ -211,10 +211,12 @@ class MainScreen(AppScreen):
         used = None if machine is None else machine.used_by(next_run.spec.knobs["devices"])
         return swap_notice(self.session.predicted_fit(), used)
 
-    def _start(self, next_run: NextRun, stop: Path | None = None) -> None:
+    def _start(self, next_run: NextRun, run_to_stop: Path | None = None) -> None:
         name = next_run.spec.name
-        self.notify(f"Starting {name}…" if stop is None else f"Stopping {stop.name}, then starting {name}…")
-        self.session.start_run(next_run, stop)
+        self.notify(
+            f"Starting {name}…" if run_to_stop is None else f"Stopping {run_to_stop.name}, then starting {name}…"
+        )
+        self.session.start_run(next_run, run_to_stop)
 
     def action_batch(self) -> None:
         self.notify("")  # one that named this key has been followed
@@ -261,14 +263,14 @@ class MainScreen(AppScreen):
             self._ask_about(run, question, "kill it", partial(runs.kill, run.directory))
         elif run.supervised:
             self.notify("Asking the run to stop…")
-            runs.stop(run.directory)
+            runs.request_stop(run.directory)
         else:
             question = f"{run.run_id} has no supervisor any more. Stop its processes and clean up?"
             self._ask_about(run, question, "stop them", partial(self._clean_up, run.directory))
 
     def _clean_up(self, directory: Path) -> None:
         self.notify("Stopping the run's processes; SIGKILL after 30 s…")
-        self.session.runs.stop(directory)
+        self.session.runs.request_stop(directory)
 
     def _ask_about(self, run: RunSnapshot, question: str, yes: str, then: Callable[[], object]) -> None:
         """Ask a question that makes sense only while this run is live."""

@@ -121,7 +121,7 @@ class MonitorScreen(AppScreen):
             self._terminated = None
             self.show_notice(f"Process {process.pid} has ended.", "success")
 
-    def action_end(self) -> None:
+    def action_end_process(self) -> None:
         row = self.query_one(ProcessTable).current
         if row is None:
             return
@@ -153,7 +153,7 @@ class MonitorScreen(AppScreen):
             return
         question = f"Stop the run {run_id}?\nProcess {row.pid} is {member.place}.\n{_described(row)}"
         yes = "stop the run: it is asked to end, and killed after a countdown"
-        self.confirm(question, yes, partial(self.session.runs.stop, member.directory))
+        self.confirm(question, yes, partial(self.session.runs.request_stop, member.directory))
 
     def _end(self, identity: Identity, kill: bool) -> None:
         try:

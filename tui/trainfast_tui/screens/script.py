@@ -69,7 +69,7 @@ class ScriptScreen(AppScreen):
         self._show()
 
     def on_unmount(self) -> None:
-        self.session.scripts.stop()
+        self.session.scripts.cancel()
 
     def show_snapshot(self, snapshot: Snapshot) -> None:
         """Paint the time that discovery has taken."""
@@ -129,7 +129,7 @@ class ScriptScreen(AppScreen):
     def _look_into(self, command: tuple[str, ...]) -> None:
         """Have the flags of this command's script found, unless a run or a search is being measured."""
         session = self.session
-        session.scripts.stop()
+        session.scripts.cancel()
         if session.is_device_used:
             busy = session.live_run.run_id if session.live_run is not None else "a search"
             self._command, self._discovered, self._mapping = command, None, {}
@@ -213,7 +213,7 @@ class ScriptScreen(AppScreen):
         try:
             preset = preset_of(self._command, self._discovered, mapping, name=name, cwd=os.getcwd())
             path = save_script_preset(preset, {proposal.knob: proposal.reason for proposal in mapping}, overwrite=True)
-            self.session.choose_preset(name)
+            self.session.set_preset(name)
         except UserError as error:
             self.refuse(error)
             return

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from trainfast_runner.settings.spec import RunSpec
 
 
-WHY = (
+ABOUT = (
     "Finds the largest batch that fits: sizes are tried with real steps in a warm process, and the largest is confirmed"
     " in a fresh one."
 )
-WHY_OF_SCRIPT = (
+ABOUT_SCRIPT = (
     "Finds the largest batch of the script: each size is a process of its own, which ends after a few steps and whose"
     " checkpoints and trackers are off; the largest is confirmed in another."
 )
@@ -88,9 +88,9 @@ def batch_question_rows(spec: RunSpec, limit: str, earlier: BatchSnapshot | None
 
     `limit` is the notice of its limit, `earlier` the newest search of these knobs, None without one.
     """
-    why = WHY if spec.script is None else WHY_OF_SCRIPT
+    about = ABOUT if spec.script is None else ABOUT_SCRIPT
     enter = ENTER_STARTS if earlier is None or not _is_resumable(earlier) else ENTER_RESUMES
-    rows: list[LabelledText] = [("", why, "muted"), ("", enter, "title")]
+    rows: list[LabelledText] = [("", about, "muted"), ("", enter, "title")]
     changed = ", ".join(typed_overrides({key: spec.knobs[key] for key in spec.overrides if key in spec.knobs}))
     rows.append(("knobs    ", changed or "as the preset", "text"))
     own_limit = spec.knobs.get("memory_limit")

@@ -12,13 +12,14 @@ from trainfast_tui.text.comparison import setting_text
 from trainfast_tui.text.tables import pairs
 
 if TYPE_CHECKING:
+    from trainfast_runner.search.best.question.estimate import Estimate
     from trainfast_runner.search.journal.best import Interval
 
-WHY = (
+ABOUT = (
     "Finds the fastest settings that fit, by short trials of real steps in warm processes; the best and your own"
     " settings are then confirmed in fresh ones."
 )
-WHY_OF_SCRIPT = (
+ABOUT_SCRIPT = (
     "Finds the fastest settings of the script that fit: each trial is a process of its own, which ends after a few"
     " steps and whose checkpoints and trackers are off; the best and your own settings are then confirmed."
 )
@@ -106,17 +107,17 @@ def _left_alone(names: str, reason: str) -> str:
     return f"left alone: {reason}" if reason.startswith(f"{names} ") else f"left alone: {names}: {reason}"
 
 
-def estimate_lines(estimate: Mapping[str, Any]) -> list[str]:
+def estimate_lines(estimate: Estimate) -> list[str]:
     """The number of candidates, the processes and the expected time of a search."""
-    dropped = f", {estimate['dropped']:,} with another global batch left out" if estimate["dropped"] else ""
-    legal = f"{estimate['candidates']:,}, {estimate['legal']:,} of them can run here{dropped}; the baseline is one"
-    start = f"{fmt.duration(estimate['start_s'])} a process, {estimate['basis']}"
+    dropped = f", {estimate.dropped:,} with another global batch left out" if estimate.dropped else ""
+    legal = f"{estimate.candidates:,}, {estimate.legal:,} of them can run here{dropped}; the baseline is one"
+    start = f"{fmt.duration(estimate.start_s)} a process, {estimate.basis}"
     rows = [
         ("candidates", legal),
-        ("processes", f"{estimate['processes']} for trials and about {estimate['cold_runs']} cold runs; {start}"),
+        ("processes", f"{estimate.processes} for trials and about {estimate.cold_runs} cold runs; {start}"),
         (
             "takes",
-            f"about {fmt.duration(estimate['seconds'])}; each candidate by itself: {fmt.duration(estimate['grid_s'])}",
+            f"about {fmt.duration(estimate.seconds)}; each candidate by itself: {fmt.duration(estimate.grid_s)}",
         ),
     ]
     return pairs(rows)

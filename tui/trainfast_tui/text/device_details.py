@@ -159,7 +159,9 @@ def _clock(label: str, now_mhz: float | None, most_mhz: float | None) -> Item | 
     if now_mhz is None:
         return None
     most = fmt.megahertz(most_mhz)
-    return Item(label, fmt.of_most(fmt.megahertz(now_mhz), most), "text", fmt.of_most(fmt.megahertz(1000), most))
+    return Item(
+        label, fmt.beside_limit(fmt.megahertz(now_mhz), most), "text", fmt.beside_limit(fmt.megahertz(1000), most)
+    )
 
 
 def _memory_temperature(device: DeviceReading) -> Item | None:

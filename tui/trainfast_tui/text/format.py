@@ -106,7 +106,7 @@ def megahertz(value_mhz: float | None) -> str:
     return ABSENT if value is None else f"{value:.0f} MHz"
 
 
-def of_most(now: str, most: str) -> str:
+def beside_limit(now: str, most: str) -> str:
     """A reading beside its limit, with the unit once: `300/400 W`; alone if there is no limit or no reading."""
     if most == ABSENT:
         return now

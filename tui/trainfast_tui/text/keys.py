@@ -237,7 +237,7 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
     ),
     "monitor": (
         Action("back", ("escape", "m"), "back", "Back to the main screen."),
-        Action("end", ("x",), "end", "End the process under the cursor, then kill it; of a run: stop the run."),
+        Action("end_process", ("x",), "end", "End the process under the cursor, then kill it; of a run: stop the run."),
         Action("ProcessTable.sort", ("o",), "order", "Order the processes by another column."),
         _in_palette("ProcessTable.reverse", ("O", "upper_o"), "reverse", "Turn the order around."),
         Action("Charts.reading", ("g",), "next reading", "Another device reading in the first chart."),

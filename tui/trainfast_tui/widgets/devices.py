@@ -132,12 +132,12 @@ def gpu_line(
     line += _memory(device, wide, missing or {})
     line.append((fmt.to_width(fmt.percent(device.gpu_utilization_percent), 6, "right"), "text"))
     line += _temperature(device, wide)
-    power = fmt.of_most(fmt.watts(device.power_w), fmt.watts(device.power_limit_w))
+    power = fmt.beside_limit(fmt.watts(device.power_w), fmt.watts(device.power_limit_w))
     line.append((fmt.to_width(power, 12, "right"), "text"))
     clock = fmt.megahertz(device.sm_clock_mhz)
     if wide:
         line.append(
-            (fmt.to_width(f"SM {fmt.of_most(clock, fmt.megahertz(device.sm_clock_max_mhz))}", 18, "right"), "text")
+            (fmt.to_width(f"SM {fmt.beside_limit(clock, fmt.megahertz(device.sm_clock_max_mhz))}", 18, "right"), "text")
         )
     else:
         line.append((fmt.to_width(clock, 9, "right"), "text"))

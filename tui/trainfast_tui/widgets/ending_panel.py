@@ -61,7 +61,7 @@ class EndingPanel(GrowingPanel):
             )
             return
         before = self._without_last_change(next_run)
-        self._session.apply(self._ending.changes[index].settings.items(), before)
+        self._session.set_knobs(self._ending.changes[index].settings.items(), before)
         self._applied = self._run_id, before, self._session.next_run or before
 
     def _without_last_change(self, next_run: NextRun) -> NextRun:

@@ -64,13 +64,13 @@ class KnobPanel(Painted, can_focus=True):
         self._headings: Mapping[str, str] = {}
         self.listed = IN_ORDER
         """Names of the listed knobs."""
-        self._at = 0
+        self._cursor = 0
         self._top = 0
 
     @property
     def current(self) -> str:
         """The name of the knob under the cursor."""
-        return self.listed[self._at]
+        return self.listed[self._cursor]
 
     def show_knobs(self, knob: str = "") -> None:
         """Paint the knobs that matter to the next run, with the cursor on `knob` where one is named."""
@@ -84,7 +84,7 @@ class KnobPanel(Painted, can_focus=True):
             self._headings = next_run.headings(IN_ORDER)
             self._list_only(tuple(self._headings))
         if knob in self.listed:
-            self._at = self.listed.index(knob)
+            self._cursor = self.listed.index(knob)
         self.repaint()
 
     def show_auto_choices(self, chosen: Mapping[str, str]) -> None:
@@ -106,28 +106,28 @@ class KnobPanel(Painted, can_focus=True):
 
     def _list_only(self, names: tuple[str, ...]) -> None:
         """List only these knobs; the cursor stays on its knob, or goes to the nearest one above that is listed."""
-        above = self.listed[: self._at + 1]
+        above = self.listed[: self._cursor + 1]
         self.listed = names
-        self._at = next((names.index(name) for name in reversed(above) if name in names), 0)
+        self._cursor = next((names.index(name) for name in reversed(above) if name in names), 0)
 
     def refuse(self, error: UserError) -> None:
         """Show why a value was refused, at the knob that it is about, and on the status line."""
         self._refusal = error
         if error.key in self.listed:
-            self._at = self.listed.index(error.key)
+            self._cursor = self.listed.index(error.key)
         self.repaint()
         self.screen.notify(error.line(), severity="error")
 
     def move_to(self, name: str) -> None:
         """Move the cursor to this knob, where it is listed."""
         if name in self.listed:
-            self._at = self.listed.index(name)
+            self._cursor = self.listed.index(name)
         self._refusal = None
         self.repaint()
 
     def action_move(self, by: int) -> None:
         """Move the cursor `by` knobs down, held at the ends."""
-        self.move_to(self.listed[max(0, min(len(self.listed) - 1, self._at + by))])
+        self.move_to(self.listed[max(0, min(len(self.listed) - 1, self._cursor + by))])
 
     def action_end(self, by: int) -> None:
         """Move the cursor to the first knob (-1) or to the last (1)."""
@@ -144,7 +144,7 @@ class KnobPanel(Painted, can_focus=True):
 
     def _change(self, next_run: NextRun) -> None:
         """Change the next run and show it at once: the next key may already be waiting."""
-        self._session.change(next_run)
+        self._session.set_next_run(next_run)
         self.show_knobs()
 
     def action_cycle(self) -> None:
@@ -182,7 +182,7 @@ class KnobPanel(Painted, can_focus=True):
             if not isinstance(name, str):
                 return
             try:
-                spec = self._session.choose_preset(name).spec
+                spec = self._session.set_preset(name).spec
             except UserError as error:
                 self.refuse(error)
                 return
@@ -222,7 +222,7 @@ class KnobPanel(Painted, can_focus=True):
             text = self._about_in(width, max(LEAST_ABOUT, min(most, room // 2, room - LEAST_LIST)))
         room = max(1, room - len(text))
         rows, places = self._list(next_run)
-        cursor = places[self._at]
+        cursor = places[self._cursor]
         # The group's title stays in sight when the cursor reaches its first knob.
         self._top = max(0, min(self._top, cursor - 1, len(rows) - room), cursor - room + 1)
         above, below = sum(at < self._top for at in places), sum(at >= self._top + room for at in places)
@@ -253,7 +253,7 @@ class KnobPanel(Painted, can_focus=True):
                 rows.append([(group, "muted")])
             changed = next_run.is_changed(name)
             places.append(len(rows))
-            rows.append(_knob_row(name, next_run, changed, number == self._at, self._choice(next_run, name)))
+            rows.append(_knob_row(name, next_run, changed, number == self._cursor, self._choice(next_run, name)))
         return rows, places
 
     def about(self, width: int) -> list[Line]:

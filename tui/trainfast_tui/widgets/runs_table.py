@@ -72,7 +72,7 @@ class RunsTable(SortedTable[RunRow]):
     @property
     def below(self) -> RunRow | None:
         """The run one row below the cursor."""
-        return self._shown[self._at + 1] if self._at + 1 < len(self._shown) else None
+        return self._shown[self._cursor + 1] if self._cursor + 1 < len(self._shown) else None
 
     @property
     def orders(self) -> list[Order[RunRow]]:

@@ -51,22 +51,22 @@ class ScriptView(Painted):
         super().__init__()
         self._shown = ScriptFindings()
         self._notice: Piece = ("", "muted")
-        self._at = 0
+        self._cursor = 0
         self._flags_from = 0
 
     @property
     def current(self) -> str | None:
         """The knob under the cursor; None if none is mapped."""
         mapping = self._shown.mapping
-        return mapping[self._at].knob if mapping else None
+        return mapping[self._cursor].knob if mapping else None
 
     def show_findings(self, shown: ScriptFindings, knob: str = "") -> None:
         """Show this script, with the cursor on `knob` where one is named."""
         if shown.discovered is not self._shown.discovered:
-            self._at = self._flags_from = 0
+            self._cursor = self._flags_from = 0
         self._shown = shown
-        at = next((index for index, proposal in enumerate(shown.mapping) if proposal.knob == knob), self._at)
-        self._at = max(0, min(at, len(shown.mapping) - 1))
+        at = next((index for index, proposal in enumerate(shown.mapping) if proposal.knob == knob), self._cursor)
+        self._cursor = max(0, min(at, len(shown.mapping) - 1))
         self.repaint()
 
     def show_notice(self, text: str, tone: Tone = "text") -> None:
@@ -76,7 +76,7 @@ class ScriptView(Painted):
 
     def action_move(self, by: int) -> None:
         """Move the cursor among the mapped knobs."""
-        self._at = max(0, min(len(self._shown.mapping) - 1, self._at + by))
+        self._cursor = max(0, min(len(self._shown.mapping) - 1, self._cursor + by))
         self.repaint()
 
     def action_page(self, by: int) -> None:
@@ -100,7 +100,7 @@ class ScriptView(Painted):
         flags = [_flag_line(flag, self._shown.mapping, width) for flag in discovered.flags]
         rows, reason = self._mapping_lines(width)
         for_rows = room - 2 - len(reason) - len(ways) - min(LEAST_FLAGS, len(flags))
-        top = max(0, self._at + 1 - max(LEAST_KNOBS, for_rows))
+        top = max(0, self._cursor + 1 - max(LEAST_KNOBS, for_rows))
         rows = rows[top : top + max(LEAST_KNOBS, for_rows)]
         lines = [rule("knobs and their flags", width), *rows, *reason, *ways]
         if flags and room > len(lines) + 1:
@@ -116,8 +116,8 @@ class ScriptView(Painted):
         mapping = self._shown.mapping
         if not mapping:
             return paragraph("No flag was recognised; a maps a knob to one.", width, "warning"), []
-        rows = [_knob_line(proposal, index == self._at, width) for index, proposal in enumerate(mapping)]
-        return rows, paragraph(mapping[self._at].reason, width, "muted", MOST_REASON_LINES)
+        rows = [_knob_line(proposal, index == self._cursor, width) for index, proposal in enumerate(mapping)]
+        return rows, paragraph(mapping[self._cursor].reason, width, "muted", MOST_REASON_LINES)
 
 
 def _head(shown: ScriptFindings, width: int) -> list[Line]:

@@ -117,10 +117,10 @@ class SortedTable(Painted, Generic[RowT]):
     @property
     def current(self) -> RowT | None:
         """The row under the cursor."""
-        return self._shown[self._at] if self._shown else None
+        return self._shown[self._cursor] if self._shown else None
 
     @property
-    def _at(self) -> int:
+    def _cursor(self) -> int:
         return next((at for at, row in enumerate(self._shown) if self.identity(row) == self._current_identity), 0)
 
     class Moved(Message):
@@ -129,7 +129,7 @@ class SortedTable(Painted, Generic[RowT]):
     def action_move(self, by: int) -> None:
         """Move the cursor `by` rows down, held at the ends."""
         if self._shown:
-            self._current_identity = self.identity(self._shown[max(0, min(len(self._shown) - 1, self._at + by))])
+            self._current_identity = self.identity(self._shown[max(0, min(len(self._shown) - 1, self._cursor + by))])
         self.repaint()
         self.post_message(self.Moved())
 
@@ -155,7 +155,7 @@ class SortedTable(Painted, Generic[RowT]):
 
     def rows_in_sight(self, width: int, room: int) -> list[Line]:
         """Paint `room` rows around the cursor."""
-        at, room = self._at, max(1, room)
+        at, room = self._cursor, max(1, room)
         self._top = max(0, min(self._top, at, len(self._shown) - room))
         self._top = max(self._top, at - room + 1)
         lines = [self.row_line(row, width) for row in self._shown[self._top : self._top + room]]

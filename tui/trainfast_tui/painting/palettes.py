@@ -35,15 +35,17 @@ def tone_styles(widget: Widget) -> Palette:
         # Whole styles: a partial one leaves a muted colour unblended, which is white on a light theme.
         whole = {tone: part_style(widget, f"tone--{tone}") for tone in TONES}
         filled = {tone: Style(bgcolor=whole[tone].bgcolor, reverse=whole[tone].reverse) for tone in FILLED}
-        styles[key] = {tone: _ink(style) + filled.get(tone, Style.null()) for tone, style in whole.items()}
+        styles[key] = {
+            tone: _without_background(style) + filled.get(tone, Style.null()) for tone, style in whole.items()
+        }
     return styles[key]
 
 
-def forget_inks(widget: Widget) -> None:
+def forget_palettes(widget: Widget) -> None:
     """Forget the styles: the theme has changed."""
     _FOUND.pop(widget.app, None)
 
 
-def _ink(style: Style) -> Style:
+def _without_background(style: Style) -> Style:
     """Return the style without background, underline and reverse."""
     return Style(color=style.color, bold=style.bold, dim=style.dim, italic=style.italic)
