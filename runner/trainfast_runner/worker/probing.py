@@ -130,7 +130,7 @@ class Prober:
         """Repeat the micro-batches of a run's first step: the longest samples come first in a run."""
         first = replace(knobs, steps=1, workers=0)
         for _ in range(knobs.steps):
-            yield from batches_of(self.samples, first, self.strategy.rank, self.strategy.ranks)
+            yield from batches_of(self.samples, first, self.strategy.dp_rank, self.strategy.dp_degree)
 
     def forget_last_probe(self) -> None:
         """Empty the caches that the last size left, and begin new peaks."""

@@ -44,7 +44,7 @@ class TrainState:
     def load(self, samples: Samples, steps: int, begin_loader: Callable[[int], None] | None) -> None:
         """Start the loader for so many steps; `begin_loader` as for `batches_of`."""
         knobs = replace(self.knobs, steps=steps)
-        self.batches = batches_of(samples, knobs, self.strategy.rank, self.strategy.ranks, begin_loader)
+        self.batches = batches_of(samples, knobs, self.strategy.dp_rank, self.strategy.dp_degree, begin_loader)
         if isinstance(samples, WholeTexts):
             self.batches = CountedBatches(self.batches)
 

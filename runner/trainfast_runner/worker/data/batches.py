@@ -39,14 +39,16 @@ Samples = TokenSamples | WholeTexts | ImageSamples
 
 
 def batches_of(
-    samples: Samples, knobs: Knobs, rank: int, ranks: int, begin_loader: Callable[[int], None] | None = None
+    samples: Samples, knobs: Knobs, dp_rank: int, dp_degree: int, begin_loader: Callable[[int], None] | None = None
 ) -> Iterator[Batch]:
     """Start the loader's processes, and return this rank's micro-batches for `knobs.steps` steps.
 
     Each loader process first calls `begin_loader` with its number.
     """
     lengths = samples.pieces.lengths if isinstance(samples, WholeTexts) else None
-    order = GlobalOrder(len(samples), knobs.batch_size, knobs.grad_accum, rank, ranks, knobs.steps, knobs.seed, lengths)
+    order = GlobalOrder(
+        len(samples), knobs.batch_size, knobs.grad_accum, dp_rank, dp_degree, knobs.steps, knobs.seed, lengths
+    )
     loader: DataLoader[Batch] = DataLoader(
         samples,
         batch_sampler=order,

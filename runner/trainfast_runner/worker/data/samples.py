@@ -116,11 +116,12 @@ def as_is(batch: Any) -> Any:
 
 
 class GlobalOrder(Sampler[list[int]]):
-    """The micro-batches of one rank; step t's global batch is the same for any number of ranks.
+    """The micro-batches of one data-parallel rank; step t's global batch is the same for any data-parallel degree.
 
     Step t takes samples t*G ... (t+1)*G of a stream of seeded permutations, one an epoch, where G = batch_size *
-    grad_accum * ranks. Rank r's micro-batch m is the slice at (m * ranks + r) * batch_size of it. A draw is a sample's
-    index plus `samples` for each epoch before, so that augmentation can differ from epoch to epoch.
+    grad_accum * dp_degree. Micro-batch m of data-parallel rank r is the slice at (m * dp_degree + r) * batch_size of
+    it. A draw is a sample's index plus `samples` for each epoch before, so that augmentation can differ from epoch to
+    epoch.
 
     With `lengths` the first step takes the G longest samples instead, with one of the very longest in every
     micro-batch, so that the run's peak memory comes in its first step.
@@ -131,8 +132,8 @@ class GlobalOrder(Sampler[list[int]]):
         samples: int,
         batch_size: int,
         grad_accum: int,
-        rank: int,
-        ranks: int,
+        dp_rank: int,
+        dp_degree: int,
         steps: int,
         seed: int,
         lengths: NDArray[np.int64] | None = None,
@@ -140,8 +141,8 @@ class GlobalOrder(Sampler[list[int]]):
         self.samples = samples
         self.batch_size = batch_size
         self.grad_accum = grad_accum
-        self.rank = rank
-        self.ranks = ranks
+        self.dp_rank = dp_rank
+        self.dp_degree = dp_degree
         self.steps = steps
         self.seed = seed
         self.lengths = lengths
@@ -151,13 +152,13 @@ class GlobalOrder(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         epoch, order = -1, np.empty(0, dtype=np.int64)
-        slices = self.grad_accum * self.ranks
+        slices = self.grad_accum * self.dp_degree
         first = [] if self.lengths is None else longest(self.lengths, slices * self.batch_size)
         for micro in range(len(self)):
             if self.lengths is not None and micro < self.grad_accum:
-                yield first[micro * self.ranks + self.rank :: slices]
+                yield first[micro * self.dp_degree + self.dp_rank :: slices]
                 continue
-            start = (micro * self.ranks + self.rank) * self.batch_size
+            start = (micro * self.dp_degree + self.dp_rank) * self.batch_size
             chosen: list[int] = []
             for position in range(start, start + self.batch_size):
                 if position // self.samples != epoch:

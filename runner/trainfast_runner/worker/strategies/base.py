@@ -28,10 +28,10 @@ returns this rank's share of the global mean loss."""
 class Strategy:
     """Everything that the loop and the start of a training know about a strategy, here without communication."""
 
-    rank = 0
-    """This process's data-parallel rank: its slice of the global batch."""
-    ranks = 1
-    """The data-parallel degree: into how many slices the global batch is cut."""
+    dp_rank = 0
+    """Which slice of the global batch this process takes; the processes of one pipeline or tensor group share it."""
+    dp_degree = 1
+    """Into how many slices the global batch is cut."""
     slices = 1
     """Slices of the global batch that this process takes: one, but for `dp`, which feeds a GPU with each."""
     gradient_factor = 1.0
@@ -52,7 +52,7 @@ class Strategy:
     @property
     def dropout_rank(self) -> int:
         """Added to the seed of dropout: ranks with other samples or other layers drop other activations."""
-        return self.rank
+        return self.dp_rank
 
     def start(self) -> None:
         """Join the process group. Called before any memory is counted."""

@@ -22,9 +22,9 @@ class DataParallel(Strategy):
 
     def __init__(self, knobs: Knobs, device: torch.device) -> None:
         super().__init__(knobs, device)
-        self.rank = int(os.environ["RANK"])
-        self.ranks = int(os.environ["WORLD_SIZE"])
-        self.gradient_factor = float(self.ranks)
+        self.dp_rank = int(os.environ["RANK"])
+        self.dp_degree = int(os.environ["WORLD_SIZE"])
+        self.gradient_factor = float(self.dp_degree)
 
     def start(self) -> None:
         """Join the group that torchrun describes in the environment."""

@@ -79,7 +79,7 @@ class DeepSpeedZero(DataParallel):
         import deepspeed
 
         self.config = deepspeed_config(
-            self.knobs, self.ranks, unpartitioned_sizes(model), self.device.type, self._disk()
+            self.knobs, self.dp_degree, unpartitioned_sizes(model), self.device.type, self._disk()
         )
         if self.entry.zero_stage == 3:
             self._init_slices(model)
@@ -150,7 +150,7 @@ class DeepSpeedZero(DataParallel):
         if self.knobs.offload_path is None:
             return None
         name: list[str | None] = [None]
-        if self.rank == 0:
+        if self.dp_rank == 0:
             self.scratch = Scratch(Path(self.knobs.offload_path).expanduser().absolute())
             name = [str(self.scratch.path)]
         dist.broadcast_object_list(name)

@@ -25,7 +25,7 @@ class ShardedDataParallel(DataParallel):
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """Shard the model in place; a block is whole only between its initialization and its sharding."""
-        mesh = init_device_mesh(self.device.type, (self.ranks,), mesh_dim_names=("dp",))
+        mesh = init_device_mesh(self.device.type, (self.dp_degree,), mesh_dim_names=("dp",))
         shard_in_turn(model, init_in_turn(model, self.knobs.seed, self.device), mesh, self.knobs)
         return model
 

@@ -34,8 +34,8 @@ class PipelineParallel(Strategy):
         super().__init__(knobs, device)
         self.global_rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
         self.degree = knobs.pp_degree
-        self.rank, self.pp_rank = divmod(self.global_rank, self.degree)
-        self.ranks = world // self.degree
+        self.dp_rank, self.pp_rank = divmod(self.global_rank, self.degree)
+        self.dp_degree = world // self.degree
         self.stages = self.degree * SCHEDULES[knobs.pp_schedule].stages_per_rank
         self._schedule: Any = None
         self._tied: list[nn.Parameter] = []
@@ -50,7 +50,7 @@ class PipelineParallel(Strategy):
     def start(self) -> None:
         """Join the group that torchrun describes, and those of this rank's row and column of the mesh."""
         join_group(self.device)
-        self._mesh = init_device_mesh(self.device.type, (self.ranks, self.degree), mesh_dim_names=("dp", "pp"))
+        self._mesh = init_device_mesh(self.device.type, (self.dp_degree, self.degree), mesh_dim_names=("dp", "pp"))
         self._column, self._row = self._mesh.get_group("dp"), self._mesh.get_group("pp")
 
     def prepare(self, model: nn.Module) -> None:
@@ -65,9 +65,9 @@ class PipelineParallel(Strategy):
         self._tied = division.tied()
         if self._tied:
             # Every rank takes part in making every group.
-            ends = [(row * self.degree, (row + 1) * self.degree - 1) for row in range(self.ranks)]
+            ends = [(row * self.degree, (row + 1) * self.degree - 1) for row in range(self.dp_degree)]
             groups = [dist.new_group(list(pair)) for pair in ends]
-            self._ends = groups[self.rank]
+            self._ends = groups[self.dp_rank]
         init_weights(model, knobs.seed, self.device, modules.modules())
         parts = [
             PipelineStage(module, index, self.stages, self.device, group=self._row)
@@ -122,7 +122,7 @@ class PipelineParallel(Strategy):
 
     def all_reduce(self, value: Tensor) -> Tensor:
         """Sum down the column."""
-        if self.ranks > 1:
+        if self.dp_degree > 1:
             dist.all_reduce(value, group=self._column)
         return value
 
@@ -150,7 +150,7 @@ class PipelineParallel(Strategy):
         sizes = dict(zip(self._mesh.mesh_dim_names or (), self._mesh.mesh.shape, strict=True))
         return {
             "wrapper": type(self._schedule).__name__,
-            "reduce_dtype": dtype if self.ranks > 1 else None,
+            "reduce_dtype": dtype if self.dp_degree > 1 else None,
             "zero_stage": None,
             "mesh": sizes,
             "pipeline_stages": self._schedule._num_stages,
@@ -175,7 +175,7 @@ class PipelineParallel(Strategy):
         if self._tied and self.pp_rank in (0, self.degree - 1):
             for parameter in self._tied:
                 dist.all_reduce(parameter.grad, group=self._ends)
-        if self.ranks > 1:
+        if self.dp_degree > 1:
             gradients = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
             sums = [dist.all_reduce(gradient, group=self._column, async_op=True) for gradient in gradients]
             for work in sums:

@@ -35,14 +35,14 @@ class TensorParallel(Strategy):
     def __init__(self, knobs: Knobs, device: torch.device) -> None:
         super().__init__(knobs, device)
         world, self.degree = int(os.environ.get("WORLD_SIZE", "1")), knobs.tp_degree
-        self.ranks = world // self.degree
-        self.rank = int(os.environ.get("RANK", "0")) // self.degree
-        self.gradient_factor = float(self.ranks)
+        self.dp_degree = world // self.degree
+        self.dp_rank = int(os.environ.get("RANK", "0")) // self.degree
+        self.gradient_factor = float(self.dp_degree)
 
     def start(self) -> None:
         """Join the group, and make the mesh; ranks that share a model are neighbours."""
         join_group(self.device)
-        self.mesh = init_device_mesh(self.device.type, (self.ranks, self.degree), mesh_dim_names=("dp", "tp"))
+        self.mesh = init_device_mesh(self.device.type, (self.dp_degree, self.degree), mesh_dim_names=("dp", "tp"))
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """Cut the model in place; a block is whole only between its initialization and its cut."""
@@ -57,13 +57,13 @@ class TensorParallel(Strategy):
 
     def all_reduce(self, value: Tensor) -> Tensor:
         """Sum over the ranks whose samples differ."""
-        if self.ranks > 1:
+        if self.dp_degree > 1:
             dist.all_reduce(value, group=self.mesh.get_group("dp"))
         return value
 
     def all_reduce_async(self, value: Tensor) -> Any:
         """Sum over the ranks whose samples differ, in the background."""
-        if self.ranks == 1:
+        if self.dp_degree == 1:
             return None
         return dist.all_reduce(value, group=self.mesh.get_group("dp"), async_op=True)
 

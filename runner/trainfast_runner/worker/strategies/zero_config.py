@@ -35,7 +35,7 @@ def unpartitioned_sizes(model: nn.Module) -> Sizes:
     return Sizes(sum(whole.values()), max(whole.values()), max(sum(part.values()) for part in each))
 
 
-def deepspeed_config(knobs: Knobs, ranks: int, sizes: Sizes, device: str, disk: str | None) -> dict[str, Any]:
+def deepspeed_config(knobs: Knobs, dp_degree: int, sizes: Sizes, device: str, disk: str | None) -> dict[str, Any]:
     """Make the configuration for `deepspeed.initialize`.
 
     `device` is cpu or cuda, `disk` the directory for offloaded states; None for host memory.
@@ -55,12 +55,12 @@ def deepspeed_config(knobs: Knobs, ranks: int, sizes: Sizes, device: str, disk: 
             offload["nvme_path"] = disk
         stage["offload_optimizer"] = offload
         if entry.zero_stage == 3 and disk is not None and device == "cuda":
-            stage["offload_param"] = {**offload, "buffer_size": _buffer(sizes.parameter, ranks)}
+            stage["offload_param"] = {**offload, "buffer_size": _buffer(sizes.parameter, dp_degree)}
         elif entry.zero_stage == 3:
             # DeepSpeed 0.19 writes fp32 parameters to a disk as bf16 on a CPU that has no fp16.
             stage["offload_param"] = {"device": "cpu", "pin_memory": device == "cuda"}
     return {
-        "train_batch_size": knobs.batch_size * knobs.grad_accum * ranks,
+        "train_batch_size": knobs.batch_size * knobs.grad_accum * dp_degree,
         "train_micro_batch_size_per_gpu": knobs.batch_size,
         "gradient_accumulation_steps": knobs.grad_accum,
         # Explicit even when it is 0: DeepSpeed clips at 1.0 by default.
@@ -75,9 +75,9 @@ def deepspeed_config(knobs: Knobs, ranks: int, sizes: Sizes, device: str, disk: 
     }
 
 
-def _buffer(largest: int, ranks: int) -> int:
+def _buffer(largest: int, dp_degree: int) -> int:
     """Elements of one of five buffers: a rank's share of the largest parameter, with room for the disk's alignment."""
-    share = -(-largest // ranks)
+    share = -(-largest // dp_degree)
     return (share // ALIGNED_ELEMENTS + 1) * ALIGNED_ELEMENTS
 
 
