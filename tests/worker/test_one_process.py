@@ -17,7 +17,7 @@ from transformers import LlamaConfig
 from trainfast_runner.worker.build import build_model
 from trainfast_runner.worker.precision import Precision
 from trainfast_runner.worker.spec import Knobs
-from trainfast_runner.worker.strategies.one_process import ThreadedDataParallel
+from trainfast_runner.worker.strategies.one_process import DataParallelStrategy
 from trainfast_runner.worker.weights import init_weights
 
 CPU = torch.device("cpu")
@@ -59,7 +59,7 @@ def test_torchs_threads_forget_the_dtype_of_autocast() -> None:
 )
 def test_dp_computes_in_the_dtype_asked_for(precision: str, dtype: torch.dtype) -> None:
     knobs = Knobs(strategy="dp", precision=precision)
-    strategy = ThreadedDataParallel(knobs, CPU)
+    strategy = DataParallelStrategy(knobs, CPU)
     module = strategy.wrap(build_model(LLAMA, "causal-lm", knobs, CPU))
     assert isinstance(module, DataParallel)
     assert dtypes_in_threads(module.module, strategy.precision) == {dtype}

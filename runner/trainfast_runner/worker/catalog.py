@@ -95,7 +95,7 @@ _STRATEGIES = (
     ),
     StrategyEntry(
         name="dp",
-        path="one_process:ThreadedDataParallel",
+        path="one_process:DataParallelStrategy",
         wrapper="DataParallel",
         what="one process, a thread a GPU, the model copied every step",
         speed="slower than ddp, its first GPU does more",
@@ -108,7 +108,7 @@ _STRATEGIES = (
     ),
     StrategyEntry(
         name="ddp",
-        path="ddp:DataParallel",
+        path="ddp:DistributedDataParallelStrategy",
         wrapper="DistributedDataParallel",
         what="a process a device, each with the whole model, one gradient all-reduce that overlaps with the backward",
         speed="nearly N times one device when the link keeps up",

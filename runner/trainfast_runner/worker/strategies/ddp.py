@@ -17,7 +17,7 @@ from ..spec import Knobs
 from .base import Strategy
 
 
-class DataParallel(Strategy):
+class DistributedDataParallelStrategy(Strategy):
     """torch's DistributedDataParallel over NCCL, or over gloo on CPU."""
 
     def __init__(self, knobs: Knobs, device: torch.device) -> None:

@@ -22,7 +22,7 @@ from ..optimizer import build_optimizer, parameter_groups
 from ..precision import Precision
 from ..spec import Knobs
 from ..weights import init_in_turn, init_weights
-from .ddp import DataParallel
+from .ddp import DistributedDataParallelStrategy
 from .extension_builds import only_builder
 from .offload_scratch import Scratch
 from .zero_config import deepspeed_config, unpartitioned_sizes
@@ -39,7 +39,7 @@ ENGINE_DTYPE = {"fp16": torch.float16, "bf16": torch.bfloat16, "bf16-pure": torc
 """Dtype that the engine casts the model to; the optimizer has the fp32 masters."""
 
 
-class DeepSpeedZero(DataParallel):
+class DeepSpeedZero(DistributedDataParallelStrategy):
     """zero1, zero2, zero3 and the two with offload: DeepSpeed's engine around the same loop."""
 
     precision: EnginePrecision

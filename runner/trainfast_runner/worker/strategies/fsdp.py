@@ -15,12 +15,12 @@ from ..invalid import InvalidInput
 from ..spec import Knobs
 from ..weights import Part, init_in_turn
 from .blocks import transformer_blocks
-from .ddp import DataParallel
+from .ddp import DistributedDataParallelStrategy
 
 PARAM_DTYPE = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class ShardedDataParallel(DataParallel):
+class ShardedDataParallel(DistributedDataParallelStrategy):
     """`fully_shard` on each transformer block and on the rest."""
 
     def wrap(self, model: nn.Module) -> nn.Module:

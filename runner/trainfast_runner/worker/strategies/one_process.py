@@ -21,7 +21,7 @@ from .blocks import transformer_blocks
 from .pipeline_stages import balance
 
 
-class ThreadedDataParallel(Strategy):
+class DataParallelStrategy(Strategy):
     """`dp`: torch's nn.DataParallel, which copies the model and scatters the batch from the first GPU every step."""
 
     def __init__(self, knobs: Knobs, device: torch.device) -> None:
