@@ -58,14 +58,14 @@ Trace = StepTrace | OptimizerTrace
 
 @dataclass(frozen=True)
 class TraceRequest:
-    """A request to the tracer, as JSON, and the cache file of its answer."""
+    """A request to the tracer, and the cache file of its answer."""
 
-    request: str
+    request_json: str
     file: Path
 
 
 @dataclass(frozen=True)
-class TraceRequests:
+class ModelRequests:
     """The requests for both traces of one model."""
 
     step: TraceRequest
@@ -77,18 +77,18 @@ class TraceRequests:
         return f"{self.step.file.stem}-{self.optimizer.file.stem}"
 
 
-def traces_of(
+def requests_for(
     spec: RunSpec, device: str, executable: str, whole: bool = False, installed: list[str] | None = None
-) -> TraceRequests:
+) -> ModelRequests:
     """Return the requests for a run's model on `device`, cpu or cuda; `whole` traces every block.
 
     `installed` is `training_python.install_stamps(executable)` if the caller has it already.
     """
-    step, optimizer = requests_of(spec, device, whole)
-    return TraceRequests(_request(step, executable, installed), _request(optimizer, executable, installed))
+    step, optimizer = request_fields(spec, device, whole)
+    return ModelRequests(_trace_request(step, executable, installed), _trace_request(optimizer, executable, installed))
 
 
-def requests_of(spec: RunSpec, device: str, whole: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
+def request_fields(spec: RunSpec, device: str, whole: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
     """The tracer's requests for the step and for the optimizer: everything that each trace depends on."""
     strategy, precision = strategy_of(spec.knobs), str(spec.knobs["precision"])
     if precision == "tf32":
@@ -120,7 +120,7 @@ def requests_of(spec: RunSpec, device: str, whole: bool = False) -> tuple[dict[s
     return step, {**about, "part": "optimizer", "knobs": knobs}
 
 
-def _request(request: dict[str, Any], executable: str, installed: list[str] | None) -> TraceRequest:
-    text = json.dumps(request, sort_keys=True)
-    name = training_python.stamp(executable, text, FORMAT, installed)
-    return TraceRequest(text, cache_directory() / "traced" / f"{name}.json")
+def _trace_request(fields: dict[str, Any], executable: str, installed: list[str] | None) -> TraceRequest:
+    request_json = json.dumps(fields, sort_keys=True)
+    name = training_python.stamp(executable, request_json, FORMAT, installed)
+    return TraceRequest(request_json, cache_directory() / "traced" / f"{name}.json")

@@ -17,12 +17,12 @@ from trainfast_runner.machine import training_python, worker_scripts
 from trainfast_runner.memory.corrections import corrections_of_device
 from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.traces import (
+    ModelRequests,
     OptimizerTrace,
     StepTrace,
     Trace,
     TraceRequest,
-    TraceRequests,
-    traces_of,
+    requests_for,
 )
 from trainfast_runner.memory.warm_tracer import WarmTracer
 from trainfast_runner.records.file_locks import locked
@@ -66,17 +66,17 @@ def cached_models(
     except UserError:
         return lambda spec: None
     installed = training_python.install_stamps(executable)
-    traced: dict[Path, TraceOrError] = {}
-    models: dict[TraceRequests, MemoryModel] = {}
+    traces: dict[Path, TraceOrError] = {}
+    models: dict[ModelRequests, MemoryModel] = {}
 
     def model_of(spec: RunSpec) -> MemoryModel | None:
-        traces = traces_of(spec, device, executable, installed=installed)
-        if traces not in models:
-            _read([traces], traced)
-            model = _model(traces, traced, device)
+        model_requests = requests_for(spec, device, executable, installed=installed)
+        if model_requests not in models:
+            _read_cached([model_requests], traces)
+            model = _model(model_requests, traces, device)
             if isinstance(model, MemoryModel):
-                models[traces] = model if gpu is None else model.corrected_for(gpu)
-        return models.get(traces)
+                models[model_requests] = model if gpu is None else model.corrected_for(gpu)
+        return models.get(model_requests)
 
     return model_of
 
@@ -96,7 +96,7 @@ def trace_model(
     Raises UserError if the tracer cannot follow the model, or the model cannot be built at all.
     """
     executable = training_python.find(python)
-    with _alone(traces_of(spec, device, executable)):
+    with _trace_lock(requests_for(spec, device, executable)):
         [(_, model)] = trace_models([spec], device, python, on_traced, cancelled, gpus, tracer)
     if isinstance(model, UserError):
         raise model
@@ -122,51 +122,53 @@ def trace_models(
     """
     executable = training_python.find(python)
     installed = training_python.install_stamps(executable)
-    wanted = [traces_of(spec, device, executable, installed=installed) for spec in specs]
-    traced: dict[Path, TraceOrError] = {}
-    _read(wanted, traced)
+    wanted = [requests_for(spec, device, executable, installed=installed) for spec in specs]
+    traces: dict[Path, TraceOrError] = {}
+    _read_cached(wanted, traces)
     owed = dict(enumerate(wanted))
 
     def complete() -> Iterator[tuple[int, MemoryModel | UserError]]:
-        for index, traces in list(owed.items()):
-            if (model := _model(traces, traced, device)) is not None:
+        for index, model_requests in list(owed.items()):
+            if (model := _model(model_requests, traces, device)) is not None:
                 del owed[index]
                 yield index, model
 
     yield from complete()
-    requests = _requests(wanted, traced)
+    requests = _missing_requests(wanted, traces)
     is_cold = bool(requests) and (tracer is None or not tracer.is_warm(executable))
-    on_traced(replace(_progress(requests, traced, wanted), importing=executable if is_cold else ""))
+    on_traced(replace(_progress(requests, traces, wanted), importing=executable if is_cold else ""))
 
     def imported() -> None:
-        on_traced(_progress(requests, traced, wanted))
+        on_traced(_progress(requests, traces, wanted))
 
     environment = _environment(device, gpus)
-    with closing(_traced(executable, requests, environment, cancelled, imported, tracer)) as answers:
-        for asked, trace in answers:
-            traced[asked.file] = trace
+    with closing(_answers(executable, requests, environment, cancelled, imported, tracer)) as answers:
+        for request, trace in answers:
+            traces[request.file] = trace
             if not isinstance(trace, UserError):
-                write_cached(asked.file, trace)
-            on_traced(_progress(requests, traced, wanted))
+                write_cached(request.file, trace)
+            on_traced(_progress(requests, traces, wanted))
             yield from complete()
 
 
 def trace_anew(spec: RunSpec, device: str = "cpu", python: str | None = None, whole: bool = False) -> MemoryModel:
     """Trace without reading or writing the cache; `whole` traces every block. Raises as `trace_model`."""
     executable = training_python.find(python)
-    traces = traces_of(spec, device, executable, whole)
-    requests = _requests([traces], {})
-    traced = {asked.file: trace for asked, trace in _traced(executable, requests, _environment(device, ()))}
-    model = _model(traces, traced, device)
+    model_requests = requests_for(spec, device, executable, whole)
+    requests = _missing_requests([model_requests], {})
+    traces = {request.file: trace for request, trace in _answers(executable, requests, _environment(device, ()))}
+    model = _model(model_requests, traces, device)
     if isinstance(model, UserError):
         raise model
     assert model is not None
     return model
 
 
-def _model(traces: TraceRequests, traced: Mapping[Path, TraceOrError], device: str) -> MemoryModel | UserError | None:
+def _model(
+    model_requests: ModelRequests, traces: Mapping[Path, TraceOrError], device: str
+) -> MemoryModel | UserError | None:
     """Make the model of both traces, or return the UserError of one; None if one is missing."""
-    step, optimizer = traced.get(traces.step.file), traced.get(traces.optimizer.file)
+    step, optimizer = traces.get(model_requests.step.file), traces.get(model_requests.optimizer.file)
     for trace in (step, optimizer):
         if isinstance(trace, UserError):
             return trace
@@ -184,44 +186,50 @@ def _model(traces: TraceRequests, traced: Mapping[Path, TraceOrError], device: s
         optimizer_work=optimizer.work,
         basis=_basis(step),
         attention=step.attention,
-        trace=traces.name,
+        trace=model_requests.name,
         corrections=corrections_of_device(device),
     )
 
 
-def _requests(
-    wanted: list[TraceRequests], traced: Mapping[Path, TraceOrError]
+def _missing_requests(
+    wanted: list[ModelRequests], traces: Mapping[Path, TraceOrError]
 ) -> list[tuple[TraceRequest, dict[str, Any]]]:
     """The missing traces, each once, in the order of `wanted`. An optimizer's waits for its model's step."""
     requests: dict[Path, tuple[TraceRequest, dict[str, Any]]] = {}
-    for traces in wanted:
-        step, optimizer = traces.step, traces.optimizer
-        if step.file not in traced and step.file not in requests:
-            requests[step.file] = step, json.loads(step.request)
-        if optimizer.file not in traced and optimizer.file not in requests:
-            known = traced.get(step.file)
+    for model_requests in wanted:
+        step, optimizer = model_requests.step, model_requests.optimizer
+        if step.file not in traces and step.file not in requests:
+            requests[step.file] = step, json.loads(step.request_json)
+        if optimizer.file not in traces and optimizer.file not in requests:
+            step_trace = traces.get(step.file)
             first = (
-                {"unused": known.unused} if isinstance(known, StepTrace) else {"after": [*requests].index(step.file)}
+                {"unused": step_trace.unused}
+                if isinstance(step_trace, StepTrace)
+                else {"after": [*requests].index(step.file)}
             )
-            requests[optimizer.file] = optimizer, {**json.loads(optimizer.request), **first}
+            requests[optimizer.file] = optimizer, {**json.loads(optimizer.request_json), **first}
     return [*requests.values()]
 
 
 def _progress(
     requests: list[tuple[TraceRequest, dict[str, Any]]],
-    traced: Mapping[Path, TraceOrError],
-    wanted: list[TraceRequests],
+    traces: Mapping[Path, TraceOrError],
+    wanted: list[ModelRequests],
 ) -> Tracing:
-    missing = [(asked, request) for asked, request in requests if asked.file not in traced]
+    missing = [(request, fields) for request, fields in requests if request.file not in traces]
     done = len(requests) - len(missing)
     if not missing:
         return Tracing(done, len(requests))
-    asked, request = missing[0]
-    knobs = request["knobs"]
+    request, fields = missing[0]
+    knobs = fields["knobs"]
     words = f"forward and backward, {knobs['precision']}, checkpointing {knobs.get('checkpointing')}"
-    if request["part"] == "optimizer":
+    if fields["part"] == "optimizer":
         words = f"the optimizer's step, {knobs['optimizer']}"
-    index = next(index for index, traces in enumerate(wanted) if asked in (traces.step, traces.optimizer))
+    index = next(
+        index
+        for index, model_requests in enumerate(wanted)
+        if request in (model_requests.step, model_requests.optimizer)
+    )
     return Tracing(done, len(requests), index, words)
 
 
@@ -233,7 +241,7 @@ def _environment(device: str, gpus: Sequence[str]) -> dict[str, str]:
     }
 
 
-def _traced(
+def _answers(
     executable: str,
     requests: list[tuple[TraceRequest, dict[str, Any]]],
     environment: dict[str, str],
@@ -247,30 +255,30 @@ def _traced(
     owed = dict(enumerate(requests))
     server = WarmTracer() if tracer is None else tracer
     try:
-        wanted, cancelled = [request for _, request in requests], cancelled or threading.Event()
+        wanted, cancelled = [fields for _, fields in requests], cancelled or threading.Event()
         with closing(server.ask_each(executable, wanted, cancelled, environment)) as answers:
             for answer in answers:
                 if "imported" in answer:
                     on_imported()
                     continue
-                asked, request = owed.pop(answer.pop("request"))
+                request, fields = owed.pop(answer.pop("request"))
                 try:
-                    yield asked, _decoded(answer, request)
+                    yield request, _decoded(answer, fields)
                 except UserError as error:
-                    yield asked, error
+                    yield request, error
     except UserError as error:
-        yield from ((asked, error) for asked, _ in owed.values())
+        yield from ((request, error) for request, _ in owed.values())
     finally:
         if tracer is None:
             server.close()
 
 
-def _decoded(answer: dict[str, Any], request: dict[str, Any]) -> Trace:
-    of_optimizer = request["part"] == "optimizer"
+def _decoded(answer: dict[str, Any], fields: dict[str, Any]) -> Trace:
+    of_optimizer = fields["part"] == "optimizer"
     if answer.get("error"):
         raise training_python.model_error(answer["error"])
     if answer.get("untraceable"):
-        part = f"the optimizer step of {request['knobs']['optimizer']}" if of_optimizer else "this model"
+        part = f"the optimizer step of {fields['knobs']['optimizer']}" if of_optimizer else "this model"
         why, key = f"the tracer cannot follow {part}: {answer['untraceable']}", "optimizer" if of_optimizer else "model"
         raise UserError(why, key=key, advice="search max-batch, which finds what fits by running it")
     kind: type[StepTrace] | type[OptimizerTrace] = OptimizerTrace if of_optimizer else StepTrace
@@ -280,18 +288,18 @@ def _decoded(answer: dict[str, Any], request: dict[str, Any]) -> Trace:
         raise UserError(f"the tracer's answer is not understood: {error}", key="model") from None
 
 
-def _read(wanted: list[TraceRequests], traced: dict[Path, TraceOrError]) -> None:
-    """Add the cached traces to `found`."""
-    for traces in wanted:
-        for asked, kind in zip((traces.step, traces.optimizer), KINDS, strict=True):
-            if asked.file not in traced and (trace := read_cached(asked.file, kind)) is not None:
-                traced[asked.file] = trace
+def _read_cached(wanted: list[ModelRequests], traces: dict[Path, TraceOrError]) -> None:
+    """Add the cached traces to `traces`."""
+    for model_requests in wanted:
+        for request, kind in zip((model_requests.step, model_requests.optimizer), KINDS, strict=True):
+            if request.file not in traces and (trace := read_cached(request.file, kind)) is not None:
+                traces[request.file] = trace
 
 
 @contextmanager
-def _alone(traces: TraceRequests) -> Iterator[None]:
+def _trace_lock(model_requests: ModelRequests) -> Iterator[None]:
     """Hold the trace's lock: of two processes that want the same trace one makes it and the other waits."""
-    file = cache_directory() / "traced" / f"{traces.name}.lock"
+    file = cache_directory() / "traced" / f"{model_requests.name}.lock"
     with ExitStack() as held:
         with suppress(OSError):
             file.parent.mkdir(parents=True, exist_ok=True)

@@ -311,6 +311,6 @@ def _peak_bytes(traced: Traced, machine: Machine) -> int | None:
 
 def _key(request: PredictionRequest) -> str:
     """Return everything that a trace depends on."""
-    from trainfast_runner.memory.traces import requests_of
+    from trainfast_runner.memory.traces import request_fields
 
-    return repr(requests_of(request.spec, request.machine.device))
+    return repr(request_fields(request.spec, request.machine.device))
