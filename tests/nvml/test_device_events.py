@@ -61,7 +61,7 @@ def test_throttling_begins_and_ends_by_reason_and_idle_is_none() -> None:
 
 
 def test_another_process_comes_and_goes_and_the_training_is_not_one() -> None:
-    events = DeviceEvents(["GPU-0"], own=lambda: {11, 12}, host_pids=True)
+    events = DeviceEvents(["GPU-0"], pids_of_run=lambda: {11, 12}, host_pids=True)
     first = events.between(tick(gpu(pids=(99_999_999,))))
     assert [(event.pid, event.state) for event in first] == [(99_999_999, "appeared")]
     assert first[0].detail == "a process (pid 99999999) with 300 MiB appeared"
@@ -75,7 +75,7 @@ def test_another_process_comes_and_goes_and_the_training_is_not_one() -> None:
 
 
 def test_in_a_container_only_who_was_there_before_the_training_is_foreign() -> None:
-    events = DeviceEvents(["GPU-0"], own=set, host_pids=False)
+    events = DeviceEvents(["GPU-0"], pids_of_run=set, host_pids=False)
     (there,) = events.between(tick(gpu(pids=(4242,))))
     assert there.detail == "process 4242 of the host with 300 MiB appeared"
     assert events.between(tick(gpu(pids=(4242, 5000)))) == [], "it may be the training's own"
@@ -84,7 +84,7 @@ def test_in_a_container_only_who_was_there_before_the_training_is_foreign() -> N
 
 
 def test_where_the_training_is_on_the_cpu_everybody_on_the_gpu_is_somebody_else() -> None:
-    events = DeviceEvents(["GPU-0"], own=lambda: {11}, host_pids=False, none_ours=True)
+    events = DeviceEvents(["GPU-0"], pids_of_run=lambda: {11}, host_pids=False, none_ours=True)
     assert events.between(tick(gpu(pids=()))) == []
     assert [event.pid for event in events.between(tick(gpu(pids=(11, 5000))))] == [11, 5000]
 
@@ -113,7 +113,7 @@ def test_a_foreign_process_is_named_as_it_calls_itself(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", script], **pipes) as other:
         assert other.stdout is not None
         other.stdout.readline()
-        events = DeviceEvents(["GPU-0"], own=set, host_pids=True)
+        events = DeviceEvents(["GPU-0"], pids_of_run=set, host_pids=True)
         [event] = events.between(tick(gpu(pids=(other.pid,))))
         other.kill()
     # The record has it as it is; whoever shows it takes the control sequences out and reads no markup.

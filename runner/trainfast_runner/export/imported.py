@@ -126,8 +126,8 @@ def _yaml(text: str) -> dict[str, Any] | None:
     except (yaml.YAMLError, ValueError, RecursionError):
         # The last two: a date that there is not, and levels too deep for the parser.
         return None
-    known = ("distributed_type", "mixed_precision", "num_processes")
-    return table if isinstance(table, dict) and any(key in table for key in known) else None
+    accelerate_keys = ("distributed_type", "mixed_precision", "num_processes")
+    return table if isinstance(table, dict) and any(key in table for key in accelerate_keys) else None
 
 
 def _command(words: list[Word]) -> ForeignKnobs:

@@ -34,8 +34,10 @@ def proof_of(run: RunFile, before: Result | None, exported: Exported, directory:
         raise UserError(f"{result.run_id} has no measured step: {result.reason}", key="--prove", exit_code=4)
     line = script_line(worker_lines(directory))
     ran = {} if line is None else {name: value for name, value in (line.ran or {}).items() if value is not None}
-    asked = _asked(run, exported)
-    unlike = [f"{name}={asked[name]} ran as {value}" for name, value in ran.items() if asked.get(name, value) != value]
+    expected = _asked(run, exported)
+    unlike = [
+        f"{name}={expected[name]} ran as {value}" for name, value in ran.items() if expected.get(name, value) != value
+    ]
     if result.actual.world_size not in (None, run.world_size):
         unlike.append(f"{run.world_size} processes ran as {result.actual.world_size}")
     if unlike:

@@ -59,12 +59,12 @@ def cooling(
             allowed=[f"{LOWEST_C:g} to {HIGHEST_C:g} degrees Celsius"],
         )
     nvml = Nvml()
-    asked = look or (lambda: nvml.sample(time.monotonic_ns()))
+    read_devices = look or (lambda: nvml.sample(time.monotonic_ns()))
     began = best_since = clock()
     best = math.inf
     try:
         while True:
-            readings, missing = asked()
+            readings, missing = read_devices()
             hottest = _hottest(uuids, readings, missing, below_c)
             now = clock()
             if hottest.temperature_c is None or hottest.temperature_c < below_c:

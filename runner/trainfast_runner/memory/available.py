@@ -60,10 +60,10 @@ def available_memory(
     exist.
     """
     free = _free(spec, machine, ranks, host_free_bytes) if is_here else None
-    asked = spec.knobs["memory_limit"]
-    if not isinstance(asked, str):
+    memory_limit = spec.knobs["memory_limit"]
+    if not isinstance(memory_limit, str):
         return free
-    limit = RankLimit(min(parse_bytes_per_rank(asked)), MEMORY_LIMIT)
+    limit = RankLimit(min(parse_bytes_per_rank(memory_limit)), MEMORY_LIMIT)
     if free is None or limit.limit_bytes <= free.for_allocator(context_bytes):
         return limit
     return RankLimit(free.limit_bytes, f"{free.words}, less than memory_limit", free.with_context)
@@ -124,8 +124,8 @@ def host_free_bytes() -> int:
 def within_container(free_bytes: int) -> int:
     """Limit the host's free bytes by what this container may still use."""
     try:
-        most = (CGROUP / "memory.max").read_text().strip()
+        limit_text = (CGROUP / "memory.max").read_text().strip()
         used = int((CGROUP / "memory.current").read_text())
-        return max(0, min(free_bytes, int(most) - used))
+        return max(0, min(free_bytes, int(limit_text) - used))
     except (OSError, ValueError):
         return free_bytes  # no container, or one whose limit is the word max

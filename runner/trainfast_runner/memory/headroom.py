@@ -86,7 +86,7 @@ def predict_headroom(
         return PredictedFit(predicted, cannot_run=cannot_run)
     counts = model.device == "cpu" and available.is_memory_limit
     margin = margin_bytes(model, spec, ranks, predicted) if counts else 0
-    most = model.max_batch(spec, ranks, available.for_allocator(predicted.context_bytes)) or 0
+    max_batch = model.max_batch(spec, ranks, available.for_allocator(predicted.context_bytes)) or 0
     if counts:
 
         def fits(batch: int) -> bool:
@@ -94,8 +94,8 @@ def predict_headroom(
             predicted = model.predict(sized, ranks)
             return PredictedFit(predicted, available, margin_bytes(model, sized, ranks, predicted)).fits is True
 
-        most = largest_fitting(fits, most, batch_multiple(spec))
-    return PredictedFit(predicted, available, margin, most, cannot_run)
+        max_batch = largest_fitting(fits, max_batch, batch_multiple(spec))
+    return PredictedFit(predicted, available, margin, max_batch, cannot_run)
 
 
 def margin_bytes(model: MemoryModel, spec: RunSpec, ranks: int, predicted: Prediction) -> int:

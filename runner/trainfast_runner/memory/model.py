@@ -148,11 +148,11 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         corrected = {}
         for phase, values in peaks.items():
             bytes_corrected = list(values)
-            left = share * correction.beyond_bytes.get(phase, 0)
+            remaining = share * correction.beyond_bytes.get(phase, 0)
             for category in (TEMPORARY, ACTIVATIONS):
-                moved = max(-bytes_corrected[category], left)
+                moved = max(-bytes_corrected[category], remaining)
                 bytes_corrected[category] += moved
-                left -= moved
+                remaining -= moved
             corrected[phase] = tuple(bytes_corrected)
         return corrected
 
@@ -201,12 +201,12 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         return peaks(self._whole(), self.segments, self.optimizer_peak, self.pipeline, knobs)
 
 
-def largest_fitting(fits: Callable[[int], bool], most: int, step: int = 1) -> int:
-    """The largest multiple of `step` up to `most` that fits; 0 if there is none."""
+def largest_fitting(fits: Callable[[int], bool], largest: int, step: int = 1) -> int:
+    """The largest multiple of `step` up to `largest` that fits; 0 if there is none."""
     low, high = 0, 1
-    while high * step <= most and fits(high * step):
+    while high * step <= largest and fits(high * step):
         low, high = high, 2 * high
-    high = min(high, most // step + 1)
+    high = min(high, largest // step + 1)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle * step) else (low, middle)

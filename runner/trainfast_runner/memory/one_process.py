@@ -40,12 +40,12 @@ def gathered(segments: list[Segment], devices: int) -> list[Segment]:
             fixed, each = segment.delta
             if segment.phase == "backward":
                 # It frees what its forward kept of the other GPUs' samples.
-                delta = tuple(own - others for own, others in zip(each, kept, strict=True))
+                delta = tuple(one_share - others for one_share, others in zip(each, kept, strict=True))
                 kept = [0.0] * len(NOTHING)
             else:
                 delta = _times(each, devices)
                 if segment.phase == "forward":
-                    kept = [all_ - own + more for all_, own, more in zip(delta, each, kept, strict=True)]
+                    kept = [all_ - one_share + more for all_, one_share, more in zip(delta, each, kept, strict=True)]
             lines = [(line[0], _times(line[1], devices)) for line in segment.lines]
             segment = msgspec.structs.replace(segment, lines=lines, delta=(fixed, delta))
         united.append(segment)

@@ -32,13 +32,13 @@ class Fix:
         return self.knob == "optimizer" or self.value == "bf16-pure"
 
 
-def fixes(knobs: Mapping[str, Any], device: str, phase: str | None = None, most: float = 1.0) -> list[Fix]:
+def fixes(knobs: Mapping[str, Any], device: str, phase: str | None = None, largest_share: float = 1.0) -> list[Fix]:
     """Return the changes that free memory in the phase that ran out of it, the cheapest in speed or in kind first.
 
-    `most` is the share of the batch above which the one request that failed would be more than the whole limit.
+    `largest_share` is the share of the batch above which the one request that failed would exceed the whole limit.
     """
     in_batch = phase in BATCH_PHASES
-    listed = _fixes(knobs, device, in_batch=in_batch, most=most if in_batch else 1.0)
+    listed = _fixes(knobs, device, in_batch=in_batch, largest_share=largest_share if in_batch else 1.0)
     # While the model is built there are weights alone.
     return [fix for fix in listed if phase != MODEL_PHASE or fix.value == "bf16-pure"]
 
@@ -56,7 +56,7 @@ def one_of_each(cheapest: list[Fix], phase: str | None) -> list[Fix]:
     return sorted(by_knob.values(), key=lambda fix: fix.knob == "seq_len")
 
 
-def _fixes(knobs: Mapping[str, Any], device: str, *, in_batch: bool, most: float) -> Iterator[Fix]:
+def _fixes(knobs: Mapping[str, Any], device: str, *, in_batch: bool, largest_share: float) -> Iterator[Fix]:
     """Yield them in the order of the knobs' own texts. Compiler and Trainer are memory of the host.
 
     Measured with tiny-llama on a CPU: the Trainer 25 to 28 MiB, the compiler 60 to 114 MiB, whatever the batch.
@@ -75,7 +75,7 @@ def _fixes(knobs: Mapping[str, Any], device: str, *, in_batch: bool, most: float
         yield Fix("compile", "off", saves, "what compiling would gain after its long first step")
     batch, accumulation = int(knobs["batch_size"]), int(knobs["grad_accum"])
     if batch > 1:
-        smaller = 1 << (max(1, min(batch - 1, int(batch * most))).bit_length() - 1)
+        smaller = 1 << (max(1, min(batch - 1, int(batch * largest_share))).bit_length() - 1)
         costs = f"little; grad_accum={accumulation * batch // smaller} keeps the global batch"
         yield Fix("batch_size", str(smaller), f"activations to {100 * smaller / batch:.2g} %", costs, smaller / batch)
     if precision in ("fp32", "tf32"):

@@ -63,8 +63,8 @@ class Goal:
     @property
     def fixes(self) -> list[Fix]:
         """The changes that free memory in its phase, the cheapest first."""
-        most = self.limit_bytes / self.asked_bytes if self.asked_bytes else 1.0
-        return fixes(self.spec.knobs, self.device, self.phase, most)
+        largest_share = self.limit_bytes / self.asked_bytes if self.asked_bytes else 1.0
+        return fixes(self.spec.knobs, self.device, self.phase, largest_share)
 
     @property
     def batch(self) -> tuple[int, int]:
@@ -269,11 +269,11 @@ def _batches(goal: Goal) -> list[OomChange]:
     """The largest batch that keeps the global batch; and the largest that fits, if the other is much smaller."""
     keeping = _with_smaller_batch(goal, {}, "little")
     batch, accumulation = goal.batch
-    most = goal.largest_batch({})
-    if most < MUCH * max([1, *map(_batch_in, keeping)]):
+    largest_batch = goal.largest_batch({})
+    if largest_batch < MUCH * max([1, *map(_batch_in, keeping)]):
         return keeping
-    costs = f"little; the global batch goes from {batch * accumulation} to {most * accumulation} a rank"
-    largest = goal.change({"batch_size": str(most)}, costs)
+    costs = f"little; the global batch goes from {batch * accumulation} to {largest_batch * accumulation} a rank"
+    largest = goal.change({"batch_size": str(largest_batch)}, costs)
     return [*keeping, *_enough([largest] if largest else [])]
 
 

@@ -57,14 +57,14 @@ def explain(
     needed = run.predicted_bytes
     if needed is None and predicted is not None:
         needed = predicted.total_bytes
-    asked = _bytes_after("allocate", message)
-    untouched = _untouched(run, limit, held_bytes, asked)
+    asked_bytes = _bytes_after("allocate", message)
+    untouched = _untouched(run, limit, held_bytes, asked_bytes)
     if limit is None:
         proposed = [unpredicted(fix) for fix in one_of_each(fixes(spec.knobs, run.device, phase), phase)[:MOST_CHANGES]]
     else:
         beyond = beyond_bytes(limit, predicted, phase, in_first_step)
         proposed = changes(
-            Goal(spec, run.device, run.world_size, limit, phase, model_of, untouched or 0, beyond, asked)
+            Goal(spec, run.device, run.world_size, limit, phase, model_of, untouched or 0, beyond, asked_bytes)
         )
     return OomExplanation(
         phase=phase,
@@ -73,7 +73,7 @@ def explain(
         grown_bytes=grown_bytes,
         held_bytes=held_bytes,
         untouched_bytes=untouched,
-        asked_bytes=None if asked is None else int(asked),
+        asked_bytes=None if asked_bytes is None else int(asked_bytes),
         needed_bytes=needed,
         limit_bytes=limit,
         missing_bytes=_missing(needed, limit, message, held_bytes, is_set=bool(run.memory_limit_bytes)),
@@ -97,28 +97,30 @@ def _limit(run: RunFile, error: RunError | None, message: str) -> int | None:
     return int(free + allocated + (_bytes_before("is reserved by PyTorch but unallocated", message) or 0))
 
 
-def _untouched(run: RunFile, limit: int | None, held: int | None, asked: float | None) -> int | None:
+def _untouched(run: RunFile, limit: int | None, held_bytes: int | None, asked_bytes: float | None) -> int | None:
     """The least that a CPU's limit counted beyond the memory held: address space reserved and not touched.
 
     RLIMIT_DATA refuses a request that would exceed it, so everything but the request was in use.
     """
-    if run.device != "cpu" or limit is None or held is None or asked is None:
+    if run.device != "cpu" or limit is None or held_bytes is None or asked_bytes is None:
         return None
-    return max(0, int(limit - held - asked))
+    return max(0, int(limit - held_bytes - asked_bytes))
 
 
-def _missing(needed: int | None, limit: int | None, message: str, held: int | None, *, is_set: bool) -> int | None:
+def _missing(
+    needed: int | None, limit: int | None, message: str, held_bytes: int | None, *, is_set: bool
+) -> int | None:
     """Bytes missing by the prediction; else the least missing of the last request; None if unknown.
 
     Under a limit that `is_set` for the run the GPU's free memory does not matter.
     """
     if needed is not None and limit is not None and needed > limit:
         return needed - limit
-    asked = _bytes_after("allocate", message)
+    asked_bytes = _bytes_after("allocate", message)
     free = None if is_set else _bytes_after("of which", message)
-    if free is None and limit is not None and held is not None:
-        free = float(limit - held)
-    return int(asked - free) if asked is not None and free is not None and asked > free else None
+    if free is None and limit is not None and held_bytes is not None:
+        free = float(limit - held_bytes)
+    return int(asked_bytes - free) if asked_bytes is not None and free is not None and asked_bytes > free else None
 
 
 def _grown(prediction: Prediction | None, phase: str | None) -> tuple[str | None, int | None]:
@@ -153,8 +155,8 @@ def _others(run: RunFile, events: Iterable[Event], message: str) -> Iterator[str
 
 def asked_and_free(message: str) -> tuple[int | None, int | None]:
     """Bytes of the request that an allocator's message refuses, and the bytes free then; None where it names none."""
-    asked, free = _bytes_after("allocate", message), _bytes_after("of which", message)
-    return None if asked is None else int(asked), None if free is None else int(free)
+    asked_bytes, free = _bytes_after("allocate", message), _bytes_after("of which", message)
+    return None if asked_bytes is None else int(asked_bytes), None if free is None else int(free)
 
 
 def _bytes_after(words: str, message: str) -> float | None:

@@ -98,18 +98,18 @@ def schedule_actions(schedule: str, rank: int, degree: int, micro_batches: int) 
     """Return a rank's actions in one step of the schedule."""
     if schedule == "gpipe":
         return [PipelineAction(0, False)] * micro_batches + [PipelineAction(0, True)] * micro_batches
-    held = SCHEDULES[schedule].stages_per_rank
+    stages_per_rank = SCHEDULES[schedule].stages_per_rank
     if schedule == "1f1b":
         turns = micro_batches
         # The last forward before the first backward belongs to the pairs here.
         ahead, a_round = min(turns, degree - rank) - 1, turns
     else:
-        turns = micro_batches * held
+        turns = micro_batches * stages_per_rank
         a_round = micro_batches // max(1, micro_batches // degree)
-        ahead = min((held - 1) * a_round + AHEAD * (degree - 1 - rank), turns)
-    stages = [rank + degree * (turn // a_round % held) for turn in range(turns)]
+        ahead = min((stages_per_rank - 1) * a_round + AHEAD * (degree - 1 - rank), turns)
+    stages = [rank + degree * (turn // a_round % stages_per_rank) for turn in range(turns)]
     forwards = [PipelineAction(stage, False) for stage in stages]
-    last = rank + degree * (held - 1)
+    last = rank + degree * (stages_per_rank - 1)
     backwards = [PipelineAction(last + rank - stage, True) for stage in stages]
     done = forwards[:ahead]
     for number, backward in enumerate(backwards):
@@ -136,10 +136,10 @@ def peaks(
     phases: dict[str, tuple[float, ...]] = {}
     ranks: dict[str, int] = {}
     for rank in range(degree):
-        held = _Rank(whole, segments, cut, knobs, rank)
+        rank_memory = _Rank(whole, segments, cut, knobs, rank)
         for phase, bytes_by_category in (
-            ("forward_backward", held.forward_backward()),
-            ("optimizer", held.optimizer(optimizer_peak)),
+            ("forward_backward", rank_memory.forward_backward()),
+            ("optimizer", rank_memory.optimizer(optimizer_peak)),
         ):
             if phase not in phases or sum(bytes_by_category) > sum(phases[phase]):
                 phases[phase], ranks[phase] = bytes_by_category, rank
@@ -217,8 +217,8 @@ class _Rank:
         if self._head(number):
             # The head's gradient does not wait for that of the embedding it is tied to, which is elsewhere.
             tied = width * self.cut.tied
-            own = _vector({TEMPORARY: -tied, GRADS: tied if micro == 1 else 0.0})
-            segments = [*after, Segment("backward", micro, "", [], (own, NOTHING)), *segments]
+            head_delta = _vector({TEMPORARY: -tied, GRADS: tied if micro == 1 else 0.0})
+            segments = [*after, Segment("backward", micro, "", [], (head_delta, NOTHING)), *segments]
             if not self.spread:
                 # torch's `PipelineStage` keeps them.
                 logits = self.size * self.cut.output * self.logit_bytes

@@ -59,7 +59,7 @@ def runs_to_predict(reference: str, settings: list[str]) -> list[RunToPredict]:
 
 
 def predict_rows(
-    asked: list[RunToPredict], python: str | None, on_traced: Callable[[Tracing], None] = lambda tracing: None
+    runs: list[RunToPredict], python: str | None, on_traced: Callable[[Tracing], None] = lambda tracing: None
 ) -> Iterator[tuple[int, PredictedRow]]:
     """Yield each run's index and its row as soon as it is ready; a run that cannot be predicted has its `error`.
 
@@ -67,17 +67,17 @@ def predict_rows(
     the training Python cannot be asked, and if all runs are for GPUs that cannot be used.
     """
     # Inspected without the model: the trace will say if it can be built.
-    versions = training_python.inspect(python, {}, asked[0].spec.data["objective"]).versions
+    versions = training_python.inspect(python, {}, runs[0].spec.data["objective"]).versions
     machine = detect_machine(versions, python)
-    if machine.refusal is not None and not any(asks_for_cpu(row.spec.knobs["devices"]) for row in asked):
+    if machine.refusal is not None and not any(asks_for_cpu(row.spec.knobs["devices"]) for row in runs):
         raise machine.refusal
     ranks: dict[int, int] = {}
-    asked = list(asked)
-    for index, row in enumerate(asked):
+    runs = list(runs)
+    for index, row in enumerate(runs):
         try:
             if (refusal := machine.used_by(row.spec.knobs["devices"]).refusal) is not None:
                 raise refusal
-            asked[index] = row = replace(row, spec=world.with_devices(row.spec, machine))
+            runs[index] = row = replace(row, spec=world.with_devices(row.spec, machine))
             if (refusal := cannot_run_anywhere(row.spec, machine)) is not None:
                 raise refusal
             ranks[index] = world.world_size(row.spec, machine)
@@ -85,28 +85,28 @@ def predict_rows(
             yield index, PredictedRow(row, error=error)
     on_device: dict[str, list[int]] = {}
     for index in ranks:
-        on_device.setdefault(machine.used_by(asked[index].spec.knobs["devices"]).device, []).append(index)
+        on_device.setdefault(machine.used_by(runs[index].spec.knobs["devices"]).device, []).append(index)
     for device, able in on_device.items():
 
         def report(tracing: Tracing, able: list[int] = able) -> None:
             on_traced(replace(tracing, index=able[tracing.index]))
 
         gpus = [gpu.uuid for gpu in machine.gpus if gpu.uuid] if device == "cuda" else []
-        for number, model in trace_models([asked[index].spec for index in able], device, python, report, gpus=gpus):
+        for number, model in trace_models([runs[index].spec for index in able], device, python, report, gpus=gpus):
             index = able[number]
-            yield index, _row(asked[index], model, machine, ranks[index])
+            yield index, _row(runs[index], model, machine, ranks[index])
 
 
-def _row(asked: RunToPredict, model: MemoryModel | UserError, machine: Machine, ranks: int) -> PredictedRow:
+def _row(run: RunToPredict, model: MemoryModel | UserError, machine: Machine, ranks: int) -> PredictedRow:
     if isinstance(model, UserError):
-        return PredictedRow(asked, error=model)
+        return PredictedRow(run, error=model)
     try:
-        fit = predict_headroom(model, asked.spec, machine, ranks, host_free_bytes())
-        parameters = None if strategy_of(asked.spec.knobs).tensor else model.parameters
-        hopeless = hopeless_limit(asked.spec, parameters, world.device_count(asked.spec, machine))
+        fit = predict_headroom(model, run.spec, machine, ranks, host_free_bytes())
+        parameters = None if strategy_of(run.spec.knobs).tensor else model.parameters
+        hopeless = hopeless_limit(run.spec, parameters, world.device_count(run.spec, machine))
     except UserError as error:
-        return PredictedRow(asked, error=error)
-    return PredictedRow(asked, fit, model, machine, hopeless)
+        return PredictedRow(run, error=error)
+    return PredictedRow(run, fit, model, machine, hopeless)
 
 
 def published_bytes(published: Mapping[str, Any]) -> int | None:

@@ -300,10 +300,10 @@ def _read_cached(wanted: list[ModelRequests], traces: dict[Path, TraceOrError]) 
 def _trace_lock(model_requests: ModelRequests) -> Iterator[None]:
     """Hold the trace's lock: of two processes that want the same trace one makes it and the other waits."""
     file = cache_directory() / "traced" / f"{model_requests.name}.lock"
-    with ExitStack() as held:
+    with ExitStack() as locks:
         with suppress(OSError):
             file.parent.mkdir(parents=True, exist_ok=True)
-            held.enter_context(locked(file))
+            locks.enter_context(locked(file))
         yield
 
 

@@ -14,16 +14,16 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 class Thinned(Generic[T]):
-    """Keeps the `ENDS` first and last records of a stream, and at most `most` of those between.
+    """Keeps the `ENDS` first and last records of a stream, and at most `max_entries` of those between.
 
     Every time there are more than that, half of them go. Which ones stay depends on their numbers alone, so that
     streams thinned to the same `level` keep the same numbers: one in `2 ** level`.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, max_entries: int) -> None:
         self.total = 0
         self.level = 0
-        self._most = most
+        self._max_entries = max_entries
         self._first: list[T] = []
         self._between: list[tuple[int, T]] = []
         self._last: deque[tuple[int, T]] = deque()
@@ -40,7 +40,7 @@ class Thinned(Generic[T]):
         earlier = self._last.popleft()
         if _stays(earlier[0], self.level):
             self._between.append(earlier)
-        while len(self._between) > self._most:
+        while len(self._between) > self._max_entries:
             self.thin_to(self.level + 1)
 
     def thin_to(self, level: int) -> None:

@@ -51,9 +51,9 @@ def mismatches(run: RunFile | None, worker: dict[int, list[WorkerLine]]) -> Iter
         ran = what_ran({rank: lines})
         if ran is None:
             continue
-        for field, asked, actual in _pairs(run, ran):
-            if asked is not None and actual is not None and asked != actual:
-                yield Mismatch(field, asked, rank, actual)
+        for field, expected, actual in _pairs(run, ran):
+            if expected is not None and actual is not None and expected != actual:
+                yield Mismatch(field, expected, rank, actual)
 
 
 def first_difference(run: RunFile | None, worker: dict[int, list[WorkerLine]]) -> str | None:
@@ -106,12 +106,12 @@ def _strategy_pairs(strategy: StrategyEntry, run: RunFile, ran: WorkerLine) -> l
 def _optimizer_pairs(
     optimizer: OptimizerEntry, strategy: StrategyEntry | None, ran: WorkerLine
 ) -> list[tuple[str, Any, Any]]:
-    asked = optimizer.class_name
+    expected_class = optimizer.class_name
     # DeepSpeed has an AdamW of its own for offloaded states.
-    if asked == "AdamW" and strategy is not None and strategy.offloads and ran.optimizer == "DeepSpeedCPUAdam":
-        asked = ran.optimizer
+    if expected_class == "AdamW" and strategy is not None and strategy.offloads and ran.optimizer == "DeepSpeedCPUAdam":
+        expected_class = ran.optimizer
     return [
-        ("optimizer", asked, ran.optimizer),
+        ("optimizer", expected_class, ran.optimizer),
         (f"optimizer={optimizer.name} (implementation)", optimizer.implementation, ran.optimizer_implementation),
     ]
 

@@ -51,11 +51,11 @@ def compile_cost(records: RunRecords, directory: Path) -> CompileCost | None:
 def _uncompiled(run: RunFile, directory: Path) -> tuple[str, float] | None:
     """The latest finished run beside `directory` that differs in nothing but compiling, and its median step in ms."""
     for other in sorted((path for path in directory.parent.iterdir() if path != directory), reverse=True):
-        asked = read_run_file(other)
+        other_run = read_run_file(other)
         if (
-            asked is None
-            or asked.knobs.get("compile", "off") != "off"
-            or _comparison_key(asked) != _comparison_key(run)
+            other_run is None
+            or other_run.knobs.get("compile", "off") != "off"
+            or _comparison_key(other_run) != _comparison_key(run)
         ):
             continue
         result = read_result(other)

@@ -38,11 +38,11 @@ def median_rate(rates: Sequence[float]) -> float:
 
 def spread(values: Iterable[float], median: Callable[[Sequence[float]], float] = statistics.median) -> Spread:
     """Median and median absolute deviation; None without values."""
-    known = list(values)
-    if not known:
+    value_list = list(values)
+    if not value_list:
         return Spread()
-    middle = median(known)
-    return Spread(median=middle, mad=statistics.median(abs(value - middle) for value in known))
+    middle = median(value_list)
+    return Spread(median=middle, mad=statistics.median(abs(value - middle) for value in value_list))
 
 
 def percentile(values: list[float], share: float) -> float | None:

@@ -94,8 +94,8 @@ def explanation_of(records: RunRecords, reason: str, error: RunError | None) -> 
 def held_by(records: RunRecords, error: RunError | None) -> int | None:
     """The most bytes that the failed rank held in the phase it failed in, as it recorded them."""
     rank = error.rank if error is not None else None
-    held = [line.held_bytes for line in records.worker.get(rank or 0, []) if line.kind == "exception"]
-    return held[-1] if held else None
+    held_bytes = [line.held_bytes for line in records.worker.get(rank or 0, []) if line.kind == "exception"]
+    return held_bytes[-1] if held_bytes else None
 
 
 def models_of(run: RunFile, python: str | None = None) -> Callable[[RunSpec], MemoryModel | None]:
@@ -109,13 +109,13 @@ def explained_now(directory: Path, result: Result) -> Result:
     """The result with a newer explanation of its lack of memory, if more is known than when it was written."""
     if result.state != "oom":
         return result
-    records, known = read_records(directory), result.oom
+    records, recorded_oom = read_records(directory), result.oom
     explanation = explanation_of(records, result.reason, result.error)
     if result.role in WARM_ROLES and not result.tried:
         # An older version explained it by the preset's batch.
         return msgspec.structs.replace(result, oom=explanation, tried=batch_sizes(records.tried))
     if explanation is None or (
-        explanation.needed_bytes is None and known is not None and known.needed_bytes is not None
+        explanation.needed_bytes is None and recorded_oom is not None and recorded_oom.needed_bytes is not None
     ):
         return result
     return msgspec.structs.replace(result, oom=explanation)

@@ -71,8 +71,8 @@ def why_no_step(directory: Path, run: RunFile) -> str:
 def closed_by_version(torch: str | None) -> str | None:
     """Why the hooks cannot load in this torch; None if they can, or if its version is unknown."""
     parts = (torch or "").split(".")
-    known = [int(part) for part in parts[:2] if part.isdigit()]
-    if len(known) < 2 or tuple(known) >= FIRST_TORCH:
+    version_numbers = [int(part) for part in parts[:2] if part.isdigit()]
+    if len(version_numbers) < 2 or tuple(version_numbers) >= FIRST_TORCH:
         return None
     return f"torch {torch} is older than 2.5 and loads no hooks"
 

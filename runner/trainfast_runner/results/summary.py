@@ -129,10 +129,10 @@ def _throughput(records: RunRecords, ran: WorkerLine | None) -> tuple[Throughput
     common = [number for number in ranks[0] if all(number in rank for rank in ranks)]
 
     def rates(count: Callable[[Step], int | None]) -> list[float]:
-        known = [number for number in common if all(count(rank[number]) is not None for rank in ranks)]
+        counted_steps = [number for number in common if all(count(rank[number]) is not None for rank in ranks)]
         return [
             sum((count(rank[number]) or 0) * 1000 / rank[number].step_ms for rank in ranks) / sharing
-            for number in known
+            for number in counted_steps
         ]
 
     samples = sum(rank[number].samples or 0 for number in common for rank in ranks) / sharing
@@ -221,8 +221,8 @@ def _flops(run: RunFile | None, ran: WorkerLine | None, throughput: Throughput) 
     hardware = model + (ran.recomputed_flops_per_sample or 0.0) * per_device
     precision = str(run.knobs.get("precision"))
     ceiling = _measured_ceiling(run, precision)
-    known = peak_of(ran.device_name)
-    peak, source = (known.of(precision), known.source) if known else (None, None)
+    device_peak = peak_of(ran.device_name)
+    peak, source = (device_peak.of(precision), device_peak.source) if device_peak else (None, None)
     if run.device == "cpu":
         peak, source = ceiling, "measured by doctor --calibrate"
     return Flops(
@@ -326,5 +326,5 @@ def _foreign(run: RunFile, records: RunRecords, measured_window: MeasuredWindow 
 
 
 def _synthetic(worker: dict[int, list[WorkerLine]]) -> bool | None:
-    known = [line.synthetic for lines in worker.values() for line in lines if line.synthetic is not None]
-    return known[-1] if known else None
+    synthetic_values = [line.synthetic for lines in worker.values() for line in lines if line.synthetic is not None]
+    return synthetic_values[-1] if synthetic_values else None

@@ -31,7 +31,7 @@ def trial_result(directory: Path, knobs: Mapping[str, Any], answers: Mapping[int
     ended_ns = max(line.t_ns for line in answers.values())
     steps = {rank: list(_steps(line)) for rank, line in answers.items()}
     run = records.run and msgspec.structs.replace(records.run, knobs=dict(knobs))
-    own = dataclasses.replace(
+    trial_records = dataclasses.replace(
         records,
         run=run,
         steps=steps,
@@ -39,21 +39,21 @@ def trial_result(directory: Path, knobs: Mapping[str, Any], answers: Mapping[int
         tried=[],
         thinning=None,
     )
-    result = summarise(directory, own, _verdict(own, answers), None)
+    result = summarise(directory, trial_records, _verdict(trial_records, answers), None)
     # The process's peak may be another trial's.
     peak = _used_bytes(records, began_ns, ended_ns)
     memory = msgspec.structs.replace(result.memory, device_peak_used_bytes=peak)
     return msgspec.structs.replace(result, memory=memory, seconds=(ended_ns - began_ns) / 1e9)
 
 
-def _verdict(own: RunRecords, answers: Mapping[int, TrialLine]) -> Verdict:
+def _verdict(trial_records: RunRecords, answers: Mapping[int, TrialLine]) -> Verdict:
     """Finished, or failed with a loss that is not finite or with settings that did not run."""
     bad = next((line for line in answers.values() if line.outcome != "measured"), None)
     if bad is not None:
         return Verdict("failed", bad.message or "")
     # The process's own settings are those of its first trial; these are the last one's.
-    asked = own.run and msgspec.structs.replace(own.run, role=None)
-    if difference := first_difference(asked, own.worker):
+    expected_run = trial_records.run and msgspec.structs.replace(trial_records.run, role=None)
+    if difference := first_difference(expected_run, trial_records.worker):
         return Verdict("failed", difference, RunError(type="NotWhatWasAsked", message=difference))
     return Verdict("finished", "")
 

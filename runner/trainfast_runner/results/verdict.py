@@ -129,19 +129,19 @@ def _script_finished(evidence: Evidence) -> Verdict | None:
     )
 
 
-def _script_aborted(evidence: Evidence, asked: int | None) -> Verdict | None:
+def _script_aborted(evidence: Evidence, asked_steps: int | None) -> Verdict | None:
     """The verdict if every rank had taken the steps asked for and recorded its end before one died of a signal.
 
     The hooks end a script within its loop, before it leaves its process group; gloo's threads sometimes abort then.
     """
     codes = list(reported_codes(evidence.output_tail).values()) or [evidence.exit_code or 0]
-    if asked is None or max(codes) >= 0:
+    if asked_steps is None or max(codes) >= 0:
         return None
     for rank, lines in enumerate(_all_ranks(evidence)):
-        if evidence.last_step.get(rank, 0) < asked or not _has(lines, "finished"):
+        if evidence.last_step.get(rank, 0) < asked_steps or not _has(lines, "finished"):
             return None
     died = reported_end(evidence.output_tail) or f"its process {exit_words(codes[0])}"
-    return Verdict("finished", f"took the {asked} steps asked for; then {died}")
+    return Verdict("finished", f"took the {asked_steps} steps asked for; then {died}")
 
 
 def _refused(evidence: Evidence) -> Verdict | None:

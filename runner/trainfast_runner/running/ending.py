@@ -46,8 +46,8 @@ class Signals:
 
     def take(self) -> list[int]:
         """The requests since the last call, in order."""
-        asked, self._asked = self._asked, []
-        return asked
+        requests, self._asked = self._asked, []
+        return requests
 
     def _note(self, signum: int, _frame: object) -> None:
         if signum in ASKING:

@@ -134,8 +134,8 @@ def _check_settings(
     check(facts)
     if knobs["attention"] in ("sdpa", "flash"):
         # Only the model's class has the answer, which takes an import of torch.
-        asked = training_python.inspect(python, spec.model, objective, attention=True)
-        check(replace(facts, attentions=asked.attentions))
+        inspected = training_python.inspect(python, spec.model, objective, attention=True)
+        check(replace(facts, attentions=inspected.attentions))
     if knobs["offload_path"] is not None:
         # Counting imports torch, so only settings that work are counted.
         inspection = training_python.inspect(python, spec.model, objective, count=True)

@@ -111,9 +111,9 @@ def carry_out(home: Home, plan: PrunePlan) -> dict[str, int]:
             if is_free:
                 shutil.rmtree(directory)
     files = [entry for entry in (*plan.caches, *plan.locks) if not cache_entries.remove(entry)]
-    asked = {run_id: home.directory(run_id) for run_id in plan.runs} | searches
-    asked |= {str(file.path): file.path for file in files}
-    return {name: disk_bytes(path) for name, path in asked.items() if os.path.lexists(path)}
+    paths = {run_id: home.directory(run_id) for run_id in plan.runs} | searches
+    paths |= {str(file.path): file.path for file in files}
+    return {name: disk_bytes(path) for name, path in paths.items() if os.path.lexists(path)}
 
 
 def _cutoff(home: Home, keep: int | None, older_than_s: float | None, now_s: float) -> str:

@@ -58,9 +58,11 @@ class Ranks:
             self.ignored_stop |= rank.ignored_stop
         if not self.in_training:
             self.in_training = bool(self._first_steps.new())
-        known = {gone.rank for gone in self.gone}
+        lost_numbers = {gone.rank for gone in self.gone}
         new = [
-            LostRank(rank.number, time.monotonic_ns()) for rank in dead if rank.end is None and rank.number not in known
+            LostRank(rank.number, time.monotonic_ns())
+            for rank in dead
+            if rank.end is None and rank.number not in lost_numbers
         ]
         self.gone += new
         return new

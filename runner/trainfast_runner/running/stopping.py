@@ -55,21 +55,21 @@ def stop_unsupervised(
         raise UserError(f"{directory.name} has a supervisor: ask that to stop", key=directory.name)
     launched, ranks = launched_child_of(directory), running_ranks(directory)
     first = [*([launched] if launched is not None else ranks), *forks_left_by(directory)]
-    known = _with_descendants({*first, *ranks})
+    processes = _with_descendants({*first, *ranks})
     for process in first:
         send(process, signal.SIGTERM)
     deadline = time.monotonic() + grace_s
-    while any(map(is_running, known)) and (left := deadline - time.monotonic()) > 0:
-        on_tick(left)
-        time.sleep(min(LOOK_EVERY_S, left))
-        known = _with_descendants(known)
+    while any(map(is_running, processes)) and (left_s := deadline - time.monotonic()) > 0:
+        on_tick(left_s)
+        time.sleep(min(LOOK_EVERY_S, left_s))
+        processes = _with_descendants(processes)
     give_up = time.monotonic() + KILLED_WITHIN_S
-    while (any(map(is_running, known)) or is_alive(directory)) and time.monotonic() < give_up:
-        for process in known:
+    while (any(map(is_running, processes)) or is_alive(directory)) and time.monotonic() < give_up:
+        for process in processes:
             send(process, signal.SIGKILL)
         on_tick(0.0)
         time.sleep(LOOK_EVERY_S)
-        known = _with_descendants(known)
+        processes = _with_descendants(processes)
     return settle(directory)
 
 

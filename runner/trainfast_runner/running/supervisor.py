@@ -119,8 +119,8 @@ class Supervisor:
 
     def run(self) -> None:
         """Supervise the run to its end; the lock must be held."""
-        own = identify(os.getpid())
-        self._events.record("supervisor", pid=os.getpid(), start_ticks=own.start_ticks if own else None)
+        supervisor = identify(os.getpid())
+        self._events.record("supervisor", pid=os.getpid(), start_ticks=supervisor.start_ticks if supervisor else None)
         self._enter("starting")
         become_subreaper()
         self._telemetry.start()
@@ -240,16 +240,16 @@ class Supervisor:
     def _end_leftovers(self) -> None:
         """End and collect the processes that the direct child left behind."""
         deadline = time.monotonic() + (0 if self._ladder.killing else min(self._ladder.granted_s, LEFTOVER_GRACE_S))
-        asked: set[Identity] = set()
+        signalled: set[Identity] = set()
         if self._script is not None and not self._ladder.begun:
             self._record_leftovers()
         while not self._unended and collect_orphans():
             kill = time.monotonic() >= deadline
             for process in descendants(os.getpid()):
-                if kill or process not in asked:
+                if kill or process not in signalled:
                     send(process, signal.SIGKILL if kill else signal.SIGTERM)
-                    asked.add(process)
-            self._signals.wait(TICK_S if kill or not asked else 0.05)
+                    signalled.add(process)
+            self._signals.wait(TICK_S if kill or not signalled else 0.05)
             if signal.SIGUSR1 in self._signals.take() and not kill:
                 deadline = time.monotonic()
             self._note_unkillable(deadline)
@@ -259,8 +259,8 @@ class Supervisor:
         deadline = time.monotonic() + LAST_MOMENTS_S
         while collect_orphans() and time.monotonic() < deadline:
             self._signals.wait(0.05)
-        if left := descendants(os.getpid()):
-            count = "1 process" if len(left) == 1 else f"{len(left)} processes"
+        if leftovers := descendants(os.getpid()):
+            count = "1 process" if len(leftovers) == 1 else f"{len(leftovers)} processes"
             self._events.record_trouble(
                 f"the command ended before {count} that it had started: ended by the supervisor"
             )

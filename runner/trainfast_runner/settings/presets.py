@@ -110,10 +110,10 @@ def load(reference: str) -> tuple[Preset, Variant | None]:
 
 
 def _file_of(name: str) -> Path:
-    known = preset_files()
-    if name not in known:
-        raise UserError(f"there is no preset {name!r}", key=name, allowed=known, nearest=nearest(name, known))
-    return known[name]
+    files = preset_files()
+    if name not in files:
+        raise UserError(f"there is no preset {name!r}", key=name, allowed=files, nearest=nearest(name, files))
+    return files[name]
 
 
 def _read(path: Path) -> tuple[TomlSource, dict[str, Any]]:

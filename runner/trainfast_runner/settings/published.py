@@ -13,10 +13,10 @@ def published_for(preset: Preset, variant: Variant, spec: RunSpec) -> tuple[Mapp
     """A variant's published figures; none and the reason when `spec` has another model or seq_len."""
     if not variant.published:
         return {}, ""
-    own = from_preset(preset, variant)
-    names = dict.fromkeys([*own.model, *spec.model])
-    differ = [f"model.{name}" for name in names if own.model.get(name) != spec.model.get(name)]
-    differ += ["seq_len"] if own.knobs["seq_len"] != spec.knobs["seq_len"] else []
+    published_spec = from_preset(preset, variant)
+    names = dict.fromkeys([*published_spec.model, *spec.model])
+    differ = [f"model.{name}" for name in names if published_spec.model.get(name) != spec.model.get(name)]
+    differ += ["seq_len"] if published_spec.knobs["seq_len"] != spec.knobs["seq_len"] else []
     if not differ:
         return variant.published, ""
     are = "is" if len(differ) == 1 else "are"

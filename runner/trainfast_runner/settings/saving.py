@@ -105,8 +105,10 @@ def _write(document: TOMLDocument, spec: RunSpec, preset: presets.Preset) -> Non
         data["paths"] = [os.path.abspath(os.path.expanduser(path)) for path in data["paths"]]
     _set(document, "data", data, before.data, relative=("paths",))
     knobs = {name: BY_NAME[name].text_of(value) if value is None else value for name, value in spec.knobs.items()}
-    known = {name: BY_NAME[name].text_of(value) if value is None else value for name, value in before.knobs.items()}
-    _set(document, "knobs", knobs, known)
+    knobs_before = {
+        name: BY_NAME[name].text_of(value) if value is None else value for name, value in before.knobs.items()
+    }
+    _set(document, "knobs", knobs, knobs_before)
 
 
 def _flatten(document: TOMLDocument, preset: presets.Preset) -> None:

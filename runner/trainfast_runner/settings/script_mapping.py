@@ -111,8 +111,8 @@ def _given(change: str, flags: Sequence[Flag]) -> Proposal:
     name, equals, words = change.partition("=")
     if not equals:
         raise UserError(f"--map takes KNOB=FLAG, not {change!r}", key="--map")
-    known = knob(name.strip()).name
-    return place_typed(known, words, flags, "given by --map", example=f"--map '{known}={{}}'")
+    knob_name = knob(name.strip()).name
+    return place_typed(knob_name, words, flags, "given by --map", example=f"--map '{knob_name}={{}}'")
 
 
 def place_typed(name: str, typed: str, flags: Sequence[Flag], reason: str, example: str = "'{}'") -> Proposal:
@@ -210,10 +210,10 @@ def _now(name: str, flag: Flag) -> KnobValue:
 def _precision(flags: Sequence[Flag]) -> Proposal | None:
     """A flag that takes the name of a precision."""
     for flag, word in _named(PRECISION, flags):
-        known = flag.choices or [str(flag.default), str(flag.value)]
-        families = [{k: v for k, v in family.items() if not flag.choices or v in known} for family in PRECISIONS]
-        words = max(families, key=lambda family: len({*family.values()} & {*known}))
-        if flag.type in ("str", "int") and {*words.values()} & {*known}:
+        flag_words = flag.choices or [str(flag.default), str(flag.value)]
+        families = [{k: v for k, v in family.items() if not flag.choices or v in flag_words} for family in PRECISIONS]
+        words = max(families, key=lambda family: len({*family.values()} & {*flag_words}))
+        if flag.type in ("str", "int") and {*words.values()} & {*flag_words}:
             place = {precision: _place(flag, word).replace("{}", value) for precision, value in words.items()}
             now = next((precision for precision, value in words.items() if value == str(flag.value)), None)
             return Proposal("precision", place, now, _reason("precision", flag, word))
@@ -293,11 +293,11 @@ def _value(name: str, value: object) -> KnobValue:
 def _reason(name: str, flag: Flag, word: str) -> str:
     """Return a sentence: "--bs is a usual name for batch_size; default 16, this command gives 8"."""
     if 0 < len(flag.choices) <= FEW_CHOICES:
-        known = f"one of {', '.join(flag.choices)}"
+        flag_facts = f"one of {', '.join(flag.choices)}"
     else:
-        known = "no default" if flag.default is None else f"default {flag.default}"
+        flag_facts = "no default" if flag.default is None else f"default {flag.default}"
     now = f", this command gives {flag.value}" if flag.value != flag.default else ""
-    return f"{word} is a usual name for {name}; {known}{now}"
+    return f"{word} is a usual name for {name}; {flag_facts}{now}"
 
 
 def knobs_of_fields(fields: Mapping[str, Any]) -> KnobValues:

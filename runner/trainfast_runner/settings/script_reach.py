@@ -82,8 +82,8 @@ def ways_without_flag(framework: str, mapped: Collection[str]) -> dict[str, list
     A script whose framework is unknown is taken for one of torch alone.
     """
     ways = BY_FRAMEWORK[framework or "torch"]
-    left = {way: [name for name in names if name not in mapped] for way, names in ways.items()}
-    return {way: names for way, names in left.items() if names}
+    missing_flags = {way: [name for name in names if name not in mapped] for way, names in ways.items()}
+    return {way: names for way, names in missing_flags.items() if names}
 
 
 def why_unreachable(name: str, framework: str, door_closed: str | None) -> str | None:
@@ -93,9 +93,9 @@ def why_unreachable(name: str, framework: str, door_closed: str | None) -> str |
     """
     if door_closed is not None and not any(name in names for names in BY_ENVIRONMENT.values()):
         return door_closed
-    known = [name for names in BY_FRAMEWORK.get(framework, {}).values() for name in names]
-    if framework and name not in known:
-        return f"without a flag {framework} takes only {', '.join(known)}"
+    reachable = [name for names in BY_FRAMEWORK.get(framework, {}).values() for name in names]
+    if framework and name not in reachable:
+        return f"without a flag {framework} takes only {', '.join(reachable)}"
     return None
 
 

@@ -31,12 +31,12 @@ def read_vary(texts: Iterable[str]) -> dict[str, list[KnobValue]]:
     return varied
 
 
-def fewest_to_drop(vary: Vary, count: int, most: int) -> tuple[list[str], int]:
-    """Return the fewest knobs without which `count` combinations become `most` or fewer, and how many are left then."""
-    left, dropped = count, []
+def fewest_to_drop(vary: Vary, count: int, max_count: int) -> tuple[list[str], int]:
+    """Return the fewest knobs without which `count` combinations become at most `max_count`, and how many are left."""
+    combinations, dropped = count, []
     for name, values in sorted(vary.items(), key=lambda item: -len(item[1])):
-        if left <= most:
+        if combinations <= max_count:
             break
-        left = math.ceil(left / len(values))
+        combinations = math.ceil(combinations / len(values))
         dropped.append(name)
-    return dropped, left
+    return dropped, combinations

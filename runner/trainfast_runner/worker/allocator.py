@@ -116,13 +116,13 @@ def _name(library: ctypes.CDLL) -> str:
 def _kept_because(name: str, environment: Mapping[str, str]) -> str | None:
     if not name.startswith("glibc"):
         return f"malloc is {name}, which has no thresholds of glibc's"
-    own = malloc_settings(environment)
-    return f"{', '.join(own)} {'is' if len(own) == 1 else 'are'} set" if own else None
+    malloc_names = malloc_settings(environment)
+    return f"{', '.join(malloc_names)} {'is' if len(malloc_names) == 1 else 'are'} set" if malloc_names else None
 
 
 def malloc_settings(environment: Mapping[str, str]) -> list[str]:
     """Names of the user's own settings of glibc's malloc."""
-    own = sorted(variable for variable in environment if variable.startswith("MALLOC_"))
+    malloc_names = sorted(variable for variable in environment if variable.startswith("MALLOC_"))
     if "glibc.malloc." in environment.get("GLIBC_TUNABLES", ""):
-        own.append("GLIBC_TUNABLES")
-    return own
+        malloc_names.append("GLIBC_TUNABLES")
+    return malloc_names

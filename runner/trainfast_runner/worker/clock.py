@@ -37,8 +37,8 @@ def make_clock(device: torch.device) -> StepClock:
 def _fields(total_ms: float, phases_ms: dict[str, float]) -> dict[str, float | None]:
     unknown = ("forward", "backward") if UNSPLIT in phases_ms else ()
     measured = {name: phases_ms.get(name, 0.0) for name in PHASES if name != "other" and name not in unknown}
-    known = {f"{name}_ms": measured.get(name) for name in PHASES if name != "other"}
-    return {"step_ms": total_ms, **known, "other_ms": total_ms - sum(measured.values())}
+    phase_fields = {f"{name}_ms": measured.get(name) for name in PHASES if name != "other"}
+    return {"step_ms": total_ms, **phase_fields, "other_ms": total_ms - sum(measured.values())}
 
 
 class HostClock:

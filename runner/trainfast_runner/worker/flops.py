@@ -42,8 +42,8 @@ class _Shape:
     @property
     def scores(self) -> int:
         """Pairs of tokens that attend to each other, summed over all layers."""
-        own = self.layers * self.tokens**2 + self.decoder_layers * self.decoder_tokens**2
-        return own + self.decoder_layers * self.decoder_tokens * self.tokens
+        self_attention = self.layers * self.tokens**2 + self.decoder_layers * self.decoder_tokens**2
+        return self_attention + self.decoder_layers * self.decoder_tokens * self.tokens
 
 
 def flops_per_sample(model: nn.Module, objective: str, seq_len: int, checkpointing: str) -> SampleFlops | None:

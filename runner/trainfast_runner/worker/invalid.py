@@ -34,7 +34,7 @@ def unknown_name(kind: str, name: str, key: str, allowed: Iterable[str]) -> Inva
     """Make the error for a name that does not exist; `kind` reads "field of llama's configuration"."""
     names = sorted(allowed)
     # `num_layers` is nearer to `num_hidden_layers`, which has both of its words, than to `num_labels`.
-    with_its_words = [known for known in names if {*name.split("_")} <= {*known.split("_")}]
+    with_its_words = [allowed_name for allowed_name in names if {*name.split("_")} <= {*allowed_name.split("_")}]
     close = sorted(with_its_words, key=len) or difflib.get_close_matches(name, names, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return InvalidInput(f"{name!r} is not a {kind}{hint}", key=key, allowed=names, nearest=close[0] if close else None)

@@ -88,7 +88,7 @@ class HostMemoryMeter:
             self._peaks[phase] = self._high_water()
             os.pwrite(self._clear_fd, b"5", 0)
 
-    def held(self) -> int | None:
+    def peak_bytes(self) -> int | None:
         """Read VmHWM without resetting it; None when memory is not measured."""
         return None if self._left == 0 else self._high_water()
 
@@ -173,7 +173,7 @@ class CudaMemoryMeter:
         self._reserved = 0
         return fields
 
-    def held(self) -> int | None:
+    def peak_bytes(self) -> int | None:
         """Return the peak of the fullest device; None after an error of the device itself."""
         try:
             return max(int(torch.cuda.max_memory_allocated(device)) for device in self._devices)

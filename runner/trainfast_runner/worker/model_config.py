@@ -47,9 +47,9 @@ def resolve_config(model: dict[str, Any]) -> Any:
 
 def _check_sizes(base: Any, overrides: dict[str, Any]) -> None:
     """Raise InvalidInput for a size below 1, most of which transformers would take."""
-    own = {base.attribute_map.get(name, name) for name in SIZES} | set(SIZES)
+    size_names = {base.attribute_map.get(name, name) for name in SIZES} | set(SIZES)
     for name, value in overrides.items():
-        if name in own and isinstance(value, int) and value < 1:
+        if name in size_names and isinstance(value, int) and value < 1:
             raise InvalidInput(
                 f"{base.model_type} with {name}={value} is no model", key=f"model.{name}", allowed=["1 or more"]
             )

@@ -82,7 +82,7 @@ class Prober:
         while (line := orders.next()) is not None:
             batch_size, number = line["batch_size"], number + 1
             self.forget_last_probe()
-            known = {"number": number, "batch_size": batch_size, "room_bytes": self.gauge.available_bytes()}
+            probe_fields = {"number": number, "batch_size": batch_size, "room_bytes": self.gauge.available_bytes()}
             peak_before = self.gauge.peak_bytes() or 0
             began = time.monotonic()
             steps = KeptSteps()
@@ -90,12 +90,12 @@ class Prober:
                 self.take_steps(batch_size, line["steps"], steps, is_first=number == 1)
                 fields = steps.fields()
             except Exception as error:
-                self.record_oom(error, {**known, "seconds": time.monotonic() - began}, steps.reached)
+                self.record_oom(error, {**probe_fields, "seconds": time.monotonic() - began}, steps.reached)
                 raise
             peak = self.gauge.peak_bytes() or 0
             self.log.write(
                 "probe",
-                **known,
+                **probe_fields,
                 outcome="fits",
                 seconds=time.monotonic() - began,
                 limit_peak_bytes=peak if peak > peak_before else None,
@@ -105,8 +105,8 @@ class Prober:
             )
             retries = fields["alloc_retries"]
 
-    def take_steps(self, batch_size: int, asked: int, steps: KeptSteps, *, is_first: bool) -> None:
-        """Train until as many steps as `asked` have updated the weights, at most `MOST_SKIPPED` steps longer.
+    def take_steps(self, batch_size: int, wanted_updates: int, steps: KeptSteps, *, is_first: bool) -> None:
+        """Train until as many steps as `wanted_updates` have updated the weights, at most `MOST_SKIPPED` steps longer.
 
         Where a gradient overflows, fp16 skips the update and halves the loss scale, and before the first update there
         are no optimizer states to measure. The ranks skip the same steps, because every strategy agrees on an overflow.
@@ -114,9 +114,11 @@ class Prober:
         """
         precision = self.strategy.precision
         before, attempted, updates = precision.skipped_steps(), 0, 0
-        most = asked + MOST_SKIPPED
-        while updates < asked and attempted < most:
-            knobs = replace(self.knobs, batch_size=batch_size, steps=min(asked - updates, most - attempted))
+        max_steps = wanted_updates + MOST_SKIPPED
+        while updates < wanted_updates and attempted < max_steps:
+            knobs = replace(
+                self.knobs, batch_size=batch_size, steps=min(wanted_updates - updates, max_steps - attempted)
+            )
             # Which objects really ran is recorded after the first step of the first size.
             write_actual = self.write_actual if is_first and attempted == 0 else None
             clock = make_clock(self.strategy.device)
@@ -142,10 +144,10 @@ class Prober:
             self.memory.boundary(phase)
         self.memory.read()
 
-    def record_oom(self, error: BaseException, known: dict[str, Any], reached: tuple[str, ...]) -> None:
+    def record_oom(self, error: BaseException, probe_fields: dict[str, Any], reached: tuple[str, ...]) -> None:
         """Write the `probe` record of a size that ran out of memory; nothing for another error. Asks no other rank.
 
-        `known` are fields of the record, `reached` the phases that an earlier step of this size went through.
+        `probe_fields` are fields of the record, `reached` the phases that an earlier step of this size went through.
         """
         chain = exception_chain(error)
         if not chain_is_oom(chain, self.gauge.is_low()):
@@ -164,7 +166,7 @@ class Prober:
             fields["phase_peaks"] = {name: peak for name, peak in peaks.items() if name in seen}
         self.log.write(
             "probe",
-            **known,
+            **probe_fields,
             outcome="oom",
             phase=self.log.phase,
             message=chain[0]["message"],

@@ -97,27 +97,27 @@ def _ended_with_stdin() -> Iterator[None]:
 def _trace(request: dict[str, Any], requests: RequestLines) -> None:
     """Trace a batch in a fork, and return when nothing of it runs any more."""
     batch = int(request["batch"])
-    running, held = os.pipe()
+    alive_pipe, child_end = os.pipe()
     server, child = os.getpid(), os.fork()
     if child == 0:
-        os.close(running)
+        os.close(alive_pipe)
         _choose_gpus(request["devices"])
         _answer(batch, request["requests"], server)
-    os.close(held)
+    os.close(child_end)
     with suppress(OSError):  # the child has done it
         os.setpgid(child, child)
     try:
         # The cancel may have been read together with its batch.
         while not requests.is_over and not requests.cancels(batch):
             # The pipe ends when neither the child nor its forks have it open.
-            if running in select.select([STDIN, running], [], [])[0]:
+            if alive_pipe in select.select([STDIN, alive_pipe], [], [])[0]:
                 break
             requests.read()
     finally:
         with suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        os.close(running)
+        os.close(alive_pipe)
     _print({"done": batch})
 
 

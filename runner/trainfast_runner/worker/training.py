@@ -76,7 +76,7 @@ class Training:
             self.log.available = fullest_device_memory(self.strategy.devices, self.spec.memory_limit_bytes)
             self.memory.release()
             # If memory ran out, only this process knows how much it had by then.
-            self.log.held_bytes = self.memory.held()
+            self.log.held_bytes = self.memory.peak_bytes()
             if self.device.type == "cpu" and self.spec.memory_limit_bytes is not None and NO_THREAD in str(error):
                 raise MemoryError(f"{error}: memory_limit leaves no room for its stack") from error
             raise

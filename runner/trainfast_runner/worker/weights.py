@@ -128,14 +128,14 @@ def _init_by_module(place: _Place, parameter: Tensor, seed: int) -> None:
 @contextmanager
 def _tied_absent(place: _Place, initializer: dict[int, _Place]) -> Iterator[None]:
     """Take away the weights of `place` that another module initializes (tied ones)."""
-    own = place.module._parameters
+    parameters = place.module._parameters
     theirs = {key: p for key, p in _own(place.module).items() if initializer[id(p)].module is not place.module}
     for key, parameter in theirs.items():
-        own[key] = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=False)
+        parameters[key] = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=False)
     try:
         yield
     finally:
-        own.update(theirs)
+        parameters.update(theirs)
 
 
 def _inner_first(module: nn.Module, name: str, owner: Any, seen: set[int]) -> Iterator[_Place]:

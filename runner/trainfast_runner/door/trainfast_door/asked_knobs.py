@@ -47,9 +47,9 @@ def set_trainer_fields(module: Any, run: ScriptRun) -> None:
 @never_raises
 def set_loader_defaults(loader: Any, run: ScriptRun) -> None:
     """Change the defaults of `DataLoader`'s arguments; an argument that the script gives wins."""
-    asked = run.asked.get("loader_defaults") or {}
+    new_defaults = run.asked.get("loader_defaults") or {}
     init = loader.__init__
-    if not asked or not init.__defaults__:
+    if not new_defaults or not init.__defaults__:
         return
     names = [
         parameter.name
@@ -57,4 +57,6 @@ def set_loader_defaults(loader: Any, run: ScriptRun) -> None:
         if parameter.kind is parameter.POSITIONAL_OR_KEYWORD and parameter.default is not parameter.empty
     ]
     values = dict(zip(names, init.__defaults__))  # noqa: B905 (Python 3.8 has no strict)
-    init.__defaults__ = tuple({**values, **{name: asked[name] for name in names if name in asked}}.values())
+    init.__defaults__ = tuple(
+        {**values, **{name: new_defaults[name] for name in names if name in new_defaults}}.values()
+    )

@@ -54,17 +54,19 @@ def _callback_class(base: Any, run: ScriptRun) -> Any:
                 return
             self._steps_before = trainer.global_step
             loss: Any = outputs.get("loss") if isinstance(outputs, dict) else outputs
-            known = None
+            step_loss = None
             if loss is not None and loss.device.type == "cpu":
                 # Lightning divides the loss by the batches that it accumulates.
-                known = float(loss.detach()) * (trainer.accumulate_grad_batches if module.automatic_optimization else 1)
+                step_loss = float(loss.detach()) * (
+                    trainer.accumulate_grad_batches if module.automatic_optimization else 1
+                )
             elif loss is not None:
                 run.steps.unknown["loss"] = "reading it would stall the GPU"
             if self._unread:
                 # The model's own forward is not called: no hook sees what it computes in.
                 self._unread -= 1
                 run.actual.update(compute_dtype(trainer))
-            if run.steps.count(loss=known):
+            if run.steps.count(loss=step_loss):
                 trainer.should_stop = True
 
         @never_raises

@@ -48,9 +48,11 @@ class LossGraph:
             given += _bytes_of(forms[place]) if place < len(forms) else 0
         self.gradient_bytes = max(self.gradient_bytes, taken_bytes + given)
 
-    def bytes_beside(self, known: Collection[int]) -> int:
-        """Bytes that the loss adds to the step's peak, without the storages at `known` addresses."""
-        return self.gradient_bytes + sum(size for address, size in self.saved.items() if address not in known)
+    def bytes_beside(self, counted_addresses: Collection[int]) -> int:
+        """Bytes that the loss adds to the step's peak, without the storages at `counted_addresses`."""
+        return self.gradient_bytes + sum(
+            size for address, size in self.saved.items() if address not in counted_addresses
+        )
 
 
 def _saved_by(node: Any) -> Iterator[Tensor]:

@@ -140,15 +140,15 @@ class SeenStep:
 def watch_step(run: ScriptRun, model: nn.Module, optimizer: Optimizer) -> None:
     """Watch the next step of the model that the optimizer trains, or note why it cannot be traced."""
     wanted = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    held = {id(parameter): type(parameter) for parameter in model.parameters()}
+    parameter_types = {id(parameter): type(parameter) for parameter in model.parameters()}
     wrapper = str(run.actual["wrapper"])
     if wrapper not in TRACED_WRAPPERS:
         run.untraced = f"its model is in {wrapper}"
     elif run.actual["compiled"]:
         run.untraced = "its model is compiled"
-    elif not wanted <= set(held):
+    elif not wanted <= set(parameter_types):
         run.untraced = "its optimizer has parameters of several models"
-    elif set(held.values()) != {nn.Parameter}:
+    elif set(parameter_types.values()) != {nn.Parameter}:
         run.untraced = "its model has parameters of a class of its own"
     else:
         run.untraced, run.seen_step = None, SeenStep(run, model, optimizer)

@@ -58,9 +58,9 @@ def thread_count(environment: Mapping[str, str]) -> int | None:
 
 def kept_policy(environment: Mapping[str, str], threads: int | None) -> ThreadPolicy | None:
     """The policy where there is nothing to choose: the user's own settings, or one thread a rank; else None."""
-    own = [name for name in WAIT_SETTINGS if name in environment]
-    if own:
-        return ThreadPolicy(wait=wait_policy(environment), reason=f"your own {', '.join(own)}")
+    wait_settings = [name for name in WAIT_SETTINGS if name in environment]
+    if wait_settings:
+        return ThreadPolicy(wait=wait_policy(environment), reason=f"your own {', '.join(wait_settings)}")
     if threads == 1:
         return ThreadPolicy(wait=UNUSED, reason="one thread a rank, which waits for no other")
     return None

@@ -210,11 +210,11 @@ def _logout() -> Iterator[Check]:
         return
     # Lingering keeps the user's manager, not the session's scope: a run has to be started inside the former.
     cure = "sudo loginctl enable-linger " + user + ", then systemd-run --user --scope trainfast-tui"
-    known = "lingering is on, but only for what systemd-run --user starts" if lingers else "lingering is off"
+    lingering = "lingering is on, but only for what systemd-run --user starts" if lingers else "lingering is off"
     yield Check(
         "logout",
         "warn",
-        f"logind has KillUserProcesses=yes: runs end when you log out ({known})",
+        f"logind has KillUserProcesses=yes: runs end when you log out ({lingering})",
         f"{cure}; or set KillUserProcesses=no in /etc/systemd/logind.conf",
     )
 
@@ -224,8 +224,8 @@ def ends_at_logout(user: str) -> bool:
     service = ("org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager")
     settings = ("KillUserProcesses", "KillOnlyUsers", "KillExcludeUsers")
     try:
-        asked = ["busctl", "get-property", *service, *settings]
-        answer = subprocess.run(asked, capture_output=True, text=True, timeout=BUS_WITHIN_S, check=True).stdout
+        command = ["busctl", "get-property", *service, *settings]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=BUS_WITHIN_S, check=True).stdout
         # A line each, with the type and for a list the count before the values.
         (_, kills), (_, _, *only), (_, _, *excluded) = map(shlex.split, answer.splitlines())
     except (OSError, ValueError, subprocess.SubprocessError):

@@ -63,21 +63,22 @@ class DeviceChanges:
 class DeviceEvents:
     """Compares each tick with the one before it, for the devices in `watched` (UUIDs).
 
-    `own` gives the ids of the training's processes. If ids cannot be compared (`host_pids` false: in a container the
-    driver lists the host's), a process is foreign only if it was there at the first tick, before the training.
+    `pids_of_run` gives the ids of the training's processes. If ids cannot be compared (`host_pids` false: in a
+    container the driver lists the host's), a process is foreign only if it was there at the first tick, before the
+    training.
     With `none_ours` the training is not on these devices, so every process there is foreign.
     """
 
     def __init__(
         self,
         watched: Iterable[str],
-        own: Callable[[], set[int]] = own_pids,
+        pids_of_run: Callable[[], set[int]] = own_pids,
         *,
         host_pids: bool | None = None,
         none_ours: bool = False,
     ) -> None:
         self._watched = frozenset(watched)
-        self._own = (lambda: set()) if none_ours else own
+        self._own = (lambda: set()) if none_ours else pids_of_run
         self._none_ours = none_ours
         self._host_pids = sees_host_pids() if host_pids is None else host_pids
         self._changes = DeviceChanges()

@@ -67,6 +67,11 @@ def _link(gpu: DeviceReading) -> Iterator[Ailment]:
     width, widest = gpu.pcie_width, gpu.pcie_width_max
     if width is not None and widest is not None and width < widest:
         yield Ailment(f"{width} of its {widest} PCIe lanes", RESEAT)
-    now, most = gpu.pcie_generation, gpu.pcie_generation_max
-    if now is not None and most is not None and now < most and (gpu.gpu_utilization_percent or 0) >= BUSY_PERCENT:
-        yield Ailment(f"PCIe generation {now} of {most} under load", RESEAT)
+    now, generation_max = gpu.pcie_generation, gpu.pcie_generation_max
+    if (
+        now is not None
+        and generation_max is not None
+        and now < generation_max
+        and (gpu.gpu_utilization_percent or 0) >= BUSY_PERCENT
+    ):
+        yield Ailment(f"PCIe generation {now} of {generation_max} under load", RESEAT)

@@ -49,8 +49,8 @@ class ProcessRow:
     @property
     def device_memory_bytes(self) -> int | None:
         """Bytes held on all GPUs together; None when the driver does not list them."""
-        known = [held for _, held in self.devices if held is not None]
-        return sum(known) if known else None
+        readings = [used_bytes for _, used_bytes in self.devices if used_bytes is not None]
+        return sum(readings) if readings else None
 
 
 @dataclass(slots=True)
@@ -76,29 +76,36 @@ class ProcessList:
 
     def read(self, devices: Sequence[DeviceReading]) -> tuple[ProcessRow, ...]:
         """The processes on the GPUs of a tick, and those that keep the host busy or fill its memory."""
-        held: dict[int, list[tuple[int, int | None]]] = {}
+        devices_by_pid: dict[int, list[tuple[int, int | None]]] = {}
         for device in devices:
             for process in device.processes or ():
-                held.setdefault(process.pid, []).append((device.index, process.memory_used_bytes))
+                devices_by_pid.setdefault(process.pid, []).append((device.index, process.memory_used_bytes))
         began = time.monotonic()
-        if began >= self._next_scan_s or (self._pids_are_ours and not held.keys() <= self._looked_for):
-            self._looked_for = frozenset(held) if self._pids_are_ours else frozenset()
+        if began >= self._next_scan_s or (self._pids_are_ours and not devices_by_pid.keys() <= self._looked_for):
+            self._looked_for = frozenset(devices_by_pid) if self._pids_are_ours else frozenset()
             self._scan(self._looked_for)
             self._next_scan_s = began + max(SCAN_EVERY_S, (time.monotonic() - began) / SCAN_SHARE)
-        rows = [replace(row, devices=tuple(held[pid])) if pid in held else row for pid, row in self._rows.items()]
+        rows = [
+            replace(row, devices=tuple(devices_by_pid[pid])) if pid in devices_by_pid else row
+            for pid, row in self._rows.items()
+        ]
         if not self._pids_are_ours:
-            rows = [ProcessRow(pid=pid, devices=tuple(where)) for pid, where in held.items()] + [
-                row for row in self._rows.values() if row.pid not in held
+            rows = [ProcessRow(pid=pid, devices=tuple(where)) for pid, where in devices_by_pid.items()] + [
+                row for row in self._rows.values() if row.pid not in devices_by_pid
             ]
         else:
-            rows += [ProcessRow(pid=pid, devices=tuple(where)) for pid, where in held.items() if pid not in self._rows]
+            rows += [
+                ProcessRow(pid=pid, devices=tuple(where))
+                for pid, where in devices_by_pid.items()
+                if pid not in self._rows
+            ]
         # A driver may list thousands; those that hold most are the ones a person looks for.
         return tuple(rows if len(rows) <= MOST_ROWS else heapq.nlargest(MOST_ROWS, rows, key=_weight))
 
     def _scan(self, wanted: frozenset[int]) -> None:
         now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
         rows: dict[int, ProcessRow] = {}
-        known: dict[Identity, _Sighting] = {}
+        sightings: dict[Identity, _Sighting] = {}
         for name in os.listdir("/proc"):
             if not name.isdecimal() or (stat := _running(pid := int(name))) is None:
                 continue
@@ -111,7 +118,7 @@ class ProcessList:
                 cpu_percent = 100 * (stat.cpu_ticks - before.cpu_ticks) * _TICK_S / (now_s - before.looked_s)
             rss_bytes = stat.rss_pages * _PAGE_BYTES
             is_listed = pid in wanted or rss_bytes >= LEAST_RSS_BYTES or (cpu_percent or 0) >= LEAST_CPU_PERCENT
-            sighting = known[identity] = before or _Sighting(None, False, 0, 0.0)
+            sighting = sightings[identity] = before or _Sighting(None, False, 0, 0.0)
             sighting.cpu_ticks, sighting.looked_s = stat.cpu_ticks, now_s
             if not is_listed:
                 continue
@@ -123,7 +130,7 @@ class ProcessList:
             rows[pid] = ProcessRow(
                 pid, identity, sighting.owner, sighting.is_own, command, cpu_percent, rss_bytes, age_s
             )
-        self._known = known
+        self._known = sightings
         self._rows = rows if len(rows) <= MOST_ROWS else _largest(rows, wanted)
 
 
@@ -137,8 +144,8 @@ def _largest(rows: dict[int, ProcessRow], wanted: frozenset[int]) -> dict[int, P
 
 
 def _weight(row: ProcessRow) -> tuple[bool, int, float, int]:
-    held = row.device_memory_bytes or 0
-    return (bool(row.devices), held, row.cpu_percent or 0.0, row.memory_rss_bytes or 0)
+    device_bytes = row.device_memory_bytes or 0
+    return (bool(row.devices), device_bytes, row.cpu_percent or 0.0, row.memory_rss_bytes or 0)
 
 
 def _running(pid: int) -> Stat | None:

@@ -41,11 +41,11 @@ def _of_gpu(nv: ModuleType, index: int) -> list[Instance]:
     """The instances of one GPU; empty when it does not answer or is not in MIG mode."""
     try:
         gpu = nv.nvmlDeviceGetHandleByIndex(index)
-        most, gpu_uuid = nv.nvmlDeviceGetMaxMigDeviceCount(gpu), as_text(nv.nvmlDeviceGetUUID(gpu))
+        slot_count, gpu_uuid = nv.nvmlDeviceGetMaxMigDeviceCount(gpu), as_text(nv.nvmlDeviceGetUUID(gpu))
     except (nv.NVMLError, AttributeError):
         return []
     instances = []
-    for position in range(most):
+    for position in range(slot_count):
         # Places without an instance answer NotFound.
         handle = asked(nv, partial(nv.nvmlDeviceGetMigDeviceHandleByIndex, gpu, position))
         if handle is not None and (instance := _instance(nv, handle, index, gpu_uuid)) is not None:

@@ -184,9 +184,9 @@ class Nvml:
         offset_ns = t_ns - time.monotonic_ns()
         jobs = [Job(partial(self._read, nv, device, offset_ns, self._ticks)) for device in due]
         self._ticks += 1
-        known = sum(device.index not in self._hangs for device in due)
-        self._calls.run(jobs[:known], self.timeout_s)
-        self._calls.run(jobs[known:], min(self.timeout_s, HUNG_TIMEOUT_S))
+        answering_count = sum(device.index not in self._hangs for device in due)
+        self._calls.run(jobs[:answering_count], self.timeout_s)
+        self._calls.run(jobs[answering_count:], min(self.timeout_s, HUNG_TIMEOUT_S))
         readings: dict[int, DeviceReading] = {}
         for device, job in zip(due, jobs, strict=True):
             if not job.over:
@@ -362,15 +362,15 @@ class Nvml:
     def _identify(self, position: int, uuid: str | None) -> Device:
         """The GPU known by this UUID, else the one last seen at this position without one, else a new one."""
         here = next((device for device in self._devices if device.index == position), None)
-        known = next((device for device in self._devices if uuid and device.uuid == uuid), None)
-        if known is None and here is not None and (uuid is None or here.uuid is None):
-            known = here
-            known.uuid = uuid or known.uuid
-        if known is None:
+        gpu = next((device for device in self._devices if uuid and device.uuid == uuid), None)
+        if gpu is None and here is not None and (uuid is None or here.uuid is None):
+            gpu = here
+            gpu.uuid = uuid or gpu.uuid
+        if gpu is None:
             index = position if here is None else max(device.index for device in self._devices) + 1
-            known = Device(index, uuid)
-            self._devices.append(known)
-        return known
+            gpu = Device(index, uuid)
+            self._devices.append(gpu)
+        return gpu
 
     def _schedule_retry(self, t_ns: int) -> None:
         self._retry_at_ns = t_ns + self._retry_delay_ns

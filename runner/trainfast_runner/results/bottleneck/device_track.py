@@ -83,14 +83,14 @@ class _Rate:
         """Mean over the known time between two moments; None if less than `LEAST_COVERED` of the window is known."""
         if len(self._ends) < 2:
             return None
-        known, amount, at_ns = 0, 0.0, begin_ns
+        known_ns, amount, at_ns = 0, 0.0, begin_ns
         for index in range(bisect_right(self._ends, begin_ns), bisect_left(self._ends, end_ns) + 1):
             until_ns = min(end_ns, self._ends[index]) if index < len(self._ends) else end_ns
             if (rate := self._rate(index)) is not None:
-                known += until_ns - at_ns
+                known_ns += until_ns - at_ns
                 amount += rate * (until_ns - at_ns)
             at_ns = until_ns
-        return None if known <= 0 or known < LEAST_COVERED * window_ns else amount / known
+        return None if known_ns <= 0 or known_ns < LEAST_COVERED * window_ns else amount / known_ns
 
     def forget(self, before_ns: int) -> None:
         """Drop all breakpoints before this one."""
@@ -282,16 +282,18 @@ class DeviceTrack:
             and ((part := covered / (outage.end_ns - outage.begin_ns)) == 1 or not whole_outages)
         ]
 
-        def amount(rate: _Rate, counter: str, most: float = math.inf) -> float | None:
+        def amount(rate: _Rate, counter: str, max_rate: float = math.inf) -> float | None:
             """The mean rate times the time; in outages the growth of `counter` instead. None for an unknown rate."""
             mean = rate.mean(begin, end, ns)
             if mean is None:
                 return None
             counted = [(covered, part * grown[counter]) for covered, part, grown in outages if counter in grown]
-            return min(mean, most) * (ns - sum(covered for covered, _ in counted)) + sum(grown for _, grown in counted)
+            return min(mean, max_rate) * (ns - sum(covered for covered, _ in counted)) + sum(
+                grown for _, grown in counted
+            )
 
         # A counter that catches up on earlier time grows faster than the clock.
-        throttled = {name: _ms(amount(rate, name, most=1.0)) for name, rate in self._throttled.items()}
+        throttled = {name: _ms(amount(rate, name, max_rate=1.0)) for name, rate in self._throttled.items()}
         low = max(0, bisect_right(self.times, begin_ns) - 1)
         high = min(bisect_left(self.times, end_ns), len(self.times) - 1)
         joules, integrated = amount(self._energy, _ENERGY), any(self._integrated[low + 1 : high + 1])
@@ -299,7 +301,7 @@ class DeviceTrack:
             index=self.index,
             uuid=self.uuid,
             throttled_ms=throttled,
-            lost_ms={name: _ms(amount(rate, "", most=1.0)) for name, rate in self._lost.items()},
+            lost_ms={name: _ms(amount(rate, "", max_rate=1.0)) for name, rate in self._lost.items()},
             sources={
                 name: SOURCES[max(self._sources[name][low + 1 : high + 1], default=0)]
                 for name, ms in throttled.items()
@@ -349,8 +351,8 @@ def _shows(cause: Cause, sample: Reading) -> bool | None:
 
 def _clock_loss(sample: Reading) -> float | None:
     """1 - SM clock / its maximum."""
-    clock, most = reading_of(sample, "sm_clock_mhz"), reading_of(sample, "sm_clock_max_mhz")
-    return max(0.0, 1 - clock / most) if clock is not None and most else None
+    clock, max_clock = reading_of(sample, "sm_clock_mhz"), reading_of(sample, "sm_clock_max_mhz")
+    return max(0.0, 1 - clock / max_clock) if clock is not None and max_clock else None
 
 
 def _working_clock_loss(sample: Reading) -> float | None:

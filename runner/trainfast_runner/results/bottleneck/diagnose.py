@@ -25,9 +25,9 @@ def diagnose(window: MeasuredWindow) -> list[Diagnosis]:
     by_rule: dict[str, Diagnosis] = {}
     for rule in RULES:
         if rule.name not in by_rule:
-            held = [finding for figures in scopes[rule.scope] for finding in _held(rule, figures)]
-            if held:
-                by_rule[rule.name] = max(held, key=_weight(rule))
+            findings = [finding for figures in scopes[rule.scope] for finding in _held(rule, figures)]
+            if findings:
+                by_rule[rule.name] = max(findings, key=_weight(rule))
     return sorted(
         by_rule.values(), key=lambda finding: (SEVERITIES.index(finding.severity), -(finding.cost_ms_per_step or 0.0))
     )
@@ -35,10 +35,10 @@ def diagnose(window: MeasuredWindow) -> list[Diagnosis]:
 
 def _weight(rule: Rule) -> Callable[[Diagnosis], tuple[float, float]]:
     """The sort key of a finding: its cost, then the figure that the rule compares first."""
-    asked = next((condition.figure for condition in rule.when if condition.is_ == ">="), "")
+    first_figure = next((condition.figure for condition in rule.when if condition.is_ == ">="), "")
 
     def weight(finding: Diagnosis) -> tuple[float, float]:
-        seen = finding.evidence.get(asked)
+        seen = finding.evidence.get(first_figure)
         return finding.cost_ms_per_step or 0.0, float(seen) if isinstance(seen, float | int) else 0.0
 
     return weight

@@ -24,8 +24,8 @@ def watched_words(result: Result) -> str:
 
 def watched_gpus(indexes: Iterable[int | None]) -> str:
     """GPUs by their NVML indexes, such as "watched GPUs 1, 3"; empty without any."""
-    known = [str(index) for index in indexes if index is not None]
-    return f"watched GPU{'' if len(known) == 1 else 's'} {', '.join(known)}" if known else ""
+    known_indexes = [str(index) for index in indexes if index is not None]
+    return f"watched GPU{'' if len(known_indexes) == 1 else 's'} {', '.join(known_indexes)}" if known_indexes else ""
 
 
 def doubts(result: Result) -> Iterator[str]:

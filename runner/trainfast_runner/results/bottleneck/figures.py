@@ -128,8 +128,8 @@ def _host(window: MeasuredWindow) -> Figures:
     hosts = window.hosts
     cores = _last(host.cpu_count for host in hosts)
     busy = _mean(host.cpu_percent for host in hosts)
-    own = _mean(host.run.cpu_percent for host in hosts if host.run is not None)
-    own_percent = own / cores if own is not None and cores else None
+    run_percent = _mean(host.run.cpu_percent for host in hosts if host.run is not None)
+    own_percent = run_percent / cores if run_percent is not None and cores else None
     available = lowest(host.memory_available_bytes for host in hosts)
     total = _last(host.memory_total_bytes for host in hosts)
     swaps = [host.swap_used_bytes for host in hosts if host.swap_used_bytes is not None]
@@ -330,13 +330,13 @@ def _tokens(window: MeasuredWindow) -> float | None:
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None
+    measured = [value for value in values if value is not None]
+    return statistics.fmean(measured) if measured else None
 
 
 def _last(values: Iterable[T | None]) -> T | None:
-    known = [value for value in values if value is not None]
-    return known[-1] if known else None
+    measured = [value for value in values if value is not None]
+    return measured[-1] if measured else None
 
 
 def _percent(part: float | None, whole: float | None) -> float | None:

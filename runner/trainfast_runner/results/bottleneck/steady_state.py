@@ -122,9 +122,9 @@ def _step_drift(blocks: Sequence[_Block]) -> float | None:
 
 def _slope(points: Sequence[tuple[float, float | None]]) -> float | None:
     """Theil-Sen: the median of the slopes between every two points."""
-    known = [(x, y) for x, y in points if y is not None]
-    slopes = [(y1 - y0) / (x1 - x0) for (x0, y0), (x1, y1) in itertools.combinations(known, 2) if x1 > x0]
-    return statistics.median(slopes) if len(known) >= LEAST_BLOCKS - 1 and slopes else None
+    measured_points = [(x, y) for x, y in points if y is not None]
+    slopes = [(y1 - y0) / (x1 - x0) for (x0, y0), (x1, y1) in itertools.combinations(measured_points, 2) if x1 > x0]
+    return statistics.median(slopes) if len(measured_points) >= LEAST_BLOCKS - 1 and slopes else None
 
 
 def _trend(values: Sequence[float]) -> float:

@@ -98,8 +98,8 @@ def _left_apart(a: float | None, b: float | None) -> bool:
     """True if the CPU left by others differs: 89 % and 85 % taken leave 11 and 15, a third more."""
     if a is None or b is None:
         return False
-    left = [max(1.0, 100 - others_percent) for others_percent in (a, b)]
-    return max(left) / min(left) > 1 + CPU_LEFT_APART
+    left_percent = [max(1.0, 100 - others_percent) for others_percent in (a, b)]
+    return max(left_percent) / min(left_percent) > 1 + CPU_LEFT_APART
 
 
 def _celsius(value: float | None) -> str | None:

@@ -102,8 +102,8 @@ def _run(
 def _end_left(folder: Path) -> None:
     """End the processes that the script started in sessions of their own."""
     deadline = time.monotonic() + END_S
-    while (left := started_with(SCRIPTS_VARIABLE, str(folder))) and time.monotonic() < deadline:
-        for process in left:
+    while (processes := started_with(SCRIPTS_VARIABLE, str(folder))) and time.monotonic() < deadline:
+        for process in processes:
             send(process, signal.SIGKILL)
         time.sleep(0.01)
 
@@ -111,9 +111,9 @@ def _end_left(folder: Path) -> None:
 def _wait(process: subprocess.Popen[bytes], limit_s: float, cancelled: threading.Event) -> int | None:
     """Wait for the process and return its exit code; None after `limit_s`, or once `cancelled` is set."""
     deadline = time.monotonic() + limit_s
-    while not cancelled.is_set() and (left := deadline - time.monotonic()) > 0:
+    while not cancelled.is_set() and (left_s := deadline - time.monotonic()) > 0:
         with suppress(subprocess.TimeoutExpired):
-            return process.wait(min(left, LOOK_EVERY_S))
+            return process.wait(min(left_s, LOOK_EVERY_S))
     return None
 
 

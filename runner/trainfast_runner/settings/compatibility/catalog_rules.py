@@ -97,22 +97,22 @@ def engine_runs_the_strategy(facts: Facts) -> None:
 
 def compile_fits(facts: Facts) -> None:
     """The strategy and the engine obey `compile`; the other engines are compared with the loop uncompiled."""
-    asked, engine, strategy = facts.knobs["compile"], facts.engine, facts.strategy
-    if asked == "off":
+    mode, engine, strategy = facts.knobs["compile"], facts.engine, facts.strategy
+    if mode == "off":
         return
     if not strategy.compiles:
         works = nearest_strategy(strategy, lambda other: other.compiles)
         raise UserError(
-            f"compile={asked} does not work with strategy={strategy.name}, which moves weights or activations between"
+            f"compile={mode} does not work with strategy={strategy.name}, which moves weights or activations between"
             " the layers of a forward",
             key="compile",
-            advice=f"compile=off, or compile={asked} with strategy={works}",
+            advice=f"compile=off, or compile={mode} with strategy={works}",
         )
     if not engine.compiles:
         raise UserError(
-            f"compile={asked} is not handed to engine={engine.name}",
+            f"compile={mode} is not handed to engine={engine.name}",
             key="compile",
-            advice=f"compile=off, or compile={asked} with engine={engine.fallback}",
+            advice=f"compile=off, or compile={mode} with engine={engine.fallback}",
         )
 
 

@@ -43,8 +43,8 @@ def devices_exist(facts: Facts) -> None:
             allowed=[f"1 to {MOST_CPU_PROCESSES}"],
         )
     else:
-        asked = devices if isinstance(devices, int) else cpu_processes(devices)
-        count = facts.ranks if asked is None else asked
+        asked_count = devices if isinstance(devices, int) else cpu_processes(devices)
+        count = facts.ranks if asked_count is None else asked_count
         if count > MOST_CPU_PROCESSES:
             raise UserError(
                 f"devices={count}: at most {MOST_CPU_PROCESSES} processes on a CPU",

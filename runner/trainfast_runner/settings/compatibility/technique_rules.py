@@ -13,8 +13,8 @@ COMPILERS = {"cpu": ("CXX", ("g++",), "g++"), "cuda": ("CC", ("gcc", "cc", "clan
 
 
 def _compile_has_a_compiler(facts: Facts) -> None:
-    asked = facts.knobs["compile"]
-    if asked == "off":
+    compile_mode = facts.knobs["compile"]
+    if compile_mode == "off":
         return
     variable, names, package = COMPILERS[facts.machine.device]
     wanted = os.environ.get(variable)
@@ -22,7 +22,7 @@ def _compile_has_a_compiler(facts: Facts) -> None:
     if any(shutil.which(name, path=path) for name in ((wanted,) if wanted else names)):
         return
     raise UserError(
-        f"compile={asked} needs a compiler, and PATH has no {wanted or ' or '.join(names)}; install with:"
+        f"compile={compile_mode} needs a compiler, and PATH has no {wanted or ' or '.join(names)}; install with:"
         f" apt install {package}",
         key="compile",
         advice="compile=off",
@@ -53,11 +53,11 @@ def _flash_can_run(facts: Facts) -> None:
 
 
 def _model_has_the_attention(facts: Facts) -> None:
-    asked = str(facts.knobs["attention"])
-    if facts.attentions is not None and asked not in facts.attentions:
+    attention = str(facts.knobs["attention"])
+    if facts.attentions is not None and attention not in facts.attentions:
         kernel = "sdpa" if "sdpa" in facts.attentions else "eager"
         raise UserError(
-            f"{facts.config.get('model_type', 'this model')} has no attention={asked}",
+            f"{facts.config.get('model_type', 'this model')} has no attention={attention}",
             key="attention",
             allowed=facts.attentions,
             advice=f"attention=auto, which takes {kernel}",

@@ -29,8 +29,10 @@ def training_arguments(knobs: Knobs, device: torch.device) -> TrainingArguments:
 
     TF32 is the process's own setting, which `Precision` has made already.
     """
-    known = {field.name for field in dataclasses.fields(TrainingArguments)}
-    checkpointing = "activation_checkpointing" if "activation_checkpointing" in known else "gradient_checkpointing"
+    field_names = {field.name for field in dataclasses.fields(TrainingArguments)}
+    checkpointing = (
+        "activation_checkpointing" if "activation_checkpointing" in field_names else "gradient_checkpointing"
+    )
     return TrainingArguments(
         # It has to exist; nothing is written into it.
         output_dir=tempfile.gettempdir(),

@@ -60,7 +60,7 @@ def _grouped(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     return torch.empty_like(_GROUPED(*halves, *args[2:], **kwargs), dtype=args[0].dtype)
 
 
-class _Held(weakref.ref[Any]):
+class _LiveStorage(weakref.ref[Any]):
     """Calls back when a storage is freed."""
 
     __slots__ = ("category", "key", "shares", "size", "stack")
@@ -86,7 +86,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Number of blocks that each repeated block stands for, by its place."""
         self.before_next: Callable[[], None] | None = None
         """Called before the next operation."""
-        self._held: dict[int, _Held] = {}
+        self._live_storages: dict[int, _LiveStorage] = {}
         self._overflows: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -132,16 +132,16 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return False
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key in self._held:
+        if key in self._live_storages:
             return False
-        held = _Held(storage, self._freed)
-        held.key, held.size, held.category = key, self._size(storage.nbytes()), category
+        live_storage = _LiveStorage(storage, self._freed)
+        live_storage.key, live_storage.size, live_storage.category = key, self._size(storage.nbytes()), category
         place = self.segments[-1].place if self.segments else ""
-        held.shares = self.repeats.get(place, 1)
-        held.stack = place.partition(":")[0] if held.shares > 1 else ""
-        self._held[key] = held
-        self.live[category] += held.size
-        return held.size > 0
+        live_storage.shares = self.repeats.get(place, 1)
+        live_storage.stack = place.partition(":")[0] if live_storage.shares > 1 else ""
+        self._live_storages[key] = live_storage
+        self.live[category] += live_storage.size
+        return live_storage.size > 0
 
     def count_all(self, tensors: Iterable[Tensor], category: int) -> None:
         """As `count`; a storage that is counted already changes its category."""
@@ -151,18 +151,18 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def change(self, tensor: Tensor, category: int) -> None:
         """Change the category of the tensor's storage."""
-        held = self._held.get(tensor.untyped_storage()._cdata)
-        if held is not None:
-            self.live[held.category] -= held.size
-            held.category = category
-            self.live[category] += held.size
+        live_storage = self._live_storages.get(tensor.untyped_storage()._cdata)
+        if live_storage is not None:
+            self.live[live_storage.category] -= live_storage.size
+            live_storage.category = category
+            self.live[category] += live_storage.size
 
-    def _freed(self, held: Any) -> None:
+    def _freed(self, live_storage: Any) -> None:
         # A storage freed inside its stack is freed block by block; one freed outside (weights that autocast keeps until
         # its end) is freed for all the blocks that this one stands for.
-        inside = held.stack and self.segments[-1].place.partition(":")[0] == held.stack
-        self.live[held.category] -= held.size * (1 if inside else held.shares)
-        del self._held[held.key]
+        inside = live_storage.stack and self.segments[-1].place.partition(":")[0] == live_storage.stack
+        self.live[live_storage.category] -= live_storage.size * (1 if inside else live_storage.shares)
+        del self._live_storages[live_storage.key]
 
     def _count_eight_bit_step(self, args: tuple[Any, ...]) -> None:
         """Count the copies in single precision that bitsandbytes' 8-bit step of one parameter holds on a CPU."""
@@ -170,9 +170,9 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if gradient is None or self.device_type != "cpu":
             return
         copies = EIGHT_BIT_COPIES + (gradient.element_size() < SINGLE_BYTES)
-        held = list(self.live)
-        held[TEMPORARY] += copies * SINGLE_BYTES * gradient.numel()
-        self.segments[-1].points.append(tuple(held))
+        live_then = list(self.live)
+        live_then[TEMPORARY] += copies * SINGLE_BYTES * gradient.numel()
+        self.segments[-1].points.append(tuple(live_then))
 
     def _size(self, size: int) -> int:
         if self.device_type != "cuda":

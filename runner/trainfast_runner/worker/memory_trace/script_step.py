@@ -139,10 +139,10 @@ def _optimizer_of(optimizer: Any, twins: dict[int, Tensor]) -> Any:
         {**group, "params": [twins[id(parameter)] for parameter in group["params"]]} for group in optimizer.param_groups
     ]
     copied.state = defaultdict(dict)
-    for group, own in zip(optimizer.param_groups, copied.param_groups, strict=True):
-        for held, parameter in zip(group["params"], own["params"], strict=True):
-            if held in optimizer.state:
-                copied.state[parameter] = tree_map(_twin_of_tensor, dict(optimizer.state[held]))
+    for group, group_copy in zip(optimizer.param_groups, copied.param_groups, strict=True):
+        for original, parameter in zip(group["params"], group_copy["params"], strict=True):
+            if original in optimizer.state:
+                copied.state[parameter] = tree_map(_twin_of_tensor, dict(optimizer.state[original]))
     choose_foreach(copied, next(iter(twins.values())).device.type)
     return copied
 
@@ -172,9 +172,9 @@ def _restored(model: nn.Module, device: torch.device) -> Iterator[None]:
                     setattr(module, name, tensor)
                 vars(module).clear()
                 vars(module).update(attributes)
-                for held, own in ((module._parameters, parameters), (module._buffers, buffers)):
-                    held.clear()
-                    held.update(own)  # type: ignore[arg-type]
+                for tensors, saved in ((module._parameters, parameters), (module._buffers, buffers)):
+                    tensors.clear()
+                    tensors.update(saved)  # type: ignore[arg-type]
             for parameter, gradient in gradients:
                 parameter.grad = gradient
             random.setstate(drawn)

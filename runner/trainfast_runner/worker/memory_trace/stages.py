@@ -36,16 +36,16 @@ def spread_over(model: nn.Module, count: int, seq_len: int) -> dict[str, Any]:
     stages = []
     for index in range(count):
         begin, end = layers.bounds[index], layers.bounds[index + 1]
-        held = {id(p): p for block in layers.blocks[begin:end] for p in block.parameters()}
+        stage_parameters = {id(p): p for block in layers.blocks[begin:end] for p in block.parameters()}
         if index == 0:
-            held |= {id(p): p for module in layers.before for p in module.parameters(recurse=False)}
+            stage_parameters |= {id(p): p for module in layers.before for p in module.parameters(recurse=False)}
         if index == count - 1:
             after = [p for module in layers.after for p in module.parameters(recurse=False)]
-            held |= {id(p): p for p in after if id(p) not in first}
-        sizes = [parameter.numel() for parameter in held.values()]
+            stage_parameters |= {id(p): p for p in after if id(p) not in first}
+        sizes = [parameter.numel() for parameter in stage_parameters.values()]
         stages.append({"begin": begin, "end": end, "elements": sum(sizes), "largest": max(sizes)})
-    known: Any = model
-    output = known.get_output_embeddings()
+    hf_model: Any = model
+    output = hf_model.get_output_embeddings()
     is_tied = output is not None and id(output.weight) in first
     return {"stages": stages, "tied": 0, "head": 0 if is_tied else count - 1, **_passing(model, seq_len)}
 

@@ -87,7 +87,7 @@ def trace_step(request: dict[str, Any], size: int) -> dict[str, Any]:
             "pipeline": stages,
             "library_bytes": library_bytes(request["device"]),
             "attention": _attention(model, knobs),
-            "unused": _names(stacks, [name for name, held in model.named_parameters() if held.grad is None]),
+            "unused": _names(stacks, [name for name, parameter in model.named_parameters() if parameter.grad is None]),
         }
 
 
@@ -104,10 +104,10 @@ def library_bytes(device_type: str) -> int:
     """
     if device_type != "cuda":
         return 0
-    asked = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
+    workspaces = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
     is_hopper = torch.cuda.get_device_capability() == (9, 0)
     usual_kib = HOPPER_WORKSPACE_KIB if is_hopper else WORKSPACE_KIB
-    return HANDLES * 1024 * (sum(int(kib) * int(count) for kib, count in asked) or usual_kib)
+    return HANDLES * 1024 * (sum(int(kib) * int(count) for kib, count in workspaces) or usual_kib)
 
 
 def _names(stacks: list[TracedStack], names: list[str]) -> list[str]:
@@ -137,9 +137,9 @@ def trace_optimizer(request: dict[str, Any], size: int) -> dict[str, Any]:
     unused = set(request["unused"])
     with _traced(request, config, knobs, model) as traced:
         updated = [
-            held
-            for name, held in model.named_parameters()
-            if held.requires_grad and _names(stacks, [name])[0] not in unused
+            parameter
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad and _names(stacks, [name])[0] not in unused
         ]
         return {"segment": _optimizer_step(traced, updated), "more": more}
 

@@ -15,8 +15,8 @@ def place(model: nn.Module, device: torch.device | None = None) -> dict[int, Ten
     """
     made: dict[int, Tensor] = {}
     for module in model.modules():
-        for held in (module._parameters, module._buffers):
-            for name, tensor in list(held.items()):
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in list(tensors.items()):
                 if tensor is None:
                     continue
                 if id(tensor) not in made:

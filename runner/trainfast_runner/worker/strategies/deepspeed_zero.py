@@ -134,9 +134,9 @@ class DeepSpeedZero(DistributedDataParallelStrategy):
 
         first: Any = None
         for part in init_in_turn(model, self.knobs.seed, self.device):
-            own = dict.fromkeys(p for module in part.modules for p in module.parameters(recurse=False))
+            part_parameters = dict.fromkeys(p for module in part.modules for p in module.parameters(recurse=False))
             # A parameter tied to an earlier part is cut already.
-            fresh = [parameter for parameter in own if not hasattr(parameter, "ds_id")]
+            fresh = [parameter for parameter in part_parameters if not hasattr(parameter, "ds_id")]
             for parameter in fresh:
                 parameter.data = parameter.data.to(ENGINE_DTYPE.get(self.knobs.precision, torch.float32))
             if first is None and fresh:

@@ -71,11 +71,11 @@ def shard_in_turn(model: nn.Module, parts: Iterable[Part], mesh: DeviceMesh, kno
 
 def clip_slices(parameters: Iterable[Tensor], max_norm: float) -> None:
     """Scale the gradients of DTensors down to a norm of at most `max_norm` over all slices."""
-    held = list(parameters)
-    norm = torch.nn.utils.get_total_norm([p.grad for p in held if p.grad is not None])
+    sliced = list(parameters)
+    norm = torch.nn.utils.get_total_norm([p.grad for p in sliced if p.grad is not None])
     # The norm of DTensors is a partial sum until `full_tensor`.
     whole = norm.full_tensor() if isinstance(norm, DTensor) else norm
-    torch.nn.utils.clip_grads_with_norm_(held, max_norm, whole)
+    torch.nn.utils.clip_grads_with_norm_(sliced, max_norm, whole)
 
 
 def sharded_facts(module: nn.Module) -> dict[str, Any]:

@@ -86,13 +86,13 @@ class DataTensorParallel(TensorParallel):
     DDP works on plain tensors only: the model has them, and the optimizer has DTensors over the same storage.
     """
 
-    held: list[tuple[nn.Parameter, nn.Parameter]]
+    plain_and_dtensor: list[tuple[nn.Parameter, nn.Parameter]]
     """Each slice twice: the plain parameter that DDP reduces, and the DTensor over its storage."""
 
     def prepare(self, model: nn.Module) -> None:
         """Put the model in DDP over the `dp` axis, and build the optimizer over the DTensors."""
         self.module = self.wrap(model)
-        self.optimizer = build_optimizer(nn.ParameterList(whole for _, whole in self.held), self.knobs)
+        self.optimizer = build_optimizer(nn.ParameterList(whole for _, whole in self.plain_and_dtensor), self.knobs)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """Cut the model, and give DDP the plain slices."""
@@ -106,7 +106,7 @@ class DataTensorParallel(TensorParallel):
                         local.whole_numel = parameter.numel()
                         plain[parameter] = local
                     module._parameters[name] = plain[parameter]
-        self.held = [(local, whole) for whole, local in plain.items()]
+        self.plain_and_dtensor = [(local, whole) for whole, local in plain.items()]
         devices = [self.device] if self.device.type == "cuda" else None
         return DistributedDataParallel(model, device_ids=devices, process_group=self.mesh.get_group("dp"))
 
@@ -117,21 +117,21 @@ class DataTensorParallel(TensorParallel):
 
     def optimizer_step(self) -> None:
         """Give the reduced gradients to the DTensors, and free both after the step."""
-        for local, whole in self.held:
+        for local, whole in self.plain_and_dtensor:
             if local.grad is not None and isinstance(whole, DTensor):
                 whole.grad = DTensor.from_local(local.grad, whole.device_mesh, whole.placements, run_check=False)
         super().optimizer_step()
-        for local, _ in self.held:
+        for local, _ in self.plain_and_dtensor:
             local.grad = None
 
     def clip_gradients(self, max_norm: float) -> None:
         """Clip through the DTensors, which know which of the gradients are slices."""
-        clip_slices([whole for _, whole in self.held], max_norm)
+        clip_slices([whole for _, whole in self.plain_and_dtensor], max_norm)
 
     def facts(self, module: nn.Module) -> dict[str, Any]:
         """Read DDP from the module, and the rest from the DTensors over its storage."""
         facts = Strategy.facts(self, module)
-        inner = tensor_facts(whole for _, whole in self.held)
+        inner = tensor_facts(whole for _, whole in self.plain_and_dtensor)
         dtype = next(module.parameters()).dtype
         return {
             **facts,

@@ -104,8 +104,8 @@ def plan_for(model: nn.Module, degree: int) -> TensorPlan:
 def _written(model: nn.Module) -> dict[re.Pattern[str], str]:
     """The written plan: patterns of full names, and the style of each."""
     config: Any = model.config
-    own = getattr(config, "base_model_tp_plan", None) or OUR_PLANS.get(config.model_type)
-    if not own:
+    written_plan = getattr(config, "base_model_tp_plan", None) or OUR_PLANS.get(config.model_type)
+    if not written_plan:
         raise InvalidInput(
             f"{config.model_type} has no tensor-parallel plan: transformers ships none, and we have one for"
             f" {' and '.join(OUR_PLANS)}",
@@ -115,7 +115,7 @@ def _written(model: nn.Module) -> dict[re.Pattern[str], str]:
         )
     prefix = str(getattr(model, "base_model_prefix", ""))
     base = f"{prefix}." if hasattr(model, prefix) else ""
-    named = {f"{base}{pattern}": style for pattern, style in own.items()}
+    named = {f"{base}{pattern}": style for pattern, style in written_plan.items()}
     named.update(getattr(type(model), "_tp_plan", None) or {})
     return {re.compile(re.escape(name).replace(r"\*", r"\d+")): style for name, style in named.items()}
 

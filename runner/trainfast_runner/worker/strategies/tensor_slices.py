@@ -37,13 +37,13 @@ def cut_in_turn(model: nn.Module, plan: TensorPlan, mesh: DeviceMesh, parts: Ite
 def _cut_part(modules: dict[str, nn.Module], plan: TensorPlan, mesh: DeviceMesh) -> None:
     made: dict[nn.Parameter, nn.Parameter] = {}
     for name, module in modules.items():
-        held = {key: parameter for key, parameter in module._parameters.items() if parameter is not None}
-        for key, whole in held.items():
+        parameters = {key: parameter for key, parameter in module._parameters.items() if parameter is not None}
+        for key, whole in parameters.items():
             # Tied parameters stay one.
             if whole not in made:
                 made[whole] = _at_rest(whole, plan.slices.get(f"{name}.{key}"), mesh)
             module._parameters[key] = made[whole]
-        if held:
+        if parameters:
             swap = _Swap(name, plan, mesh)
             module.register_forward_pre_hook(swap.in_forward, prepend=True)
             # Also if checkpointing stops a recomputation by an exception.
@@ -83,17 +83,17 @@ class _Swap:
         self.once = {key.rpartition(".")[2] for key in plan.once if key.rpartition(".")[0] == name}
         self.group = mesh.get_group()
         self.first = mesh.get_local_rank() == 0
-        self.held: dict[str, nn.Parameter | None] = {}
+        self.saved_parameters: dict[str, nn.Parameter | None] = {}
 
     def in_forward(self, module: nn.Module, _inputs: Any) -> None:
-        self.held = dict(module._parameters)
-        for key, parameter in self.held.items():
+        self.saved_parameters = dict(module._parameters)
+        for key, parameter in self.saved_parameters.items():
             if parameter is not None:
                 module._parameters[key] = self._local(key, parameter)  # type: ignore[assignment]
 
     def at_rest(self, module: nn.Module, _inputs: Any, _output: Any) -> None:
-        module._parameters.update(self.held)
-        self.held = {}
+        module._parameters.update(self.saved_parameters)
+        self.saved_parameters = {}
 
     def _local(self, key: str, parameter: Tensor) -> Tensor:
         local: Tensor = parameter.to_local() if isinstance(parameter, DTensor) else parameter
