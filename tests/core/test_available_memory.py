@@ -43,15 +43,19 @@ def test_without_a_limit_it_is_what_the_fullest_gpu_has_free_less_the_context() 
 
 def test_memory_limit_caps_the_allocator_so_that_no_context_comes_out_of_it() -> None:
     room = available_memory(asked("memory_limit=3GiB"), two_gpus(), 1, None, 512 * MIB)
-    assert room == RankLimit(3 * GIB, "memory_limit")
+    assert room == RankLimit(3 * GIB, "memory_limit", from_memory_limit=True)
     assert room.for_allocator(512 * MIB) == 3 * GIB
     uneven = asked("strategy=ddp", "devices=2", "memory_limit=2GiB+1536MiB")
-    assert available_memory(uneven, CPU, 2, None) == RankLimit(1536 * MIB, "memory_limit"), "the tightest rank's"
+    assert available_memory(uneven, CPU, 2, None) == RankLimit(1536 * MIB, "memory_limit", from_memory_limit=True), (
+        "the tightest rank's"
+    )
 
 
 def test_a_limit_beyond_what_is_free_makes_no_more_room() -> None:
     beyond = asked("memory_limit=9.8GiB", "devices=0+")
-    assert available_memory(beyond, two_gpus(), 1, None) == RankLimit(int(9.8 * GIB), "memory_limit")
+    assert available_memory(beyond, two_gpus(), 1, None) == RankLimit(
+        int(9.8 * GIB), "memory_limit", from_memory_limit=True
+    )
     words = "free on GPU 0, less than memory_limit"
     assert available_memory(beyond, two_gpus(), 1, None, 512 * MIB) == RankLimit(10 * GIB, words, with_context=True)
     assert available_memory(asked("memory_limit=8GiB"), CPU, 1, 6 * GIB) == RankLimit(

@@ -100,7 +100,7 @@ def a_fit(total_mib: int, available: RankLimit | None, **figures: Any) -> Predic
 
 FIT = a_fit(
     418,
-    RankLimit(1 << 30, "memory_limit"),
+    RankLimit(1 << 30, "memory_limit", from_memory_limit=True),
     params=12,
     grads=12,
     optimizer=24,

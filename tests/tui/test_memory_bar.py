@@ -24,7 +24,7 @@ from trainfast_tui.widgets.memory_bar import LIMIT, MEASURED, SIGNS, MemoryBar, 
 FULL, SMALL = (160, 48), (80, 24)
 PANEL = {FULL: 46, SMALL: 30}
 PARTS = {"params": 200, "grads": 200, "optimizer": 400, "activations": 600}
-LIMITED = RankLimit(2 * GIB, "memory_limit")
+LIMITED = RankLimit(2 * GIB, "memory_limit", from_memory_limit=True)
 FITS = a_fit(1400, LIMITED, max_batch=16, **PARTS)
 
 
@@ -82,13 +82,18 @@ def test_on_the_smallest_screen_nothing_of_what_does_not_fit_is_cut(most: int | 
 
 
 def test_the_margin_of_a_limit_is_a_part_of_what_has_to_fit() -> None:
-    tight = replace(FITS, margin_bytes=100 * MIB, available=RankLimit(1450 * MIB, "memory_limit"), max_batch=7)
+    tight = replace(
+        FITS,
+        margin_bytes=100 * MIB,
+        available=RankLimit(1450 * MIB, "memory_limit", from_memory_limit=True),
+        max_batch=7,
+    )
     *_, legend, total, left = shown(NextRunMemory(tight))
     assert "┈ margin 100 MiB" in legend
     assert total == "predicted 1.37 GiB + margin of 1.42 GiB"
     assert left == "50.0 MiB too much  batch_size up to 7"
     assert shown(NextRunMemory(tight), SMALL)[0] == "needs 1.46 GiB of 1.42 GiB"
-    few = a_fit(140, RankLimit(120 * MIB, "memory_limit"), max_batch=0, params=140)
+    few = a_fit(140, RankLimit(120 * MIB, "memory_limit", from_memory_limit=True), max_batch=0, params=140)
     assert shown(NextRunMemory(replace(few, margin_bytes=12 * MIB)), SMALL)[0] == "with margin 152 MiB of 120 MiB"
 
 
@@ -121,7 +126,7 @@ def test_beside_a_measurement_stands_the_difference_in_percent() -> None:
 
 
 def test_turned_knobs_show_the_change_with_the_peak_before_and_never_between_need_and_limit() -> None:
-    few = a_fit(140, RankLimit(120 * MIB, "memory_limit"), max_batch=0, params=140)
+    few = a_fit(140, RankLimit(120 * MIB, "memory_limit", from_memory_limit=True), max_batch=0, params=140)
     tight = NextRunMemory(replace(few, margin_bytes=31 * MIB), reference_bytes=140 * MIB)
     total, _, left = shown(tight, SMALL)
     assert total == "with margin 171 MiB of 120 MiB"

@@ -67,7 +67,7 @@ def test_a_model_that_was_traced_before_is_answered_without_a_trace(tracer: Trac
     assert found is not None
     assert found.predicted.total_bytes == 220 * MIB
     assert found.predicted.activations_bytes == 120 * MIB
-    assert found.available == RankLimit(GIB, "memory_limit")
+    assert found.available == RankLimit(GIB, "memory_limit", from_memory_limit=True)
     assert found.margin_bytes == UNMEASURED_BYTES
     assert found.left_bytes == (1024 - 220) * MIB - UNMEASURED_BYTES
     assert found.max_batch == 89, "100 MiB, 10 a sample, and the margin of 32"

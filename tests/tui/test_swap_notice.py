@@ -47,7 +47,7 @@ async def test_r_asks_before_a_run_that_would_make_the_machine_swap(
 @pytest.mark.parametrize(
     ("fit", "machine"),
     [
-        (replace(TOO_MUCH, available=RankLimit(20 * GIB, "memory_limit")), CPU),
+        (replace(TOO_MUCH, available=RankLimit(20 * GIB, "memory_limit", from_memory_limit=True)), CPU),
         (TOO_MUCH, Machine(device="cuda", gpus=(), nvml_gpus=(), cores=2)),
         (a_fit(19 * 1024, FREE), CPU),
         (replace(TOO_MUCH, available=None), CPU),

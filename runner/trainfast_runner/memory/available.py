@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 NOTHING_FITS = 3
 """The exit code."""
-MEMORY_LIMIT = "memory_limit"
 CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -33,11 +32,8 @@ class RankLimit:
     limit_bytes: int
     words: str
     with_context: bool = False
-
-    @property
-    def is_memory_limit(self) -> bool:
-        """True if this is the limit set for the run, and not the free memory."""
-        return self.words == MEMORY_LIMIT
+    from_memory_limit: bool = False
+    """True if this is the limit set for the run, and not the free memory."""
 
     def for_allocator(self, context_bytes: int | None) -> int:
         """Bytes left for tensors beside a context of this size; nothing is taken off for an unknown size, None."""
@@ -63,7 +59,7 @@ def available_memory(
     memory_limit = spec.knobs["memory_limit"]
     if not isinstance(memory_limit, str):
         return free
-    limit = RankLimit(min(parse_bytes_per_rank(memory_limit)), MEMORY_LIMIT)
+    limit = RankLimit(min(parse_bytes_per_rank(memory_limit)), "memory_limit", from_memory_limit=True)
     if free is None or limit.limit_bytes <= free.for_allocator(context_bytes):
         return limit
     return RankLimit(free.limit_bytes, f"{free.words}, less than memory_limit", free.with_context)

@@ -84,7 +84,7 @@ def predict_headroom(
     )
     if available is None:
         return PredictedFit(predicted, cannot_run=cannot_run)
-    counts = model.device == "cpu" and available.is_memory_limit
+    counts = model.device == "cpu" and available.from_memory_limit
     margin = margin_bytes(model, spec, ranks, predicted) if counts else 0
     max_batch = model.max_batch(spec, ranks, available.for_allocator(predicted.context_bytes)) or 0
     if counts:

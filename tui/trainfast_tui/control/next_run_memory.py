@@ -20,7 +20,7 @@ def swap_notice(fit: PredictedFit | None, machine: Machine | None) -> str:
     A GPU only refuses what does not fit, and so does a `memory_limit` below the free memory. A machine swaps.
     """
     available = fit.available if fit is not None else None
-    if fit is None or fit.fits is not False or available is None or available.is_memory_limit:
+    if fit is None or fit.fits is not False or available is None or available.from_memory_limit:
         return ""
     if machine is None or machine.device != "cpu":
         return ""
