@@ -9,11 +9,9 @@ from trainfast_runner.machine.devices import Machine
 from trainfast_runner.machine.gpus.visible import visible_readings
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.settings import world
-from trainfast_runner.settings.compatibility import general_rules
 from trainfast_runner.settings.compatibility.check import check
 from trainfast_runner.settings.compatibility.facts import Facts
 from trainfast_runner.settings.spec import resolve
-from trainfast_runner.worker.data.corpus import SMALLEST_VOCAB
 
 GIB = 2**30
 
@@ -107,7 +105,6 @@ def test_a_sequence_beyond_the_models_positions_is_refused(config: dict[str, obj
 
 
 def test_a_vocabulary_too_small_for_bytes_is_refused_where_a_tokenizer_is_trained() -> None:
-    assert general_rules.SMALLEST_VOCAB == SMALLEST_VOCAB
     with pytest.raises(UserError, match="needs at least 300"):
         check(facts(CPU, vocab_size=5))
     check(facts(CPU, "data.kind=random", vocab_size=5))

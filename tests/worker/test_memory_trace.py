@@ -18,9 +18,10 @@ from trainfast_runner.settings.spec import resolve
 from trainfast_runner.worker import trace_memory
 from trainfast_runner.worker.catalog import OPTIMIZERS
 from trainfast_runner.worker.memory_trace.envelope import deeper, envelope
-from trainfast_runner.worker.memory_trace.live_bytes import GRADS, OPTIMIZER, PARAMS, LiveBytes, TracedSegment
+from trainfast_runner.worker.memory_trace.live_bytes import LiveBytes, TracedSegment
 from trainfast_runner.worker.memory_trace.repeated_blocks import TracedStack, shorten
 from trainfast_runner.worker.memory_trace.step_timeline import keep_pages_aside, library_bytes, trace_optimizer
+from trainfast_runner.worker.shared_tables import GRADS, OPTIMIZER, PARAMS
 from trainfast_runner.worker.trace_memory import InProcess
 
 Train = Callable[..., Any]

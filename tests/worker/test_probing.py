@@ -15,11 +15,11 @@ from trainfast_runner.worker.limit_gauge import HostLimitGauge
 from trainfast_runner.worker.memory_meter import CudaMemoryMeter, HostMemoryMeter
 from trainfast_runner.worker.probing import (
     MOST_SKIPPED,
-    PHASES,
     KeptSteps,
     Prober,
 )
 from trainfast_runner.worker.recorder import StepRecorder
+from trainfast_runner.worker.shared_tables import MEMORY_PHASES
 from trainfast_runner.worker.spec import Knobs
 from trainfast_runner.worker.strategies.single import Single
 
@@ -56,7 +56,7 @@ def test_the_limit_is_added_to_the_memory_of_the_imports(monkeypatch: pytest.Mon
     [
         ("forward", (), {"forward_backward"}),
         ("optimizer", (), {"forward_backward", "optimizer"}),
-        ("backward", PHASES, {"forward_backward", "optimizer"}),
+        ("backward", MEMORY_PHASES, {"forward_backward", "optimizer"}),
     ],
 )
 def test_an_oom_is_recorded_with_peaks_of_the_phases_it_reached(
@@ -67,7 +67,7 @@ def test_an_oom_is_recorded_with_peaks_of_the_phases_it_reached(
     memory = SimpleNamespace(
         release=lambda: None,
         boundary=lambda name: None,
-        read=lambda: {"phase_peaks": dict.fromkeys(PHASES, 7), "peak_allocated_bytes": 7},
+        read=lambda: {"phase_peaks": dict.fromkeys(MEMORY_PHASES, 7), "peak_allocated_bytes": 7},
     )
     error = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
     prober(log=log, memory=memory).record_oom(error, {"number": 1}, reached)
@@ -104,7 +104,7 @@ def test_memory_reserved_by_an_earlier_size_does_not_count(monkeypatch: pytest.M
     gpu = torch.device("cuda", 0)
     memory = CudaMemoryMeter([gpu], None)
     prober(strategy=SimpleNamespace(device=gpu), memory=memory).forget_last_probe()
-    for phase in PHASES:
+    for phase in MEMORY_PHASES:
         memory.boundary(phase)
     assert memory.read()["peak_reserved_bytes"] == 100
 

@@ -9,23 +9,20 @@ import msgspec
 from trainfast_runner.memory.corrections import Correction, DeviceCorrections, correction_key, corrections_of_device
 from trainfast_runner.memory.one_process import DATA_PARALLEL, LAYERS_SPREAD, UNCONFIRMED, devices_of, gathered
 from trainfast_runner.memory.pipeline import Peaks, PipelineCut, peaks
-from trainfast_runner.memory.prediction import CATEGORIES, MEMORY_PHASES, Prediction
+from trainfast_runner.memory.prediction import CATEGORIES, Prediction
 from trainfast_runner.memory.sharding import PIPELINES, STAGED, WholeModel, sharing_of
-from trainfast_runner.memory.timeline import (
+from trainfast_runner.memory.timeline import BlockStack, Moment, Segment, Vector, moments
+from trainfast_runner.settings.knob_type import whole_number
+from trainfast_runner.settings.spec import RunSpec
+from trainfast_runner.worker.shared_tables import (
     ACTIVATIONS,
+    MEMORY_PHASES,
     NO_WORK,
     OPTIMIZER,
     PARAMS,
     TEMPORARY,
-    TRACED_MICROS,
-    BlockStack,
-    Moment,
-    Segment,
-    Vector,
-    moments,
+    TRACED_MICRO_BATCHES,
 )
-from trainfast_runner.settings.knob_type import whole_number
-from trainfast_runner.settings.spec import RunSpec
 
 MOST_BATCH = 1 << 24
 BESIDES = (
@@ -182,7 +179,7 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         )
         best: tuple[float, ...] = ()
         last: Moment | None = None
-        for last in moments(segments, self.stacks, start, batch, micro_batches, TRACED_MICROS):
+        for last in moments(segments, self.stacks, start, batch, micro_batches, TRACED_MICRO_BATCHES):
             shared = sharing.at(last)
             if not best or sum(shared) > sum(best):
                 best = shared

@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.memory.timeline import GRADS, NOTHING, Moment, Segment, Vector
+from trainfast_runner.memory.timeline import NOTHING, Moment, Segment, Vector
+from trainfast_runner.worker.shared_tables import GRADS
 
 DATA_PARALLEL, LAYERS_SPREAD = "dp", "naive-mp"
 UNCONFIRMED = (DATA_PARALLEL, LAYERS_SPREAD)

@@ -16,21 +16,9 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.memory.model_size import FULL_BYTES, HALF_BYTES, MIXED
 from trainfast_runner.memory.one_process import LAYERS_SPREAD, devices_of
 from trainfast_runner.memory.sharding import WholeModel
-from trainfast_runner.memory.timeline import (
-    ACTIVATIONS,
-    GRADS,
-    MIDDLE,
-    NOTHING,
-    PARAMS,
-    TEMPORARY,
-    TRACED_MICROS,
-    BlockStack,
-    Segment,
-    Vector,
-    add,
-    moments,
-)
+from trainfast_runner.memory.timeline import MIDDLE, NOTHING, BlockStack, Segment, Vector, add, moments
 from trainfast_runner.worker.catalog import SCHEDULES
+from trainfast_runner.worker.shared_tables import ACTIVATIONS, GRADS, PARAMS, TEMPORARY, TRACED_MICRO_BATCHES
 
 AHEAD = 2
 """Forwards that an interleaved rank runs ahead for each rank behind it (`_get_warmup_ops` of torch's schedules)."""
@@ -257,7 +245,10 @@ class _Rank:
         """Live bytes of some segments: at their peak and at their end."""
         [stack], stage = self.whole.stacks, self.cut.stages[number]
         cut = BlockStack(len(self._kept(number)), stack.sizes[stage.begin : stage.end])
-        lives = [moment.live for moment in moments(segments, [cut], start, self.size, TRACED_MICROS, TRACED_MICROS)]
+        lives = [
+            moment.live
+            for moment in moments(segments, [cut], start, self.size, TRACED_MICRO_BATCHES, TRACED_MICRO_BATCHES)
+        ]
         return max(lives, key=sum), lives[-1]
 
     def _last(self, number: int) -> bool:
@@ -270,7 +261,7 @@ class _Rank:
         """Bytes of the batches themselves; every rank has all of a step."""
         data = [segment.delta for segment in self.segments if segment.phase == "data"]
         of_traced = sum(sum(fixed) + self.size * sum(each) for fixed, each in data)
-        return of_traced * self.micro_batches * self.accumulation / TRACED_MICROS
+        return of_traced * self.micro_batches * self.accumulation / TRACED_MICRO_BATCHES
 
     def _buffers(self) -> float:
         """Bytes of the buffers that receive a stage's inputs and the gradients of its outputs, one per micro-batch."""

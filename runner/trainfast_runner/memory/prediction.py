@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-MEMORY_PHASES = ("forward_backward", "optimizer")
-"""The phases of a step whose peaks are measured apart, as in a step record's `phase_peaks`."""
+from trainfast_runner.worker.shared_tables import TRACED_CATEGORIES
 
-CATEGORIES = ("params", "grads", "optimizer", "activations", "temporary", "communication")
+CATEGORIES = (*TRACED_CATEGORIES, "communication")
 """Categories of a peak; a prediction has `NAME_bytes` of each."""
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from trainfast_runner.memory.model import MemoryModel
-from trainfast_runner.memory.timeline import TRACED_MICROS, where
+from trainfast_runner.memory.timeline import where
+from trainfast_runner.worker.shared_tables import TRACED_MICRO_BATCHES
 
 
 class StepWork(NamedTuple):
@@ -33,5 +34,5 @@ def step_work(model: MemoryModel, batch_size: int, grad_accum: int) -> StepWork:
 def _times(micro: int, phase: str, grad_accum: int) -> float:
     """Occurrences of a traced segment in a step: the last traced micro-batch stands for all that follow it."""
     if phase == "data":
-        return grad_accum / TRACED_MICROS
-    return max(0, grad_accum - TRACED_MICROS + 1) if micro == TRACED_MICROS else 1
+        return grad_accum / TRACED_MICRO_BATCHES
+    return max(0, grad_accum - TRACED_MICRO_BATCHES + 1) if micro == TRACED_MICRO_BATCHES else 1

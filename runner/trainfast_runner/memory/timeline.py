@@ -7,17 +7,15 @@ from typing import NamedTuple
 
 import msgspec
 
-Vector = tuple[float, ...]
-"""Bytes by category, in the order of TRACED."""
+from trainfast_runner.worker.shared_tables import (
+    ACTIVATIONS,
+    NO_WORK,
+    TRACED_CATEGORIES,
+)
 
-TRACED = ("params", "grads", "optimizer", "activations", "temporary")
-"""The categories of a trace, which is of one process that shares nothing."""
-PARAMS, GRADS, OPTIMIZER, ACTIVATIONS, TEMPORARY = range(len(TRACED))
-NOTHING: Vector = (0.0,) * len(TRACED)
-NO_WORK: Vector = (0.0, 0.0, 0.0)
-"""Calls of operations, FLOPs, bytes moved."""
-TRACED_MICROS = 2
-"""Micro-batches of a trace (`MICRO_BATCHES` of the worker's tracer)."""
+Vector = tuple[float, ...]
+"""Bytes by category, in the order of TRACED_CATEGORIES."""
+NOTHING: Vector = (0.0,) * len(TRACED_CATEGORIES)
 MIDDLE = 1
 """Index of the traced block that stands for all between the first and the last."""
 

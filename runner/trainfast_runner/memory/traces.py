@@ -15,10 +15,11 @@ import msgspec
 
 from trainfast_runner.machine import training_python
 from trainfast_runner.memory.pipeline import PipelineCut, stage_count
-from trainfast_runner.memory.timeline import NO_WORK, BlockStack, Segment, Vector
+from trainfast_runner.memory.timeline import BlockStack, Segment, Vector
 from trainfast_runner.records.home import cache_directory
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.settings.world import strategy_of
+from trainfast_runner.worker.shared_tables import NO_WORK
 
 STEP_KNOBS = ("precision", "seq_len", "checkpointing", "attention")
 """The knobs that decide the live bytes of forward and backward. The optimizer decides those of its own step; all other

@@ -17,9 +17,6 @@ Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 Bounded = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
 Degree = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 
-STEP_PHASES = ("data", "forward", "backward", "optimizer", "other")
-"""Phases of a step, in their order; `other` is the remainder."""
-
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
     """A line of `steps.jsonl`: one optimizer step of one rank. Phases an engine cannot split are None.

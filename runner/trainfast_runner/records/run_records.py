@@ -24,6 +24,7 @@ from trainfast_runner.records.telemetry_lines import telemetry_tail
 from trainfast_runner.records.thinned import Thinned
 from trainfast_runner.records.warm_process import settings_tried
 from trainfast_runner.units import highest
+from trainfast_runner.worker.shared_tables import CONTROL_FILE
 
 T = TypeVar("T")
 
@@ -34,7 +35,6 @@ MOST_SAMPLES = 80_000
 
 EVENTS_FILE = "events.jsonl"
 TELEMETRY_FILE = "telemetry.jsonl"
-CONTROL_FILE = "control.jsonl"
 
 
 class DeviceSample(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,7 +27,7 @@ from trainfast_runner.records.result import (
     Throughput,
 )
 from trainfast_runner.records.run_file import WARM_ROLES, RunFile
-from trainfast_runner.records.run_lines import STEP_PHASES, Actual, Step, WorkerLine
+from trainfast_runner.records.run_lines import Actual, Step, WorkerLine
 from trainfast_runner.records.run_records import RunRecords
 from trainfast_runner.records.warm_process import batch_sizes
 from trainfast_runner.results.asked_and_ran import as_fields, what_ran
@@ -44,6 +44,7 @@ from trainfast_runner.results.script_figures import door_troubles, script_figure
 from trainfast_runner.results.verdict import Verdict
 from trainfast_runner.units import highest
 from trainfast_runner.worker.allocator import KEPT, ORDINARY, STRICT
+from trainfast_runner.worker.shared_tables import STEP_PHASES
 
 MODEL_PARALLEL_AXES = ("tp", "pp")
 SCRIPTS_ALLOCATOR = "ordinary allocator"

@@ -25,7 +25,7 @@ from trainfast_runner.records.result import Diagnosis, Result, SteadyState
 from trainfast_runner.records.run_directory import is_listed, read_result, read_run_file
 from trainfast_runner.records.run_file import END_STATES, RunFile
 from trainfast_runner.records.run_lines import Event, Step, WorkerLine
-from trainfast_runner.records.run_records import CONTROL_FILE, EVENTS_FILE, TELEMETRY_FILE, rank_files
+from trainfast_runner.records.run_records import EVENTS_FILE, TELEMETRY_FILE, rank_files
 from trainfast_runner.records.step_lines import StepTail
 from trainfast_runner.records.telemetry_lines import telemetry_tail
 from trainfast_runner.records.tick import Tick
@@ -34,6 +34,7 @@ from trainfast_runner.results.bottleneck.live import LiveDiagnosis
 from trainfast_runner.results.bottleneck.step_conditions import StepConditions, StepJoin
 from trainfast_runner.running.recovery import StateEvents, is_whole, settled_state
 from trainfast_runner.settings.world import ranks_with_samples
+from trainfast_runner.worker.shared_tables import CONTROL_FILE
 
 T = TypeVar("T")
 

@@ -13,10 +13,11 @@ from trainfast_runner.records.json_lines import Appender, Tail
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import RESULT_FILE, read_result
 from trainfast_runner.records.run_file import PROBE, TRIAL
-from trainfast_runner.records.run_records import CONTROL_FILE, rank_file
+from trainfast_runner.records.run_records import rank_file
 from trainfast_runner.records.warm_process import ProbeLine, ProbeOrder, TrialLine, TrialOrder, WarmLine, WarmLines
 from trainfast_runner.running.recovery import settle, settled_state
 from trainfast_runner.running.stopping import kill_now, request_stop, stop_unsupervised
+from trainfast_runner.worker.shared_tables import CONTROL_FILE
 
 LOOK_EVERY_S = 0.02
 STATE_EVERY_S = 0.25

@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-PHASES = ("data", "forward", "backward", "optimizer", "other")
+from .shared_tables import STEP_PHASES
+
 WAKE_NS = 1_000_000
 """An event may be complete for this long before the wait for it returns."""
 UNSPLIT = "forward_backward"
@@ -36,8 +37,8 @@ def make_clock(device: torch.device) -> StepClock:
 
 def _fields(total_ms: float, phases_ms: dict[str, float]) -> dict[str, float | None]:
     unknown = ("forward", "backward") if UNSPLIT in phases_ms else ()
-    measured = {name: phases_ms.get(name, 0.0) for name in PHASES if name != "other" and name not in unknown}
-    phase_fields = {f"{name}_ms": measured.get(name) for name in PHASES if name != "other"}
+    measured = {name: phases_ms.get(name, 0.0) for name in STEP_PHASES if name != "other" and name not in unknown}
+    phase_fields = {f"{name}_ms": measured.get(name) for name in STEP_PHASES if name != "other"}
     return {"step_ms": total_ms, **phase_fields, "other_ms": total_ms - sum(measured.values())}
 
 

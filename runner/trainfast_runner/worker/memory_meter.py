@@ -8,8 +8,8 @@ import resource
 import torch
 
 from .allocator import Allocator
+from .shared_tables import MEMORY_PHASES
 
-PHASES = ("forward_backward", "optimizer")
 RESERVE_BYTES = 16 << 20
 
 
@@ -55,7 +55,7 @@ class HostMemoryMeter:
         self._left: int | None = 0
         self._baseline = 0
         self._files = 0
-        self._peaks = dict.fromkeys(PHASES, 0)
+        self._peaks = dict.fromkeys(MEMORY_PHASES, 0)
         self._status_fd = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
         self._clear_fd = os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
         # Counted before the limit, never touched: freed to write the last records after an OOM.
@@ -68,7 +68,7 @@ class HostMemoryMeter:
             (warm @ warm).sum().backward()  # type: ignore[no-untyped-call]
             del warm
         self._left = 0 if self._allocator.kept_because else strict_steps
-        self._peaks = dict.fromkeys(PHASES, 0)
+        self._peaks = dict.fromkeys(MEMORY_PHASES, 0)
         figures = self._read_status()
         self._baseline = figures["VmRSS"]
         self._files = figures["RssFile"]
@@ -139,7 +139,7 @@ class CudaMemoryMeter:
     def __init__(self, devices: list[torch.device], limit_bytes: int | None) -> None:
         self._devices = devices
         self._limit_bytes = limit_bytes
-        self._peaks = dict.fromkeys(PHASES, 0)
+        self._peaks = dict.fromkeys(MEMORY_PHASES, 0)
         self._reserved = 0
         self._retries = 0
 

@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-CONTROL_FILE = "control.jsonl"
+from .shared_tables import CONTROL_FILE
+
 LOOK_EVERY_S = 0.02
 PARENT_EVERY_S = 1.0
 

@@ -19,9 +19,10 @@ from .clock import StepTimes, make_clock
 from .data.batches import Samples, batches_of
 from .data.samples import Batch
 from .limit_gauge import LimitGauge
-from .memory_meter import PHASES, MemoryMeter
+from .memory_meter import MemoryMeter
 from .orders import Orders
 from .recorder import StepRecorder
+from .shared_tables import MEMORY_PHASES
 from .spec import Knobs
 from .strategies.base import Strategy
 from .worker_log import WorkerLog, chain_is_oom, exception_chain
@@ -47,12 +48,12 @@ class KeptSteps:
     @property
     def reached(self) -> tuple[str, ...]:
         """Phases that at least one whole step went through."""
-        return PHASES if self._steps else ()
+        return MEMORY_PHASES if self._steps else ()
 
     def fields(self) -> dict[str, Any]:
         """Highest peaks of the steps, the time of each in ms, and the allocator's retries since the process began."""
         steps = [fields for _, fields in self._steps]
-        peaks = {phase: max(step["phase_peaks"][phase] for step in steps) for phase in PHASES}
+        peaks = {phase: max(step["phase_peaks"][phase] for step in steps) for phase in MEMORY_PHASES}
         return {
             "phase_peaks": peaks,
             "peak_allocated_bytes": max(peaks.values()),
@@ -140,7 +141,7 @@ class Prober:
         if self.strategy.device.type == "cuda":
             # On a CPU it would map large blocks, which the limit gauge takes for the training's.
             self.memory.give_back()
-        for phase in PHASES:
+        for phase in MEMORY_PHASES:
             self.memory.boundary(phase)
         self.memory.read()
 

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from trainfast_runner.machine.devices import cpu_has_fp16
 from trainfast_runner.records.result import LOSSES_IN_A_MEAN, Cpu, Flops, Losses, Result, Thinning
 from trainfast_runner.records.run_file import EXIT_CODES, SCHEMA, WARM_ROLES
-from trainfast_runner.records.run_lines import STEP_PHASES, Actual
+from trainfast_runner.records.run_lines import Actual
 from trainfast_runner.records.script_run import ScriptFigures
 from trainfast_runner.records.state_words import notable_reason
 from trainfast_runner.results.bottleneck.doubts import doubts, marks, watched_words
+from trainfast_runner.worker.shared_tables import STEP_PHASES
 from trainfast_tui.cli.diagnosis import bottleneck_lines
 from trainfast_tui.cli.output import print_json, print_lines
 from trainfast_tui.text import oom

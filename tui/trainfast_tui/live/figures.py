@@ -8,8 +8,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from trainfast_runner.records.result import FEW_STEPS
-from trainfast_runner.records.run_lines import STEP_PHASES
 from trainfast_runner.results.distributions import median_rate
+from trainfast_runner.worker.shared_tables import STEP_PHASES
 from trainfast_tui.text.conditions import RECENT_STEPS
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from trainfast_runner.memory.prediction import CATEGORIES as NAMES
-from trainfast_runner.memory.prediction import MEMORY_PHASES as PHASE_NAMES
+from trainfast_runner.worker.shared_tables import MEMORY_PHASES
 from trainfast_tui.report.bar_picture import StackedBar, StackedPart, stacked_picture
 from trainfast_tui.report.document import Block, Heading, Prose, grid
 from trainfast_tui.report.reported_run import ReportedRun
@@ -44,7 +44,7 @@ def _peaks(run: ReportedRun) -> Iterator[tuple[str, dict[str, int], int | None]]
     """
     predicted = (run.run_file.predicted if run.run_file is not None else None) or {}
     by_phase, measured = predicted.get("phases") or {}, _measured(run)
-    for phase in PHASE_NAMES:
+    for phase in MEMORY_PHASES:
         if by_phase.get(phase) or phase in measured:
             yield (
                 phase,

@@ -15,7 +15,6 @@ from typing import Any
 
 from trainfast_runner.records.result import FEW_STEPS, Result
 from trainfast_runner.records.run_file import PROBE, WARM_ROLES
-from trainfast_runner.records.run_lines import STEP_PHASES
 from trainfast_runner.records.state_words import state_words
 from trainfast_runner.results.bottleneck.doubts import doubts, watched_words
 from trainfast_runner.results.comparison.conditions import ConditionRow, compared_conditions
@@ -41,6 +40,7 @@ from trainfast_runner.results.comparison.significance import (
 )
 from trainfast_runner.results.distributions import MAD_TO_SIGMA
 from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.worker.shared_tables import STEP_PHASES
 
 BETTER, WORSE = "better", "worse"
 NOISE = "no significant difference"

@@ -9,9 +9,9 @@ from trainfast_runner.settings.knob_values import MOST_CPU_PROCESSES, parse_byte
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.world import device_choice, devices_asked
 from trainfast_runner.worker.catalog import nearest_strategy
+from trainfast_runner.worker.shared_tables import SMALLEST_VOCAB
 
 AMPERE = (8, 0)
-SMALLEST_VOCAB = 300  # of the worker's corpus.py, which is not imported here
 
 
 def _warmup_leaves_steps(facts: Facts) -> None:

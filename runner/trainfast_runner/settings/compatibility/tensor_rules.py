@@ -7,9 +7,8 @@ from typing import Any
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings.compatibility.facts import Facts, Rule
 from trainfast_runner.settings.knob_type import whole_number
+from trainfast_runner.worker.shared_tables import OUR_TENSOR_PLANS
 
-OUR_PLANS = ("bert", "gpt2")
-"""Families without a plan of transformers' own, for which the worker's `tensor_plan.py` has one."""
 STYLES = {
     "colwise",
     "rowwise",
@@ -26,13 +25,13 @@ WIDTHS = ("intermediate_size", "n_inner")
 
 def _family_has_a_plan(facts: Facts) -> None:
     strategy, family = facts.strategy, facts.config.get("model_type")
-    if not strategy.tensor or not isinstance(family, str) or family in OUR_PLANS:
+    if not strategy.tensor or not isinstance(family, str) or family in OUR_TENSOR_PLANS:
         return
     plan: Any = facts.config.get("base_model_tp_plan")
     if not plan:
         raise UserError(
             f"strategy={strategy.name} has no plan for {family}: transformers ships none (it does for llama, mistral,"
-            f" mixtral, qwen3, gemma3_text, gpt_neox), and ours are for {' and '.join(OUR_PLANS)}",
+            f" mixtral, qwen3, gemma3_text, gpt_neox), and ours are for {' and '.join(sorted(OUR_TENSOR_PLANS))}",
             key="strategy",
             advice=f"strategy={strategy.fallback}",
         )

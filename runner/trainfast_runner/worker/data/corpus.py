@@ -25,8 +25,6 @@ from ..invalid import InvalidInput
 FORMAT = 2
 TEXT_LIMIT_BYTES = 8_000_000
 VOCAB_LIMIT = 8192
-# 256 bytes and the special tokens leave little room for merges below this.
-SMALLEST_VOCAB = 300
 _SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 
 

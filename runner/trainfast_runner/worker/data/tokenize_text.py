@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from ..invalid import InvalidInput
-from .corpus import SMALLEST_VOCAB, VOCAB_LIMIT, Request, describe, texts
+from ..shared_tables import SMALLEST_VOCAB
+from .corpus import VOCAB_LIMIT, Request, describe, texts
 
 PAD, END, MASK = "<pad>", "<end>", "<mask>"
 DOCUMENTS_AT_ONCE, LINES_AT_ONCE = 64, 4096

@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .step_work import NO_WORK, Work, work_of
+from ..shared_tables import ACTIVATIONS, NO_WORK, TEMPORARY, TRACED_CATEGORIES
+from .step_work import Work, work_of
 
-CATEGORIES = ("params", "grads", "optimizer", "activations", "temporary")
-PARAMS, GRADS, OPTIMIZER, ACTIVATIONS, TEMPORARY = range(len(CATEGORIES))
 CUDA_ROUNDING_BYTES = 512
 """torch's caching allocator hands out multiples of this (`kMinBlockSize`, c10/cuda/CUDACachingAllocator.cpp)."""
 
@@ -30,7 +29,7 @@ measured, 20 and 24 bytes an element (bitsandbytes 0.50, backends/cpu/ops.py, `_
 """
 
 Bytes = tuple[int, ...]
-"""Live bytes by category, in the order of CATEGORIES."""
+"""Live bytes by category, in the order of TRACED_CATEGORIES."""
 
 
 @dataclass
@@ -79,7 +78,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, device_type: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.device_type = device_type
-        self.live = [0] * len(CATEGORIES)
+        self.live = [0] * len(TRACED_CATEGORIES)
         self.category = ACTIVATIONS
         self.segments: list[TracedSegment] = []
         self.repeats: dict[str, int] = {}

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_map
 
+from ..shared_tables import OPTIMIZER, PARAMS, TEMPORARY
 from .envelope import BATCHES, peak_lines
-from .live_bytes import OPTIMIZER, PARAMS, TEMPORARY, LiveBytes, TracedSegment
+from .live_bytes import LiveBytes, TracedSegment
 from .step_watch import StepWatch
 from .without_memory import choose_foreach, place, twin
 

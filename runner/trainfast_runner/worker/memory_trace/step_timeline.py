@@ -27,17 +27,15 @@ from ..model_config import (
 )
 from ..objective import Objective
 from ..optimizer import build_optimizer
+from ..shared_tables import GRADS, OPTIMIZER, PARAMS, TRACED_MICRO_BATCHES
 from ..spec import Knobs
 from ..strategies import make_strategy
 from ..strategies.base import Strategy
 from .envelope import BATCHES
-from .live_bytes import GRADS, OPTIMIZER, PARAMS, LiveBytes, TracedSegment
+from .live_bytes import LiveBytes, TracedSegment
 from .repeated_blocks import KEPT, TracedStack, shorten
 from .step_watch import StepWatch
 from .without_memory import choose_foreach, place
-
-MICRO_BATCHES = 2
-"""Traced micro-batches: in the second, gradients are alive from its start, as in all but the first."""
 
 PAGED_ELEMENTS = 100_000
 HANDLES = 2
@@ -62,7 +60,7 @@ def trace_step(request: dict[str, Any], size: int) -> dict[str, Any]:
     `library_bytes` are memory of torch's allocator that libraries never free, `unused` the names of the parameters
     without a gradient. Raises InvalidInput for a model that cannot be built, any error for one that cannot be traced.
     """
-    knobs = replace(Knobs(**request["knobs"]), grad_accum=MICRO_BATCHES)
+    knobs = replace(Knobs(**request["knobs"]), grad_accum=TRACED_MICRO_BATCHES)
     config = resolve_config(request["model"])
     check_seq_len(config, request["objective"], knobs.seq_len)
     model = _model(request, config, knobs)

@@ -9,7 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from .live_bytes import ACTIVATIONS, TEMPORARY, LiveBytes
+from ..shared_tables import ACTIVATIONS, TEMPORARY
+from .live_bytes import LiveBytes
 from .repeated_blocks import TracedStack
 
 

@@ -11,9 +11,10 @@ from typing import Any
 
 from torch import Tensor
 
+from ..shared_tables import NO_WORK
+
 Work = tuple[float, float, float]
 """Calls of operations, FLOPs, bytes moved."""
-NO_WORK: Work = (0.0, 0.0, 0.0)
 BACKWARD_PRODUCTS = 2.5
 """An attention's backward has five products where its forward has two (FlashAttention-2, Dao 2023, section 3.1)."""
 UNTOUCHED = ("empty", "detach", "alias", "_local_scalar_dense")

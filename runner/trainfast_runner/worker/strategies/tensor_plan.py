@@ -9,31 +9,13 @@ leave both whole, which in fp32 under AdamW takes 16 bytes of every rank for eac
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
 from ..invalid import InvalidInput
-
-OUR_PLANS: Mapping[str, Mapping[str, str]] = {
-    "gpt2": {
-        "h.*.attn.c_attn": "packed_colwise",
-        "h.*.attn.c_proj": "rowwise",
-        "h.*.mlp.c_fc": "colwise",
-        "h.*.mlp.c_proj": "rowwise",
-    },
-    "bert": {
-        "encoder.layer.*.attention.self.query": "colwise",
-        "encoder.layer.*.attention.self.key": "colwise",
-        "encoder.layer.*.attention.self.value": "colwise",
-        "encoder.layer.*.attention.output.dense": "rowwise",
-        "encoder.layer.*.intermediate.dense": "colwise",
-        "encoder.layer.*.output.dense": "rowwise",
-    },
-}
-"""Plans for families without one in transformers; the styles are transformers' own names."""
+from ..shared_tables import OUR_TENSOR_PLANS
 
 GATHERED = ("colwise_gather_output", "colwise_rep")
 SUMMED = ("replicated_with_grad_allreduce",)
@@ -104,11 +86,11 @@ def plan_for(model: nn.Module, degree: int) -> TensorPlan:
 def _written(model: nn.Module) -> dict[re.Pattern[str], str]:
     """The written plan: patterns of full names, and the style of each."""
     config: Any = model.config
-    written_plan = getattr(config, "base_model_tp_plan", None) or OUR_PLANS.get(config.model_type)
+    written_plan = getattr(config, "base_model_tp_plan", None) or OUR_TENSOR_PLANS.get(config.model_type)
     if not written_plan:
         raise InvalidInput(
             f"{config.model_type} has no tensor-parallel plan: transformers ships none, and we have one for"
-            f" {' and '.join(OUR_PLANS)}",
+            f" {' and '.join(OUR_TENSOR_PLANS)}",
             key="strategy",
             allowed=["fsdp", "ddp"],
             nearest="fsdp",

@@ -1,0 +1,43 @@
+"""Names, limits and plans that the runner and the training process share. Standard library only.
+
+The parent reads this file as `trainfast_runner.worker.shared_tables`, the worker as `trainfast_worker.shared_tables`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+CONTROL_FILE = "control.jsonl"
+"""The parent's orders to a warm process, in the run directory."""
+STEP_PHASES = ("data", "forward", "backward", "optimizer", "other")
+"""Phases of a step, in their order; `other` is the remainder."""
+MEMORY_PHASES = ("forward_backward", "optimizer")
+"""The phases of a step whose peaks are measured apart, as in a step record's `phase_peaks`."""
+
+TRACED_CATEGORIES = ("params", "grads", "optimizer", "activations", "temporary")
+"""Categories of the live bytes of a trace, which is of one process that shares nothing."""
+PARAMS, GRADS, OPTIMIZER, ACTIVATIONS, TEMPORARY = range(len(TRACED_CATEGORIES))
+NO_WORK = (0.0, 0.0, 0.0)
+"""Calls of operations, FLOPs, bytes moved."""
+TRACED_MICRO_BATCHES = 2
+"""Micro-batches of a trace: in the second, gradients are alive from its start, as in all but the first."""
+
+SMALLEST_VOCAB = 300
+"""256 bytes and the special tokens leave little room for merges below this."""
+OUR_TENSOR_PLANS: Mapping[str, Mapping[str, str]] = {
+    "gpt2": {
+        "h.*.attn.c_attn": "packed_colwise",
+        "h.*.attn.c_proj": "rowwise",
+        "h.*.mlp.c_fc": "colwise",
+        "h.*.mlp.c_proj": "rowwise",
+    },
+    "bert": {
+        "encoder.layer.*.attention.self.query": "colwise",
+        "encoder.layer.*.attention.self.key": "colwise",
+        "encoder.layer.*.attention.self.value": "colwise",
+        "encoder.layer.*.attention.output.dense": "rowwise",
+        "encoder.layer.*.intermediate.dense": "colwise",
+        "encoder.layer.*.output.dense": "rowwise",
+    },
+}
+"""Plans of tensor parallelism for families without one in transformers; the styles are transformers' own names."""
