@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from diagnosed import GIB, Case, S, always
 
-from trainfast_runner.records.run_file import ClockAnchor, RunFile
+from trainfast_runner.records.run_file import ClockAnchor, LaunchThreads, RunFile
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.run_records import read_records
 from trainfast_runner.records.script_run import ScriptAsked
@@ -21,6 +21,8 @@ from trainfast_runner.results.bottleneck.rules import NAMES, RULES, rule_that_sp
 from trainfast_runner.results.summary import summarise
 from trainfast_runner.results.verdict import Verdict
 from trainfast_runner.running.follower import Follower
+
+SPINNING, SLEEPING = LaunchThreads(wait="default"), LaunchThreads(wait="passive")
 
 HOT = {"throttle_reasons": ["sw_thermal"], "sm_clock_mhz": 990, "temperature_c": 94}
 DDP = {"strategy": "ddp"}
@@ -72,8 +74,8 @@ PAIRS: dict[str, tuple[Case, Case]] = {
         Case(device="cpu", host=always(cpu_percent=95.0, own_percent=740.0)),
     ),
     "spinning-threads": (
-        Case(device="cpu", run={"threads": {"wait": "default"}}, host=always(cpu_percent=95.0, own_percent=700.0)),
-        Case(device="cpu", run={"threads": {"wait": "passive"}}, host=always(cpu_percent=95.0, own_percent=700.0)),
+        Case(device="cpu", run={"threads": SPINNING}, host=always(cpu_percent=95.0, own_percent=700.0)),
+        Case(device="cpu", run={"threads": SLEEPING}, host=always(cpu_percent=95.0, own_percent=700.0)),
     ),
     "host-memory": (
         Case(host=always(memory_available_bytes=2 * GIB)),
@@ -140,7 +142,7 @@ def test_the_live_view_says_the_same(rule: str, tmp_path: Path) -> None:
 def test_a_script_whose_threads_spin_beside_load_is_told_the_variable() -> None:
     busy = always(cpu_percent=95.0, own_percent=700.0)
     script = ScriptAsked(command=["python", "train.py"], argv=["python", "train.py"])
-    spinning = Case(device="cpu", run={"threads": {"wait": "default"}, "script": script}, host=busy)
+    spinning = Case(device="cpu", run={"threads": SPINNING, "script": script}, host=busy)
     (finding,) = (one for one in spinning.findings() if one.rule == "spinning-threads")
     assert finding.advice.startswith("run again with OMP_WAIT_POLICY=PASSIVE, which lets the threads sleep")
     assert "spinning-threads" not in Case(device="cpu", run={"script": script}, host=busy).found(), "not known"

@@ -111,14 +111,13 @@ def learn(home: Path, records: RunRecords, result: Result) -> None:
     Does nothing for a run without prediction or measurement. Raises OSError when the home cannot be written.
     """
     run = records.run
-    trace = None if run is None else (run.predicted or {}).get("trace")
-    if run is None or trace is None or run.role in WARM_ROLES:
+    if run is None or run.predicted_from_trace is None or run.role in WARM_ROLES:
         return
     beyond, failed = _beyond(records, result), _failed(run, result)
     if not beyond and failed is None:
         return
     name = run.device_names[0] if run.device_names else "GPU" if run.device == "cuda" else _cpu()
-    where = correction_key(str(trace), run.knobs, run.world_size)
+    where = correction_key(run.predicted_from_trace, run.knobs, run.world_size)
     # Two runs may end together.
     with locked(home / f"{CORRECTIONS_FILE}.lock"):
         devices = read_corrections(home)
@@ -126,7 +125,7 @@ def learn(home: Path, records: RunRecords, result: Result) -> None:
         context = (_context(records, result) if beyond else None) or corrections.context_bytes
         corrections = devices[name] = msgspec.structs.replace(corrections, device=run.device, context_bytes=context)
         if beyond:
-            step_bytes = (run.predicted or {})["traced_bytes"].get("forward_backward")
+            step_bytes = run.traced_bytes.get("forward_backward")
             _keep(
                 corrections.corrections,
                 where,
@@ -169,8 +168,7 @@ def _refutes(run: RunFile, failed: Correction) -> bool:
 
 
 def _traced_peak(run: RunFile) -> int | None:
-    traced = (run.predicted or {}).get("traced_bytes")
-    return max(traced.values(), default=None) if isinstance(traced, dict) else None
+    return max(run.traced_bytes.values(), default=None)
 
 
 def _keep(kept: dict[str, Correction], where: str, new: Correction) -> None:
@@ -188,12 +186,8 @@ def _beyond(records: RunRecords, result: Result) -> dict[str, int]:
         return {}
     if run.data.get("samples", "packed") != "packed" or min(map(len, records.steps.values()), default=0) < FEWEST_STEPS:
         return {}
-    traced = (run.predicted or {}).get("traced_bytes")
-    if not isinstance(traced, dict):
-        return {}
-    beyond = {
-        phase: peak - traced[phase] for phase, peak in _peaks(records).items() if isinstance(traced.get(phase), int)
-    }
+    traced = run.traced_bytes
+    beyond = {phase: peak - traced[phase] for phase, peak in _peaks(records).items() if phase in traced}
     if any(abs(more) > max(MOST_BEYOND * traced[phase], MOST_BEYOND_BYTES) for phase, more in beyond.items()):
         return {}
     return beyond

@@ -94,6 +94,17 @@ class PredictedSpeed(msgspec.Struct, frozen=True, kw_only=True):
     """The source of the figures in a few words."""
 
 
+class LaunchThreads(msgspec.Struct, frozen=True, kw_only=True):
+    """The wait policy of a CPU run's OpenMP threads, its reason, and the load of others at launch, in cores.
+
+    `wait` is passive, default, unused, or the user's settings.
+    """
+
+    wait: str | None = None
+    reason: str | None = None
+    others_cores: float | None = None
+
+
 class RunFile(RecordedSpec, frozen=True, kw_only=True):
     """`run.json`: the run as asked for, written once before any process starts.
 
@@ -137,17 +148,32 @@ class RunFile(RecordedSpec, frozen=True, kw_only=True):
     """The speed that was predicted before the launch; None when none was."""
     script: ScriptAsked | None = None
     """The user's own script that the run is about; None for a preset's."""
-    threads: dict[str, Any] | None = None
-    """The wait policy of a CPU run's OpenMP threads, its reason, and the load of others.
-
-    None for a run on GPUs, and for a script with several ranks, whose launcher sets their threads.
-    """
+    threads: LaunchThreads | None = None
+    """None for a run on GPUs, and for a script with several ranks, whose launcher sets their threads."""
 
     @property
     def predicted_bytes(self) -> int | None:
         """The peak that was predicted for the fullest rank; None when nothing was."""
         total = (self.predicted or {}).get("total_bytes")
         return total if isinstance(total, int) else None
+
+    @property
+    def predicted_from_trace(self) -> str | None:
+        """The name of the trace that the prediction was made from; None without a prediction."""
+        trace = (self.predicted or {}).get("trace")
+        return None if trace is None else str(trace)
+
+    @property
+    def traced_bytes(self) -> dict[str, int]:
+        """The traced peak of each phase, without corrections; empty without a prediction."""
+        traced = (self.predicted or {}).get("traced_bytes")
+        return {phase: peak for phase, peak in traced.items() if isinstance(peak, int)} if traced else {}
+
+    @property
+    def calibrated_tflops(self) -> dict[str, float]:
+        """The TFLOP/s that `doctor --calibrate` measured on this device, by precision; empty when not measured."""
+        measured = (self.calibration or {}).get("tflops")
+        return {name: float(value) for name, value in measured.items() if value > 0} if measured else {}
 
     @property
     def gpu_uuids(self) -> list[str]:

@@ -26,7 +26,7 @@ from trainfast_runner.records.result import (
     StepTime,
     Throughput,
 )
-from trainfast_runner.records.run_file import WARM_ROLES, RunFile
+from trainfast_runner.records.run_file import WARM_ROLES, LaunchThreads, RunFile
 from trainfast_runner.records.run_lines import Actual, Step, WorkerLine
 from trainfast_runner.records.run_records import RunRecords
 from trainfast_runner.records.warm_process import batch_sizes
@@ -158,15 +158,15 @@ def _cpu(records: RunRecords) -> Cpu | None:
         return Cpu(allocator=SCRIPTS_ALLOCATOR) if records.run.device == "cpu" else None
     if line is None:
         return None
-    launch = (records.run.threads if records.run else None) or {}
+    launch = (records.run.threads if records.run else None) or LaunchThreads()
     return Cpu(
         allocator=line.allocator,
         thresholds=line.thresholds,
         openmp=line.openmp,
         threads=line.threads,
         wait_policy=line.wait_policy,
-        wait_policy_reason=launch.get("reason"),
-        others_cores=launch.get("others_cores"),
+        wait_policy_reason=launch.reason,
+        others_cores=launch.others_cores,
     )
 
 
@@ -242,11 +242,10 @@ def _flops(run: RunFile | None, ran: WorkerLine | None, throughput: Throughput) 
 
 def _measured_ceiling(run: RunFile, precision: str) -> float | None:
     """TFLOP/s that `doctor --calibrate` reached on one device; the ranks of a CPU run share its cores."""
-    tflops = (run.calibration or {}).get("tflops")
-    reached = tflops.get(precision.removesuffix("-pure")) if isinstance(tflops, dict) else None
-    if not isinstance(reached, int | float) or reached <= 0:
+    reached = run.calibrated_tflops.get(precision.removesuffix("-pure"))
+    if reached is None:
         return None
-    return reached / max(1, run.world_size) if run.device == "cpu" else float(reached)
+    return reached / max(1, run.world_size) if run.device == "cpu" else reached
 
 
 def _memory(records: RunRecords) -> MemoryFigures:

@@ -161,7 +161,7 @@ def _run_file(plan: RunPlan, home: Home, run_id: str, directory: Path, clean: bo
         if plan.script is not None
         else predicted(plan.spec, plan.device, plan.python, plan.world_size, plan.device_names),
         predicted_speed=plan.predicted_speed,
-        threads=None if plan.threads is None else msgspec.to_builtins(plan.threads),
+        threads=plan.threads,
     )
 
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import msgspec
-
 from trainfast_runner.machine.cpu.others import others_cores
+from trainfast_runner.records.run_file import LaunchThreads
 from trainfast_runner.worker.catalog import STRATEGIES
 from trainfast_runner.worker.threads import DEFAULT, PASSIVE, WAIT_SETTINGS, wait_policy
 
@@ -24,13 +23,8 @@ PASSIVE_SETTINGS = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
 """For libgomp, and for libiomp and libomp, whose threads spin 200 ms under any policy unless KMP_BLOCKTIME is 0."""
 
 
-class ThreadPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """`wait` is passive, default, unused, or the user's settings; `others_cores` is the load of others at launch, in
-    cores."""
-
-    wait: str
-    reason: str
-    others_cores: float | None = None
+class ThreadPolicy(LaunchThreads, frozen=True, kw_only=True):
+    """The chosen threads of a launch, with the variables that they need."""
 
     @property
     def env(self) -> dict[str, str]:

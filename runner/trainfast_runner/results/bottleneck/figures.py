@@ -58,7 +58,7 @@ def _run(window: MeasuredWindow) -> Figures:
         **phases,
         "data_percent": data_percent,
         "device": window.run.device,
-        "wait_policy": (window.run.threads or {}).get("wait"),
+        "wait_policy": window.run.threads.wait if window.run.threads else None,
         "sleep_advice": SLEEP_ADVICE if window.run.script is None else SLEEP_ADVICE_FOR_SCRIPTS,
         "world_size": window.run.world_size,
         **{name: _plain(knobs.get(name)) for name in ("strategy", "precision", "batch_size", "compile", "p2p")},
