@@ -40,8 +40,8 @@ from trainfast_runner.search.candidate_spec import candidate_spec
 from trainfast_runner.search.speed.earlier_speeds import EarlierSpeed
 from trainfast_runner.search.speed.predicted_speed import SpeedModel
 from trainfast_runner.search.speed.step_time import ExpectedStep, step_time
+from trainfast_runner.settings.device_counts import device_count
 from trainfast_runner.settings.spec import RunSpec, resolve
-from trainfast_runner.settings.world import device_count
 
 SEEDS, UNSEEN = 20, 20
 LEAST_PREDICTED, LEAST_INSIDE = 15, 16

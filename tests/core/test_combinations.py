@@ -8,7 +8,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.machine.gpus.visible import visible_readings
 from trainfast_runner.records.tick import DeviceReading
-from trainfast_runner.settings import world
+from trainfast_runner.settings import device_counts
 from trainfast_runner.settings.compatibility.check import check
 from trainfast_runner.settings.compatibility.facts import Facts
 from trainfast_runner.settings.spec import resolve
@@ -128,8 +128,8 @@ def test_cuda_visible_devices_is_honoured(variable: str | None, left: list[int])
 
 def test_the_global_batch_counts_data_parallel_ranks() -> None:
     spec = resolve("tiny-llama", ["batch_size=4", "grad_accum=2", "strategy=ddp"])
-    assert world.global_batch(spec.knobs, 2) == 16
-    assert world.global_batch({**spec.knobs, "strategy": "single"}, 1) == 8
+    assert device_counts.global_batch(spec.knobs, 2) == 16
+    assert device_counts.global_batch({**spec.knobs, "strategy": "single"}, 1) == 8
 
 
 LLAMA = {"model_type": "llama", "vocab_size": 4096, "base_model_tp_plan": {"layers.*.self_attn.q_proj": "colwise"}}
@@ -195,7 +195,7 @@ def test_processes_devices_and_the_global_batch_are_told_apart(
     asked = Facts(resolve("tiny-llama", settings), where, LLAMA, {}, "python")
     check(asked)
     assert (asked.ranks, asked.devices) == (processes, devices)
-    assert world.global_batch(asked.knobs, asked.devices) == global_batch
+    assert device_counts.global_batch(asked.knobs, asked.devices) == global_batch
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.results.comparison.difference import compare
 from trainfast_runner.search.advice.advisor import advise
 from trainfast_runner.search.advice.facts import Situation
-from trainfast_runner.settings import world
+from trainfast_runner.settings import device_counts
 from trainfast_runner.settings.compatibility.check import cannot_run_anywhere, check
 from trainfast_runner.settings.compatibility.facts import Facts
 from trainfast_runner.settings.spec import resolve
@@ -71,7 +71,7 @@ def test_so_many_processes_run_on_the_cpu_of_a_machine_with_gpus(settings: list[
     check(asked)
     assert asked.machine.device == "cpu"
     assert (asked.ranks, asked.devices) == (processes, processes)
-    assert world.recorded_devices(asked.spec, TWO) == f"cpu:{processes}"
+    assert device_counts.recorded_devices(asked.spec, TWO) == f"cpu:{processes}"
 
 
 @pytest.mark.parametrize(

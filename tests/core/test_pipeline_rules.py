@@ -4,7 +4,7 @@ import pytest
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.settings import world
+from trainfast_runner.settings import device_counts
 from trainfast_runner.settings.compatibility.check import check
 from trainfast_runner.settings.compatibility.facts import Facts
 from trainfast_runner.settings.spec import resolve
@@ -64,7 +64,7 @@ def test_what_runs_is_let_through_on_as_many_processes_as_it_needs() -> None:
         asked = facts(*settings)
         check(asked)
         assert asked.ranks == processes
-        assert world.global_batch(asked.knobs, asked.ranks) == batch
+        assert device_counts.global_batch(asked.knobs, asked.ranks) == batch
 
 
 def test_launcher_and_worker_cut_the_same_families() -> None:

@@ -13,7 +13,7 @@ from trainfast_runner.export.trainer_arguments import overrides
 from trainfast_runner.export.written import Written, comment_lines, malloc_comments
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
-from trainfast_runner.settings.world import strategy_of
+from trainfast_runner.settings.strategies import strategy_of
 
 FILE = "accelerate.yaml"
 MIXED = {"fp32": "no", "fp16": "fp16", "bf16": "bf16"}

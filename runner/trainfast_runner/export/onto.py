@@ -21,7 +21,7 @@ from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.script_preset import Place, ScriptPreset
 from trainfast_runner.settings.spec import spec_of_record
-from trainfast_runner.settings.world import strategy_or_single
+from trainfast_runner.settings.strategies import strategy_or_single
 
 LOADER = {
     "batch_size": "batch_size",

@@ -17,7 +17,7 @@ from trainfast_runner.settings import presets
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import BY_NAME, defaults
 from trainfast_runner.settings.spec import RunSpec, from_preset
-from trainfast_runner.settings.world import strategy_of
+from trainfast_runner.settings.strategies import strategy_of
 
 PLAIN_PRESET = "tiny-llama"
 

@@ -17,7 +17,7 @@ from trainfast_runner.export.written import Written, comment_lines, malloc_varia
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import BY_NAME
-from trainfast_runner.settings.world import strategy_of
+from trainfast_runner.settings.strategies import strategy_of
 
 SCRIPT = "train.py"
 LAUNCHED = ("strategy", "devices", "p2p")

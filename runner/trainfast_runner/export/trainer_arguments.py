@@ -7,7 +7,7 @@ from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import BY_NAME, KNOBS, defaults
-from trainfast_runner.settings.world import strategy_of
+from trainfast_runner.settings.strategies import strategy_of
 from trainfast_runner.worker.catalog import OPTIMIZERS
 from trainfast_runner.worker.catalog_entries import OptimizerEntry
 

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainfast_runner.settings.world import model_degree, strategy_of
+from trainfast_runner.settings.device_counts import model_degree
+from trainfast_runner.settings.strategies import strategy_of
 from trainfast_runner.worker.catalog import OPTIMIZERS, STRATEGIES
 
 MIXED = ("fp16", "bf16")

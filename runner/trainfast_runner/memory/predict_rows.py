@@ -14,11 +14,11 @@ from trainfast_runner.memory.available import hopeless_limit, host_free_bytes
 from trainfast_runner.memory.headroom import PredictedFit, predict_headroom
 from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.tracing import Tracing, trace_models
-from trainfast_runner.settings import presets, world
+from trainfast_runner.settings import device_counts, presets
 from trainfast_runner.settings.compatibility.check import cannot_run_anywhere
 from trainfast_runner.settings.published import published_for
 from trainfast_runner.settings.spec import RunSpec, from_preset, resolve
-from trainfast_runner.settings.world import strategy_of
+from trainfast_runner.settings.strategies import strategy_of
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,10 @@ def predict_rows(
         try:
             if (refusal := machine.used_by(row.spec.knobs["devices"]).refusal) is not None:
                 raise refusal
-            runs[index] = row = replace(row, spec=world.with_devices(row.spec, machine))
+            runs[index] = row = replace(row, spec=device_counts.with_devices(row.spec, machine))
             if (refusal := cannot_run_anywhere(row.spec, machine)) is not None:
                 raise refusal
-            ranks[index] = world.world_size(row.spec, machine)
+            ranks[index] = device_counts.world_size(row.spec, machine)
         except UserError as error:
             yield index, PredictedRow(row, error=error)
     on_device: dict[str, list[int]] = {}
@@ -103,7 +103,7 @@ def _row(run: RunToPredict, model: MemoryModel | UserError, machine: Machine, ra
     try:
         fit = predict_headroom(model, run.spec, machine, ranks, host_free_bytes())
         parameters = None if strategy_of(run.spec.knobs).tensor else model.parameters
-        hopeless = hopeless_limit(run.spec, parameters, world.device_count(run.spec, machine))
+        hopeless = hopeless_limit(run.spec, parameters, device_counts.device_count(run.spec, machine))
     except UserError as error:
         return PredictedRow(run, error=error)
     return PredictedRow(run, fit, model, machine, hopeless)

@@ -14,7 +14,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.memory.model_size import FULL_BYTES, HALF_BYTES, MIXED
 from trainfast_runner.memory.one_process import with_copied_gradients
 from trainfast_runner.memory.timeline import BlockStack, Moment, Place, Vector
-from trainfast_runner.settings.world import strategy_of
+from trainfast_runner.settings.strategies import strategy_of
 from trainfast_runner.worker.catalog import STRATEGIES
 from trainfast_runner.worker.shared_tables import ACTIVATIONS, GRADS, OPTIMIZER, PARAMS, TEMPORARY
 

@@ -18,7 +18,7 @@ from trainfast_runner.memory.pipeline import PipelineCut, stage_count
 from trainfast_runner.memory.timeline import BlockStack, Segment, Vector
 from trainfast_runner.records.home import cache_directory
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_runner.settings.world import strategy_of
+from trainfast_runner.settings.strategies import strategy_of
 from trainfast_runner.worker.shared_tables import NO_WORK
 
 STEP_KNOBS = ("precision", "seq_len", "checkpointing", "attention")

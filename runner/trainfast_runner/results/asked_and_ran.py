@@ -10,7 +10,7 @@ import msgspec
 
 from trainfast_runner.records.run_file import TRIAL, RunFile
 from trainfast_runner.records.run_lines import WorkerLine
-from trainfast_runner.settings.world import mesh_asked, model_degree
+from trainfast_runner.settings.device_counts import expected_mesh, model_degree
 from trainfast_runner.worker.catalog import OPTIMIZERS, SCHEDULES, STRATEGIES
 from trainfast_runner.worker.catalog_entries import OptimizerEntry, StrategyEntry
 
@@ -97,7 +97,7 @@ def _strategy_pairs(strategy: StrategyEntry, run: RunFile, ran: WorkerLine) -> l
     return [
         (f"{name} (wrapper)", wrapper, wrapper_ran),
         ("pipeline_stages", stages, ran.pipeline_stages),
-        ("mesh", mesh_asked(knobs, max(run.world_size, len(run.device_uuids))), ran.mesh),
+        ("mesh", expected_mesh(knobs, max(run.world_size, len(run.device_uuids))), ran.mesh),
         (f"{name} (zero_stage)", strategy.zero_stage, ran.zero_stage),
         ("reshard", knobs.get("reshard") if "reshard" in strategy.knobs else None, ran.reshard),
     ]

@@ -17,13 +17,13 @@ from trainfast_runner.memory.available import hopeless_limit
 from trainfast_runner.records.run_file import PredictedSpeed
 from trainfast_runner.records.script_run import ScriptAsked
 from trainfast_runner.records.tick import DeviceReading
-from trainfast_runner.settings import world
+from trainfast_runner.settings import device_counts
 from trainfast_runner.settings.compatibility import zero_rules
 from trainfast_runner.settings.compatibility.check import check
 from trainfast_runner.settings.compatibility.facts import Facts
 from trainfast_runner.settings.knob_values import bytes_of_ranks
 from trainfast_runner.settings.spec import RunSpec, expand_paths
-from trainfast_runner.settings.world import strategy_of
+from trainfast_runner.settings.strategies import strategy_of
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def plan_run(spec: RunSpec, python: str | None = None, among: Sequence[str] = ()
     """
     spec = replace(spec, data=expand_paths(spec.data))
     inspection, machine = _check_settings(spec, python, among)
-    ranks = world.world_size(spec, machine)
+    ranks = device_counts.world_size(spec, machine)
     choice = _choose_gpus(spec, machine)
     watch = spec.knobs["watch"]
     limits = _memory_limits(spec, machine, ranks, inspection.parameters)
@@ -147,7 +147,7 @@ def _choose_gpus(spec: RunSpec, machine: Machine) -> GpuChoice:
     """The GPUs of the ranks, none on a CPU. Raises UserError when the machine has too few."""
     if machine.device != "cuda":
         return GpuChoice(())
-    devices = world.device_choice(world.devices_asked(spec.knobs))
+    devices = device_counts.device_choice(device_counts.devices_asked(spec.knobs))
     return machine.choose_gpus(devices, str(spec.knobs["strategy"]))
 
 
@@ -155,7 +155,7 @@ def _memory_limits(spec: RunSpec, machine: Machine, ranks: int, parameters: int 
     """The bytes that `memory_limit` leaves each rank, None without one. Raises UserError below what parameters need."""
     limits = bytes_of_ranks(spec.knobs["memory_limit"], ranks)
     if limits is not None:
-        too_small = hopeless_limit(spec, parameters, world.device_count(spec, machine))
+        too_small = hopeless_limit(spec, parameters, device_counts.device_count(spec, machine))
         if too_small is not None:
             raise too_small
     return limits
@@ -163,7 +163,7 @@ def _memory_limits(spec: RunSpec, machine: Machine, ranks: int, parameters: int 
 
 def _as_recorded(spec: RunSpec, machine: Machine) -> RunSpec:
     """The spec with its devices chosen and its paths absolute."""
-    knobs = {**spec.knobs, "devices": world.recorded_devices(spec, machine)}
+    knobs = {**spec.knobs, "devices": device_counts.recorded_devices(spec, machine)}
     if knobs["offload_path"] is not None:
         knobs["offload_path"] = os.path.abspath(os.path.expanduser(str(knobs["offload_path"])))
     return replace(spec, knobs=knobs)

@@ -73,7 +73,7 @@ def request_for(
 
 def _with_devices(spec: RunSpec, machine: Machine) -> RunSpec:
     """Return the spec with the number of devices it takes, unchanged if they are refused: starting the run says so."""
-    from trainfast_runner.settings.world import with_devices
+    from trainfast_runner.settings.device_counts import with_devices
 
     try:
         return with_devices(spec, machine)
@@ -290,7 +290,7 @@ def predicted_fit(model: MemoryModel, request: PredictionRequest) -> PredictedFi
     """Predict these settings on this machine. Raises UserError for settings unknown to the model."""
     from trainfast_runner.memory.available import within_container
     from trainfast_runner.memory.headroom import predict_headroom
-    from trainfast_runner.settings.world import world_size
+    from trainfast_runner.settings.device_counts import world_size
 
     spec, machine = request.spec, request.machine
     free = None if request.free_bytes is None else within_container(request.free_bytes)
@@ -300,7 +300,7 @@ def predicted_fit(model: MemoryModel, request: PredictionRequest) -> PredictedFi
 def _peak_bytes(traced: Traced, machine: Machine) -> int | None:
     """Predict the peak of other settings; None if they cannot run on this machine."""
     from trainfast_runner.memory.available import gpu_of
-    from trainfast_runner.settings.world import world_size
+    from trainfast_runner.settings.device_counts import world_size
 
     try:
         ranks = world_size(traced.spec, machine)

@@ -69,14 +69,14 @@ class PresetNextRun(NextRun):
         return texts
 
     def _ranks(self, machine: Machine) -> int | None:
-        from trainfast_runner.settings.world import world_size
+        from trainfast_runner.settings.device_counts import world_size
 
         return world_size(self.spec, machine)
 
     def global_batch(self, machine: Machine | None) -> tuple[int, int] | None:
         if machine is None:
             return None
-        from trainfast_runner.settings.world import device_count, global_batch
+        from trainfast_runner.settings.device_counts import device_count, global_batch
 
         try:
             devices = device_count(self.spec, machine)

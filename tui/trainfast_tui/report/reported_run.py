@@ -15,7 +15,7 @@ from trainfast_runner.records.telemetry_lines import telemetry_tail
 from trainfast_runner.records.thinned import Thinned
 from trainfast_runner.records.tick import Tick
 from trainfast_runner.running.follower import Follower, Rates, RunSnapshot, summed_tokens_per_s
-from trainfast_runner.settings.world import ranks_with_samples
+from trainfast_runner.settings.device_counts import ranks_with_samples
 
 MOST_TICKS = 20_000
 """The most samples in a chart, five hours of one a second: a picture is 300 columns wide."""

@@ -13,7 +13,7 @@ from trainfast_runner.results.bottleneck.device_track import DeviceConditions
 from trainfast_runner.results.bottleneck.device_window import window_of
 from trainfast_runner.results.bottleneck.measured_window import MeasuredWindow
 from trainfast_runner.results.bottleneck.rules import ALL_CORES_BUSY_PERCENT, Figure, Scope
-from trainfast_runner.settings.world import strategy_or_single
+from trainfast_runner.settings.strategies import strategy_or_single
 from trainfast_runner.units import highest, lowest
 
 T = TypeVar("T")

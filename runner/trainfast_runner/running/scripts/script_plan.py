@@ -19,13 +19,13 @@ from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.scripts.command import ScriptCommand, read_command
 from trainfast_runner.running.scripts.knob_places import environment, loader_defaults, trainer_fields
 from trainfast_runner.running.scripts.log_steps import step_pattern
+from trainfast_runner.settings.device_counts import device_choice
 from trainfast_runner.settings.knob_type import KnobValues, whole_number
 from trainfast_runner.settings.knob_values import bytes_of_ranks
 from trainfast_runner.settings.knobs import knob, setting_of
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.script_reach import FRAMEWORK_KNOBS, check_reach
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_runner.settings.world import device_choice
 
 DOOR = Path(__file__).parents[2] / "door"
 """The folder that is appended to PYTHONPATH; it holds the hooks alone, so it shadows nothing."""

@@ -9,9 +9,9 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.machine.interconnect import Interconnect
 from trainfast_runner.memory.model_size import ModelSize
+from trainfast_runner.settings.device_counts import device_count, global_batch
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_runner.settings.world import device_count, global_batch
 
 SAME_MEMORY = ("precision", "seq_len", "checkpointing", "optimizer", "attention")
 """Knobs that must be equal for two runs to need the same memory a sample."""

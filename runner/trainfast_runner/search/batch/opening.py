@@ -17,7 +17,7 @@ from trainfast_runner.search.journal.lines import SearchJournal
 from trainfast_runner.search.limits import limits_of
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.search.searches import key_of, new_search, unfinished
-from trainfast_runner.settings.world import strategy_of
+from trainfast_runner.settings.strategies import strategy_of
 from trainfast_runner.worker.allocator import malloc_settings
 from trainfast_runner.worker.catalog import STRATEGIES, nearest_strategy
 

@@ -13,12 +13,12 @@ from trainfast_runner.machine.devices import Machine
 from trainfast_runner.search.best.too_large import TOO_LARGE, excess_words
 from trainfast_runner.search.candidate_spec import BATCH_KNOBS, MESH, candidate_spec
 from trainfast_runner.search.journal.best import Candidate, RecordedKnobs, Space
+from trainfast_runner.settings.device_counts import data_parallel_degree, device_count, world_size
 from trainfast_runner.settings.knob_type import KnobValues, whole_number
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.settings.vary import Vary, fewest_to_drop
-from trainfast_runner.settings.world import data_parallel_degree, device_count, world_size
 from trainfast_runner.worker.catalog import allows_warm_trials
 
 MOST_CANDIDATES = 5000

@@ -19,8 +19,8 @@ from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.speed.earlier_speeds import DeviceName, measured_speeds
 from trainfast_runner.search.speed.predicted_speed import SpeedModel, Unknown
 from trainfast_runner.search.speed.step_time import step_time
+from trainfast_runner.settings.device_counts import device_count
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_runner.settings.world import device_count
 
 NOMINAL = {
     "cpu": Ceiling(

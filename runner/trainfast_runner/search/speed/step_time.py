@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from trainfast_runner.machine.calibration import Ceiling
 from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.step_work import step_work
+from trainfast_runner.settings.device_counts import data_parallel_degree
 from trainfast_runner.settings.knob_type import whole_number
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_runner.settings.world import data_parallel_degree, strategy_of
+from trainfast_runner.settings.strategies import strategy_of
 
 LONGER = {"cpu": (0.8, 1.2, 0.5), "cuda": (1.0, 1.2, 1.0)}
 """Factors by which calls, FLOPs and moved bytes of a training step take longer than in the calibration.

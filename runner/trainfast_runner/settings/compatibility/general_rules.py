@@ -5,9 +5,9 @@ from __future__ import annotations
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.cpu.device_names import asks_for_cpu, cpu_processes
 from trainfast_runner.settings.compatibility.facts import Facts, Rule
+from trainfast_runner.settings.device_counts import device_choice, devices_asked
 from trainfast_runner.settings.knob_values import MOST_CPU_PROCESSES, parse_bytes_per_rank
 from trainfast_runner.settings.knobs import BY_NAME
-from trainfast_runner.settings.world import device_choice, devices_asked
 from trainfast_runner.worker.catalog import nearest_strategy
 from trainfast_runner.worker.shared_tables import SMALLEST_VOCAB
 

@@ -12,7 +12,7 @@ from trainfast_runner.records.run_records import worker_lines
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best.question.survey import Survey
 from trainfast_runner.search.journal.best import Space
-from trainfast_runner.settings.world import device_count
+from trainfast_runner.settings.device_counts import device_count
 
 ABOVE_CEILING = 1.1
 """A training may be this much faster than the calibration: a boost clock, or a moment in which the CPU was shared."""

@@ -25,9 +25,9 @@ from trainfast_runner.search.journal.best import BestQuestion, Space, read_best_
 from trainfast_runner.search.journal.lines import SearchJournal
 from trainfast_runner.search.options import SearchOptions
 from trainfast_runner.search.searches import key_of_question, new_search, unfinished
+from trainfast_runner.settings.device_counts import device_choice, device_count, devices_asked
 from trainfast_runner.settings.set_by_searches import SET_BY_A_SEARCH
 from trainfast_runner.settings.spec import RunSpec, expand_paths
-from trainfast_runner.settings.world import device_choice, device_count, devices_asked
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from trainfast_runner.search.journal.best import BestQuestion, Candidate, Space
 from trainfast_runner.search.limits import limits_of
 from trainfast_runner.settings.compatibility.check import check
 from trainfast_runner.settings.compatibility.facts import Facts
+from trainfast_runner.settings.device_counts import device_count
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_runner.settings.world import device_count
 from trainfast_runner.units import lowest
 
 ASKS_THE_MODEL = ("sdpa", "flash")

@@ -13,7 +13,7 @@ from trainfast_runner.settings.knob_type import Knob
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import BY_NAME, KNOBS, knob
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_runner.settings.world import strategy_of
+from trainfast_runner.settings.strategies import strategy_of
 from trainfast_runner.worker.catalog import STRATEGIES
 
 Refuse = Callable[[RunSpec], UserError | None]

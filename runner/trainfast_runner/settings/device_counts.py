@@ -1,4 +1,4 @@
-"""Numbers of a run: its devices, its processes and the slices of its global batch."""
+"""Counts of a run: its devices, its processes and the slices of its global batch."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from trainfast_runner.errors import UserError
 from trainfast_runner.machine.cpu.device_names import CPU, asks_for_cpu, cpu_processes
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues, whole_number
 from trainfast_runner.settings.knob_values import MOST_CPU_PROCESSES, KnobValue
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_runner.worker.catalog import STRATEGIES
-from trainfast_runner.worker.catalog_entries import StrategyEntry
+from trainfast_runner.settings.strategies import strategy_or_single
 
 
 def world_size(spec: RunSpec, machine: Machine) -> int:
@@ -84,7 +82,7 @@ def model_degree(knobs: Mapping[str, Any]) -> int:
     return 1 if axis is None else int(str(knobs.get(f"{axis}_degree") or 1))
 
 
-def mesh_asked(knobs: Mapping[str, Any], devices: int) -> dict[str, int] | None:
+def expected_mesh(knobs: Mapping[str, Any], devices: int) -> dict[str, int] | None:
     """The device mesh of a strategy on that many devices; None for a strategy without."""
     entry = strategy_or_single(knobs)
     # A pipeline's mesh has both axes, however many pipelines there are.
@@ -102,18 +100,3 @@ def global_batch(knobs: KnobValues, devices: int) -> int:
 def device_choice(value: object) -> int | str | None:
     """The value of `devices` as a machine takes it: a count, a list, or None for its own choice."""
     return value if isinstance(value, int | str) else None
-
-
-def strategy_of(knobs: Mapping[str, Any]) -> StrategyEntry:
-    """The catalog's entry. Raises UserError for a strategy of another version."""
-    name = str(knobs["strategy"])
-    if name not in STRATEGIES:
-        raise UserError(
-            f"strategy {name!r} of the run is unknown to this version", key="strategy", allowed=list(STRATEGIES)
-        )
-    return STRATEGIES[name]
-
-
-def strategy_or_single(knobs: Mapping[str, Any]) -> StrategyEntry:
-    """The catalog's entry; a strategy of a newer version counts as one device."""
-    return STRATEGIES.get(str(knobs.get("strategy")), STRATEGIES["single"])
