@@ -17,7 +17,7 @@ import pytest
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import worker_scripts
-from trainfast_runner.machine.worker_scripts import TraceCancelled
+from trainfast_runner.machine.worker_scripts import ScriptCancelled
 from trainfast_runner.memory.tracing import Tracing, trace_model
 from trainfast_runner.memory.warm_tracer import WarmTracer
 from trainfast_runner.settings.spec import RunSpec, resolve
@@ -107,7 +107,7 @@ def test_a_trace_that_is_given_up_ends_and_the_process_stays(tracer: WarmTracer)
 
     thread = threading.Thread(target=give_up)
     thread.start()
-    with pytest.raises(TraceCancelled):
+    with pytest.raises(ScriptCancelled):
         trace_model(resolve("gpt2-xl"), cancelled=cancelled, tracer=tracer)
     thread.join()
     assert server.children(recursive=True) == []
@@ -127,11 +127,11 @@ def test_a_process_that_died_is_replaced(tracer: WarmTracer) -> None:
 
 
 def test_a_request_larger_than_the_pipe_can_be_given_up_while_the_process_reads_nothing() -> None:
-    tracer, cancelled, caught = WarmTracer(), threading.Event(), queue.SimpleQueue[TraceCancelled]()
+    tracer, cancelled, caught = WarmTracer(), threading.Event(), queue.SimpleQueue[ScriptCancelled]()
     request = {"padding": "x" * (1 << 20)}
 
     def ask() -> None:
-        with pytest.raises(TraceCancelled) as raised:
+        with pytest.raises(ScriptCancelled) as raised:
             next(tracer.ask_each(sys.executable, [request], cancelled))
         caught.put(raised.value)
 

@@ -14,7 +14,7 @@ from still import CPU, a_snapshot
 
 from trainfast_runner.machine import calibration
 from trainfast_runner.machine.calibration import Ceiling
-from trainfast_runner.machine.worker_scripts import TraceCancelled
+from trainfast_runner.machine.worker_scripts import ScriptCancelled
 from trainfast_runner.records.home import Home
 from trainfast_tui.control.idle_calibrator import IDLE_S, IdleCalibrator
 from trainfast_tui.control.messages import DeviceCalibrated
@@ -37,7 +37,7 @@ class Calibrations:
         while not self.go.wait(0.005):
             if cancelled.is_set():
                 self.ended.set()
-                raise TraceCancelled
+                raise ScriptCancelled
         return QUIET
 
     def look(self, second: float, *, is_busy: bool = False, cpu_percent: float = 1.0) -> None:

@@ -48,7 +48,7 @@ class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
 def calibrate(home: Home, python: str | None = None, cancelled: threading.Event | None = None) -> Ceiling:
     """Measure the device a run would use, in the training Python; a few seconds.
 
-    Raises UserError, and worker_scripts.TraceCancelled once `cancelled` is set, which ends the measurement.
+    Raises UserError, and worker_scripts.ScriptCancelled once `cancelled` is set, which ends the measurement.
     """
     executable = find(python)
     home.create()

@@ -57,7 +57,7 @@ def working_directory() -> str:
     return path
 
 
-class TraceCancelled(Exception):
+class ScriptCancelled(Exception):
     """Raised by a trace or a calibration whose answer is no longer wanted."""
 
 
@@ -72,7 +72,7 @@ def ask(
 ) -> dict[str, Any]:
     """The last JSON object that a script prints on a line; `environment` replaces ours.
 
-    Raises UserError, which says that the Python cannot do the `task`, and TraceCancelled once `cancelled` is set.
+    Raises UserError, which says that the Python cannot do the `task`, and ScriptCancelled once `cancelled` is set.
     """
     stdout, stderr = _output_of(executable, [executable, str(WORKER / script), *arguments], environment, cancelled)
     if answers := list(json_objects(stdout.splitlines())):
@@ -132,7 +132,7 @@ def _output_of(
                 if time.monotonic() >= deadline:
                     raise timed_out(executable)
                 if cancelled is not None and cancelled.is_set():
-                    raise TraceCancelled
+                    raise ScriptCancelled
                 time.sleep(ENDED_EVERY_S)
         finally:
             # The whole group: forks outlive a script, and a Ctrl-C does not reach its session.

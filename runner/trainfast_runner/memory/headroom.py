@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING
 
+from trainfast_runner.bisection import largest_fitting
 from trainfast_runner.memory.available import RankLimit, available_memory, gpu_of
 from trainfast_runner.memory.corrections import WHOLE_STEP, correction_key
-from trainfast_runner.memory.model import batch_multiple, keeps_more, largest_fitting
+from trainfast_runner.memory.model import batch_multiple, keeps_more
 from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.settings.compatibility.check import cannot_run_here
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 
+from trainfast_runner.bisection import largest_fitting
 from trainfast_runner.memory.corrections import Correction, DeviceCorrections, correction_key, corrections_of_device
 from trainfast_runner.memory.one_process import DATA_PARALLEL, LAYERS_SPREAD, UNCONFIRMED, devices_of, gathered
 from trainfast_runner.memory.pipeline import Peaks, PipelineCut, peaks
@@ -196,18 +195,6 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
     def _stages(self, spec: RunSpec, batch: int) -> Peaks:
         knobs = {**spec.knobs, "batch_size": batch}
         return peaks(self._whole(), self.segments, self.optimizer_peak, self.pipeline, knobs)
-
-
-def largest_fitting(fits: Callable[[int], bool], largest: int, step: int = 1) -> int:
-    """The largest multiple of `step` up to `largest` that fits; 0 if there is none."""
-    low, high = 0, 1
-    while high * step <= largest and fits(high * step):
-        low, high = high, 2 * high
-    high = min(high, largest // step + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle * step) else (low, middle)
-    return low * step
 
 
 def batch_multiple(spec: RunSpec) -> int:

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
 
+from trainfast_runner.bisection import largest_fitting
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory.headroom import margin_bytes
-from trainfast_runner.memory.model import MemoryModel, largest_fitting
+from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.oom_advice import (
     BATCH_PHASES,
     LEAST_SEQ_LEN,

@@ -92,7 +92,7 @@ def trace_model(
 ) -> MemoryModel:
     """Return the cached model, or trace it in the training Python: a few seconds. `gpus` as for `trace_models`.
 
-    Setting `cancelled` raises worker_scripts.TraceCancelled: a trace must not take the CPU of a measured run.
+    Setting `cancelled` raises worker_scripts.ScriptCancelled: a trace must not take the CPU of a measured run.
     Raises UserError if the tracer cannot follow the model, or the model cannot be built at all.
     """
     executable = training_python.find(python)
@@ -115,7 +115,7 @@ def trace_models(
     """Yield each spec's index and its model or UserError, as soon as it is ready.
 
     Specs share traces. All are made in one process of the training Python: that of `tracer`, or one that ends with the
-    iterator. Raises worker_scripts.TraceCancelled once `cancelled` is set.
+    iterator. Raises worker_scripts.ScriptCancelled once `cancelled` is set.
 
     `gpus` are the UUIDs of the run's GPUs: the tracer sees them as the run does, and no GPU for a CPU. On a GPU it
     holds a CUDA context while it traces, so nobody may measure that GPU's free memory meanwhile.

@@ -24,7 +24,7 @@ from trainfast_runner.machine.training_python import visible_to
 from trainfast_runner.machine.worker_scripts import (
     ANSWER_TIMEOUT_S,
     WORKER,
-    TraceCancelled,
+    ScriptCancelled,
     json_objects,
     last_words,
     own_environment,
@@ -63,11 +63,11 @@ class WarmTracer:
         """Yield the answer to each request of the worker's trace_memory.py, as soon as it arrives.
 
         A new process first yields `{"imported": true}`. Closing the iterator or setting `cancelled` ends the trace, not
-        the process. Raises UserError when an answer fails to come, TraceCancelled.
+        the process. Raises UserError when an answer fails to come, ScriptCancelled.
         """
         while not self._turn.acquire(timeout=LOOK_EVERY_S):
             if cancelled.is_set():
-                raise TraceCancelled
+                raise ScriptCancelled
         variables = own_environment() if environment is None else dict(environment)
         devices = {name: variables.pop(name, None) for name in DEVICE_VARIABLES}
         try:
@@ -149,7 +149,7 @@ class _Server:
                     yield answer
                     deadline = time.monotonic() + ANSWER_TIMEOUT_S
                 if owed and cancelled.is_set():
-                    raise TraceCancelled
+                    raise ScriptCancelled
                 if owed and time.monotonic() > deadline:
                     raise timed_out(self._executable)
         finally:

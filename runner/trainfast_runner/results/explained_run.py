@@ -136,7 +136,7 @@ def trace_changes(
     Yields the number of remaining traces before each. Ends early once `cancelled` is set. Raises UserError when the
     training Python cannot be asked.
     """
-    from trainfast_runner.machine.worker_scripts import TraceCancelled
+    from trainfast_runner.machine.worker_scripts import ScriptCancelled
     from trainfast_runner.memory.oom_changes import candidates, combined
     from trainfast_runner.settings.spec import spec_of_record
 
@@ -148,7 +148,7 @@ def trace_changes(
         yield from _trace([spec, *candidates(spec, run.device, phase)], run, python, cancelled, tracer)
         if not _is_cured(run, error, python, held_bytes):
             yield from _trace(combined(spec, run.device, phase), run, python, cancelled, tracer)
-    except TraceCancelled:
+    except ScriptCancelled:
         return
 
 

@@ -18,8 +18,6 @@ WAYS = (
     " `import trainfast_door; trainfast_door.step()` after each step, or --steps-from-log REGEX"
 )
 """The ways to make a script's steps seen."""
-FIRST_TORCH = (2, 5)
-"""The first torch that calls the entry points of group `torch.backends`."""
 
 
 def script_figures(directory: Path, records: RunRecords) -> ScriptFigures | None:
@@ -66,15 +64,6 @@ def why_no_step(directory: Path, run: RunFile) -> str:
     if opened:
         return f"torch was imported, but none of its optimizers took a step; {WAYS}"
     return f"no process of the script imported torch 2.5 or newer with trainfast's folder on its path; {WAYS}"
-
-
-def closed_by_version(torch: str | None) -> str | None:
-    """Why the hooks cannot load in this torch; None if they can, or if its version is unknown."""
-    parts = (torch or "").split(".")
-    version_numbers = [int(part) for part in parts[:2] if part.isdigit()]
-    if len(version_numbers) < 2 or tuple(version_numbers) >= FIRST_TORCH:
-        return None
-    return f"torch {torch} is older than 2.5 and loads no hooks"
 
 
 def _overridden(run: RunFile, line: WorkerLine | None) -> list[Overridden]:

@@ -65,7 +65,7 @@ class IdleCalibrator:
     def _calibrate(self, machine: Machine, cancelled: threading.Event) -> DeviceCalibrated | None:
         """Measure the device, unless it is known. A device that cannot be measured stays as it is."""
         from trainfast_runner.machine.calibration import calibrate, cpu_name, is_calibrated
-        from trainfast_runner.machine.worker_scripts import TraceCancelled
+        from trainfast_runner.machine.worker_scripts import ScriptCancelled
         from trainfast_runner.running.recovery import live_runs
 
         try:
@@ -76,7 +76,7 @@ class IdleCalibrator:
                 return None
             self._is_done = not calibrate(self._home, self._python, cancelled).disturbed
             return DeviceCalibrated() if self._is_done else None
-        except TraceCancelled:
+        except ScriptCancelled:
             return None
         finally:
             self._under_way = None

@@ -248,7 +248,7 @@ class Predictor:
                 self._wake.notify_all()
 
     def _trace_loop(self) -> None:
-        from trainfast_runner.machine.worker_scripts import TraceCancelled
+        from trainfast_runner.machine.worker_scripts import ScriptCancelled
         from trainfast_runner.memory.tracing import trace_model
 
         while True:
@@ -269,7 +269,7 @@ class Predictor:
                     on_traced=self._note_tracing,
                     tracer=self._tracer(),
                 )
-            except TraceCancelled:
+            except ScriptCancelled:
                 continue
             except UserError as error:
                 self._failed[trace.key] = error.message

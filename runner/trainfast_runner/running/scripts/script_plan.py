@@ -14,7 +14,6 @@ from trainfast_runner.machine.cpu.device_names import asks_for_cpu
 from trainfast_runner.machine.devices import Machine, detect_machine
 from trainfast_runner.machine.gpus.choice import GpuChoice
 from trainfast_runner.records.script_run import OUR_KNOBS, ScriptAsked
-from trainfast_runner.results.script_figures import closed_by_version
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.scripts.command import ScriptCommand, read_command
 from trainfast_runner.running.scripts.knob_places import environment, loader_defaults, trainer_fields
@@ -26,6 +25,9 @@ from trainfast_runner.settings.knobs import knob, setting_of
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.script_reach import FRAMEWORK_KNOBS, check_reach
 from trainfast_runner.settings.spec import RunSpec
+
+FIRST_TORCH = (2, 5)
+"""The first torch that calls the entry points of group `torch.backends`."""
 
 DOOR = Path(__file__).parents[2] / "door"
 """The folder that is appended to PYTHONPATH; it holds the hooks alone, so it shadows nothing."""
@@ -202,4 +204,13 @@ def _door_closed(command: ScriptCommand, versions: dict[str, str | None]) -> str
         return command.door_closed
     if command.interpreter is not None and versions and versions.get("torch") is None:
         return without_torch(command.interpreter)
-    return closed_by_version(versions.get("torch"))
+    return _closed_by_version(versions.get("torch"))
+
+
+def _closed_by_version(torch: str | None) -> str | None:
+    """Why the hooks cannot load in this torch; None if they can, or if its version is unknown."""
+    parts = (torch or "").split(".")
+    version_numbers = [int(part) for part in parts[:2] if part.isdigit()]
+    if len(version_numbers) < 2 or tuple(version_numbers) >= FIRST_TORCH:
+        return None
+    return f"torch {torch} is older than 2.5 and loads no hooks"

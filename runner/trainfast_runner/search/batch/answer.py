@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainfast_runner.memory.model import largest_fitting
+from trainfast_runner.bisection import largest_fitting
 from trainfast_runner.search.batch.decide import ALIGNED, TOLERANCE_BYTES, TOLERANCE_SHARE, tolerance_bytes
 from trainfast_runner.search.batch.state import LARGEST_BATCH, BatchState, lines_by_rank, tightest, uncounted_bytes
 from trainfast_runner.search.journal.batch import BatchAnswer, ConfirmationRun, Margin, refuted_by

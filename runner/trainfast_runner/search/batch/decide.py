@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainfast_runner.memory.model import largest_fitting
+from trainfast_runner.bisection import largest_fitting
 from trainfast_runner.records.run_file import CONFIRM
 from trainfast_runner.search.batch.state import LARGEST_BATCH, BatchState, lines_by_rank, tightest
 from trainfast_runner.search.journal.memory_lines import MemoryLines

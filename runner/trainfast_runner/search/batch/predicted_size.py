@@ -6,9 +6,10 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from trainfast_runner.bisection import largest_fitting
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.worker_scripts import TraceCancelled
-from trainfast_runner.memory.model import MemoryModel, largest_fitting
+from trainfast_runner.machine.worker_scripts import ScriptCancelled
+from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.memory.tracing import cached_model, trace_model
 from trainfast_runner.running.planning import RunPlan
@@ -70,7 +71,7 @@ def predict_size(plan: RunPlan, cancelled: threading.Event) -> SizePrediction:
         if model is None:
             model = trace_model(plan.spec, plan.device, plan.python, cancelled, plan.device_uuids)
         return SizePrediction(model.corrected_for(next(iter(plan.device_names), None)))
-    except TraceCancelled:
+    except ScriptCancelled:
         return SizePrediction(None, "the trace took too long")
     except UserError as error:
         return SizePrediction(None, error.message)
