@@ -192,8 +192,8 @@ class Mirrored(Single):
     def wrap(self, model):
         return Mirror(super().wrap(model))
 
-    def facts(self, module):
-        return {**super().facts(module), "wrapper": type(module).__name__}
+    def actual_fields(self, module):
+        return {**super().actual_fields(module), "wrapper": type(module).__name__}
 '''
     )
     result = house.trained("strategy=mirror")

@@ -15,6 +15,7 @@ from .compilation import unwrap
 from .flops import SampleFlops
 from .model_config import text_part
 from .optimizer import class_name, implementation
+from .precision import dtype_name
 from .strategies.base import Strategy
 
 
@@ -49,11 +50,6 @@ def whole_size(parameter: torch.Tensor) -> int:
     return int(getattr(parameter, "ds_numel", getattr(parameter, "whole_numel", parameter.numel())))
 
 
-def dtype_name(dtype: torch.dtype) -> str:
-    """`float32` for `torch.float32`."""
-    return str(dtype).removeprefix("torch.")
-
-
 def actual_fields(
     model: nn.Module,
     module: nn.Module,
@@ -67,7 +63,7 @@ def actual_fields(
     config: Any = model.config
     text = text_part(config)
     return {
-        **strategy.facts(unwrap(module)),
+        **strategy.actual_fields(unwrap(module)),
         "optimizer": class_name(optimizer),
         "optimizer_implementation": implementation(optimizer),
         "param_dtype": dtype_name(next(module.parameters()).dtype),

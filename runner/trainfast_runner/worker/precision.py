@@ -71,3 +71,8 @@ class Precision:
             return None
         scale: Tensor | None = self.scaler._scale
         return None if scale is None else scale.detach()
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`float32` for `torch.float32`."""
+    return str(dtype).removeprefix("torch.")

@@ -99,7 +99,7 @@ class Strategy:
         """As `all_reduce`, but return a handle whose `wait()` returns when `value` is ready; None if it already is."""
         return None
 
-    def facts(self, module: nn.Module) -> dict[str, Any]:
+    def actual_fields(self, module: nn.Module) -> dict[str, Any]:
         """Return `wrapper, reduce_dtype, zero_stage, mesh, pipeline_stages`, read from the live objects."""
         wrapper = next((kind.__name__ for kind in WRAPPERS if isinstance(module, kind)), "none")
         return {

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..compilation import unwrap
+from ..precision import dtype_name
 from ..spec import Knobs
 from .base import Strategy
 
@@ -53,10 +54,10 @@ class DistributedDataParallelStrategy(Strategy):
         """Sum over all ranks in the background."""
         return dist.all_reduce(value, async_op=True)
 
-    def facts(self, module: nn.Module) -> dict[str, Any]:
+    def actual_fields(self, module: nn.Module) -> dict[str, Any]:
         """DDP reduces in the gradients' own dtype."""
         dtype = next(module.parameters()).dtype
-        return {**super().facts(module), "reduce_dtype": str(dtype).removeprefix("torch.")}
+        return {**super().actual_fields(module), "reduce_dtype": dtype_name(dtype)}
 
     def stop(self) -> None:
         """Wait until no rank needs this one any more; the group ends with the process."""

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from ..catalog import STRATEGIES
 from ..invalid import InvalidInput
 from ..optimizer import build_optimizer, parameter_groups
-from ..precision import Precision
+from ..precision import Precision, dtype_name
 from ..spec import Knobs
 from ..weights import init_in_turn, init_weights
 from .ddp import DistributedDataParallelStrategy
@@ -111,11 +111,11 @@ class DeepSpeedZero(DistributedDataParallelStrategy):
         engine: Any = self.module
         engine.step()
 
-    def facts(self, module: Any) -> dict[str, Any]:
+    def actual_fields(self, module: Any) -> dict[str, Any]:
         """Read the stage from the engine's optimizer, not from its configuration."""
         return {
             "wrapper": type(module).__name__,
-            "reduce_dtype": str(module.communication_data_type).removeprefix("torch."),
+            "reduce_dtype": dtype_name(module.communication_data_type),
             "zero_stage": live_stage(module.optimizer),
             "mesh": None,
             "pipeline_stages": None,

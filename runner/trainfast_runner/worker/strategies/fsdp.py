@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from ..invalid import InvalidInput
+from ..precision import dtype_name
 from ..spec import Knobs
 from ..weights import Part, init_in_turn
 from .blocks import transformer_blocks
@@ -39,9 +40,9 @@ class ShardedDataParallel(DistributedDataParallelStrategy):
         """Clip by the norm over all slices."""
         clip_slices(self.module.parameters(), max_norm)
 
-    def facts(self, module: nn.Module) -> dict[str, Any]:
+    def actual_fields(self, module: nn.Module) -> dict[str, Any]:
         """Read from the parameters and from FSDP's own state."""
-        return {**super().facts(module), **sharded_facts(module)}
+        return {**super().actual_fields(module), **sharded_fields(module)}
 
 
 def shard_in_turn(model: nn.Module, parts: Iterable[Part], mesh: DeviceMesh, knobs: Knobs) -> None:
@@ -78,7 +79,7 @@ def clip_slices(parameters: Iterable[Tensor], max_norm: float) -> None:
     torch.nn.utils.clip_grads_with_norm_(sliced, max_norm, whole)
 
 
-def sharded_facts(module: nn.Module) -> dict[str, Any]:
+def sharded_fields(module: nn.Module) -> dict[str, Any]:
     """Read `wrapper, mesh, reduce_dtype, reshard` of a sharded model from the live objects."""
     from torch.distributed.fsdp import FSDPModule
 
@@ -88,7 +89,7 @@ def sharded_facts(module: nn.Module) -> dict[str, Any]:
     return {
         "wrapper": FSDPModule.__name__ if isinstance(module, FSDPModule) else "none",
         "mesh": mesh_of(parameter),
-        "reduce_dtype": str(reduce_dtype).removeprefix("torch."),
+        "reduce_dtype": dtype_name(reduce_dtype),
         "reshard": None if group is None else "off" if group.post_forward_mesh_info is None else "on",
     }
 

@@ -35,10 +35,10 @@ class DataParallelStrategy(Strategy):
         whole = super().wrap(model)
         return DataParallel(whole if dtype is None else Autocast(whole, self.device.type, dtype))
 
-    def facts(self, module: nn.Module) -> dict[str, Any]:
+    def actual_fields(self, module: nn.Module) -> dict[str, Any]:
         """Read the devices from the wrapper."""
-        facts = super().facts(module)
-        return {**facts, "mesh": {"dp": len(module.device_ids)} if isinstance(module, DataParallel) else None}
+        fields = super().actual_fields(module)
+        return {**fields, "mesh": {"dp": len(module.device_ids)} if isinstance(module, DataParallel) else None}
 
 
 class Autocast(nn.Module):
@@ -72,10 +72,10 @@ class SpreadLayers(Strategy):
         spread_parts(model, init_in_turn(model, self.knobs.seed, self.devices[0]), self.devices)
         return model
 
-    def facts(self, module: nn.Module) -> dict[str, Any]:
+    def actual_fields(self, module: nn.Module) -> dict[str, Any]:
         """Count the devices that hold parameters."""
         devices = {parameter.device for parameter in module.parameters()}
-        return {**super().facts(module), "mesh": {"mp": len(devices)}}
+        return {**super().actual_fields(module), "mesh": {"mp": len(devices)}}
 
 
 def visible_gpus() -> list[torch.device]:

@@ -20,6 +20,7 @@ from ..catalog import SCHEDULES
 from ..data.samples import Batch
 from ..objective import Objective
 from ..optimizer import build_optimizer
+from ..precision import dtype_name
 from ..spec import Knobs
 from ..weights import init_weights
 from .base import Strategy
@@ -144,9 +145,9 @@ class PipelineParallel(Strategy):
             if parameter.grad is not None:
                 parameter.grad.mul_(factor.to(parameter.grad.dtype))
 
-    def facts(self, module: nn.Module) -> dict[str, Any]:
+    def actual_fields(self, module: nn.Module) -> dict[str, Any]:
         """Read the schedule's class, stages and mesh."""
-        dtype = str(next(module.parameters()).dtype).removeprefix("torch.")
+        dtype = dtype_name(next(module.parameters()).dtype)
         sizes = dict(zip(self._mesh.mesh_dim_names or (), self._mesh.mesh.shape, strict=True))
         return {
             "wrapper": type(self._schedule).__name__,

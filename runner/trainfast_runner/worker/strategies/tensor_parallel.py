@@ -18,11 +18,12 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ..optimizer import build_optimizer
+from ..precision import dtype_name
 from ..spec import Knobs
 from ..weights import Part, init_in_turn
 from .base import Strategy
 from .ddp import join_group
-from .fsdp import clip_slices, mesh_of, shard_in_turn, sharded_facts
+from .fsdp import clip_slices, mesh_of, shard_in_turn, sharded_fields
 from .tensor_plan import plan_for
 from .tensor_slices import cut_in_turn
 
@@ -71,9 +72,9 @@ class TensorParallel(Strategy):
         """Clip by the norm over all slices."""
         clip_slices(self.module.parameters(), max_norm)
 
-    def facts(self, module: nn.Module) -> dict[str, Any]:
+    def actual_fields(self, module: nn.Module) -> dict[str, Any]:
         """Read wrapper and mesh from the parameters."""
-        return {**super().facts(module), **tensor_facts(module.parameters())}
+        return {**super().actual_fields(module), **tensor_fields(module.parameters())}
 
     def stop(self) -> None:
         """Wait until no rank needs this one any more; the group goes with the process."""
@@ -128,17 +129,17 @@ class DataTensorParallel(TensorParallel):
         """Clip through the DTensors, which know which of the gradients are slices."""
         clip_slices([whole for _, whole in self.plain_and_dtensor], max_norm)
 
-    def facts(self, module: nn.Module) -> dict[str, Any]:
+    def actual_fields(self, module: nn.Module) -> dict[str, Any]:
         """Read DDP from the module, and the rest from the DTensors over its storage."""
-        facts = Strategy.facts(self, module)
-        inner = tensor_facts(whole for _, whole in self.plain_and_dtensor)
+        fields = Strategy.actual_fields(self, module)
+        inner = tensor_fields(whole for _, whole in self.plain_and_dtensor)
         dtype = next(module.parameters()).dtype
         return {
-            **facts,
+            **fields,
             **inner,
-            "wrapper": joined(inner["wrapper"], facts["wrapper"]),
+            "wrapper": joined(inner["wrapper"], fields["wrapper"]),
             "mesh": {"dp": dist.get_world_size(self.mesh.get_group("dp")), **(inner["mesh"] or {})},
-            "reduce_dtype": str(dtype).removeprefix("torch."),
+            "reduce_dtype": dtype_name(dtype),
         }
 
 
@@ -156,14 +157,14 @@ class ShardedTensorParallel(TensorParallel):
         module.set_requires_gradient_sync(last)
         return nullcontext()
 
-    def facts(self, module: nn.Module) -> dict[str, Any]:
+    def actual_fields(self, module: nn.Module) -> dict[str, Any]:
         """Read FSDP's state, and the parameters."""
-        facts = sharded_facts(module)
-        inner = tensor_facts(module.parameters())
-        return {**super().facts(module), **facts, "wrapper": joined(inner["wrapper"], facts["wrapper"])}
+        fields = sharded_fields(module)
+        inner = tensor_fields(module.parameters())
+        return {**super().actual_fields(module), **fields, "wrapper": joined(inner["wrapper"], fields["wrapper"])}
 
 
-def tensor_facts(parameters: Iterable[Tensor]) -> dict[str, Any]:
+def tensor_fields(parameters: Iterable[Tensor]) -> dict[str, Any]:
     """Read `wrapper` and `mesh` from parameters that should be slices along a mesh axis `tp`."""
     meshes = [mesh_of(parameter) for parameter in parameters]
     sliced = all(mesh is not None and "tp" in mesh for mesh in meshes)
