@@ -11,7 +11,7 @@ from pathlib import Path
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.export import onto_defaults, onto_python, onto_shell
-from trainfast_runner.export.accelerate_yaml import MIXED
+from trainfast_runner.export.accelerate_yaml import ACCELERATE_PRECISION
 from trainfast_runner.export.call_fields import CallFields, trainer_call
 from trainfast_runner.export.onto_defaults import flags_of_knobs
 from trainfast_runner.export.trainer_arguments import trainer_arguments
@@ -107,8 +107,9 @@ def _calls(knobs: KnobValues) -> list[CallFields]:
     accelerator: dict[str, object] = {}
     if "grad_accum" in knobs:
         accelerator["gradient_accumulation_steps"] = knobs["grad_accum"]
-    if str(knobs.get("precision")) in MIXED:
-        accelerator["mixed_precision"] = MIXED[str(knobs["precision"])]
+    precision = str(knobs.get("precision"))
+    if precision in ACCELERATE_PRECISION and precision != "tf32":
+        accelerator["mixed_precision"] = ACCELERATE_PRECISION[precision]
     loader: dict[str, object] = {argument: knobs[name] for argument, name in LOADER.items() if name in knobs}
     if "pin_memory" in loader:
         loader["pin_memory"] = loader["pin_memory"] == "on"

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-AUTOCAST_DTYPE = {"fp16": torch.float16, "bf16": torch.bfloat16}
+HALF_DTYPE = {"fp16": torch.float16, "bf16": torch.bfloat16}
+"""The half format of mixed precision: that of autocast, and of the weights that FSDP gathers."""
 
 
 class Precision:
@@ -18,7 +19,7 @@ class Precision:
 
     def __init__(self, name: str, device: torch.device) -> None:
         self.device = device
-        self.autocast_dtype = AUTOCAST_DTYPE.get(name)
+        self.autocast_dtype = HALF_DTYPE.get(name)
         self.scaler = torch.amp.GradScaler(device.type) if name == "fp16" else None
         # Process-wide settings, so that fp32 and tf32 differ whatever the defaults of torch are.
         torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")

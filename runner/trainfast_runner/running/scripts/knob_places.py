@@ -3,11 +3,11 @@ of DataLoader. An explicit argument in the script wins over the last two, so wha
 
 from __future__ import annotations
 
+from trainfast_runner.export.accelerate_yaml import ACCELERATE_PRECISION
 from trainfast_runner.export.trainer_arguments import trainer_fields as all_trainer_fields
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.script_reach import FRAMEWORK_KNOBS
 
-ACCELERATE_PRECISION = {"fp32": "no", "tf32": "no", "fp16": "fp16", "bf16": "bf16"}
 LIGHTNING_PRECISION = {"fp32": "32-true", "fp16": "16-mixed", "bf16": "bf16-mixed", "bf16-pure": "bf16-true"}
 
 

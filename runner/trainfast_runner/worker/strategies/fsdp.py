@@ -12,13 +12,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from ..invalid import InvalidInput
-from ..precision import dtype_name
+from ..precision import HALF_DTYPE, dtype_name
 from ..spec import Knobs
 from ..weights import Part, init_in_turn
 from .blocks import transformer_blocks
 from .ddp import DistributedDataParallelStrategy
-
-PARAM_DTYPE = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class ShardedDataParallel(DistributedDataParallelStrategy):
@@ -61,7 +59,7 @@ def shard_in_turn(model: nn.Module, parts: Iterable[Part], mesh: DeviceMesh, kno
             nearest="ddp",
         ) from error
     transformer_blocks(model)
-    half = PARAM_DTYPE.get(knobs.precision)
+    half = HALF_DTYPE.get(knobs.precision)
     policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32) if half else MixedPrecisionPolicy()
     for part in parts:
         if part.block is not None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel
 
 from ..invalid import InvalidInput
-from ..precision import AUTOCAST_DTYPE
+from ..precision import HALF_DTYPE
 from ..spec import Knobs
 from ..weights import Part, init_in_turn
 from .base import Strategy
@@ -31,7 +31,7 @@ class DataParallelStrategy(Strategy):
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """Wrap the model in DataParallel over every GPU of this process."""
-        dtype = AUTOCAST_DTYPE.get(self.knobs.precision)
+        dtype = HALF_DTYPE.get(self.knobs.precision)
         whole = super().wrap(model)
         return DataParallel(whole if dtype is None else Autocast(whole, self.device.type, dtype))
 
