@@ -21,6 +21,7 @@ from trainfast_runner.records.json_lines import write_atomically
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_file import WARM_ROLES, RunFile
 from trainfast_runner.records.run_records import RunRecords
+from trainfast_runner.worker.spec import limit_of_rank
 
 CORRECTIONS_FILE = "memory_corrections.json"
 MOST_KEPT = 500
@@ -141,9 +142,7 @@ def learn(home: Path, records: RunRecords, result: Result) -> None:
 
 def _limit_of(run: RunFile, rank: int = 0) -> int | None:
     """The limit of address space that a rank of the run had; None on a GPU, and without a limit."""
-    if run.device != "cpu" or not run.memory_limit_bytes:
-        return None
-    return run.memory_limit_bytes[min(rank, len(run.memory_limit_bytes) - 1)]
+    return limit_of_rank(run.memory_limit_bytes, rank) if run.device == "cpu" else None
 
 
 def _failed(run: RunFile, result: Result) -> Correction | None:

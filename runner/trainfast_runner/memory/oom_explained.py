@@ -22,6 +22,7 @@ from trainfast_runner.records.run_lines import Event
 from trainfast_runner.settings.knob_values import parse_bytes_per_rank
 from trainfast_runner.settings.spec import spec_of_record
 from trainfast_runner.units import mebibytes
+from trainfast_runner.worker.spec import limit_of_rank
 
 GROWS = {
     MODEL_PHASE: ("params",),
@@ -87,7 +88,7 @@ def _limit(run: RunFile, error: RunError | None, message: str) -> int | None:
     """The most the failed rank's allocator could have: its limit, or on a GPU the figures of the error; else None."""
     if run.memory_limit_bytes:
         rank = (error.rank if error is not None else None) or 0
-        return run.memory_limit_bytes[min(rank, len(run.memory_limit_bytes) - 1)]
+        return limit_of_rank(run.memory_limit_bytes, rank)
     if isinstance(run.knobs.get("memory_limit"), str):
         return min(parse_bytes_per_rank(run.knobs["memory_limit"]))
     # torch's own sentence: "... of which X is free. ... Y is allocated by PyTorch, and Z is reserved by PyTorch but".

@@ -176,6 +176,11 @@ class RunFile(RecordedSpec, frozen=True, kw_only=True):
         return {name: float(value) for name, value in measured.items() if value > 0} if measured else {}
 
     @property
+    def devices_used(self) -> int:
+        """The number of devices that the run computes on: one a rank, or several GPUs of one process."""
+        return max(self.world_size, len(self.device_uuids))
+
+    @property
     def gpu_uuids(self) -> list[str]:
         """The GPUs that the run is about: those its ranks use, else those that were joined to it with `watch`."""
         return self.device_uuids or self.watch_uuids

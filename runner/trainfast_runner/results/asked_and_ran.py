@@ -97,7 +97,7 @@ def _strategy_pairs(strategy: StrategyEntry, run: RunFile, ran: WorkerLine) -> l
     return [
         (f"{name} (wrapper)", wrapper, wrapper_ran),
         ("pipeline_stages", stages, ran.pipeline_stages),
-        ("mesh", expected_mesh(knobs, max(run.world_size, len(run.device_uuids))), ran.mesh),
+        ("mesh", expected_mesh(knobs, run.devices_used), ran.mesh),
         (f"{name} (zero_stage)", strategy.zero_stage, ran.zero_stage),
         ("reshard", knobs.get("reshard") if "reshard" in strategy.knobs else None, ran.reshard),
     ]

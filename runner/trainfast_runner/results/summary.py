@@ -216,7 +216,7 @@ def _flops(run: RunFile | None, ran: WorkerLine | None, throughput: Throughput) 
     rate = throughput.samples_per_s.median
     if run is None or ran is None or ran.model_flops_per_sample is None or rate is None:
         return Flops()
-    devices = max(run.world_size, len(run.device_uuids))
+    devices = run.devices_used
     per_device = rate / devices / 1e12
     model = ran.model_flops_per_sample * per_device
     hardware = model + (ran.recomputed_flops_per_sample or 0.0) * per_device

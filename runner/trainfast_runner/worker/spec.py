@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,11 @@ class RankSpec:
         return self.knobs.timing_warmup if self.knobs.timing_warmup >= 2 else 0
 
 
+def limit_of_rank(limits: Sequence[int] | None, rank: int) -> int | None:
+    """Return the rank's own figure, or the last one if there are fewer than ranks; None without limits."""
+    return limits[min(rank, len(limits) - 1)] if limits else None
+
+
 def read_spec(run_dir: Path, rank: int) -> RankSpec:
     """Read `run.json`, whose settings the launch has checked."""
     raw = json.loads((run_dir / "run.json").read_text())
@@ -102,7 +108,7 @@ def read_spec(run_dir: Path, rank: int) -> RankSpec:
         knobs=knobs,
         device=raw.get("device", "cpu"),
         cache_dir=Path(raw["cache_dir"]),
-        memory_limit_bytes=limits[min(rank, len(limits) - 1)] if limits else None,
+        memory_limit_bytes=limit_of_rank(limits, rank),
         role=raw.get("role"),
         search_id=raw.get("search_id"),
     )
