@@ -19,7 +19,7 @@ from trainfast_runner.results.script_figures import script_line
 from trainfast_runner.settings.knobs import BY_NAME
 
 ENGINES = {"HF Trainer": "trainer", "accelerate": "accelerate", "DeepSpeed": "native", "torch": "native"}
-"""The engine whose steps are taken as those of a script with that framework."""
+"""The engine whose steps stand for the steps of a script with that framework."""
 WHOLE_PARAMETERS = (None, "none", "DataParallel", "DistributedDataParallel")
 """Wrappers under which the optimizer of a rank holds every parameter of the model."""
 

@@ -204,7 +204,7 @@ def _peaks(records: RunRecords) -> dict[str, int]:
 def _context(records: RunRecords, result: Result) -> int | None:
     """Bytes of the device outside torch's allocator: context, kernels, NCCL; None when not measured.
 
-    Only samples since torch reserved the most count: those of a short run may all be older.
+    Only samples since torch reserved the most count: a short run may have only older ones.
     """
     run, reserved = records.run, result.memory.peak_reserved_bytes
     if run is None or run.device != "cuda" or reserved is None or not result.conditions.clean:

@@ -176,7 +176,7 @@ def changes(goal: Goal) -> list[OomChange]:
 
 
 def _telling(goal: Goal) -> list[Fix]:
-    """The fixes; before the optimizer's step without those of weights and states if these are too small to matter."""
+    """The fixes; before the optimizer's step not those of weights and states, if these are too small to matter."""
     told = goal.fixes
     base = goal.predicted({}) if goal.phase in BATCH_PHASES else None
     if base is None:

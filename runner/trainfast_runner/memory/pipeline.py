@@ -203,7 +203,7 @@ class _Rank:
         width, start, segments = self.whole.width, NOTHING, [*blocks, *(before if number == 0 else [])]
         logits = 0.0
         if self._head(number):
-            # The head's gradient does not wait for that of the embedding it is tied to, which is elsewhere.
+            # The head's gradient does not wait for the gradient of the tied embedding, which is in another stage.
             tied = width * self.cut.tied
             head_delta = _vector({TEMPORARY: -tied, GRADS: tied if micro == 1 else 0.0})
             segments = [*after, Segment("backward", micro, "", [], (head_delta, NOTHING)), *segments]

@@ -188,7 +188,7 @@ class ZeroPartitioned(Sharing):
         return LOOP_SCRATCH * flat if live[TEMPORARY] else 0.0
 
     def _host_scratch(self, live: Vector, flat: float) -> float:
-        """Temporary bytes of an update on the host: none with DeepSpeed's own AdamW, else those of torch's loop."""
+        """Temporary bytes of an update on the host: none with DeepSpeed's own AdamW, else what torch's loop takes."""
         return 0.0 if self.knobs["optimizer"] == "adamw" or not live[TEMPORARY] else LOOP_SCRATCH * flat
 
 
@@ -268,7 +268,7 @@ class ZeroParametersOffloaded(ZeroParameters):
         return (params, grads + self.masters, optimizer, activations, temporary, sent)
 
     def in_optimizer(self, live: Vector) -> Vector:
-        """No states and no update on the device; on a CPU those of ZeRO-3 in the host's memory."""
+        """No states and no update on the device; on a CPU both are in the host's memory, as in ZeRO-3."""
         if self.on_gpu:
             return (0.0, 0.0, 0.0, live[ACTIVATIONS], 0.0, 0.0)
         params, grads, optimizer, activations, _, sent = super().in_optimizer(live)

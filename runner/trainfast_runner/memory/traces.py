@@ -22,8 +22,8 @@ from trainfast_runner.settings.strategies import strategy_of
 from trainfast_runner.worker.shared_tables import NO_WORK
 
 STEP_KNOBS = ("precision", "seq_len", "checkpointing", "attention")
-"""The knobs that decide the live bytes of forward and backward. The optimizer decides those of its own step; all other
-knobs only change the number of repetitions and of ranks."""
+"""The knobs that decide the live bytes of forward and backward. The optimizer decides the live bytes of its own
+step; all other knobs only change the number of repetitions and of ranks."""
 FORMAT = "6"
 """Format of the cached traces; a trace of another format is made again."""
 

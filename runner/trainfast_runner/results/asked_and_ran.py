@@ -42,7 +42,7 @@ class Mismatch:
 def mismatches(run: RunFile | None, worker: dict[int, list[WorkerLine]]) -> Iterator[Mismatch]:
     """Yield every mismatch, rank by rank. A field that the worker could not read is not compared.
 
-    None of a process that tried settings: those of `run` are only its first ones. None of a user's own script, which
+    None of a process that tried settings: `run` has only its first settings. None of a user's own script, which
     may override a knob: its result names those.
     """
     if run is None or run.role == TRIAL or run.script is not None:

@@ -14,7 +14,7 @@ MAD_TO_SIGMA = 1.4826
 """The standard deviation of normal values by their median absolute deviation (Rousseeuw & Croux, Alternatives to the
 Median Absolute Deviation, JASA 88, 1993)."""
 MEDIAN_VARIANCE = math.pi / 2
-"""The variance of a median of many normal values, by that of their mean."""
+"""The variance of the median of many normal values, over the variance of their mean."""
 _STUDENT_95 = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131),
     *(2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),

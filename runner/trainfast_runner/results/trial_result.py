@@ -1,4 +1,4 @@
-"""The result of one trial of a warm process: its records read as those of a run of its own."""
+"""The result of one trial of a warm process: its records are read as if it were a run of its own."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _verdict(trial_records: RunRecords, answers: Mapping[int, TrialLine]) -> Ver
     bad = next((line for line in answers.values() if line.outcome != "measured"), None)
     if bad is not None:
         return Verdict("failed", bad.message or "")
-    # The process's own settings are those of its first trial; these are the last one's.
+    # `run.json` has the settings of the process's first trial; these records have the last trial's.
     expected_run = trial_records.run and msgspec.structs.replace(trial_records.run, role=None)
     if difference := first_difference(expected_run, trial_records.worker):
         return Verdict("failed", difference, RunError(type="NotWhatWasAsked", message=difference))

@@ -22,7 +22,7 @@ from .strategies.base import Strategy
 class ComputeDtype:
     """Reads the dtype of a forward's first matrix product with a hook, and removes the hook.
 
-    A hook inside a compiled module would be compiled into it: there the dtype is that of the logits.
+    A hook inside a compiled module would be compiled into it: there the dtype is the logits'.
     """
 
     def __init__(self, model: nn.Module, compiled: bool) -> None:

@@ -13,7 +13,7 @@ from .memory_meter import bytes_in_status
 class HostLimitGauge:
     """Reads the peak of VmData, the private writable address space that RLIMIT_DATA counts, touched or not.
 
-    VmData has no high-water mark, but all address space has (VmPeak): its growth less that of the rest (mapped files)
+    VmData has no high-water mark, but all address space has (VmPeak): its growth without the growth of mapped files
     is the data's. Make the gauge when the limit has just been set. The peak is None until VmPeak passes the mark that
     address space freed before has left.
     """

@@ -29,7 +29,7 @@ class Objective:
         self.shifts = name == "causal-lm"
 
     def targets(self, batch: Batch) -> Tensor:
-        """The target of each logit: its label, for a causal model that of the next position."""
+        """The target of each logit: its label; for a causal model, the label of the next position."""
         labels = batch["labels"]
         return functional.pad(labels[:, 1:], (0, 1), value=IGNORED) if self.shifts else labels
 

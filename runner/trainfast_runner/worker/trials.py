@@ -149,7 +149,7 @@ class Trials:
 
 
 def trial_fields(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """Fields of a `trial` record from the records of its steps; those of warm-up and those that compiled are untimed.
+    """Fields of a `trial` record from the records of its steps; warm-up steps and steps that compiled are untimed.
 
     Peaks are the highest of all steps that have one, and None without any.
     """

@@ -47,7 +47,7 @@ class ScriptRun:
         self.ran: dict[str, Any] = {}
         """Values of knobs, read from live objects."""
         self.given_rate: float | None = None
-        """The rate that the script gave its optimizer, as far as a scheduler keeps it; else that of the first step."""
+        """The rate that the script gave its optimizer: `initial_lr` if a scheduler keeps one, else its first rate."""
         self.has_scheduler = False
         """True if one of torch's schedulers changes the rate."""
         self.removals: list[Callable[[], None]] = []

@@ -180,7 +180,7 @@ class StepLog:
         self._file.write_text(text)
 
     def _line(self, record: Record, loss: float | None) -> str:
-        """The record of a step as JSON; its times are those of the step, of data, forward and optimizer, in ns.
+        """The record of a step as JSON; its times, in ns, are the times of the step, of data, forward and optimizer.
 
         A time is written as its nanoseconds with an exponent, 1234567e-6 ms: decimal places take Python longer than all
         else here, and its JSON encoder takes 8 us more.

@@ -32,8 +32,8 @@ class CpuWindow:
     def others_cores(self) -> float | None:
         """Cores that others kept busy on average, such as 0.05.
 
-        None when the kernel gives no figure, or when a process of ours lost its parent meanwhile, and with it we its
-        time.
+        None when the kernel gives no figure, or when a process of ours lost its parent in the window, so that its time
+        is no longer counted as ours.
         """
         busy_s, own_s = _busy_s(), _own_s() - self._own_s
         if busy_s is None or self._busy_s is None or own_s < 0:
@@ -64,7 +64,7 @@ def _busy_s() -> float | None:
 
 
 def _own_s() -> float:
-    """CPU seconds of this process and its descendants; those of an ended one are in its parent's, which waited."""
+    """CPU seconds of this process and its descendants; a parent that waited has the seconds of its ended children."""
     this = psutil.Process()
     while True:
         total_s = 0.0

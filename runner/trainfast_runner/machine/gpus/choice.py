@@ -10,7 +10,8 @@ from trainfast_runner.machine.telemetry.topology import Topology
 from trainfast_runner.records.tick import DeviceReading
 
 NEARLY_AS_FREE = 0.9
-"""Ours: a set joined by NVLink is taken if its fullest GPU has this share of the free memory in the freest set's."""
+"""Chosen, not measured: GPUs joined by NVLink are taken if the fullest of them has this share of the free memory of the
+fullest GPU in the freest set."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 _SLACK_NS = 1_000_000_000
 """The driver brings these counters up to date in steps, so one reading may catch up on an earlier one."""
 _ROUNDING_NS = 1_000_000
-"""Ours: a counter kept in coarser units, or in floating point, may seem to step back by less than its unit."""
+"""Chosen: a counter kept in coarser units, or in floating point, may seem to step back by less than its unit."""
 _STUCK_NS = 5_000_000_000
 _UNSEEN_NS = 10_000_000_000
 _UNSEEN_SHARE = 0.9

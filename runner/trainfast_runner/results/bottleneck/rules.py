@@ -32,7 +32,7 @@ BUSY_STRATEGIES = (*(name for name, entry in STRATEGIES.items() if entry.one_dev
 updates the weights."""
 
 ALL_CORES_BUSY_PERCENT = 90
-"""Ours: over it a thread that wants to run has to wait for a core."""
+"""Chosen, not measured: above this a thread that wants to run has to wait for a core."""
 
 
 @dataclass(frozen=True)
@@ -357,7 +357,7 @@ RULES: tuple[Rule, ...] = (
         evidence=("memory_available_bytes", "swap_used_bytes"),
     ),
 )
-"""Every rule. Of the rules that hold, warnings come first, then the highest cost of a step; those of unknown cost last,
+"""Every rule. Of the rules that hold, warnings come first, then the highest cost of a step; rules of unknown cost last,
 in this order."""
 NAMES = tuple(dict.fromkeys(rule.name for rule in RULES))
 

@@ -21,12 +21,12 @@ BLOCKS = 12
 LEAST_BLOCKS = 4
 STEPS_IN_A_BLOCK = 2
 DRIFT_OF_STEP = 0.02
-"""Share of a step; ours: two runs of the same settings differ by as much."""
+"""Share of a step. Chosen, not measured: two runs of the same settings differ by about as much."""
 DRIFT_C = 2.0
-"""Ours: NVML gives whole degrees, so one is rounding and two are not."""
+"""Chosen: NVML gives whole degrees, so one is rounding and two are not."""
 SIGMAS = 3.0
 COOLING_C_PER_MIN = 1.0
-"""Ours: slower than that is the rounding of NVML's whole degrees."""
+"""Chosen: a slower fall is the rounding of NVML's whole degrees."""
 
 
 @dataclass(frozen=True)

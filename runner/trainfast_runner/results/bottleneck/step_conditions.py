@@ -37,9 +37,9 @@ class StepConditions(msgspec.Struct, frozen=True, kw_only=True):
 class StepJoin:
     """Joins steps to the samples of some devices as both come in. Feed samples in the order of their time.
 
-    `samples_factor` turns a step's samples into those of the whole run: its data-parallel degree. `keep` bounds how
-    many samples of a device stay in memory, `keep_steps` how many steps wait; None keeps all. `distrusted` are the
-    distrusted counters by UUID.
+    `samples_factor` turns the samples of one rank's step into the whole run's: it is the data-parallel degree. `keep`
+    bounds how many samples of a device stay in memory, `keep_steps` how many steps wait; None keeps all. `distrusted`
+    are the distrusted counters by UUID.
     """
 
     def __init__(

@@ -12,10 +12,10 @@ from trainfast_runner.results.bottleneck.steady_state import drift_words
 
 TEMPERATURE_APART_C = 10.0
 THROTTLED_APART = 0.02
-"""Ours: if all throttled time is lost, this share lengthens a step by as much as two equal runs differ."""
+"""Chosen: if all throttled time is lost, this share lengthens a step by as much as two equal runs differ."""
 
 CPU_LEFT_APART = 0.05
-"""Ours: the share by which the CPU left by others may differ in a run on the CPU."""
+"""Chosen, not measured: the share of the CPU that others leave may differ by this much between two runs on the CPU."""
 
 
 @dataclass(frozen=True)

@@ -47,9 +47,9 @@ NOISE = "no significant difference"
 CHANGED = "changed"
 UNKNOWN = "not measured in both"
 LEAST_OF_A_STEP = 0.005
-"""Ours: a difference of a phase below this share of the step does not count."""
+"""Chosen, not measured: a difference of a phase below this share of the step does not count."""
 LEAST_BYTES = 2 << 20
-"""Ours: allocators hand out memory by blocks of 2 MiB (PyTorch's CUDA caching allocator) and round."""
+"""Chosen: allocators hand out memory by blocks of 2 MiB (PyTorch's CUDA caching allocator) and round."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Rules by which figures of two runs rank: those of other work are neither better nor worse for taking longer."""
+"""Rules by which figures of two runs rank: a run that does other work is neither better nor worse for taking longer."""
 
 from __future__ import annotations
 

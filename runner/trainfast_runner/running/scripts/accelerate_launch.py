@@ -64,7 +64,7 @@ def _named(options: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _config(path: str | None, is_on_cpu: bool) -> dict[str, Any] | None:
-    """Return the configuration file's table; with no `path` that of the default file, which --cpu ignores."""
+    """Return the configuration file's table; with no `path` the default file's, which --cpu ignores."""
     if path is None and is_on_cpu:
         return None
     try:

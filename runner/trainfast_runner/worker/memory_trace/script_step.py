@@ -131,7 +131,7 @@ def _grown(value: Any, rows: int, share: int, device: torch.device) -> Any:
 def _optimizer_of(optimizer: Any, twins: dict[int, Tensor]) -> Any:
     """A copy of the optimizer that steps the twins of its parameters, with states without memory.
 
-    The copy has the class's own `step`: a scheduler wraps that of the instance.
+    The copy has the class's own `step`: a scheduler wraps the instance's.
     """
     copied = object.__new__(type(optimizer))
     vars(copied).update(vars(optimizer))

@@ -1,4 +1,4 @@
-"""Trace a step without memory: the timeline of its live bytes at one batch size, and that of the optimizer's step."""
+"""Trace a step without memory: the timelines of its live bytes at one batch size and of the optimizer's step."""
 
 from __future__ import annotations
 

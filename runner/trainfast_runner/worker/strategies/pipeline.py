@@ -49,7 +49,7 @@ class PipelineParallel(Strategy):
         return self.global_rank
 
     def start(self) -> None:
-        """Join the group that torchrun describes, and those of this rank's row and column of the mesh."""
+        """Join the group that torchrun describes, and the groups of this rank's row and column of the mesh."""
         join_group(self.device)
         self._mesh = init_device_mesh(self.device.type, (self.dp_degree, self.degree), mesh_dim_names=("dp", "pp"))
         self._column, self._row = self._mesh.get_group("dp"), self._mesh.get_group("pp")
@@ -90,7 +90,7 @@ class PipelineParallel(Strategy):
         self, micro_batches: list[Batch], targets: Tensor, objective: Objective, enter: Callable[[str], None]
     ) -> Tensor:
         """Run the schedule, whose forwards and backwards interleave: one phase that cannot be split."""
-        # Every rank of a row has the same batch, so `targets`, a column's sum, is that of the whole global batch.
+        # Every rank of a row has the same batch, so `targets`, a column's sum, counts the whole global batch.
         self._objective, self._targets = objective, targets
         enter("forward_backward")
         total = torch.zeros((), device=self.device)
