@@ -112,7 +112,8 @@ def _free(spec: RunSpec, machine: Machine, ranks: int, host_free_bytes: int | No
 
 def host_free_bytes() -> int:
     """Bytes of host memory that can be used now without swapping."""
-    import psutil  # the screen needs RankLimit before its first frame, and no readings yet
+    # Imported late: the screen needs RankLimit before its first frame, and no readings yet.
+    import psutil
 
     return within_container(int(psutil.virtual_memory().available))
 

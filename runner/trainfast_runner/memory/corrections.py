@@ -101,6 +101,7 @@ def corrections_of_device(device: str, gpu: str | None = None, home: Path | None
 
 @functools.cache
 def _cpu() -> str:
+    # Imported late: calibrations bring the worker's scripts, and only a CPU's corrections need its name.
     from trainfast_runner.machine.calibration import cpu_name
 
     return cpu_name()

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.run_records import RunRecords
-
-if TYPE_CHECKING:
-    from trainfast_runner.settings.spec import RunSpec
+from trainfast_runner.settings.spec import RunSpec, spec_of_record
 
 
 def with_prediction(records: RunRecords) -> RunRecords:
@@ -22,8 +20,6 @@ def with_prediction(records: RunRecords) -> RunRecords:
     run = records.run
     if run is None or run.predicted is not None or run.script is not None:
         return records
-    from trainfast_runner.settings.spec import spec_of_record
-
     try:
         prediction = predicted(spec_of_record(run), run.device, run.python or None, run.world_size, run.device_names)
     except Exception:
@@ -39,6 +35,7 @@ def predicted(
 
     None without a trace, and for a strategy whose memory is not predicted.
     """
+    # Imported late: a launch without a prediction, as of a script, starts without the tracer.
     from trainfast_runner.memory.tracing import cached_model
 
     try:

@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from trainfast_runner.machine.worker_scripts import ScriptCancelled
+from trainfast_runner.memory.oom_changes import candidates, combined, is_enough
 from trainfast_runner.records.result import OomExplanation, Result, RunError
 from trainfast_runner.records.run_file import WARM_ROLES, RunFile
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.run_records import RunRecords, read_records
 from trainfast_runner.records.warm_process import batch_sizes
 from trainfast_runner.results.script_oom import explain_script
+from trainfast_runner.settings.spec import spec_of_record
 
 if TYPE_CHECKING:
     from trainfast_runner.memory.model import MemoryModel
@@ -43,6 +46,7 @@ class OutOfMemory:
 
         For a search's warm process the setting is the tried one, and no changes are given: the search goes on.
         """
+        # Imported late, here and below: the supervisor starts without the tracer, which only a lack of memory needs.
         from trainfast_runner.memory.oom_explained import explain
 
         if self.run.script is not None:
@@ -136,10 +140,6 @@ def trace_changes(
     Yields the number of remaining traces before each. Ends early once `cancelled` is set. Raises UserError when the
     training Python cannot be asked.
     """
-    from trainfast_runner.machine.worker_scripts import ScriptCancelled
-    from trainfast_runner.memory.oom_changes import candidates, combined
-    from trainfast_runner.settings.spec import spec_of_record
-
     if run.script is not None:
         return
     spec, phase = spec_of_record(run), error.phase if error is not None else None
@@ -174,7 +174,6 @@ def _trace(
 
 def _is_cured(run: RunFile, error: RunError | None, python: str | None, held_bytes: int | None) -> bool:
     """True if a known change fits, or if there is no limit to fit into."""
-    from trainfast_runner.memory.oom_changes import is_enough
     from trainfast_runner.memory.oom_explained import explain
 
     explanation = explain(run, error, "", models_of(run, python), held_bytes=held_bytes)
