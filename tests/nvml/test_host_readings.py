@@ -84,14 +84,14 @@ def test_a_core_switched_on_has_no_percent_yet(monkeypatch: pytest.MonkeyPatch) 
 
 def hold(monkeypatch: pytest.MonkeyPatch, file: str, text: str | None) -> None:
     """Let `/proc/FILE` hold this text, or with None not exist."""
-    real = host_files._lines
+    real = host_files._proc_lines
 
     def lines(name: str) -> list[str]:
         if name == file and text is None:
             raise FileNotFoundError(2, "No such file or directory", f"/proc/{name}")
         return text.splitlines() if name == file and text is not None else real(name)
 
-    monkeypatch.setattr(host_files, "_lines", lines)
+    monkeypatch.setattr(host_files, "_proc_lines", lines)
 
 
 LOOPBACK = """\

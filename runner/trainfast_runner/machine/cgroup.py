@@ -15,7 +15,7 @@ def memory_files(v2: str, v1: str, proc: Path = PROC) -> Iterator[Path]:
 
     Not every one of them exists. Inside a container the mount's root may stand for a group of the host's.
     """
-    for line in _lines(proc / "cgroup"):
+    for line in _file_lines(proc / "cgroup"):
         _, _, rest = line.partition(":")
         controllers, _, group = rest.partition(":")
         if controllers == "" or "memory" in controllers.split(","):
@@ -30,21 +30,21 @@ def oom_kills() -> int | None:
     None when Linux counts none. Take differences.
     """
     for path in (*memory_files("memory.events", "memory.oom_control"), Path("/proc/vmstat")):
-        if match := re.search(r"^oom_kill (\d+)$", "\n".join(_lines(path)), re.MULTILINE):
+        if match := re.search(r"^oom_kill (\d+)$", "\n".join(_file_lines(path)), re.MULTILINE):
             return int(match[1])
     return None
 
 
 def _mounts(proc: Path, *, is_v2: bool) -> Iterator[tuple[Path, str]]:
     """Mount points of version 2 or of the memory controller, each with the group that is mounted there (proc(5))."""
-    for line in _lines(proc / "mountinfo"):
+    for line in _file_lines(proc / "mountinfo"):
         mount, _, kind = line.partition(" - ")
         fields, kinds = mount.split(), kind.split()
         if kinds[:1] == ["cgroup2"] if is_v2 else kinds[:1] == ["cgroup"] and "memory" in kinds[-1].split(","):
             yield Path(fields[4]), fields[3]
 
 
-def _lines(path: Path) -> list[str]:
+def _file_lines(path: Path) -> list[str]:
     try:
         return path.read_text().splitlines()
     except OSError:

@@ -55,7 +55,7 @@ def available_memory(
     another machine, and free memory does not count. None when nothing is known. Raises UserError for GPUs that do not
     exist.
     """
-    free = _free(spec, machine, ranks, host_free_bytes) if is_here else None
+    free = _free_memory(spec, machine, ranks, host_free_bytes) if is_here else None
     memory_limit = spec.knobs["memory_limit"]
     if not isinstance(memory_limit, str):
         return free
@@ -93,7 +93,7 @@ def _chosen(spec: RunSpec, machine: Machine) -> tuple[DeviceReading, ...]:
     return machine.choose_gpus(devices if isinstance(devices, int | str) else None, str(spec.knobs["strategy"])).gpus
 
 
-def _free(spec: RunSpec, machine: Machine, ranks: int, host_free_bytes: int | None) -> RankLimit | None:
+def _free_memory(spec: RunSpec, machine: Machine, ranks: int, host_free_bytes: int | None) -> RankLimit | None:
     if machine.used_by(spec.knobs["devices"]).device == "cuda":
         chosen = _chosen(spec, machine)
         free = [(gpu.memory_free_bytes, gpu.index) for gpu in chosen if gpu.memory_free_bytes is not None]

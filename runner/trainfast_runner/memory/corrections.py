@@ -69,15 +69,15 @@ def correction_key(trace: str, knobs: Mapping[str, Any], ranks: int) -> str:
 
 def read_corrections(home: Path | None = None) -> dict[str, DeviceCorrections]:
     """Read the corrections by device name; empty if there is no file or it is damaged."""
-    return _read(home)[0]
+    return _corrections_or_trouble(home)[0]
 
 
 def why_unreadable(home: Path | None = None) -> str | None:
     """Why the home's corrections cannot be read, in one line; None if they can be, or there are none."""
-    return _read(home)[1]
+    return _corrections_or_trouble(home)[1]
 
 
-def _read(home: Path | None) -> tuple[dict[str, DeviceCorrections], str | None]:
+def _corrections_or_trouble(home: Path | None) -> tuple[dict[str, DeviceCorrections], str | None]:
     try:
         file = (home or home_directory()) / CORRECTIONS_FILE
         return msgspec.json.decode(file.read_bytes(), type=dict[str, DeviceCorrections]), None

@@ -94,10 +94,10 @@ def predict_rows(
         gpus = [gpu.uuid for gpu in machine.gpus if gpu.uuid] if device == "cuda" else []
         for number, model in trace_models([runs[index].spec for index in able], device, python, report, gpus=gpus):
             index = able[number]
-            yield index, _row(runs[index], model, machine, ranks[index])
+            yield index, _predicted_row(runs[index], model, machine, ranks[index])
 
 
-def _row(run: RunToPredict, model: MemoryModel | UserError, machine: Machine, ranks: int) -> PredictedRow:
+def _predicted_row(run: RunToPredict, model: MemoryModel | UserError, machine: Machine, ranks: int) -> PredictedRow:
     if isinstance(model, UserError):
         return PredictedRow(run, error=model)
     try:

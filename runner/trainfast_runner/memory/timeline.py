@@ -88,9 +88,9 @@ def moments(
         share = micro_batches / traced_micros if segment.phase == "data" else 1.0
         stack, copies, first = where(segment, stacks)
         backward = segment.phase == "backward"
-        delta = _at(segment.delta, batch, share)
+        delta = _live_at(segment.delta, batch, share)
         cast = segment.delta[0][ACTIVATIONS] * share
-        peaks = [_at(line, batch, share) for line in segment.lines]
+        peaks = [_live_at(line, batch, share) for line in segment.lines]
         for copy in dict.fromkeys((0, copies - 1)):
             block = first + (copies - 1 - copy if backward else copy)
             place = None if stack is None else Place(stack, block, backward)
@@ -117,7 +117,7 @@ def where(segment: Segment, stacks: list[BlockStack]) -> tuple[int | None, int, 
     return number, 1, index if index < MIDDLE else index + copies - 1
 
 
-def _at(line: tuple[Vector, Vector], batch: float, share: float) -> Vector:
+def _live_at(line: tuple[Vector, Vector], batch: float, share: float) -> Vector:
     return tuple((fixed + batch * each) * share for fixed, each in zip(*line, strict=True))
 
 

@@ -135,7 +135,7 @@ class _Server:
         self._batch += 1
         batch, owed = self._batch, len(requests)
 
-        self._unsent += _line({"batch": batch, "requests": requests, "devices": devices})
+        self._unsent += _json_line({"batch": batch, "requests": requests, "devices": devices})
         deadline = time.monotonic() + ANSWER_TIMEOUT_S
         try:
             while owed:
@@ -174,7 +174,7 @@ class _Server:
         if not self.imported or not self.is_alive():
             return self.end()
         deadline = time.monotonic() + CANCELLED_WITHIN_S
-        self._unsent += _line({"cancel": batch})
+        self._unsent += _json_line({"cancel": batch})
         while self._done != batch:
             if time.monotonic() > deadline or self._new_lines() is None:
                 return self.end()
@@ -198,5 +198,5 @@ class _Server:
         return answers
 
 
-def _line(order: Mapping[str, Any]) -> bytes:
+def _json_line(order: Mapping[str, Any]) -> bytes:
     return json.dumps(order).encode() + b"\n"

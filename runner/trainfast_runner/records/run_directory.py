@@ -32,7 +32,7 @@ _result_decoder = msgspec.json.Decoder(Result)
 
 def read_run_file(directory: Path) -> RunFile | None:
     """`run.json`, or None when it is missing or unreadable."""
-    return _read(directory / RUN_FILE, _run_decoder)
+    return _decoded_file(directory / RUN_FILE, _run_decoder)
 
 
 def is_listed(directory: Path) -> bool:
@@ -52,7 +52,7 @@ def read_result(directory: Path) -> Result | None:
 
 def read_written_result(directory: Path) -> Result | None:
     """`result.json`, a provisional one included, or None when it is missing or unreadable."""
-    return _read(directory / RESULT_FILE, _result_decoder)
+    return _decoded_file(directory / RESULT_FILE, _result_decoder)
 
 
 def is_unfinished(directory: Path) -> bool:
@@ -73,11 +73,11 @@ def is_alive_after_grace(directory: Path) -> bool:
 def _has_whole_result(directory: Path) -> bool:
     """False for a provisional `result.json`; True for an unreadable one, which a newer version may have written."""
     path = directory / RESULT_FILE
-    head = _read(path, _flag_decoder)
+    head = _decoded_file(path, _flag_decoder)
     return path.exists() if head is None else not head.provisional
 
 
-def _read(path: Path, decoder: msgspec.json.Decoder[T]) -> T | None:
+def _decoded_file(path: Path, decoder: msgspec.json.Decoder[T]) -> T | None:
     try:
         return decoder.decode(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError, *DAMAGE):

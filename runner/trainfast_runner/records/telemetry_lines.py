@@ -105,7 +105,7 @@ def read_ticks(path: Path) -> tuple[list[Tick], int]:
 
 def thin_telemetry(path: Path) -> int:
     """Halve the older half of a file's ticks, evenly over time; returns the `Thinned` level. Raises OSError."""
-    lines = _lines(path)
+    lines = _file_lines(path)
     older = Thinned[bytes](len(lines) // 4)
     for line in lines[: len(lines) // 2]:
         _add(older, line)
@@ -116,13 +116,13 @@ def thin_telemetry(path: Path) -> int:
 def thin_evenly(path: Path, level: int) -> None:
     """Thin all ticks of an ended run to one level, so that medians weigh all its time alike. Raises OSError."""
     ticks = Thinned[bytes](sys.maxsize)
-    for line in _lines(path):
+    for line in _file_lines(path):
         _add(ticks, line)
     ticks.thin_to(level)
     write_atomically(path, b"".join(ticks.kept()))
 
 
-def _lines(path: Path) -> list[bytes]:
+def _file_lines(path: Path) -> list[bytes]:
     with path.open("rb") as file:
         return file.readlines()
 

@@ -24,23 +24,25 @@ class GpuChoice:
 
 def choose_count(usable: Sequence[DeviceReading], count: int, topology: Topology | None) -> GpuChoice:
     """The `count` GPUs with the most free memory, or a set joined by NVLink that has nearly as much free."""
-    by_free = sorted(usable, key=lambda gpu: -_free(gpu))[:count]
+    by_free = sorted(usable, key=lambda gpu: -_free_bytes(gpu))[:count]
     freest = tuple(sorted(by_free, key=lambda gpu: gpu.index))
     if topology is None or count < 2 or count == len(usable) or _weakest_link(freest, topology):
         return GpuChoice(freest)
-    enough = NEARLY_AS_FREE * min(map(_free, freest))
+    enough = NEARLY_AS_FREE * min(map(_free_bytes, freest))
     linked = [
-        (min(map(_free, gpus)), links, gpus)
+        (min(map(_free_bytes, gpus)), links, gpus)
         for gpus in combinations(sorted(usable, key=lambda gpu: gpu.index), count)
-        if min(map(_free, gpus)) >= enough and (links := _weakest_link(gpus, topology))
+        if min(map(_free_bytes, gpus)) >= enough and (links := _weakest_link(gpus, topology))
     ]
     if not linked:
         return GpuChoice(freest)
     # Equally free sets rank by links, then by lower indexes.
     free, links, gpus = max(linked, key=lambda choice: choice[:2])
-    more = 100 * (min(map(_free, freest)) / free - 1) if free else 0
+    more = 100 * (min(map(_free_bytes, freest)) / free - 1) if free else 0
     than = f", which have {more:.0f} % more free memory" if more >= 1 else ""
-    return GpuChoice(gpus, f"GPU {_names(gpus)}: linked by NVLink (NV{links}), instead of {_names(freest)}{than}")
+    return GpuChoice(
+        gpus, f"GPU {_gpu_indexes(gpus)}: linked by NVLink (NV{links}), instead of {_gpu_indexes(freest)}{than}"
+    )
 
 
 def _weakest_link(gpus: Sequence[DeviceReading], topology: Topology) -> int:
@@ -51,9 +53,9 @@ def _weakest_link(gpus: Sequence[DeviceReading], topology: Topology) -> int:
     return min((int(sign[2:]) if sign.startswith("NV") else 0 for sign in signs), default=0)
 
 
-def _free(gpu: DeviceReading) -> int:
+def _free_bytes(gpu: DeviceReading) -> int:
     return gpu.memory_free_bytes or 0
 
 
-def _names(gpus: Sequence[DeviceReading]) -> str:
+def _gpu_indexes(gpus: Sequence[DeviceReading]) -> str:
     return "+".join(str(gpu.index) for gpu in gpus)

@@ -35,7 +35,7 @@ class Stat:
 
 def read_stat(pid: int) -> Stat | None:
     """The process's fields; None when it does not exist or is hidden. Raises OSError when files cannot be opened."""
-    return _read(f"/proc/{pid}/stat")
+    return _read_stat(f"/proc/{pid}/stat")
 
 
 def read_threads(pid: int) -> list[Stat]:
@@ -44,7 +44,7 @@ def read_threads(pid: int) -> list[Stat]:
         threads = sorted(os.listdir(f"/proc/{pid}/task"), key=int)
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return []
-    return [stat for thread in threads if (stat := _read(f"/proc/{pid}/task/{thread}/stat")) is not None]
+    return [stat for thread in threads if (stat := _read_stat(f"/proc/{pid}/task/{thread}/stat")) is not None]
 
 
 def read_storage_bytes(pid: int) -> tuple[int, int] | None:
@@ -57,7 +57,7 @@ def read_storage_bytes(pid: int) -> tuple[int, int] | None:
         return None
 
 
-def _read(path: str) -> Stat | None:
+def _read_stat(path: str) -> Stat | None:
     try:
         with open(path, "rb", buffering=0) as file:
             text = file.readall()

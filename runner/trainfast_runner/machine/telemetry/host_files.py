@@ -23,7 +23,7 @@ class Memory(NamedTuple):
 
 def read_memory() -> Memory:
     """Memory and swap at this moment. Raises OSError, or LookupError or ValueError for a file of another form."""
-    kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in _lines("meminfo"))}
+    kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in _proc_lines("meminfo"))}
     return Memory(
         total=kib["MemTotal"] << 10,
         available=kib["MemAvailable"] << 10,
@@ -35,7 +35,7 @@ def read_disk_bytes() -> tuple[int, int] | None:
     """Bytes that all whole disks have read and written since boot; None without a disk. Raises as `read_memory`."""
     disks = {name.replace("!", "/") for name in os.listdir("/sys/block")}
     # Partitions have lines of their own, and their disk's line counts them too.
-    counters = [fields for line in _lines("diskstats") if (fields := line.split())[2] in disks]
+    counters = [fields for line in _proc_lines("diskstats") if (fields := line.split())[2] in disks]
     if not counters:
         return None
     read, written = sum(int(fields[5]) for fields in counters), sum(int(fields[9]) for fields in counters)
@@ -48,11 +48,11 @@ def read_network_bytes() -> tuple[int, int] | None:
     Raises as `read_memory`.
     """
     # Two lines of headings; then eight counters of receiving and eight of sending (proc_pid_net(5)).
-    lines = (line.rpartition(":") for line in _lines("net/dev")[2:])
+    lines = (line.rpartition(":") for line in _proc_lines("net/dev")[2:])
     counters = [rest.split() for name, _, rest in lines if name.strip() != _LOOPBACK]
     return (sum(int(each[0]) for each in counters), sum(int(each[8]) for each in counters)) if counters else None
 
 
-def _lines(name: str) -> list[str]:
+def _proc_lines(name: str) -> list[str]:
     with open(f"/proc/{name}", "rb", buffering=0) as file:
         return file.readall().decode().splitlines()

@@ -92,11 +92,11 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_topology() -> Topology:
     """Ask NVML once; a few milliseconds a pair of GPUs. Raises nothing: without a GPU `missing` is the reason."""
-    topology = ask_once(_read)
+    topology = ask_once(_read_topology)
     return Topology(missing=topology) if isinstance(topology, str) else topology
 
 
-def _read(nv: ModuleType) -> Topology:
+def _read_topology(nv: ModuleType) -> Topology:
     devices: list[TopologyDevice] = []
     handles: list[Handle] = []
     for index in range(nv.nvmlDeviceGetCount()):

@@ -165,7 +165,7 @@ class DeviceTrack:
     def _grow(self, before: Reading, now: Reading, began_ns: int, t_ns: int) -> None:
         """Add the time between two samples. Throttling that only one of them shows is next to that one."""
         ns = t_ns - began_ns
-        self._clock.grow(t_ns, _mean(reading_of(before, "sm_clock_mhz"), reading_of(now, "sm_clock_mhz")))
+        self._clock.grow(t_ns, _mean_of_ends(reading_of(before, "sm_clock_mhz"), reading_of(now, "sm_clock_mhz")))
         losses = _working_clock_loss(before), _working_clock_loss(now)
         turned_ns: int | None = None
         for cause in CAUSES:
@@ -185,9 +185,9 @@ class DeviceTrack:
                         lost.grow(until_ns, _product(float(is_on), loss))
                     continue
             throttled.grow(t_ns, share)
-            lost.grow(t_ns, _product(share, _mean(_clock_loss(before), _clock_loss(now))))
+            lost.grow(t_ns, _product(share, _mean_of_ends(_clock_loss(before), _clock_loss(now))))
         if turned_ns is None or None in losses:
-            self._clock_loss.grow(t_ns, _mean(*losses))
+            self._clock_loss.grow(t_ns, _mean_of_ends(*losses))
         else:
             self._clock_loss.grow(turned_ns, losses[0])
             self._clock_loss.grow(t_ns, losses[1])
@@ -203,7 +203,9 @@ class DeviceTrack:
             return None, 0
         if first is not None and last is not None and last >= first:
             return (last - first) / 1e3, 0
-        watts = None if self._counts_energy else _mean(reading_of(before, "power_w"), reading_of(now, "power_w"))
+        watts = (
+            None if self._counts_energy else _mean_of_ends(reading_of(before, "power_w"), reading_of(now, "power_w"))
+        )
         return (None, 0) if watts is None else (watts * ns / 1e9, 1)
 
     def _note_outage(self, t_ns: int, sample: Reading) -> None:
@@ -293,7 +295,7 @@ class DeviceTrack:
             )
 
         # A counter that catches up on earlier time grows faster than the clock.
-        throttled = {name: _ms(amount(rate, name, max_rate=1.0)) for name, rate in self._throttled.items()}
+        throttled = {name: _milliseconds(amount(rate, name, max_rate=1.0)) for name, rate in self._throttled.items()}
         low = max(0, bisect_right(self.times, begin_ns) - 1)
         high = min(bisect_left(self.times, end_ns), len(self.times) - 1)
         joules, integrated = amount(self._energy, _ENERGY), any(self._integrated[low + 1 : high + 1])
@@ -301,7 +303,7 @@ class DeviceTrack:
             index=self.index,
             uuid=self.uuid,
             throttled_ms=throttled,
-            lost_ms={name: _ms(amount(rate, "", max_rate=1.0)) for name, rate in self._lost.items()},
+            lost_ms={name: _milliseconds(amount(rate, "", max_rate=1.0)) for name, rate in self._lost.items()},
             sources={
                 name: SOURCES[max(self._sources[name][low + 1 : high + 1], default=0)]
                 for name, ms in throttled.items()
@@ -375,9 +377,9 @@ def reading_of(sample: Reading, field: str) -> float | None:
     return value
 
 
-def _mean(a: float | None, b: float | None) -> float | None:
+def _mean_of_ends(a: float | None, b: float | None) -> float | None:
     return None if a is None or b is None else (a + b) / 2
 
 
-def _ms(ns: float | None) -> float | None:
+def _milliseconds(ns: float | None) -> float | None:
     return None if ns is None else ns / 1e6

@@ -47,9 +47,11 @@ def figures_by_scope(window: MeasuredWindow) -> dict[Scope, list[Figures]]:
 
 def _run(window: MeasuredWindow) -> Figures:
     steps, knobs = window.first_rank, window.run.knobs
-    step_ms = _mean(step.step_ms for step in steps)
-    phases = {f"{name}_ms": _mean(getattr(step, f"{name}_ms") for step in steps) for name in ("data", "forward")}
-    phases["backward_ms"] = _mean(step.backward_ms for step in steps)
+    step_ms = _mean_of_known(step.step_ms for step in steps)
+    phases = {
+        f"{name}_ms": _mean_of_known(getattr(step, f"{name}_ms") for step in steps) for name in ("data", "forward")
+    }
+    phases["backward_ms"] = _mean_of_known(step.backward_ms for step in steps)
     utilization = _lowest_utilization(window)
     data_percent = _percent(phases["data_ms"], step_ms)
     figures: Figures = {
@@ -82,7 +84,7 @@ def _idle(utilization: float | None, data_percent: float | None, step_ms: float 
 
 
 def _loading(window: MeasuredWindow) -> Figures:
-    cores = _last(host.cpu_count for host in window.hosts)
+    cores = _last_known(host.cpu_count for host in window.hosts)
     workers = _whole(window.run.knobs.get("workers"), 0)
     return {
         "workers": workers,
@@ -126,12 +128,12 @@ def others_cpu_percent(window: MeasuredWindow) -> float | None:
 def _host(window: MeasuredWindow) -> Figures:
     """The host's CPU load, the run's share of the load, and the host's memory."""
     hosts = window.hosts
-    cores = _last(host.cpu_count for host in hosts)
-    busy = _mean(host.cpu_percent for host in hosts)
-    run_percent = _mean(host.run.cpu_percent for host in hosts if host.run is not None)
+    cores = _last_known(host.cpu_count for host in hosts)
+    busy = _mean_of_known(host.cpu_percent for host in hosts)
+    run_percent = _mean_of_known(host.run.cpu_percent for host in hosts if host.run is not None)
     own_percent = run_percent / cores if run_percent is not None and cores else None
     available = lowest(host.memory_available_bytes for host in hosts)
-    total = _last(host.memory_total_bytes for host in hosts)
+    total = _last_known(host.memory_total_bytes for host in hosts)
     swaps = [host.swap_used_bytes for host in hosts if host.swap_used_bytes is not None]
     grown = swaps[-1] - swaps[0] if swaps else None
     others_percent = None if busy is None or own_percent is None else max(0.0, busy - own_percent)
@@ -172,8 +174,11 @@ def _devices(window: MeasuredWindow, run: Figures) -> list[Figures]:
 def _device(window: MeasuredWindow, device: DeviceConditions, fastest: float | None, run: Figures) -> Figures:
     samples, averaged = window.samples.get(device.uuid or "", ()), window.averaged(device.uuid or "")
     hottest = highest(sample.temperature_c for sample in samples)
-    limit = _last(slows_down_at_c(sample) for sample in samples)
-    width, widest = _last(sample.pcie_width for sample in samples), _last(sample.pcie_width_max for sample in samples)
+    limit = _last_known(slows_down_at_c(sample) for sample in samples)
+    width, widest = (
+        _last_known(sample.pcie_width for sample in samples),
+        _last_known(sample.pcie_width_max for sample in samples),
+    )
     foreign = [process for process in window.foreign if process.device == device.index]
     memory = [process.memory_used_bytes for process in foreign if process.memory_used_bytes is not None]
     clock = device.sm_clock_mhz
@@ -193,19 +198,19 @@ def _device(window: MeasuredWindow, device: DeviceConditions, fastest: float | N
         "degrees_under_c": None if hottest is None or limit is None or hottest >= limit else limit - hottest,
         "cooling_advice": _cooling_advice(hottest, limit),
         "temperature_words": _temperature_words(hottest, limit),
-        "power_w": _mean(sample.power_w for sample in averaged),
-        "power_limit_w": _last(sample.power_limit_w for sample in samples),
+        "power_w": _mean_of_known(sample.power_w for sample in averaged),
+        "power_limit_w": _last_known(sample.power_limit_w for sample in samples),
         "clock_loss_percent": None if device.clock_loss_fraction is None else 100 * device.clock_loss_fraction,
         "sm_clock_mhz": clock,
         "fastest_sm_clock_mhz": fastest,
         "clock_behind_percent": None if behind is None else 100 * behind,
         "clock_behind_cost_ms": None if behind is None or working is None else behind * working,
-        "gpu_utilization_percent": _mean(sample.gpu_utilization_percent for sample in averaged),
+        "gpu_utilization_percent": _mean_of_known(sample.gpu_utilization_percent for sample in averaged),
         "pcie_width": width,
         "pcie_width_max": widest,
         "pcie_lanes_missing": None if width is None or widest is None else widest - width,
-        "pcie_generation": _last(sample.pcie_generation for sample in samples),
-        "pcie_generation_max": _last(sample.pcie_generation_max for sample in samples),
+        "pcie_generation": _last_known(sample.pcie_generation for sample in samples),
+        "pcie_generation_max": _last_known(sample.pcie_generation_max for sample in samples),
         "foreign_processes": len(foreign),
         "foreign_words": _processes_words([process.pid for process in foreign]),
         "foreign_memory_bytes": sum(memory) if memory else None,
@@ -306,7 +311,9 @@ def _ranks(window: MeasuredWindow) -> list[Figures]:
 
 def _lowest_utilization(window: MeasuredWindow) -> float | None:
     """The utilization of the run's least busy GPU."""
-    return lowest(_mean(s.gpu_utilization_percent for s in window.averaged(u)) for u in window.run.device_uuids)
+    return lowest(
+        _mean_of_known(s.gpu_utilization_percent for s in window.averaged(u)) for u in window.run.device_uuids
+    )
 
 
 def _retries(window: MeasuredWindow) -> int | None:
@@ -325,16 +332,16 @@ def _tokens(window: MeasuredWindow) -> float | None:
     parts = _whole(knobs.get("grad_accum"), 1)
     if strategy_or_single(knobs).pipeline:
         parts *= _whole(knobs.get("micro_batches"), 1)
-    tokens = _mean(step.tokens for step in steps)
+    tokens = _mean_of_known(step.tokens for step in steps)
     return tokens / parts if tokens and parts else None
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
+def _mean_of_known(values: Iterable[float | None]) -> float | None:
     measured = [value for value in values if value is not None]
     return statistics.fmean(measured) if measured else None
 
 
-def _last(values: Iterable[T | None]) -> T | None:
+def _last_known(values: Iterable[T | None]) -> T | None:
     measured = [value for value in values if value is not None]
     return measured[-1] if measured else None
 

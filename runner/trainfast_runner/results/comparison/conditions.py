@@ -30,10 +30,10 @@ class ConditionRow:
 
 def compared_conditions(a: Result, b: Result) -> list[ConditionRow]:
     """Return the rows with a value for at least one run."""
-    return [row for row in _rows(a, b) if row.a is not None or row.b is not None]
+    return [row for row in _condition_rows(a, b) if row.a is not None or row.b is not None]
 
 
-def _rows(a: Result, b: Result) -> Iterator[ConditionRow]:
+def _condition_rows(a: Result, b: Result) -> Iterator[ConditionRow]:
     starts = a.conditions.start_temperature_c, b.conditions.start_temperature_c
     yield ConditionRow(
         "start temperature", _celsius(starts[0]), _celsius(starts[1]), _apart(*starts, TEMPERATURE_APART_C)

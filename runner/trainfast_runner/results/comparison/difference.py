@@ -142,7 +142,7 @@ class _Rows:
         yield self._speed_row("throughput", "samples/s", a.samples_per_s.median, b.samples_per_s.median, self._unranked)
         if a.predicted or b.predicted:
             one, other = (rates.predicted.median if rates.predicted else None for rates in (a, b))
-            yield _row("throughput predicted", "samples/s", one, other, is_over(one, other, 0.0), None)
+            yield _metric_row("throughput predicted", "samples/s", one, other, is_over(one, other, 0.0), None)
         # Tokens of another length are the same work.
         unranked = None if self._unranked == OTHER_SEQ_LEN else self._unranked
         yield self._speed_row("token throughput", "tokens/s", a.tokens_per_s.median, b.tokens_per_s.median, unranked)
@@ -151,7 +151,7 @@ class _Rows:
     def _speed_row(
         self, label: str, unit: str, one: float | None, other: float | None, verdict: str | None
     ) -> ComparisonRow:
-        row = _row(label, unit, one, other, is_over(one, other, self._noise), more_is_better=unit != "ms")
+        row = _metric_row(label, unit, one, other, is_over(one, other, self._noise), more_is_better=unit != "ms")
         # Steps of another batch have no ranking, and an interval all the same.
         interval = None if verdict is not None and self._unranked else ratio_interval(one, other, self._noise)
         return _with_verdict(replace(row, interval_percent=interval), verdict)
@@ -169,13 +169,13 @@ class _Rows:
         if self._noise is not None and a.p50 is not None and b.p50 is not None:
             noise_ms = self._noise * max(a.p50, b.p50)
         counts = is_over(one, other, 0.0) and abs(other - one) > noise_ms
-        return _row(f"step: {name}", "ms", one, other, counts)
+        return _metric_row(f"step: {name}", "ms", one, other, counts)
 
     def _memory(self) -> Iterator[ComparisonRow]:
         a, b = self._a.memory, self._b.memory
         yield self._memory_row("peak allocated", a.peak_allocated_bytes, b.peak_allocated_bytes)
         one, other = a.predicted_bytes, b.predicted_bytes
-        yield _row("peak predicted", "bytes", one, other, is_over(one, other, 0.0), None)
+        yield _metric_row("peak predicted", "bytes", one, other, is_over(one, other, 0.0), None)
         yield self._memory_row("peak reserved", a.peak_reserved_bytes, b.peak_reserved_bytes)
         yield self._memory_row("device peak", a.device_peak_used_bytes, b.device_peak_used_bytes)
 
@@ -183,17 +183,17 @@ class _Rows:
         # Another batch or model takes other memory: neither is the better one for it.
         is_better = None if self._other_samples or self._is_other_batch else False
         counts = is_over(one, other, 0.0) and _is_more_than_pages(one, other)
-        return _row(label, "bytes", one, other, counts, is_better)
+        return _metric_row(label, "bytes", one, other, counts, is_better)
 
     def _energy(self) -> ComparisonRow:
         one, other = self._a.energy.joules_per_sample, self._b.energy.joules_per_sample
         unranked = self._other_samples or (OTHER_DEVICES if watched_differently(self._a, self._b) else None)
-        return _with_verdict(_row("energy a sample", "J", one, other, is_over(one, other, 0.0)), unranked)
+        return _with_verdict(_metric_row("energy a sample", "J", one, other, is_over(one, other, 0.0)), unranked)
 
     def _loss(self) -> ComparisonRow:
         one, other = self._a.loss.last, self._b.loss.last
         steps, other_steps = (result.steps.warmup + result.steps.measured for result in (self._a, self._b))
-        row = _row("last loss", "", one, other, is_over(one, other, 0.0), None)
+        row = _metric_row("last loss", "", one, other, is_over(one, other, 0.0), None)
         return _with_verdict(row, None if steps == other_steps else OTHER_STEPS)
 
 
@@ -210,16 +210,16 @@ def _phase(name: str, a: Result, b: Result) -> ComparisonRow | None:
     floor = LEAST_OF_A_STEP * max(steps)
     if one <= 0 or other <= 0:
         # Without a ratio to take a logarithm of, the milliseconds themselves are compared.
-        return _row(
+        return _metric_row(
             f"step: {name}", "ms", one, other, abs(other - one) > max(floor, ERRORS_APART * math.hypot(*errors))
         )
     noise = ERRORS_APART * math.hypot(errors[0] / one, errors[1] / other)
     noise = max(noise, math.log1p(floor / max(one, other)))
-    row = _row(f"step: {name}", "ms", one, other, is_over(one, other, noise))
+    row = _metric_row(f"step: {name}", "ms", one, other, is_over(one, other, noise))
     return replace(row, interval_percent=ratio_interval(one, other, noise))
 
 
-def _row(
+def _metric_row(
     label: str, unit: str, a: float | None, b: float | None, counts: bool, more_is_better: bool | None = False
 ) -> ComparisonRow:
     if a is None or b is None:
