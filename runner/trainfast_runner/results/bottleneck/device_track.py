@@ -175,6 +175,7 @@ class DeviceTrack:
             share = None if throttled_ns is None else throttled_ns / ns
             first, last = _shows(cause, before), _shows(cause, now)
             if share is not None and first is not None and last is not None and first != last:
+                # Throttling began or ended once between the samples: its time is one spell at the end that shows it.
                 held_ns = round(min(max(share, 0.0), 1.0) * ns)
                 turn_ns = began_ns + held_ns if first else t_ns - held_ns
                 turned_ns = turn_ns if turned_ns is None else turned_ns
@@ -186,6 +187,7 @@ class DeviceTrack:
                     continue
             throttled.grow(t_ns, share)
             lost.grow(t_ns, _product(share, _mean_of_ends(_clock_loss(before), _clock_loss(now))))
+        # Where throttling began or ended the clock jumped: each side has its own sample's loss, not their mean.
         if turned_ns is None or None in losses:
             self._clock_loss.grow(t_ns, _mean_of_ends(*losses))
         else:
@@ -201,6 +203,7 @@ class DeviceTrack:
         self._counts_energy |= first is not None or last is not None
         if ENERGY_FIELD in self._distrusted:
             return None, 0
+        # A counter that went back was reset in between, and its difference is no energy.
         if first is not None and last is not None and last >= first:
             return (last - first) / 1e3, 0
         watts = (
@@ -221,6 +224,7 @@ class DeviceTrack:
         grown: dict[str, float] = {}
         for cause in CAUSES:
             throttled, source = self._throttled_ns(cause, before[1], sample, ns)
+            # Counters run on while nobody reads them; reasons tell only of the moments in which they were read.
             if throttled is not None and source < SOURCES.index(SAMPLED_REASONS) and throttled <= ns + LATE_NS:
                 grown[cause.name] = min(throttled, float(ns))
         joules, integrated = self._joules(before[1], sample, ns)
@@ -296,6 +300,7 @@ class DeviceTrack:
 
         # A counter that catches up on earlier time grows faster than the clock.
         throttled = {name: _milliseconds(amount(rate, name, max_rate=1.0)) for name, rate in self._throttled.items()}
+        # The samples around the window: the intervals that they bound overlap it.
         low = max(0, bisect_right(self.times, begin_ns) - 1)
         high = min(bisect_left(self.times, end_ns), len(self.times) - 1)
         joules, integrated = amount(self._energy, _ENERGY), any(self._integrated[low + 1 : high + 1])

@@ -60,6 +60,7 @@ def energy(
         return Energy()
     for device, of_device in zip(devices, sampled, strict=True):
         meanwhile = [reading for reading in of_device if window.begin_ns <= reading[0] <= window.end_ns]
+        # Both: the measured steps alone may be too short to refute a counter that the whole run refutes.
         if (doubt := energy_distrust(meanwhile) or energy_distrust(of_device)) is not None:
             return Energy(reason=f"GPU {device.index}: {doubt}")
     joules = [device.energy_joules for device in devices]

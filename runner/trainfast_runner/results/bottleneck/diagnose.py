@@ -24,6 +24,7 @@ def diagnose(window: MeasuredWindow) -> list[Diagnosis]:
     scopes = figures_by_scope(window)
     by_rule: dict[str, Diagnosis] = {}
     for rule in RULES:
+        # Rules of one name differ in their advice, the special cases first: the first that holds is the one to follow.
         if rule.name not in by_rule:
             findings = [finding for figures in scopes[rule.scope] for finding in _held(rule, figures)]
             if findings:

@@ -58,6 +58,7 @@ def _runs_unseen(field: str, answered: Answered, distrusted: AbstractSet[str]) -
     policy = next(cause.policy_counter for cause in CAUSES if field in cause.reason_counters)
     claimed = beyond = 0.0
     for (t0, before), (t1, now) in itertools.pairwise(answered):
+        # Where a sample shows the reason the counter may run: only its growth without one speaks against it.
         if _shows(field, before) is not False or _shows(field, now) is not False or t1 <= t0:
             continue
         grown = _growth(field, before, now)

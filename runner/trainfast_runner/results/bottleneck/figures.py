@@ -79,6 +79,7 @@ def _idle(utilization: float | None, data_percent: float | None, step_ms: float 
     """The time in which a GPU ran nothing though it had its data."""
     if utilization is None or data_percent is None or step_ms is None:
         return {"unexplained_idle_percent": None, "unexplained_idle_ms": None}
+    # The GPU is idle while it waits for data, too, and that wait has a rule of its own.
     percent = 100 - utilization - data_percent
     return {"unexplained_idle_percent": percent, "unexplained_idle_ms": percent / 100 * step_ms}
 
@@ -110,6 +111,7 @@ def _exchange(window: MeasuredWindow, phases: Mapping[str, float | None], step_m
     figures: Figures = {"link": link, "link_advice": advice}
     if not forward or backward is None or not step_ms:
         return figures
+    # Gradients are exchanged while the backward computes: only what makes it longer costs the step.
     exposed = max(0.0, backward - times * forward)
     return figures | {
         "backward_over_forward": backward / forward,
@@ -155,6 +157,7 @@ def _taken_by_others(run: Figures) -> Figures:
     others, busy, working = run["others_cpu_percent"], run["host_cpu_percent"], _working_ms(run)
     if not isinstance(others, float) or not isinstance(busy, float) or busy < ALL_CORES_BUSY_PERCENT or working is None:
         return {"others_cost_ms": None, "others_lost_words": ""}
+    # No core was free, so what others took of all cores the training would have had.
     lost = others / 100 * working
     return {"others_cost_ms": lost, "others_lost_words": _lost_words(lost)}
 
@@ -289,10 +292,12 @@ def _ranks(window: MeasuredWindow) -> list[Figures]:
         rank: {step.step: step.forward_ms for step in steps if step.forward_ms is not None}
         for rank, steps in window.steps.items()
     }
+    # Ranks may have come to different steps: only steps that all have recorded compare.
     common = set.intersection(*map(set, forwards.values())) if len(forwards) > 1 else set()
     if not common:
         return []
     means = {rank: statistics.fmean(of[number] for number in common) for rank, of in forwards.items()}
+    # The lower middle: of two ranks the faster one, so that the slow one stands out.
     middle = statistics.median_low(means.values())
     slowest = [max(forwards, key=lambda rank: forwards[rank][number]) for number in common]
     return [

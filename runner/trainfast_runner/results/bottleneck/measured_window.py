@@ -90,6 +90,7 @@ def foreign_processes(run: RunFile, events: Iterable[Event], window: Window) -> 
             by_identity.setdefault(
                 (event.device, event.pid), ForeignProcess(event.device, event.pid, event.memory_used_bytes)
             )
+        # A process that left within the window still disturbed its first steps.
         elif event.state == "left" and event.t_ns < window.begin_ns:
             by_identity.pop((event.device, event.pid), None)
     return list(by_identity.values())

@@ -98,6 +98,7 @@ def _at_its_level(block: _Block, settled: Sequence[_Block]) -> bool:
     times = [step.step_ms for step in settled]
     middle = statistics.median(times)
     scatter = MAD_TO_SIGMA * statistics.median(abs(ms - middle) for ms in times)
+    # Blocks of a noisy run differ by more than the share that counts as a drift, and are steady all the same.
     if abs(block.step_ms - middle) > max(DRIFT_OF_STEP * middle, SIGMAS * scatter):
         return False
     degrees = [step.temperature_c for step in settled if step.temperature_c is not None]
@@ -124,6 +125,7 @@ def _slope(points: Sequence[tuple[float, float | None]]) -> float | None:
     """Theil-Sen: the median of the slopes between every two points."""
     measured_points = [(x, y) for x, y in points if y is not None]
     slopes = [(y1 - y0) / (x1 - x0) for (x0, y0), (x1, y1) in itertools.combinations(measured_points, 2) if x1 > x0]
+    # One block may be without a reading.
     return statistics.median(slopes) if len(measured_points) >= LEAST_BLOCKS - 1 and slopes else None
 
 
