@@ -136,7 +136,7 @@ def test_with_wait_a_run_that_takes_the_device_between_two_rows_fails_none(
 def benched(*words: str) -> int:
     """The exit code of `bench tiny-llama --json` with these words, in this process."""
     parser = argparse.ArgumentParser()
-    bench.add(parser)
+    bench.add_arguments(parser)
     return bench.run(parser.parse_args(["tiny-llama", "--json", "--cold", "--set", "batch_size=2", *words]))
 
 
