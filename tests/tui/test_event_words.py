@@ -16,7 +16,8 @@ from trainfast_tui.charts.event_line import EventLine
 from trainfast_tui.charts.strip_chart import StripChart
 from trainfast_tui.charts.time_axis import TimeAxis
 from trainfast_tui.control.messages import SnapshotTaken
-from trainfast_tui.live.event_words import DESCRIPTIONS, MachineEvents, events_of_run
+from trainfast_tui.live.event_words import DESCRIPTIONS, events_of_run
+from trainfast_tui.live.machine_events import MachineEvents
 
 
 def words_of(home: Home, *events: Event) -> list[str]:

@@ -14,7 +14,7 @@ from still import StillApp, a_live_run, a_snapshot, screen_text
 
 from trainfast_runner.records.home import Home
 from trainfast_tui.control.messages import SnapshotTaken
-from trainfast_tui.live import reader as reader_module
+from trainfast_tui.live import followed
 from trainfast_tui.live.new_runs import NewRuns
 from trainfast_tui.live.reader import Reader
 from trainfast_tui.live.snapshot import Snapshot
@@ -53,7 +53,7 @@ def test_where_no_run_is_shown_it_comes_onto_the_screen(home: Home, hold: Callab
 def test_a_search_that_is_started_elsewhere_is_followed(
     home: Home, conduct: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader_module, "LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(followed, "LOOK_AGAIN_S", 0.0)
     seen: list[Snapshot] = []
     reader = Reader(home, seen.append)
     reader._sample = lambda run: None  # type: ignore[method-assign]

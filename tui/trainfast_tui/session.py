@@ -45,7 +45,7 @@ from trainfast_tui.control.predictor import Predictor, knows_free_memory, reques
 from trainfast_tui.control.run_control import RunControl
 from trainfast_tui.control.same_settings import has_same_model, has_same_settings
 from trainfast_tui.control.script_control import ScriptControl
-from trainfast_tui.control.search_control import BatchControl, SearchControl, SeenT
+from trainfast_tui.control.search_control import BatchControl, SearchControl, SearchSnapshotT
 from trainfast_tui.control.shared_tracer import SharedTracer
 from trainfast_tui.control.situation_gatherer import SituationGatherer
 from trainfast_tui.live.reader import Reader
@@ -87,7 +87,7 @@ class Session:
         self.reader = Reader(
             home,
             lambda snapshot: self.post(SnapshotTaken(snapshot)),
-            lambda error: self.post(ThreadFailed(error)),
+            on_failure=lambda error: self.post(ThreadFailed(error)),
         )
         self.predictor = Predictor(self.post, python, self.tracer.get, home)
         self.calibrator = IdleCalibrator(home, self.post, python)
@@ -178,7 +178,7 @@ class Session:
             self._notified_run_id = elsewhere
             self.post(Notified(f"{elsewhere} was started elsewhere: h lists it, Enter there shows it."))
 
-    def _note_search(self, control: SearchControl[SeenT], search: SeenT | None) -> None:
+    def _note_search(self, control: SearchControl[SearchSnapshotT], search: SearchSnapshotT | None) -> None:
         """Note the followed search of a kind, and post that it is live or has ended."""
         if control.is_news(search):
             self.post(Notified(f"A {control.KIND.label} search is live; {control.KIND.key} shows it."))

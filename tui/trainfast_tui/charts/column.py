@@ -14,7 +14,8 @@ from trainfast_tui.charts.strip_chart import StripChart
 from trainfast_tui.charts.throughput_chart import throughput_chart
 from trainfast_tui.charts.tick_values import TickValuesCache
 from trainfast_tui.charts.time_axis import DEFAULT_WINDOW, WINDOWS_S, TimeAxis, time_axis, time_cells
-from trainfast_tui.live.event_words import DescribedEvent, EventDescriber, MachineEvents, events_of_run
+from trainfast_tui.live.event_words import DescribedEvent, events_of_run
+from trainfast_tui.live.machine_events import MachineEvents
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.text import format as fmt
 
@@ -45,7 +46,7 @@ class Charts(Vertical):
         self._drawn_axis: TimeAxis | None = None
         self._rate_noun = "samples"
         self._first_reading = 0
-        self._machine = MachineEvents()
+        self._machine_events = MachineEvents()
         self._run_ticks, self._device_ticks = TickValuesCache(), TickValuesCache()
 
     def compose(self) -> ComposeResult:
@@ -123,10 +124,7 @@ class Charts(Vertical):
     def _events(self, snapshot: Snapshot) -> list[DescribedEvent]:
         if snapshot.run is not None:
             return events_of_run(snapshot.run)
-        events = self._machine.update(snapshot.ticks)
-        if snapshot.xids:
-            events = sorted([*events, *EventDescriber().describe(snapshot.xids)], key=lambda event: event.t_ns)
-        return events
+        return self._machine_events.update(snapshot.ticks, snapshot.xids)
 
     def action_event(self, by: int) -> None:
         """Mark an earlier or later event on the charts and describe it on the status line."""

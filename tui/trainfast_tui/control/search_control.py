@@ -14,18 +14,18 @@ from trainfast_runner.records.search_states import PAUSE_STATES
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.background import in_background
 from trainfast_tui.control.messages import Notified, Post, SearchRefused, SearchStarted
-from trainfast_tui.live.snapshot import SeenSearch
+from trainfast_tui.live.snapshot import SearchSnapshot
 from trainfast_tui.text.search_kind import SearchKind
 
 if TYPE_CHECKING:
     from trainfast_runner.search.batch.batch_follower import BatchSnapshot
     from trainfast_runner.search.best.question.request import BestRequest
 
-SeenT = TypeVar("SeenT", bound=SeenSearch)
+SearchSnapshotT = TypeVar("SearchSnapshotT", bound=SearchSnapshot)
 NOT_LIVE = Notified("There is no live search.", "warning")
 
 
-class SearchControl(ABC, Generic[SeenT]):
+class SearchControl(ABC, Generic[SearchSnapshotT]):
     """Talks to the conductors of one kind of search, which outlive the app. `python` trains, None for this one."""
 
     KIND: ClassVar[SearchKind]
@@ -34,7 +34,7 @@ class SearchControl(ABC, Generic[SeenT]):
         self._home = home
         self._post = post
         self._python = python
-        self._seen: SeenT | None = None
+        self._snapshot: SearchSnapshotT | None = None
         self._is_starting = False
         self._started_directory: Path | None = None
         """The search that was started here and is not yet seen."""
@@ -46,15 +46,16 @@ class SearchControl(ABC, Generic[SeenT]):
         """CLOCK_MONOTONIC at which the newest search was started."""
 
     @property
-    def current(self) -> SeenT | None:
+    def current(self) -> SearchSnapshotT | None:
         """The newest snapshot of the followed search; None while another one is starting or after it was refused."""
-        seen = self._seen
-        return None if self._is_starting or seen is None or seen.directory == self._dismissed_directory else seen
+        search = self._snapshot
+        is_outdated = search is None or self._is_starting or search.directory == self._dismissed_directory
+        return None if is_outdated else search
 
     @property
     def is_active(self) -> bool:
         """True while a search works, and from its start until it is seen or refused."""
-        return self._is_starting or (self._seen is not None and self._seen.is_live)
+        return self._is_starting or (self._snapshot is not None and self._snapshot.is_live)
 
     def note_started(self, directory: Path) -> None:
         """Record that the started search holds its lock; the reader may still show the search before."""
@@ -63,31 +64,30 @@ class SearchControl(ABC, Generic[SeenT]):
     def note_refused(self) -> None:
         """Record that the started search was refused."""
         self._is_starting = self._stop_when_seen = False
-        seen = self._seen
-        self._dismissed_directory = seen.directory if seen is not None and not seen.is_live else None
+        search = self._snapshot
+        self._dismissed_directory = search.directory if search is not None and not search.is_live else None
 
-    def is_news(self, search: SeenT | None) -> bool:
+    def is_news(self, search: SearchSnapshotT | None) -> bool:
         """True if this search is live, and was neither started here nor seen before."""
-        is_known = self._is_starting or (
-            self._seen is not None and search is not None and self._seen.directory == search.directory
-        )
-        return search is not None and search.is_live and not is_known
+        if search is None or not search.is_live or self._is_starting:
+            return False
+        return self._snapshot is None or self._snapshot.directory != search.directory
 
-    def note_seen(self, search: SeenT | None) -> None:
+    def note_seen(self, search: SearchSnapshotT | None) -> None:
         """Record the search that the reader shows; one that was to be stopped as soon as it started is stopped."""
-        self._seen = search
+        self._snapshot = search
         if search is not None and search.directory == self._started_directory:
             self._is_starting, self._started_directory = False, None
             if self._stop_when_seen:
                 self.stop()
 
-    def has_ended_since(self, search: SeenT) -> bool:
+    def has_ended_since(self, search: SearchSnapshotT) -> bool:
         """True if this search has ended and was live when it was last seen."""
-        before = self._seen
+        before = self._snapshot
         return not search.is_live and before is not None and before.directory == search.directory and before.is_live
 
     @abstractmethod
-    def describe(self, search: SeenT) -> str:
+    def describe(self, search: SearchSnapshotT) -> str:
         """Return the state of a search in words."""
 
     def start(
@@ -139,7 +139,7 @@ class SearchControl(ABC, Generic[SeenT]):
         return Notified("")
 
     def stop(self) -> Notified:
-        """End the live search, or the one being started once it is seen; return the notice of it."""
+        """End the live search, or a starting search as soon as the reader shows it; return the notice to show."""
         search = self.current
         self._stop_when_seen = search is None and self._is_starting
         if self._stop_when_seen:

@@ -1,11 +1,9 @@
-"""The timeline in words: events of a run, its compilations, and the changes in the machine's samples."""
+"""The timeline in words: each event with its sign and tone, and the events of a run with its compilations."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from trainfast_runner.machine.telemetry.failures import takes_long
@@ -14,9 +12,7 @@ from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Tone
 
 if TYPE_CHECKING:
-    from trainfast_runner.machine.gpus.events import DeviceChanges
     from trainfast_runner.records.run_lines import Event, Step
-    from trainfast_runner.records.tick import DeviceProcess, DeviceReading, Tick
     from trainfast_runner.running.follower import RunSnapshot
 
 EVENTS_KEPT = 500
@@ -63,56 +59,6 @@ def events_of_run(run: RunSnapshot) -> list[DescribedEvent]:
     """Return the newest events of a run, in order."""
     events = [*EventDescriber().describe(run.events), *_compilations(run.steps)]
     return sorted(events, key=lambda event: event.t_ns)[-EVENTS_KEPT:]
-
-
-class MachineEvents:
-    """The events of a machine without a run: throttling, lost GPUs, processes; each tick is looked at once."""
-
-    def __init__(self) -> None:
-        self._seen_ns = 0
-        self._processes: dict[int, dict[int, DeviceProcess]] = {}
-        self._describer = EventDescriber()
-        self._events: deque[DescribedEvent] = deque(maxlen=EVENTS_KEPT)
-
-    def update(self, ticks: Sequence[Tick]) -> list[DescribedEvent]:
-        """Return all events up to the last of these ticks."""
-        new: list[Tick] = []
-        for tick in reversed(ticks):
-            if tick.t_ns <= self._seen_ns:
-                break
-            new.append(tick)
-        for tick in reversed(new):
-            self._events += self._describer.describe(self._changes(tick))
-        if ticks:
-            self._seen_ns = max(self._seen_ns, ticks[-1].t_ns)
-        return list(self._events)
-
-    @cached_property
-    def _device_changes(self) -> DeviceChanges:
-        from trainfast_runner.machine.gpus.events import DeviceChanges
-
-        return DeviceChanges()
-
-    def _changes(self, tick: Tick) -> Iterator[Event]:
-        for device in tick.devices:
-            yield from self._device_changes.lost_or_back(device, tick.t_ns)
-            yield from self._came_and_went(device, tick.t_ns)
-            yield from self._device_changes.throttling(device, tick.t_ns)
-
-    def _came_and_went(self, device: DeviceReading, t_ns: int) -> Iterator[Event]:
-        from trainfast_runner.machine.gpus.events import process_event
-
-        if device.processes is None:
-            return
-        now = {process.pid: process for process in device.processes}
-        before = self._processes.get(device.index)
-        self._processes[device.index] = now
-        if before is None:
-            # Processes of the first look did not just appear.
-            return
-        for state, processes, others in (("left", before, now), ("appeared", now, before)):
-            for pid in sorted(processes.keys() - others.keys()):
-                yield process_event(device.index, t_ns, state, processes[pid], kind="process")
 
 
 def _compilations(steps: Sequence[Step]) -> list[DescribedEvent]:

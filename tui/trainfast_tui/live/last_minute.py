@@ -9,7 +9,7 @@ from trainfast_runner.results.bottleneck.device_track import DeviceConditions
 from trainfast_runner.results.bottleneck.step_conditions import StepJoin
 
 MINUTE_NS = 60_000_000_000
-LATELY_EVERY_NS = 900_000_000
+JOIN_EVERY_NS = 900_000_000
 """Shares of a minute in whole percent need no more than a sample a second."""
 
 
@@ -30,17 +30,17 @@ class LastMinute:
         uuids = tuple(device.uuid for device in ticks[-1].devices if device.uuid)
         if self._join is None or not set(uuids) <= set(self._uuids):
             self._join, self._uuids, self._joined_ns = StepJoin(uuids, keep=300), uuids, 0
-        if ticks[-1].t_ns - self._joined_ns < LATELY_EVERY_NS:
+        if ticks[-1].t_ns - self._joined_ns < JOIN_EVERY_NS:
             return self._conditions
-        for tick in reversed([*self._new(ticks)]):
-            if tick.t_ns - self._joined_ns >= LATELY_EVERY_NS:
+        for tick in reversed([*self._unjoined(ticks)]):
+            if tick.t_ns - self._joined_ns >= JOIN_EVERY_NS:
                 self._join.add_tick(tick.t_ns, tick.devices)
                 self._joined_ns = tick.t_ns
         conditions = self._join.window(self._joined_ns - MINUTE_NS, self._joined_ns)
         self._conditions = {device.uuid: device for device in conditions if device.uuid is not None}
         return self._conditions
 
-    def _new(self, ticks: Sequence[Tick]) -> Iterator[Tick]:
+    def _unjoined(self, ticks: Sequence[Tick]) -> Iterator[Tick]:
         """Yield the ticks of the last two minutes that were not joined yet, newest first."""
         for tick in reversed(ticks):
             if tick.t_ns <= self._joined_ns or tick.t_ns < ticks[-1].t_ns - 2 * MINUTE_NS:

@@ -20,7 +20,7 @@ class NewRuns:
 
     def newest(self, shown: Path | None) -> str | None:
         """Id of the newest live run other than `shown` and the runs of a search; None if there is none."""
-        self._list()
+        self._look_for_new()
         for run_id in reversed(self._new):
             directory = self._home.directory(run_id)
             run = read_run_file(directory)
@@ -30,7 +30,7 @@ class NewRuns:
                 return run_id
         return None
 
-    def _list(self) -> None:
+    def _look_for_new(self) -> None:
         try:
             changed_ns = self._home.runs.stat().st_mtime_ns
         except OSError:

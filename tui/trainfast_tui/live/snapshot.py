@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from trainfast_runner.search.best.best_follower import BestSnapshot
 
 
-class SeenSearch(Protocol):
-    """The part of a search's snapshot that both kinds have."""
+class SearchSnapshot(Protocol):
+    """The fields that the snapshots of both kinds of search have."""
 
     @property
     def directory(self) -> Path:
