@@ -22,10 +22,10 @@ from textual.app import App, ComposeResult
 from textual.widget import Widget
 from textual.widgets import Sparkline
 
-from trainfast_tui.charts.braille import YRange
 from trainfast_tui.charts.chart_data import ChartData, Limit, Series, ThrottledSpan
 from trainfast_tui.charts.paint import paint
 from trainfast_tui.charts.strip_chart import StripChart
+from trainfast_tui.charts.y_range import YRange
 from trainfast_tui.painting.palettes import TONES
 from trainfast_tui.text.format import watts
 

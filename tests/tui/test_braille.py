@@ -2,11 +2,8 @@
 
 import pytest
 
-from trainfast_tui.charts.braille import (
-    YRange,
-    nice_ceiling,
-    time_columns,
-)
+from trainfast_tui.charts.time_columns import time_columns
+from trainfast_tui.charts.y_range import YRange, nice_ceiling
 
 S = 1_000_000_000
 

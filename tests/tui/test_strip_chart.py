@@ -14,18 +14,18 @@ from textual.color import Color
 from textual.geometry import Region
 
 from texts import any_text
-from trainfast_tui.charts.braille import (
-    YRange,
-)
 from trainfast_tui.charts.chart_data import ChartData, Limit, Series, ThrottledSpan
 from trainfast_tui.charts.paint import paint
 from trainfast_tui.charts.strip_chart import StripChart
+from trainfast_tui.charts.y_range import YRange
+from trainfast_tui.painting.palettes import TONES
 from trainfast_tui.terminal.cells import SentCells
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.ascii import to_ascii
 from trainfast_tui.text.shades import SHADES
 
 S = 1_000_000_000
+UNSTYLED = dict.fromkeys(TONES, Style.null())
 
 
 def a_series(values: Sequence[float | None], every_s: float = 1.0, name: str = "GPU 0") -> Series:
@@ -45,7 +45,7 @@ def a_chart(*series: Series, seconds: float = 120, **changes: Any) -> ChartData:
 
 
 def lines(data: ChartData, width: int = 80, height: int = 14, *, ascii: bool = False, **options: Any) -> list[str]:
-    rows = paint(data, width, height, options.pop("y_range", None) or YRange(), {}, **options)
+    rows = paint(data, width, height, options.pop("y_range", None) or YRange(), UNSTYLED, **options)
     texts = ["".join(segment.text for segment in row) for row in rows]
     return list(map(to_ascii, texts)) if ascii else texts
 
@@ -93,7 +93,7 @@ def test_throttled_time_has_letters_under_the_plot_and_a_shade() -> None:
         a_series([100.0] * 121),
         spans=(ThrottledSpan(30 * S, 60 * S, "thermal"), ThrottledSpan(100 * S, 120 * S, "power")),
     )
-    palette = {"thermal": Style(color="red"), "power": Style(color="yellow")}
+    palette = {**UNSTYLED, "error": Style(color="red"), "warning": Style(color="yellow")}
     rows = paint(chart, 80, 14, YRange(), palette)
     marks = "".join(segment.text for segment in rows[-2])
     assert marks.startswith("throttle └")
@@ -108,7 +108,8 @@ def test_throttled_time_has_letters_under_the_plot_and_a_shade() -> None:
 def test_time_throttled_on_and_off_does_not_cut_a_row_into_pieces() -> None:
     """Each change of style costs the terminal more bytes than the cells between two of them."""
     spans = tuple(ThrottledSpan(at * S, (at + 3) * S, "thermal") for at in range(0, 120, 6))
-    rows = paint(a_chart(a_series([100.0] * 121), spans=spans), 120, 14, YRange(), {"thermal": Style(color="red")})
+    palette = {**UNSTYLED, "error": Style(color="red")}
+    rows = paint(a_chart(a_series([100.0] * 121), spans=spans), 120, 14, YRange(), palette)
     assert "░░░ " in "".join(segment.text for segment in rows[5])
     assert max(map(len, rows[1:-2])) <= 6
 
@@ -253,7 +254,7 @@ def test_every_line_is_exactly_as_wide_as_the_chart(
 ) -> None:
     y_range = YRange()
     for data in shown:
-        rows = paint(data, width, height, y_range, {}, time_labels=time_labels)
+        rows = paint(data, width, height, y_range, UNSTYLED, time_labels=time_labels)
         assert len(rows) == height
         for row in rows:
             text = "".join(segment.text for segment in row)

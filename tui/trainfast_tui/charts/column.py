@@ -11,7 +11,7 @@ from trainfast_tui.charts.device_charts import device_charts
 from trainfast_tui.charts.event_line import EventLine
 from trainfast_tui.charts.readings import reading_names, used_uuids
 from trainfast_tui.charts.strip_chart import StripChart
-from trainfast_tui.charts.throughput_chart import throughput_chart
+from trainfast_tui.charts.throughput_chart import RateNoun, throughput_chart
 from trainfast_tui.charts.tick_values import TickValuesCache
 from trainfast_tui.charts.time_axis import DEFAULT_WINDOW, WINDOWS_S, TimeAxis, time_axis, time_cells
 from trainfast_tui.live.event_words import DescribedEvent, events_of_run
@@ -21,11 +21,13 @@ from trainfast_tui.text import format as fmt
 
 MOST_DEVICE_CHARTS = 4
 LEAST_ROWS = 6
+"""The least height of a chart, in rows."""
 GUTTER = 11
-MOST_BEHIND_NS = 2_000_000_000
-"""Redraw at least this often where a cell is many seconds."""
-ROWS_FOR_EVENTS = (9, 20)
-"""The least heights for one and for two rows of events."""
+"""Cells left of the time axis."""
+REDRAW_AFTER_NS = 2_000_000_000
+"""Redraw at least this often, also where a cell is many seconds."""
+EVENT_ROWS_FROM = (9, 20)
+"""Heights from which there is one row of events, and from which there are two."""
 
 
 class Charts(Vertical):
@@ -44,7 +46,7 @@ class Charts(Vertical):
         self._snapshot: Snapshot | None = None
         self._window = DEFAULT_WINDOW
         self._drawn_axis: TimeAxis | None = None
-        self._rate_noun = "samples"
+        self._rate_noun: RateNoun = "samples"
         self._first_reading = 0
         self._machine_events = MachineEvents()
         self._run_ticks, self._device_ticks = TickValuesCache(), TickValuesCache()
@@ -64,20 +66,19 @@ class Charts(Vertical):
     def show_snapshot(self, snapshot: Snapshot) -> None:
         """Draw this snapshot unless redrawing would change less than one column."""
         before, self._snapshot = self._snapshot, snapshot
-        if before is None or not self._is_drawn(before, snapshot):
+        if before is None or not self._is_up_to_date(before, snapshot):
             self.repaint()
 
-    def _is_drawn(self, before: Snapshot, now: Snapshot) -> bool:
+    def _is_up_to_date(self, before: Snapshot, now: Snapshot) -> bool:
         """True if redrawing would change less than one column."""
         if now.run is not None and not now.run.is_live:
-            # An ended run has one last snapshot, again and again.
-            return before.run is now.run
+            return before.run is now.run  # an ended run has one last snapshot, again and again
         drawn, axis = self._drawn_axis, time_axis(now, self._window)
         if drawn is None or before.taken_ns == now.taken_ns or (before.run is None) != (now.run is None):
             return False
         if before.run is not None and now.run is not None and before.run.directory != now.run.directory:
             return False
-        if axis.end_ns - drawn.end_ns >= MOST_BEHIND_NS:
+        if axis.end_ns - drawn.end_ns >= REDRAW_AFTER_NS:
             return False
         if axis.end_ns - axis.start_ns != drawn.end_ns - drawn.start_ns or axis.now_label != drawn.now_label:
             return False
@@ -101,8 +102,8 @@ class Charts(Vertical):
         top.set_class(not self._with_run, "-away")
         if self._with_run:
             uuids = sorted(used_uuids(snapshot.run))
-            steps = throughput_chart(snapshot, axis, self._rate_noun, uuids, self._run_ticks)
-            top.show_chart(replace(steps, cursor_ns=cursor_ns))
+            throughput = throughput_chart(snapshot, axis, self._rate_noun, uuids, self._run_ticks)
+            top.show_chart(replace(throughput, cursor_ns=cursor_ns))
         for index in range(MOST_DEVICE_CHARTS):
             chart = self.query_one(f"#device{index}", StripChart)
             chart.set_class(index >= fitting, "-away")
@@ -111,8 +112,8 @@ class Charts(Vertical):
 
     def _show_events(self, snapshot: Snapshot, axis: TimeAxis, height: int) -> int:
         """Show the events and return the rows they take."""
-        rows = sum(height >= least for least in ROWS_FOR_EVENTS)
-        if not self._with_run and height <= len(ROWS_FOR_EVENTS):
+        rows = sum(height >= least_height for least_height in EVENT_ROWS_FROM)
+        if not self._with_run and height <= len(EVENT_ROWS_FROM):
             rows = height  # no room for a chart, but for the words of an event
         line = self.query_one(EventLine)
         line.set_class(not rows, "-away")

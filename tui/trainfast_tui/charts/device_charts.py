@@ -32,18 +32,18 @@ def device_charts(
     """Return charts of `count` readings from number `first` on, starting over after the last."""
     ticks = device_ticks(snapshot)
     names = reading_names(snapshot)
-    wanted = [(first + at) % len(names) for at in range(count)]
+    wanted = [(first + number) % len(names) for number in range(count)]
     recent = ticks_on(axis, ticks)
     if charts_cpu(snapshot):
         charts = cpu_charts(recent, axis, snapshot.run is not None)
-        return [charts[at] for at in wanted]
+        return [charts[number] for number in wanted]
     uuids = charted_uuids(snapshot.run, ticks[-1])
     values = (cache or TickValuesCache()).values_of(recent, uuids)
     by_uuid = {device.uuid: device for device in recent[-1].devices} if recent else {}
     newest = [by_uuid.get(uuid) for uuid in uuids] if recent else []
     times = [tick.t_ns for tick in recent]
     spans = throttled_spans(values)
-    return [_gpu_chart(at, times, values, newest, spans, axis) for at in wanted]
+    return [_gpu_chart(number, times, values, newest, spans, axis) for number in wanted]
 
 
 def _gpu_chart(

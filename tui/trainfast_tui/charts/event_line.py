@@ -44,8 +44,8 @@ class EventLine(Painted):
         events = self._events
         if not events:
             return "Nothing happened in this stretch of time."
-        at = len(events) - 1 if self._chosen is None else events.index(self._chosen)
-        wanted = at + by if self._chosen is not None or by > 0 else at
+        index = len(events) - 1 if self._chosen is None else events.index(self._chosen)
+        wanted = index + by if self._chosen is not None or by > 0 else index
         if wanted >= len(events):
             self._chosen = None
             words = "The newest event is shown as it comes."
@@ -65,11 +65,11 @@ class EventLine(Painted):
         cells = time_cells(width, self._gutter, axis.start_ns, axis.end_ns)
         signs: list[Piece] = [("─", "muted")] * cells.count
         for event in sorted(self._events, key=lambda event: -WORTH.index(event.tone)):
-            at = min(cells.at(event.t_ns), cells.count - 1)
-            if at >= 0:
-                signs[at] = event.sign, event.tone
-        if self._chosen is not None and 0 <= (at := cells.at(self._chosen.t_ns)) < cells.count:
-            signs[at] = self._chosen.sign, "cursor"
+            cell = min(cells.cell_of(event.t_ns), cells.count - 1)
+            if cell >= 0:
+                signs[cell] = event.sign, event.tone
+        if self._chosen is not None and 0 <= (cell := cells.cell_of(self._chosen.t_ns)) < cells.count:
+            signs[cell] = self._chosen.sign, "cursor"
         label = fmt.to_width("events", cells.gutter - 2, "right") + " ├" if cells.gutter else ""
         return [(label, "muted"), *joined(signs), ("", "text")]
 
@@ -80,10 +80,10 @@ class EventLine(Painted):
         event = self._chosen or self._events[-1]
         ago = fmt.duration(max(0.0, (axis.end_ns - event.t_ns) / 1e9))
         when = f"{ago} ago" if axis.now_label == "now" else f"{ago} before the end"
-        at = self._events.index(event) + 1
+        number = self._events.index(event) + 1
         return [
             (f"{indent}{event.sign}  ", event.tone),
             (f"{when}  ", "muted"),
             (event.words, "text"),
-            (f"  {at} of {len(self._events)}, e earlier" if len(self._events) > 1 else "", "muted"),
+            (f"  {number} of {len(self._events)}, e earlier" if len(self._events) > 1 else "", "muted"),
         ]

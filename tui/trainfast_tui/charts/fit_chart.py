@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from trainfast_tui.charts.braille import GLYPHS, LIMIT_HEADROOM, X_BITS, draw, nice_ceiling
+from trainfast_tui.charts.braille import X_BITS, draw
+from trainfast_tui.charts.framed import FRAME_COLUMNS, FRAME_ROWS, FramedPlot, cell_at
+from trainfast_tui.charts.time_columns import ColumnRanges
+from trainfast_tui.charts.y_range import LIMIT_HEADROOM, nice_ceiling
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.lines import Line, Tone, joined
+from trainfast_tui.text.lines import Line, Piece, Tone
 
 GUTTER = 10
 """Cells left of the axis, for a size with its unit."""
@@ -25,7 +28,7 @@ class Point:
 
 def fit_chart(
     points: Sequence[Point],
-    line: Callable[[float], float] | None,
+    fitted_bytes: Callable[[float], float] | None,
     limit_bytes: int | None,
     largest_batch: int,
     width: int,
@@ -33,55 +36,43 @@ def fit_chart(
 ) -> list[Line]:
     """Return `height` lines of `width` cells: y in bytes from zero, x the batch size from zero to `largest_batch`.
 
-    `line` gives the fitted peak in bytes of a batch size.
+    `fitted_bytes` gives the fitted peak in bytes of a batch size.
     """
-    plot_width, plot_height = width - GUTTER - 2, height - 2
+    plot_width, plot_height = width - GUTTER - FRAME_COLUMNS, height - FRAME_ROWS
     if plot_width < 8 or plot_height < 2:
         return []
-    top = _top(points, limit_bytes)
-    across = max(1, largest_batch)
-    signs, tones = _drawn_line(line, across, top, plot_width, plot_height)
-    limit_row = None if limit_bytes is None else _row(limit_bytes, top, plot_height)
-    if limit_row is not None:
-        for column in range(plot_width):
-            if signs[limit_row][column] == " ":
-                signs[limit_row][column], tones[limit_row][column] = "╌", "error"
+    top_bytes = _top_bytes(points, limit_bytes)
+    right_batch = max(1, largest_batch)
+    plot = FramedPlot(_fit_dots(fitted_bytes, right_batch, top_bytes, plot_width, plot_height), plot_width)
+
+    def row_of(size_bytes: float) -> int:
+        return plot_height - 1 - cell_at(size_bytes / top_bytes, plot_height)
+
+    labels: dict[int, Piece] = {0: (fmt.size(top_bytes), "muted"), plot_height - 1: ("0", "muted")}
+    if limit_bytes is not None:
+        plot.put_in_free_cells(row_of(limit_bytes), "╌", "error")
+        labels[row_of(limit_bytes)] = fmt.size(limit_bytes), "error"
     for point in points:
-        column = min(plot_width - 1, int(point.batch_size / across * (plot_width - 1) + 0.5))
-        row = _row(point.peak_bytes, top, plot_height)
-        signs[row][column], tones[row][column] = point.sign, point.tone
-    labels = {0: fmt.size(top), plot_height - 1: "0"}
-    if limit_row is not None:
-        labels[limit_row] = fmt.size(limit_bytes)
-    lines: list[Line] = []
-    for row in range(plot_height):
-        tone: Tone = "error" if row == limit_row else "muted"
-        label = fmt.to_width(labels.get(row, ""), GUTTER, "right")
-        lines.append([(label, tone), (" │", "muted"), *joined(zip(signs[row], tones[row], strict=True))])
-    lines.append([(" " * GUTTER + " └", "muted"), ("─" * plot_width, "muted")])
-    right = f"batch_size {across:,}"
-    lines.append([(" " * (GUTTER + 2) + "0" + fmt.to_width(right, plot_width - 1, "right"), "muted")])
-    return lines
+        column = cell_at(point.batch_size / right_batch, plot_width)
+        plot.put(row_of(point.peak_bytes), column, point.sign, point.tone)
+    right = fmt.to_width(f"batch_size {right_batch:,}", plot_width - 1, "right")
+    return plot.lines(GUTTER, labels, [(" " * (GUTTER + FRAME_COLUMNS) + "0" + right, "muted")])
 
 
-def _top(points: Sequence[Point], limit_bytes: int | None) -> float:
+def _top_bytes(points: Sequence[Point], limit_bytes: int | None) -> float:
+    """Return the bytes at the upper end of the y axis."""
     most = max([limit_bytes or 0, *(point.peak_bytes for point in points), 1])
     return float(most * LIMIT_HEADROOM) if limit_bytes is not None else nice_ceiling(float(most), binary=True)
 
 
-def _row(size_bytes: float, top: float, height: int) -> int:
-    return height - 1 - min(height - 1, max(0, int(size_bytes / top * (height - 1) + 0.5)))
-
-
-def _drawn_line(
-    line: Callable[[float], float] | None, across: int, top: float, width: int, height: int
-) -> tuple[list[list[str]], list[list[Tone]]]:
+def _fit_dots(
+    fitted_bytes: Callable[[float], float] | None, right_batch: int, top_bytes: float, width: int, height: int
+) -> bytearray:
     """Draw the fit in dots, up to the top of the chart."""
     cells = bytearray(width * height)
-    if line is not None:
+    if fitted_bytes is not None:
         count = width << X_BITS
-        peaks = [line(column / max(1, count - 1) * across) for column in range(count)]
-        draw(cells, width, height, [(peak, peak) if 0 <= peak <= top else None for peak in peaks], (0.0, top))
-    signs = [[GLYPHS[cells[row * width + column]] for column in range(width)] for row in range(height)]
-    tones: list[list[Tone]] = [["primary" if sign != " " else "text" for sign in row] for row in signs]
-    return signs, tones
+        peaks = [fitted_bytes(column / max(1, count - 1) * right_batch) for column in range(count)]
+        columns: ColumnRanges = [(peak, peak) if 0 <= peak <= top_bytes else None for peak in peaks]
+        draw(cells, width, height, columns, (0.0, top_bytes))
+    return cells

@@ -7,19 +7,22 @@ differ in texture, throttled time in glyphs and letters by its cause, a limit ha
 
 from rich.cells import cell_len
 from rich.segment import Segment
-from rich.style import Style
 
-from trainfast_tui.charts.braille import (
-    X_BITS,
-    ColumnRanges,
-    YRange,
-    extremes,
-    styled_segments,
-    time_columns,
-)
+from trainfast_tui.charts.braille import X_BITS
 from trainfast_tui.charts.chart_data import ChartData, Series
-from trainfast_tui.charts.plot import LIMIT_STYLE, MARK_STYLE, Frame, plot_rows, y_axis
+from trainfast_tui.charts.chart_styles import ChartStyles
+from trainfast_tui.charts.plot import (
+    LIMIT_STYLE,
+    MARK_STYLE,
+    Frame,
+    SeriesColumns,
+    plot_rows,
+    styled_segments,
+    y_axis,
+)
 from trainfast_tui.charts.time_axis import TimeCells, time_cells
+from trainfast_tui.charts.time_columns import extremes, time_columns
+from trainfast_tui.charts.y_range import YRange
 from trainfast_tui.painting.palettes import Palette
 from trainfast_tui.text.format import duration, plain, to_width, truncate
 from trainfast_tui.text.shades import Shade, severity_order, shade_of
@@ -49,24 +52,24 @@ def paint(
     if width <= 0 or height <= 0:
         return [[] for _ in range(height)]
     frame = Frame(height, time_cells(width, gutter, data.t_min_ns, data.t_max_ns), time_labels)
-    strides = [_STRIDES[min(i, len(_STRIDES) - 1)] for i in range(len(data.series))]
+    styles = ChartStyles(palette)
     drawn = [
-        _series_columns(frame.axis, series, data.gap_ns, stride)
-        for series, stride in zip(data.series, strides, strict=True)
+        _series_columns(frame.axis, series, data.gap_ns, _STRIDES[min(index, len(_STRIDES) - 1)])
+        for index, series in enumerate(data.series)
     ]
-    held = [bounds for _, columns in drawn if (bounds := extremes(columns)) is not None]
+    held = [bounds for series in drawn if (bounds := extremes(series.columns)) is not None]
     shades_by_cell = _throttled_cells(frame.axis, data)
     rows: list[list[Segment]] = []
     if frame.has_title:
-        rows.append(_title_row(width, data, strides, palette))
+        rows.append(_title_row(width, data, drawn, styles))
     if held:
-        rows += plot_rows(frame, data, drawn, strides, fitted(y_range, data, held), shades_by_cell, palette)
+        rows += plot_rows(frame, data, drawn, fitted(y_range, data, held), shades_by_cell, styles)
     else:
-        rows += _empty_rows(frame, data, palette)
+        rows += _empty_rows(frame, data, styles)
     if frame.has_marks:
-        rows.append(_mark_row(frame, shades_by_cell, palette))
+        rows.append(_mark_row(frame, shades_by_cell, styles))
     if frame.has_times:
-        rows.append(_time_row(frame, data, shades_by_cell, palette))
+        rows.append(_time_row(frame, data, shades_by_cell, styles))
     return rows
 
 
@@ -83,14 +86,14 @@ def fitted(y_range: YRange, data: ChartData, held: list[tuple[float, float]]) ->
     )
 
 
-def _series_columns(axis: TimeCells, series: Series, gap_ns: int, stride: int) -> tuple[int, ColumnRanges]:
-    """Return the dot column of the first column, and the series in columns of `stride` dots."""
+def _series_columns(axis: TimeCells, series: Series, gap_ns: int, stride: int) -> SeriesColumns:
+    """Return the series in columns of `stride` dots, at whole columns of absolute time."""
     dot_ns = axis.cell_ns >> X_BITS
     column_ns = dot_ns * stride
     start_ns = axis.start_ns // column_ns * column_ns
     count = -(-(axis.count << X_BITS) // stride) + (start_ns < axis.start_ns)
     columns = time_columns(series.times_ns, series.values, start_ns, column_ns, count, gap_ns)
-    return (start_ns - axis.start_ns) // dot_ns, columns
+    return SeriesColumns(columns, (start_ns - axis.start_ns) // dot_ns, stride)
 
 
 def _throttled_cells(axis: TimeCells, data: ChartData) -> list[Shade | None]:
@@ -98,35 +101,35 @@ def _throttled_cells(axis: TimeCells, data: ChartData) -> list[Shade | None]:
     shades_by_cell: list[Shade | None] = [None] * axis.count
     shaded = [(span, shade_of(span.cause)) for span in data.spans]
     for span, shade in sorted(shaded, key=lambda pair: -severity_order(pair[1])):
-        last = min(axis.at(min(span.end_ns, data.t_max_ns)), axis.count - 1)
-        for cell in range(max(0, axis.at(span.start_ns)), last + 1):
+        last = min(axis.cell_of(min(span.end_ns, data.t_max_ns)), axis.count - 1)
+        for cell in range(max(0, axis.cell_of(span.start_ns)), last + 1):
             shades_by_cell[cell] = shade
     return shades_by_cell
 
 
-def _title_row(width: int, data: ChartData, strides: list[int], palette: Palette) -> list[Segment]:
+def _title_row(width: int, data: ChartData, drawn: list[SeriesColumns], styles: ChartStyles) -> list[Segment]:
     """Return the title, and at the right the key and newest value of as many series as fit."""
     title = plain(data.title)
     legend: list[Segment] = []
     used = 0
-    for index, (series, stride) in enumerate(zip(data.series, strides, strict=True)):
+    for index, (series, columns) in enumerate(zip(data.series, drawn, strict=True)):
         value = plain(data.unit(_newest(series, data)))
         name = plain(series.name)
         named = len(data.series) > 1 or (name not in ("", title))
-        swatch = f"{_LEGEND_TEXTURES[stride]} {name} " if named else ""
+        swatch = f"{_LEGEND_TEXTURES[columns.stride]} {name} " if named else ""
         spacing = "  " if legend else ""
         length = cell_len(spacing) + cell_len(swatch) + cell_len(value)
         if index and used + length + 1 > width:
             break
-        legend.append(Segment(spacing + swatch, palette.get(series.tone)))
-        legend.append(Segment(value, palette.get("title")))
+        legend.append(Segment(spacing + swatch, styles.series(series.tone)))
+        legend.append(Segment(value, styles.title))
         used += length
     if used > width:
         value = to_width(value, width, "right")
-        return [Segment(value, palette.get("title"))]
+        return [Segment(value, styles.title)]
     left = truncate(title, max(0, width - used - 1))
     padding = " " * (width - used - cell_len(left))
-    return [Segment(left + padding, palette.get("title")), *(part for part in legend if part.text)]
+    return [Segment(left + padding, styles.title), *(part for part in legend if part.text)]
 
 
 def _newest(series: Series, data: ChartData) -> float | None:
@@ -137,7 +140,7 @@ def _newest(series: Series, data: ChartData) -> float | None:
     return None
 
 
-def _empty_rows(frame: Frame, data: ChartData, palette: Palette) -> list[list[Segment]]:
+def _empty_rows(frame: Frame, data: ChartData, styles: ChartStyles) -> list[list[Segment]]:
     """Return an empty plot with the chart's own sentence in the middle."""
     room = frame.axis.count
     sentence = truncate(plain(data.empty), room)
@@ -146,25 +149,23 @@ def _empty_rows(frame: Frame, data: ChartData, palette: Palette) -> list[list[Se
     rows = []
     for row in range(frame.plot_height):
         line = " " * left + sentence + " " * right if row == (frame.plot_height - 1) // 2 else " " * room
-        rows.append([*y_axis(frame, "", palette), Segment(line, palette.get("empty"))])
+        rows.append([*y_axis(frame, "", styles), Segment(line, styles.axis)])
     return rows
 
 
-def _mark_row(frame: Frame, shades_by_cell: list[Shade | None], palette: Palette) -> list[Segment]:
+def _mark_row(frame: Frame, shades_by_cell: list[Shade | None], styles: ChartStyles) -> list[Segment]:
     """Return the line under the plot, with a letter for each cell of throttled time."""
     segments = []
     if frame.axis.gutter:
         label = _MARK_LABEL if any(shades_by_cell) else ""
         text = to_width(label, frame.axis.gutter - 2, "right")
-        segments = [Segment(text, palette.get("mark")), Segment(" └", palette.get("axis"))]
+        segments = [Segment(text, styles.mark), Segment(" └", styles.axis)]
     style_indexes = bytearray(MARK_STYLE if shade else LIMIT_STYLE for shade in shades_by_cell)
-    styles = [palette.get("axis"), palette.get("axis"), palette.get("mark")]
-    return segments + styled_segments(
-        [shade.letter if shade else "─" for shade in shades_by_cell], style_indexes, styles
-    )
+    letters = [shade.letter if shade else "─" for shade in shades_by_cell]
+    return segments + styled_segments(letters, style_indexes, [styles.axis, styles.axis, styles.mark])
 
 
-def _time_row(frame: Frame, data: ChartData, shades_by_cell: list[Shade | None], palette: Palette) -> list[Segment]:
+def _time_row(frame: Frame, data: ChartData, shades_by_cell: list[Shade | None], styles: ChartStyles) -> list[Segment]:
     """Return the ages of both edges and between them the legend of the shades.
 
     A cause that is covered by a worse one everywhere is named with a plus.
@@ -182,12 +183,7 @@ def _time_row(frame: Frame, data: ChartData, shades_by_cell: list[Shade | None],
         swatch = f"  {sign} {shade.letter} "
         if between < cell_len(swatch) + cell_len(shade.words) + 2:
             break
-        legend += [Segment(swatch, _ink_of(shade, palette)), Segment(shade.words, palette.get("axis"))]
+        legend += [Segment(swatch, styles.shade_letter(shade)), Segment(shade.words, styles.axis)]
         between -= cell_len(swatch) + cell_len(shade.words)
-    start = Segment(" " * frame.axis.gutter + left, palette.get("axis"))
-    return [start, *legend, Segment(" " * between + right, palette.get("axis"))]
-
-
-def _ink_of(shade: Shade, palette: Palette) -> Style | None:
-    own = palette.get(shade.cause)
-    return Style(color=own.color, bold=True) if own is not None else palette.get("mark")
+    start = Segment(" " * frame.axis.gutter + left, styles.axis)
+    return [start, *legend, Segment(" " * between + right, styles.axis)]

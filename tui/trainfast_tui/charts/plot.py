@@ -1,6 +1,6 @@
 """Draw the plot of a chart as rows of segments: series, limits, throttled time, the cursor and the y axis."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -8,10 +8,11 @@ from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
 
-from trainfast_tui.charts.braille import GLYPHS, Y_BITS, ColumnRanges, draw, styled_segments
+from trainfast_tui.charts.braille import GLYPHS, Y_BITS, draw
 from trainfast_tui.charts.chart_data import ChartData, Limit
+from trainfast_tui.charts.chart_styles import ChartStyles
 from trainfast_tui.charts.time_axis import TimeCells
-from trainfast_tui.painting.palettes import Palette
+from trainfast_tui.charts.time_columns import ColumnRanges
 from trainfast_tui.text.format import plain, to_width
 from trainfast_tui.text.shades import Shade
 
@@ -44,32 +45,34 @@ class Frame:
         return self.height - self.has_title - self.has_marks - self.has_times
 
 
+@dataclass(frozen=True, slots=True)
+class SeriesColumns:
+    """A series as it is drawn: columns of `stride` dots from dot column `first` on."""
+
+    columns: ColumnRanges
+    first: int
+    stride: int
+    """1 for a solid line; with more the line is dotted."""
+
+
 def plot_rows(
     frame: Frame,
     data: ChartData,
-    drawn: list[tuple[int, ColumnRanges]],
-    strides: list[int],
+    drawn: list[SeriesColumns],
     y_range: tuple[float, float],
     shades_by_cell: list[Shade | None],
-    palette: Palette,
+    styles: ChartStyles,
 ) -> list[list[Segment]]:
-    """Return the rows of the plot with the y axis; `drawn` are the columns of each series with their first one."""
-    layers = [
-        _layer(frame, first, columns, stride, y_range) for (first, columns), stride in zip(drawn, strides, strict=True)
-    ]
+    """Return the rows of the plot with the y axis."""
+    layers = [_layer(frame, series, y_range) for series in drawn]
     limits = {
         _row_of(limit.value, y_range, frame): limit for limit in data.limits if y_range[0] <= limit.value <= y_range[1]
     }
     labels = _axis_labels(frame, data, y_range, limits)
-    styles = [
-        Style.null(),
-        palette.get("limit"),
-        palette.get("mark"),
-        *(palette.get(series.tone) for series in data.series),
-    ]
-    shaded = list(enumerate(_cells_by_shade(shades_by_cell), len(styles)))
-    styles += [palette.get(shade.cause) or palette.get("mark") for _, (shade, _) in shaded]
-    cursor = -1 if data.cursor_ns is None else frame.axis.at(data.cursor_ns)
+    cell_styles = [Style.null(), styles.limit, styles.mark, *(styles.series(series.tone) for series in data.series)]
+    shaded = list(enumerate(_cells_by_shade(shades_by_cell), len(cell_styles)))
+    cell_styles += [styles.shade(shade) for _, (shade, _) in shaded]
+    cursor = -1 if data.cursor_ns is None else frame.axis.cell_of(data.cursor_ns)
     rows = []
     for row in range(frame.plot_height):
         text, style_indexes = _merge(frame, layers, row)
@@ -83,16 +86,16 @@ def plot_rows(
             _fill_free(text, style_indexes, (cursor,), "│", MARK_STYLE)
         for style_index, (shade, cells) in shaded:
             _fill_free(text, style_indexes, cells, shade.glyph, style_index)
-        gutter = y_axis(frame, labels.get(row, ""), palette, limit is not None)
-        rows.append(gutter + styled_segments(text, style_indexes, styles))
+        gutter = y_axis(frame, labels.get(row, ""), styles, is_limit=limit is not None)
+        rows.append(gutter + styled_segments(text, style_indexes, cell_styles))
     return rows
 
 
-def _layer(frame: Frame, first: int, columns: ColumnRanges, stride: int, y_range: tuple[float, float]) -> bytearray:
+def _layer(frame: Frame, series: SeriesColumns, y_range: tuple[float, float]) -> bytearray:
     """Return the dots of one series in the cells of the plot, row by row."""
     width, height = frame.axis.count, frame.plot_height
     cells = bytearray(width * height)
-    draw(cells, width, height, columns, y_range, first=first, stride=stride)
+    draw(cells, width, height, series.columns, y_range, first=series.first, stride=series.stride)
     return cells
 
 
@@ -145,9 +148,9 @@ def _overlay_limit(text: list[str], style_indexes: bytearray, limit: Limit) -> N
     # Wide characters would need two cells for one entry of the row.
     if not label or cell_len(label) != len(label):
         return
-    at = style_indexes.find(bytes([LIMIT_STYLE]) * (len(label) + 2))
-    if at >= 0:
-        text[at + 1 : at + 1 + len(label)] = label
+    begin = style_indexes.find(bytes([LIMIT_STYLE]) * (len(label) + 2))
+    if begin >= 0:
+        text[begin + 1 : begin + 1 + len(label)] = label
 
 
 def _axis_labels(
@@ -172,10 +175,27 @@ def _axis_labels(
     return texts
 
 
-def y_axis(frame: Frame, label: str, palette: Palette, is_limit: bool = False) -> list[Segment]:
+def y_axis(frame: Frame, label: str, styles: ChartStyles, *, is_limit: bool = False) -> list[Segment]:
     """Return the cells left of the plot in one row: the label and the axis."""
     if not frame.axis.gutter:
         return []
     axis = "┤" if label else "│"
     text = to_width(label, frame.axis.gutter - 2, "right")
-    return [Segment(f"{text} {axis}", palette.get("limit" if is_limit and label else "axis"))]
+    return [Segment(f"{text} {axis}", styles.limit if is_limit and label else styles.axis)]
+
+
+def styled_segments(text: list[str], style_indexes: bytearray, styles: Sequence[Style]) -> list[Segment]:
+    """Return one row in few segments, each cell in its style; a cell of index 0, a blank, takes its neighbour's."""
+    segments: list[Segment] = []
+    start, index = 0, style_indexes[0]
+    for cell in range(1, len(style_indexes)):
+        next_index = style_indexes[cell]
+        if next_index == index or not next_index:
+            continue
+        if not index:
+            index = next_index
+            continue
+        segments.append(Segment("".join(text[start:cell]), styles[index]))
+        start, index = cell, next_index
+    segments.append(Segment("".join(text[start:]), styles[index]))
+    return segments

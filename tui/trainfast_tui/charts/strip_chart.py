@@ -1,26 +1,10 @@
 """The widget of one strip chart."""
 
-from rich.style import Style
-
-from trainfast_tui.charts.braille import YRange
 from trainfast_tui.charts.chart_data import ChartData
 from trainfast_tui.charts.paint import paint
+from trainfast_tui.charts.y_range import YRange
 from trainfast_tui.painting.palettes import Palette
 from trainfast_tui.painting.row_widget import RowWidget, SegmentRows
-from trainfast_tui.text.lines import Tone
-
-PART_TONES: dict[str, Tone] = {
-    "axis": "muted",
-    "empty": "muted",
-    "limit": "error",
-    "thermal": "error",
-    "brake": "error",
-    "hardware": "error",
-    "power": "warning",
-    "other": "warning",
-    "sync_boost": "secondary",
-}
-"""The tone of each part and shade of a chart; all are drawn thin."""
 
 
 class StripChart(RowWidget):
@@ -57,11 +41,6 @@ class StripChart(RowWidget):
         if data is None:
             return []
         return paint(data, width, height, y_range, palette, time_labels=self._time_labels, gutter=self._gutter)
-
-    def find_palette(self) -> Palette:
-        tones = super().find_palette()
-        thin = {part: Style(color=tones[tone].color, dim=tones[tone].dim) for part, tone in PART_TONES.items()}
-        return {**tones, **thin, "mark": tones["warning"]}
 
 
 def _axis_of(data: ChartData) -> tuple[object, ...]:

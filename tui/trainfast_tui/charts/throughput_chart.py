@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from trainfast_tui.charts.chart_data import ChartData, Series
 from trainfast_tui.charts.tick_values import TickValuesCache, throttled_spans
@@ -16,12 +16,18 @@ if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
 
 LEAST_STEP_GAP_NS = 5 * SECOND_NS
+RateNoun = Literal["samples", "tokens"]
+"""The unit of work that throughput counts."""
 
 
 def throughput_chart(
-    snapshot: Snapshot, axis: TimeAxis, noun: str, uuids: Sequence[str] = (), cache: TickValuesCache | None = None
+    snapshot: Snapshot,
+    axis: TimeAxis,
+    noun: RateNoun,
+    uuids: Sequence[str] = (),
+    cache: TickValuesCache | None = None,
 ) -> ChartData:
-    """Return the chart of throughput by step; `noun` is samples or tokens.
+    """Return the chart of throughput by step, in samples/s or tokens/s: the key `t` switches `noun`.
 
     Time in which one of the GPUs `uuids` was throttled, or any GPU if there are none, is shaded.
     """

@@ -65,7 +65,7 @@ class TimeCells:
     start_ns: int
     cell_ns: int
 
-    def at(self, t_ns: int) -> int:
+    def cell_of(self, t_ns: int) -> int:
         """Return the cell of a moment; outside 0 to `count` - 1 it is not on the axis."""
         return (t_ns - self.start_ns) // self.cell_ns
 

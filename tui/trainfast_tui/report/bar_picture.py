@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainfast_tui.charts.braille import nice_ceiling
+from trainfast_tui.charts.y_range import nice_ceiling
 from trainfast_tui.report.document import Picture
 from trainfast_tui.report.svg import LETTER, RIGHT, WIDTH, Axes, Scale, element, label, round_ticks, tip, with_legend
 from trainfast_tui.text.format import Formatter, truncate

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trainfast_tui.charts.braille import extremes, time_columns
 from trainfast_tui.charts.chart_data import ChartData
+from trainfast_tui.charts.time_columns import extremes, time_columns
 from trainfast_tui.text.format import duration
 from trainfast_tui.text.shades import severity_order, shade_of
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from trainfast_tui.charts.braille import ColumnRanges, YRange, extremes, time_columns
 from trainfast_tui.charts.chart_data import ChartData, ThrottledSpan
 from trainfast_tui.charts.paint import fitted
+from trainfast_tui.charts.time_columns import ColumnRanges, extremes, time_columns
+from trainfast_tui.charts.y_range import YRange
 from trainfast_tui.report.document import Picture, Prose
 from trainfast_tui.report.sparkline import sparklines
 from trainfast_tui.report.svg import (

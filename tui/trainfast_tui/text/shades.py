@@ -8,25 +8,27 @@ from functools import cache, lru_cache
 
 from trainfast_tui.text.ascii import to_ascii
 from trainfast_tui.text.format import plain
+from trainfast_tui.text.lines import Tone
 
 
 @dataclass(frozen=True, slots=True)
 class Shade:
-    """One cause; `glyph` fills the free cells of a plot."""
+    """One cause of throttling; `glyph` fills the free cells of a chart, in the colour of `tone`."""
 
     cause: str
     letter: str
     glyph: str
     words: str
     """The words of the legend."""
+    tone: Tone
 
 
 SHADES: tuple[Shade, ...] = (
-    Shade("thermal", "T", "░", "throttled by heat"),
-    Shade("brake", "B", "▒", "power brake"),
-    Shade("hardware", "H", "╱", "hardware slowdown"),
-    Shade("power", "P", "·", "at the power limit"),
-    Shade("sync_boost", "S", "┊", "sync boost"),
+    Shade("thermal", "T", "░", "throttled by heat", "error"),
+    Shade("brake", "B", "▒", "power brake", "error"),
+    Shade("hardware", "H", "╱", "hardware slowdown", "error"),
+    Shade("power", "P", "·", "at the power limit", "warning"),
+    Shade("sync_boost", "S", "┊", "sync boost", "secondary"),
 )
 """The worst first: of two causes at once the worse is drawn."""
 
@@ -41,7 +43,7 @@ def shade_of(cause: str) -> Shade:
     if (known := _BY_CAUSE.get(cause)) is not None:
         return known
     letter = to_ascii(plain(cause))[:1].strip().upper() or "#"
-    return Shade(OTHER, letter, "╲", to_ascii(plain(cause, 24)) or "unknown cause")
+    return Shade(OTHER, letter, "╲", to_ascii(plain(cause, 24)) or "unknown cause", "warning")
 
 
 def severity_order(shade: Shade) -> int:
