@@ -27,7 +27,8 @@ from trainfast_runner.settings.spec import resolve
 from trainfast_tui.control.messages import NextRunPredicted, SnapshotTaken
 from trainfast_tui.control.next_run_memory import NextRunMemory
 from trainfast_tui.control.next_run_sources import next_run_from_preset
-from trainfast_tui.control.predictor import NOT_NOW, PredictionRequest, Predictor, request_for
+from trainfast_tui.control.prediction_request import PredictionRequest, request_for
+from trainfast_tui.control.predictor import NOT_NOW, Predictor
 
 
 @pytest.fixture

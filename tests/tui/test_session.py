@@ -50,7 +50,7 @@ def test_memory_is_predicted_once_for_the_same_settings(home: Home) -> None:
     session, _ = a_session(home)
     session.receive(MachineSeen(CPU))
     assert [request.may_trace for request in session.requests] == [True]
-    session.update_predictions()
+    session.update_background_work()
     assert len(session.requests) == 1
     session.set_next_run(session.next_run.with_value("batch_size", "16"))  # type: ignore[union-attr]
     assert [request.spec.knobs["batch_size"] for request in session.requests] == [8, 16]

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,13 +36,12 @@ from trainfast_tui.control.messages import (
     ThreadFailed,
 )
 from trainfast_tui.control.next_run import NextRun
-from trainfast_tui.control.next_run_memory import NextRunMemory, measured_memory
+from trainfast_tui.control.next_run_predictions import NextRunPredictions
 from trainfast_tui.control.next_run_sources import next_run_from_preset, repeat_run
-from trainfast_tui.control.next_run_speed import NextRunSpeed, measured_speed
 from trainfast_tui.control.oom_explainer import OomExplainer
-from trainfast_tui.control.predictor import Predictor, knows_free_memory, request_for
+from trainfast_tui.control.predictor import Predictor
 from trainfast_tui.control.run_control import RunControl
-from trainfast_tui.control.same_settings import has_same_model, has_same_settings
+from trainfast_tui.control.same_settings import has_same_settings
 from trainfast_tui.control.script_control import ScriptControl
 from trainfast_tui.control.search_control import BatchControl, SearchControl, SearchSnapshotT
 from trainfast_tui.control.shared_tracer import SharedTracer
@@ -56,29 +54,27 @@ if TYPE_CHECKING:
     from trainfast_runner.memory.headroom import PredictedFit
     from trainfast_runner.running.follower import RunSnapshot
     from trainfast_runner.settings.spec import RunSpec
+    from trainfast_tui.control.next_run_memory import NextRunMemory
+    from trainfast_tui.control.next_run_speed import NextRunSpeed
     from trainfast_tui.live.snapshot import Snapshot
 
 CPU_PRESET, GPU_PRESET = "tiny-llama", "gpt2-medium"
 END_TRACES_S = 0.5
 """Time for a trace's process to end when the app is left; it takes a tenth of a second."""
-SCRIPT_NOT_PREDICTED = "the memory of a script is not predicted; b finds its largest batch by trials"
 
 
 class Session:
     """State that screens read and change in the event loop; `listener` gets what threads post, from any thread."""
 
     def __init__(self, home: Home, *, preset: str | None = None, python: str | None = None) -> None:
-        """`preset` is what to train first, and `python` trains."""
+        """`preset` is the first next run, else one for the machine; `python` trains, None for this Python."""
         self.home = home
         self.listener: Post | None = None
         self.machine: Machine | None = None
-        self.next_run, self.refusal = _load(preset or (GPU_PRESET if os.path.exists("/dev/nvidia0") else CPU_PRESET))
+        first_preset = preset or (GPU_PRESET if os.path.exists("/dev/nvidia0") else CPU_PRESET)
+        self.next_run, self.refusal = _load_next_run(first_preset)
         """The next run, or the reason why its preset could not be loaded."""
         self.snapshot: Snapshot | None = None
-        self.predicted_memory: NextRunMemory | None = None
-        """The newest prediction for the next run."""
-        self.predicted_speed: NextRunSpeed | None = None
-        """The newest predicted speed of the next run."""
         self.tracer = SharedTracer()
         self.runs = RunControl(home, self.post, python)
         self.batch_search = BatchControl(home, self.post, python)
@@ -90,16 +86,15 @@ class Session:
             on_failure=lambda error: self.post(ThreadFailed(error)),
         )
         self.predictor = Predictor(self.post, python, self.tracer.get, home)
+        self.predictions = NextRunPredictions(self.predictor)
         self.calibrator = IdleCalibrator(home, self.post, python)
         self.situations = SituationGatherer(home, self.post, python)
         self.oom = OomExplainer(self.post, python, self.tracer.get)
         self._python = python
         self._is_chosen = preset is not None
         """True if the knobs were chosen: a run on the screen and the machine do not replace them then."""
-        self.calibrations = 0
+        self._calibrations = 0
         """Number of times this app has calibrated the device."""
-        self._prediction_key: tuple[NextRun, Machine, bool, str, bool] | None = None
-        """The inputs of the newest request; for equal ones nothing is requested again."""
         self._adopted_run_id: str | None = None
         self._notified_run_id: str | None = None
 
@@ -143,10 +138,10 @@ class Session:
                 self.situations.situation = situation
                 self.post(NextRunChanged())
             case DeviceCalibrated():
-                self.calibrations += 1
-                self.update_predictions()
-            case NextRunPredicted(memory, speed) if self.next_run is None or self.next_run.script is None:
-                self.predicted_memory, self.predicted_speed = memory, speed
+                self._calibrations += 1
+                self.update_background_work()
+            case NextRunPredicted() if self.next_run is None or self.next_run.script is None:
+                self.predictions.note(message)
             case OomExplained():
                 self.oom.note(message)
             case RunStarted(directory):
@@ -168,9 +163,7 @@ class Session:
         self._adopt(snapshot)
         self._note_search(self.batch_search, snapshot.batch_search)
         self._note_search(self.best_search, snapshot.best_search)
-        self.situations.update(self.next_run, self.machine, self.shown_run)
-        self.update_predictions()
-        self.calibrator.update(snapshot, self.machine, is_busy=self.is_device_used)
+        self.update_background_work()
         self.runs.note_shown(snapshot.run.directory if snapshot.run is not None else None)
         elsewhere = snapshot.started_elsewhere
         # A run that this app just started comes onto the screen by itself.
@@ -205,8 +198,7 @@ class Session:
                 self.next_run = next_run_from_preset(GPU_PRESET if machine.device == "cuda" else CPU_PRESET)
             except UserError as error:
                 self.post(NextRunRefused(error))
-        self.situations.update(self.next_run, self.machine, self.shown_run)
-        self.update_predictions()
+        self.update_background_work()
         self.post(NextRunChanged())
 
     def show_run(self, directory: Path) -> None:
@@ -219,8 +211,7 @@ class Session:
         """Replace the next run; the cursor goes to `knob`, where one is named."""
         self.next_run = next_run
         self._is_chosen = True
-        self.situations.update(self.next_run, self.machine, self.shown_run)
-        self.update_predictions()
+        self.update_background_work()
         self.post(NextRunChanged(knob))
 
     def set_knobs(self, settings: Iterable[tuple[str, str]], next_run: NextRun | None = None) -> None:
@@ -253,7 +244,7 @@ class Session:
         """Start this run, after `run_to_stop` has ended."""
         self.calibrator.cancel()
         self.runs.start(next_run.spec, run_to_stop)
-        self.update_predictions()
+        self.update_background_work()
 
     def start_search(
         self, kind: SearchKind, spec: RunSpec, run_to_stop: Path | None = None, *, fresh: bool = False
@@ -262,7 +253,7 @@ class Session:
         self.calibrator.cancel()
         stop_run_first = None if run_to_stop is None else partial(self.runs.stop_and_wait, run_to_stop)
         self._control_of(kind).start(spec, fresh=fresh, cool_to_c=self.runs.cool_to_c, stop_run_first=stop_run_first)
-        self.update_predictions()
+        self.update_background_work()
 
     @property
     def running_search(self) -> SearchKind | None:
@@ -285,30 +276,15 @@ class Session:
 
     def next_run_memory(self) -> NextRunMemory | None:
         """The next run's predicted memory, and the measured memory of the run on the screen."""
-        measured = measured_memory(self._run_of_next_model(), self.next_run)
-        predicted = self.predicted_memory
-        return predicted if measured is None else replace(predicted or NextRunMemory(), measured=measured)
-
-    def _run_of_next_model(self) -> RunSnapshot | None:
-        """The run on the screen if it trains the next run's model; another model's figures say nothing of this one."""
-        run = self.shown_run
-        if run is None or run.run_file is None or self.next_run is None:
-            return run
-        return run if has_same_model(run.run_file, self.next_run.spec) else None
+        return self.predictions.memory(self.next_run, self.shown_run)
 
     def next_run_speed(self) -> NextRunSpeed | None:
         """Predicted speed of the next run, and the measured one of the run on the screen; None without a prediction."""
-        measured = measured_speed(self._run_of_next_model())
-        if measured is None or (self.predicted_speed is None and measured.predicted is None):
-            return self.predicted_speed
-        return replace(self.predicted_speed or NextRunSpeed(), measured=measured)
+        return self.predictions.speed(self.next_run, self.shown_run)
 
     def predicted_fit(self) -> PredictedFit | None:
         """Return the next run's prediction; None while the newest one is about another batch."""
-        predicted, next_run = self.predicted_memory, self.next_run
-        if predicted is None or next_run is None or predicted.batch_size != next_run.spec.knobs.get("batch_size"):
-            return None
-        return predicted.fit
+        return self.predictions.fit(self.next_run)
 
     def compare(self, a: str, b: str) -> None:
         """Have two runs compared: posts RunsCompared."""
@@ -318,28 +294,18 @@ class Session:
         """Have a run compared with the finished one before it, or else the newest other one: posts RunsCompared."""
         in_background("compare", partial(compared_with_previous, self.home, run_id), self.post)
 
-    def update_predictions(self) -> None:
-        """Explain the shown run if it ran out of memory, and predict the next one if its knobs have changed."""
-        self.oom.explain_if_oom(self.shown_run, may_trace=not self.is_device_used)
-        next_run = self.next_run
+    def update_background_work(self) -> None:
+        """Begin or give up background work after a change: advice, OOM explanation, prediction, calibration."""
+        next_run, machine, run = self.next_run, self.machine, self.shown_run
+        self.situations.update(next_run, machine, run)
+        self.oom.explain_if_oom(run, may_trace=not self.is_device_used)
         if next_run is not None and next_run.script is not None:
-            # A script has no model to trace before it runs.
-            self.predictor.cancel()
-            self.predicted_memory, self.predicted_speed = NextRunMemory(why=SCRIPT_NOT_PREDICTED), None
-            self._prediction_key = None
-        elif next_run is not None and self.machine is not None:
-            self._request_prediction(next_run, self.machine)
-
-    def _request_prediction(self, next_run: NextRun, machine: Machine) -> None:
-        """Request the next run's prediction, unless nothing has changed since the last request."""
-        may_trace, speed_key = self._may_trace(next_run, machine), self._speed_key(self.shown_run)
-        # Free memory changes with every tick: only the first reading of it starts another prediction.
-        key = (next_run, machine, may_trace, speed_key, knows_free_memory(self.snapshot))
-        if key != self._prediction_key:
-            self._prediction_key = key
-            self.predictor.request(
-                request_for(next_run, machine, self.snapshot, may_trace=may_trace, speed_key=speed_key)
-            )
+            self.predictions.refuse_script()
+        elif next_run is not None and machine is not None:
+            may_trace, speed_key = self._may_trace(next_run, machine), self._speed_key()
+            self.predictions.request(next_run, machine, self.snapshot, may_trace=may_trace, speed_key=speed_key)
+        if self.snapshot is not None:
+            self.calibrator.update(self.snapshot, machine, is_busy=self.is_device_used)
 
     def _may_trace(self, next_run: NextRun, machine: Machine) -> bool:
         """True if a trace of the next run disturbs nothing that is measured.
@@ -357,10 +323,11 @@ class Session:
         """True while a search or a run is going on, or a run is being started."""
         return self.running_search is not None or self.runs.is_starting or self.live_run is not None
 
-    def _speed_key(self, run: RunSnapshot | None) -> str:
-        """A text that changes with what speeds are predicted from: ended runs and searches, and the calibration."""
+    def _speed_key(self) -> str:
+        """Return a text that changes with the sources of predicted speeds: runs, searches, the calibration."""
+        run = self.shown_run
         ended = run is not None and run.result is not None
-        return repr((run.run_id if run is not None else "", ended, self.running_search, self.calibrations))
+        return repr((run.run_id if run is not None else "", ended, self.running_search, self._calibrations))
 
     def _look_at_machine(self) -> MachineSeen:
         """The machine as the training Python's torch can use it; without a torch there is no GPU to train on."""
@@ -374,7 +341,7 @@ class Session:
         return MachineSeen(detect_machine(versions, self._python))
 
 
-def _load(preset: str) -> tuple[NextRun | None, UserError | None]:
+def _load_next_run(preset: str) -> tuple[NextRun | None, UserError | None]:
     """The next run of a preset, or the reason why it cannot be loaded."""
     try:
         return next_run_from_preset(preset), None

@@ -26,7 +26,7 @@ class Traced:
 
 
 class SpeedPredictor:
-    """Keeps what is known of speeds on a device until `speed_key` changes. For one thread."""
+    """Predicts speeds on a device from earlier runs, read again when `speed_key` changes. For one thread."""
 
     def __init__(self, home: Home, python: str | None) -> None:
         self._home, self._python = home, python

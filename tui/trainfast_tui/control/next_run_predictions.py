@@ -1,0 +1,82 @@
+"""The newest prediction of the next run, beside the measurements of the run on the screen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from trainfast_tui.control.messages import NextRunPredicted
+from trainfast_tui.control.next_run_memory import NextRunMemory, measured_memory
+from trainfast_tui.control.next_run_speed import NextRunSpeed, measured_speed
+from trainfast_tui.control.prediction_request import knows_free_memory, request_for
+from trainfast_tui.control.predictor import Predictor
+from trainfast_tui.control.same_settings import has_same_model
+
+if TYPE_CHECKING:
+    from trainfast_runner.machine.devices import Machine
+    from trainfast_runner.memory.headroom import PredictedFit
+    from trainfast_runner.running.follower import RunSnapshot
+    from trainfast_tui.control.next_run import NextRun
+    from trainfast_tui.live.snapshot import Snapshot
+
+SCRIPT_NOT_PREDICTED = "the memory of a script is not predicted; b finds its largest batch by trials"
+
+
+class NextRunPredictions:
+    """Requests predictions from `predictor`, and keeps the newest."""
+
+    def __init__(self, predictor: Predictor) -> None:
+        self._predictor = predictor
+        self._memory: NextRunMemory | None = None
+        self._speed: NextRunSpeed | None = None
+        self._requested_for: tuple[object, ...] | None = None
+        """The inputs of the newest request; for equal ones nothing is requested again."""
+
+    def note(self, message: NextRunPredicted) -> None:
+        """Keep the newest prediction."""
+        self._memory, self._speed = message.memory, message.speed
+
+    def refuse_script(self) -> None:
+        """Give up the prediction under way: a script has no model to trace before it runs."""
+        self._predictor.cancel()
+        self._memory, self._speed, self._requested_for = NextRunMemory(why=SCRIPT_NOT_PREDICTED), None, None
+
+    def request(
+        self, next_run: NextRun, machine: Machine, snapshot: Snapshot | None, *, may_trace: bool, speed_key: str
+    ) -> None:
+        """Request a prediction of the next run, unless nothing has changed since the last request."""
+        # Free memory changes with every tick: only the first reading of it starts another prediction.
+        inputs = (next_run, machine, may_trace, speed_key, knows_free_memory(snapshot))
+        if inputs != self._requested_for:
+            self._requested_for = inputs
+            request = request_for(next_run, machine, snapshot, may_trace=may_trace, speed_key=speed_key)
+            self._predictor.request(request)
+
+    def memory(self, next_run: NextRun | None, shown_run: RunSnapshot | None) -> NextRunMemory | None:
+        """Return the next run's predicted memory, and the measured memory of the run on the screen."""
+        measured = measured_memory(_if_same_model(shown_run, next_run), next_run)
+        return self._memory if measured is None else replace(self._memory or NextRunMemory(), measured=measured)
+
+    def speed(self, next_run: NextRun | None, shown_run: RunSnapshot | None) -> NextRunSpeed | None:
+        """Return the next run's predicted speed, and the measured one of the run on the screen.
+
+        None without a prediction of either.
+        """
+        measured = measured_speed(_if_same_model(shown_run, next_run))
+        if measured is None or (self._speed is None and measured.predicted is None):
+            return self._speed
+        return replace(self._speed or NextRunSpeed(), measured=measured)
+
+    def fit(self, next_run: NextRun | None) -> PredictedFit | None:
+        """Return the next run's prediction; None while the newest one is about another batch."""
+        memory = self._memory
+        if memory is None or next_run is None or memory.batch_size != next_run.spec.knobs.get("batch_size"):
+            return None
+        return memory.fit
+
+
+def _if_same_model(run: RunSnapshot | None, next_run: NextRun | None) -> RunSnapshot | None:
+    """Return the run if it trains the next run's model; another model's figures say nothing of this one."""
+    if run is None or run.run_file is None or next_run is None:
+        return run
+    return run if has_same_model(run.run_file, next_run.spec) else None

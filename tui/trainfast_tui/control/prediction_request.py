@@ -1,0 +1,89 @@
+"""The request for a prediction of the next run: its settings, and the memory that is free for it now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from trainfast_runner.errors import UserError
+
+if TYPE_CHECKING:
+    from trainfast_runner.machine.devices import Machine
+    from trainfast_runner.records.tick import Tick
+    from trainfast_runner.running.follower import RunSnapshot
+    from trainfast_runner.settings.spec import RunSpec
+    from trainfast_tui.control.next_run import NextRun
+    from trainfast_tui.live.snapshot import Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionRequest:
+    """The settings to predict for, and the machine with the memory that is free now."""
+
+    spec: RunSpec
+    machine: Machine
+    free_bytes: int | None
+    """Free memory of the host now."""
+    may_trace: bool
+    """False while a run is measured: a trace would take its CPU."""
+    reference: RunSpec | None = None
+    """The settings to compare with (`NextRun.reference_spec`); None if no knob differs from them."""
+    speed_key: str = ""
+    """Changes when there are new runs or searches to predict the speed from."""
+
+
+def knows_free_memory(snapshot: Snapshot | None) -> bool:
+    """True if a snapshot has the host's free memory."""
+    tick = snapshot.tick if snapshot is not None else None
+    return tick is not None and _host_free_bytes(tick, None) is not None
+
+
+def request_for(
+    next_run: NextRun, machine: Machine, snapshot: Snapshot | None, *, may_trace: bool, speed_key: str = ""
+) -> PredictionRequest:
+    """Return the request for the next run, with the memory that is free by the newest sample."""
+    tick = snapshot.tick if snapshot is not None else None
+    reference = next_run.reference_spec()
+    machine = machine.used_by(next_run.spec.knobs["devices"])
+    spec = _with_devices(next_run.spec, machine)
+    if tick is None:
+        return PredictionRequest(spec, machine, None, may_trace, reference, speed_key)
+    live_run = snapshot.live_run if snapshot is not None else None
+    machine, free_bytes = _with_free_memory(machine, tick, live_run), _host_free_bytes(tick, live_run)
+    return PredictionRequest(spec, machine, free_bytes, may_trace, reference, speed_key)
+
+
+def _with_devices(spec: RunSpec, machine: Machine) -> RunSpec:
+    """Return the spec with the number of devices it takes, unchanged if they are refused: starting the run says so."""
+    from trainfast_runner.settings.device_counts import with_devices
+
+    try:
+        return with_devices(spec, machine)
+    except UserError:
+        return spec
+
+
+def _host_free_bytes(tick: Tick, live_run: RunSnapshot | None) -> int | None:
+    """Return the free memory of the host in bytes; the memory of a live run is free again when the next one starts."""
+    host = tick.host
+    if host is None or host.memory_available_bytes is None:
+        return None
+    held = host.run.memory_rss_bytes if live_run is not None and host.run is not None else None
+    return host.memory_available_bytes + (held or 0)
+
+
+def _with_free_memory(machine: Machine, tick: Tick, live_run: RunSnapshot | None) -> Machine:
+    """Return the machine with the memory that its GPUs have free now, or had before the live run."""
+    readings = {device.uuid: device for device in tick.devices if device.uuid}
+    before = live_run.run_file.used_before_bytes if live_run is not None and live_run.run_file is not None else {}
+    gpus = []
+    for gpu in machine.gpus:
+        reading = readings.get(gpu.uuid or "")
+        if reading is not None and reading.memory_free_bytes is not None:
+            used, used_before = reading.memory_used_bytes, before.get(gpu.uuid or "")
+            held = max(0, used - used_before) if used is not None and used_before is not None else 0
+            gpu = msgspec.structs.replace(gpu, memory_free_bytes=reading.memory_free_bytes + held)
+        gpus.append(gpu)
+    return replace(machine, gpus=tuple(gpus))
