@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,27 +11,29 @@ import msgspec
 from textual.app import ComposeResult
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.search_states import PAUSE_STATES, UNFINISHED_STATES
+from trainfast_runner.records.search_states import UNFINISHED_STATES
 from trainfast_runner.search.best.question.request import BestRequest
 from trainfast_runner.settings.knob_type import whole_number
 from trainfast_runner.settings.knobs import defaults
+from trainfast_tui.control.best_control import BestControl
 from trainfast_tui.control.messages import BestPlanned, Notified
 from trainfast_tui.control.next_run_sources import next_run_from_search, spec_to_continue
 from trainfast_tui.control.same_settings import has_same_model
 from trainfast_tui.live.snapshot import Snapshot
-from trainfast_tui.screens.base import AppScreen, SessionMessage
+from trainfast_tui.screens.base import SessionMessage
+from trainfast_tui.screens.search import SearchScreen
 from trainfast_tui.session import Session
 from trainfast_tui.text.batch_search import ENTER_STARTS
 from trainfast_tui.text.best_search import ABOUT, ABOUT_SCRIPT
 from trainfast_tui.text.best_state import open_values, orders_in_force, setting_words, settings_of
 from trainfast_tui.text.format import elapsed
-from trainfast_tui.text.lines import LabelledText, Tone
+from trainfast_tui.text.lines import LabelledText
 from trainfast_tui.text.search_kind import SearchKind
 from trainfast_tui.widgets.best_question import DIALOGS, QuestionDialogs, best_question_rows, request_of
 from trainfast_tui.widgets.best_view import BestView
-from trainfast_tui.widgets.header_footer import Footer
 
 if TYPE_CHECKING:
+    from trainfast_runner.running.follower import RunSnapshot
     from trainfast_runner.search.best.best_follower import BestSnapshot
 
 PLANNING = "Listing the settings that can run here…"
@@ -40,18 +42,17 @@ MOST_NAMED = 3
 Orders = dict[str, tuple[str, Callable[[], object]]]
 """Orders to a live search, by name: the words beside the name, and the function that gives the order."""
 VARY = "ask('vary')"
-QUESTION = (VARY, "ask('batch')", "ask('objective')", "ask('budget')", "fresh")
+QUESTION_ACTIONS = (VARY, "ask('batch')", "ask('objective')", "ask('budget')", "fresh")
 """The actions that change the question of the next search."""
 
 
-class BestScreen(AppScreen):
+class BestScreen(SearchScreen["BestSnapshot"]):
     """Shows the live best-fit search, else the newest of the next run's model; Enter takes its best setting."""
 
     SCOPE = "best"
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
-        self._search: BestSnapshot | None = None
         self._planned = BestPlanned(None, [])
         self._shows_new_question = False
         """True while a new question is on the screen in place of a search that has ended."""
@@ -67,18 +68,22 @@ class BestScreen(AppScreen):
     def view(self) -> BestView:
         return self.query_one(BestView)
 
+    @property
+    def search_control(self) -> BestControl:
+        return self.session.best_search
+
     def on_mount(self) -> None:
         snapshot = self.session.snapshot
         self._now_ns = snapshot.taken_ns if snapshot is not None else 0
         self._show()
-        if self._search is None and not self.session.best_search.is_active:
+        if self._search is None and not self.search_control.is_active:
             self._make_plan()
 
     def show_snapshot(self, snapshot: Snapshot) -> None:
         """Paint the newest snapshot of the search, or of its question, whose plan may have waited for a run's end."""
         self._now_ns = snapshot.taken_ns
         self._show()
-        is_busy = self.session.best_search.is_active or snapshot.live_run is not None
+        is_busy = self.search_control.is_active or snapshot.live_run is not None
         if self._plan_waits and self._search is None and not is_busy:
             self._make_plan()
 
@@ -91,32 +96,29 @@ class BestScreen(AppScreen):
             self._planned = BestPlanned(None, [(f"{run.run_id} is using the device: Enter stops it first.", "warning")])
         else:
             self._planned = BestPlanned(None, [(PLANNING, "muted")])
-            self.session.best_search.plan(next_run.spec, self.post)
+            self.search_control.plan(next_run.spec, self.post)
         self._show()
 
     def on_session_message(self, message: SessionMessage) -> None:
         """Take in the plan; leave other messages to the app."""
         planned = message.content
         # The plan of an earlier question may come late.
-        if isinstance(planned, BestPlanned) and planned.request is self.session.best_search.request:
+        if isinstance(planned, BestPlanned) and planned.request is self.search_control.request:
             self._planned = planned
             self._show()
 
     def _show(self) -> None:
         """Paint the search as of the newest snapshot, or the plan of one."""
-        current = self.session.best_search.current
+        current = self.search_control.current
         if current is not None and current.is_live:
             self._shows_new_question = False
         search = self._search_to_show(current)
-        if search is not None and (self._search is None or self._search.state != search.state):
-            # A notice about the state before is outdated.
-            self.show_notice("")
-        self._search = search
+        self.keep_search(search)
         if search is not None:
             self.view.show_search(search, self._now_ns)
         else:
             self._show_plan()
-        self._show_useful_keys()
+        self.show_useful_keys()
 
     def _search_to_show(self, current: BestSnapshot | None) -> BestSnapshot | None:
         """Return the followed search; None for an ended one of another model, or behind a new question."""
@@ -129,7 +131,7 @@ class BestScreen(AppScreen):
         return current if is_about or self._search is not None else None
 
     def _show_plan(self) -> None:
-        next_run, control = self.session.next_run, self.session.best_search
+        next_run, control = self.session.next_run, self.search_control
         if control.is_active:
             waited = elapsed(control.requested_ns, self._now_ns)
             rows: list[LabelledText] = [("", f"The knobs are being checked… {waited}", "text")]
@@ -142,51 +144,42 @@ class BestScreen(AppScreen):
             rows += [("", text, tone) for text, tone in self._planned.texts]
         self.view.show_plan(next_run.spec.name if next_run is not None else "", rows)
 
-    def _show_useful_keys(self) -> None:
-        """Leave out of the footer the keys that do nothing now."""
-        search, footer = self._search, self.query_one(Footer)
-        live = search is not None and search.is_live
-        starting = search is None and self.session.best_search.is_active
+    def useless_actions(self) -> Mapping[str, bool]:
+        search, is_active = self._search, self.search_control.is_active
+        is_live = search is not None and search.is_live
         has_best = search is not None and search.so_far.best is not None
-        useless = {
-            "apply": starting or (search is not None and not has_best),
-            "pause": not live,
-            "pin": not live,
-            "skip": not live,
-            "cancel": not (live or starting),
-            "again": live or search is None,
-            **dict.fromkeys(QUESTION, live or starting or search is not None),
-            VARY: live or starting,
+        return {
+            "apply": not has_best if search is not None else is_active,
+            "pin": not is_live,
+            "skip": not is_live,
+            "again": is_live or search is None,
+            **dict.fromkeys(QUESTION_ACTIONS, is_active or search is not None),
+            VARY: is_active,
         }
-        footer.leave_out(useless)
-        footer.relabel("apply", "start" if search is None else "take")
-        footer.relabel(VARY, "vary" if search is None else "new question")
-        footer.relabel("pause", "resume" if search is not None and search.state in PAUSE_STATES else "pause")
-        is_unfinished = search is not None and search.state in UNFINISHED_STATES
-        footer.relabel("again", "resume" if is_unfinished else "restart")
-        footer.relabel("leave", "leave" if live or starting else "back")
 
-    def show_notice(self, text: str, tone: Tone = "text") -> None:
-        """Show a line at the bottom."""
-        self.view.show_notice(text, tone)
+    def action_labels(self) -> Mapping[str, str]:
+        search = self._search
+        is_unfinished = search is not None and search.state in UNFINISHED_STATES
+        return {
+            "apply": "start" if search is None else "take",
+            VARY: "vary" if search is None else "new question",
+            "again": "resume" if is_unfinished else "restart",
+        }
 
     def refuse(self, error: UserError) -> None:
-        """Show why the search cannot be started."""
-        self.notify(f"Refused: {error.line()}", severity="error")
+        super().refuse(error)
         self._show()
 
     def action_leave(self) -> None:
-        control = self.session.best_search
-        if control.is_active:
-            self.session.post(Notified("The search goes on; B shows it."))
-        elif self._search is None:
+        control = self.search_control
+        if not control.is_active and self._search is None:
             control.request, control.is_fresh = None, False
-        self.dismiss()
+        super().action_leave()
 
     def action_apply(self) -> None:
         search = self._search
         if search is None:
-            self._start()
+            self.start_search()
         elif search.so_far.best is None:
             self.notify("Nothing was measured yet.", severity="warning")
         else:
@@ -218,25 +211,12 @@ class BestScreen(AppScreen):
             session.post(Notified(f"{len(settings)} knobs have the values of the best setting; r runs it"))
         self.dismiss()
 
-    def action_pause(self) -> None:
-        self.show_notified(self.session.best_search.toggle_pause())
-
-    def action_cancel(self) -> None:
-        self.show_notified(self.session.best_search.stop())
-
-    def action_again(self) -> None:
-        search = self._search
-        if search is not None and search.is_live:
-            self.notify("The search is live; s stops it.", severity="warning")
-        else:
-            self._start()
-
     def action_pin(self) -> None:
         search = self._live_search()
         if search is None:
             return
         pinned = [order.knob for order in orders_in_force(search.so_far) if order.do == "pin"]
-        order = partial(self.session.best_search.order, search.directory, "unpin")
+        order = partial(self.search_control.order, search.directory, "unpin")
         orders: Orders = {f"unpin {name}": ("try all its values again", partial(order, name)) for name in pinned}
         self._ask_order(search, "pin", "Pin a knob to one value from now on", orders)
 
@@ -248,7 +228,7 @@ class BestScreen(AppScreen):
         orders: Orders = {}
         if step is not None and step.candidate_number is not None and space is not None:
             words = f"{setting_words(space, step.candidate_number)}, the one under way"
-            skip = partial(self.session.best_search.skip_setting, search.directory, step.candidate_number)
+            skip = partial(self.search_control.skip_setting, search.directory, step.candidate_number)
             orders = {f"setting {step.candidate_number}": (words, skip)}
         self._ask_order(search, "skip", "Never try a setting, or a value", orders)
 
@@ -259,7 +239,7 @@ class BestScreen(AppScreen):
         if search.so_far.space is None:
             self.notify("The candidates are not listed yet.", severity="warning")
             return
-        order = partial(self.session.best_search.order, search.directory, do)
+        order = partial(self.search_control.order, search.directory, do)
         for (name, value), count in open_values(search, do).items():
             orders[f"{name}={value}"] = f"{count:,} candidates", partial(order, name, value)
         if not orders:
@@ -282,7 +262,7 @@ class BestScreen(AppScreen):
 
     def action_fresh(self) -> None:
         """Let the next search use no earlier one, or use them; after an answer, put its question for a fresh one."""
-        request, control = self._request_to_change(), self.session.best_search
+        request, control = self._request_to_change(), self.search_control
         if request is None:
             return
         if self._search is None:
@@ -296,7 +276,7 @@ class BestScreen(AppScreen):
 
     def _request_to_change(self) -> BestRequest | None:
         """Return the request of the shown search, else of the next one; None with a notice if a search is live."""
-        control, search = self.session.best_search, self._search
+        control, search = self.search_control, self._search
         if control.is_active:
             self.notify("The search is live: s stops it, then another question can be put.", severity="warning")
             return None
@@ -306,7 +286,7 @@ class BestScreen(AppScreen):
 
     def _plan_request(self, request: BestRequest) -> None:
         """Show the plan of this request, in place of a search that has ended."""
-        self.session.best_search.request, self._shows_new_question = request, True
+        self.search_control.request, self._shows_new_question = request, True
         self.notify("")
         self._make_plan()
 
@@ -318,21 +298,11 @@ class BestScreen(AppScreen):
             return None
         return search
 
-    def _start(self) -> None:
-        """Start or continue a search; a live run is stopped first if the person agrees."""
-        session, run = self.session, self.session.live_run
-        if session.best_search.is_active:
-            self.notify("The search is starting.", severity="warning")
-        elif session.runs.is_starting:
-            self.notify("A run is starting; press Enter again once it is on the screen.", severity="warning")
-        elif run is None:
-            self._begin(None)
-        else:
-            question = f"{run.run_id} is live and uses the device. Stop it and search the best fit?"
-            self.confirm(question, "stop it, then search", partial(self._begin, run.directory))
+    def stop_question(self, run: RunSnapshot) -> str:
+        return f"{run.run_id} is live and uses the device. Stop it and search the best fit?"
 
-    def _begin(self, live: Path | None) -> None:
-        """Start a search of the question on the screen, else of the shown search, once the run in `live` has ended.
+    def start_after(self, run_to_stop: Path | None) -> None:
+        """Start a search of the question on the screen, else of the shown search, once `run_to_stop` has ended.
 
         An unfinished search goes on. Only a question on the screen may be fresh.
         """
@@ -342,9 +312,9 @@ class BestScreen(AppScreen):
         spec = session.next_run.spec
         question = search.so_far.question if search is not None else None
         if question is not None and search is not None:
-            session.best_search.request = request_of(question)
+            self.search_control.request = request_of(question)
             if search.state in UNFINISHED_STATES:
                 spec = spec_to_continue(question, spec)
-        fresh = search is None and session.best_search.is_fresh
-        session.start_search(SearchKind.BEST, spec, live, fresh=fresh)
+        fresh = search is None and self.search_control.is_fresh
+        session.start_search(SearchKind.BEST, spec, run_to_stop, fresh=fresh)
         self._show()

@@ -45,7 +45,7 @@ NAME_HINT = "A name; command, folder and mapping become a file in {}. p lists it
 
 
 class ScriptScreen(AppScreen):
-    """Shows what discovery found in a script, lets the mapping be corrected, and saves it as the next run's preset."""
+    """Shows the flags found in a script, lets the mapping be corrected, and saves a preset for the next run."""
 
     SCOPE = "script"
 
@@ -80,7 +80,7 @@ class ScriptScreen(AppScreen):
         self.view.show_notice(text, tone)
 
     def on_session_message(self, message: SessionMessage) -> None:
-        """Take in what discovery found; leave other messages to the app."""
+        """Take in the result of discovery; leave other messages to the app."""
         match message.content:
             case ScriptDiscovered(command, discovered) if command == self._command:
                 self._discovered, self._mapping = (

@@ -7,14 +7,12 @@ from trainfast_runner.search.batch.batch_follower import BatchSnapshot
 from trainfast_runner.search.journal.batch import Probe
 from trainfast_runner.search.journal.memory_lines import MemoryLines
 from trainfast_tui.charts.fit_chart import Point, fit_chart
-from trainfast_tui.painting.painted import Painted
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.batch_search import Offer, batch_search_words, expected_s, offers
 from trainfast_tui.text.lines import (
     LabelledText,
     Line,
     Piece,
-    Tone,
     labelled,
     labelled_lines,
     line_length,
@@ -26,12 +24,13 @@ from trainfast_tui.text.lines import (
 )
 from trainfast_tui.text.search_signs import search_sign
 from trainfast_tui.widgets.batch_lines import OUTCOMES, table_lines
+from trainfast_tui.widgets.painted_with_notice import PaintedWithNotice
 
 LEAST_CHART, MOST_CHART = 6, 16
 """The least lines of a useful chart, and the most."""
 
 
-class BatchSearchView(Painted):
+class BatchSearchView(PaintedWithNotice):
     """The view of a batch search, as large as the screen."""
 
     DEFAULT_CSS = "BatchSearchView { height: 1fr; }"
@@ -42,14 +41,14 @@ class BatchSearchView(Painted):
         self._search: BatchSnapshot | None = None
         self._now_ns = 0
         self._requested_ns: int | None = None
-        self._notice: Piece = ("", "muted")
         self._limit_notice = ""
         self._question: list[LabelledText] = []
-        self._at = 0
+        self._cursor = 0
+        """The answer under the cursor."""
         self._top = 0
         """The first line in sight of a question that is longer than the screen."""
-        self._back = 0
-        """The rows of the table out of sight below, where it was scrolled; it is held to the table."""
+        self._rows_below = 0
+        """Rows of the table out of sight below."""
         self._rows_in_sight = 1
 
     def show_search(self, search: BatchSnapshot | None, now_ns: int, requested_ns: int | None = None) -> None:
@@ -68,22 +67,17 @@ class BatchSearchView(Painted):
         self._question = rows
         self.repaint()
 
-    def show_notice(self, text: str, tone: Tone = "text") -> None:
-        """Show this line at the bottom until the next one."""
-        self._notice = (text, tone)
-        self.repaint()
-
     @property
     def offer(self) -> Offer | None:
         """The offer that Enter applies; None before the end."""
         offered = offers(self._search)
-        return offered[min(self._at, len(offered) - 1)] if offered else None
+        return offered[min(self._cursor, len(offered) - 1)] if offered else None
 
     def action_move(self, by: int) -> None:
         """Move the cursor among the answers that Enter can apply; without any scroll the table, or the question."""
         offered = () if self._question else offers(self._search)
         if offered:
-            self._at = max(0, min(len(offered) - 1, self._at + by))
+            self._cursor = max(0, min(len(offered) - 1, self._cursor + by))
             self.repaint()
         else:
             self._scroll(by)
@@ -97,45 +91,43 @@ class BatchSearchView(Painted):
         if self._question:
             self._top += by
         else:
-            self._back -= by
+            self._rows_below -= by
         self.repaint()
 
     def _question_lines(self, width: int) -> list[Line]:
-        notice = paragraph(self._notice[0], width, self._notice[1])
-        return [rule(f"largest batch: {self._preset}", width), *labelled_lines(self._question, width), [], *notice]
+        title = rule(f"largest batch: {self._preset}", width)
+        return [title, *labelled_lines(self._question, width), [], *self.notice_lines(width)]
+
+    def _waiting_lines(self, width: int) -> list[Line]:
+        words = f"The knobs are being checked… {fmt.elapsed(self._requested_ns, self._now_ns)}"
+        return [*paragraph(words, width, "text"), *paragraph(self._limit_notice, width, "warning")]
 
     def lines(self, width: int, height: int) -> list[Line]:
-        search = self._search
+        search, notice = self._search, self.notice_lines(width)
         if self._question:
             shown, self._top = scrolled(self._question_lines(width), self._top, height)
             return shown
         if search is None:
-            waited = fmt.elapsed(self._requested_ns, self._now_ns)
-            words = self._notice[0] or f"The knobs are being checked… {waited}"
-            waiting = paragraph(words, width, self._notice[1])
-            if not self._notice[0]:
-                waiting += paragraph(self._limit_notice, width, "warning")
-            return [rule(f"largest batch: {self._preset}", width), *waiting]
+            return [rule(f"largest batch: {self._preset}", width), *(notice or self._waiting_lines(width))]
         head = _head(search, self._preset, self._now_ns, width)
         table = table_lines(search, width)
-        foot = [*_next_lines(search, width), *_offer_lines(search, self._at, width)]
-        if self._notice[0]:
-            foot += [[], *paragraph(self._notice[0], width, self._notice[1])]
+        foot = [*_next_lines(search, width), *_offer_lines(search, self._cursor, width)]
+        foot += [[], *notice] if notice else []
         # Blank lines come before the table, the chart and the foot.
         room = height - len(head) - 1 - len(foot) - (1 if foot else 0)
-        table, hidden = self._in_sight(table, room)
+        table, hidden = self._scrolled_table(table, room)
         room -= len(table) + 1
         chart = _chart(search, width, min(MOST_CHART, room)) if room >= LEAST_CHART else []
         return [*head, hidden, *table, *([[], *chart] if chart else []), *([[], *foot] if foot else [])]
 
-    def _in_sight(self, table: list[Line], room: int) -> tuple[list[Line], Line]:
+    def _scrolled_table(self, table: list[Line], room: int) -> tuple[list[Line], Line]:
         """Return the title with the rows that fit, the newest unless scrolled, and a line that counts the others."""
         title, *rows = table
         self._rows_in_sight = max(1, min(len(rows), room - 1))
-        self._back = max(0, min(self._back, len(rows) - self._rows_in_sight))
-        end = len(rows) - self._back
+        self._rows_below = max(0, min(self._rows_below, len(rows) - self._rows_in_sight))
+        end = len(rows) - self._rows_below
         first = max(0, end - self._rows_in_sight)
-        words = out_of_sight(first, self._back)
+        words = out_of_sight(first, self._rows_below)
         hidden: Line = [(f"more rows: {words}  PgUp PgDn", "key")] if words else []
         return [title, *rows[first:end]], hidden
 
@@ -214,7 +206,7 @@ def _next_lines(search: BatchSnapshot, width: int) -> list[Line]:
     return paragraph(f"{when}: {batch}{step.why}", width, "text", 3)
 
 
-def _offer_lines(search: BatchSnapshot, at: int, width: int) -> list[Line]:
+def _offer_lines(search: BatchSnapshot, cursor: int, width: int) -> list[Line]:
     offered = offers(search)
     if not offered:
         return []
@@ -222,13 +214,13 @@ def _offer_lines(search: BatchSnapshot, at: int, width: int) -> list[Line]:
     left = ended.answer.headroom_bytes if ended is not None and ended.answer is not None else None
     title = "Enter applies" if left is None else f"Enter applies; the largest leaves {fmt.size(left)} of the limit"
     lines: list[Line] = [[(title, "muted")]]
-    at = min(at, len(offered) - 1)
+    cursor = min(cursor, len(offered) - 1)
     for index, offer in enumerate(offered):
         settings = " ".join(f"{name}={value}" for name, value in offer.settings)
-        head = f"{'▸' if index == at else ' '} {offer.label:<12}{settings}"
+        head = f"{'▸' if index == cursor else ' '} {offer.label:<12}{settings}"
         first, *rest = wrap(offer.why, max(20, width - len(head) - 2)) or [""]
-        lines.append([(head, "cursor" if index == at else "title"), ("  ", "text"), (first, "text")])
-        if index == at:
+        lines.append([(head, "cursor" if index == cursor else "title"), ("  ", "text"), (first, "text")])
+        if index == cursor:
             lines += [[(" " * (len(head) + 2) + line, "text")] for line in rest[:2]]
         elif rest:
             lines[-1][-1] = (f"{first} …", "text")

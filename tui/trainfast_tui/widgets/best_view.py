@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trainfast_tui.charts.scatter import Spot, pareto, scatter
-from trainfast_tui.painting.painted import Painted
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.best_objective import UNITS
 from trainfast_tui.text.best_search import BY_KEYS, measurements, question_lines
@@ -22,7 +21,6 @@ from trainfast_tui.text.lines import (
     LabelledText,
     Line,
     Piece,
-    Tone,
     labelled,
     labelled_lines,
     paragraph,
@@ -31,6 +29,7 @@ from trainfast_tui.text.lines import (
 )
 from trainfast_tui.text.search_signs import search_sign
 from trainfast_tui.widgets.best_lines import effect_lines, footnote_lines, trial_lines, waiting_line
+from trainfast_tui.widgets.painted_with_notice import PaintedWithNotice
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.best_follower import BestSnapshot
@@ -44,7 +43,7 @@ LEAST_ROWS = 4
 """Lines of the table that the chart leaves."""
 
 
-class BestView(Painted):
+class BestView(PaintedWithNotice):
     """The view of a best-fit search, as large as the screen."""
 
     DEFAULT_CSS = "BestView { height: 1fr; }"
@@ -54,10 +53,10 @@ class BestView(Painted):
         self._search: BestSnapshot | None = None
         self._now_ns = 0
         self._plan: list[LabelledText] = []
-        self._headline = ""
-        self._notice: Piece = ("", "muted")
-        self._back = 0
-        """Rows of the table between its last one and the last one shown."""
+        self._preset = ""
+        """The preset of the plan."""
+        self._rows_below = 0
+        """Rows of the table out of sight below."""
         self._top = 0
         """The first line in sight of a text that is longer than the screen."""
 
@@ -68,30 +67,24 @@ class BestView(Painted):
         self._search, self._now_ns = search, now_ns
         self.repaint()
 
-    def show_plan(self, name: str, rows: list[LabelledText]) -> None:
-        """Show these rows while there is no search; `name` is the preset's."""
+    def show_plan(self, preset: str, rows: list[LabelledText]) -> None:
+        """Show these rows of the plan of a search while there is none."""
         if self._search is not None:
             self._top = 0
-        self._search, self._headline, self._plan = None, name, rows
-        self.repaint()
-
-    def show_notice(self, text: str, tone: Tone = "text") -> None:
-        """Show this line at the bottom until the next one."""
-        self._notice = (text, tone)
+        self._search, self._preset, self._plan = None, preset, rows
         self.repaint()
 
     def action_move(self, by: int) -> None:
         """Scroll the table of trials, and a text that is longer than the screen."""
         self._top += by
         ran = 0 if self._search is None else len(self._search.so_far.attempts)
-        self._back = max(0, min(ran - 1, self._back - by))
+        self._rows_below = max(0, min(ran - 1, self._rows_below - by))
         self.repaint()
 
     def lines(self, width: int, height: int) -> list[Line]:
-        notice = paragraph(self._notice[0], width, self._notice[1]) if self._notice[0] else []
-        search = self._search
+        search, notice = self._search, self.notice_lines(width)
         if search is None:
-            lines = [rule(f"best fit: {self._headline}", width), *labelled_lines(self._plan, width)]
+            lines = [rule(f"best fit: {self._preset}", width), *labelled_lines(self._plan, width)]
             return [*self._scrolled(lines, height - len(notice)), *notice]
         head = [*_head(search, self._now_ns, width), *_varied_lines(search, width)]
         foot = [*_answer_lines(search, width, height), *_order_lines(search, width)]
@@ -110,7 +103,7 @@ class BestView(Painted):
         if chart:
             chart.insert(0, _chart_title(search.so_far, spots))
         room -= len(chart) + bool(chart)
-        shown = self._cut(table, room - 1 - bool(waiting)) if wanted else []
+        shown = self._scrolled_table(table, room - 1 - bool(waiting)) if wanted else []
         body: list[Line] = [*([[], *chart] if chart else [])]
         if shown or waiting:
             body += [[], *shown, *([waiting] if waiting else [])]
@@ -120,12 +113,12 @@ class BestView(Painted):
         shown, self._top = scrolled(lines, self._top, height)
         return shown
 
-    def _cut(self, table: list[Line], room: int) -> list[Line]:
+    def _scrolled_table(self, table: list[Line], room: int) -> list[Line]:
         """Keep the title and as many rows as fit, the newest unless the table was scrolled."""
         if room < 2 or len(table) < 2:
             return []
         title, *rows = table
-        end = max(min(len(rows), room - 1), len(rows) - self._back)
+        end = max(min(len(rows), room - 1), len(rows) - self._rows_below)
         return [title, *rows[max(0, end - room + 1) : end]]
 
 
@@ -148,7 +141,7 @@ def _head(search: BestSnapshot, now_ns: int, width: int) -> list[Line]:
 
 
 def _chart_title(so_far: BestSoFar, spots: list[Spot]) -> Line:
-    """The axes, and the meaning of each sign that the chart has."""
+    """Return the axes, and the meaning of each sign on the chart."""
     title: Line = [(f"{UNITS.get(so_far.objective, 'samples/s')} over memory", "muted")]
     title += [("  ⠤ ", "primary"), ("Pareto front", "muted")]
     for sign, words in MEANINGS.items():
@@ -159,7 +152,7 @@ def _chart_title(so_far: BestSoFar, spots: list[Spot]) -> Line:
 
 
 def _varied_lines(search: BestSnapshot, width: int) -> list[Line]:
-    """The knobs that are varied and those left alone, until the first measurement."""
+    """Return the varied knobs and the knobs left alone; empty after the first measurement."""
     question = search.so_far.question
     if question is None or search.so_far.attempts:
         return []
@@ -178,7 +171,7 @@ def _time_words(search: BestSnapshot, now_ns: int) -> str:
 
 
 def _answer_lines(search: BestSnapshot, width: int, height: int) -> list[Line]:
-    """The effects, the runner-ups and the verdict counts; empty before there is an answer."""
+    """Return the effects, the runner-ups and the verdict counts; empty before there is an answer."""
     ended = search.so_far.ended
     if ended is None or ended.answer is None or search.so_far.space is None:
         return []
@@ -191,7 +184,7 @@ def _answer_lines(search: BestSnapshot, width: int, height: int) -> list[Line]:
 
 
 def _order_lines(search: BestSnapshot, width: int) -> list[Line]:
-    """The orders in force, and those that the search takes before its next step."""
+    """Return the orders in force, and the given orders that wait for the next step."""
     space = search.so_far.space
     words = [order_words(order, space) for order in orders_in_force(search.so_far)]
     waiting = [f"{order_words(order, space)} (before the next step)" for order in search.waiting]
@@ -201,7 +194,7 @@ def _order_lines(search: BestSnapshot, width: int) -> list[Line]:
 
 
 def spots_of(so_far: BestSoFar, *, is_live: bool) -> list[Spot]:
-    """Return the settings as the chart shows them, the best last; the one under way stands at the bottom."""
+    """Return the settings as spots of the chart, the best last; the setting under way stands at the bottom."""
     rates: dict[int, float | None] = {}
     signs: dict[int, Piece] = {}
     for index, line in enumerate(so_far.attempts):

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.script_preset import flag_names, place_words
 from trainfast_runner.settings.script_reach import ways_without_flag
-from trainfast_tui.painting.painted import Painted
 from trainfast_tui.text.format import plain, to_width
-from trainfast_tui.text.lines import Line, Piece, Tone, labelled, paragraph, rule
+from trainfast_tui.text.lines import Line, labelled, paragraph, rule
 from trainfast_tui.text.script import default_words, found_words
+from trainfast_tui.widgets.painted_with_notice import PaintedWithNotice
 
 if TYPE_CHECKING:
     from trainfast_runner.records.discovered import Discovered, Flag
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 LEAST_FLAGS = 5
 """Lines that the mapping leaves to the flags."""
 LEAST_KNOBS = 3
-MOST_REASON_LINES = 2
+MOST_REASON_LINES, MOST_NOTICE_LINES = 2, 3
 WIDE_NAMES_FROM = 100
 """Columns from which the names of the flags have much room."""
 
@@ -42,62 +42,56 @@ class ScriptFindings:
     refusal: str = ""
 
 
-class ScriptView(Painted):
+class ScriptView(PaintedWithNotice):
     """The view of a script, as large as the screen, with a cursor on the mapped knobs."""
 
     DEFAULT_CSS = "ScriptView { height: 1fr; }"
 
     def __init__(self) -> None:
         super().__init__()
-        self._shown = ScriptFindings()
-        self._notice: Piece = ("", "muted")
+        self._findings = ScriptFindings()
         self._cursor = 0
-        self._flags_from = 0
+        self._first_flag = 0
 
     @property
     def current(self) -> str | None:
         """The knob under the cursor; None if none is mapped."""
-        mapping = self._shown.mapping
+        mapping = self._findings.mapping
         return mapping[self._cursor].knob if mapping else None
 
-    def show_findings(self, shown: ScriptFindings, knob: str = "") -> None:
+    def show_findings(self, findings: ScriptFindings, knob: str = "") -> None:
         """Show this script, with the cursor on `knob` where one is named."""
-        if shown.discovered is not self._shown.discovered:
-            self._cursor = self._flags_from = 0
-        self._shown = shown
-        at = next((index for index, proposal in enumerate(shown.mapping) if proposal.knob == knob), self._cursor)
-        self._cursor = max(0, min(at, len(shown.mapping) - 1))
-        self.repaint()
-
-    def show_notice(self, text: str, tone: Tone = "text") -> None:
-        """Show this line at the bottom until the next one."""
-        self._notice = (text, tone)
+        if findings.discovered is not self._findings.discovered:
+            self._cursor = self._first_flag = 0
+        self._findings = findings
+        places = (place for place, proposal in enumerate(findings.mapping) if proposal.knob == knob)
+        self._cursor = max(0, min(next(places, self._cursor), len(findings.mapping) - 1))
         self.repaint()
 
     def action_move(self, by: int) -> None:
         """Move the cursor among the mapped knobs."""
-        self._cursor = max(0, min(len(self._shown.mapping) - 1, self._cursor + by))
+        self._cursor = max(0, min(len(self._findings.mapping) - 1, self._cursor + by))
         self.repaint()
 
     def action_page(self, by: int) -> None:
         """Scroll the flags by some lines."""
-        flags = self._shown.discovered.flags if self._shown.discovered is not None else []
-        self._flags_from = max(0, min(len(flags) - 1, self._flags_from + by * LEAST_FLAGS))
+        flags = self._findings.discovered.flags if self._findings.discovered is not None else []
+        self._first_flag = max(0, min(len(flags) - 1, self._first_flag + by * LEAST_FLAGS))
         self.repaint()
 
     def lines(self, width: int, height: int) -> list[Line]:
-        notice = paragraph(self._notice[0], width, self._notice[1], 3) if self._notice[0] else []
-        head = _head(self._shown, width)
+        notice = self.notice_lines(width, MOST_NOTICE_LINES)
+        head = _head(self._findings, width)
         room = max(0, height - len(head) - len(notice))
         body = self._body(width, room)[:room]
         return [*head, *body, *([[]] * (room - len(body))), *notice]
 
     def _body(self, width: int, room: int) -> list[Line]:
-        discovered = self._shown.discovered
+        discovered = self._findings.discovered
         if discovered is None:
             return []
-        ways = _way_lines(discovered, self._shown.mapping, width)
-        flags = [_flag_line(flag, self._shown.mapping, width) for flag in discovered.flags]
+        ways = _way_lines(discovered, self._findings.mapping, width)
+        flags = [_flag_line(flag, self._findings.mapping, width) for flag in discovered.flags]
         rows, reason = self._mapping_lines(width)
         for_rows = room - 2 - len(reason) - len(ways) - min(LEAST_FLAGS, len(flags))
         top = max(0, self._cursor + 1 - max(LEAST_KNOBS, for_rows))
@@ -105,7 +99,7 @@ class ScriptView(Painted):
         lines = [rule("knobs and their flags", width), *rows, *reason, *ways]
         if flags and room > len(lines) + 1:
             for_flags = room - len(lines) - 1
-            first = max(0, min(self._flags_from, len(flags) - for_flags))
+            first = max(0, min(self._first_flag, len(flags) - for_flags))
             last = min(len(flags), first + for_flags)
             part = f", {first + 1} to {last} (PgUp PgDn)" if for_flags < len(flags) else ""
             lines += [rule(f"flags of the script{part}", width), *flags[first:last]]
@@ -113,29 +107,29 @@ class ScriptView(Painted):
 
     def _mapping_lines(self, width: int) -> tuple[list[Line], list[Line]]:
         """Return a row for each mapped knob, and the reason of the one under the cursor."""
-        mapping = self._shown.mapping
+        mapping = self._findings.mapping
         if not mapping:
             return paragraph("No flag was recognised; a maps a knob to one.", width, "warning"), []
         rows = [_knob_line(proposal, index == self._cursor, width) for index, proposal in enumerate(mapping)]
         return rows, paragraph(mapping[self._cursor].reason, width, "muted", MOST_REASON_LINES)
 
 
-def _head(shown: ScriptFindings, width: int) -> list[Line]:
+def _head(findings: ScriptFindings, width: int) -> list[Line]:
     lines = [rule("own script", width)]
-    if not shown.command:
+    if not findings.command:
         about = (
             "A script of your own runs as it is, in its own environment: its steps, memory and speed are measured, its"
             " largest batch and its fastest settings searched. First it is run to its argument parser and no further,"
             " to see which of its flags take which knobs."
         )
         return [*lines, *paragraph(about, width, "text"), [], [("Enter types its command.", "title")]]
-    lines += labelled(("command ", "muted"), shlex.join(shown.command), width)[:3]
-    lines += labelled(("folder  ", "muted"), shown.cwd, width)[:1]
-    if shown.refusal:
-        lines += labelled(("refused ", "error"), shown.refusal, width, "error")
+    lines += labelled(("command ", "muted"), shlex.join(findings.command), width)[:3]
+    lines += labelled(("folder  ", "muted"), findings.cwd, width)[:1]
+    if findings.refusal:
+        lines += labelled(("refused ", "error"), findings.refusal, width, "error")
         return [*lines, [], *paragraph("c types another command; f5 looks again after a change.", width, "title")]
-    text = shown.waiting if shown.discovered is None else found_words(shown.discovered)
-    return [*lines, *labelled(("found   ", "muted"), text, width, "muted" if shown.discovered is None else "text")]
+    text = findings.waiting if findings.discovered is None else found_words(findings.discovered)
+    return [*lines, *labelled(("found   ", "muted"), text, width, "muted" if findings.discovered is None else "text")]
 
 
 def _knob_line(proposal: Proposal, is_current: bool, width: int) -> Line:

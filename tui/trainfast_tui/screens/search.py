@@ -1,0 +1,105 @@
+"""The base of the screens of searches: start, pause, stop and leave a search, which outlives its screen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic
+
+from trainfast_runner.records.search_states import PAUSE_STATES
+from trainfast_tui.control.messages import Notified
+from trainfast_tui.control.search_control import SearchControl, SearchSnapshotT
+from trainfast_tui.screens.base import AppScreen
+from trainfast_tui.text.lines import Tone
+from trainfast_tui.widgets.header_footer import Footer
+from trainfast_tui.widgets.painted_with_notice import PaintedWithNotice
+
+if TYPE_CHECKING:
+    from trainfast_runner.errors import UserError
+    from trainfast_runner.running.follower import RunSnapshot
+    from trainfast_tui.session import Session
+
+
+class SearchScreen(AppScreen, Generic[SearchSnapshotT]):
+    """Shows the followed search of one kind, or the question of the next one."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self._search: SearchSnapshotT | None = None
+        """The search on the screen; None while the question is put, or a search is starting."""
+
+    @property
+    def search_control(self) -> SearchControl[SearchSnapshotT]:
+        """The session's control of this kind of search."""
+        raise NotImplementedError
+
+    def start_after(self, run_to_stop: Path | None) -> None:
+        """Start or continue the search once `run_to_stop` has ended."""
+        raise NotImplementedError
+
+    def stop_question(self, run: RunSnapshot) -> str:
+        """Return the question whether to stop this live run for the search."""
+        raise NotImplementedError
+
+    def useless_actions(self) -> Mapping[str, bool]:
+        """Return by their ids the actions that do nothing now, but for those of this base."""
+        raise NotImplementedError
+
+    def action_labels(self) -> Mapping[str, str]:
+        """Return by their ids the labels of actions that depend on the search, but for those of this base."""
+        raise NotImplementedError
+
+    def keep_search(self, search: SearchSnapshotT | None) -> None:
+        """Make this the search on the screen; a notice about its state before is outdated."""
+        if search is not None and (self._search is None or self._search.state != search.state):
+            self.show_notice("")
+        self._search = search
+
+    def show_useful_keys(self) -> None:
+        """Leave out of the footer the keys that do nothing now, and label the others by what they do."""
+        search, is_active, footer = self._search, self.search_control.is_active, self.query_one(Footer)
+        is_live = search is not None and search.is_live
+        footer.leave_out({"pause": not is_live, "cancel": not is_active, **self.useless_actions()})
+        footer.relabel("pause", "resume" if search is not None and search.state in PAUSE_STATES else "pause")
+        footer.relabel("leave", "leave" if is_active else "back")
+        for action_id, label in self.action_labels().items():
+            footer.relabel(action_id, label)
+
+    def show_notice(self, text: str, tone: Tone = "text") -> None:
+        """Show a line below the search."""
+        self.query_one(PaintedWithNotice).show_notice(text, tone)
+
+    def refuse(self, error: UserError) -> None:
+        """Show why the search cannot be started."""
+        self.notify(f"Refused: {error.line()}", severity="error")
+        self.show_useful_keys()
+
+    def start_search(self) -> None:
+        """Start or continue the search; a live run is stopped first if the person agrees."""
+        run = self.session.live_run
+        if self.search_control.is_active:
+            self.notify("The search is starting.", severity="warning")
+        elif self.session.runs.is_starting:
+            self.notify("A run is starting; press Enter again once it is on the screen.", severity="warning")
+        elif run is None:
+            self.start_after(None)
+        else:
+            self.confirm(self.stop_question(run), "stop it, then search", partial(self.start_after, run.directory))
+
+    def action_again(self) -> None:
+        if self._search is not None and self._search.is_live:
+            self.notify("The search is live; s stops it.", severity="warning")
+        else:
+            self.start_search()
+
+    def action_pause(self) -> None:
+        self.show_notified(self.search_control.toggle_pause())
+
+    def action_cancel(self) -> None:
+        self.show_notified(self.search_control.stop())
+
+    def action_leave(self) -> None:
+        if self.search_control.is_active:
+            self.session.post(Notified(f"The search goes on; {self.search_control.KIND.key} shows it."))
+        self.dismiss()
