@@ -62,8 +62,8 @@ class NextRun(ABC):
         changed = {name: reference[name] for name in self.spec.knobs if name in reference and self.is_changed(name)}
         return replace(self.spec, knobs={**self.spec.knobs, **changed}) if changed else None
 
-    def fields(self) -> list[str]:
-        """Overrides of the preset's model and data fields, as they are typed."""
+    def field_overrides(self) -> list[str]:
+        """Return the overrides of the preset's model and data fields, as they are typed."""
         sections = {"model": self.spec.model, "data": self.spec.data}
         places = [key.partition(".") for key in self.spec.overrides if "." in key]
         return typed_overrides({"".join(place): sections.get(place[0], {}).get(place[2]) for place in places})

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings.knobs import BY_NAME, KNOBS
-from trainfast_runner.settings.script_reach import Way, reach_of
 from trainfast_tui.control.next_run import NextRun
 from trainfast_tui.control.next_run_sources import preset_choices
 from trainfast_tui.painting.painted import Painted
 from trainfast_tui.text.format import plain, to_width
-from trainfast_tui.text.lines import Line, Tone, labelled, line_length, out_of_sight, paragraph, rule, with_more, wrap
+from trainfast_tui.text.lines import Line, Tone, out_of_sight, rule, with_more, wrap
+from trainfast_tui.widgets.knob_text import KnobText
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
@@ -100,7 +100,7 @@ class KnobPanel(Painted, can_focus=True):
             return self._refusal
         return self._cannot_run
 
-    def _choice(self, next_run: NextRun, name: str) -> str:
+    def _auto_choice(self, next_run: NextRun, name: str) -> str:
         """The value that `auto` chose for this knob; empty if the knob is not `auto`, or before the choice is known."""
         return self._auto_choices.get(name, "") if next_run.spec.knobs.get(name) == AUTO else ""
 
@@ -219,13 +219,13 @@ class KnobPanel(Painted, can_focus=True):
             text = _refusal_lines(refused, width, max(LEAST_ABOUT, room // 2, room - KNOBS_BESIDE_REFUSAL))
         else:
             most = ADVISED_ROWS if self.current in self._advice else ABOUT_ROWS
-            text = self._about_in(width, max(LEAST_ABOUT, min(most, room // 2, room - LEAST_LIST)))
+            text = self._text.cut_to(max(LEAST_ABOUT, min(most, room // 2, room - LEAST_LIST)), width)
         room = max(1, room - len(text))
         rows, places = self._list(next_run)
         cursor = places[self._cursor]
         # The group's title stays in sight when the cursor reaches its first knob.
         self._top = max(0, min(self._top, cursor - 1, len(rows) - room), cursor - room + 1)
-        above, below = sum(at < self._top for at in places), sum(at >= self._top + room for at in places)
+        above, below = sum(place < self._top for place in places), sum(place >= self._top + room for place in places)
         shown = rows[self._top : self._top + room]
         shown += [[] for _ in range(room - len(shown))]
         return [rule("next run", width, out_of_sight(above, below)), *head, *shown, *text]
@@ -235,8 +235,8 @@ class KnobPanel(Painted, can_focus=True):
         lines: list[Line] = [[("preset ", "muted"), (name, "title")]]
         if next_run.script is not None:
             lines.append([("script ", "muted"), (to_width(plain(next_run.spec.title), width - 7).rstrip(), "text")])
-        for field in next_run.fields():
-            lines.append([("with ", "muted"), (to_width(plain(field), max(8, width - 5)).rstrip(), "warning")])
+        for override in next_run.field_overrides():
+            lines.append([("with ", "muted"), (to_width(plain(override), max(8, width - 5)).rstrip(), "warning")])
         if self._global_batch is not None:
             lines.append(_global_batch_line(next_run.spec.knobs, *self._global_batch, width))
         return lines
@@ -253,51 +253,19 @@ class KnobPanel(Painted, can_focus=True):
                 rows.append([(group, "muted")])
             changed = next_run.is_changed(name)
             places.append(len(rows))
-            rows.append(_knob_row(name, next_run, changed, number == self._cursor, self._choice(next_run, name)))
+            rows.append(_knob_row(name, next_run, changed, number == self._cursor, self._auto_choice(next_run, name)))
         return rows, places
 
     def about(self, width: int) -> list[Line]:
         """Return the whole text about the knob under the cursor, after the refusal of a value."""
-        refused = "" if self._refused is None else f"Refused: {self._refused.line()}"
-        return [
-            rule(self.current, width),
-            *paragraph(refused, width, "error"),
-            *self._way(width),
-            *paragraph(BY_NAME[self.current].what, width, "text"),
-            *self._trade_off(width),
-            *labelled(("trains ", "secondary"), BY_NAME[self.current].training, width),
-        ]
+        return self._text.whole(width, self._refused)
 
-    def _about_in(self, width: int, room: int) -> list[Line]:
-        """Return the text about the knob under the cursor in at most `room` lines."""
-        way, trade_off = self._way(width), self._trade_off(width)
-        what = BY_NAME[self.current].what
-        # The short texts about speed and memory are worth more than the end of a long description.
-        least = max(1, room - 1 - len(way) - len(trade_off))
-        lines = [*way, *paragraph(what, width, "text", least), *trade_off]
-        is_whole = len(wrap(what, width)) <= least and len(lines) < room
-        if len(lines) >= room:
-            *before, (last, tone) = lines[room - 2]
-            lines = [*lines[: room - 2], [*before, (with_more(last, width - line_length(before)), tone)]]
-        return [rule(self.current, width, "" if is_whole else "i: all of it"), *lines]
-
-    def _trade_off(self, width: int) -> list[Line]:
-        """Return advice, the choice of `auto`, the effects on speed and memory, and the values of the knob."""
-        entry = BY_NAME[self.current]
-        choice = self._choice(self._next, self.current) if self._next is not None else ""
-        texts = (("speed", entry.speed), ("memory", entry.memory))
-        lines = labelled(("advice ", "accent"), self._advice.get(self.current, ""), width)
-        lines += labelled(("here   ", "secondary"), choice, width)
-        lines += [line for label, text in texts for line in labelled((f"{label:<7}", "secondary"), text, width)]
-        return [*lines, *paragraph(f"takes {entry.values.describe()}", width, "muted")]
-
-    def _way(self, width: int) -> list[Line]:
-        """Return the way of the knob under the cursor into the user's own script; empty for a model."""
-        script = self._next.script if self._next is not None else None
-        if script is None:
-            return []
-        reach = reach_of(self.current, script)
-        return labelled(("script ", "accent"), reach.words if reach.way is Way.NONE else str(reach), width)
+    @property
+    def _text(self) -> KnobText:
+        next_run, name = self._next, self.current
+        if next_run is None:
+            return KnobText(name, None)
+        return KnobText(name, next_run.script, self._advice.get(name, ""), self._auto_choice(next_run, name))
 
 
 def _cannot_run_here(next_run: NextRun | None, machine: Machine | None) -> UserError | None:
@@ -310,10 +278,10 @@ def _cannot_run_here(next_run: NextRun | None, machine: Machine | None) -> UserE
 
 
 def _global_batch_line(knobs: KnobValues, total: int, ranks: int, width: int) -> Line:
-    is_wide = width >= WIDE_FACTORS_FROM
+    is_spaced = width >= WIDE_FACTORS_FROM
     factors = [f"{int(str(factor)):,}" for factor in (knobs["batch_size"], knobs["grad_accum"], ranks)]
-    words = " = " + (" x " if is_wide else "x").join(factors)
-    if is_wide:
+    words = " = " + (" x " if is_spaced else "x").join(factors)
+    if is_spaced:
         words += " rank" if ranks == 1 else " ranks"
     return [("global batch ", "muted"), (f"{total:,}", "title"), (words, "muted")]
 

@@ -1,0 +1,65 @@
+"""The text about one knob: its effects, its values, the advice for it, and its way into a script."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.script_preset import ScriptPreset
+from trainfast_runner.settings.script_reach import Way, reach_of
+from trainfast_tui.text.lines import Line, labelled, line_length, paragraph, rule, with_more, wrap
+
+
+@dataclass(frozen=True, slots=True)
+class KnobText:
+    """The texts about a knob of the next run."""
+
+    name: str
+    script: ScriptPreset | None
+    """The user's own script; None for a model."""
+    advice: str = ""
+    auto_choice: str = ""
+    """The value that `auto` chose, and the reason; empty for another value."""
+
+    def whole(self, width: int, refusal: UserError | None) -> list[Line]:
+        """Return all of the text, after the refusal of a value."""
+        entry = BY_NAME[self.name]
+        return [
+            rule(self.name, width),
+            *paragraph("" if refusal is None else f"Refused: {refusal.line()}", width, "error"),
+            *self._way(width),
+            *paragraph(entry.what, width, "text"),
+            *self._trade_off(width),
+            *labelled(("trains ", "secondary"), entry.training, width),
+        ]
+
+    def cut_to(self, room: int, width: int) -> list[Line]:
+        """Return the text in at most `room` lines."""
+        way, trade_off, what = self._way(width), self._trade_off(width), BY_NAME[self.name].what
+        # The short texts about speed and memory are worth more than the end of a long description.
+        lines_for_what = max(1, room - 1 - len(way) - len(trade_off))
+        lines = [*way, *paragraph(what, width, "text", lines_for_what), *trade_off]
+        is_whole = len(wrap(what, width)) <= lines_for_what and len(lines) < room
+        if len(lines) >= room:
+            *before, (last, tone) = lines[room - 2]
+            lines = [*lines[: room - 2], [*before, (with_more(last, width - line_length(before)), tone)]]
+        return [rule(self.name, width, "" if is_whole else "i: all of it"), *lines]
+
+    def _trade_off(self, width: int) -> list[Line]:
+        """Return advice, the choice of `auto`, the effects on speed and memory, and the values of the knob."""
+        entry = BY_NAME[self.name]
+        return [
+            *labelled(("advice ", "accent"), self.advice, width),
+            *labelled(("here   ", "secondary"), self.auto_choice, width),
+            *labelled(("speed  ", "secondary"), entry.speed, width),
+            *labelled(("memory ", "secondary"), entry.memory, width),
+            *paragraph(f"takes {entry.values.describe()}", width, "muted"),
+        ]
+
+    def _way(self, width: int) -> list[Line]:
+        """Return the way of the knob into the user's own script; empty for a model."""
+        if self.script is None:
+            return []
+        reach = reach_of(self.name, self.script)
+        return labelled(("script ", "accent"), reach.words if reach.way is Way.NONE else str(reach), width)
