@@ -102,7 +102,7 @@ class TrainfastApp(TerminalApp):
         await super().handle_event(event)
 
     def on_session_message(self, message: SessionMessage) -> None:
-        """Let the session take the message in (`Session.receive`), then show what is new."""
+        """Let the session take the message in (`Session.receive`), then repaint what it concerns."""
         if not self.is_running:
             return  # the screens are gone
         self.session.receive(message.content)
@@ -137,7 +137,7 @@ class TrainfastApp(TerminalApp):
                 self.exit(0)
 
     def _concerned(self) -> list[AppScreen]:
-        """The main screen and the one in sight: a message of a thread may concern either."""
+        """The main screen and the screen in sight: a message of a thread may concern either."""
         return list(dict.fromkeys((self.main, self.in_sight)))
 
     def _screen_of(self, kind: SearchKind) -> AppScreen:
@@ -170,7 +170,7 @@ class TrainfastApp(TerminalApp):
         self.exit(0)
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
-        """Return the commands of this screen for the palette, from the one list of them."""
+        """Return the commands of this screen for the palette, from `text.keys`."""
         scope = screen.SCOPE if isinstance(screen, AppScreen) else "main"
         for action in ACTIONS:
             if action.shown is not Shown.IN_HELP and action.scope in (scope, "everywhere"):

@@ -44,7 +44,7 @@ class IdleCalibrator:
         if self._idle_since_ns is None:
             self._idle_since_ns = snapshot.taken_ns
         if snapshot.taken_ns - self._idle_since_ns >= IDLE_S * 1e9:
-            self._begin(machine)
+            self._start_calibration(machine)
 
     def cancel(self, wait_s: float = 0.0) -> None:
         """End a measurement under way, and wait at most this long until its process is gone."""
@@ -56,7 +56,7 @@ class IdleCalibrator:
         while self._under_way is not None and time.monotonic() < deadline:
             time.sleep(0.01)
 
-    def _begin(self, machine: Machine) -> None:
+    def _start_calibration(self, machine: Machine) -> None:
         self._tries += 1
         self._idle_since_ns = None
         cancelled = self._under_way = threading.Event()

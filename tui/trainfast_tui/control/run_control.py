@@ -30,7 +30,8 @@ class RunControl:
         self._python = python
         self._post = post
         self._is_starting = False
-        self._unseen: Path | None = None
+        self._unseen_directory: Path | None = None
+        """The run that was started here and is not yet on the screen."""
         self.cool_to_c: float | None = None
         """Each run waits until its GPUs are below this temperature in degrees Celsius; None for no wait."""
         self._giving_up: threading.Event | None = None
@@ -49,11 +50,11 @@ class RunControl:
     @property
     def is_starting(self) -> bool:
         """True if a started run has neither appeared on the screen nor been refused."""
-        return self._is_starting or self._unseen is not None
+        return self._is_starting or self._unseen_directory is not None
 
     def note_started(self, directory: Path) -> None:
         """Record that the started run exists; the reader may still show the run before."""
-        self._is_starting, self._unseen = False, directory
+        self._is_starting, self._unseen_directory = False, directory
 
     def note_not_started(self) -> None:
         """Record that the run to be started was refused or given up."""
@@ -61,12 +62,13 @@ class RunControl:
 
     def note_shown(self, directory: Path | None) -> None:
         """Record the run that the reader shows."""
-        if self._unseen is not None and (directory == self._unseen or not self._unseen.exists()):
-            self._unseen = None
+        unseen = self._unseen_directory
+        if unseen is not None and (directory == unseen or not unseen.exists()):
+            self._unseen_directory = None
 
     def note_left(self) -> None:
         """Record that another run was chosen to be shown: do not wait for the started one."""
-        self._unseen = None
+        self._unseen_directory = None
 
     def start(self, spec: RunSpec, run_to_stop: Path | None = None) -> None:
         """Check and start a run, once `run_to_stop` is stopped and gone: posts RunStarted or RunRefused."""

@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 
 
 def asks_for_same(name: str, reference: object, value: object) -> bool:
-    """True if a knob's value asks for what a run with `reference` got: "as many as the strategy takes" equals the
-    number it took, and a path the place it leads to."""
+    """True if a run with this value of a knob would equal a run with `reference`.
+
+    No number of devices equals any number that a strategy took; paths are equal if they lead to the same place.
+    """
     if name == "offload_path" and isinstance(reference, str) and isinstance(value, str):
         return os.path.abspath(os.path.expanduser(value)) == os.path.abspath(os.path.expanduser(reference))
     if name == "devices" and value == CPU:

@@ -61,8 +61,8 @@ class ScriptNextRun(NextRun):
             return entry.text_of(current)
         if name not in self.spec.knobs:
             return entry.text_of(entry.default if entry.default in ladder else ladder[0])
-        at = (ladder.index(current) if current in ladder else 0) + by
-        return entry.text_of(ladder[at % len(ladder) if around else max(0, min(len(ladder) - 1, at))])
+        index = (ladder.index(current) if current in ladder else 0) + by
+        return entry.text_of(ladder[index % len(ladder) if around else max(0, min(len(ladder) - 1, index))])
 
     def with_value(self, name: str, text: str) -> Self:
         """Return a copy with a typed value of the knob. Raises UserError for one that cannot reach the script."""

@@ -44,9 +44,10 @@ class MonitorScreen(AppScreen):
         super().__init__(session)
         self._snapshot: Snapshot | None = None
         self._last_minute = LastMinute()
-        self._rows_for: tuple[Size, int] | None = None
-        """The size and the number of GPUs for which the devices and the processes have `_kept_rows`."""
+        self._kept_rows_for: tuple[Size, int] | None = None
+        """The size and the number of GPUs that `_kept_rows` are for."""
         self._kept_rows = (0, 0)
+        """The most rows that devices and processes had so far: they never shrink, which would move the rest."""
         self._terminated: Identity | None = None
         """The process that SIGTERM was sent to last."""
 
@@ -67,13 +68,13 @@ class MonitorScreen(AppScreen):
         self.session.reader.look_at_processes(False)
 
     def on_resize(self) -> None:
-        self._share_out()
+        self._divide_rows()
 
     def show_notice(self, text: str, tone: Tone = "text") -> None:
         """Show a notice, and leave it the rows it needs."""
         super().show_notice(text, tone)
         if self.children:
-            self._share_out()
+            self._divide_rows()
 
     def show_snapshot(self, snapshot: Snapshot) -> None:
         """Paint the machine of this snapshot."""
@@ -84,14 +85,14 @@ class MonitorScreen(AppScreen):
         devices = self.query_one(MonitorDevices)
         devices.set_snapshot(snapshot, used, self._last_minute.update(snapshot.machine_ticks))
         self.query_one(ProcessTable).show_rows(snapshot.processes, tick is not None and bool(tick.devices))
-        self._share_out()
+        self._divide_rows()
         devices.repaint()
         charts = self.query_one(Charts)
         if charts.display:
             charts.show_snapshot(snapshot.without_run())
-        self._notify_when_ended(snapshot.processes)
+        self._notify_if_ended(snapshot.processes)
 
-    def _share_out(self) -> None:
+    def _divide_rows(self) -> None:
         """Divide the rows: devices first, then a few processes, then charts, whose line of events always stays."""
         width = self.size.width
         room = self.size.height - AROUND - self.query_one(StatusLine).lines_wanted
@@ -103,9 +104,9 @@ class MonitorScreen(AppScreen):
         for_charts = next((rows for least, rows in CHART_ROWS if room >= least), 0)
         rows = devices.rows_wanted(width, max(1, room - LEAST_PROCESS_ROWS - for_charts))
         # Readings and processes come and go: moving all the rest would send the whole screen again.
-        kept = self._kept_rows if self._rows_for == (self.size, gpus) else (0, 0)
-        rows, wanted = self._kept_rows = max(rows, kept[0]), max(table.rows_wanted, kept[1])
-        self._rows_for = self.size, gpus
+        kept_rows, kept_wanted = self._kept_rows if self._kept_rows_for == (self.size, gpus) else (0, 0)
+        rows, wanted = self._kept_rows = max(rows, kept_rows), max(table.rows_wanted, kept_wanted)
+        self._kept_rows_for = self.size, gpus
         devices.set_height(rows)
         left = room - rows
         charts = left - max(LEAST_PROCESS_ROWS, min(wanted, left // 2))
@@ -114,8 +115,8 @@ class MonitorScreen(AppScreen):
         height = left - (charts if charts >= LEAST_CHART_ROWS else has_events)
         table.set_height(height)
 
-    def _notify_when_ended(self, rows: tuple[ProcessRow, ...] | None) -> None:
-        """Show when the process that was asked to end has ended."""
+    def _notify_if_ended(self, rows: tuple[ProcessRow, ...] | None) -> None:
+        """Show a notice once the process that was asked to end has ended."""
         process = self._terminated
         if process is not None and rows is not None and not is_running(process):
             self._terminated = None
@@ -166,7 +167,7 @@ class MonitorScreen(AppScreen):
 
 
 def _described(row: ProcessRow) -> str:
-    held = f", {fmt.size(row.device_memory_bytes)} on GPU {'+'.join(str(at) for at, _ in row.devices)}"
+    held = f", {fmt.size(row.device_memory_bytes)} on GPU {'+'.join(str(index) for index, _ in row.devices)}"
     return (
         f"{fmt.plain(row.command, 200)}\n"
         f"of {row.owner}, for {fmt.duration(row.age_s)}, {fmt.size(row.memory_rss_bytes)} of memory"

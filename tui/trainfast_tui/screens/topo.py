@@ -1,4 +1,4 @@
-"""The connections between the GPUs of this machine, and their meaning for the strategies."""
+"""The connections between the GPUs of this machine, with advice on the strategies."""
 
 from __future__ import annotations
 

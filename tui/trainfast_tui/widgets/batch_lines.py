@@ -55,7 +55,7 @@ def _row(cells: Sequence[str], end: Line, width: int, tone: Tone = "text") -> Li
     if width < ALL_CELLS_FROM:
         # The outcome matters more than the time.
         widths, padded = (*widths[:3], widths[4]), [*padded[:3], padded[4]]
-    texts = [" " + fmt.to_width(cell, cells_wide - 1, "right") for cell, cells_wide in zip(padded, widths, strict=True)]
+    texts = [" " + fmt.to_width(cell, cell_width - 1, "right") for cell, cell_width in zip(padded, widths, strict=True)]
     return [("".join(texts), tone), ("  ", "text"), *end]
 
 

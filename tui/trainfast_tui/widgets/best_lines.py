@@ -42,7 +42,7 @@ def trial_lines(so_far: BestSoFar, width: int) -> list[Line]:
 
 
 def _unit(so_far: BestSoFar) -> tuple[str, float]:
-    """The unit of the table's figures, and what to divide them by: that of the first one, so that all compare."""
+    """Return the unit of the table and its divisor, chosen for the first figure and kept for all."""
     first = next(iter(so_far.values.values()), None)
     return unit_of(so_far.objective, first.median if first is not None else 0.0)
 
@@ -79,7 +79,7 @@ def _row(sign: Piece, cells: tuple[str, str, str, str, str], width: int, tone: T
         else (NARROW_RATE, STEPS, NARROW_TOOK, NARROW_PROCESS)
     )
     room = max(12, width - 2 - sum(widths))
-    right = "".join(fmt.to_width(cell, wide, "right") for cell, wide in zip(figures, widths, strict=False))
+    right = "".join(fmt.to_width(cell, cell_width, "right") for cell, cell_width in zip(figures, widths, strict=False))
     last = fmt.to_width(f"  {process}", widths[3])
     return [(f"{sign[0]} ", sign[1]), (fmt.to_width(setting, room) + right + last, tone)]
 

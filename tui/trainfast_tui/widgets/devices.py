@@ -67,19 +67,19 @@ class DevicesPanel(PaintedValue[Snapshot]):
 
 
 def _host_lines(snapshot: Snapshot, tick: Tick, width: int) -> list[Line]:
-    wide, host, has_gpu = width >= LONG_WORDS_FROM, tick.host, bool(tick.devices)
+    long_words, host, has_gpu = width >= LONG_WORDS_FROM, tick.host, bool(tick.devices)
     head = host_line(host, snapshot.cpu_percent, width, has_gpu)
     run = host.run
     if run is not None and snapshot.run is not None and snapshot.run.is_live:
         tail: Line = [
-            (" this run: " if wide else " run: ", "muted"),
+            (" this run: " if long_words else " run: ", "muted"),
             (f"{fmt.percent(run.cpu_percent)} of a core", "text"),
             ("  process memory ", "muted"),
             (fmt.size(run.memory_rss_bytes), "text"),
             # On a CPU a `memory_limit` beside it counts the training alone.
-            (" with libraries  " if wide and not has_gpu else "  ", "muted"),
+            (" with libraries  " if long_words and not has_gpu else "  ", "muted"),
             (fmt.count(run.processes, "process" if run.processes == 1 else "processes"), "text"),
-            (f", {fmt.count(run.threads, 'threads')}" if wide and not has_gpu else "", "text"),
+            (f", {fmt.count(run.threads, 'threads')}" if long_words and not has_gpu else "", "text"),
         ]
     elif has_gpu:
         tail = []
@@ -117,7 +117,7 @@ def gpu_line(
     missing: Mapping[str, str] | None = None,
 ) -> Line:
     """Return the row of a GPU; `used` marks it, `lost_s` is the time since it answered, `missing` is its tick's."""
-    wide = width >= LONG_WORDS_FROM
+    long_words = width >= LONG_WORDS_FROM
     line: Line = [("▸" if used else " ", "primary"), (f"GPU {device.index} ", "title")]
     if width >= GPU_NAMES_FROM:
         name = (device.name or "").removeprefix("NVIDIA ")
@@ -128,14 +128,14 @@ def gpu_line(
         room = width - line_length(line) - cell_len(since)
         return [*line, (since, "error"), (in_short(device.error, room), "error")]
     share = _share(device.memory_used_bytes, device.memory_total_bytes)
-    line += _bar(share, 16 if width >= GPU_NAMES_FROM else 10 if wide else 6, NEARLY_FULL)
-    line += _memory(device, wide, missing or {})
+    line += _bar(share, 16 if width >= GPU_NAMES_FROM else 10 if long_words else 6, NEARLY_FULL)
+    line += _memory(device, long_words, missing or {})
     line.append((fmt.to_width(fmt.percent(device.gpu_utilization_percent), 6, "right"), "text"))
-    line += _temperature(device, wide)
+    line += _temperature(device, long_words)
     power = fmt.beside_limit(fmt.watts(device.power_w), fmt.watts(device.power_limit_w))
     line.append((fmt.to_width(power, 12, "right"), "text"))
     clock = fmt.megahertz(device.sm_clock_mhz)
-    if wide:
+    if long_words:
         line.append(
             (fmt.to_width(f"SM {fmt.beside_limit(clock, fmt.megahertz(device.sm_clock_max_mhz))}", 18, "right"), "text")
         )
@@ -149,20 +149,20 @@ def in_short(error: str, room: int) -> str:
     return error if cell_len(error) <= room else fmt.truncate(error.partition(". ")[0], room)
 
 
-def _memory(device: DeviceReading, wide: bool, missing: Mapping[str, str]) -> Line:
+def _memory(device: DeviceReading, long_words: bool, missing: Mapping[str, str]) -> Line:
     used, total = fmt.size(device.memory_used_bytes), fmt.size(device.memory_total_bytes)
     if used == total == fmt.ABSENT:
-        return [(fmt.to_width(f" {fmt.no_memory_words(device.index, missing)}", 22 if wide else 10), "muted")]
-    return [(fmt.to_width(f" {used} of {total}", 22) if wide else fmt.to_width(f" {used}", 10), "text")]
+        return [(fmt.to_width(f" {fmt.no_memory_words(device.index, missing)}", 22 if long_words else 10), "muted")]
+    return [(fmt.to_width(f" {used} of {total}", 22) if long_words else fmt.to_width(f" {used}", 10), "text")]
 
 
-def _temperature(device: DeviceReading, wide: bool) -> Line:
+def _temperature(device: DeviceReading, long_words: bool) -> Line:
     text = fmt.celsius(device.temperature_c)
     left = degrees_left(device)
     tone: Tone = "warning" if left is not None and left <= NEAR_SLOWDOWN_C else "text"
     if left is None:
-        return [(fmt.to_width(text, 7, "right"), tone), (" " * (19 if wide else 0), "text")]
-    if wide:
+        return [(fmt.to_width(text, 7, "right"), tone), (" " * (19 if long_words else 0), "text")]
+    if long_words:
         words = f" {abs(left):.0f} {'below' if left > 0 else 'over'} slowdown" if left else " at slowdown"
         return [(fmt.to_width(text, 7, "right"), tone), (fmt.to_width(words, 19), "muted" if left > 0 else "error")]
     return [(fmt.to_width(text, 7, "right"), tone)]
@@ -179,12 +179,12 @@ def _badges(device: DeviceReading, room: int) -> Line:
     if sum(cell_len(word) + 4 for word in words) > room:
         words = [SHORT_WORDS.get(name, word) for name, word in zip(reasons, words, strict=True)]
     line: Line = []
-    for at, (word, tone) in enumerate(zip(words, tones, strict=True)):
-        more = f" +{len(words) - at - 1}" if at + 1 < len(words) else ""
+    for index, (word, tone) in enumerate(zip(words, tones, strict=True)):
+        more = f" +{len(words) - index - 1}" if index + 1 < len(words) else ""
         badge = word if tone == "muted" else f" {word} "
         gap = " " * min(2, max(0, room - cell_len(badge) - cell_len(more)))
         if line and not gap:
-            return [*line, (f" +{len(words) - at}", tone)]
+            return [*line, (f" +{len(words) - index}", tone)]
         line += [(gap or " ", "text"), (badge, tone)]
         room -= cell_len(gap) + cell_len(badge)
     return line

@@ -25,7 +25,7 @@ class Dialog(ModalScreen[object]):
     """A box in the middle of the screen, left with Esc.
 
     Over a slow link the key that opens a dialog and the keys meant for it arrive in one read, before its widgets
-    exist: `queue_key` keeps them until the dialog is ready.
+    exist: `queue_key` holds them back until the dialog is ready.
     """
 
     BINDINGS = [
@@ -52,26 +52,27 @@ class Dialog(ModalScreen[object]):
     def __init__(self, title: str) -> None:
         super().__init__()
         self._title = title
-        self._kept: list[tuple[str, str | None]] = []
+        self._early_keys: list[tuple[str, str | None]] = []
+        """Keys with their characters that were typed before the dialog was ready."""
         self.is_ready = True
         """True once its widgets can be given keys."""
 
     def queue_key(self, event: events.Key) -> None:
-        """Keep a key that was typed ahead of the dialog and came to the screen below."""
-        self._kept.append((event.key, event.character))
+        """Hold back a key that was typed ahead of the dialog and came to the screen below."""
+        self._early_keys.append((event.key, event.character))
         if self.is_ready and self.focused is not None:
-            self.replay(self.focused)
+            self.replay_early_keys(self.focused)
 
-    def replay(self, widget: Widget) -> None:
-        """Give `widget` the kept keys; later keys come to it by themselves."""
+    def replay_early_keys(self, widget: Widget) -> None:
+        """Give `widget` the early keys; later keys come to it by themselves."""
         self.is_ready = True
-        kept, self._kept = self._kept, []
-        for key, character in kept:
+        keys, self._early_keys = self._early_keys, []
+        for key, character in keys:
             forward_key(widget, events.Key(key, character))
 
     def on_descendant_focus(self, event: events.DescendantFocus) -> None:
         if not self.is_ready:
-            self.replay(event.widget)
+            self.replay_early_keys(event.widget)
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
@@ -153,11 +154,11 @@ class Ask(Dialog):
             self._accept(event.value)
         except UserError as error:
             self.query_one(".wrong", Static).update(Text(plain(error.line())))
-            self.replay(event.input)
+            self.replay_early_keys(event.input)
             return
         self.dismiss(event.value)
         # Keys typed after Enter are meant for the screen below.
-        for key, character in self._kept:
+        for key, character in self._early_keys:
             self.app.post_message(events.Key(key, character))
 
 
@@ -203,18 +204,18 @@ class Pick(Dialog):
     def narrow(self, words: str) -> None:
         """Show only the choices that contain all of these words."""
         picker = self.query_one(Choices)
-        at = picker.highlighted
-        kept = self._current if at is None else self._matching[at][0]
+        highlighted = picker.highlighted
+        current = self._current if highlighted is None else self._matching[highlighted][0]
         self.words = words
         wanted = words.lower().split()
         self._matching = [
             choice for choice in self._choices if all(word in " ".join(choice).lower() for word in wanted)
         ]
-        wide = max((len(value) for value, _ in self._choices), default=0)
+        value_width = max((len(value) for value, _ in self._choices), default=0)
         picker.clear_options()
-        picker.add_options(Option(Text(plain(f"{value:<{wide}}  {label}"))) for value, label in self._matching)
+        picker.add_options(Option(Text(plain(f"{value:<{value_width}}  {label}"))) for value, label in self._matching)
         values = [value for value, _ in self._matching]
-        picker.highlighted = (values.index(kept) if kept in values else 0) if values else None
+        picker.highlighted = (values.index(current) if current in values else 0) if values else None
         hint = f"with “{words}”: {len(values)} of {len(self._choices)}   " if words else "type to narrow it down   "
         self.query_one(".hint", Static).update(Text(plain(f"{hint}Enter chooses, Esc leaves")))
 

@@ -92,7 +92,7 @@ class EndingPanel(GrowingPanel):
 
 
 def with_same_keys(changes: Sequence[OomChange], shown: Sequence[OomChange]) -> tuple[OomChange, ...]:
-    """Return the changes in the order of their keys: what is on the screen keeps its key while more are traced."""
+    """Return the changes in the order of their keys; a change in `shown` keeps its place."""
     by_settings = {tuple(sorted(change.settings.items())): change for change in changes}
     kept = [by_settings.pop(tuple(sorted(change.settings.items())), None) for change in shown]
     added = iter(by_settings.values())
@@ -105,12 +105,12 @@ def _change_lines(changes: tuple[OomChange, ...], width: int) -> list[Line]:
     if not changes:
         return []
     lines: list[Line] = paragraph(f"{KEYS[len(changes)]}; {oom.changes_title(changes)}", width, "muted", 2)
-    wide = max(len(oom.change_words(change)) for change in changes)
+    head_width = max(len(oom.change_words(change)) for change in changes)
     for index, change in enumerate(changes, 1):
         head, words = oom.change_words(change), f"{change.saves}; speed: {change.costs}"
         lines.append([(f" {index} ", "key"), (head, "title")])
-        if 3 + wide + 2 + len(words) <= width:
-            lines[-1].append((f"{'':{wide - len(head)}}  {words}", "text"))
+        if 3 + head_width + 2 + len(words) <= width:
+            lines[-1].append((f"{'':{head_width - len(head)}}  {words}", "text"))
         else:
             lines += [[("   ", "text"), *line] for line in paragraph(words, width - 3, "text", 2)]
     return lines

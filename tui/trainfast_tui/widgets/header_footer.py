@@ -117,7 +117,7 @@ class Footer(Painted):
             self.repaint()
 
     def relabel(self, action_id: str, label: str) -> None:
-        """Give an action the label of what it does now."""
+        """Give an action another label, for its present effect."""
         changed = [replace(action, label=label) if action.id == action_id else action for action in self._actions]
         if changed != self._actions:
             self._actions = changed

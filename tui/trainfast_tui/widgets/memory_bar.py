@@ -26,11 +26,10 @@ SIGNS: dict[str, Piece] = {
     "margin": ("┈", "muted"),
 }
 """The sign and the tone of each part of the bar."""
-MEASURED = "━"
-LIMIT = "┃"
-ROOMY = 40
-"""The legend needs this many columns, and a screen of `TALL` lines."""
-TALL = 34
+MEASURED, LIMIT = "━", "┃"
+"""The signs of a measured peak, and of the limit."""
+LONG_FORM_COLUMNS, LONG_FORM_LINES = 40, 34
+"""The panel has its long form, with a legend, from so many columns and lines of the screen on."""
 
 
 class MemoryBar(GrowingPanel):
@@ -56,16 +55,16 @@ class MemoryBar(GrowingPanel):
 
 def memory_lines(memory: NextRunMemory, width: int, screen_height: int) -> list[Line]:
     """Return the bar in lines of `width` cells, with its legend if width and height allow."""
-    lines = _predicted(memory, width, width >= ROOMY and screen_height >= TALL)
+    lines = _predicted(memory, width, width >= LONG_FORM_COLUMNS and screen_height >= LONG_FORM_LINES)
     return lines if memory.measured is None else [*lines, *_measured(memory, memory.measured, width)]
 
 
-def _predicted(memory: NextRunMemory, width: int, roomy: bool) -> list[Line]:
+def _predicted(memory: NextRunMemory, width: int, long_form: bool) -> list[Line]:
     fit = memory.fit
     if fit is None:
-        return [rule("memory", width), *_why_none(memory, width, 4 if roomy else 2)]
+        return [rule("memory", width), *_why_none(memory, width, 4 if long_form else 2)]
     bar = _bar(fit, memory.measured, width)
-    if not roomy:
+    if not long_form:
         return [_peak_of_limit(fit, width), bar, *_verdict(fit, width, 2)]
     title = rule(f"memory at its peak: {PHASES.get(fit.predicted.phase, fit.predicted.phase)}", width)
     lines = [title, bar, *_legend(fit, width), _peak_of_limit(fit, width), *_change(fit, memory.reference_bytes)]
@@ -103,7 +102,7 @@ def _peak_of_limit(fit: PredictedFit, width: int) -> Line:
         return line
     of = f" of {fmt.size(available.limit_bytes)}"
     with_context = available.with_context and fit.predicted.context_bytes
-    if (with_context or fit.margin_bytes) and width < ROOMY:
+    if (with_context or fit.margin_bytes) and width < LONG_FORM_COLUMNS:
         # The allocator's peak and the context do not both fit.
         sizes: Line = [(fmt.size(fit.needed_bytes), "title"), (of, "text")]
         head = "with context " if with_context else "with margin "
@@ -147,8 +146,8 @@ def _bar(fit: PredictedFit, measured: MeasuredMemory | None, width: int) -> Line
         painted += [SIGNS[key]] * count
     painted += [("·", "muted")] * (width - len(painted))
     if fit.available is not None:
-        at = min(width - 1, int(fit.available.limit_bytes / scale * width))
-        painted[at] = (LIMIT, "error")
+        limit_cell = min(width - 1, int(fit.available.limit_bytes / scale * width))
+        painted[limit_cell] = (LIMIT, "error")
     return joined(painted)
 
 
@@ -179,7 +178,7 @@ def _legend(fit: PredictedFit, width: int) -> list[Line]:
                 f"{fmt.truncate(short_category(key), max(1, column - 4 - len(figure)))} {figure}", column - 3
             )
             cells.append([(f"{sign} ", tone), (f"{text} ", "text")])
-    return [[piece for cell in cells[at : at + 2] for piece in cell] for at in range(0, len(cells), 2)]
+    return [[piece for cell in cells[first : first + 2] for piece in cell] for first in range(0, len(cells), 2)]
 
 
 def _measured(memory: NextRunMemory, measured: MeasuredMemory, width: int) -> list[Line]:

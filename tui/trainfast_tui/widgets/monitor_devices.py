@@ -101,14 +101,14 @@ class MonitorDevices(Painted):
             for device in tick.devices
         ]
 
-        def items_of(at: int) -> list[Item]:
-            return self._items(tick.devices[at], before, seconds, tick, width)
+        def items_of(index: int) -> list[Item]:
+            return self._items(tick.devices[index], before, seconds, tick, width)
 
-        def details_of(at: int) -> list[Line]:
-            error = tick.devices[at].error
-            return flow(items_of(at), width, INDENT) if error is None else _why_silent(error, heads[at], width)
+        def details_of(index: int) -> list[Line]:
+            error = tick.devices[index].error
+            return flow(items_of(index), width, INDENT) if error is None else _why_silent(error, heads[index], width)
 
-        details = [details_of(at) for at in range(len(heads))]
+        details = [details_of(index) for index in range(len(heads))]
         if sum(map(len, details)) > height - len(heads) - len(host):
             host, chosen = host[:1], min(self._chosen, len(heads) - 1)
             alarms = [alarm_items(device) if device.error is None else [] for device in tick.devices]
@@ -134,8 +134,8 @@ def _most_telling(items: list[list[Item]], chosen: int, whole: list[Line], room:
     `items` are the alarms of each GPU, of the chosen one all items.
     """
     rows: list[list[Line]] = []
-    for at, own in enumerate(items):
-        rows.append(flow(own, width, INDENT)[:1] if at != chosen and room > 0 else [])
+    for index, own in enumerate(items):
+        rows.append(flow(own, width, INDENT)[:1] if index != chosen and room > 0 else [])
         room -= len(rows[-1])
     if len(whole) > room and items[chosen]:
         whole = flow(sorted(items[chosen], key=is_alarm, reverse=True), width, INDENT)

@@ -15,7 +15,7 @@ from trainfast_tui.widgets.header_footer import STATE_SIGNS
 from trainfast_tui.widgets.sorted_table import Columns, Order, SortedTable
 
 LEFT_OUT = ("steps", "timing_warmup", "devices", "watch", "seed")
-"""Knobs that say little about what was tried."""
+"""Knobs left out of the overrides: they change little of a result."""
 
 DEFAULTS = defaults()
 SYNTHETIC = "synthetic data"

@@ -121,7 +121,7 @@ class SortedTable(Painted, Generic[RowT]):
 
     @property
     def _cursor(self) -> int:
-        return next((at for at, row in enumerate(self._shown) if self.identity(row) == self._current_identity), 0)
+        return next((index for index, row in enumerate(self._shown) if self.identity(row) == self._current_identity), 0)
 
     class Moved(Message):
         """The cursor is on another row, or the rows are others or in another order."""
@@ -155,12 +155,12 @@ class SortedTable(Painted, Generic[RowT]):
 
     def rows_in_sight(self, width: int, room: int) -> list[Line]:
         """Paint `room` rows around the cursor."""
-        at, room = self._cursor, max(1, room)
-        self._top = max(0, min(self._top, at, len(self._shown) - room))
-        self._top = max(self._top, at - room + 1)
+        cursor, room = self._cursor, max(1, room)
+        self._top = max(0, min(self._top, cursor, len(self._shown) - room))
+        self._top = max(self._top, cursor - room + 1)
         lines = [self.row_line(row, width) for row in self._shown[self._top : self._top + room]]
-        (margin, _), *rest = lines[at - self._top]
-        lines[at - self._top] = [(f"▸{margin[1:]}", "cursor"), *((text, "cursor") for text, _ in rest)]
+        (margin, _), *rest = lines[cursor - self._top]
+        lines[cursor - self._top] = [(f"▸{margin[1:]}", "cursor"), *((text, "cursor") for text, _ in rest)]
         return lines
 
     def cell(self, column: str, text: str, width: int) -> str:

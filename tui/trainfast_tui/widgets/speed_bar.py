@@ -9,7 +9,7 @@ from trainfast_tui.painting.painted import GrowingPanel
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Piece, Tone, first_fitting, joined, paragraph, rule
 from trainfast_tui.text.speed import speed_words
-from trainfast_tui.widgets.memory_bar import MEASURED, ROOMY, TALL
+from trainfast_tui.widgets.memory_bar import LONG_FORM_COLUMNS, LONG_FORM_LINES, MEASURED
 
 if TYPE_CHECKING:
     from trainfast_runner.records.run_file import PredictedSpeed
@@ -41,19 +41,19 @@ class SpeedBar(GrowingPanel):
 
 def speed_lines(speed: NextRunSpeed, width: int, screen_height: int) -> list[Line]:
     """Return the bar in lines of `width` cells, with its title if width and height allow."""
-    roomy = width >= ROOMY and screen_height >= TALL
-    lines = [rule("speed", width)] if roomy else []
+    long_form = width >= LONG_FORM_COLUMNS and screen_height >= LONG_FORM_LINES
+    lines = [rule("speed", width)] if long_form else []
     if speed.predicted is None:
         lines += paragraph(f"no speed predicted: {speed.why}", width, "muted", 2) if speed.why else []
     else:
-        lines += [_bar(speed, speed.predicted, width), *_predicted(speed, speed.predicted, width, roomy)]
+        lines += [_bar(speed, speed.predicted, width), *_predicted(speed, speed.predicted, width, long_form)]
     if speed.measured is not None:
-        lines += _measured(speed, speed.measured, width) if roomy else [_measured_words(speed.measured, width)]
+        lines += _measured(speed, speed.measured, width) if long_form else [_measured_words(speed.measured, width)]
     return lines
 
 
-def _predicted(speed: NextRunSpeed, predicted: PredictedSpeed, width: int, roomy: bool) -> list[Line]:
-    """Return the prediction with its interval, and its change by the overrides, in place of it without room."""
+def _predicted(speed: NextRunSpeed, predicted: PredictedSpeed, width: int, long_form: bool) -> list[Line]:
+    """Return the prediction with its interval and its change by the overrides; in the short form the change alone."""
     change_percent = speed.change_percent
     words: Piece = (speed_words(predicted), "title")
     interval = first_fitting([[("predicted ", "muted"), words], [words]], width)
@@ -61,7 +61,7 @@ def _predicted(speed: NextRunSpeed, predicted: PredictedSpeed, width: int, roomy
         return [interval]
     change = f"{fmt.signed_percent(change_percent)} from {fmt.number(speed.reference)}"
     tone: Tone = "success" if change_percent >= 0 else "warning"
-    if roomy:
+    if long_form:
         return [interval, [("overrides: ", "muted"), (f"{change} samples/s", tone)]]
     alone: Line = [(f"{fmt.number(predicted.median)}/s, ", "title")]
     short = fmt.signed_percent(change_percent)

@@ -81,13 +81,13 @@ def _progress(run: RunSnapshot, width: int) -> Line:
 
 
 def _speed(figures: Figures, width: int) -> Line:
-    wide = width >= LONG_WORDS_FROM
+    long_words = width >= LONG_WORDS_FROM
     line: Line = [
-        (fmt.to_width(fmt.per_second(figures.samples_per_s, "samples"), 19 if wide else 17) + " ", "title"),
-        (fmt.to_width(fmt.per_second(figures.tokens_per_s, "tokens"), 18 if wide else 16), "text"),
-        (f"{fmt.milliseconds(figures.step_ms)}{' a step' if wide else ''}", "text"),
+        (fmt.to_width(fmt.per_second(figures.samples_per_s, "samples"), 19 if long_words else 17) + " ", "title"),
+        (fmt.to_width(fmt.per_second(figures.tokens_per_s, "tokens"), 18 if long_words else 16), "text"),
+        (f"{fmt.milliseconds(figures.step_ms)}{' a step' if long_words else ''}", "text"),
     ]
-    if wide:
+    if long_words:
         line.append((f"   {figures.basis}", "muted"))
     return line
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Welcome(PaintedValue[str]):
-    """The keys to press before the first run; shown what `r` would do."""
+    """The keys to press before the first run; its value is the effect of `r` in words."""
 
     DEFAULT_CSS = """
     Welcome { height: auto; min-height: 11; display: none; }
