@@ -13,7 +13,7 @@ from trainfast_tui.charts.readings import reading_names, used_uuids
 from trainfast_tui.charts.strip_chart import StripChart
 from trainfast_tui.charts.throughput_chart import RateNoun, throughput_chart
 from trainfast_tui.charts.tick_values import TickValuesCache
-from trainfast_tui.charts.time_axis import DEFAULT_WINDOW, WINDOWS_S, TimeAxis, time_axis, time_cells
+from trainfast_tui.charts.time_axis import DEFAULT_WINDOW, WINDOWS_S, TimeAxis, cell_axis, time_axis
 from trainfast_tui.live.event_words import DescribedEvent, events_of_run
 from trainfast_tui.live.machine_events import MachineEvents
 from trainfast_tui.live.snapshot import Snapshot
@@ -82,7 +82,7 @@ class Charts(Vertical):
             return False
         if axis.end_ns - axis.start_ns != drawn.end_ns - drawn.start_ns or axis.now_label != drawn.now_label:
             return False
-        cells = time_cells(self.size.width, GUTTER, axis.start_ns, axis.end_ns)
+        cells = cell_axis(self.size.width, GUTTER, axis.start_ns, axis.end_ns)
         return drawn.end_ns // cells.cell_ns == axis.end_ns // cells.cell_ns
 
     def repaint(self) -> None:

@@ -88,9 +88,9 @@ def _gpu_chart(
 
 def _ends(reading: Reading, limits: Sequence[Limit]) -> tuple[float | None, float | None]:
     """Return the ends of the y axis while the data stays inside; None follows the data."""
-    if reading.over_limit is None or not limits:
+    if reading.limit_headroom is None or not limits:
         return 0.0, reading.y_max
-    return None, max(limit.value for limit in limits) + reading.over_limit
+    return None, max(limit.value for limit in limits) + reading.limit_headroom
 
 
 def _limits(reading: Reading, devices: Sequence[DeviceReading]) -> tuple[Limit, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainfast_tui.charts.time_axis import TimeAxis, time_cells
+from trainfast_tui.charts.time_axis import TimeAxis, cell_axis
 from trainfast_tui.live.event_words import DescribedEvent
 from trainfast_tui.painting.painted import Painted
 from trainfast_tui.text import format as fmt
@@ -62,7 +62,7 @@ class EventLine(Painted):
         return [self._signs(axis, width), self._words(axis)] if height > 1 else [self._words(axis)]
 
     def _signs(self, axis: TimeAxis, width: int) -> Line:
-        cells = time_cells(width, self._gutter, axis.start_ns, axis.end_ns)
+        cells = cell_axis(width, self._gutter, axis.start_ns, axis.end_ns)
         signs: list[Piece] = [("─", "muted")] * cells.count
         for event in sorted(self._events, key=lambda event: -WORTH.index(event.tone)):
             cell = min(cells.cell_of(event.t_ns), cells.count - 1)

@@ -20,7 +20,7 @@ from trainfast_tui.charts.plot import (
     styled_segments,
     y_axis,
 )
-from trainfast_tui.charts.time_axis import TimeCells, time_cells
+from trainfast_tui.charts.time_axis import CellAxis, cell_axis
 from trainfast_tui.charts.time_columns import extremes, time_columns
 from trainfast_tui.charts.y_range import YRange
 from trainfast_tui.painting.palettes import Palette
@@ -51,7 +51,7 @@ def paint(
     """
     if width <= 0 or height <= 0:
         return [[] for _ in range(height)]
-    frame = Frame(height, time_cells(width, gutter, data.t_min_ns, data.t_max_ns), time_labels)
+    frame = Frame(height, cell_axis(width, gutter, data.t_min_ns, data.t_max_ns), time_labels)
     styles = ChartStyles(palette)
     drawn = [
         _series_columns(frame.axis, series, data.gap_ns, _STRIDES[min(index, len(_STRIDES) - 1)])
@@ -86,7 +86,7 @@ def fitted(y_range: YRange, data: ChartData, held: list[tuple[float, float]]) ->
     )
 
 
-def _series_columns(axis: TimeCells, series: Series, gap_ns: int, stride: int) -> SeriesColumns:
+def _series_columns(axis: CellAxis, series: Series, gap_ns: int, stride: int) -> SeriesColumns:
     """Return the series in columns of `stride` dots, at whole columns of absolute time."""
     dot_ns = axis.cell_ns >> X_BITS
     column_ns = dot_ns * stride
@@ -96,7 +96,7 @@ def _series_columns(axis: TimeCells, series: Series, gap_ns: int, stride: int) -
     return SeriesColumns(columns, (start_ns - axis.start_ns) // dot_ns, stride)
 
 
-def _throttled_cells(axis: TimeCells, data: ChartData) -> list[Shade | None]:
+def _throttled_cells(axis: CellAxis, data: ChartData) -> list[Shade | None]:
     """Return the shade of each cell of the plot; None if no device was throttled."""
     shades_by_cell: list[Shade | None] = [None] * axis.count
     shaded = [(span, shade_of(span.cause)) for span in data.spans]

@@ -11,7 +11,7 @@ from rich.style import Style
 from trainfast_tui.charts.braille import GLYPHS, Y_BITS, draw
 from trainfast_tui.charts.chart_data import ChartData, Limit
 from trainfast_tui.charts.chart_styles import ChartStyles
-from trainfast_tui.charts.time_axis import TimeCells
+from trainfast_tui.charts.time_axis import CellAxis
 from trainfast_tui.charts.time_columns import ColumnRanges
 from trainfast_tui.text.format import plain, to_width
 from trainfast_tui.text.shades import Shade
@@ -25,7 +25,7 @@ class Frame:
     """The measures of one frame, in cells of the widget; a low chart gives up rows."""
 
     height: int
-    axis: TimeCells
+    axis: CellAxis
     time_labels: bool
 
     @property

@@ -26,7 +26,7 @@ class Reading:
     limit_label: str = ""
     y_max: float | None = None
     binary: bool = False
-    over_limit: float | None = None
+    limit_headroom: float | None = None
     """Headroom of the y axis above the limit, in the reading's unit; its lower end then follows the data.
 
     None for an axis from zero to the data or the limit.
@@ -43,7 +43,9 @@ GPU_READINGS: tuple[Reading, ...] = (
         "total",
         binary=True,
     ),
-    Reading("temperature", lambda gpu: gpu.temperature_c, fmt.celsius, slows_down_at_c, "slowdown", over_limit=13.0),
+    Reading(
+        "temperature", lambda gpu: gpu.temperature_c, fmt.celsius, slows_down_at_c, "slowdown", limit_headroom=13.0
+    ),
     Reading("power", lambda gpu: gpu.power_w, fmt.watts, lambda gpu: gpu.power_limit_w, "cap"),
     Reading("SM clock", lambda gpu: gpu.sm_clock_mhz, fmt.megahertz, lambda gpu: gpu.sm_clock_max_mhz, "most"),
 )

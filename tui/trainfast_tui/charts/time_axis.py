@@ -56,7 +56,7 @@ def ticks_on(axis: TimeAxis, ticks: Sequence[Tick]) -> Sequence[Tick]:
 
 
 @dataclass(frozen=True, slots=True)
-class TimeCells:
+class CellAxis:
     """The time of each cell, for all widgets of one width and gutter."""
 
     gutter: int
@@ -70,11 +70,11 @@ class TimeCells:
         return (t_ns - self.start_ns) // self.cell_ns
 
 
-def time_cells(width: int, gutter: int, t_min_ns: int, t_max_ns: int) -> TimeCells:
+def cell_axis(width: int, gutter: int, t_min_ns: int, t_max_ns: int) -> CellAxis:
     """Return the axis of a chart `width` cells wide; times are CLOCK_MONOTONIC."""
     gutter = gutter if width >= gutter + 10 else 0
     count = max(1, width - gutter)
     column_ns = max(1, -(-(t_max_ns - t_min_ns) // (count << X_BITS)))
     # Whole cells of absolute time: the picture then moves by characters and not by dots.
     cell_ns = column_ns << X_BITS
-    return TimeCells(gutter, count, (t_max_ns // cell_ns - count + 1) * cell_ns, cell_ns)
+    return CellAxis(gutter, count, (t_max_ns // cell_ns - count + 1) * cell_ns, cell_ns)
