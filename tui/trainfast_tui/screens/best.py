@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,11 +40,17 @@ if TYPE_CHECKING:
 PLANNING = "Listing the settings that can run here…"
 MOST_NAMED = 3
 """The status line names at most this many knobs."""
-Orders = dict[str, tuple[str, Callable[[], object]]]
-"""Orders to a live search, by name: the words beside the name, and the function that gives the order."""
 VARY = "ask('vary')"
 QUESTION_ACTIONS = (VARY, "ask('batch')", "ask('objective')", "ask('budget')", "fresh")
 """The actions that change the question of the next search."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """An order to a live search, as it is offered: its words, and the function that gives it."""
+
+    words: str
+    give: Callable[[], object]
 
 
 class BestScreen(SearchScreen["BestSnapshot"]):
@@ -216,8 +223,8 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         if search is None:
             return
         pinned = [order.knob for order in orders_in_force(search.so_far) if order.do == "pin"]
-        order = partial(self.search_control.order, search.directory, "unpin")
-        orders: Orders = {f"unpin {name}": ("try all its values again", partial(order, name)) for name in pinned}
+        unpin = partial(self.search_control.order, search.directory, "unpin")
+        orders = {f"unpin {name}": _Order("try all its values again", partial(unpin, name)) for name in pinned}
         self._ask_order(search, "pin", "Pin a knob to one value from now on", orders)
 
     def action_skip(self) -> None:
@@ -225,32 +232,32 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         if search is None:
             return
         step, space = search.so_far.chosen, search.so_far.space
-        orders: Orders = {}
+        orders: dict[str, _Order] = {}
         if step is not None and step.candidate_number is not None and space is not None:
             words = f"{setting_words(space, step.candidate_number)}, the one under way"
             skip = partial(self.search_control.skip_setting, search.directory, step.candidate_number)
-            orders = {f"setting {step.candidate_number}": (words, skip)}
+            orders = {f"setting {step.candidate_number}": _Order(words, skip)}
         self._ask_order(search, "skip", "Never try a setting, or a value", orders)
 
-    def _ask_order(self, search: BestSnapshot, do: str, title: str, orders: Orders) -> None:
+    def _ask_order(self, search: BestSnapshot, do: str, title: str, orders: dict[str, _Order]) -> None:
         """Let the person choose one of `orders`, or a value of a varied knob, and give that order."""
         from trainfast_tui.widgets.dialogs import Pick
 
         if search.so_far.space is None:
             self.notify("The candidates are not listed yet.", severity="warning")
             return
-        order = partial(self.search_control.order, search.directory, do)
+        give = partial(self.search_control.order, search.directory, do)
         for (name, value), count in open_values(search, do).items():
-            orders[f"{name}={value}"] = f"{count:,} candidates", partial(order, name, value)
+            orders[f"{name}={value}"] = _Order(f"{count:,} candidates", partial(give, name, value))
         if not orders:
             self.notify("Your orders leave one setting: there is nothing to choose.", severity="warning")
             return
 
         def on_answer(answer: object) -> None:
             if isinstance(answer, str):
-                orders[answer][1]()
+                orders[answer].give()
 
-        self.app.push_screen(Pick(title, [(name, words) for name, (words, _) in orders.items()], None), on_answer)
+        self.app.push_screen(Pick(title, [(name, order.words) for name, order in orders.items()], None), on_answer)
 
     def action_ask(self, part: str) -> None:
         """Ask for a part of the next search's question, and plan with the answer."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,6 +46,14 @@ STEP_LINE_MORE_BELOW = 100
 TO_ITS_END = "{} runs to its own end and saves what it saves; the knob steps ends it sooner."
 
 
+@dataclass(frozen=True, slots=True)
+class _LiveRunQuestion:
+    """A dialog that makes sense only while a run is live."""
+
+    dialog: Screen[object]
+    run_id: str
+
+
 class MainScreen(AppScreen):
     """Shows the newest snapshot and the next run's knobs; starts and stops runs, and opens the other screens."""
 
@@ -67,9 +76,9 @@ class MainScreen(AppScreen):
     def __init__(self, session: Session) -> None:
         super().__init__(session)
         self._is_composed = False
-        self._status_is_for: str | None = None
-        self._question: tuple[Screen[object] | None, str] = None, ""
-        """The dialog that asks about a live run, and that run's id."""
+        self._status_of_run: str | None = None
+        """Id and state of the run that the status line is about."""
+        self._question: _LiveRunQuestion | None = None
         self._search_wanted: SearchKind | None = None
         """The search that was asked for before it was known whether one goes on."""
 
@@ -177,8 +186,8 @@ class MainScreen(AppScreen):
             status.show_text(snapshot.trouble, "error")
         # A notice about the run before, such as that it is being started, is outdated with the next run.
         key = f"{run.run_id} {run.state}" if run is not None else None
-        if key != self._status_is_for:
-            self._status_is_for = key
+        if key != self._status_of_run:
+            self._status_of_run = key
             if run is not None and snapshot.trouble is None:
                 status.show_text(f"{run.run_id}: {run.reason or state_words(run.state)}", "muted")
 
@@ -274,16 +283,18 @@ class MainScreen(AppScreen):
 
     def _ask_about(self, run: RunSnapshot, question: str, yes: str, then: Callable[[], object]) -> None:
         """Ask a question that makes sense only while this run is live."""
-        self._question = self.confirm(question, yes, then), run.run_id
+        self._question = _LiveRunQuestion(self.confirm(question, yes, then), run.run_id)
 
     def _close_outdated_question(self, run: RunSnapshot | None) -> None:
         """Close the question about a run that has ended by itself, with a notice."""
-        dialog, run_id = self._question
-        if run is None or run.is_live or run.run_id != run_id or self.app.screen is not dialog:
+        question = self._question
+        if question is None or self.app.screen is not question.dialog:
             return
-        self._question = None, ""
-        dialog.dismiss(None)
-        words = f"{run_id} has ended by itself: {state_words(run.state)}. r starts the next run."
+        if run is None or run.is_live or run.run_id != question.run_id:
+            return
+        self._question = None
+        question.dialog.dismiss(None)
+        words = f"{question.run_id} has ended by itself: {state_words(run.state)}. r starts the next run."
         self.notify(words, severity="warning")
 
     def action_cool_to(self) -> None:

@@ -24,8 +24,7 @@ from trainfast_tui.widgets.header_footer import StatusLine
 from trainfast_tui.widgets.monitor_devices import MonitorDevices, MonitorHead
 from trainfast_tui.widgets.process_table import ProcessTable
 
-AROUND = 2
-"""Rows of head and footer."""
+HEAD_AND_FOOTER_ROWS = 2
 LEAST_CHART_ROWS = 7
 CHART_ROWS = ((38, 15), (26, 8))
 """(rows of the screen, rows kept for charts before a GPU shows all its readings)."""
@@ -95,7 +94,7 @@ class MonitorScreen(AppScreen):
     def _divide_rows(self) -> None:
         """Divide the rows: devices first, then a few processes, then charts, whose line of events always stays."""
         width = self.size.width
-        room = self.size.height - AROUND - self.query_one(StatusLine).lines_wanted
+        room = self.size.height - HEAD_AND_FOOTER_ROWS - self.query_one(StatusLine).lines_wanted
         tick = self._snapshot.tick if self._snapshot is not None else None
         gpus = len(tick.devices) if tick is not None else 0
         if room <= 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from trainfast_runner.records.result import OomChange
@@ -24,6 +24,15 @@ KEYS = ("", "1 sets it", "1 or 2 sets it", "1, 2 or 3 sets it")
 """Keys by the number of changes."""
 
 
+@dataclass(frozen=True, slots=True)
+class _AppliedChange:
+    """A change that was applied after the end of a run, and the next run before and after it."""
+
+    run_id: str
+    before: NextRun
+    after: NextRun
+
+
 class EndingPanel(GrowingPanel):
     """The reason and the changes, and their keys."""
 
@@ -33,8 +42,8 @@ class EndingPanel(GrowingPanel):
         self._ending: Ending | None = None
         self._run_id = ""
         self._run: RunFile | None = None
-        self._applied: tuple[str, NextRun, NextRun] | None = None
-        """The run whose change was applied last, and the next run before and after."""
+        self._applied: _AppliedChange | None = None
+        """The change applied last."""
 
     def show_run(self, run: RunSnapshot | None) -> None:
         """Show how this run ended; nothing while it is live."""
@@ -62,16 +71,16 @@ class EndingPanel(GrowingPanel):
             return
         before = self._without_last_change(next_run)
         self._session.set_knobs(self._ending.changes[index].settings.items(), before)
-        self._applied = self._run_id, before, self._session.next_run or before
+        self._applied = _AppliedChange(self._run_id, before, self._session.next_run or before)
 
     def _without_last_change(self, next_run: NextRun) -> NextRun:
         """Undo the last change, since one is enough; knobs turned since then stay as they are."""
-        if self._applied is None or self._applied[0] != self._run_id:
+        applied = self._applied
+        if applied is None or applied.run_id != self._run_id:
             return next_run
-        _, before, after = self._applied
-        for name, value in after.spec.knobs.items():
-            if value != before.spec.knobs.get(name) and next_run.spec.knobs.get(name) == value:
-                next_run = next_run.with_value_of(name, before)
+        for name, value in applied.after.spec.knobs.items():
+            if value != applied.before.spec.knobs.get(name) and next_run.spec.knobs.get(name) == value:
+                next_run = next_run.with_value_of(name, applied.before)
         return next_run
 
     def lines(self, width: int, height: int) -> list[Line]:
