@@ -117,10 +117,10 @@ class TrainfastApp(TerminalApp):
                 if self.session.snapshot is not None:
                     self.main.show_snapshot(self.session.snapshot)
             case Notified():
-                for screen in self._concerned():
+                for screen in self._concerned_screens():
                     screen.show_notified(message.content)
             case NextRunRefused(error) | RunRefused(error):
-                for screen in self._concerned():
+                for screen in self._concerned_screens():
                     screen.refuse(error)
             case SearchRefused(error, kind):
                 self._screen_of(kind).refuse(error)
@@ -136,7 +136,7 @@ class TrainfastApp(TerminalApp):
             case TerminalLost():
                 self.exit(0)
 
-    def _concerned(self) -> list[AppScreen]:
+    def _concerned_screens(self) -> list[AppScreen]:
         """The main screen and the screen in sight: a message of a thread may concern either."""
         return list(dict.fromkeys((self.main, self.in_sight)))
 

@@ -14,7 +14,7 @@ def bar(share: float | None, width: int, tone: Tone = "primary") -> Line:
     return [(filled, tone), ("·" * (width - len(filled)), "muted")]
 
 
-def shares(values: Sequence[float], width: int) -> list[int]:
+def stacked_cells(values: Sequence[float], width: int) -> list[int]:
     """Return the cells of each part of a stacked bar, `width` in sum.
 
     Every value above zero gets at least a cell while there is room; values that are all zero get none.

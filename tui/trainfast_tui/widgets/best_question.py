@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from trainfast_runner.search.journal.best import BestQuestion
 
-ALL = "every knob that keeps the training the same; mixed precision counts as the same"
-AS_SET = "as the knobs are set"
+EVERY_KNOB = "every knob that keeps the training the same; mixed precision counts as the same"
+AS_KNOBS_ARE_SET = "as the knobs are set"
 FRESH = "yes: begins anew, without the effects of earlier searches"
 NOT_FRESH = "no: resumes an unfinished search; effects of earlier ones choose the first trials"
 OBJECTIVE_HINTS = {
@@ -63,10 +63,10 @@ def best_question_rows(request: BestRequest, own_batch: int | None, *, fresh: bo
     elif any(name in request.vary for name in BATCH_KNOBS):
         batch = "any that the varied batch has"
     else:
-        batch = AS_SET if own_batch is None else f"{fmt.count(own_batch, 'samples')}, {AS_SET}"
+        batch = AS_KNOBS_ARE_SET if own_batch is None else f"{fmt.count(own_batch, 'samples')}, {AS_KNOBS_ARE_SET}"
     steps = "" if request.for_steps is None else f": {fmt.count(request.for_steps, 'steps')}"
     return [
-        ("v vary", vary_text(request.vary) or ALL),
+        ("v vary", vary_text(request.vary) or EVERY_KNOB),
         ("g global batch", batch),
         ("o objective", f"{OBJECTIVE_HINTS[request.objective]}{steps}"),
         ("t time budget", f"{fmt.duration(request.budget_s)}, without the runs that confirm the best"),
@@ -89,7 +89,7 @@ class QuestionDialogs:
     def ask_vary(self) -> None:
         """Ask for the knobs to vary and their values."""
         current = vary_text(self.request.vary or self.planned)
-        hint = f"knob=a,b,c knob=d,e: the values to try. Empty: {ALL}."
+        hint = f"knob=a,b,c knob=d,e: the values to try. Empty: {EVERY_KNOB}."
         self._ask("Knobs to vary", hint, current, lambda text: {} if text.strip() == current else _read_vary(text))
 
     def ask_batch(self) -> None:

@@ -84,13 +84,13 @@ def _host_lines(snapshot: Snapshot, tick: Tick, width: int) -> list[Line]:
     elif has_gpu:
         tail = []
     else:
-        tail = [(" no GPU: training runs on the CPU", "muted"), *_what_is_broken(tick)]
+        tail = [(" no GPU: training runs on the CPU", "muted"), *_driver_failure(tick)]
     if has_gpu:
         return [[*head, ("  ", "text"), *tail]]
     return [head, tail]
 
 
-def _what_is_broken(tick: Tick) -> Line:
+def _driver_failure(tick: Tick) -> Line:
     """Name the reason why a driver shows no GPU; a missing driver is no problem."""
     failure = tick.missing.get("nvml", NO_DRIVER)
     return [] if failure.startswith(NO_DRIVER) else [(f"; {failure}", "warning")]
@@ -129,9 +129,9 @@ def gpu_line(
         return [*line, (since, "error"), (in_short(device.error, room), "error")]
     share = _share(device.memory_used_bytes, device.memory_total_bytes)
     line += _bar(share, 16 if width >= GPU_NAMES_FROM else 10 if long_words else 6, NEARLY_FULL)
-    line += _memory(device, long_words, missing or {})
+    line += _memory_pieces(device, long_words, missing or {})
     line.append((fmt.to_width(fmt.percent(device.gpu_utilization_percent), 6, "right"), "text"))
-    line += _temperature(device, long_words)
+    line += _temperature_pieces(device, long_words)
     power = fmt.beside_limit(fmt.watts(device.power_w), fmt.watts(device.power_limit_w))
     line.append((fmt.to_width(power, 12, "right"), "text"))
     clock = fmt.megahertz(device.sm_clock_mhz)
@@ -149,14 +149,14 @@ def in_short(error: str, room: int) -> str:
     return error if cell_len(error) <= room else fmt.truncate(error.partition(". ")[0], room)
 
 
-def _memory(device: DeviceReading, long_words: bool, missing: Mapping[str, str]) -> Line:
+def _memory_pieces(device: DeviceReading, long_words: bool, missing: Mapping[str, str]) -> Line:
     used, total = fmt.size(device.memory_used_bytes), fmt.size(device.memory_total_bytes)
     if used == total == fmt.ABSENT:
         return [(fmt.to_width(f" {fmt.no_memory_words(device.index, missing)}", 22 if long_words else 10), "muted")]
     return [(fmt.to_width(f" {used} of {total}", 22) if long_words else fmt.to_width(f" {used}", 10), "text")]
 
 
-def _temperature(device: DeviceReading, long_words: bool) -> Line:
+def _temperature_pieces(device: DeviceReading, long_words: bool) -> Line:
     text = fmt.celsius(device.temperature_c)
     left = degrees_left(device)
     tone: Tone = "warning" if left is not None and left <= NEAR_SLOWDOWN_C else "text"

@@ -18,13 +18,13 @@ class LogPane(Painted):
     def __init__(self) -> None:
         super().__init__(classes="-empty")
         self._output: tuple[str, ...] = ()
-        self._ended = False
-        self._back = 0
+        self._has_ended = False
+        self._lines_back = 0
 
-    def show_log(self, log: tuple[str, ...], ended: bool) -> None:
-        """Show these lines, newest last; an `ended` run prints no more."""
-        if log is not self._output or ended != self._ended:
-            self._output, self._ended = log, ended
+    def show_log(self, log: tuple[str, ...], has_ended: bool) -> None:
+        """Show these lines, newest last; an ended run prints no more."""
+        if log is not self._output or has_ended != self._has_ended:
+            self._output, self._has_ended = log, has_ended
             self.set_class(not log, "-empty")
             if self.display:
                 self.repaint()
@@ -36,15 +36,15 @@ class LogPane(Painted):
     def scroll_pages(self, by: int) -> None:
         """Scroll to older (-1) or newer (1) lines."""
         page = max(1, self.size.height - 2)
-        self._back = max(0, min(self._back - by * page, len(self._output) - page))
+        self._lines_back = max(0, min(self._lines_back - by * page, len(self._output) - page))
         self.repaint()
 
     def lines(self, width: int, height: int) -> list[Line]:
         room = height - 1
-        self._back = max(0, min(self._back, len(self._output) - room))
-        end = len(self._output) - self._back
+        self._lines_back = max(0, min(self._lines_back, len(self._output) - room))
+        end = len(self._output) - self._lines_back
         shown = self._output[max(0, end - room) : end]
-        title = "log" if not self._back else f"log, {self._back} lines back"
+        title = "log" if not self._lines_back else f"log, {self._lines_back} lines back"
         body: list[Line] = [[(line, "text")] for line in shown]
-        nothing = "The training printed nothing." if self._ended else "Nothing printed yet."
+        nothing = "The training printed nothing." if self._has_ended else "Nothing printed yet."
         return [rule(title, width), *(body or [[(nothing, "muted")]])]

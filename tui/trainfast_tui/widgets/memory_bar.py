@@ -10,7 +10,7 @@ from trainfast_tui.painting.painted import GrowingPanel
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Piece, first_fitting, joined, line_length, paragraph, rule
 from trainfast_tui.text.memory import CATEGORIES, PHASES, short_category
-from trainfast_tui.widgets.bar import shares
+from trainfast_tui.widgets.bar import stacked_cells
 
 if TYPE_CHECKING:
     from trainfast_runner.memory.headroom import PredictedFit
@@ -55,37 +55,43 @@ class MemoryBar(GrowingPanel):
 
 def memory_lines(memory: NextRunMemory, width: int, screen_height: int) -> list[Line]:
     """Return the bar in lines of `width` cells, with its legend if width and height allow."""
-    lines = _predicted(memory, width, width >= LONG_FORM_COLUMNS and screen_height >= LONG_FORM_LINES)
-    return lines if memory.measured is None else [*lines, *_measured(memory, memory.measured, width)]
+    lines = _predicted_lines(memory, width, width >= LONG_FORM_COLUMNS and screen_height >= LONG_FORM_LINES)
+    return lines if memory.measured is None else [*lines, *_measured_lines(memory, memory.measured, width)]
 
 
-def _predicted(memory: NextRunMemory, width: int, long_form: bool) -> list[Line]:
+def _predicted_lines(memory: NextRunMemory, width: int, long_form: bool) -> list[Line]:
     fit = memory.fit
     if fit is None:
-        return [rule("memory", width), *_why_none(memory, width, 4 if long_form else 2)]
-    bar = _bar(fit, memory.measured, width)
+        return [rule("memory", width), *_reason_lines(memory, width, 4 if long_form else 2)]
+    bar = _bar_line(fit, memory.measured, width)
     if not long_form:
-        return [_peak_of_limit(fit, width), bar, *_verdict(fit, width, 2)]
+        return [_peak_line(fit, width), bar, *_verdict_lines(fit, width, 2)]
     title = rule(f"memory at its peak: {PHASES.get(fit.predicted.phase, fit.predicted.phase)}", width)
-    lines = [title, bar, *_legend(fit, width), _peak_of_limit(fit, width), *_change(fit, memory.reference_bytes)]
-    return [*lines, *_verdict(fit, width, 4)]
+    lines = [
+        title,
+        bar,
+        *_legend_lines(fit, width),
+        _peak_line(fit, width),
+        *_change_lines(fit, memory.reference_bytes),
+    ]
+    return [*lines, *_verdict_lines(fit, width, 4)]
 
 
-def _verdict(fit: PredictedFit, width: int, most: int) -> list[Line]:
+def _verdict_lines(fit: PredictedFit, width: int, most: int) -> list[Line]:
     """Return the memory left, or why the run is impossible here."""
     if fit.cannot_run is not None:
         return paragraph(f"cannot run here: {fit.cannot_run.line()}", width, "error", most)
-    return [_bytes_left(fit, width)]
+    return [_bytes_left_line(fit, width)]
 
 
-def _why_none(memory: NextRunMemory, width: int, most: int) -> list[Line]:
+def _reason_lines(memory: NextRunMemory, width: int, most: int) -> list[Line]:
     words = memory.why
     if memory.since_ns is not None:
         words += f" {fmt.elapsed(memory.since_ns, time.monotonic_ns())}"
     return paragraph(words, width, "warning" if memory.failed else "muted", most)
 
 
-def _change(fit: PredictedFit, reference_bytes: int | None) -> list[Line]:
+def _change_lines(fit: PredictedFit, reference_bytes: int | None) -> list[Line]:
     """Return the change of the predicted peak by the overrides; empty without any."""
     if not reference_bytes:
         return []
@@ -94,7 +100,7 @@ def _change(fit: PredictedFit, reference_bytes: int | None) -> list[Line]:
     return [[("overrides: ", "muted"), (words, "warning" if change > 0 else "success")]]
 
 
-def _peak_of_limit(fit: PredictedFit, width: int) -> Line:
+def _peak_line(fit: PredictedFit, width: int) -> Line:
     """Return the predicted peak and its limit, with the owner of the limit where there is room."""
     available = fit.available
     line: Line = [("predicted ", "muted"), (fmt.size(fit.predicted.total_bytes), "title")]
@@ -113,7 +119,7 @@ def _peak_of_limit(fit: PredictedFit, width: int) -> Line:
     return [*line, (whose, "muted")] if line_length(line) + len(whose) <= width else line
 
 
-def _bytes_left(fit: PredictedFit, width: int) -> Line:
+def _bytes_left_line(fit: PredictedFit, width: int) -> Line:
     left = fit.left_bytes
     if left is None:
         return [("no limit is known", "muted")]
@@ -134,13 +140,13 @@ def _bytes_left(fit: PredictedFit, width: int) -> Line:
     return [(head, "error" if left < 0 else "success"), (tail, "error" if most == 0 else "text")]
 
 
-def _bar(fit: PredictedFit, measured: MeasuredMemory | None, width: int) -> Line:
+def _bar_line(fit: PredictedFit, measured: MeasuredMemory | None, width: int) -> Line:
     """Return the categories side by side, then the free rest, with the limit as a line across."""
-    scale = _scale(fit, measured)
+    scale = _scale_bytes(fit, measured)
     parts = _shown_parts(fit)
     # On a large device a small model would be one cell: each category keeps its own.
     used = min(width, max(len(parts), round(fit.needed_bytes / scale * width)))
-    cells = shares([float(size) for _, size in parts], used)
+    cells = stacked_cells([float(size) for _, size in parts], used)
     painted: Line = []
     for (key, _), count in zip(parts, cells, strict=True):
         painted += [SIGNS[key]] * count
@@ -151,7 +157,7 @@ def _bar(fit: PredictedFit, measured: MeasuredMemory | None, width: int) -> Line
     return joined(painted)
 
 
-def _scale(fit: PredictedFit | None, measured: MeasuredMemory | None) -> float:
+def _scale_bytes(fit: PredictedFit | None, measured: MeasuredMemory | None) -> float:
     """Return the bytes of the whole width: the limit, or a prediction or measurement above it."""
     available = fit.available.limit_bytes if fit is not None and fit.available is not None else 0
     needed = fit.needed_bytes if fit is not None else 0
@@ -165,7 +171,7 @@ def _shown_parts(fit: PredictedFit) -> list[tuple[str, int]]:
     return [(name, size) for name, size in parts if size > 0]
 
 
-def _legend(fit: PredictedFit, width: int) -> list[Line]:
+def _legend_lines(fit: PredictedFit, width: int) -> list[Line]:
     """Return the legend, two entries a line: sign, word and figure."""
     sizes = dict(_shown_parts(fit))
     column = width // 2
@@ -181,9 +187,9 @@ def _legend(fit: PredictedFit, width: int) -> list[Line]:
     return [[piece for cell in cells[first : first + 2] for piece in cell] for first in range(0, len(cells), 2)]
 
 
-def _measured(memory: NextRunMemory, measured: MeasuredMemory, width: int) -> list[Line]:
+def _measured_lines(memory: NextRunMemory, measured: MeasuredMemory, width: int) -> list[Line]:
     """Return the measured peak on the same scale, and beside it the peak predicted for its run."""
-    filled = max(1, min(width, round(measured.peak_bytes / _scale(memory.fit, measured) * width)))
+    filled = max(1, min(width, round(measured.peak_bytes / _scale_bytes(memory.fit, measured) * width)))
     bar: Line = [(MEASURED * filled, "title")]
     predicted = measured.predicted_bytes
     if predicted is None and measured.same_knobs and memory.fit is not None:

@@ -46,13 +46,13 @@ def speed_lines(speed: NextRunSpeed, width: int, screen_height: int) -> list[Lin
     if speed.predicted is None:
         lines += paragraph(f"no speed predicted: {speed.why}", width, "muted", 2) if speed.why else []
     else:
-        lines += [_bar(speed, speed.predicted, width), *_predicted(speed, speed.predicted, width, long_form)]
+        lines += [_bar_line(speed, speed.predicted, width), *_predicted_lines(speed, speed.predicted, width, long_form)]
     if speed.measured is not None:
-        lines += _measured(speed, speed.measured, width) if long_form else [_measured_words(speed.measured, width)]
+        lines += _measured_lines(speed, speed.measured, width) if long_form else [_measured_line(speed.measured, width)]
     return lines
 
 
-def _predicted(speed: NextRunSpeed, predicted: PredictedSpeed, width: int, long_form: bool) -> list[Line]:
+def _predicted_lines(speed: NextRunSpeed, predicted: PredictedSpeed, width: int, long_form: bool) -> list[Line]:
     """Return the prediction with its interval and its change by the overrides; in the short form the change alone."""
     change_percent = speed.change_percent
     words: Piece = (speed_words(predicted), "title")
@@ -68,9 +68,9 @@ def _predicted(speed: NextRunSpeed, predicted: PredictedSpeed, width: int, long_
     return [first_fitting([[*alone, (f"{change}/s", tone)], [*alone, (change, tone)], [*alone, (short, tone)]], width)]
 
 
-def _bar(speed: NextRunSpeed, predicted: PredictedSpeed, width: int) -> Line:
+def _bar_line(speed: NextRunSpeed, predicted: PredictedSpeed, width: int) -> Line:
     """Return the interval on the scale of all figures shown; a sign marks the prediction before knobs were turned."""
-    scale = width / _most(speed)
+    scale = width / _most_samples_per_s(speed)
     low, high = max(1, round(predicted.low * scale)), round(predicted.high * scale)
     painted: Line = [(SURE, "primary") for _ in range(low)]
     painted += [(UNSURE, "primary") for _ in range(high - low)]
@@ -80,20 +80,20 @@ def _bar(speed: NextRunSpeed, predicted: PredictedSpeed, width: int) -> Line:
     return joined(painted[:width])
 
 
-def _most(speed: NextRunSpeed) -> float:
+def _most_samples_per_s(speed: NextRunSpeed) -> float:
     """Return the samples/s of the whole width."""
     predicted = speed.predicted.high if speed.predicted is not None else 0.0
     measured = speed.measured.samples_per_s if speed.measured is not None else 0.0
     return max(predicted, measured, speed.reference or 0.0, 1e-9)
 
 
-def _measured(speed: NextRunSpeed, measured: MeasuredSpeed, width: int) -> list[Line]:
+def _measured_lines(speed: NextRunSpeed, measured: MeasuredSpeed, width: int) -> list[Line]:
     """Return the measured speed on the same scale, and beside it the speed predicted for its run."""
-    filled = max(1, min(width, round(measured.samples_per_s / _most(speed) * width)))
-    return [[(MEASURED * filled, "title")], _measured_words(measured, width)]
+    filled = max(1, min(width, round(measured.samples_per_s / _most_samples_per_s(speed) * width)))
+    return [[(MEASURED * filled, "title")], _measured_line(measured, width)]
 
 
-def _measured_words(measured: MeasuredSpeed, width: int) -> Line:
+def _measured_line(measured: MeasuredSpeed, width: int) -> Line:
     rate, predicted = fmt.number(measured.samples_per_s), measured.predicted
     alone: Line = [("measured ", "muted"), (f"{rate} samples/s", "title")]
     if predicted is None or not predicted.median:

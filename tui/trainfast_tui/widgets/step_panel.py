@@ -19,7 +19,7 @@ from trainfast_tui.text import format as fmt
 from trainfast_tui.text.conditions import LONG_WORDS_FROM, conditions_line, has_conditions, steadiness
 from trainfast_tui.text.lines import Line, Tone, line_length
 from trainfast_tui.text.memory import peak_word_of
-from trainfast_tui.widgets.bar import bar, shares
+from trainfast_tui.widgets.bar import bar, stacked_cells
 
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
@@ -55,15 +55,15 @@ class StepPanel(PaintedValue["RunSnapshot"]):
         figures = recent_figures(run)
         watched = [conditions_line(run, width)] if self.has_class("-watched") else []
         return [
-            _progress(run, width),
-            _speed(figures, width) + ([] if watched else _steady(run, width)),
-            _loss_and_memory(run, width),
+            _progress_line(run, width),
+            _speed_line(figures, width) + ([] if watched else _steadiness_pieces(run, width)),
+            _loss_and_memory_line(run, width),
             *watched,
-            *_phases(figures.phases, width, height - len(watched)),
+            *_phase_lines(figures.phases, width, height - len(watched)),
         ]
 
 
-def _progress(run: RunSnapshot, width: int) -> Line:
+def _progress_line(run: RunSnapshot, width: int) -> Line:
     done, planned = (run.steps[-1].step if run.steps else 0), planned_steps(run)
     share = done / planned if planned else None
     left = seconds_left(run)
@@ -80,7 +80,7 @@ def _progress(run: RunSnapshot, width: int) -> Line:
     return [*line, *bar(share, max(4, width - beside)), (label, "text")]
 
 
-def _speed(figures: Figures, width: int) -> Line:
+def _speed_line(figures: Figures, width: int) -> Line:
     long_words = width >= LONG_WORDS_FROM
     line: Line = [
         (fmt.to_width(fmt.per_second(figures.samples_per_s, "samples"), 19 if long_words else 17) + " ", "title"),
@@ -92,13 +92,13 @@ def _speed(figures: Figures, width: int) -> Line:
     return line
 
 
-def _steady(run: RunSnapshot, width: int) -> Line:
+def _steadiness_pieces(run: RunSnapshot, width: int) -> Line:
     """Return the steadiness of the step time, for runs without a line about the devices."""
     mark = steadiness(run) if width >= LONG_WORDS_FROM else None
     return [("   ", "text"), mark] if mark is not None else []
 
 
-def _loss_and_memory(run: RunSnapshot, width: int) -> Line:
+def _loss_and_memory_line(run: RunSnapshot, width: int) -> Line:
     (first, last), peak = first_and_last_loss(run), peak_allocated_bytes(run)
     line: Line = [
         (fmt.to_width(f"loss {fmt.number(first)} → {fmt.number(last)}", 19) + " ", "text"),
@@ -118,23 +118,23 @@ def _loss_and_memory(run: RunSnapshot, width: int) -> Line:
     return line
 
 
-def _phases(phases: dict[str, float | None], width: int, height: int) -> list[Line]:
+def _phase_lines(phases: dict[str, float | None], width: int, height: int) -> list[Line]:
     """Return a stacked bar and its legend, in two lines on a narrow screen."""
     known = [(name, glyph, tone, phases[name]) for name, glyph, tone in PHASE_BARS]
     total = sum(value for *_, value in known if value)
     if not total:
         return []
-    cells = shares([value or 0.0 for *_, value in known], width)
+    cells = stacked_cells([value or 0.0 for *_, value in known], width)
     stacked: Line = [(glyph * count, tone) for (name, glyph, tone, _), count in zip(known, cells, strict=True)]
-    legend = _legend(known, short=False)
+    legend = _legend_line(known, short=False)
     if line_length(legend) - 3 <= width:
         return [stacked, legend]
     if height > 5:
-        return [stacked, _legend(known[:3], short=True), _legend(known[3:], short=True)]
-    return [stacked, _legend(known, short=True)]
+        return [stacked, _legend_line(known[:3], short=True), _legend_line(known[3:], short=True)]
+    return [stacked, _legend_line(known, short=True)]
 
 
-def _legend(known: Sequence[tuple[str, str, Tone, float | None]], *, short: bool) -> Line:
+def _legend_line(known: Sequence[tuple[str, str, Tone, float | None]], *, short: bool) -> Line:
     """Return the sign, name and time of each part; `short` puts the unit once at the end."""
     legend: Line = []
     for name, glyph, tone, value in known:
