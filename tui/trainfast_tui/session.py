@@ -173,7 +173,7 @@ class Session:
 
     def _note_search(self, control: SearchControl[SearchSnapshotT], search: SearchSnapshotT | None) -> None:
         """Note the followed search of a kind, and post that it is live or has ended."""
-        if control.is_news(search):
+        if control.is_started_elsewhere(search):
             self.post(Notified(f"A {control.KIND.label} search is live; {control.KIND.key} shows it."))
         if search is not None and control.has_ended_since(search):
             self.post(SearchEnded(control.describe(search), control.KIND))

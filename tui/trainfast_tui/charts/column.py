@@ -22,6 +22,8 @@ from trainfast_tui.text import format as fmt
 MOST_DEVICE_CHARTS = 4
 LEAST_ROWS = 6
 """The least height of a chart, in rows."""
+LEAST_ROWS_WITH_READING = 8
+"""The least height for throughput and one reading, both low."""
 GUTTER = 11
 """Cells left of the time axis."""
 REDRAW_AFTER_NS = 2_000_000_000
@@ -92,10 +94,7 @@ class Charts(Vertical):
             return
         axis = self._drawn_axis = time_axis(snapshot, self._window)
         height -= self._show_events(snapshot, axis, height)
-        readings = len(reading_names(snapshot))
-        fitting = max(0, min(readings, height // LEAST_ROWS - self._with_run, MOST_DEVICE_CHARTS))
-        if fitting == 0 and height >= 8:
-            fitting = 1
+        fitting = self._fitting_device_charts(snapshot, height)
         cursor_ns = self.query_one(EventLine).chosen_ns
         devices = device_charts(snapshot, axis, self._first_reading, fitting, self._device_ticks)
         top = self.query_one("#throughput", StripChart)
@@ -109,6 +108,11 @@ class Charts(Vertical):
             chart.set_class(index >= fitting, "-away")
             if index < fitting:
                 chart.show_chart(replace(devices[fitting - 1 - index], cursor_ns=cursor_ns))
+
+    def _fitting_device_charts(self, snapshot: Snapshot, height: int) -> int:
+        """Return the number of charts of device readings that fit in `height` rows."""
+        fitting = min(len(reading_names(snapshot)), height // LEAST_ROWS - self._with_run, MOST_DEVICE_CHARTS)
+        return fitting if fitting > 0 else int(height >= LEAST_ROWS_WITH_READING)
 
     def _show_events(self, snapshot: Snapshot, axis: TimeAxis, height: int) -> int:
         """Show the events and return the rows they take."""

@@ -30,18 +30,22 @@ class Frame:
 
     @property
     def has_title(self) -> bool:
+        """True if there is a row for title and legend."""
         return self.height >= 2
 
     @property
     def has_marks(self) -> bool:
+        """True if there is a row for the letters of throttled time."""
         return self.height >= 3
 
     @property
     def has_times(self) -> bool:
+        """True if there is a row for the ends of the time axis."""
         return self.time_labels and self.height >= 6
 
     @property
     def plot_height(self) -> int:
+        """Rows left for the plot."""
         return self.height - self.has_title - self.has_marks - self.has_times
 
 

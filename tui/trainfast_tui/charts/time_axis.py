@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 
 SECOND_NS = 1_000_000_000
 WINDOWS_S = (30, 60, 120, 300, 600, 1800)
+"""The lengths of time that the charts can show; a `window` is an index into them."""
 DEFAULT_WINDOW = 2
 TICK_GAP_NS = 5 * SECOND_NS
+"""Samples of the machine further apart than this are not joined."""
 
 
 @dataclass(frozen=True, slots=True)

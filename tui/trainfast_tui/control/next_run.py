@@ -54,7 +54,9 @@ class NextRun(ABC):
 
     def is_changed(self, name: str) -> bool:
         """True if the knob differs from `reference_knobs`."""
-        return not asks_for_same(name, _value(self.reference_knobs, name), _value(self.spec.knobs, name))
+        return not asks_for_same(
+            name, _value_or_default(self.reference_knobs, name), _value_or_default(self.spec.knobs, name)
+        )
 
     def reference_spec(self) -> RunSpec | None:
         """The same model with `reference_knobs`; None if no knob differs from them."""
@@ -142,5 +144,5 @@ class NextRun(ABC):
         return None
 
 
-def _value(knobs: KnobValues, name: str) -> KnobValue:
+def _value_or_default(knobs: KnobValues, name: str) -> KnobValue:
     return knobs.get(name, LAUNCH_DEFAULTS.get(name))

@@ -67,7 +67,7 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
         search = self._snapshot
         self._dismissed_directory = search.directory if search is not None and not search.is_live else None
 
-    def is_news(self, search: SearchSnapshotT | None) -> bool:
+    def is_started_elsewhere(self, search: SearchSnapshotT | None) -> bool:
         """True if this search is live, and was neither started here nor seen before."""
         if search is None or not search.is_live or self._is_starting:
             return False

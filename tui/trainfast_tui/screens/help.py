@@ -53,9 +53,9 @@ class FilteredPage(PageScreen):
         from trainfast_tui.widgets.dialogs import Ask
 
         hint = "Words that must all occur: batch, memory, page up. Empty shows the whole help."
-        self.app.push_screen(Ask("Show help with", hint, self._filter, self._show_those_with))
+        self.app.push_screen(Ask("Show help with", hint, self._filter, self._apply_filter))
 
-    def _show_those_with(self, words: str) -> None:
+    def _apply_filter(self, words: str) -> None:
         self._filter = words.strip()
         self.query_one(Page).action_end(-1)
 

@@ -108,11 +108,12 @@ class MonitorScreen(AppScreen):
         self._kept_rows_for = self.size, gpus
         devices.set_height(rows)
         left = room - rows
-        charts = left - max(LEAST_PROCESS_ROWS, min(wanted, left // 2))
-        has_events = left > LEAST_ROWS_WITH_EVENTS
-        self.query_one(Charts).set_class(charts < LEAST_CHART_ROWS and not has_events, "-away")
-        height = left - (charts if charts >= LEAST_CHART_ROWS else has_events)
-        table.set_height(height)
+        chart_rows = left - max(LEAST_PROCESS_ROWS, min(wanted, left // 2))
+        if chart_rows < LEAST_CHART_ROWS:
+            # The words of an event need one row.
+            chart_rows = int(left > LEAST_ROWS_WITH_EVENTS)
+        self.query_one(Charts).set_class(not chart_rows, "-away")
+        table.set_height(left - chart_rows)
 
     def _notify_if_ended(self, rows: tuple[ProcessRow, ...] | None) -> None:
         """Show a notice once the process that was asked to end has ended."""

@@ -118,9 +118,9 @@ class RunsScreen(AppScreen):
 
     def action_filter(self) -> None:
         hint = "Words that must all occur: oom, tiny-llama, batch_size=64. Empty shows every run."
-        self.app.push_screen(Ask("Show runs with", hint, self._filter, self._show_those_with))
+        self.app.push_screen(Ask("Show runs with", hint, self._filter, self._apply_filter))
 
-    def _show_those_with(self, words: str) -> None:
+    def _apply_filter(self, words: str) -> None:
         self._filter = words.strip()
         if self._known is not None:
             self._show(self._known)

@@ -83,10 +83,8 @@ class ScriptScreen(AppScreen):
         """Take in the result of discovery; leave other messages to the app."""
         match message.content:
             case ScriptDiscovered(command, discovered) if command == self._command:
-                self._discovered, self._mapping = (
-                    discovered,
-                    {proposal.knob: proposal for proposal in propose(discovered.flags)},
-                )
+                self._discovered = discovered
+                self._mapping = {proposal.knob: proposal for proposal in propose(discovered.flags)}
                 self._show()
             case DiscoveryRefused(command, error) if command == self._command:
                 self._refusal = error.line()

@@ -9,7 +9,7 @@ from trainfast_runner.search.journal.batch import ConfirmationRun, Probe, refute
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Tone, labelled
 
-OUTCOMES: dict[str, tuple[str, Tone, str]] = {
+PROBE_OUTCOMES: dict[str, tuple[str, Tone, str]] = {
     "fits": ("●", "success", "fits"),
     "oom": ("✗", "error", "out of memory"),
     "void": ("~", "warning", "void"),
@@ -60,7 +60,7 @@ def _row(cells: Sequence[str], end: Line, width: int, tone: Tone = "text") -> Li
 
 
 def _probe_row(probe: Probe, columns: Sequence[tuple[str, str]], many_ranks: bool, width: int, refuted: bool) -> Line:
-    sign, tone, words = REFUTED if refuted else OUTCOMES.get(probe.outcome, ("○", "text", probe.outcome))
+    sign, tone, words = REFUTED if refuted else PROBE_OUTCOMES.get(probe.outcome, ("○", "text", probe.outcome))
     if width < WIDE_CELLS_FROM and probe.outcome == "oom":
         words = "OOM"
     where = f" in {probe.phase.replace('_', ' and ')}" if probe.phase and probe.outcome == "oom" else ""

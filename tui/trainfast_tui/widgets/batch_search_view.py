@@ -23,7 +23,7 @@ from trainfast_tui.text.lines import (
     wrap,
 )
 from trainfast_tui.text.search_signs import search_sign
-from trainfast_tui.widgets.batch_lines import OUTCOMES, table_lines
+from trainfast_tui.widgets.batch_lines import PROBE_OUTCOMES, table_lines
 from trainfast_tui.widgets.painted_with_notice import PaintedWithNotice
 
 LEAST_CHART, MOST_CHART = 6, 16
@@ -245,7 +245,7 @@ def _chart(search: BatchSnapshot, width: int, height: int) -> list[Line]:
 
 
 def _point(probe: Probe, fit: MemoryLines | None, limit: int | None) -> Point | None:
-    sign, tone, _ = OUTCOMES.get(probe.outcome, ("○", "text", ""))
+    sign, tone, _ = PROBE_OUTCOMES.get(probe.outcome, ("○", "text", ""))
     if probe.outcome == "oom":
         # Only the fit knows its need; it is certainly above the limit.
         needed = max(int(fit.need_bytes(probe.batch_size)) if fit is not None else 0, int((limit or 0) * 1.03))

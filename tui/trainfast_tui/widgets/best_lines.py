@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from trainfast_runner.search.best.best_so_far import BestSoFar
     from trainfast_runner.search.journal.best import BestAnswer, ColdRun, Effect, Trial
 
-OUTCOMES: dict[str, tuple[str, Tone, str]] = {
+TRIAL_OUTCOMES: dict[str, tuple[str, Tone, str]] = {
     "measured": ("●", "success", ""),
     "slow": ("•", "secondary", ""),
     "oom": ("✗", "error", "out of memory"),
@@ -50,7 +50,7 @@ def _unit(so_far: BestSoFar) -> tuple[str, float]:
 def _ran_row(so_far: BestSoFar, index: int, line: Trial | ColdRun, width: int) -> Line:
     from trainfast_runner.search.journal.best import Trial
 
-    sign, tone, words = OUTCOMES.get(line.outcome, ("○", "text", line.outcome))
+    sign, tone, words = TRIAL_OUTCOMES.get(line.outcome, ("○", "text", line.outcome))
     assert so_far.space is not None
     setting = setting_words(so_far.space, line.candidate_number, short=width < WIDE_COLUMNS_FROM)
     value, each = so_far.values.get(index), _unit(so_far)[1]

@@ -112,13 +112,13 @@ def host_line(host: HostReading, cpu_percent: float | None, width: int, has_gpu:
 def gpu_line(
     device: DeviceReading,
     width: int,
-    used: bool,
+    is_used: bool,
     lost_s: float | None = None,
     missing: Mapping[str, str] | None = None,
 ) -> Line:
-    """Return the row of a GPU; `used` marks it, `lost_s` is the time since it answered, `missing` is its tick's."""
+    """Return the row of a GPU; `lost_s` is the time since its last answer, `missing` its tick's."""
     long_words = width >= LONG_WORDS_FROM
-    line: Line = [("▸" if used else " ", "primary"), (f"GPU {device.index} ", "title")]
+    line: Line = [("▸" if is_used else " ", "primary"), (f"GPU {device.index} ", "title")]
     if width >= GPU_NAMES_FROM:
         name = (device.name or "").removeprefix("NVIDIA ")
         line.append((fmt.to_width(fmt.plain(name), 18) + " ", "muted"))

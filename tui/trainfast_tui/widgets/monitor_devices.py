@@ -60,16 +60,18 @@ class MonitorDevices(Painted):
     def __init__(self) -> None:
         super().__init__()
         self._snapshot: Snapshot | None = None
-        self._used: frozenset[str] = frozenset()
-        self._lately: Mapping[str, DeviceConditions] = {}
+        self._used_uuids: frozenset[str] = frozenset()
+        self._last_minute: Mapping[str, DeviceConditions] = {}
         self._chosen = 0
 
-    def set_snapshot(self, snapshot: Snapshot, used: frozenset[str], lately: Mapping[str, DeviceConditions]) -> None:
+    def set_snapshot(
+        self, snapshot: Snapshot, used_uuids: frozenset[str], last_minute: Mapping[str, DeviceConditions]
+    ) -> None:
         """Take a snapshot without drawing it: `rows_wanted` comes first.
 
-        `used` are the UUIDs of a live run's GPUs; `lately` is each GPU's last minute, by UUID.
+        `used_uuids` are of the GPUs of a live run; `last_minute` is each GPU's last minute, by UUID.
         """
-        self._snapshot, self._used, self._lately = snapshot, used, lately
+        self._snapshot, self._used_uuids, self._last_minute = snapshot, used_uuids, last_minute
 
     def action_choose(self, by: int) -> None:
         """Show all readings of the next GPU, or of the one before."""
@@ -97,7 +99,7 @@ class MonitorDevices(Painted):
             return [*host, *(line for words in _why_no_gpu(tick) for line in paragraph(words, width, "muted"))]
         lost_s = snapshot.lost_s()
         heads = [
-            gpu_line(device, width, device.uuid in self._used, lost_s.get(device.index), tick.missing)
+            gpu_line(device, width, device.uuid in self._used_uuids, lost_s.get(device.index), tick.missing)
             for device in tick.devices
         ]
 
@@ -122,8 +124,8 @@ class MonitorDevices(Painted):
             return []
         readings = before.devices if before is not None else []
         earlier = next((reading for reading in readings if reading.uuid == device.uuid), None)
-        lately, with_sm_clock = self._lately.get(device.uuid or ""), width < ROW_HAS_CLOCK_FROM
-        items = device_items(device, earlier, seconds, lately, with_sm_clock=with_sm_clock)
+        last_minute, with_sm_clock = self._last_minute.get(device.uuid or ""), width < ROW_HAS_CLOCK_FROM
+        items = device_items(device, earlier, seconds, last_minute, with_sm_clock=with_sm_clock)
         missing = missing_item(tick, device.index, width - INDENT)
         return items if missing is None else [*items, missing]
 

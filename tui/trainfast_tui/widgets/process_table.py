@@ -70,7 +70,7 @@ class ProcessTable(SortedTable[ProcessRow]):
         cells = {
             "pid": str(row.pid),
             "owner": fmt.plain(row.owner or fmt.ABSENT),
-            "GPU memory": _held(row),
+            "GPU memory": _gpu_memory_text(row),
             "CPU": fmt.percent(row.cpu_percent),
             "memory": fmt.size(row.memory_rss_bytes),
             "age": fmt.duration(row.age_s)
@@ -90,8 +90,8 @@ def _without_folder(command: str) -> str:
     return (program.rpartition("/")[2] or program) + space + rest
 
 
-def _held(row: ProcessRow) -> str:
-    """Return its GPUs and their memory in sum: `GPU 0 61.0 GiB`."""
+def _gpu_memory_text(row: ProcessRow) -> str:
+    """Return the GPUs of a process and its memory on them: `GPU 0 61.0 GiB`."""
     if not row.devices:
         return ""
     indexes = [index for index, _ in row.devices]
