@@ -138,8 +138,8 @@ def expected_s(search: BatchSnapshot) -> float | None:
 def batch_search_words(search: BatchSnapshot, now_ns: int | None = None) -> str:
     """Describe the search at `now_ns` (CLOCK_MONOTONIC), or its end, in one line."""
     step = search.next
-    if search.cooling and search.state in ("running", "starting"):
-        return search_cooling_words(search.cooling[-1], now_ns)
+    if search.cooling is not None and search.state in ("running", "starting"):
+        return search_cooling_words(search.cooling, now_ns)
     if search.waits_for is not None and search.state in ("running", "starting"):
         return f"waiting for {fmt.plain(search.waits_for)} to end"
     if search.state == "running" and step is not None and step.action in ("probe", CONFIRM):

@@ -1,12 +1,12 @@
-"""Follow a search through its journal: a snapshot at each poll, for a screen."""
+"""Follow a batch search through its journal: a snapshot at each poll, for a screen."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
-from trainfast_runner.records.json_lines import Tail
-from trainfast_runner.records.search_directories import JOURNAL_FILE, is_conducted
+from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.search_states import LIVE_STATES
 from trainfast_runner.search.journal.batch import (
     BatchEnded,
@@ -18,58 +18,114 @@ from trainfast_runner.search.journal.batch import (
     Predicted,
     Probe,
 )
+from trainfast_runner.search.journal.followed import FollowedJournal
 from trainfast_runner.search.journal.lines import (
     Conducted,
     CoolingDown,
     Paused,
     Resumed,
     Waiting,
+    awaited_run,
+    current_cooling,
+    current_end,
+    is_paused,
     state_of_search,
 )
 from trainfast_runner.search.journal.memory_lines import MemoryLines
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BatchSnapshot:
-    """The state of a search at one moment.
+    """The state of a batch search at one moment, and its journal's lines so far.
 
     `state` is starting, running, pausing (it finishes its probe first), paused, interrupted (no conductor and no
     recorded end: the same command continues it), answered, nothing_fits, failed or cancelled.
     """
 
     directory: Path
-    state: str = "starting"
-    question: BatchQuestion | None = None
-    prediction: Predicted | None = None
-    probes: tuple[Probe, ...] = ()
-    """Probes in the order they were made, void ones included."""
-    confirmations: tuple[ConfirmationRun, ...] = ()
-    next: BatchStep | None = None
-    """The current step and its reason; the last step once the search has ended."""
-    run_id: str | None = None
-    """The search's current run; None between runs."""
-    since_ns: int | None = None
-    """CLOCK_MONOTONIC when the current step or wait began; before the first step, when the conductor did."""
-    proof_steps: int | None = None
-    """Optimizer steps of a confirmation run."""
-    ended: BatchEnded | None = None
+    state: str
+    lines: tuple[BatchLine, ...] = ()
     unreadable_lines: int = 0
-    is_decided: bool = True
-    """False when `next` is done and the step after it is not decided yet."""
-    cooling: tuple[CoolingDown, ...] = ()
-    """While the next process waits for the GPUs to cool: the first look and the newest; empty otherwise."""
-    waits_for: str | None = None
-    """The run that the next process waits for to leave the device; None otherwise."""
+
+    @property
+    def is_live(self) -> bool:
+        """True if a conductor works on the search."""
+        return self.state in LIVE_STATES
+
+    @cached_property
+    def question(self) -> BatchQuestion | None:
+        """The first line; None while it is unwritten."""
+        return newest(self.lines, BatchQuestion)
+
+    @cached_property
+    def prediction(self) -> Predicted | None:
+        """The predicted memory; None before it is written."""
+        return newest(self.lines, Predicted)
+
+    @cached_property
+    def probes(self) -> tuple[Probe, ...]:
+        """Probes in the order they were made, void ones included."""
+        return tuple(line for line in self.lines if isinstance(line, Probe))
+
+    @cached_property
+    def confirmations(self) -> tuple[ConfirmationRun, ...]:
+        """Confirmation runs in the order they were made."""
+        return tuple(line for line in self.lines if isinstance(line, ConfirmationRun))
+
+    @cached_property
+    def next(self) -> BatchStep | None:
+        """The current step and its reason; the last step once the search has ended."""
+        return newest(self.lines, BatchStep)
+
+    @cached_property
+    def is_decided(self) -> bool:
+        """False when `next` is done and the step after it is not decided yet."""
+        steps = (line for line in reversed(self.lines) if isinstance(line, BatchStep | Probe | ConfirmationRun))
+        return isinstance(next(steps, None), BatchStep | None)
 
     @property
     def fits(self) -> tuple[MemoryLines, ...]:
         """The newest fit, one of each rank; empty before the first probe."""
         return tuple(self.next.fits) if self.next is not None else ()
 
+    @cached_property
+    def run_id(self) -> str | None:
+        """The search's current run; None between conductors and after the end."""
+        last = next(
+            (line for line in reversed(self.lines) if isinstance(line, BatchLaunched | Conducted | BatchEnded)), None
+        )
+        return last.run_id if isinstance(last, BatchLaunched) else None
+
+    @cached_property
+    def since_ns(self) -> int | None:
+        """CLOCK_MONOTONIC when the current step or wait began; before the first step, when the conductor did."""
+        for before, line in reversed([*zip((None, *self.lines), self.lines, strict=False)]):
+            # A step that waited for the GPUs to cool begins with the line after the wait.
+            follows_cooling = isinstance(before, CoolingDown) and not isinstance(line, CoolingDown)
+            if follows_cooling or isinstance(line, BatchStep | Conducted | Paused | Waiting | Resumed):
+                return line.t_ns
+        return None
+
+    @cached_property
+    def proof_steps(self) -> int | None:
+        """Optimizer steps of a confirmation run; None before a conductor has begun."""
+        conducted = newest(self.lines, Conducted)
+        return None if conducted is None else conducted.proof_steps
+
+    @cached_property
+    def ended(self) -> BatchEnded | None:
+        """The end; None while the search goes on or was continued."""
+        return current_end(self.lines, BatchEnded)
+
     @property
-    def is_live(self) -> bool:
-        """True if a conductor works on the search."""
-        return self.state in LIVE_STATES
+    def cooling(self) -> CoolingDown | None:
+        """The newest look at the temperature while the next process waits for cooler GPUs, else None."""
+        return current_cooling(self.lines)
+
+    @property
+    def waits_for(self) -> str | None:
+        """The run that the next process waits for to leave the device; None otherwise."""
+        return awaited_run(self.lines)
 
 
 class BatchFollower:
@@ -77,61 +133,19 @@ class BatchFollower:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        # msgspec decodes a union by its tag; Tail is typed for one struct.
-        self._tail: Tail[BatchLine] = Tail(directory / JOURNAL_FILE, BatchLine)  # type: ignore[arg-type]
-        self._snapshot = BatchSnapshot(directory)
-        self._paused = False
+        self._journal: FollowedJournal[BatchLine] = FollowedJournal(directory, BatchLine)
 
     def poll(self) -> BatchSnapshot:
         """Read the new lines and return a snapshot."""
-        # The lock is looked at first: a journal read afterwards is at least as new.
-        conducted = is_conducted(self.directory)
-        try:
-            for line in self._tail.new():
-                self._add(line)
-        except OSError:
-            pass  # unreadable for the moment
-        snapshot = self._snapshot
+        conducted = self._journal.read()
+        lines = self._journal.lines
+        ended = current_end(lines, BatchEnded)
         state = state_of_search(
             self.directory,
-            end=None if snapshot.ended is None else snapshot.ended.state,
+            end=None if ended is None else ended.state,
             is_conducted=conducted,
-            is_asked=snapshot.question is not None,
-            is_paused=self._paused,
-            has_step=snapshot.next is not None,
+            is_asked=newest(lines, BatchQuestion) is not None,
+            is_paused=is_paused(lines),
+            has_step=newest(lines, BatchStep) is not None,
         )
-        return replace(snapshot, state=state, unreadable_lines=self._tail.unreadable)
-
-    def _add(self, line: BatchLine) -> None:
-        snapshot = self._snapshot
-        if snapshot.cooling and not isinstance(line, CoolingDown):
-            # The step itself begins with the line after the wait.
-            snapshot = replace(snapshot, since_ns=line.t_ns)
-        snapshot = replace(
-            snapshot,
-            cooling=(*snapshot.cooling[:1], line) if isinstance(line, CoolingDown) else (),
-            waits_for=line.run_id if isinstance(line, Waiting) else None,
-        )
-        match line:
-            case BatchQuestion():
-                snapshot = replace(snapshot, question=line)
-            case Conducted():
-                # Continued: an earlier end (cancelled) no longer counts.
-                self._paused = False
-                snapshot = replace(snapshot, ended=None, run_id=None, since_ns=line.t_ns, proof_steps=line.proof_steps)
-            case Predicted():
-                snapshot = replace(snapshot, prediction=line)
-            case BatchStep():
-                snapshot = replace(snapshot, next=line, since_ns=line.t_ns, is_decided=True)
-            case BatchLaunched():
-                snapshot = replace(snapshot, run_id=line.run_id)
-            case Probe():
-                snapshot = replace(snapshot, probes=(*snapshot.probes, line), is_decided=False)
-            case ConfirmationRun():
-                snapshot = replace(snapshot, confirmations=(*snapshot.confirmations, line), is_decided=False)
-            case Paused() | Waiting() | Resumed():
-                self._paused = isinstance(line, Paused)
-                snapshot = replace(snapshot, since_ns=line.t_ns)
-            case BatchEnded():
-                snapshot = replace(snapshot, ended=line, run_id=None)
-        self._snapshot = snapshot
+        return BatchSnapshot(self.directory, state, lines, self._journal.unreadable_lines)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainfast_runner.records.json_lines import Tail
-from trainfast_runner.records.search_directories import JOURNAL_FILE, is_conducted
 from trainfast_runner.records.search_states import LIVE_STATES
 from trainfast_runner.search.best.best_so_far import BestSoFar
 from trainfast_runner.search.best.person_orders import KnobOrder, read_orders
 from trainfast_runner.search.journal.best import BestLine
+from trainfast_runner.search.journal.followed import FollowedJournal
 from trainfast_runner.search.journal.lines import state_of_search
 
 
@@ -39,22 +39,18 @@ class BestFollower:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        # msgspec decodes a union by its tag; Tail is typed for one struct.
-        self._tail: Tail[BestLine] = Tail(directory / JOURNAL_FILE, BestLine)  # type: ignore[arg-type]
+        self._journal: FollowedJournal[BestLine] = FollowedJournal(directory, BestLine)
         self._so_far = BestSoFar(())
 
     def poll(self) -> BestSnapshot:
         """Read the new lines and return a snapshot."""
-        # The lock is looked at first: a journal read afterwards is at least as new.
-        conducted = is_conducted(self.directory)
-        waiting: list[KnobOrder] = []
-        try:
-            if new := self._tail.new():
-                self._so_far = BestSoFar((*self._so_far.lines, *new))
-            waiting = read_orders(self.directory)[len(self._so_far.orders) :]
-        except OSError:
-            pass  # unreadable for the moment
+        conducted = self._journal.read()
+        if len(self._journal.lines) > len(self._so_far.lines):
+            self._so_far = BestSoFar(self._journal.lines)
         so_far = self._so_far
+        waiting: list[KnobOrder] = []
+        with suppress(OSError):  # unreadable for the moment
+            waiting = read_orders(self.directory)[len(so_far.orders) :]
         state = state_of_search(
             self.directory,
             end=None if so_far.ended is None else so_far.ended.state,

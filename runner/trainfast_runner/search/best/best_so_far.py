@@ -24,7 +24,14 @@ from trainfast_runner.search.journal.best import (
     Space,
     Trial,
 )
-from trainfast_runner.search.journal.lines import Conducted, CoolingDown, Paused, Resumed, Waiting
+from trainfast_runner.search.journal.lines import (
+    CoolingDown,
+    Waiting,
+    awaited_run,
+    current_cooling,
+    current_end,
+    is_paused,
+)
 from trainfast_runner.search.speed.trial_rates import Starts, log_rate, measurements, process_key
 from trainfast_runner.units import highest
 
@@ -69,8 +76,7 @@ class BestSoFar(BestJournal):
     @cached_property
     def ended(self) -> BestEnded | None:
         """The end; None while the search goes on or was continued."""
-        last = next((line for line in reversed(self.lines) if isinstance(line, BestEnded | Conducted)), None)
-        return last if isinstance(last, BestEnded) else None
+        return current_end(self.lines, BestEnded)
 
     @property
     def answer(self) -> BestAnswer | None:
@@ -80,20 +86,17 @@ class BestSoFar(BestJournal):
     @cached_property
     def is_paused(self) -> bool:
         """True if the conductor waits."""
-        last = next((line for line in reversed(self.lines) if isinstance(line, Paused | Resumed | Conducted)), None)
-        return isinstance(last, Paused)
+        return is_paused(self.lines)
 
     @cached_property
     def cooling(self) -> CoolingDown | None:
         """The newest look at the temperature while the next process waits for cooler GPUs, else None."""
-        last = self.lines[-1] if self.lines else None
-        return last if isinstance(last, CoolingDown) else None
+        return current_cooling(self.lines)
 
     @cached_property
     def waits_for(self) -> str | None:
         """The run that the next process waits for to leave the device; None otherwise."""
-        last = self.lines[-1] if self.lines else None
-        return last.run_id if isinstance(last, Waiting) else None
+        return awaited_run(self.lines)
 
     @cached_property
     def rates(self) -> Mapping[int, Interval]:
@@ -144,7 +147,7 @@ class BestSoFar(BestJournal):
 
     @cached_property
     def best(self) -> tuple[int, Interval] | None:
-        """The best setting so far by its number, and its objective; None before anything was measured."""
+        """The best candidate so far by its number, and its objective; None before anything was measured."""
         if self.answer is not None:
             return self.answer.best, self.answer.best_value or self.answer.best_rate
         step = self.leading

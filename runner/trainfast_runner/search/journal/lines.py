@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -74,12 +76,39 @@ class SearchEnded(Line, frozen=True, kw_only=True):
     seconds: float = 0.0
 
 
+EndedT = TypeVar("EndedT", bound=SearchEnded)
+
+
+def current_end(lines: Sequence[object], kind: type[EndedT]) -> EndedT | None:
+    """The end of a search of this kind; None while the search goes on or was continued."""
+    last = next((line for line in reversed(lines) if isinstance(line, SearchEnded | Conducted)), None)
+    return last if isinstance(last, kind) else None
+
+
+def is_paused(lines: Sequence[object]) -> bool:
+    """True if the conductor waits for a pause to end."""
+    last = next((line for line in reversed(lines) if isinstance(line, Paused | Resumed | Conducted)), None)
+    return isinstance(last, Paused)
+
+
+def current_cooling(lines: Sequence[object]) -> CoolingDown | None:
+    """The newest look at the temperature while the next process waits for cooler GPUs, else None."""
+    last = lines[-1] if lines else None
+    return last if isinstance(last, CoolingDown) else None
+
+
+def awaited_run(lines: Sequence[object]) -> str | None:
+    """The id of the run that the next process waits for to leave the device; None otherwise."""
+    last = lines[-1] if lines else None
+    return last.run_id if isinstance(last, Waiting) else None
+
+
 def state_of_search(
     directory: Path, *, end: str | None, is_conducted: bool, is_asked: bool, is_paused: bool, has_step: bool
 ) -> str:
-    """Return the state of a search of either kind: that of its `end`, or what its journal and its lock tell.
+    """Return the state of a search of either kind: that of its `end`, else by its journal and its lock.
 
-    It is `interrupted` if no process conducts it, and `starting` until its question or its first step is written.
+    The state is `interrupted` if no process conducts it, and `starting` before its question and first step.
     """
     if end is not None:
         return end

@@ -1,0 +1,38 @@
+"""A journal of either kind of search, read while its conductor writes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from trainfast_runner.records.json_lines import Tail
+from trainfast_runner.records.search_directories import JOURNAL_FILE, is_conducted
+
+LineT = TypeVar("LineT")
+
+
+class FollowedJournal(Generic[LineT]):
+    """The lines of a journal so far; `read` adds the new ones. Not safe to share between threads."""
+
+    def __init__(self, directory: Path, line_type: Any) -> None:
+        """`line_type` is the union of the lines that this kind of journal has."""
+        self.directory = directory
+        self.lines: tuple[LineT, ...] = ()
+        self._tail: Tail[LineT] = Tail(directory / JOURNAL_FILE, line_type)
+
+    @property
+    def unreadable_lines(self) -> int:
+        """Number of damaged lines so far, which were skipped."""
+        return self._tail.unreadable
+
+    def read(self) -> bool:
+        """Add the new lines; return True if a conductor works on the search."""
+        # The lock is looked at first: a journal read afterwards is at least as new.
+        conducted = is_conducted(self.directory)
+        try:
+            new_lines = self._tail.new()
+        except OSError:
+            return conducted  # unreadable for the moment
+        if new_lines:
+            self.lines = (*self.lines, *new_lines)
+        return conducted
