@@ -16,8 +16,8 @@ from trainfast_runner.results.bottleneck.device_track import (
     INTEGRATED_POWER,
     DeviceConditions,
     DeviceTrack,
-    Outage,
 )
+from trainfast_runner.results.bottleneck.outages import Outage
 from trainfast_runner.units import highest
 
 Samples = list[tuple[int, DeviceSample]]
@@ -58,10 +58,10 @@ def energy(
     doubtful."""
     if window is None or not is_sampled(sampled, window):
         return Energy()
-    for device, of_device in zip(devices, sampled, strict=True):
-        meanwhile = [reading for reading in of_device if window.begin_ns <= reading[0] <= window.end_ns]
+    for device, device_samples in zip(devices, sampled, strict=True):
+        meanwhile = [reading for reading in device_samples if window.begin_ns <= reading[0] <= window.end_ns]
         # Both: the measured steps alone may be too short to refute a counter that the whole run refutes.
-        if (doubt := energy_distrust(meanwhile) or energy_distrust(of_device)) is not None:
+        if (doubt := energy_distrust(meanwhile) or energy_distrust(device_samples)) is not None:
             return Energy(reason=f"GPU {device.index}: {doubt}")
     joules = [device.energy_joules for device in devices]
     total = sum(value for value in joules if value is not None)

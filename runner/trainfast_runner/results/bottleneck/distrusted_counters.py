@@ -13,7 +13,7 @@ from collections.abc import Set as AbstractSet
 from trainfast_runner.machine.telemetry.energy import energy_distrust
 from trainfast_runner.machine.telemetry.fields import CAUSE_COUNTERS
 from trainfast_runner.machine.telemetry.throttle import CAUSES, REASONS_OF_COUNTER
-from trainfast_runner.results.bottleneck.device_track import ENERGY_FIELD, Reading, reading_of
+from trainfast_runner.results.bottleneck.readings import ENERGY_FIELD, Reading, reading_of
 
 SAMPLES_SHOWN = 2
 """One sample may show a reason whose counter the driver updates after the record's end."""
@@ -62,9 +62,9 @@ def _runs_unseen(field: str, answered: Answered, distrusted: AbstractSet[str]) -
         if _shows(field, before) is not False or _shows(field, now) is not False or t1 <= t0:
             continue
         grown = _growth(field, before, now)
-        of_policy = None if policy is None or policy in distrusted else _growth(policy, before, now)
+        policy_growth = None if policy is None or policy in distrusted else _growth(policy, before, now)
         claimed += (grown or 0.0) / (t1 - t0)
-        beyond += 0.0 if grown is None or of_policy is None else max(0.0, grown - of_policy) / (t1 - t0)
+        beyond += 0.0 if grown is None or policy_growth is None else max(0.0, grown - policy_growth) / (t1 - t0)
     seen = sum(bool(_shows(field, sample)) for _, sample in answered)
     return beyond > BEYOND_POLICY or claimed > SIGHTINGS_MISSED + seen
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.records.result import Conditions, Result
-from trainfast_runner.results.bottleneck.device_track import LEAST_COVERED
+from trainfast_runner.results.bottleneck.rate import LEAST_COVERED
 from trainfast_runner.results.bottleneck.steady_state import drift_words
 
 OTHERS_PERCENT = 15.0

@@ -1,0 +1,96 @@
+"""Throttled time and energy of one device between two of its samples, by its counters where it has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from trainfast_runner.machine.telemetry.throttle import SAMPLED_REASONS, SOURCES, Cause
+from trainfast_runner.results.bottleneck.readings import (
+    ENERGY_FIELD,
+    Reading,
+    mean_of_ends,
+    reading_of,
+    shows_cause,
+)
+
+
+class ThrottledTime(NamedTuple):
+    """Nanoseconds of throttling, None if unknown, and the index of their source in `SOURCES`."""
+
+    ns: float | None
+    source: int
+
+    @property
+    def is_counted(self) -> bool:
+        """True if a counter gave the time: counters run on while nobody reads them."""
+        return self.ns is not None and self.source < SOURCES.index(SAMPLED_REASONS)
+
+
+class SpentEnergy(NamedTuple):
+    """Energy in joules, None if unknown; `is_integrated` if it is power times time for want of a counter."""
+
+    joules: float | None
+    is_integrated: bool = False
+
+
+class CounterGrowth:
+    """The growth of one device's counters between two of its samples, without the `distrusted` ones."""
+
+    def __init__(self, distrusted: frozenset[str]) -> None:
+        self._distrusted = distrusted
+        self._counts_energy = False
+        """True if a counter was seen. Power times time never replaces a silent or distrusted counter."""
+
+    def throttled(self, cause: Cause, before: Reading, now: Reading, ns: int) -> ThrottledTime:
+        """The time throttled for `cause` in the `ns` nanoseconds between two samples."""
+        policy = self._growth(cause.policy_counter, before, now) if cause.policy_counter else None
+        grown = [growth for field in cause.reason_counters if (growth := self._growth(field, before, now)) is not None]
+        if grown and len(grown) == len(cause.reason_counters):
+            return ThrottledTime(_union_ns(grown, policy, cause, (before, now), ns), 0)
+        if policy is not None:
+            return ThrottledTime(policy, 1)
+        if (sampled := _sampled_ns(cause, before, now)) is not None:
+            return ThrottledTime(sampled, 2)
+        shown = shows_cause(cause, before), shows_cause(cause, now)
+        return ThrottledTime(None, 0) if None in shown else ThrottledTime(ns * sum(map(bool, shown)) / 2, 2)
+
+    def energy(self, before: Reading, now: Reading, ns: int) -> SpentEnergy:
+        """The energy spent in the `ns` nanoseconds between two samples."""
+        first, last = before.energy_mj, now.energy_mj
+        self._counts_energy |= first is not None or last is not None
+        if ENERGY_FIELD in self._distrusted:
+            return SpentEnergy(None)
+        # A counter that went back was reset in between, and its difference is no energy.
+        if first is not None and last is not None and last >= first:
+            return SpentEnergy((last - first) / 1e3)
+        watts = None if self._counts_energy else mean_of_ends(reading_of(before, "power_w"), reading_of(now, "power_w"))
+        return SpentEnergy(None) if watts is None else SpentEnergy(watts * ns / 1e9, is_integrated=True)
+
+    def _growth(self, field: str, before: Reading, now: Reading) -> float | None:
+        first, last = reading_of(before, field), reading_of(now, field)
+        if first is None or last is None or last < first or field in self._distrusted:
+            return None
+        return last - first
+
+
+def _union_ns(
+    grown: Sequence[float], policy: float | None, cause: Cause, ends: tuple[Reading, Reading], ns: int
+) -> float:
+    """Nanoseconds in which any of a cause's reasons held. Reasons may hold at once, and then each counter runs.
+
+    So the time is between the longest counter and the sum: the policy's counter within these bounds, else the longest
+    if a sample shows two reasons at once, else the sum.
+    """
+    low = max(grown)
+    high = max(low, min(sum(grown), float(ns)))
+    if policy is not None:
+        return min(max(policy, low), high)
+    both = any(len(cause.reasons & set(sample.throttle_reasons or ())) > 1 for sample in ends)
+    return low if both else high
+
+
+def _sampled_ns(cause: Cause, before: Reading, now: Reading) -> float | None:
+    """Nanoseconds summed from looks between two samples; None without any."""
+    first, last = (sample.throttled_sampled_ns.get(cause.name) for sample in (before, now))
+    return None if first is None or last is None or last < first else float(last - first)

@@ -1,0 +1,46 @@
+"""Readings of one device in one sample, from a run's records or from live ticks; None for what the device lacks."""
+
+from __future__ import annotations
+
+from trainfast_runner.machine.telemetry.throttle import REASONS_OF_COUNTER, Cause
+from trainfast_runner.records.run_records import DeviceSample
+from trainfast_runner.records.tick import DeviceReading
+
+Reading = DeviceSample | DeviceReading
+"""A device's sample, read from whole records or from live ticks."""
+
+ENERGY_FIELD = "energy_mj"
+CHANGING = ("temperature_c", "throttle_reasons", ENERGY_FIELD, "power_w", "sm_clock_mhz", "memory_used_bytes")
+"""Changing readings that some GPU lacks, but none lacks all of."""
+
+
+def reading_of(sample: Reading, field: str) -> float | None:
+    """A reading by its name; None when older records or the device lack it."""
+    value: float | None = getattr(sample, field, None)
+    return value
+
+
+def is_answer(sample: Reading) -> bool:
+    """True if the sample holds any changing reading."""
+    return any(getattr(sample, name, None) is not None for name in (*CHANGING, *REASONS_OF_COUNTER))
+
+
+def shows_cause(cause: Cause, sample: Reading) -> bool | None:
+    """True if a sample shows one of the cause's reasons; None without readings of the reasons."""
+    return None if sample.throttle_reasons is None else bool(cause.reasons & set(sample.throttle_reasons))
+
+
+def clock_loss(sample: Reading) -> float | None:
+    """1 - SM clock / its maximum."""
+    clock, max_clock = reading_of(sample, "sm_clock_mhz"), reading_of(sample, "sm_clock_max_mhz")
+    return max(0.0, 1 - clock / max_clock) if clock is not None and max_clock else None
+
+
+def working_clock_loss(sample: Reading) -> float | None:
+    """The clock loss of a GPU with work; None of an idle GPU, which lowers its clock to save power."""
+    return None if "idle" in (sample.throttle_reasons or ()) else clock_loss(sample)
+
+
+def mean_of_ends(before: float | None, now: float | None) -> float | None:
+    """The mean of a reading over the time between two samples; None if one of them lacks it."""
+    return None if before is None or now is None else (before + now) / 2
