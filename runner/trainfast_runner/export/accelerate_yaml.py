@@ -13,11 +13,10 @@ from trainfast_runner.export.trainer_arguments import overrides
 from trainfast_runner.export.written import Written, comment_lines, malloc_comments
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
+from trainfast_runner.settings.precisions import ACCELERATE_NAMES
 from trainfast_runner.settings.strategies import strategy_of
 
 FILE = "accelerate.yaml"
-ACCELERATE_PRECISION = {"fp32": "no", "tf32": "no", "fp16": "fp16", "bf16": "bf16"}
-"""Values of `mixed_precision` by precision; TF32 is a setting of the process besides."""
 
 
 def accelerate_yaml(run: RunFile, knobs: KnobValues, directory: Path) -> Written:
@@ -26,7 +25,7 @@ def accelerate_yaml(run: RunFile, knobs: KnobValues, directory: Path) -> Written
     config: dict[str, object] = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": kind,
-        "mixed_precision": ACCELERATE_PRECISION.get(str(knobs["precision"])),
+        "mixed_precision": ACCELERATE_NAMES.get(str(knobs["precision"])),
         "num_machines": 1,
         "num_processes": run.world_size,
         "use_cpu": run.device == "cpu",
@@ -65,7 +64,7 @@ def _kind(run: RunFile, knobs: KnobValues) -> str:
             key="strategy",
             advice="--to training-args" if strategy.runs_in_trainer else "--to command, which starts the same run here",
         )
-    if precision == "tf32" or (precision not in ACCELERATE_PRECISION and kind != "DEEPSPEED"):
+    if precision == "tf32" or (precision not in ACCELERATE_NAMES and kind != "DEEPSPEED"):
         raise UserError(
             f"accelerate's file has no precision={precision}: a script started with it would be another run",
             key="precision",

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.export import onto_defaults, onto_python, onto_shell
-from trainfast_runner.export.accelerate_yaml import ACCELERATE_PRECISION
 from trainfast_runner.export.call_fields import CallFields, trainer_call
 from trainfast_runner.export.onto_defaults import flags_of_knobs
 from trainfast_runner.export.trainer_arguments import trainer_arguments
@@ -19,6 +18,7 @@ from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.script_run import OUR_KNOBS
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.precisions import ACCELERATE_NAMES
 from trainfast_runner.settings.script_preset import Place, ScriptPreset
 from trainfast_runner.settings.spec import spec_of_record
 from trainfast_runner.settings.strategies import strategy_or_single
@@ -63,25 +63,25 @@ def _in_python(text: str, file: str, knobs: KnobValues, places: Mapping[str, Pla
     """The script with settings as defaults of its own flags and the others in its calls; and the notes."""
     flags = flags_of_knobs(places, knobs)
     text, notes, declared = onto_defaults.edit_defaults(text, file, dict(flags.values()))
-    rest = {name: value for name, value in knobs.items() if name not in flags or flags[name][0] not in declared}
-    if declared and not rest:
+    undeclared = {name: value for name, value in knobs.items() if name not in flags or flags[name][0] not in declared}
+    if declared and not undeclared:
         return text, notes
     try:
-        text, more = onto_python.edit_calls(text, file, _calls(rest))
+        text, more = onto_python.edit_calls(text, file, _calls(undeclared))
     except UserError as error:
         if not declared:
             raise
-        more = [f"{', '.join(rest)}: {error.message}"]
+        more = [f"{', '.join(undeclared)}: {error.message}"]
     return text, [*notes, *more]
 
 
 def _in_shell(text: str, file: str, knobs: KnobValues, places: Mapping[str, Place]) -> tuple[str, list[str]]:
     """The shell file with the settings as flags of its command; and the notes."""
     flagged = {name: value for name, value in knobs.items() if name in places}
-    rest = {name: value for name, value in knobs.items() if name not in places}
+    unflagged = {name: value for name, value in knobs.items() if name not in places}
     preset = ScriptPreset(places=dict(places))
     applied = partial(preset.applied, knobs=flagged) if flagged else None
-    return onto_shell.edit_command(text, file, trainer_call(rest), applied)
+    return onto_shell.edit_command(text, file, trainer_call(unflagged), applied)
 
 
 def _diff_name(file: Path) -> str:
@@ -108,8 +108,8 @@ def _calls(knobs: KnobValues) -> list[CallFields]:
     if "grad_accum" in knobs:
         accelerator["gradient_accumulation_steps"] = knobs["grad_accum"]
     precision = str(knobs.get("precision"))
-    if precision in ACCELERATE_PRECISION and precision != "tf32":
-        accelerator["mixed_precision"] = ACCELERATE_PRECISION[precision]
+    if precision in ACCELERATE_NAMES and precision != "tf32":
+        accelerator["mixed_precision"] = ACCELERATE_NAMES[precision]
     loader: dict[str, object] = {argument: knobs[name] for argument, name in LOADER.items() if name in knobs}
     if "pin_memory" in loader:
         loader["pin_memory"] = loader["pin_memory"] == "on"

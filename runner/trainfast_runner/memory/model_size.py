@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainfast_runner.settings.device_counts import model_degree
+from trainfast_runner.settings.precisions import MIXED
 from trainfast_runner.settings.strategies import strategy_of
 from trainfast_runner.worker.catalog import OPTIMIZERS, STRATEGIES
 
-MIXED = ("fp16", "bf16")
 HALF_BYTES, FULL_BYTES = 2, 4
 CONTEXT_BYTES = 3 << 29
 """CUDA context and kernels: 1 to 2 GB outside the allocator."""
@@ -76,8 +76,8 @@ def least_weight_bytes(parameters: int, knobs: Mapping[str, object], devices: in
         return 0
     # DeepSpeed keeps the weights in half precision, and the masters with the states.
     half = precision == "bf16-pure" or (strategy.zero and precision in MIXED)
-    slices = devices if "weights" in strategy.shards or "mp" in strategy.axes else model_degree(knobs)
-    return parameters * (HALF_BYTES if half else FULL_BYTES) // slices
+    shards = devices if "weights" in strategy.shards or "mp" in strategy.axes else model_degree(knobs)
+    return parameters * (HALF_BYTES if half else FULL_BYTES) // shards
 
 
 def state_bytes(size: ModelSize, strategy: str, devices: int, precision: str, optimizer: str) -> int:

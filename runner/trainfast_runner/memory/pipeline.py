@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.memory.model_size import FULL_BYTES, HALF_BYTES, MIXED
+from trainfast_runner.memory.model_size import FULL_BYTES, HALF_BYTES
 from trainfast_runner.memory.one_process import LAYERS_SPREAD, devices_of
 from trainfast_runner.memory.sharding import WholeModel
 from trainfast_runner.memory.timeline import MIDDLE, NOTHING, BlockStack, Segment, Vector, add, moments
+from trainfast_runner.settings.precisions import MIXED
 from trainfast_runner.worker.catalog import SCHEDULES
 from trainfast_runner.worker.shared_tables import ACTIVATIONS, GRADS, PARAMS, TEMPORARY, TRACED_MICRO_BATCHES
 
@@ -193,7 +194,9 @@ class _Rank:
         """A forward keeps what its backward frees; casts of weights go with the stage's own autocast."""
         number = self.numbers[slot]
         before, blocks, after = self._parts(number, "forward", 1)
-        peak, _ = self._run(number, [*(before if number == 0 else []), *blocks, *(after if self._head(number) else [])])
+        peak, _ = self._run(
+            number, [*(before if number == 0 else []), *blocks, *(after if self._is_head(number) else [])]
+        )
         freed = self._backward(slot, 1).delta[ACTIVATIONS]
         return _Pass(peak, _vector({ACTIVATIONS: -freed}))
 
@@ -202,7 +205,7 @@ class _Rank:
         after, blocks, before = self._parts(number, "backward", micro)
         width, start, segments = self.whole.width, NOTHING, [*blocks, *(before if number == 0 else [])]
         logits = 0.0
-        if self._head(number):
+        if self._is_head(number):
             # The head's gradient does not wait for the gradient of the tied embedding, which is in another stage.
             tied = width * self.cut.tied
             head_delta = _vector({TEMPORARY: -tied, GRADS: tied if micro == 1 else 0.0})
@@ -221,10 +224,10 @@ class _Rank:
         inside = [index for index, segment in enumerate(traced) if segment.place]
         if not inside:
             raise UserError("this trace has no blocks to be cut between", key="strategy")
-        kept = self._kept(number)
+        traced_blocks = self._traced_blocks(number)
         blocks = [
             msgspec.structs.replace(segment, place=f"0:{index}")
-            for index, block in enumerate(kept)
+            for index, block in enumerate(traced_blocks)
             for segment in traced
             if segment.place == f"0:{block}"
         ]
@@ -232,7 +235,7 @@ class _Rank:
             blocks.reverse()
         return traced[: inside[0]], blocks, traced[inside[-1] + 1 :]
 
-    def _kept(self, number: int) -> list[int]:
+    def _traced_blocks(self, number: int) -> list[int]:
         """Indices of the traced blocks that stand for a stage's."""
         [stack], stage = self.whole.stacks, self.cut.stages[number]
         blocks = list(range(stage.begin, stage.end))
@@ -244,29 +247,29 @@ class _Rank:
     def _run(self, number: int, segments: list[Segment], start: Vector = NOTHING) -> tuple[Vector, Vector]:
         """Live bytes of some segments: at their peak and at their end."""
         [stack], stage = self.whole.stacks, self.cut.stages[number]
-        cut = BlockStack(len(self._kept(number)), stack.sizes[stage.begin : stage.end])
+        cut = BlockStack(len(self._traced_blocks(number)), stack.sizes[stage.begin : stage.end])
         lives = [
             moment.live
             for moment in moments(segments, [cut], start, self.size, TRACED_MICRO_BATCHES, TRACED_MICRO_BATCHES)
         ]
         return max(lives, key=sum), lives[-1]
 
-    def _last(self, number: int) -> bool:
+    def _is_last(self, number: int) -> bool:
         return number == len(self.cut.stages) - 1
 
-    def _head(self, number: int) -> bool:
-        return number == self.cut.head if self.cut.head is not None else self._last(number)
+    def _is_head(self, number: int) -> bool:
+        return number == self.cut.head if self.cut.head is not None else self._is_last(number)
 
     def _batches(self) -> float:
         """Bytes of the batches themselves; every rank has all of a step."""
         data = [segment.delta for segment in self.segments if segment.phase == "data"]
-        of_traced = sum(sum(fixed) + self.size * sum(each) for fixed, each in data)
-        return of_traced * self.micro_batches * self.accumulation / TRACED_MICRO_BATCHES
+        traced_bytes = sum(sum(fixed) + self.size * sum(each) for fixed, each in data)
+        return traced_bytes * self.micro_batches * self.accumulation / TRACED_MICRO_BATCHES
 
     def _buffers(self) -> float:
         """Bytes of the buffers that receive a stage's inputs and the gradients of its outputs, one per micro-batch."""
         # `naive-mp` only copies inputs: gradients come when they are used.
-        ends = sum((number > 0) + (not self._last(number) and not self.spread) for number in self.numbers)
+        ends = sum((number > 0) + (not self._is_last(number) and not self.spread) for number in self.numbers)
         return ends * self.micro_batches * self.size * self.cut.hidden * self.whole.width
 
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.memory.model_size import FULL_BYTES, HALF_BYTES, MIXED
+from trainfast_runner.memory.model_size import FULL_BYTES, HALF_BYTES
 from trainfast_runner.memory.one_process import with_copied_gradients
 from trainfast_runner.memory.timeline import BlockStack, Moment, Place, Vector
+from trainfast_runner.settings.precisions import MIXED
 from trainfast_runner.settings.strategies import strategy_of
 from trainfast_runner.worker.catalog import STRATEGIES
 from trainfast_runner.worker.shared_tables import ACTIVATIONS, GRADS, OPTIMIZER, PARAMS, TEMPORARY
@@ -102,14 +103,14 @@ class Copied(Sharing):
 
 
 class FullySharded(Sharing):
-    """FSDP2: each rank keeps a slice of everything; a block is whole while it computes, the rest from first to last.
+    """FSDP2: each rank keeps a shard of everything; a block is whole while it computes, the rest from first to last.
 
     In the backward the next block is gathered ahead, and the last one's gradients lie in the buffer they are reduced
     from. What is outside of the blocks is reduced last: its gradients stay whole until then.
     """
 
     def at(self, moment: Moment) -> Vector:
-        """Slices, what is gathered of the model, and gradients that are not reduced yet."""
+        """Shards, the gathered part of the model, and gradients that are not reduced yet."""
         live, n = list(moment.live), self.ranks
         gathered = HALF_BYTES if self.mixed else self.whole.width
         block = 0 if moment.place is None else self.whole.stacks[moment.place.stack].sizes[moment.place.block]
@@ -166,13 +167,20 @@ class ZeroPartitioned(Sharing):
         live, come = moment.live, self._come(moment)
         # A GPU allocates it whole; of the host's memory only what is written is taken.
         bucket = (self.weights if self.on_gpu else come) if moment.backward else 0.0
-        kept = (self.weights if moment.micro > 1 else come) / self.ranks
-        return (self.weights, kept, self.masters + self.states, live[ACTIVATIONS], live[TEMPORARY], bucket)
+        grads = (self.weights if moment.micro > 1 else come) / self.ranks
+        return (self.weights, grads, self.masters + self.states, live[ACTIVATIONS], live[TEMPORARY], bucket)
 
     def in_optimizer(self, live: Vector) -> Vector:
         """The rank's gradients are flattened in the masters' type beside what was reduced, and updated as one."""
-        kept = self.weights / self.ranks + self.masters
-        return (self.weights, kept, self.masters + self.states, live[ACTIVATIONS], self._scratch(live, self.masters), 0)
+        grads = self.weights / self.ranks + self.masters
+        return (
+            self.weights,
+            grads,
+            self.masters + self.states,
+            live[ACTIVATIONS],
+            self._scratch(live, self.masters),
+            0,
+        )
 
     def _come(self, moment: Moment) -> float:
         """Bytes of the gradients that the running micro-batch has made."""
@@ -197,11 +205,11 @@ class ZeroParameters(ZeroPartitioned):
 
     @property
     def part(self) -> float:
-        """Bytes of the largest part: a block, or what is outside of the blocks."""
+        """Bytes of the largest part: a block, or everything outside of the blocks."""
         return float(self.width * max([self.whole.root, *self.whole.blocks]))
 
     def at(self, moment: Moment) -> Vector:
-        """Parts, what is gathered and what is being reduced."""
+        """Parts, the gathered weights and the gradients being reduced."""
         live, n = moment.live, self.ranks
         sent = 2 * self.part + (2 * self.part if moment.backward else 0.0)
         grads = self.weights / n
@@ -209,12 +217,12 @@ class ZeroParameters(ZeroPartitioned):
 
     def in_optimizer(self, live: Vector) -> Vector:
         """Group after group of at most a part's elements is updated, and gathered."""
-        kept = self.weights / self.ranks + self.masters
+        grads = self.weights / self.ranks + self.masters
         group = min(self.masters, FULL_BYTES * self.part / self.width)
         scratch = self._scratch(live, group)
         return (
             self.weights / self.ranks,
-            kept,
+            grads,
             self.masters + self.states,
             live[ACTIVATIONS],
             scratch,
@@ -258,7 +266,7 @@ class ZeroOffloaded(ZeroPartitioned):
 
 
 class ZeroParametersOffloaded(ZeroParameters):
-    """ZeRO-3 with offload: on the device is what is gathered and what is being reduced."""
+    """ZeRO-3 with offload: the device holds the gathered weights and the gradients being reduced."""
 
     def at(self, moment: Moment) -> Vector:
         """The host keeps the gradients in both types."""
@@ -289,7 +297,8 @@ RULES = {
         ZeroParametersOffloaded,
     )
 }
-"""The catalog's `memory_rule`s. Under tensor parallelism one slice is traced, which the dp axis shares like a model."""
+"""The catalog's `memory_rule`s. Under tensor parallelism the trace is of one rank's part of the model, and the dp axis
+shares this part like a whole model."""
 
 
 def sharing_of(knobs: Mapping[str, Any], ranks: int, whole: WholeModel) -> Sharing:

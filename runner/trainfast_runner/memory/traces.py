@@ -1,4 +1,4 @@
-"""The two traces a memory model is made of, each cached by what it depends on.
+"""The two traces that make a memory model, each cached by everything it depends on.
 
 Forward and backward do not change with the optimizer, nor the optimizer's step with the sequence, the attention or the
 checkpointing: turning one knob traces one part.
@@ -17,6 +17,7 @@ from trainfast_runner.machine import training_python
 from trainfast_runner.memory.pipeline import PipelineCut, stage_count
 from trainfast_runner.memory.timeline import BlockStack, Segment, Vector
 from trainfast_runner.records.home import cache_directory
+from trainfast_runner.settings.precisions import MIXED
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.settings.strategies import strategy_of
 from trainfast_runner.worker.shared_tables import NO_WORK
@@ -95,13 +96,13 @@ def request_fields(spec: RunSpec, device: str, whole: bool = False) -> tuple[dic
     if precision == "tf32":
         # Other kernels, the same tensors.
         precision = "fp32"
-    if strategy.zero and precision in ("fp16", "bf16"):
+    if strategy.zero and precision in MIXED:
         # DeepSpeed trains a model whose weights are half; it does not cast them as autocast does.
         precision = "bf16-pure"
     about: dict[str, Any] = {"model": spec.model, "objective": spec.data["objective"], "device": device}
     if whole:
         about["whole"] = True
-    # A slice of a model has other shapes.
+    # A rank of tensor parallelism has a part of the model, of other shapes.
     if strategy.tensor:
         about["tp_degree"] = spec.knobs["tp_degree"]
     step = {**about, "part": "step", "knobs": {name: spec.knobs[name] for name in STEP_KNOBS}}

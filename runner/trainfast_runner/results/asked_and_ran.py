@@ -11,11 +11,10 @@ import msgspec
 from trainfast_runner.records.run_file import TRIAL, RunFile
 from trainfast_runner.records.run_lines import WorkerLine
 from trainfast_runner.settings.device_counts import expected_mesh, model_degree
+from trainfast_runner.settings.precisions import PRECISIONS
 from trainfast_runner.worker.catalog import OPTIMIZERS, SCHEDULES, STRATEGIES
 from trainfast_runner.worker.catalog_entries import OptimizerEntry, StrategyEntry
 
-PARAM_DTYPE = {"fp32": "float32", "tf32": "float32", "fp16": "float32", "bf16": "float32", "bf16-pure": "bfloat16"}
-COMPUTE_DTYPE = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16", "bf16-pure": "bfloat16"}
 ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash": "flash_attention_2"}
 """Attention kernels by knob value; `auto` is absent, because it allows every kernel."""
 
@@ -71,14 +70,18 @@ def _pairs(run: RunFile, ran: WorkerLine) -> list[tuple[str, Any, Any]]:
     knobs = run.knobs
     strategy, optimizer = STRATEGIES.get(str(knobs.get("strategy"))), OPTIMIZERS.get(str(knobs.get("optimizer")))
     precision = str(knobs.get("precision"))
-    # DeepSpeed keeps its fp32 copy of the weights in the optimizer.
-    param_dtype = (COMPUTE_DTYPE if strategy is not None and strategy.zero else PARAM_DTYPE).get(precision)
+    formats = PRECISIONS.get(precision)
+    param_dtype = compute_dtype = None
+    if formats is not None:
+        compute_dtype = formats.compute_dtype
+        # DeepSpeed keeps its fp32 copy of the weights in the optimizer.
+        param_dtype = compute_dtype if strategy is not None and strategy.zero else formats.param_dtype
     return [
         ("world_size", run.world_size, ran.world_size),
         ("device", run.device, None if ran.device is None else ran.device.partition(":")[0]),
         *(_strategy_pairs(strategy, run, ran) if strategy is not None else ()),
         (f"precision={precision} (param_dtype)", param_dtype, ran.param_dtype),
-        (f"precision={precision} (compute_dtype)", COMPUTE_DTYPE.get(precision), ran.compute_dtype),
+        (f"precision={precision} (compute_dtype)", compute_dtype, ran.compute_dtype),
         *(_optimizer_pairs(optimizer, strategy, ran) if optimizer is not None else ()),
         ("checkpointing", knobs.get("checkpointing"), ran.checkpointing),
         ("engine", knobs.get("engine"), ran.engine),

@@ -42,6 +42,7 @@ from trainfast_runner.results.distributions import median_rate, percentile, spre
 from trainfast_runner.results.explained_run import explanation_of
 from trainfast_runner.results.script_figures import door_troubles, script_figures
 from trainfast_runner.results.verdict import Verdict
+from trainfast_runner.settings.precisions import peak_precision
 from trainfast_runner.units import highest
 from trainfast_runner.worker.allocator import KEPT, ORDINARY, STRICT
 from trainfast_runner.worker.shared_tables import STEP_PHASES
@@ -242,7 +243,7 @@ def _flops(run: RunFile | None, ran: WorkerLine | None, throughput: Throughput) 
 
 def _measured_ceiling(run: RunFile, precision: str) -> float | None:
     """TFLOP/s that `doctor --calibrate` reached on one device; the ranks of a CPU run share its cores."""
-    reached = run.calibrated_tflops.get(precision.removesuffix("-pure"))
+    reached = run.calibrated_tflops.get(peak_precision(precision))
     if reached is None:
         return None
     return reached / max(1, run.world_size) if run.device == "cpu" else reached

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.settings.knob_type import Equivalent, Knob, KnobValues
 from trainfast_runner.settings.knob_values import BytesPerRank, Choice, DeviceList, FreeText, KnobValue, Real, Whole
+from trainfast_runner.settings.precisions import PRECISIONS
 from trainfast_runner.worker.catalog import ENGINES, OPTIMIZERS, SCHEDULES, STRATEGIES, strategies_obeying
 
 POWERS_OF_TWO = tuple(2**power for power in range(14))
@@ -20,7 +21,7 @@ ADAMW_KERNELS = tuple(name for name, entry in OPTIMIZERS.items() if entry.path =
 """The optimizers that are torch's AdamW and differ only in how it is computed."""
 
 
-def _joined(begin: str, entries: Mapping[str, object], field: str) -> str:
+def _joined_help(begin: str, entries: Mapping[str, object], field: str) -> str:
     """The help of a knob from those of the catalog's entries, each after its name."""
     texts = [f"{name}: {text}." for name, entry in entries.items() if (text := getattr(entry, field))]
     return " ".join([begin, *texts]).strip()
@@ -29,7 +30,7 @@ def _joined(begin: str, entries: Mapping[str, object], field: str) -> str:
 KNOBS: tuple[Knob, ...] = (
     Knob(
         "precision",
-        Choice(("fp32", "tf32", "fp16", "bf16", "bf16-pure")),
+        Choice(tuple(PRECISIONS)),
         default="fp32",
         group="compute",
         what="Number format of the matrix products. Weights stay fp32 except in bf16-pure. A cast weight is cached"
@@ -100,9 +101,9 @@ KNOBS: tuple[Knob, ...] = (
         Choice(tuple(OPTIMIZERS)),
         default="adamw",
         group="compute",
-        what=_joined("What updates the weights.", OPTIMIZERS, "what"),
-        speed=_joined("", OPTIMIZERS, "speed"),
-        memory=_joined("", OPTIMIZERS, "memory"),
+        what=_joined_help("What updates the weights.", OPTIMIZERS, "what"),
+        speed=_joined_help("", OPTIMIZERS, "speed"),
+        memory=_joined_help("", OPTIMIZERS, "memory"),
         same_as=Equivalent("optim", "torch.optim / bitsandbytes", "optimizer.type"),
         trains_same=ADAMW_KERNELS,
         changes_in_warm_process=True,
@@ -180,9 +181,9 @@ KNOBS: tuple[Knob, ...] = (
         Choice(tuple(STRATEGIES)),
         default="single",
         group="parallel",
-        what=_joined("How the model spreads over devices.", STRATEGIES, "what"),
-        speed=_joined("", STRATEGIES, "speed"),
-        memory=_joined("On each of N devices.", STRATEGIES, "memory"),
+        what=_joined_help("How the model spreads over devices.", STRATEGIES, "what"),
+        speed=_joined_help("", STRATEGIES, "speed"),
+        memory=_joined_help("On each of N devices.", STRATEGIES, "memory"),
         same_as=Equivalent("(launcher)", "distributed_type", "zero_optimization.stage", "--nproc-per-node"),
         trains_same=True,
         search_values=("single", "ddp", "fsdp", "zero2"),
@@ -308,8 +309,8 @@ KNOBS: tuple[Knob, ...] = (
         Choice(tuple(ENGINES)),
         default="native",
         group="compute",
-        what=_joined("What runs the loop.", ENGINES, "what"),
-        speed=_joined("", ENGINES, "speed"),
+        what=_joined_help("What runs the loop.", ENGINES, "what"),
+        speed=_joined_help("", ENGINES, "speed"),
         trains_same=True,
     ),
     Knob(

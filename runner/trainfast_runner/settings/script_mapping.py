@@ -16,6 +16,7 @@ from trainfast_runner.records.discovered import Flag
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import knob
+from trainfast_runner.settings.precisions import ACCELERATE_NAMES, LIGHTNING_NAMES, PRECISIONS
 from trainfast_runner.settings.script_preset import NOTHING, Place, split_words
 from trainfast_runner.worker.catalog import OPTIMIZERS
 
@@ -52,14 +53,15 @@ SWITCHES = {
 }
 ON = {"checkpointing": "full", "compile": "default", "pin_memory": "on"}
 PRECISION = ("mixed_precision", "precision", "amp_dtype", "dtype", "torch_dtype")
-PRECISIONS = (
-    {"fp32": "no", "fp16": "fp16", "bf16": "bf16"},
-    {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"},
-    {"fp32": "fp32", "fp16": "fp16", "bf16": "bf16"},
-    {"fp32": "32-true", "fp16": "16-mixed", "bf16": "bf16-mixed"},
+_FLAG_PRECISIONS = ("fp32", "fp16", "bf16")
+PRECISION_FAMILIES = (
+    {name: ACCELERATE_NAMES[name] for name in _FLAG_PRECISIONS},
+    {name: PRECISIONS[name].compute_dtype for name in _FLAG_PRECISIONS},
+    {name: name for name in _FLAG_PRECISIONS},
+    {name: LIGHTNING_NAMES[name] for name in _FLAG_PRECISIONS},
     {"fp32": "32", "fp16": "16", "bf16": "bf16"},
 )
-"""Families of words for a precision: accelerate's, torch's, plain, Lightning's new and old."""
+"""The values that a flag for the precision takes: accelerate's, torch's, ours, Lightning's new and old."""
 HALVES = {"bf16": ("bf16", "use_bf16", "bfloat16"), "fp16": ("fp16", "use_fp16")}
 EITHER_HALF = "half"
 """Name of a flag for fp16, or for bf16 where its help says so."""
@@ -88,8 +90,8 @@ class Proposal:
 def propose(flags: Sequence[Flag]) -> list[Proposal]:
     """The knobs that these flags seem to take, one place each."""
     proposals = [_number(name, names, flags) for name, names in NUMBERS.items()]
-    proposals += [_switch(name, names, flags) for name, names in SWITCHES.items()]
-    proposals += [_precision(flags) or _halves(flags), _optimizer(flags)]
+    proposals += [_switch_proposal(name, names, flags) for name, names in SWITCHES.items()]
+    proposals += [_precision_proposal(flags) or _half_proposal(flags), _optimizer_proposal(flags)]
     return [proposal for proposal in proposals if proposal is not None]
 
 
@@ -129,13 +131,13 @@ def place_typed(name: str, typed: str, flags: Sequence[Flag], reason: str, examp
     word = parts[0].partition("=")[0] if parts else ""
     flag = _flag_of(word, flags)
     if parts == [word] and flag.type in ("switch", "bool") and name in ON:
-        return Proposal(name, _on_and_off(name, flag, word), _now(name, flag), reason)
+        return Proposal(name, _on_and_off(name, flag, word), _present_value(name, flag), reason)
     if parts == [word] and "switch" in flag.type:
         raise UserError(f"{word} takes no value, which {name} needs", key=word)
     if parts != [word] and "{}" not in typed:
         advice = example.replace("{}", f"{word} {{}}")
         raise UserError(f"{typed} has no {{}} for the value", key=name, advice=advice)
-    place = _place(flag, word) if parts == [word] else typed
+    place = _place_of_flag(flag, word) if parts == [word] else typed
     return Proposal(name, place, _value(name, flag.value), reason)
 
 
@@ -186,52 +188,57 @@ def _are_in_force(words: Sequence[str], flags: Sequence[Flag]) -> bool:
 
 def _number(name: str, names: Sequence[str], flags: Sequence[Flag]) -> Proposal | None:
     kinds = ("int", "float") if name in ("lr", "weight_decay", "grad_clip") else ("int",)
-    for flag, word in _named(names, flags):
+    for flag, word in _flags_named(names, flags):
         if flag.type in kinds:
-            return Proposal(name, _place(flag, word), _value(name, flag.value), _reason(name, flag, word))
+            return Proposal(name, _place_of_flag(flag, word), _value(name, flag.value), _reason(name, flag, word))
     return None
 
 
-def _switch(name: str, names: Sequence[str], flags: Sequence[Flag]) -> Proposal | None:
-    for flag, word in _named(names, flags):
+def _switch_proposal(name: str, names: Sequence[str], flags: Sequence[Flag]) -> Proposal | None:
+    for flag, word in _flags_named(names, flags):
         if flag.type in ("switch", "bool"):
-            return Proposal(name, _on_and_off(name, flag, word), _now(name, flag), _reason(name, flag, word))
+            return Proposal(name, _on_and_off(name, flag, word), _present_value(name, flag), _reason(name, flag, word))
     return None
 
 
 def _on_and_off(name: str, flag: Flag, word: str) -> Place:
-    return {ON[name]: _set(flag, word, True), "off": _set(flag, word, False)}
+    return {ON[name]: _switch_words(flag, word, True), "off": _switch_words(flag, word, False)}
 
 
-def _now(name: str, flag: Flag) -> KnobValue:
+def _present_value(name: str, flag: Flag) -> KnobValue:
     return ON[name] if flag.value is True else "off"
 
 
-def _precision(flags: Sequence[Flag]) -> Proposal | None:
+def _precision_proposal(flags: Sequence[Flag]) -> Proposal | None:
     """A flag that takes the name of a precision."""
-    for flag, word in _named(PRECISION, flags):
+    for flag, word in _flags_named(PRECISION, flags):
         flag_words = flag.choices or [str(flag.default), str(flag.value)]
-        families = [{k: v for k, v in family.items() if not flag.choices or v in flag_words} for family in PRECISIONS]
+        families = [
+            {k: v for k, v in family.items() if not flag.choices or v in flag_words} for family in PRECISION_FAMILIES
+        ]
         words = max(families, key=lambda family: len({*family.values()} & {*flag_words}))
         if flag.type in ("str", "int") and {*words.values()} & {*flag_words}:
-            place = {precision: _place(flag, word).replace("{}", value) for precision, value in words.items()}
+            place = {precision: _place_of_flag(flag, word).replace("{}", value) for precision, value in words.items()}
             now = next((precision for precision, value in words.items() if value == str(flag.value)), None)
             return Proposal("precision", place, now, _reason("precision", flag, word))
     return None
 
 
-def _halves(flags: Sequence[Flag]) -> Proposal | None:
+def _half_proposal(flags: Sequence[Flag]) -> Proposal | None:
     """Flags that turn a precision on."""
     by_precision = {
         precision: (flag, word)
         for precision, names in HALVES.items()
-        for flag, word in _named((*names, EITHER_HALF), flags)
-        if flag.type in ("switch", "bool") and (_bare(word) != EITHER_HALF or _half_meant(flag) == precision)
+        for flag, word in _flags_named((*names, EITHER_HALF), flags)
+        if flag.type in ("switch", "bool") and (_bare_name(word) != EITHER_HALF or _half_meant(flag) == precision)
     }
     if not by_precision:
         return None
-    off = " ".join(words for settings in by_precision.values() if (words := _set(*settings, False)))
-    place: Place = {**{precision: _set(*settings, True) for precision, settings in by_precision.items()}, "fp32": off}
+    off = " ".join(words for settings in by_precision.values() if (words := _switch_words(*settings, False)))
+    place: Place = {
+        **{precision: _switch_words(*settings, True) for precision, settings in by_precision.items()},
+        "fp32": off,
+    }
     now = next((precision for precision, (flag, _) in by_precision.items() if flag.value is True), "fp32")
     flag, word = by_precision[next(iter(by_precision))]
     return Proposal("precision", place, now, _reason("precision", flag, word))
@@ -241,45 +248,47 @@ def _half_meant(flag: Flag) -> str:
     return "bf16" if BF16.search(flag.help) and not FP16.search(flag.help) else "fp16"
 
 
-def _optimizer(flags: Sequence[Flag]) -> Proposal | None:
+def _optimizer_proposal(flags: Sequence[Flag]) -> Proposal | None:
     """The Trainer's `--optim`, whose words are known."""
     words = {name: entry.trainer_name for name, entry in OPTIMIZERS.items() if entry.trainer_name}
-    for flag, word in _named(OPTIMIZER, flags):
+    for flag, word in _flags_named(OPTIMIZER, flags):
         by_name = {name: value for name, value in words.items() if not flag.choices or value in flag.choices}
         if {*by_name.values()} & {str(flag.default), *flag.choices}:
-            place = {name: _place(flag, word).replace("{}", value) for name, value in by_name.items()}
+            place = {name: _place_of_flag(flag, word).replace("{}", value) for name, value in by_name.items()}
             now = next((name for name, value in by_name.items() if value == str(flag.value)), None)
             return Proposal("optimizer", place, now, _reason("optimizer", flag, word))
     return None
 
 
-def _named(names: Sequence[str], flags: Sequence[Flag]) -> Iterator[tuple[Flag, str]]:
+def _flags_named(names: Sequence[str], flags: Sequence[Flag]) -> Iterator[tuple[Flag, str]]:
     """The flags of these names, each with the name as it is typed; the surest first."""
     for name in names:
-        named = [(flag, word) for flag in flags for word in flag.names if _bare(word) == name and _trains(word)]
+        named = [
+            (flag, word) for flag in flags for word in flag.names if _bare_name(word) == name and _is_for_training(word)
+        ]
         # A configuration may have the name twice, for training and for something else.
         yield from sorted(
             named, key=lambda proposal: ("train" not in proposal[1], not proposal[1].startswith("--"), len(proposal[1]))
         )
 
 
-def _bare(word: str) -> str:
+def _bare_name(word: str) -> str:
     """A flag's name without dashes and, of a configuration, without the groups around it."""
     return word.lstrip("-").rpartition(".")[2].replace("-", "_").lower()
 
 
-def _trains(word: str) -> bool:
+def _is_for_training(word: str) -> bool:
     return not NOT_TRAINING & set(word.lstrip("-").lower().replace("-", "_").replace(".", "_").split("_"))
 
 
-def _place(flag: Flag, word: str) -> str:
+def _place_of_flag(flag: Flag, word: str) -> str:
     return f"{word}={{}}" if flag.assigned else f"{word} {{}}"
 
 
-def _set(flag: Flag, word: str, on: bool) -> str:
+def _switch_words(flag: Flag, word: str, on: bool) -> str:
     """The words that turn a flag on or off; empty where its absence does."""
     if flag.type == "bool":
-        return _place(flag, word).replace("{}", str(on).lower())
+        return _place_of_flag(flag, word).replace("{}", str(on).lower())
     return word if on else flag.off or ""
 
 

@@ -3,22 +3,20 @@ of DataLoader. An explicit argument in the script wins over the last two, so wha
 
 from __future__ import annotations
 
-from trainfast_runner.export.accelerate_yaml import ACCELERATE_PRECISION
 from trainfast_runner.export.trainer_arguments import trainer_fields as all_trainer_fields
 from trainfast_runner.settings.knob_type import KnobValues
+from trainfast_runner.settings.precisions import ACCELERATE_NAMES, LIGHTNING_NAMES
 from trainfast_runner.settings.script_reach import FRAMEWORK_KNOBS
-
-LIGHTNING_PRECISION = {"fp32": "32-true", "fp16": "16-mixed", "bf16": "bf16-mixed", "bf16-pure": "bf16-true"}
 
 
 def environment(knobs: KnobValues) -> dict[str, str]:
     """Variables by which accelerate and Lightning (PL_TRAINER_*) take these knobs."""
     env = {}
     precision = str(knobs.get("precision"))
-    if precision in ACCELERATE_PRECISION:
-        env["ACCELERATE_MIXED_PRECISION"] = ACCELERATE_PRECISION[precision]
-    if precision in LIGHTNING_PRECISION:
-        env["PL_TRAINER_PRECISION"] = LIGHTNING_PRECISION[precision]
+    if precision in ACCELERATE_NAMES:
+        env["ACCELERATE_MIXED_PRECISION"] = ACCELERATE_NAMES[precision]
+    if precision in LIGHTNING_NAMES:
+        env["PL_TRAINER_PRECISION"] = LIGHTNING_NAMES[precision]
     if "grad_accum" in knobs:
         env["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = str(knobs["grad_accum"])
         env["PL_TRAINER_ACCUMULATE_GRAD_BATCHES"] = str(knobs["grad_accum"])

@@ -7,10 +7,10 @@ a knob. An estimate is called an estimate, and a measurement of this home goes b
 from __future__ import annotations
 
 from trainfast_runner.machine.devices import Machine, cpu_has_fp16
-from trainfast_runner.memory.model_size import MIXED
 from trainfast_runner.search.advice.facts import SAME_MEMORY, Advice, Measured, Situation, has_same, total_batch
 from trainfast_runner.search.advice.strategy import strategy_advice
 from trainfast_runner.settings.knob_type import KnobValues, whole_number
+from trainfast_runner.settings.precisions import MIXED
 from trainfast_runner.settings.spec import RunSpec
 
 USEFUL_BATCH = 1024
@@ -19,7 +19,7 @@ USEFUL_BATCH = 1024
 def advise(spec: RunSpec, preset_knobs: KnobValues, machine: Machine, situation: Situation) -> tuple[Advice, ...]:
     """All advice for this run on this machine, at most one for each knob and one for the model's shapes."""
     machine = machine.used_by(spec.knobs["devices"])
-    given = (
+    possible_advice = (
         strategy_advice(spec, machine, situation),
         lr_advice(spec, preset_knobs, machine),
         precision_advice(spec, machine),
@@ -28,7 +28,7 @@ def advise(spec: RunSpec, preset_knobs: KnobValues, machine: Machine, situation:
         accumulation_advice(spec, situation),
         sequence_advice(spec, machine),
     )
-    return tuple(advice for advice in given if advice is not None)
+    return tuple(advice for advice in possible_advice if advice is not None)
 
 
 def lr_advice(spec: RunSpec, preset_knobs: KnobValues, machine: Machine) -> Advice | None:

@@ -9,6 +9,7 @@ from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.step_work import step_work
 from trainfast_runner.settings.device_counts import data_parallel_degree
 from trainfast_runner.settings.knob_type import whole_number
+from trainfast_runner.settings.precisions import peak_precision
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.settings.strategies import strategy_of
 
@@ -24,7 +25,7 @@ OVERLAP = {"cpu": 1.0, "cuda": 4.0}
 
 @dataclass(frozen=True)
 class ExpectedStep:
-    """Expected seconds of an optimizer step, and the shares of it that grow with each part of the work.
+    """Expected seconds of an optimizer step, and the share of them that grows with each part of the work.
 
     `shares` are those of calls, FLOPs and moved bytes, 1 together. `samples` are of the step, over all ranks.
     """
@@ -67,6 +68,6 @@ def step_time(spec: RunSpec, model: MemoryModel, devices: int, cores: int, ceili
 
 
 def _tflops(ceiling: Ceiling, precision: str) -> float | None:
-    tflops = ceiling.tflops.get(precision.removesuffix("-pure"))
+    tflops = ceiling.tflops.get(peak_precision(precision))
     # A device without TF32 computes it as fp32.
     return ceiling.tflops.get("fp32") if tflops is None and precision == "tf32" else tflops

@@ -13,6 +13,7 @@ from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best.question.survey import Survey
 from trainfast_runner.search.journal.best import Space
 from trainfast_runner.settings.device_counts import device_count
+from trainfast_runner.settings.precisions import peak_precision
 
 ABOVE_CEILING = 1.1
 """A training may be this much faster than the calibration: a boost clock, or a moment in which the CPU was shared."""
@@ -26,7 +27,7 @@ def with_bounds(space: Space, survey: Survey, flops: float, ceiling: Ceiling) ->
     """
     candidates = list(space.candidates)
     for number, spec in survey.legal(space).items():
-        tflops = ceiling.tflops.get(str(spec.knobs["precision"]).removesuffix("-pure"))
+        tflops = ceiling.tflops.get(peak_precision(str(spec.knobs["precision"])))
         if tflops and spec.knobs["seq_len"] == survey.spec.knobs["seq_len"]:
             # The ranks of a CPU run share its cores.
             devices = device_count(spec, survey.machine) if ceiling.device == "cuda" else 1
