@@ -186,7 +186,7 @@ def test_all_is_kept_up_to_the_bound_and_never_much_more(count: int, most: int) 
         one.add(number, number)
         if number % 7:
             other.add(number, number)
-    kept = one.kept()
+    kept = one.records()
     assert kept == sorted(set(kept))
     assert one.total == count
     assert kept[:ENDS] == list(range(min(count, ENDS)))
@@ -197,5 +197,5 @@ def test_all_is_kept_up_to_the_bound_and_never_much_more(count: int, most: int) 
     level = max(one.level, other.level)
     one.thin_to(level)
     other.thin_to(level)
-    inner = set(other.kept()[ENDS:-ENDS]) - set(range(count)[-2 * ENDS :])
-    assert inner <= set(one.kept()), "streams of one level keep the same numbers"
+    inner = set(other.records()[ENDS:-ENDS]) - set(range(count)[-2 * ENDS :])
+    assert inner <= set(one.records()), "streams of one level keep the same numbers"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from trainfast_runner.records.json_lines import Appender, Tail, rest_of
+from trainfast_runner.records.json_lines import Appender, Tail, remaining_records
 from trainfast_runner.records.run_lines import Count
 
 PROOFS_FILE = "exports.jsonl"
@@ -52,7 +52,7 @@ def append_proof(directory: Path, proof: ExportProof) -> None:
 def last_proof(directory: Path, to: str, text_sha256: str) -> ExportProof | None:
     """The newest proof of that very text; None when the form has never been run."""
     try:
-        proofs = list(rest_of(Tail(directory / PROOFS_FILE, ExportProof)))
+        proofs = list(remaining_records(Tail(directory / PROOFS_FILE, ExportProof)))
     except OSError:
         return None
     return next((proof for proof in reversed(proofs) if (proof.to, proof.text_sha256) == (to, text_sha256)), None)

@@ -109,10 +109,10 @@ class Tail(Generic[T]):
 def read_all(path: Path, type: type[T]) -> tuple[list[T], int]:
     """Every readable record of a file, and how many lines could not be read."""
     tail = Tail(path, type)
-    return list(rest_of(tail)), tail.unreadable
+    return list(remaining_records(tail)), tail.unreadable
 
 
-def rest_of(tail: Tail[T]) -> Iterator[T]:
+def remaining_records(tail: Tail[T]) -> Iterator[T]:
     """Every readable record from where the tail is to the end of its file; an unreadable file raises OSError."""
     before = -1
     while tail.offset != before:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from trainfast_runner.records.run_file import SCHEMA, PredictedSpeed, name_of
+from trainfast_runner.records.run_file import SCHEMA, PredictedSpeed, RecordedKnobs, name_of
 from trainfast_runner.records.run_lines import Actual
 from trainfast_runner.records.script_run import ScriptFigures
 
@@ -320,7 +320,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     synthetic_data: bool | None = None
     started_wall_ns: int | None = None
     seconds: float | None = None
-    knobs: dict[str, Any] = {}
+    knobs: RecordedKnobs = {}
     overrides: dict[str, Any] = msgspec.field(default_factory=dict, name="changed")
     actual: Actual = Actual()
     steps: StepCount = StepCount()

@@ -11,6 +11,9 @@ import msgspec
 
 from trainfast_runner.records.script_run import ScriptAsked
 
+RecordedKnobs = dict[str, Any]
+"""Values of knobs by name, as a file has them: undecoded, and of any version. `spec.spec_of_record` decodes them."""
+
 SCHEMA = 1
 
 STATES = (
@@ -31,10 +34,11 @@ PROBE, CONFIRMATION = "probe", "proof"
 CONFIRM = "prove"
 """The step of a batch search that starts a confirmation run, as its journal names it."""
 TRIAL, COLD = "trial", "cold"
-"""The roles of a best-fit search's runs: a process that tries settings (of a script: one), and a run of one
-setting in a fresh process, to race, to confirm, under the limit, or with a knob turned back."""
+"""The roles of a best-fit search's runs: a process that tries candidates (of a script: one), and a run of one
+candidate in a fresh process, to race, to confirm, under the limit, or with a knob turned back."""
 WARM_ROLES = (PROBE, TRIAL)
-"""The roles of processes in which a search tries settings: they train none to its end, and no list of runs has them."""
+"""The roles of processes in which a search tries sizes or candidates: they train none to its end, and no list of runs
+has them."""
 EXIT_CODES = {
     "finished": 0,
     "oom": 3,
@@ -66,7 +70,7 @@ class RecordedSpec(msgspec.Struct, frozen=True, kw_only=True):
     title: str = ""
     model: dict[str, Any] = {}
     data: dict[str, Any] = {}
-    knobs: dict[str, Any] = {}
+    knobs: RecordedKnobs = {}
     overrides: list[str] = msgspec.field(default_factory=list, name="changed")
 
     @property

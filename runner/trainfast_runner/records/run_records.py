@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from trainfast_runner.records.json_lines import Tail, rest_of
+from trainfast_runner.records.json_lines import Tail, remaining_records
 from trainfast_runner.records.result import Thinning
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_file import RunFile
@@ -22,7 +22,7 @@ from trainfast_runner.records.step_lines import StepTail
 from trainfast_runner.records.step_totals import StepTotals
 from trainfast_runner.records.telemetry_lines import telemetry_tail
 from trainfast_runner.records.thinned import Thinned
-from trainfast_runner.records.warm_process import settings_tried
+from trainfast_runner.records.warm_process import knobs_tried
 from trainfast_runner.units import highest
 from trainfast_runner.worker.shared_tables import CONTROL_FILE
 
@@ -126,9 +126,9 @@ class RunRecords:
 
     def peak_used_bytes(self, uuids: Iterable[str]) -> int | None:
         """The highest used memory of any of these devices."""
-        kept = (sample.memory_used_bytes for uuid in uuids for _, sample in self.devices.get(uuid, ()))
-        seen = [self.highest_used_bytes.get(uuid) for uuid in uuids]
-        return highest((*kept, *seen))
+        sampled = (sample.memory_used_bytes for uuid in uuids for _, sample in self.devices.get(uuid, ()))
+        left_out = [self.highest_used_bytes.get(uuid) for uuid in uuids]
+        return highest((*sampled, *left_out))
 
     def last_t_ns(self) -> int | None:
         """The time of the last record, telemetry left out."""
@@ -143,7 +143,7 @@ def read_records(directory: Path) -> RunRecords:
     records = RunRecords(run=read_run_file(directory))
     records.worker = worker_lines(directory, records)
     records.events = list(_each(Tail(directory / EVENTS_FILE, Event), records))
-    records.tried = settings_tried(directory / CONTROL_FILE, records.run)
+    records.tried = knobs_tried(directory / CONTROL_FILE, records.run)
     steps = _read_steps(directory, records)
     ticks = _read_ticks(directory, records)
     first = records.totals(min(records.steps, default=0))
@@ -179,7 +179,7 @@ def _read_steps(directory: Path, records: RunRecords) -> dict[int, Thinned[Step]
     level = max((thinned.level for thinned in steps_by_rank.values()), default=0)
     for rank, thinned in steps_by_rank.items():
         thinned.thin_to(level)
-        records.steps[rank] = thinned.kept()
+        records.steps[rank] = thinned.records()
     return steps_by_rank
 
 
@@ -194,7 +194,7 @@ def _read_ticks(directory: Path, records: RunRecords) -> Thinned[_DeviceTick]:
             if sample.uuid is not None and sample.memory_used_bytes is not None:
                 highest[sample.uuid] = max(highest.get(sample.uuid, 0), sample.memory_used_bytes)
         ticks.add(ticks.total, _DeviceTick(t_ns=tick.t_ns, devices=wanted_samples, host=tick.host))
-    for tick in ticks.kept():
+    for tick in ticks.records():
         if tick.host is not None:
             records.hosts.append((tick.t_ns, tick.host))
         for sample in tick.devices:
@@ -221,7 +221,7 @@ def rank_files(directory: Path, name: str) -> dict[int, Path]:
 
 def _each(tail: Tail[T], records: RunRecords) -> Iterator[T]:
     try:
-        yield from rest_of(tail)
+        yield from remaining_records(tail)
     except OSError:
         records.unreadable_lines += 1
         return

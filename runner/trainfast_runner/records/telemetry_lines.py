@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from trainfast_runner.records.json_lines import DAMAGE, NotYet, Tail, rest_of, write_atomically
+from trainfast_runner.records.json_lines import DAMAGE, NotYet, Tail, remaining_records, write_atomically
 from trainfast_runner.records.thinned import Thinned
 from trainfast_runner.records.tick import Tick
 
@@ -100,7 +100,7 @@ def telemetry_tail(path: Path, type: type[T], window_bytes: int = 8 << 20) -> Ta
 def read_ticks(path: Path) -> tuple[list[Tick], int]:
     """Every readable tick of a file, and how many lines could not be read."""
     tail = telemetry_tail(path, Tick)
-    return list(rest_of(tail)), tail.unreadable
+    return list(remaining_records(tail)), tail.unreadable
 
 
 def thin_telemetry(path: Path) -> int:
@@ -109,7 +109,7 @@ def thin_telemetry(path: Path) -> int:
     older = Thinned[bytes](len(lines) // 4)
     for line in lines[: len(lines) // 2]:
         _add(older, line)
-    write_atomically(path, b"".join([*older.kept(), *lines[len(lines) // 2 :]]))
+    write_atomically(path, b"".join([*older.records(), *lines[len(lines) // 2 :]]))
     return older.level
 
 
@@ -119,7 +119,7 @@ def thin_evenly(path: Path, level: int) -> None:
     for line in _file_lines(path):
         _add(ticks, line)
     ticks.thin_to(level)
-    write_atomically(path, b"".join(ticks.kept()))
+    write_atomically(path, b"".join(ticks.records()))
 
 
 def _file_lines(path: Path) -> list[bytes]:

@@ -47,9 +47,9 @@ class Thinned(Generic[T]):
         """Keep no more of the records between than this level does."""
         if level > self.level:
             self.level = level
-            self._between = [kept for kept in self._between if _stays(kept[0], level)]
+            self._between = [entry for entry in self._between if _stays(entry[0], level)]
 
-    def kept(self) -> list[T]:
+    def records(self) -> list[T]:
         """The records that are left, in their order."""
         return [*self._first, *(record for _, record in (*self._between, *self._last))]
 

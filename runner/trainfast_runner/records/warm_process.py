@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.records.json_lines import read_all
-from trainfast_runner.records.run_file import PROBE, TRIAL, WARM_ROLES, RunFile
+from trainfast_runner.records.run_file import PROBE, TRIAL, WARM_ROLES, RecordedKnobs, RunFile
 from trainfast_runner.records.run_lines import Count
 
 
@@ -29,17 +29,17 @@ class TrialOrder(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     do: str
-    knobs: dict[str, Any] = {}
+    knobs: RecordedKnobs = {}
     untimed: int = 2
     steps: int = 4
     more: bool = False
 
 
-def settings_tried(control: Path, run: RunFile | None) -> list[dict[str, Any]]:
-    """Knobs of each setting that a search tried in a run, oldest first; empty for a run of another role.
+def knobs_tried(control: Path, run: RunFile | None) -> list[RecordedKnobs]:
+    """Knobs of each probe or trial in a run of a search, oldest first; empty for a run of another role.
 
-    A run of a script tries its own setting. A warm process is ordered to: an order is written before the process begins
-    it, so the process ended at the last one.
+    A run of a script tries its own knobs. A warm process is ordered to: an order is written before the process begins
+    to obey, so the process ended at the last one.
     """
     if run is None or run.role not in WARM_ROLES:
         return []
@@ -56,8 +56,8 @@ def settings_tried(control: Path, run: RunFile | None) -> list[dict[str, Any]]:
 
 
 def batch_sizes(tried: Iterable[Mapping[str, Any]]) -> list[int]:
-    """The batch size of each setting that a warm process tried."""
-    return [setting["batch_size"] for setting in tried if "batch_size" in setting]
+    """The batch size of each probe or trial of a warm process, by their knobs."""
+    return [knobs["batch_size"] for knobs in tried if "batch_size" in knobs]
 
 
 class WarmLine(msgspec.Struct, frozen=True, kw_only=True):

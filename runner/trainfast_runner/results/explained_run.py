@@ -37,14 +37,14 @@ class OutOfMemory:
     """Bytes that the failed rank held, as it recorded them."""
     events: Sequence[Event]
     tried: Sequence[Mapping[str, Any]] = ()
-    """Knobs of each setting that a search's warm process tried; it failed at the last one."""
+    """Knobs of each trial of a search's warm process, which failed at the last one."""
     in_first_step: bool = False
     """True if no step had ended."""
 
     def explained(self, model_of: Callable[[RunSpec], MemoryModel | None]) -> OomExplanation:
         """The cause, and the changes that would fit: by the traced memory models, or by estimate without one.
 
-        For a search's warm process the setting is the tried one, and no changes are given: the search goes on.
+        For a search's warm process the knobs are those tried last, and no changes are given: the search goes on.
         """
         # Imported late, here and below: the supervisor starts without the tracer, which only a lack of memory needs.
         from trainfast_runner.memory.oom_explained import explain
@@ -56,7 +56,7 @@ class OutOfMemory:
             phase = self.error.phase if self.error is not None else None
             return OomExplanation(phase=phase, held_bytes=self.held_bytes, basis="no batch was tried yet")
         if is_warm:
-            # The prediction in `run.json` is for the preset's setting.
+            # The prediction in `run.json` is for the preset's knobs.
             run = msgspec.structs.replace(run, knobs={**run.knobs, **self.tried[-1]}, predicted=None)
         explanation = explain(
             run,
@@ -79,23 +79,23 @@ def explanation_of(records: RunRecords, reason: str, error: RunError | None) -> 
     run = records.run
     if run is None:
         return None
-    died = OutOfMemory(
+    oom_run = OutOfMemory(
         run,
         reason,
         error,
-        held_by(records, error),
+        held_bytes_of(records, error),
         records.events,
         records.tried,
         in_first_step=run.role not in WARM_ROLES and not any(records.steps.values()),
     )
     try:
-        return died.explained(models_of(run))
+        return oom_run.explained(models_of(run))
     except Exception as problem:
         # A bug in the explanation must not cost the run its result.
         return OomExplanation(basis=f"could not be explained: {type(problem).__name__}: {problem}")
 
 
-def held_by(records: RunRecords, error: RunError | None) -> int | None:
+def held_bytes_of(records: RunRecords, error: RunError | None) -> int | None:
     """The most bytes that the failed rank held in the phase it failed in, as it recorded them."""
     rank = error.rank if error is not None else None
     held_bytes = [line.held_bytes for line in records.worker.get(rank or 0, []) if line.kind == "exception"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from trainfast_runner.records.json_lines import Tail, rest_of
+from trainfast_runner.records.json_lines import Tail, remaining_records
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_lines import WorkerLine
 from trainfast_runner.records.run_records import RunRecords
@@ -81,6 +81,6 @@ def _overridden(run: RunFile, line: WorkerLine | None) -> list[Overridden]:
 
 def _door_lines(directory: Path) -> list[DoorLine]:
     try:
-        return list(rest_of(Tail(directory / DOOR_FILE, DoorLine)))
+        return list(remaining_records(Tail(directory / DOOR_FILE, DoorLine)))
     except OSError:
         return []

@@ -29,7 +29,7 @@ from trainfast_runner.records.run_records import EVENTS_FILE, TELEMETRY_FILE, ra
 from trainfast_runner.records.step_lines import StepTail
 from trainfast_runner.records.telemetry_lines import telemetry_tail
 from trainfast_runner.records.tick import Tick
-from trainfast_runner.records.warm_process import settings_tried
+from trainfast_runner.records.warm_process import knobs_tried
 from trainfast_runner.results.bottleneck.live import LiveDiagnosis
 from trainfast_runner.results.bottleneck.step_conditions import StepConditions, StepJoin
 from trainfast_runner.running.recovery import StateEvents, is_whole, settled_state
@@ -104,7 +104,7 @@ class RunSnapshot:
     steady: SteadyState = field(default_factory=SteadyState)
     """The warm-up: of a live run's newest steps, of all steps of an ended run."""
     tried: tuple[dict[str, Any], ...] = ()
-    """Knobs of each setting that a search's warm process tried, the one it is or was at last."""
+    """Knobs of each trial of a search's warm process, the newest last."""
 
     @property
     def run_id(self) -> str:
@@ -135,21 +135,21 @@ class Follower:
         self._step_tails: dict[int, Tail[Step]] = {}
         self._last_step_ns: dict[int, int] = {}
         self._worker_tails: dict[int, Tail[WorkerLine]] = {}
-        self._telemetry = _recent(
+        self._telemetry = _at_recent_end(
             telemetry_tail(directory / TELEMETRY_FILE, Tick, WINDOW_BYTES), RECENT_TELEMETRY_BYTES
         )
         self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
-        self._event_tail = _recent(Tail(directory / EVENTS_FILE, Event))
+        self._event_tail = _at_recent_end(Tail(directory / EVENTS_FILE, Event))
         self._state_events = StateEvents(directory)
         self._join: StepJoin | None = None
         self._live = LiveDiagnosis()
         self._conditions: deque[StepConditions] = deque(maxlen=CONDITIONS_KEPT)
         self._log = LogTail(directory / OUTPUT_FILE)
-        self._over = False
+        self._has_ended = False
 
     def poll(self) -> RunSnapshot:
         """Read new records and return everything known. Once a run has ended its last snapshot is kept."""
-        if self._over:
+        if self._has_ended:
             return self._known
         if self._known.run_file is None:
             self._known = replace(self._known, run_file=read_run_file(self.directory))
@@ -159,9 +159,9 @@ class Follower:
         result = read_result(self.directory)
         grew = self._read()
         # The supervisor records the end before it writes the result: until it is gone, the result may still come.
-        self._over = (is_whole(result) or (state.ended and not alive)) and not grew
+        self._has_ended = (is_whole(result) or (state.ended and not alive)) and not grew
         if self._join is not None:
-            self._conditions.extend(self._join.joined(final=self._over))
+            self._conditions.extend(self._join.joined(final=self._has_ended))
         known = self._known
         self._known = replace(
             known,
@@ -180,7 +180,7 @@ class Follower:
             conditions=tuple(self._conditions),
             diagnosis=tuple(result.diagnosis) if result else self._live.diagnosis,
             steady=result.conditions if result else self._live.steady,
-            tried=tuple(settings_tried(self.directory / CONTROL_FILE, known.run_file)),
+            tried=tuple(knobs_tried(self.directory / CONTROL_FILE, known.run_file)),
         )
         return self._known
 
@@ -194,19 +194,19 @@ class Follower:
         grew = False
         for rank, tail in self._step_tails.items():
             # Once the cap has cut the file it is read from its start again.
-            steps = [step for step in _new(tail) if step.t_ns > self._last_step_ns.get(rank, -1)]
+            steps = [step for step in _new_records(tail) if step.t_ns > self._last_step_ns.get(rank, -1)]
             if steps:
                 self._last_step_ns[rank] = steps[-1].t_ns
             grew |= bool(steps)
             self._add_steps(rank, steps)
         for rank, worker in self._worker_tails.items():
-            lines = _new(worker)
+            lines = _new_records(worker)
             grew |= bool(lines)
             for line in lines:
                 self._add_line(rank, line)
-        events = _new(self._event_tail)
+        events = _new_records(self._event_tail)
         self._events.extend(events)
-        ticks = _new(self._telemetry)
+        ticks = _new_records(self._telemetry)
         self._ticks.extend(ticks)
         join = self._joining()
         if join is not None:
@@ -231,7 +231,7 @@ class Follower:
         """Open the files of ranks that have come up since."""
         for rank, path in rank_files(self.directory, "steps").items():
             if rank not in self._step_tails:
-                self._step_tails[rank] = _recent(StepTail(path))
+                self._step_tails[rank] = _at_recent_end(StepTail(path))
         for rank, path in rank_files(self.directory, "worker").items():
             if rank not in self._worker_tails:
                 self._worker_tails[rank] = Tail(path, WorkerLine)
@@ -275,7 +275,7 @@ class Follower:
 def newest_run(home: Home) -> Path | None:
     """The newest live run, else the newest of all; None without any.
 
-    The processes in which a search tries settings are left out: their search shows them.
+    The processes in which a search tries sizes or candidates are left out: their search shows them.
     """
     every = (home.directory(run_id) for run_id in reversed(home.run_ids()))
     return next((directory for directory in chain(home.live_directories(), every) if is_listed(directory)), None)
@@ -319,14 +319,14 @@ class _SummedRates:
         return Rates(*zip(*self._summed, strict=True))
 
 
-def _new(tail: Tail[T]) -> list[T]:
+def _new_records(tail: Tail[T]) -> list[T]:
     try:
         return tail.new()
     except OSError:
         return []
 
 
-def _recent(tail: Tail[T], recent_bytes: int = RECENT_BYTES) -> Tail[T]:
+def _at_recent_end(tail: Tail[T], recent_bytes: int = RECENT_BYTES) -> Tail[T]:
     """The tail, set to start at a line near the end where its file is long."""
     try:
         with tail.path.open("rb") as file:
@@ -342,5 +342,5 @@ def _recent(tail: Tail[T], recent_bytes: int = RECENT_BYTES) -> Tail[T]:
 
 def _first_loss(path: Path) -> float | None:
     """Mean of the first losses in the file's head; later ones need not be read for it."""
-    losses = [step.loss for step in _new(StepTail(path, HEAD_BYTES)) if step.loss is not None][:LOSSES_AT_START]
+    losses = [step.loss for step in _new_records(StepTail(path, HEAD_BYTES)) if step.loss is not None][:LOSSES_AT_START]
     return sum(losses) / len(losses) if losses else None

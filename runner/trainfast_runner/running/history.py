@@ -11,7 +11,7 @@ import msgspec
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import StepCount, Throughput, speed_doubt
 from trainfast_runner.records.run_directory import RESULT_FILE, read_run_file
-from trainfast_runner.records.run_file import WARM_ROLES, name_of
+from trainfast_runner.records.run_file import WARM_ROLES, RecordedKnobs, name_of
 from trainfast_runner.running.recovery import settle, settled_state
 
 
@@ -30,7 +30,7 @@ class RunRow(msgspec.Struct, frozen=True):
     reason: str = ""
     started_wall_ns: int | None = None
     seconds: float | None = None
-    knobs: dict[str, Any] = {}
+    knobs: RecordedKnobs = {}
     overrides: dict[str, Any] = msgspec.field(default_factory=dict, name="changed")
     steps: StepCount = StepCount()
     samples_per_s: float | None = None
@@ -45,7 +45,7 @@ class RunRow(msgspec.Struct, frozen=True):
     measured_under: str | None = None
     """The reason its speed ranks against no other, as `Result.measured_under`."""
     command: list[str] = []
-    """The words of a script's command; empty for a preset's model."""
+    """The command of a script; empty for a preset's model."""
 
     @property
     def name(self) -> str:
@@ -89,7 +89,7 @@ class ResultHead(msgspec.Struct, frozen=True):
     synthetic_data: bool | None = None
     started_wall_ns: int | None = None
     seconds: float | None = None
-    knobs: dict[str, Any] = {}
+    knobs: RecordedKnobs = {}
     overrides: dict[str, Any] = msgspec.field(default_factory=dict, name="changed")
     steps: StepCount = StepCount()
     throughput: Throughput = Throughput()
@@ -109,10 +109,10 @@ _ALIKE = tuple(name for name in RunRow.__struct_fields__ if name in ResultHead._
 def iter_rows(home: Home, probes: bool = False) -> Iterator[RunRow]:
     """The rows one by one, newest first, so that a reader who wants ten reads ten.
 
-    The processes in which a search tried batch sizes or settings trained nothing to look back at: only with `probes`.
+    The processes in which a search tried sizes or candidates trained nothing to look back at: only with `probes`.
     """
     for run_id in reversed(home.run_ids()):
-        row = _ended(f"{home.runs}/{run_id}/{RESULT_FILE}")
+        row = _ended_row(f"{home.runs}/{run_id}/{RESULT_FILE}")
         if row is None and home.directory(run_id).is_dir():
             row = row_of(home, run_id)
         if row is not None and (probes or row.role not in WARM_ROLES):
@@ -122,12 +122,12 @@ def iter_rows(home: Home, probes: bool = False) -> Iterator[RunRow]:
 def row_of(home: Home, run_id: str) -> RunRow:
     """The row of one run, live or ended."""
     directory = home.directory(run_id)
-    row = _ended(str(directory / RESULT_FILE))
+    row = _ended_row(str(directory / RESULT_FILE))
     if row is not None:
         return row
     result = settle(directory)
     if result is not None:
-        return _row(msgspec.convert(result, ResultHead, from_attributes=True))
+        return _row_of_head(msgspec.convert(result, ResultHead, from_attributes=True))
     run = read_run_file(directory)
     now = settled_state(directory, run)
     return RunRow(
@@ -146,7 +146,7 @@ def row_of(home: Home, run_id: str) -> RunRow:
     )
 
 
-def _ended(path: str) -> RunRow | None:
+def _ended_row(path: str) -> RunRow | None:
     """The row of a `result.json`; None when there is none, it is provisional, or it is damaged."""
     try:
         # `open` would take three times as long.
@@ -159,10 +159,10 @@ def _ended(path: str) -> RunRow | None:
         return None
     finally:
         os.close(fd)
-    return None if head.provisional else _row(head)
+    return None if head.provisional else _row_of_head(head)
 
 
-def _row(head: ResultHead) -> RunRow:
+def _row_of_head(head: ResultHead) -> RunRow:
     return RunRow(
         **{name: getattr(head, name) for name in _ALIKE},
         samples_per_s=head.throughput.samples_per_s.median,

@@ -21,7 +21,7 @@ from trainfast_runner.records.file_locks import (
     try_exclusive_lock,
 )
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.json_lines import Tail, rest_of
+from trainfast_runner.records.json_lines import Tail, remaining_records
 from trainfast_runner.records.result import Result, RunError
 from trainfast_runner.records.run_directory import (
     RESULT_FILE,
@@ -66,13 +66,13 @@ class StateEvents:
 
     def __init__(self, directory: Path) -> None:
         self._tail = Tail(directory / EVENTS_FILE, Event)
-        self._found: list[Event] = []
+        self._events: list[Event] = []
 
     def read(self) -> list[Event]:
         """All of them up to now, oldest first."""
         with contextlib.suppress(OSError):
-            self._found += [event for event in rest_of(self._tail) if event.kind in _KINDS_OF_STATE]
-        return self._found
+            self._events += [event for event in remaining_records(self._tail) if event.kind in _KINDS_OF_STATE]
+        return self._events
 
 
 def settled_state(directory: Path, run: RunFile | None = None, events: StateEvents | None = None) -> RunState:
@@ -86,7 +86,7 @@ def settled_state(directory: Path, run: RunFile | None = None, events: StateEven
     if result is not None and is_whole(result):
         return RunState(state=result.state, reason=result.reason)
     if is_alive(directory):
-        live = _live(directory, run, events)
+        live = _live_state(directory, run, events)
         if live.supervised or _is_still_alive(directory):
             return live
     result = settle(directory)
@@ -95,7 +95,7 @@ def settled_state(directory: Path, run: RunFile | None = None, events: StateEven
     if not (directory / RUN_FILE).exists() and _is_young(directory):
         return RunState(state="starting")
     if is_alive(directory):
-        return _live(directory, run, events)
+        return _live_state(directory, run, events)
     if _result_is_newer(directory):
         return RunState(state="lost", reason="result.json was written by a newer trainfast-tui: update this one")
     return RunState(state="lost", reason="run.json is missing or unreadable: nothing is known of this run")
@@ -151,12 +151,12 @@ def live_runs(home: Home) -> list[RunFile]:
 
 def supervisor_of(directory: Path) -> Identity | None:
     """The run's supervisor if it is running, in this boot of the machine."""
-    return _running(read_run_file(directory), "supervisor", StateEvents(directory).read())
+    return _recorded_process(read_run_file(directory), "supervisor", StateEvents(directory).read())
 
 
 def launched_child_of(directory: Path) -> Identity | None:
     """The training's direct child (python, or torchrun) if it is running, in this boot of the machine."""
-    return _running(read_run_file(directory), "launched", StateEvents(directory).read())
+    return _recorded_process(read_run_file(directory), "launched", StateEvents(directory).read())
 
 
 def running_ranks(directory: Path) -> list[Identity]:
@@ -191,7 +191,8 @@ def _started_ranks(directory: Path) -> list[Identity]:
     ]
 
 
-def _running(run: RunFile | None, kind: str, events: list[Event]) -> Identity | None:
+def _recorded_process(run: RunFile | None, kind: str, events: list[Event]) -> Identity | None:
+    """The process of the newest event of this kind, if it is running, in this boot of the machine."""
     if not _this_boot(run):
         return None
     for event in reversed(events):
@@ -206,10 +207,10 @@ def _this_boot(run: RunFile | None) -> bool:
     return run is not None and run.boot_id in ("", boot_id())
 
 
-def _live(directory: Path, run: RunFile | None, kept: StateEvents) -> RunState:
+def _live_state(directory: Path, run: RunFile | None, state_events: StateEvents) -> RunState:
     """The state of a run whose lock is held."""
-    events = kept.read()
-    supervisor = _running(run or read_run_file(directory), "supervisor", events)
+    events = state_events.read()
+    supervisor = _recorded_process(run or read_run_file(directory), "supervisor", events)
     if supervisor is None:
         # Before its first event there is no supervisor to be missing: the launcher holds the lock.
         if not any(event.kind == "supervisor" for event in events):

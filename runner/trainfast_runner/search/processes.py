@@ -1,18 +1,18 @@
-"""The processes of a search: the warm one that tries sizes or settings, waiting for results, ending runs."""
+"""The processes of a search: the warm one that tries sizes or candidates, waiting for results, ending runs."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.json_lines import Appender, Tail
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import RESULT_FILE, read_result
-from trainfast_runner.records.run_file import PROBE, TRIAL
+from trainfast_runner.records.run_file import PROBE, TRIAL, RecordedKnobs
 from trainfast_runner.records.run_records import rank_file
 from trainfast_runner.records.warm_process import ProbeLine, ProbeOrder, TrialLine, TrialOrder, WarmLine, WarmLines
 from trainfast_runner.running.recovery import settle, settled_state
@@ -31,7 +31,7 @@ class Interrupted(Exception):
 
 
 class WarmProcess:
-    """The run that tries settings in one process per rank; `raise_if_cancelled` is called while waiting for it.
+    """The run that tries sizes or candidates in one process per rank; `raise_if_cancelled` is called in every wait.
 
     An answer of the ranks is None when the run ended without one.
     """
@@ -45,7 +45,7 @@ class WarmProcess:
             Tail(rank_file(directory, "worker", rank), WarmLine, decoder=WarmLines()) for rank in range(world_size)
         ]
         self._control = Appender(directory / CONTROL_FILE)
-        self._asked = 0
+        self._orders_written = 0
         self._ready: dict[int, WarmLine] = {}
         self._probes: dict[int, dict[int, ProbeLine]] = {}
         self._trials: dict[int, dict[int, TrialLine]] = {}
@@ -57,15 +57,15 @@ class WarmProcess:
 
     def probe(self, batch_size: int, steps: int) -> dict[int, ProbeLine] | None:
         """Try a size; return the ranks' lines (one suffices if memory ran out)."""
-        return self._ask(ProbeOrder(do=PROBE, batch_size=batch_size, steps=steps), self._probes)
+        return self._answers_to(ProbeOrder(do=PROBE, batch_size=batch_size, steps=steps), self._probes)
 
-    def trial(self, knobs: dict[str, Any], untimed: int, steps: int, more: bool = False) -> dict[int, TrialLine] | None:
-        """Try a setting, or with `more` take further timed steps of the last one; return the ranks' lines.
+    def trial(self, knobs: RecordedKnobs, untimed: int, steps: int, more: bool = False) -> dict[int, TrialLine] | None:
+        """Try a candidate, or with `more` take further timed steps of the last one; return the ranks' lines.
 
         One line suffices if an exception ended its process. `knobs` has every knob that a warm process turns.
         """
         order = TrialOrder(do=TRIAL, knobs=knobs, untimed=untimed, steps=steps, more=more)
-        return self._ask(order, self._trials)
+        return self._answers_to(order, self._trials)
 
     def end(self) -> None:
         """Order the end and wait until the run is over."""
@@ -80,9 +80,9 @@ class WarmProcess:
         assert self.result is not None
         return self.result
 
-    def _ask(self, order: ProbeOrder | TrialOrder, answers: dict[int, dict[int, L]]) -> dict[int, L] | None:
-        self._asked += 1
-        number = self._asked
+    def _answers_to(self, order: ProbeOrder | TrialOrder, answers: dict[int, dict[int, L]]) -> dict[int, L] | None:
+        self._orders_written += 1
+        number = self._orders_written
         self._control.write(order)
 
         def over() -> bool:

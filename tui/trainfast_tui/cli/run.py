@@ -159,16 +159,16 @@ def with_traced_changes(directory: Path, result: Result, python: str | None) -> 
     if result.state != "oom" or run is None or run.script is not None:
         return result
     from trainfast_runner.records.run_records import read_records
-    from trainfast_runner.results.explained_run import explained_now, held_by, trace_changes
+    from trainfast_runner.results.explained_run import explained_now, held_bytes_of, trace_changes
 
-    held = held_by(read_records(directory), result.error)
+    held_bytes = held_bytes_of(read_records(directory), result.error)
     cancelled = threading.Event()
     timer = threading.Timer(TRACES_WITHIN_S, cancelled.set)
     timer.daemon = True
     timer.start()
     try:
         with progress_when_slow("tracing which changes would make it fit…") as slow:
-            for left in trace_changes(run, result.error, python, cancelled, held):
+            for left in trace_changes(run, result.error, python, cancelled, held_bytes):
                 slow.update(f"tracing which changes would make it fit, {left} to go…")
     except (UserError, KeyboardInterrupt):
         pass  # changes without a trace stay estimates

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trainfast_runner.records.json_lines import rest_of
+from trainfast_runner.records.json_lines import remaining_records
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_lines import Step
@@ -61,13 +61,13 @@ def read_run(
 
 def _ticks(directory: Path) -> tuple[Tick, ...]:
     """Return every sample of the machine, of a long run an even share; none without a readable file."""
-    kept = Thinned[Tick](MOST_TICKS)
+    thinned = Thinned[Tick](MOST_TICKS)
     try:
-        for tick in rest_of(telemetry_tail(directory / TELEMETRY_FILE, Tick)):
-            kept.add(kept.total, tick)
+        for tick in remaining_records(telemetry_tail(directory / TELEMETRY_FILE, Tick)):
+            thinned.add(thinned.total, tick)
     except OSError:
         return ()
-    return tuple(kept.kept())
+    return tuple(thinned.records())
 
 
 def _rates(records: RunRecords) -> Rates:

@@ -15,7 +15,7 @@ from trainfast_runner.records.result import OomExplanation, RunError
 from trainfast_runner.records.run_directory import read_result, read_run_file
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_records import read_records
-from trainfast_runner.results.explained_run import held_by, models_of, trace_changes
+from trainfast_runner.results.explained_run import held_bytes_of, models_of, trace_changes
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.state import BatchState
 from trainfast_runner.search.journal.batch import BatchEnded, Change, ConfirmationRun, Probe
@@ -37,11 +37,11 @@ def nothing_fits(
     result = read_result(home.directory(failed.run_id))
     rank = failed.rank if isinstance(failed, Probe) else None
     error = (result.error if result is not None else None) or RunError(rank=rank, phase=phase, message=failed.reason)
-    held = failed.peak_allocated_bytes if isinstance(failed, Probe) else None
-    if held is None and failed.batch_size == 1:
-        held = held_by(read_records(home.directory(failed.run_id)), error)
-    _trace_changes(single, error, plan.python, held, raise_if_cancelled)
-    explained = explain(single, error, failed.reason, models_of(single, plan.python), held_bytes=held)
+    held_bytes = failed.peak_allocated_bytes if isinstance(failed, Probe) else None
+    if held_bytes is None and failed.batch_size == 1:
+        held_bytes = held_bytes_of(read_records(home.directory(failed.run_id)), error)
+    _trace_changes(single, error, plan.python, held_bytes, raise_if_cancelled)
+    explained = explain(single, error, failed.reason, models_of(single, plan.python), held_bytes=held_bytes)
     missing = missing_bytes(explained, failed)
     changes = [
         Change(**msgspec.structs.asdict(change)) for change in explained.changes if "batch_size" not in change.settings

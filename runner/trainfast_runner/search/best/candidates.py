@@ -1,4 +1,4 @@
-"""Enumerate the candidates of a best-fit search: every legal setting of one global batch, and why others are none."""
+"""Enumerate the candidates of a best-fit search: the combinations of knobs with one global batch, legal or refused."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
+from trainfast_runner.records.run_file import RecordedKnobs
 from trainfast_runner.search.best.too_large import TOO_LARGE, excess_words
 from trainfast_runner.search.candidate_spec import BATCH_KNOBS, MESH, candidate_spec
-from trainfast_runner.search.journal.best import Candidate, RecordedKnobs, Space
+from trainfast_runner.search.journal.best import Candidate, Space
 from trainfast_runner.settings.device_counts import data_parallel_degree, device_count, world_size
 from trainfast_runner.settings.knob_type import KnobValues, whole_number
 from trainfast_runner.settings.knob_values import KnobValue
@@ -94,16 +95,16 @@ def with_predictions(space: Space, bytes_of: Mapping[int, int | None], limit_byt
 def count_of(spec: RunSpec, machine: Machine, vary: Vary, global_batch: int | None) -> int:
     """Number of combinations with that global batch, without listing them; all of them beyond `MOST_COUNTED`."""
     batch = _deciding_batch(vary)
-    rest = math.prod(len(values) for name, values in vary.items() if name not in batch)
+    others = math.prod(len(values) for name, values in vary.items() if name not in batch)
     looked_at = math.prod(map(len, batch.values()))
-    if global_batch is None or looked_at > MOST_COUNTED or rest > MOST_CANDIDATES:
-        return rest * looked_at
+    if global_batch is None or looked_at > MOST_COUNTED or others > MOST_CANDIDATES:
+        return others * looked_at
     arithmetic = _BatchArithmetic(spec, machine)
-    kept = sum(
+    possible = sum(
         arithmetic.derive(dict(zip(batch, values, strict=True)), set(vary), global_batch) is not None
         for values in itertools.product(*batch.values())
     )
-    return rest * kept
+    return others * possible
 
 
 def occurring(spec: RunSpec, machine: Machine, vary: Vary, global_batch: int) -> dict[str, list[KnobValue]]:
@@ -111,9 +112,9 @@ def occurring(spec: RunSpec, machine: Machine, vary: Vary, global_batch: int) ->
     batch = _deciding_batch(vary)
     arithmetic = _BatchArithmetic(spec, machine)
     combinations = (dict(zip(batch, values, strict=True)) for values in itertools.product(*batch.values()))
-    kept = [knobs for knobs in combinations if arithmetic.derive(knobs, set(vary), global_batch) is not None]
+    possible = [knobs for knobs in combinations if arithmetic.derive(knobs, set(vary), global_batch) is not None]
     return {
-        name: [value for value in values if name not in batch or any(knobs[name] == value for knobs in kept)]
+        name: [value for value in values if name not in batch or any(knobs[name] == value for knobs in possible)]
         for name, values in vary.items()
     }
 
@@ -151,9 +152,9 @@ class _BatchArithmetic:
         """The data-parallel degree with these knobs; 1 where the devices do not suffice, which is refused later."""
         key = tuple(knobs.get(name, self.spec.knobs[name]) for name in MESH)
         if key not in self._degrees:
-            turned = candidate_spec(self.spec, dict(zip(MESH, key, strict=True)))
+            run_spec = candidate_spec(self.spec, dict(zip(MESH, key, strict=True)))
             try:
-                self._degrees[key] = data_parallel_degree(turned.knobs, device_count(turned, self.machine))
+                self._degrees[key] = data_parallel_degree(run_spec.knobs, device_count(run_spec, self.machine))
             except UserError:
                 self._degrees[key] = 1
         return self._degrees[key]
@@ -165,8 +166,8 @@ class _BatchArithmetic:
         batch, accumulation = (
             whole_number(values if name in values else self.spec.knobs, name) for name in BATCH_KNOBS
         )
-        per_rank, rest = divmod(global_batch, self.degree(values))
-        if rest:
+        per_rank, remainder = divmod(global_batch, self.degree(values))
+        if remainder:
             return None
         if "batch_size" in varied and "grad_accum" in varied:
             return values if batch * accumulation == per_rank else None
@@ -185,8 +186,8 @@ def _baseline(arithmetic: _BatchArithmetic, global_batch: int | None) -> KnobVal
     if global_batch is None:
         return knobs
     degree = arithmetic.degree(knobs)
-    per_rank, rest = divmod(global_batch, degree)
-    if rest:
+    per_rank, remainder = divmod(global_batch, degree)
+    if remainder:
         nearest = [size for size in (per_rank * degree, (per_rank + 1) * degree) if size]
         raise _impossible_error(global_batch, nearest)
     most = min(whole_number(knobs, "batch_size"), per_rank)
@@ -197,13 +198,13 @@ def _baseline(arithmetic: _BatchArithmetic, global_batch: int | None) -> KnobVal
 def _candidate(
     arithmetic: _BatchArithmetic, knobs: RecordedKnobs, refuse: Callable[[RunSpec], UserError | None]
 ) -> Candidate:
-    turned = candidate_spec(arithmetic.spec, knobs)
-    refusal = refuse(turned)
-    batch, accumulation = (whole_number(turned.knobs, name) for name in BATCH_KNOBS)
+    run_spec = candidate_spec(arithmetic.spec, knobs)
+    refusal = refuse(run_spec)
+    batch, accumulation = (whole_number(run_spec.knobs, name) for name in BATCH_KNOBS)
     return Candidate(
         knobs=knobs,
-        process_knobs=process_knobs(turned.knobs, knobs),
-        world_size=processes_of(turned, arithmetic.machine) or 1,
+        process_knobs=process_knobs(run_spec.knobs, knobs),
+        world_size=processes_of(run_spec, arithmetic.machine) or 1,
         samples_per_step=batch * accumulation * arithmetic.degree(knobs),
         ruled_out=None if refusal is None else "incompatible",
         reason="" if refusal is None else refusal.line(),
@@ -219,7 +220,7 @@ def process_knobs(whole: KnobValues, shown: RecordedKnobs) -> RecordedKnobs:
 
 def _attainable(arithmetic: _BatchArithmetic, vary: Vary, wanted: int) -> list[int]:
     """The nearest global batches below and above that the varied values give."""
-    given: set[int] = set()
+    attainable: set[int] = set()
     batch = _deciding_batch(vary)
     for values in itertools.product(*batch.values()):
         knobs = {**arithmetic.spec.knobs, **dict(zip(batch, values, strict=True))}
@@ -230,8 +231,8 @@ def _attainable(arithmetic: _BatchArithmetic, vary: Vary, wanted: int) -> list[i
             size *= whole_number(knobs, "grad_accum")
         # With one of the two given, the other one makes any multiple.
         fixed = "batch_size" in batch and "grad_accum" in batch
-        given |= {size} if fixed else {size * max(1, wanted // size), size * (wanted // size + 1)}
-    below, above = [size for size in given if size < wanted], [size for size in given if size > wanted]
+        attainable |= {size} if fixed else {size * max(1, wanted // size), size * (wanted // size + 1)}
+    below, above = [size for size in attainable if size < wanted], [size for size in attainable if size > wanted]
     return [*([max(below)] if below else []), *([min(above)] if above else [])]
 
 

@@ -1,4 +1,4 @@
-"""Try the settings of a preset: in warm processes, each for all settings that need no other one."""
+"""Try the candidates of a preset: in warm processes, each for all candidates that need no other one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_file import TRIAL
+from trainfast_runner.records.run_file import TRIAL, RecordedKnobs
 from trainfast_runner.search.best.choose.decide import BestDecision
 from trainfast_runner.search.best.conductor import BestConductor
 from trainfast_runner.search.best.disturbances import is_usually_disturbed
@@ -24,7 +24,6 @@ from trainfast_runner.search.candidate_spec import candidate_spec
 from trainfast_runner.search.conductor import Caller
 from trainfast_runner.search.journal.best import (
     BestLine,
-    RecordedKnobs,
     Trial,
     Visited,
 )
@@ -93,7 +92,7 @@ class PresetBestConductor(BestConductor):
             self._end_process()
 
     def _is_turned_warm(self, number: int) -> bool:
-        """True if a process of this candidate takes a second trial, even of the same setting."""
+        """True if a process of this candidate takes a second trial, even of the same candidate."""
         knobs = candidate_spec(self._survey.spec, self._space.candidates[number].knobs).knobs
         return allows_warm_trials(str(knobs["strategy"]), str(knobs["engine"]), str(knobs["compile"]))
 

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.records.json_lines import read_all
-from trainfast_runner.records.run_file import SCHEMA, ClockAnchor, PredictedSpeed, RecordedSpec
+from trainfast_runner.records.run_file import SCHEMA, ClockAnchor, PredictedSpeed, RecordedKnobs, RecordedSpec
 from trainfast_runner.records.script_run import TracedMemory
 from trainfast_runner.records.search_directories import JOURNAL_FILE
 from trainfast_runner.search.journal.lines import Conducted, CoolingDown, Line, Paused, Resumed, SearchEnded, Waiting
@@ -26,8 +26,6 @@ RACE, CONFIRM, TURN_BACK, UNDER_LIMIT = "race", "confirm", "turn_back", "limit"
 """Roles of cold runs, and the actions that start them; one under `memory_limit` shows whether a candidate fits."""
 TIMED_OUTCOMES = ("measured", "slow")
 """Outcomes of trials that have timed steps."""
-RecordedKnobs = dict[str, Any]
-"""Values of knobs, by name, as a line of the journal has them."""
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +77,7 @@ class BestQuestion(RecordedSpec, frozen=True, kw_only=True, tag_field="kind", ta
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """One setting, and what is known of it before it is run."""
+    """One combination of knobs, and its known figures before a run."""
 
     knobs: RecordedKnobs
     """Every varied and derived knob."""

@@ -12,13 +12,14 @@ from typing import NamedTuple
 import msgspec
 
 from trainfast_runner.records.run_directory import read_run_file
+from trainfast_runner.records.run_file import RecordedKnobs
 from trainfast_runner.records.run_records import worker_lines
 from trainfast_runner.records.warm_process import TrialLine
 from trainfast_runner.results.asked_and_ran import first_difference
 from trainfast_runner.search.best.disturbances import CpuDisturbance, gpu_conditions, joules_of, why_throttled
 from trainfast_runner.search.best.step_rule import UNTIMED, StepRule
 from trainfast_runner.search.best.too_large import failure_in
-from trainfast_runner.search.journal.best import TIMED_OUTCOMES, RecordedKnobs, Trial
+from trainfast_runner.search.journal.best import TIMED_OUTCOMES, Trial
 from trainfast_runner.search.processes import WarmProcess
 from trainfast_runner.search.speed.trial_rates import relative_error
 from trainfast_runner.units import highest
@@ -130,7 +131,7 @@ def _take_steps(process: WarmProcess, wanted: WantedTrial) -> _StepsTaken | None
             steps_taken.has_ended = bad.ended_process
             if bad.outcome == "oom":
                 failure = failure_in(steps_taken.reason)
-                steps_taken.reason, steps_taken.missing_bytes = failure.words, failure.missing_bytes
+                steps_taken.reason, steps_taken.missing_bytes = failure.reason, failure.missing_bytes
             break
         steps_taken.add(answers)
         steps_taken.disturbed = disturbance.why_void()
@@ -149,12 +150,12 @@ def _take_steps(process: WarmProcess, wanted: WantedTrial) -> _StepsTaken | None
 
 
 def why_other_than_asked(directory: Path, knobs: RecordedKnobs) -> str | None:
-    """The setting of a warm process's last trial that ran otherwise than in `knobs`; None if all ran as asked."""
+    """The knob of a warm process's last trial that ran otherwise than in `knobs`; None if all ran as asked."""
     run = read_run_file(directory)
     if run is None:
         return None
-    asked = msgspec.structs.replace(run, role=None, knobs={**run.knobs, **knobs})
-    return first_difference(asked, worker_lines(directory))
+    expected_run = msgspec.structs.replace(run, role=None, knobs={**run.knobs, **knobs})
+    return first_difference(expected_run, worker_lines(directory))
 
 
 def steps_to_add(step_ms: Sequence[float], rule: StepRule) -> int:
