@@ -1,4 +1,4 @@
-"""The run of one setting of a search: its spec with the setting's knobs."""
+"""The run of a candidate: the spec of its search with the knobs of the candidate."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ MESH = ("strategy", "tp_degree", "pp_degree")
 
 def candidate_spec(spec: RunSpec, knobs: Mapping[str, KnobValue]) -> RunSpec:
     """Return the run of a candidate: `spec` with its knobs. `devices` is a ceiling, of which `single` uses one."""
-    turned = spec.with_overrides(**{name: value for name, value in knobs.items() if spec.knobs[name] != value})
-    devices = turned.knobs["devices"]
-    if not strategy_of(turned.knobs).one_device or devices is None:
-        return turned
+    run_spec = spec.with_overrides(**{name: value for name, value in knobs.items() if spec.knobs[name] != value})
+    devices = run_spec.knobs["devices"]
+    if not strategy_of(run_spec.knobs).one_device or devices is None:
+        return run_spec
     one_device: KnobValue = 1
     if asks_for_cpu(devices):
         one_device = CPU
     elif isinstance(devices, str):
         one_device = devices.partition("+")[0] + "+"
-    return replace(turned, knobs={**turned.knobs, "devices": one_device})
+    return replace(run_spec, knobs={**run_spec.knobs, "devices": one_device})

@@ -55,7 +55,7 @@ EndedT = TypeVar("EndedT", bound=SearchEnded)
 
 @dataclass(frozen=True)
 class Caller(Generic[LineT]):
-    """Who has a search conducted: gets every new line, and may cancel.
+    """The caller's side of a conducted search: `on_line` gets every new line, `is_cancelled` ends the search.
 
     The search's time counts from `began_ns` (CLOCK_MONOTONIC), when its plan was begun.
     """

@@ -49,5 +49,5 @@ def with_limits(plan: RunPlan, by_rank: tuple[int, ...]) -> RunPlan:
     """Return the plan under these limits: on a CPU every run of the search gets them as its `memory_limit`."""
     if not by_rank or plan.memory_limit_bytes == by_rank:
         return plan
-    asked = "+".join(f"{limit >> 20}MiB" for limit in by_rank)
-    return replace(plan, spec=plan.spec.with_overrides(memory_limit=asked), memory_limit_bytes=by_rank)
+    memory_limit = "+".join(f"{limit >> 20}MiB" for limit in by_rank)
+    return replace(plan, spec=plan.spec.with_overrides(memory_limit=memory_limit), memory_limit_bytes=by_rank)

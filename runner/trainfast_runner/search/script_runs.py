@@ -26,11 +26,11 @@ def trial_plan_of(
 
     Raises UserError, also in its calls.
     """
-    kept = [setting for setting in settings if setting.partition("=")[0].strip() not in set_by_search]
+    fixed_settings = [setting for setting in settings if setting.partition("=")[0].strip() not in set_by_search]
 
     def trial_plan(knobs: Mapping[str, KnobValue]) -> RunPlan:
-        settings = [f"{name}={knob(name).text_of(value)}" for name, value in knobs.items()]
-        plan = plan_script((), [*kept, *settings], preset=preset, python=python, trial=True)
+        knob_settings = [f"{name}={knob(name).text_of(value)}" for name, value in knobs.items()]
+        plan = plan_script((), [*fixed_settings, *knob_settings], preset=preset, python=python, trial=True)
         if plan.script is not None and plan.script.door_closed is not None:
             raise UserError(f"its steps are not seen: {plan.script.door_closed}", key=preset.name)
         return plan

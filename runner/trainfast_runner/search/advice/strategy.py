@@ -33,7 +33,7 @@ def strategy_advice(spec: RunSpec, machine: Machine, situation: Situation) -> Ad
         if len(compared) > 1:
             return Advice(
                 "strategy",
-                f"{fastest}: the fastest of {_listed(sorted(compared))} measured here,"
+                f"{fastest}: the fastest of {_joined_names(sorted(compared))} measured here,"
                 f" {best.samples_per_s:.3g} samples/s ({best.run_id}). {why}",
                 fastest,
             )
@@ -65,7 +65,7 @@ def _from_the_tree(spec: RunSpec, machine: Machine, situation: Situation) -> tup
         return state_bytes(size, strategy, len(usable), precision, optimizer) + CONTEXT_BYTES
 
     estimate = (
-        f"estimate: {bytes_per_parameter(precision, optimizer)} bytes x {_short(size.parameters)} parameters"
+        f"estimate: {bytes_per_parameter(precision, optimizer)} bytes x {_short_count(size.parameters)} parameters"
         f" = {_gib(needs('single') - CONTEXT_BYTES)} of weights, gradients and states, of {_gib(memory)} a GPU,"
         " activations not counted"
     )
@@ -129,11 +129,11 @@ def _fastest(measured: Iterable[Measured]) -> Measured | None:
     return max(finished, key=lambda run: run.samples_per_s or 0.0, default=None)
 
 
-def _listed(words: list[str]) -> str:
+def _joined_names(words: list[str]) -> str:
     return f"{', '.join(words[:-1])} and {words[-1]}"
 
 
-def _short(count: int) -> str:
+def _short_count(count: int) -> str:
     return f"{count / 1e9:.2f} G" if count >= 1e9 else f"{count / 1e6:.0f} M" if count >= 1e6 else f"{count:,}"
 
 

@@ -63,11 +63,11 @@ def _certainty(state: BatchState, tight: MemoryLines, max_batch: int, too_large:
     words = f"{too_large} ran out of memory"
     warm = [probe.batch_size for probe in state.fitting if max_batch < probe.batch_size < too_large]
     if warm:
-        words += f"; {_listed(warm)} fitted in a probe and {'was' if len(warm) == 1 else 'were'} not confirmed"
+        words += f"; {_sizes_text(warm)} fitted in a probe and {'was' if len(warm) == 1 else 'were'} not confirmed"
     untried = [size for size in range(max_batch + 1, too_large) if size not in warm]
     if untried:
         why = "below the next multiple of 8" if state.device == "cuda" else _near_words(tight, max_batch)
-        words += f"; {_listed(untried)}, {why}, {'was' if len(untried) == 1 else 'were'} not tried"
+        words += f"; {_sizes_text(untried)}, {why}, {'was' if len(untried) == 1 else 'were'} not tried"
     return words
 
 
@@ -78,7 +78,7 @@ def _near_words(tight: MemoryLines, max_batch: int) -> str:
     return f"within the tolerance of {mebibytes(tolerance)}{share}"
 
 
-def _listed(sizes: list[int]) -> str:
+def _sizes_text(sizes: list[int]) -> str:
     if len(sizes) <= 2:
         return " and ".join(map(str, sizes))
     return f"{len(sizes)} sizes from {sizes[0]} to {sizes[-1]}"

@@ -47,7 +47,7 @@ def decide(state: BatchState) -> BatchDecision:
     if state.confirmations:
         step = _after_confirmation(state, rank_fits)
     elif not rank_fits:
-        step = _first(state)
+        step = _first_probe(state)
     else:
         step = _towards_boundary(state, rank_fits)
     if not rank_fits or step.batch_size is None:
@@ -57,7 +57,7 @@ def decide(state: BatchState) -> BatchDecision:
     return BatchDecision(step.action, step.why, size, rank_fits, tight.rank, round(tight.need_bytes(size)))
 
 
-def _first(state: BatchState) -> BatchDecision:
+def _first_probe(state: BatchState) -> BatchDecision:
     """Probe the first size, or a smaller one after it did not fit."""
     too_large = state.too_large
     if too_large == 1:
@@ -82,7 +82,7 @@ def _first(state: BatchState) -> BatchDecision:
 def _towards_boundary(state: BatchState, rank_fits: tuple[MemoryLines, ...]) -> BatchDecision:
     """Something fitted: probe the next size, or confirm when the sizes on both sides are close enough."""
     best, too_large, points = state.best, state.too_large, len(state.fitting)
-    sure = _sure(rank_fits)
+    sure = _largest_sure_fit(rank_fits)
     # A single size has no slope of its own, and tells nothing certain of others.
     likely = max(best, min(sure if points > 1 else 0, (too_large or LARGEST_BATCH + 1) - 1))
     decides = ceiling(state, rank_fits, likely)
@@ -121,7 +121,7 @@ def _towards_boundary(state: BatchState, rank_fits: tuple[MemoryLines, ...]) -> 
     return BatchDecision("probe", words, decides)
 
 
-def _sure(rank_fits: tuple[MemoryLines, ...]) -> int:
+def _largest_sure_fit(rank_fits: tuple[MemoryLines, ...]) -> int:
     """The largest size that fits on every rank even with the whole error of the fit against it."""
     return largest_fitting(lambda size: all(fit.surely_fits(size) for fit in rank_fits), LARGEST_BATCH)
 
@@ -171,7 +171,7 @@ def _after_confirmation(state: BatchState, rank_fits: tuple[MemoryLines, ...]) -
     smaller = min(failed - 1, last.batch_size - max(1, near // 2))
     if rank_fits:
         # Sizes that were tried since then may have set the fit right.
-        smaller = min(smaller, max(state.best, _sure(rank_fits) if len(state.fitting) > 1 else 0))
+        smaller = min(smaller, max(state.best, _largest_sure_fit(rank_fits) if len(state.fitting) > 1 else 0))
     smaller = max(1, smaller)
     where = "in a fresh process"
     if any(probe.batch_size == last.batch_size for probe in state.fitting):

@@ -36,16 +36,18 @@ class SizePrediction:
             return Predicted(reason=f"no prediction, the sizes are found by trying: {self.reason}")
         max_batch = self.model.max_batch(plan.spec, plan.world_size, limit_bytes)
         # The growth below the maximum: a correction by an earlier run bends at that run's size.
-        below = self._at(plan, max(1, (max_batch or 1) - 1))
+        below = self._predict_at(plan, max(1, (max_batch or 1) - 1))
         return Predicted(
             fixed_bytes=below.fixed_bytes,
             bytes_per_sample=below.bytes_per_sample,
             max_batch=max_batch or 0,
-            linear_from=linear_from(lambda size: self._at(plan, size).traced_bytes[BATCH_PHASE], max_batch or 1),
+            linear_from=linear_from(
+                lambda size: self._predict_at(plan, size).traced_bytes[BATCH_PHASE], max_batch or 1
+            ),
             basis=below.basis,
         )
 
-    def _at(self, plan: RunPlan, batch_size: int) -> Prediction:
+    def _predict_at(self, plan: RunPlan, batch_size: int) -> Prediction:
         assert self.model is not None
         knobs = {**plan.spec.knobs, "batch_size": batch_size}
         return self.model.predict(replace(plan.spec, knobs=knobs), plan.world_size)

@@ -43,7 +43,7 @@ class PresetBatchConductor(BatchConductor):
                     cancelled.set()
                     prediction.result()
                 began_s = self._clock_s()
-                available = self._ready(self._warm_process())
+                available = self._available_by_rank(self._warm_process())
                 # A prediction saves a few sizes: worth about as long a wait as the process was.
                 wait_s = self._clock_s() - began_s + EXTRA_WAIT_S
                 if available is not None:
@@ -59,7 +59,7 @@ class PresetBatchConductor(BatchConductor):
         process = self._process
         if process is None:
             process = self._warm_process()
-            if self._ready(process) is None:
+            if self._available_by_rank(process) is None:
                 return None
         is_first = not any(probe.run_id == process.directory.name for probe in self._state().probes)
         steps = (STEPS if is_first else LATER_STEPS)[self._plan.device]
@@ -96,7 +96,7 @@ class PresetBatchConductor(BatchConductor):
         """Return the end of a search in which a batch of 1 does not fit."""
         return nothing_fits(self._plan, self._home, self._state(), why, self._raise_if_cancelled)
 
-    def _ready(self, process: WarmProcess) -> list[int] | None:
+    def _available_by_rank(self, process: WarmProcess) -> list[int] | None:
         """Available memory of each rank, once all are ready; None when the process ended before, which is recorded."""
         answers = process.ready()
         if answers is not None:

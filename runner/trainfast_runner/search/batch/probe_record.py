@@ -165,7 +165,7 @@ def why_void_by_others(
 def why_others_grew(
     ticks: Iterable[Tick], own_pids: Collection[int], devices: Collection[str], begin_ns: int
 ) -> str | None:
-    """How much another process grew on the run's devices since `begin_ns`, in words; None when none did.
+    """The growth of another process on the run's devices since `begin_ns`, in words; None when none grew.
 
     Also None when none of `own_pids` is listed: the driver's process ids are then not those of this container.
     """

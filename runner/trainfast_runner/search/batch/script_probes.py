@@ -85,7 +85,7 @@ class ScriptBatchConductor(BatchConductor):
         return replace(plan, search_id=self._plan.search_id)
 
     def probe(self, batch_size: int) -> BatchEnded | None:
-        """Try one size in a process of its own, or take the trial of it that a killed conductor left, once ended."""
+        """Try one size in a process of its own, or take the ended trial that a killed conductor left."""
         began_s = self._clock_s()
         plan = self.plan_size(batch_size, STEPS, UNTIMED_SCRIPT_STEPS)
         is_first = self._state().best == 0
@@ -102,7 +102,7 @@ class ScriptBatchConductor(BatchConductor):
         failure = why_not_usable(result) or (why_incompatible(result, ("batch_size",)) if filled is None else None)
         if failure is not None:
             return BatchEnded(state="failed", reason=failure)
-        probe = fitting_probe(directory, result, filled or batch_size, seconds, self._available())
+        probe = fitting_probe(directory, result, filled or batch_size, seconds, self._available_bytes())
         self._write(msgspec.structs.replace(probe, fills_data=filled is not None))
         if is_first:
             self._write(self._predicted(result, probe))
@@ -111,7 +111,7 @@ class ScriptBatchConductor(BatchConductor):
     def _predicted(self, result: Result, probe: Probe) -> Predicted:
         """The largest size by the trace of the first that fitted, or the reason why there is no trace."""
         traced = result.script.traced_memory if result.script is not None else None
-        limit = min(self._plan.memory_limit_bytes or (), default=self._available())
+        limit = min(self._plan.memory_limit_bytes or (), default=self._available_bytes())
         if traced is None or limit is None:
             return Predicted(reason=f"memory is predicted from the trials alone: {why_untraced(result.script)}")
         peak = TracedPeak(traced=traced, batch_size=probe.batch_size, measured_bytes=probe.phase_peaks[SCRIPT_PHASE])
@@ -122,11 +122,11 @@ class ScriptBatchConductor(BatchConductor):
         record = super().confirmation_of(directory, result, batch_size, seconds)
         peaks = [
             msgspec.structs.replace(peaks, peak_allocated_bytes=peaks.phase_peaks[SCRIPT_PHASE])
-            for peaks in peaks_of(directory, self._available())
+            for peaks in peaks_of(directory, self._available_bytes())
         ]
         return msgspec.structs.replace(record, ranks=peaks)
 
-    def _available(self) -> int | None:
+    def _available_bytes(self) -> int | None:
         """Bytes that the fullest GPU had free before the search, as an estimate; None on a CPU, which has a limit."""
         free = [
             gpu.memory_total_bytes - gpu.memory_used_bytes - CONTEXT_BYTES

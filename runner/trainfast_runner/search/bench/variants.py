@@ -235,9 +235,9 @@ def _compared(
     # The n-th outcome of every row is of the n-th repetition: they followed each other.
     pairs = [
         (base_rate, rate)
-        for one, other in zip(base_outcomes, outcomes, strict=False)
-        if isinstance(one, Result) and isinstance(other, Result)
-        if (base_rate := _rate(one)) and (rate := _rate(other))
+        for base_outcome, outcome in zip(base_outcomes, outcomes, strict=False)
+        if isinstance(base_outcome, Result) and isinstance(outcome, Result)
+        if (base_rate := _rate(base_outcome)) and (rate := _rate(outcome))
     ]
     interval = paired_interval(pairs)
     if interval is None:

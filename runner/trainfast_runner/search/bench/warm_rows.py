@@ -30,12 +30,12 @@ WARM_KNOBS = tuple(name for name, entry in BY_NAME.items() if entry.changes_in_w
 
 def warm_groups(bench: Bench) -> dict[str, str]:
     """Return the group of each row that can share a process with another, by row id; the other rows are cold."""
-    keys = {entry.id: key for entry in bench.entries if (key := _shared(entry.spec)) is not None}
+    keys = {entry.id: key for entry in bench.entries if (key := _process_key(entry.spec)) is not None}
     rows = Counter(keys.values())
     return {id: key for id, key in keys.items() if rows[key] > 1}
 
 
-def _shared(spec: RunSpec) -> str | None:
+def _process_key(spec: RunSpec) -> str | None:
     """Everything about a row that only a new process can change; None if the row needs a process of its own."""
     knobs = spec.knobs
     can_turn = allows_warm_trials(str(knobs["strategy"]), str(knobs["engine"]), str(knobs["compile"]))
@@ -52,8 +52,8 @@ class WarmRows:
     `raise_if_cancelled` is called while a row trains and may raise Interrupted.
     """
 
-    def __init__(self, home: Home, held: ExitStack, raise_if_cancelled: Callable[[], None]) -> None:
-        self._home, self._held, self._raise_if_cancelled = home, held, raise_if_cancelled
+    def __init__(self, home: Home, locks: ExitStack, raise_if_cancelled: Callable[[], None]) -> None:
+        self._home, self._locks, self._raise_if_cancelled = home, locks, raise_if_cancelled
         self._search_id: str | None = None
         self._process: WarmProcess | None = None
         self._group = ""
@@ -66,8 +66,8 @@ class WarmRows:
         """Start the process of a group by the plan of its first row. Raises UserError, as when a device is busy."""
         if self._search_id is None:
             search = new_search(self._home, plan.spec.preset)
-            self._held.callback(shutil.rmtree, search, ignore_errors=True)
-            self._held.enter_context(exclusive(search))
+            self._locks.callback(shutil.rmtree, search, ignore_errors=True)
+            self._locks.enter_context(exclusive(search))
             self._search_id = search.name
         directory = launch.start(replace(plan, role=TRIAL, search_id=self._search_id), self._home)
         self._process, self._group = WarmProcess(directory, plan.world_size, self._raise_if_cancelled), group
@@ -105,8 +105,8 @@ class WarmRows:
 @contextmanager
 def warm_rows(home: Home, raise_if_cancelled: Callable[[], None]) -> Iterator[WarmRows]:
     """Make a place for warm processes, which end at the latest with this process: they watch the lock of a search."""
-    with ExitStack() as held:
-        rows = WarmRows(home, held, raise_if_cancelled)
+    with ExitStack() as locks:
+        rows = WarmRows(home, locks, raise_if_cancelled)
         try:
             yield rows
         finally:

@@ -45,7 +45,7 @@ LIMIT_STEPS = 4
 class BestConductor(Conductor[BestLine, BestEnded]):
     """Conducts a best-fit search: trials, then cold runs in fresh processes.
 
-    A preset's settings and a script's are tried in different ways: `preset_trials`, `script_trials`.
+    The candidates of a preset and of a script are tried in different ways: `preset_trials`, `script_trials`.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         knobs = self._space.candidates[launched.candidate_number].knobs
         self._write(cold_run_of(launched, directory, result, knobs, keep_disturbed=keep_disturbed))
 
-    def _record_failure(self, number: int, run_id: str, outcome: str, why: Failure, seconds: float = 0.0) -> None:
+    def _record_failure(self, number: int, run_id: str, outcome: str, failure: Failure, seconds: float = 0.0) -> None:
         self._write(
             Trial(
                 candidate_number=number,
@@ -194,8 +194,8 @@ class BestConductor(Conductor[BestLine, BestEnded]):
                 warm=False,
                 samples_per_step=self._space.candidates[number].samples_per_step,
                 seconds=seconds,
-                reason=why.words,
-                missing_bytes=why.missing_bytes,
+                reason=failure.reason,
+                missing_bytes=failure.missing_bytes,
             )
         )
 

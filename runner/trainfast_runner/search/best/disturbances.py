@@ -80,9 +80,9 @@ def _others_words(share: float) -> str | None:
 
 def is_usually_disturbed(lines: Sequence[BestLine], candidate: int) -> bool:
     """True if so many of the last measurements, or of this candidate's, were disturbed that it is the rule."""
-    made = [line for line in lines if isinstance(line, Trial | ColdRun)]
-    of_candidate = [line for line in made if line.candidate_number == candidate]
-    return any(sum(map(_is_disturbed, some)) >= USUALLY_DISTURBED for some in (made[-AMONG_LAST:], of_candidate))
+    attempts = [line for line in lines if isinstance(line, Trial | ColdRun)]
+    own_attempts = [line for line in attempts if line.candidate_number == candidate]
+    return any(sum(map(_is_disturbed, some)) >= USUALLY_DISTURBED for some in (attempts[-AMONG_LAST:], own_attempts))
 
 
 def _is_disturbed(line: Trial | ColdRun) -> bool:

@@ -1,4 +1,4 @@
-"""The objective of a best-fit search in its own unit, by the rate of a setting."""
+"""The objective of a best-fit search (`--objective`, not the training objective of `[data]`) in its own unit."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ SKIP, PIN, UNPIN = "skip", "pin", "unpin"
 class KnobOrder(msgspec.Struct, frozen=True, kw_only=True):
     """`do` is skip (never try this value of the knob), pin (try this value alone) or unpin (of the knob).
 
-    A skip of a candidate, by its number, is about that setting alone and names no knob.
+    A skip of a candidate, by its number, is about that candidate alone and names no knob.
     """
 
     do: str

@@ -127,7 +127,7 @@ def _effect(effect: Effect | EarlierEffect, *more: str) -> dict[str, Any]:
 
 
 def _order(order: Ordered, space: Space | None) -> dict[str, Any]:
-    """An order; `knobs` are those of a skipped setting, else None."""
+    """An order; `knobs` are those of a skipped candidate, else None."""
     knobs = None if order.candidate_number is None or space is None else space.candidates[order.candidate_number].knobs
     return {"do": order.do, "knob": order.knob or None, "value": order.value, "knobs": knobs}
 

@@ -1,4 +1,4 @@
-"""Try the settings of a user's own script: each in a run by itself, since a script has no warm process."""
+"""Try the candidates of a user's own script: each in a run by itself, since a script has no warm process."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class ScriptBestConductor(BestConductor):
         self._write(self._space)
 
     def try_candidate(self, decision: BestDecision, number: int) -> None:
-        """Measure a candidate in a run by itself, or take the one that a killed conductor left, once it has ended.
+        """Measure a candidate in a run by itself, or take the ended run that a killed conductor left.
 
-        It has as many steps as the noise so far asks for.
+        A new run has as many steps as the noise so far asks for.
         """
         self._orphans.end_cold_runs()
         candidate, rule, began_s = self._space.candidates[number], decision.step_rule, self._clock_s()
@@ -55,19 +55,19 @@ class ScriptBestConductor(BestConductor):
         directory = orphan or self._launch(plan, TRIAL)
         self._record_launch(directory, TRIAL, number)
         result = self._finished_run(directory)
-        to_steady_s = start_s(directory)
+        process_start_s = start_s(directory)
         seconds = self._clock_s() - began_s if orphan is None else result.seconds or 0.0
         trial = trial_of_run(
             number,
             candidate,
             directory,
             result,
-            max(0.0, seconds - to_steady_s),
+            max(0.0, seconds - process_start_s),
             keep_disturbed=is_usually_disturbed(self._lines, number),
             checks_samples=any(isinstance(line, Trial) and line.outcome == "measured" for line in self._lines),
         )
         if trial.step_ms:
-            self._write(Visited(run_id=directory.name, process_knobs=candidate.process_knobs, start_s=to_steady_s))
+            self._write(Visited(run_id=directory.name, process_knobs=candidate.process_knobs, start_s=process_start_s))
         self._write(trial)
         self.update_candidates()
 

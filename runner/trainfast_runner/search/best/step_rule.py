@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from trainfast_runner.search.speed.trial_rates import relative_error
 
@@ -11,6 +12,8 @@ UNTIMED = 2
 """Steps before a trial's timed ones: from the second on the optimizer has states, and a CPU's memory is measured."""
 LEAST_TIMED_STEPS, MOST_TIMED_STEPS, ENOUGH_ERROR = 4, 25, 0.012
 """Timed steps of a trial, and the standard error that is enough."""
+Judgement = Literal["more", "enough", "slow"]
+"""`more` steps are needed, `enough` were taken, or the candidate is too `slow`."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +28,8 @@ class StepRule:
     standard_error: float = ENOUGH_ERROR
     give_up_ms: float | None = None
 
-    def judge(self, step_ms: Sequence[float]) -> str:
-        """`more` steps are needed, `enough` were taken, or the setting is too `slow`."""
+    def judge(self, step_ms: Sequence[float]) -> Judgement:
+        """Judge a trial by the times of its steps so far, in ms."""
         if self.give_up_ms is not None and len(step_ms) >= 2 and min(step_ms) > self.give_up_ms:
             return "slow"
         if len(step_ms) < self.least:

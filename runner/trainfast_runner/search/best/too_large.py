@@ -1,4 +1,4 @@
-"""The excess of a setting that is too large: by its prediction, else by the allocation that failed."""
+"""The excess of a candidate that is too large: by its prediction, else by the allocation that failed."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ TOO_LARGE = "too_large"
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a setting did not run, in words. `missing_bytes` is the least memory that was missing; None when unknown."""
+    """Why a candidate did not run. `missing_bytes` is the least memory that was missing; None when unknown."""
 
-    words: str
+    reason: str
     missing_bytes: int | None = None
 
 
 def failure_in(message: str) -> Failure:
     """Return the failure in an allocator's message; the message's first line where it names no size."""
-    asked_bytes, free = asked_and_free(message)
+    asked_bytes, free_bytes = asked_and_free(message)
     if asked_bytes is None:
         return Failure(message.partition("\n")[0])
-    words = f"an allocation of {mebibytes(asked_bytes)} failed"
-    if free is None or free >= asked_bytes:  # under a limit the free memory does not matter
-        return Failure(words)
-    return Failure(f"{words} with {mebibytes(free)} free", asked_bytes - free)
+    reason = f"an allocation of {mebibytes(asked_bytes)} failed"
+    if free_bytes is None or free_bytes >= asked_bytes:  # under a limit the free memory does not matter
+        return Failure(reason)
+    return Failure(f"{reason} with {mebibytes(free_bytes)} free", asked_bytes - free_bytes)
 
 
 def oom_failure(result: Result) -> Failure:
@@ -38,11 +38,11 @@ def oom_failure(result: Result) -> Failure:
     failure, oom = failure_in(result.reason), result.oom
     if oom is None:
         return failure
-    words = failure.words
+    reason = failure.reason
     if oom.asked_bytes is not None and oom.held_bytes is not None and oom.limit_bytes is not None:
-        held = f"{mebibytes(oom.held_bytes)} of {mebibytes(oom.limit_bytes)} held"
-        words = f"an allocation of {mebibytes(oom.asked_bytes)} failed with {held}"
-    return Failure(words, failure.missing_bytes if oom.missing_bytes is None else oom.missing_bytes)
+        held_of_limit = f"{mebibytes(oom.held_bytes)} of {mebibytes(oom.limit_bytes)} held"
+        reason = f"an allocation of {mebibytes(oom.asked_bytes)} failed with {held_of_limit}"
+    return Failure(reason, failure.missing_bytes if oom.missing_bytes is None else oom.missing_bytes)
 
 
 def verdict_of(line: Trial | ColdRun, candidate: Candidate) -> CandidateVerdict:

@@ -1,1 +1,1 @@
-"""The speed of settings nobody has run: what each knob gives, from measured trials or from the step's work."""
+"""The speed of candidates nobody has run: what each knob gives, from measured trials or from the step's work."""

@@ -51,7 +51,7 @@ class DeviceName:
 
 
 def training_of(spec: RunSpec | RecordedSpec) -> tuple[Mapping[str, Any], object, object]:
-    """Return the part of a run that is its training: the model, the objective and the kind of data."""
+    """Return the part of a run that is its training: the model, the training objective and the kind of data."""
     return spec.model, spec.data.get("objective"), spec.data.get("kind")
 
 
@@ -60,19 +60,21 @@ def measured_speeds(home: Home, spec: RunSpec, device: DeviceName) -> list[Earli
 
     Raises UserError when the home cannot be listed.
     """
-    of_model: list[EarlierSpeed] = []
-    others: list[EarlierSpeed] = []
+    own_speeds: list[EarlierSpeed] = []
+    other_speeds: list[EarlierSpeed] = []
     for speed in _of_runs(home, device):
-        kept, most = (
-            (of_model, MOST_OF_MODEL) if training_of(speed.spec) == training_of(spec) else (others, MOST_OF_OTHERS)
+        speeds, most_count = (
+            (own_speeds, MOST_OF_MODEL)
+            if training_of(speed.spec) == training_of(spec)
+            else (other_speeds, MOST_OF_OTHERS)
         )
-        if len(kept) < most:
-            kept.append(speed)
+        if len(speeds) < most_count:
+            speeds.append(speed)
     for speed in _of_trials(home, spec, device):
-        if len(of_model) == MOST_OF_MODEL:
+        if len(own_speeds) == MOST_OF_MODEL:
             break
-        of_model.append(speed)
-    return [*of_model, *others]
+        own_speeds.append(speed)
+    return [*own_speeds, *other_speeds]
 
 
 def _of_runs(home: Home, device: DeviceName) -> Iterator[EarlierSpeed]:

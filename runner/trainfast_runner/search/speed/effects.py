@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from operator import mul
 from typing import NamedTuple
 
+from trainfast_runner.records.run_file import RecordedKnobs
 from trainfast_runner.search.candidate_spec import BATCH_KNOBS, MESH
-from trainfast_runner.search.journal.best import RecordedKnobs
 
-KnobLevels = tuple[int, ...]
-"""The level of each modelled knob of a candidate."""
+Point = tuple[int, ...]
+"""A candidate as the effects model sees it: the level of each modelled knob."""
 SMOOTH = frozenset((*BATCH_KNOBS, "seq_len", "workers", "prefetch", "micro_batches", "tp_degree", "pp_degree"))
 """Numeric knobs whose near values have near effects."""
 LENGTH = 1.4
@@ -54,19 +54,19 @@ class CovarianceParts(NamedTuple):
 
 @dataclass(frozen=True)
 class Observation:
-    """A measured ln rate (or a difference of two): `terms` are settings with their weights.
+    """A measured ln rate (or a difference of two): `terms` are points with their weights.
 
     `variance` is that of its noise. Observations of one `visit` share its effect; None is outside every visit.
     """
 
-    terms: tuple[tuple[float, KnobLevels], ...]
+    terms: tuple[tuple[float, Point], ...]
     value: float
     variance: float
     visit: str | None = None
 
 
 class Levels:
-    """The candidates as settings: the modelled knobs, their levels, and the correlation of each two levels.
+    """The candidates as points: the modelled knobs, their levels, and the correlation of each two levels.
 
     `weights` multiply the prior variance of a knob's effect, 1 for a knob without one.
     """
@@ -75,68 +75,68 @@ class Levels:
         self.names = _modelled(candidates)
         self.values = {name: list(dict.fromkeys(candidate[name] for candidate in candidates)) for name in self.names}
         self._level_of = {
-            name: {_key(value): level for level, value in enumerate(self.values[name])} for name in self.names
+            name: {_typed_key(value): level for level, value in enumerate(self.values[name])} for name in self.names
         }
-        self.settings: list[KnobLevels] = [self.setting(candidate) for candidate in candidates]
+        self.points: list[Point] = [self.point(candidate) for candidate in candidates]
         weight = (weights or {}).get
         self.correlations = [_correlations(name, self.values[name], weight(name, 1.0)) for name in self.names]
-        self.columns = [[setting[knob] for setting in self.settings] for knob in range(len(self.names))]
-        self.numbers = {setting: number for number, setting in enumerate(self.settings)}
+        self.columns = [[point[knob] for point in self.points] for knob in range(len(self.names))]
+        self.numbers = {point: number for number, point in enumerate(self.points)}
         middle = len(self.names) // 2
         self._halves = [_Half(self, range(middle)), _Half(self, range(middle, len(self.names)))]
-        self._sums: dict[KnobLevels, tuple[list[float], list[float]]] = {}
+        self._sums: dict[Point, tuple[list[float], list[float]]] = {}
 
-    def setting(self, knobs: RecordedKnobs) -> KnobLevels:
+    def point(self, knobs: RecordedKnobs) -> Point:
         """The levels of these knobs. Raises KeyError for a value that no candidate has."""
-        return tuple(self._level_of[name][_key(knobs[name])] for name in self.names)
+        return tuple(self._level_of[name][_typed_key(knobs[name])] for name in self.names)
 
-    def correlation_sums(self, setting: KnobLevels) -> tuple[list[float], list[float]]:
-        """Each candidate's correlation with a setting: summed over knobs, and twice the sum over pairs of knobs.
+    def correlation_sums(self, point: Point) -> tuple[list[float], list[float]]:
+        """Each candidate's correlation with a point: summed over knobs, and twice the sum over pairs of knobs.
 
-        Kept for each setting asked for, because new scales need them again.
+        Kept for each point asked for, because new scales need them again.
         """
-        if setting not in self._sums:
+        if point not in self._sums:
             (left_sums, left_squares), (right_sums, right_squares) = (
-                half.correlation_sums(setting) for half in self._halves
+                half.correlation_sums(point) for half in self._halves
             )
             left, right = (half.indices for half in self._halves)
-            sums = [left_sums[one] + right_sums[two] for one, two in zip(left, right, strict=True)]
+            sums = [left_sums[low] + right_sums[high] for low, high in zip(left, right, strict=True)]
             pairs = [
-                total * total - left_squares[one] - right_squares[two]
-                for total, one, two in zip(sums, left, right, strict=True)
+                total * total - left_squares[low] - right_squares[high]
+                for total, low, high in zip(sums, left, right, strict=True)
             ]
-            self._sums[setting] = sums, pairs
-        return self._sums[setting]
+            self._sums[point] = sums, pairs
+        return self._sums[point]
 
     def with_level(self, number: int, name: str, level: int) -> int | None:
         """The candidate that differs only by a knob's level, and by knobs that this level decides; None without one."""
-        setting = list(self.settings[number])
-        setting[self.names.index(name)] = level
-        return self.numbers.get(tuple(setting))
+        point = list(self.points[number])
+        point[self.names.index(name)] = level
+        return self.numbers.get(tuple(point))
 
 
 class _Half:
-    """Half of the knobs: its few different settings, and the index of each candidate's among them.
+    """Half of the knobs: its few different points, and the index of each candidate's among them.
 
-    Thousands of candidates have few different settings of half the knobs, so the correlations of each are summed once.
+    Thousands of candidates have few different points of half the knobs, so the correlations of each are summed once.
     """
 
     def __init__(self, levels: Levels, knobs: range) -> None:
         self._knobs, self._correlations = knobs, levels.correlations
-        settings = [setting[knobs.start : knobs.stop] for setting in levels.settings]
-        self._settings = list(dict.fromkeys(settings))
-        index_of = {setting: index for index, setting in enumerate(self._settings)}
-        self.indices = [index_of[setting] for setting in settings]
+        points = [point[knobs.start : knobs.stop] for point in levels.points]
+        self._points = list(dict.fromkeys(points))
+        index_of = {point: index for index, point in enumerate(self._points)}
+        self.indices = [index_of[point] for point in points]
 
-    def correlation_sums(self, setting: KnobLevels) -> tuple[list[float], list[float]]:
-        """Sum and sum of squares, over these knobs, of the correlations of a setting with each different one."""
-        tables = [self._correlations[knob][setting[knob]] for knob in self._knobs]
-        same = [[table[level] for table, level in zip(tables, setting, strict=True)] for setting in self._settings]
+    def correlation_sums(self, point: Point) -> tuple[list[float], list[float]]:
+        """Sum and sum of squares, over these knobs, of the correlations of a point with each different one."""
+        tables = [self._correlations[knob][point[knob]] for knob in self._knobs]
+        same = [[table[level] for table, level in zip(tables, point, strict=True)] for point in self._points]
         return [sum(row) for row in same], [sum(map(mul, row, row)) for row in same]
 
 
 class PriorCovariance:
-    """The covariance of ln rate between settings before any observation: the kernel of the Gaussian process."""
+    """The covariance of ln rate between points before any observation: the kernel of the Gaussian process."""
 
     def __init__(self, levels: Levels, scales: Scales) -> None:
         self._levels = levels
@@ -145,9 +145,9 @@ class PriorCovariance:
         self._residual = (RESIDUAL_SHARE * scales.pair) ** 2
         self._visit = scales.visit**2
 
-    def between(self, one: KnobLevels, other: KnobLevels) -> float:
-        """The covariance of two settings."""
-        (covariance,) = self.of_parts([CovarianceParts(*parts_between(self._levels, one, other), 0.0)])
+    def between(self, point: Point, other: Point) -> float:
+        """The covariance of two points."""
+        (covariance,) = self.of_parts([CovarianceParts(*parts_between(self._levels, point, other), 0.0)])
         return covariance
 
     def of_parts(self, pairs: Sequence[CovarianceParts]) -> list[float]:
@@ -158,26 +158,28 @@ class PriorCovariance:
             for mean, total, products, equal, same in pairs
         ]
 
-    def with_candidates(self, setting: KnobLevels) -> list[float]:
-        """The covariance of a setting with every candidate."""
+    def with_candidates(self, point: Point) -> list[float]:
+        """The covariance of a point with every candidate."""
         levels, main, pair = self._levels, self._main, self._pair
-        totals, pairs = levels.correlation_sums(setting)
-        variances = [MEAN_VARIANCE + main * one + pair * two for one, two in zip(totals, pairs, strict=True)]
-        if (number := levels.numbers.get(setting)) is not None:
+        totals, pairs = levels.correlation_sums(point)
+        variances = [
+            MEAN_VARIANCE + main * total + pair * products for total, products in zip(totals, pairs, strict=True)
+        ]
+        if (number := levels.numbers.get(point)) is not None:
             variances[number] += self._residual
         return variances
 
 
-def parts_between(levels: Levels, one: KnobLevels, other: KnobLevels) -> tuple[float, float, float, float]:
-    """The first four `CovarianceParts` of two settings."""
-    same = [table[left][right] for table, left, right in zip(levels.correlations, one, other, strict=True)]
+def parts_between(levels: Levels, point: Point, other: Point) -> tuple[float, float, float, float]:
+    """The first four `CovarianceParts` of two points."""
+    same = [table[left][right] for table, left, right in zip(levels.correlations, point, other, strict=True)]
     total: float = sum(same)
     squares: float = sum(map(mul, same, same))
-    return 1.0, total, total * total - squares, 1.0 if one == other else 0.0
+    return 1.0, total, total * total - squares, 1.0 if point == other else 0.0
 
 
 def covariance_parts(levels: Levels, observation: Observation, other: Observation) -> CovarianceParts:
-    """The parts of two observations: those of their settings by weight, and the visit."""
+    """The parts of two observations: those of their points by weight, and the visit."""
     sums = [0.0, 0.0, 0.0, 0.0]
     for left, mine in observation.terms:
         for right, theirs in other.terms:
@@ -231,12 +233,10 @@ class Posterior:
         self.levels, self.scales, self.center = levels, scales, center
         self.observations: list[Observation] = []
         self._prior, self._factor = PriorCovariance(levels, scales), Factor()
-        self.mean = [center] * len(levels.settings)
-        # Every setting is equally near to itself.
-        self.variance = [self._prior.between(setting, setting) for setting in levels.settings[:1]] * len(
-            levels.settings
-        )
-        self._vectors: list[list[float]] = [[] for _ in levels.settings]
+        self.mean = [center] * len(levels.points)
+        # Every point is equally near to itself.
+        self.variance = [self._prior.between(point, point) for point in levels.points[:1]] * len(levels.points)
+        self._vectors: list[list[float]] = [[] for _ in levels.points]
         self._cached_candidate: int | None = None
         self._cached_column: list[float] = []
 
@@ -247,11 +247,11 @@ class Posterior:
         *covariances, own_variance = self._prior.of_parts(parts)
         value = _centered(observation, self.center)
         row, diagonal, whitened = self._factor.add(covariances, own_variance + observation.variance, value)
-        (weight, setting), *others = observation.terms
-        column = [weight * covariance for covariance in self._prior.with_candidates(setting)]
-        for weight, setting in others:
-            added = self._prior.with_candidates(setting)
-            column = [one + weight * other for one, other in zip(column, added, strict=True)]
+        (weight, point), *others = observation.terms
+        column = [weight * covariance for covariance in self._prior.with_candidates(point)]
+        for weight, point in others:
+            added = self._prior.with_candidates(point)
+            column = [so_far + weight * covariance for so_far, covariance in zip(column, added, strict=True)]
         components = [
             (covariance - sum(map(mul, row, vector))) / diagonal
             for covariance, vector in zip(column, self._vectors, strict=True)
@@ -273,7 +273,7 @@ class Posterior:
         """The posterior covariance of a candidate with every candidate; kept for the candidate of the last call."""
         if candidate != self._cached_candidate:
             vector = self._vectors[candidate]
-            column = self._prior.with_candidates(self.levels.settings[candidate])
+            column = self._prior.with_candidates(self.levels.points[candidate])
             self._cached_column = [
                 covariance - sum(map(mul, vector, other))
                 for covariance, other in zip(column, self._vectors, strict=True)
@@ -281,12 +281,12 @@ class Posterior:
             self._cached_candidate = candidate
         return self._cached_column
 
-    def difference(self, one: int, other: int) -> tuple[float, float]:
-        """The mean and variance of the ln rate of `one` less that of `other`."""
-        between = self._prior.between(self.levels.settings[one], self.levels.settings[other])
-        covariance = between - sum(map(mul, self._vectors[one], self._vectors[other]))
-        variance = self.variance[one] + self.variance[other] - 2 * covariance
-        return self.mean[one] - self.mean[other], max(variance, 0.0)
+    def difference(self, number: int, other: int) -> tuple[float, float]:
+        """The mean and variance of the ln rate of candidate `number` less that of `other`."""
+        between = self._prior.between(self.levels.points[number], self.levels.points[other])
+        covariance = between - sum(map(mul, self._vectors[number], self._vectors[other]))
+        variance = self.variance[number] + self.variance[other] - 2 * covariance
+        return self.mean[number] - self.mean[other], max(variance, 0.0)
 
 
 class Likelihood:
@@ -296,8 +296,8 @@ class Likelihood:
         self._levels = levels
         self._values = [(_centered(observation, center), observation.variance) for observation in observations]
         self._parts = [
-            [covariance_parts(levels, one, other) for other in observations[: index + 1]]
-            for index, one in enumerate(observations)
+            [covariance_parts(levels, observation, earlier) for earlier in observations[: index + 1]]
+            for index, observation in enumerate(observations)
         ]
 
     def log_of(self, scales: Scales) -> float:
@@ -315,11 +315,11 @@ def _centered(observation: Observation, center: float) -> float:
 
 def _modelled(candidates: Sequence[RecordedKnobs]) -> list[str]:
     """The knobs that have several values, without accumulation or batch where the other one and strategy decide it."""
-    names = [name for name in candidates[0] if len({_key(candidate[name]) for candidate in candidates}) > 1]
+    names = [name for name in candidates[0] if len({_typed_key(candidate[name]) for candidate in candidates}) > 1]
     for derived in reversed(BATCH_KNOBS):
         others = [name for name in names if name in (*BATCH_KNOBS, *MESH) and name != derived]
         if derived in names:
-            decided = {tuple(_key(candidate[name]) for name in (*others, derived)) for candidate in candidates}
+            decided = {tuple(_typed_key(candidate[name]) for name in (*others, derived)) for candidate in candidates}
             if len(decided) == len({key[:-1] for key in decided}):
                 names.remove(derived)
     return names
@@ -329,12 +329,12 @@ def _correlations(name: str, values: Sequence[object], weight: float) -> list[li
     """The correlation of the effects of each two values, times the knob's weight: smooth in log2 for numbers, none for
     different names."""
     if name not in SMOOTH or not all(isinstance(value, int | float) for value in values):
-        return [[weight if one == other else 0.0 for other in range(len(values))] for one in range(len(values))]
+        return [[weight if column == row else 0.0 for column in range(len(values))] for row in range(len(values))]
     # Zero, as of loader processes, is as far from one as one is from two.
     logs = [math.log2(max(float(str(value)), 0.5)) for value in values]
-    return [[weight * math.exp(-0.5 * ((one - other) / LENGTH) ** 2) for other in logs] for one in logs]
+    return [[weight * math.exp(-0.5 * ((log - other) / LENGTH) ** 2) for other in logs] for log in logs]
 
 
-def _key(value: object) -> tuple[str, object]:
+def _typed_key(value: object) -> tuple[str, object]:
     """A value that is equal only to one of the same type: 1 is not 1.0, nor True."""
     return type(value).__name__, value

@@ -69,9 +69,9 @@ REFERENCE = {
     "devices": 1,
     "model": "",
 }
-"""Settings whose time is their work alone; the effect of any other value is relative to these."""
+"""Knobs whose time is their work alone; the effect of any other value is relative to these."""
 NEAREST = 16
-"""Number of measured settings behind a prediction: those that differ least."""
+"""Number of earlier speeds behind a prediction: those that differ least."""
 NOISE = 1e-4
 """Variance of the ln rate that a run measures, before any run was measured."""
 
@@ -88,7 +88,7 @@ class Unknown:
 
 @dataclass(frozen=True)
 class _Timed:
-    """A setting with its time by the calibration. `observation` is relative to REFERENCE."""
+    """A run with its time by the calibration. `observation` is relative to REFERENCE."""
 
     observation: Observation
     shares: tuple[float, ...]
@@ -101,7 +101,7 @@ class SpeedModel:
         self._training = training_of(spec)
         self._measured = measured
         self._parts = PARTS if calibrated else UNCALIBRATED
-        self._settings = [self._setting(speed.spec, speed.devices) for speed, _ in measured]
+        self._measured_knobs = [self._speed_knobs(speed.spec, speed.devices) for speed, _ in measured]
         self.own = sum(training_of(speed.spec) == self._training for speed, _ in measured)
         # The next run is as noisy as those before.
         self._noise = statistics.median(speed.variance for speed, _ in measured) if measured else NOISE
@@ -109,20 +109,23 @@ class SpeedModel:
 
     def predict(self, spec: RunSpec, devices: int, step: ExpectedStep) -> PredictedSpeed | Unknown:
         """Predict the speed of a run of the same training; a few milliseconds."""
-        wanted = self._setting(spec, devices)
-        near = sorted(range(len(self._settings)), key=lambda number: _apart(wanted, self._settings[number]))[:NEAREST]
-        levels = Levels([wanted, REFERENCE, *(self._settings[number] for number in near)], WEIGHTS)
-        reference = levels.setting(REFERENCE)
+        wanted = self._speed_knobs(spec, devices)
+        near = sorted(
+            range(len(self._measured_knobs)),
+            key=lambda number: _prior_variance_between(wanted, self._measured_knobs[number]),
+        )[:NEAREST]
+        levels = Levels([wanted, REFERENCE, *(self._measured_knobs[number] for number in near)], WEIGHTS)
+        reference = levels.point(REFERENCE)
 
-        def timed(setting: dict[str, Any], step: ExpectedStep, rate: float, variance: float, visit: str) -> _Timed:
-            terms = ((1.0, levels.setting(setting)), (-1.0, reference))
+        def timed(knobs: dict[str, Any], step: ExpectedStep, rate: float, variance: float, visit: str) -> _Timed:
+            terms = ((1.0, levels.point(knobs)), (-1.0, reference))
             return _Timed(Observation(terms, rate - _log_rate(step), variance, visit), step.shares)
 
         prior, factor = PriorCovariance(levels, SCALES), Factor()
         before: list[_Timed] = []
         for number in near:
-            one, expected = self._measured[number]
-            seen = timed(self._settings[number], expected, one.log_rate, one.variance, one.visit)
+            speed, expected = self._measured[number]
+            seen = timed(self._measured_knobs[number], expected, speed.log_rate, speed.variance, speed.visit)
             self._add(factor, prior, levels, seen, before)
             before.append(seen)
         row, deviation, _ = self._add(factor, prior, levels, timed(wanted, step, 0.0, self._noise, ""), before)
@@ -145,29 +148,29 @@ class SpeedModel:
         runs = [f"{self.own} of this model"] * bool(self.own) + [f"{others} of others"] * bool(others)
         return f"{peaks} and measured runs: {', '.join(runs)}"
 
-    def _setting(self, spec: RunSpec, devices: int) -> dict[str, Any]:
+    def _speed_knobs(self, spec: RunSpec, devices: int) -> dict[str, Any]:
         """The knobs that speed depends on, the number of devices, and which model is trained."""
         knobs = {name: value for name, value in spec.knobs.items() if name in WIDTHS}
         training = training_of(spec)
         return {**knobs, "devices": devices, "model": "" if training == self._training else repr(training)}
 
     def _add(
-        self, factor: Factor, prior: PriorCovariance, levels: Levels, one: _Timed, before: Sequence[_Timed]
+        self, factor: Factor, prior: PriorCovariance, levels: Levels, run: _Timed, before: Sequence[_Timed]
     ) -> tuple[list[float], float, float]:
         """Add a run to the factor of those before it; returns what `Factor.add` does."""
-        runs = [*before, one]
-        shares = [covariance_parts(levels, one.observation, other.observation) for other in runs]
+        runs = [*before, run]
+        shares = [covariance_parts(levels, run.observation, earlier.observation) for earlier in runs]
         parts = [
-            sum(a * b * spread**2 for a, b, spread in zip(one.shares, other.shares, self._parts, strict=True))
-            for other in runs
+            sum(a * b * spread**2 for a, b, spread in zip(run.shares, earlier.shares, self._parts, strict=True))
+            for earlier in runs
         ]
         *covariances, own_variance = map(add, prior.of_parts(shares), parts)
-        return factor.add(covariances, own_variance + one.observation.variance, one.observation.value)
+        return factor.add(covariances, own_variance + run.observation.variance, run.observation.value)
 
 
-def _apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
-    """Prior variance of the knobs in which two settings differ."""
-    return sum(WEIGHTS[name] for name, value in one.items() if other[name] != value)
+def _prior_variance_between(knobs: Mapping[str, Any], other_knobs: Mapping[str, Any]) -> float:
+    """Prior variance of the knobs in which two runs differ."""
+    return sum(WEIGHTS[name] for name, value in knobs.items() if other_knobs[name] != value)
 
 
 def _log_rate(step: ExpectedStep) -> float:

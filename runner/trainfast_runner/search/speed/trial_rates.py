@@ -8,12 +8,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from trainfast_runner.records.run_file import RecordedKnobs
 from trainfast_runner.results.distributions import MAD_TO_SIGMA, MEDIAN_VARIANCE, NORMAL_95
-from trainfast_runner.search.journal.best import TIMED_OUTCOMES, BestLine, EarlierEffect, RecordedKnobs, Trial, Visited
+from trainfast_runner.search.journal.best import TIMED_OUTCOMES, BestLine, EarlierEffect, Trial, Visited
 from trainfast_runner.search.speed.effects import Levels, Observation
 
 DRIFT = 0.02
-"""A process whose first setting is off by more than this at its end is void."""
+"""A process whose first candidate is off by more than this at its end is void."""
 MOST_VOID_VISITS = 3
 """After this many voided visits drift counts as noise of the machine, and voids no more visits."""
 POOL_STEPS = 4
@@ -24,13 +25,13 @@ LEAST_NOISE = 0.001
 EARLIER_SPREAD, EARLIER_LEAST = 2.0, 0.03
 """Factor on the spread of an earlier search's effect, and the deviation added to it, in ln rate."""
 DEFAULT_NOISE = 0.02
-"""The deviation of a step before three steps of one setting were measured."""
+"""The deviation of a step before three steps of one candidate were measured."""
 
 
 @dataclass(frozen=True)
 class Measurements:
     """The trials that count. `step_deviation` is the pooled deviation of ln step time; `void` the run ids of voided
-    visits, `drifts` what the first setting of each process was off at its end, in ln rate. Where drift voids no visit
+    visits, `drifts` what the first candidate of each process was off at its end, in ln rate. Where drift voids no visit
     it is noise, of `drift_variance` in each trial."""
 
     trials: tuple[Trial, ...]
@@ -44,8 +45,8 @@ class Measurements:
         observed = []
         for trial in self.trials:
             if (value := log_rate(trial, joules)) is not None:
-                setting = levels.settings[trial.candidate_number]
-                observed.append(Observation(((1.0, setting),), value, self.variance(trial), trial.run_id))
+                point = levels.points[trial.candidate_number]
+                observed.append(Observation(((1.0, point),), value, self.variance(trial), trial.run_id))
         return observed
 
     def variance(self, trial: Trial) -> float:
@@ -86,10 +87,10 @@ def measurements(lines: Iterable[BestLine], *, voids_drifted: bool = True) -> Me
         drifts.append(size)
         if abs(size) > max(DRIFT, 3 * error * deviation) and len(void) < MOST_VOID_VISITS and not is_noise:
             void.append(run_id)
-    kept = tuple(trial for trial in timed if trial.run_id not in void)
+    counted = tuple(trial for trial in timed if trial.run_id not in void)
     # Both ends of a process have an error.
     noise = statistics.fmean(drift * drift for drift in drifts) / 2 if is_noise and drifts else 0.0
-    return Measurements(kept, deviation, frozenset(void), tuple(drifts), noise)
+    return Measurements(counted, deviation, frozenset(void), tuple(drifts), noise)
 
 
 def log_rate(trial: Trial, joules: bool = False) -> float | None:
@@ -106,7 +107,7 @@ def earlier_observations(
     observed = []
     for effect in effects:
         try:
-            ends = [levels.setting({**baseline, effect.knob: value}) for value in (effect.value, effect.before)]
+            ends = [levels.point({**baseline, effect.knob: value}) for value in (effect.value, effect.before)]
         except KeyError:
             continue
         gain = effect.gain_percent
@@ -173,7 +174,7 @@ def switch_seconds(trials: Iterable[Trial]) -> float:
 
 
 def relative_error(step_ms: Sequence[float]) -> float:
-    """The standard error of the median step time by the steps themselves, as a share of it."""
+    """The standard error of the median step time, as a share of the median, by these steps alone."""
     deviations = _deviations(step_ms)
     return math.sqrt(MEDIAN_VARIANCE * _robust_variance(deviations) / len(step_ms)) if deviations else math.inf
 
@@ -184,7 +185,7 @@ def steps_for(deviation: float, error: float, least: int, most: int) -> int:
 
 
 def _drift(trials: Sequence[Trial]) -> tuple[float, float] | None:
-    """The ln rate of a visit's first setting at its end less that at its beginning, and the factor of a step's
+    """The ln rate of a visit's first candidate at its end less that at its beginning, and the factor of a step's
     deviation that is its error; None if it was not repeated."""
     first = [trial for trial in trials if trial.candidate_number == trials[0].candidate_number and not trial.repeats]
     last = [trial for trial in trials if trial.repeats]

@@ -33,41 +33,41 @@ CHOSEN = "chosen: no setting is faster beyond the noise of this machine"
 
 def answer_of(state: BestState) -> BestAnswer | None:
     """Return the answer, or the best so far of a search that goes on; None before anything was measured."""
-    cold = ColdRanking(state)
+    ranking = ColdRanking(state)
     if state.leader is None:
         return None
-    best, baseline = cold.answer, cold.baseline
-    best_rate, baseline_rate = _rate(cold, best), _rate(cold, baseline)
+    best, baseline = ranking.answer, ranking.baseline
+    best_rate, baseline_rate = _rate(ranking, best), _rate(ranking, baseline)
     if best_rate is None:
         return None
     gain = None
     if best == baseline:
         gain = Difference(0.0, 0.0)
     elif baseline_rate is not None and baseline not in state.ruled_out:
-        gain = cold.difference(best, baseline)
-    within = _within_percent(cold, best, gain)
-    prospects = Prospects(cold)
+        gain = ranking.difference(best, baseline)
+    within = _within_percent(ranking, best, gain)
+    prospects = Prospects(ranking)
     tried = {run.candidate_number for run in state.attempts if run.outcome != "void"}
-    verdicts = [_verdict(cold, prospects, best, number) for number in range(len(state.candidates))]
+    verdicts = [_verdict(ranking, prospects, best, number) for number in range(len(state.candidates))]
     if within is not None:
         verdicts[best] = msgspec.structs.replace(verdicts[best], reason=CHOSEN)
     return BestAnswer(
         best=best,
         best_rate=best_rate,
         baseline_rate=baseline_rate,
-        best_value=_value(cold, best),
-        baseline_value=_value(cold, baseline),
+        best_value=_value(ranking, best),
+        baseline_value=_value(ranking, baseline),
         gain_percent=None if gain is None else _percent(gain),
         best_run_ids=_run_ids(state, best),
         baseline_run_ids=_run_ids(state, baseline),
         within_percent=within,
         tried_in_budget=len(tried) if prospects.is_budget_spent else None,
-        ties=cold.ties,
-        effects=list(_effects(cold, best)),
+        ties=ranking.ties,
+        effects=list(_effects(ranking, best)),
         verdicts=verdicts,
-        pareto=_pareto(cold),
+        pareto=_pareto(ranking),
         changes_training=state.changes_training(best),
-        notes=list(_notes(cold, best)),
+        notes=list(_notes(ranking, best)),
     )
 
 
@@ -85,14 +85,14 @@ def answer_so_far(lines: Sequence[BestLine]) -> BestAnswer | None:
     return None if answer is None else msgspec.structs.replace(answer, notes=[*answer.notes, note])
 
 
-def _verdict(cold: ColdRanking, prospects: Prospects, best: int, number: int) -> CandidateVerdict:
-    state = cold.state
+def _verdict(ranking: ColdRanking, prospects: Prospects, best: int, number: int) -> CandidateVerdict:
+    state = ranking.state
     if number in state.ruled_out:
         return state.ruled_out[number]
-    rate = _rate(cold, number)
+    rate = _rate(ranking, number)
     if rate is not None:
-        reason = _beside_best(cold, best, number)
-        if number in cold.unchecked:
+        reason = _beside_best(ranking, best, number)
+        if number in ranking.unchecked:
             reason += "; no time was left to run it under memory_limit"
         return CandidateVerdict(candidate_number=number, verdict="measured", reason=reason, rate=rate)
     if number in state.excluded_by_orders:
@@ -108,10 +108,10 @@ def _verdict(cold: ColdRanking, prospects: Prospects, best: int, number: int) ->
     return CandidateVerdict(candidate_number=number, verdict="not_tried", reason=f"no time left: {words}")
 
 
-def _beside_best(cold: ColdRanking, best: int, number: int) -> str:
+def _beside_best(ranking: ColdRanking, best: int, number: int) -> str:
     if number == best:
         return "the best"
-    difference = cold.difference(number, best)
+    difference = ranking.difference(number, best)
     words = f"{100 * math.expm1(difference.mean):+.1f} %"
     if not difference.is_clear:
         return f"{words}, within the noise of the best"
@@ -127,15 +127,15 @@ def _percent(difference: Difference) -> Interval:
     return Interval(median=median, low=low, high=high)
 
 
-def _log_rate(cold: ColdRanking, number: int) -> tuple[float, float] | None:
+def _log_rate(ranking: ColdRanking, number: int) -> tuple[float, float] | None:
     """The ln samples/s of a candidate and half of its interval: by fresh processes, else by trials; else None."""
-    state = cold.state
+    state = ranking.state
     # The real memory_limit slows every step of a CPU run.
     full = [run for run in state.cold_runs if run.role != UNDER_LIMIT]
     runs = [run.samples_per_s for run in full if run.candidate_number == number and run.outcome == "measured"]
     rates = [math.log(rate) for rate in runs if rate]
     if rates:
-        deviation, quantile = cold.every.noise
+        deviation, quantile = ranking.speed_runs.noise
         return statistics.fmean(rates), quantile * deviation / math.sqrt(len(rates))
     trials = state.counted_trials.get(number)
     if not trials:
@@ -147,9 +147,9 @@ def _log_rate(cold: ColdRanking, number: int) -> tuple[float, float] | None:
     return state.posterior.mean[number], NORMAL_95 * math.sqrt(max(state.posterior.variance[number], 0.0))
 
 
-def _rate(cold: ColdRanking, number: int) -> Interval | None:
+def _rate(ranking: ColdRanking, number: int) -> Interval | None:
     """Samples/s of a candidate; None if it was not measured."""
-    known_rate = _log_rate(cold, number)
+    known_rate = _log_rate(ranking, number)
     return None if known_rate is None else _interval(*known_rate)
 
 
@@ -157,12 +157,12 @@ def _interval(middle: float, half: float) -> Interval:
     return Interval(median=math.exp(middle), low=math.exp(middle - half), high=math.exp(middle + half))
 
 
-def _value(cold: ColdRanking, number: int) -> Interval | None:
+def _value(ranking: ColdRanking, number: int) -> Interval | None:
     """The objective of a candidate in its unit: seconds for `time`; None if it was not measured."""
-    state = cold.state
-    values = cold.every.log_objectives.get(number)
+    state = ranking.state
+    values = ranking.speed_runs.log_objectives.get(number)
     if values:
-        deviation, quantile = cold.every.noise
+        deviation, quantile = ranking.speed_runs.noise
         middle, half = statistics.fmean(values), quantile * deviation / math.sqrt(len(values))
     elif number in state.counted_trials:
         middle, slope = state.log_objective(number)
@@ -181,33 +181,33 @@ def _run_ids(state: BestState, number: int) -> list[str]:
     ]
 
 
-def _within_percent(cold: ColdRanking, best: int, gain: Difference | None) -> float | None:
+def _within_percent(ranking: ColdRanking, best: int, gain: Difference | None) -> float | None:
     """The least gain that runs as A B B A show here, where it is above 2 % and leaves the winner open; else None."""
-    deviation, quantile = cold.every.noise
+    deviation, quantile = ranking.speed_runs.noise
     half = quantile * deviation
-    return 100 * math.expm1(half) if half >= WORTHWHILE_LOG_GAIN and _is_open(cold, best, gain) else None
+    return 100 * math.expm1(half) if half >= WORTHWHILE_LOG_GAIN and _is_open(ranking, best, gain) else None
 
 
-def _is_open(cold: ColdRanking, best: int, gain: Difference | None) -> bool:
-    """True if the gain may be none, a rival may be the best, or a measured setting may be better than the baseline."""
-    state = cold.state
+def _is_open(ranking: ColdRanking, best: int, gain: Difference | None) -> bool:
+    """True if the gain may be none, a rival may be the best, or a measured candidate may beat the baseline."""
+    state = ranking.state
     if best != state.space.baseline:
-        return bool(cold.ties) or (gain is not None and not gain.is_clear)
+        return bool(ranking.ties) or (gain is not None and not gain.is_clear)
     others = [number for number in state.counted_trials if number != best and number not in state.ruled_out]
-    return bool(cold.ties) or not all(cold.difference(number, best).is_clear for number in others)
+    return bool(ranking.ties) or not all(ranking.difference(number, best).is_clear for number in others)
 
 
-def _effects(cold: ColdRanking, best: int) -> Iterator[Effect]:
+def _effects(ranking: ColdRanking, best: int) -> Iterator[Effect]:
     """The gain of each value that was run, or that earlier searches know, over the baseline's.
 
     The other knobs are as in the answer.
     """
-    state = cold.state
+    state = ranking.state
     levels, baseline = state.posterior.levels, state.space.baseline
-    ran = [levels.settings[number] for number in state.counted_trials]
+    ran = [levels.points[number] for number in state.counted_trials]
     earlier = {effect.knob for effect in state.question.earlier}
     for knob, name in enumerate(levels.names):
-        base = levels.settings[baseline][knob]
+        base = levels.points[baseline][knob]
         for level, value in enumerate(levels.values[name]):
             if level == base:
                 continue
@@ -215,29 +215,29 @@ def _effects(cold: ColdRanking, best: int) -> Iterator[Effect]:
                 (levels.with_level(place, name, level), levels.with_level(place, name, base))
                 for place in (best, baseline)
             )
-            one, other = next((pair for pair in pairs if None not in pair), (None, None))
-            if one is None or other is None:
+            changed, unchanged = next((pair for pair in pairs if None not in pair), (None, None))
+            if changed is None or unchanged is None:
                 continue
-            measured = cold.every.difference(one, other)
-            was_run = {level, base} <= {setting[knob] for setting in ran}
+            measured = ranking.speed_runs.difference(changed, unchanged)
+            was_run = {level, base} <= {point[knob] for point in ran}
             if measured is None and not was_run and name not in earlier:
                 continue
             yield Effect(
                 knob=name,
                 value=value,
                 before=levels.values[name][base],
-                gain_percent=_percent(measured or cold.by_trials(one, other)),
+                gain_percent=_percent(measured or ranking.by_trials(changed, unchanged)),
                 measured=measured is not None,
-                earlier=name in earlier and all(setting[knob] != level for setting in ran),
+                earlier=name in earlier and all(point[knob] != level for point in ran),
             )
 
 
-def _pareto(cold: ColdRanking) -> list[int]:
+def _pareto(ranking: ColdRanking) -> list[int]:
     """The measured candidates that no other one beats in both rate and memory, the fastest first."""
-    state = cold.state
+    state = ranking.state
     rated = []
     for number in range(len(state.candidates)):
-        rate, needed = _log_rate(cold, number), cold.memory_bytes(number)
+        rate, needed = _log_rate(ranking, number), ranking.memory_bytes(number)
         if rate is not None and needed is not None and number not in state.ruled_out:
             rated.append((-rate[0], needed, number))
     front, least = [], math.inf
@@ -248,16 +248,16 @@ def _pareto(cold: ColdRanking) -> list[int]:
     return front
 
 
-def _notes(cold: ColdRanking, best: int) -> Iterator[str]:
+def _notes(ranking: ColdRanking, best: int) -> Iterator[str]:
     """Sentences on the limits of the claim."""
-    state = cold.state
+    state = ranking.state
     baseline = state.space.baseline
     if baseline in state.ruled_out:
-        rate = "has no figure" if _rate(cold, baseline) is None else "does not fit"
+        rate = "has no figure" if _rate(ranking, baseline) is None else "does not fit"
         yield f"the baseline {rate}: {state.ruled_out[baseline].reason}"
     if state.question.objective != "samples_per_joule":
         for name, number in (("best", best), ("baseline", baseline)):
-            values = cold.every.log_objectives.get(number)
+            values = ranking.speed_runs.log_objectives.get(number)
             if values and number in state.counted_trials:
                 gap = statistics.fmean(values) - state.log_objective(number).value
                 if abs(gap) > GAP and (name == "best" or best != baseline):

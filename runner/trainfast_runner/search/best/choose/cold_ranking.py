@@ -1,6 +1,6 @@
 """Finalists, winner and ties of a search by its cold runs, each difference with its interval.
 
-A cold run is a run in a fresh process. The noise of a run is pooled over repeated runs of the same setting, with the
+A cold run is a run in a fresh process. The noise of a run is pooled over repeated runs of the same candidate, with the
 noise of the trials as four runs' worth of evidence; intervals are Student's.
 """
 
@@ -25,15 +25,15 @@ MOST_FINALISTS = 4
 SURELY_SLOWER = 0.01
 """A candidate with a smaller chance than this to be the fastest takes no part."""
 EQUAL = 0.005
-"""Settings that differ by less than this, and by less than the noise, are equal: the simpler one wins."""
+"""Candidates that differ by less than this, and by less than the noise, are equal: the simpler one wins."""
 NEAR_LIMIT = 0.9
-"""A setting that needs more than this share of memory_limit gets a run under it."""
+"""A candidate that needs more than this share of memory_limit gets a run under it."""
 PRIOR_RUNS = 4
 """The noise of the trials counts as this many repeated runs."""
 EQUAL_MEMORY_SHARE = 0.05
 """Memory that differs by less than this share is the same."""
 COLD_ERROR = 0.007
-"""Standard error of a cold run's median, as a share of it; its number of steps aims at that."""
+"""Standard error of a cold run's median, as a share of the median, at which the number of steps aims."""
 COLD_LEAST, COLD_MOST = 8, 60
 """Timed steps of a cold run, at least and at most."""
 CONFIRMING_RUNS = 4
@@ -57,7 +57,7 @@ class Difference:
 
 
 class Noise(NamedTuple):
-    """The deviation of one run's ln objective, and Student's quantile for intervals made of it."""
+    """The deviation of one run's ln objective, and Student's quantile for its intervals."""
 
     deviation: float
     quantile: float
@@ -92,7 +92,7 @@ class RunsByRole:
 
     @cached_property
     def noise(self) -> Noise:
-        """The noise of a run, pooled over the repeated runs of each setting."""
+        """The noise of a run, pooled over the repeated runs of each candidate."""
         prior = self._state.posterior.scales.visit**2 + COLD_ERROR**2 + self._state.measured.drift_variance
         squares, freedom = PRIOR_RUNS * prior, PRIOR_RUNS
         for values in self.log_objectives.values():
@@ -101,9 +101,9 @@ class RunsByRole:
                 freedom += len(values) - 1
         return Noise(math.sqrt(squares / freedom), student_95(freedom))
 
-    def difference(self, one: int, other: int) -> Difference | None:
-        """The ln of `one` over `other`; None unless both were run."""
-        mine, theirs = self.log_objectives.get(one), self.log_objectives.get(other)
+    def difference(self, number: int, other: int) -> Difference | None:
+        """The ln of `number` over `other`; None unless both were run."""
+        mine, theirs = self.log_objectives.get(number), self.log_objectives.get(other)
         if not mine or not theirs:
             return None
         half = self.noise.quantile * self.noise.deviation * math.sqrt(1 / len(mine) + 1 / len(theirs))
@@ -120,17 +120,17 @@ class ColdRanking:
     def __init__(self, state: BestState) -> None:
         self.state = state
         self.baseline = state.space.baseline
-        self.raced = RunsByRole(state, RACE)
-        self.every = RunsByRole(state, *SPEED_ROLES)
+        self.race_runs = RunsByRole(state, RACE)
+        self.speed_runs = RunsByRole(state, *SPEED_ROLES)
 
-    def difference(self, one: int, other: int) -> Difference:
-        """The ln of the objective of `one` over `other`: by fresh processes where both were run, else by the trials."""
-        return self.every.difference(one, other) or self.by_trials(one, other)
+    def difference(self, number: int, other: int) -> Difference:
+        """The ln of the objective of `number` over `other`: by cold runs where both had some, else by the trials."""
+        return self.speed_runs.difference(number, other) or self.by_trials(number, other)
 
-    def by_trials(self, one: int, other: int) -> Difference:
-        """The ln of the objective of `one` over `other` by the trials and the effects alone."""
-        (mine, slope), (theirs, _) = self.state.log_objective(one), self.state.log_objective(other)
-        _, variance = self.state.posterior.difference(one, other)
+    def by_trials(self, number: int, other: int) -> Difference:
+        """The ln of the objective of `number` over `other` by the trials and the effects alone."""
+        (mine, slope), (theirs, _) = self.state.log_objective(number), self.state.log_objective(other)
+        _, variance = self.state.posterior.difference(number, other)
         return Difference(mine - theirs, NORMAL_95 * slope * math.sqrt(variance))
 
     @property
@@ -186,20 +186,20 @@ class ColdRanking:
         fastest = self._fastest
         if fastest is None:
             return self.finalists[:1]
-        ran = [number for number in self.contenders if number in self.raced.log_objectives]
+        ran = [number for number in self.contenders if number in self.race_runs.log_objectives]
         return [number for number in ran if number == fastest or self._is_equal(number, fastest)]
 
     @property
     def _fastest(self) -> int | None:
-        ran = [number for number in self.finalists if number in self.raced.log_objectives]
-        return max(ran, key=self.raced.mean, default=None)
+        ran = [number for number in self.finalists if number in self.race_runs.log_objectives]
+        return max(ran, key=self.race_runs.mean, default=None)
 
     def _is_slower(self, number: int, fastest: int) -> bool:
-        difference = self.raced.difference(fastest, number)
+        difference = self.race_runs.difference(fastest, number)
         return number != fastest and difference is not None and difference.is_clear
 
     def _is_equal(self, number: int, fastest: int) -> bool:
-        difference = self.raced.difference(fastest, number)
+        difference = self.race_runs.difference(fastest, number)
         return difference is not None and not difference.is_clear and difference.mean < EQUAL
 
     @property
@@ -211,7 +211,7 @@ class ColdRanking:
     def answer(self) -> int:
         """The winner, or the baseline if that fits and the runs that confirm show no gain over it."""
         winner = self.winner
-        gain = self.every.difference(winner, self.baseline)
+        gain = self.speed_runs.difference(winner, self.baseline)
         if gain is None or winner == self.baseline or self.baseline in self.state.ruled_out:
             return winner
         return winner if gain.mean >= EQUAL or (gain.is_clear and gain.mean > 0) else self.baseline
@@ -241,18 +241,18 @@ class ColdRanking:
     def changed(self, number: int) -> list[str]:
         """The knobs that differ from the baseline's, without accumulation where the batch decides it."""
         levels = self.state.posterior.levels
-        setting, base = levels.settings[number], levels.settings[self.baseline]
-        return [name for name, one, other in zip(levels.names, setting, base, strict=True) if one != other]
+        point, base = levels.points[number], levels.points[self.baseline]
+        return [name for name, level, base_level in zip(levels.names, point, base, strict=True) if level != base_level]
 
     def turned_back(self, number: int, knob: str) -> int | None:
         """The candidate with one knob at the baseline's value; None where there is none that can run."""
         levels = self.state.posterior.levels
-        base = levels.settings[self.baseline][levels.names.index(knob)]
+        base = levels.points[self.baseline][levels.names.index(knob)]
         turned = levels.with_level(number, knob, base)
         return None if turned is None or turned in self.state.ruled_out else turned
 
     def is_near_limit(self, number: int) -> bool:
-        """True if a candidate needs nearly all of memory_limit, or an unknown part of it."""
+        """True if a candidate needs nearly all of memory_limit, or its need is unknown."""
         limits = self.state.untested_limits
         needed = self.memory_bytes(number)
         return bool(limits) and (needed is None or needed > NEAR_LIMIT * min(limits))
@@ -261,7 +261,7 @@ class ColdRanking:
     def unchecked(self) -> list[int]:
         """The measured candidates near memory_limit that had no run under it, the fastest first."""
         state = self.state
-        measured = {*state.counted_trials, *self.every.log_objectives}
+        measured = {*state.counted_trials, *self.speed_runs.log_objectives}
         unchecked = [
             number
             for number in state.alive

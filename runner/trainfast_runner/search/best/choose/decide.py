@@ -31,7 +31,7 @@ HOPELESS = 0.7
 
 @dataclass(frozen=True)
 class BestDecision:
-    """The next step as the journal gets it, and what its conductor needs beyond that.
+    """The next step as the journal gets it, and further orders to the conductor.
 
     `needs_new_process` and `step_rule` are about a trial, `step_rule` about a cold run, too; `end_state` is that of an
     end.
@@ -45,16 +45,16 @@ class BestDecision:
 
 def decide(state: BestState) -> BestDecision:
     """Return the next step."""
-    cold = ColdRanking(state)
-    prospects = Prospects(cold)
-    decision = _next_trial(cold, prospects) or _finish(cold, prospects)
+    ranking = ColdRanking(state)
+    prospects = Prospects(ranking)
+    decision = _next_trial(ranking, prospects) or _finish(ranking, prospects)
     return _with_figures(_closing_visit(state, decision), state, prospects)
 
 
-def _next_trial(cold: ColdRanking, prospects: Prospects) -> BestDecision | None:
+def _next_trial(ranking: ColdRanking, prospects: Prospects) -> BestDecision | None:
     """The next trial, or the end of a search that measures nothing; None once the trials are over."""
-    state = cold.state
-    if cold.begun and state.leader is not None:
+    state = ranking.state
+    if ranking.begun and state.leader is not None:
         return None
     first = _baseline(state) or _without_leader(state) or _trial_in_first_process(state, prospects)
     return first or _most_promising_trial(state, prospects)
@@ -104,7 +104,7 @@ def _first_process_trials(state: BestState) -> list[tuple[int, str]]:
         for level, value in enumerate(levels.values[name]):
             number = levels.with_level(base, name, level)
             if number in group and number not in (None, base) and name != "batch_size":
-                trials.append((number, f"{name}={_shown(name, value)} at that batch"))
+                trials.append((number, f"{name}={_value_text(name, value)} at that batch"))
     return trials
 
 
@@ -113,7 +113,7 @@ def _most_promising_trial(state: BestState, prospects: Prospects) -> BestDecisio
     if _why_trials_end(state, prospects):
         return None
     tries = [number for number in prospects.likely if number in prospects.affordable]
-    unseen = [number for number in prospects.unseen if number in prospects.affordable]
+    unseen = [number for number in prospects.with_unseen_values if number in prospects.affordable]
     number = max(tries or unseen, key=prospects.improvement_per_s)
     if not state.is_warm(number):
         # A value costs a second in the process that waits, and a start once it is gone.
@@ -128,7 +128,7 @@ def _most_promising_trial(state: BestState, prospects: Prospects) -> BestDecisio
 
 def _why_trials_end(state: BestState, prospects: Prospects) -> str | None:
     """The reason why the trials end; None while they go on."""
-    if not prospects.likely and not prospects.unseen:
+    if not prospects.likely and not prospects.with_unseen_values:
         return "no setting left has a chance above 5 % to be 2 % better, and every value was run"
     if prospects.is_budget_spent:
         return f"the budget of {state.question.budget_s:g} s: {_price_words(state, prospects)}"
@@ -140,7 +140,9 @@ def _price_words(state: BestState, prospects: Prospects) -> str:
     outlook = prospects.outlook
     if round(100 * outlook.chance) > 0:
         return f"{outlook.price_s:.0f} s more have a {100 * outlook.chance:.0f} % chance of 2 % more"
-    values = list(dict.fromkeys(value for number in prospects.unseen for value in _new_values(state, number)))
+    values = list(
+        dict.fromkeys(value for number in prospects.with_unseen_values for value in _new_values(state, number))
+    )
     return f"never run: {', '.join(values)}"
 
 
@@ -174,16 +176,16 @@ def _why_no_baseline(state: BestState) -> str:
     return "the baseline does not fit"
 
 
-def _finish(cold: ColdRanking, prospects: Prospects) -> BestDecision:
+def _finish(ranking: ColdRanking, prospects: Prospects) -> BestDecision:
     """Runs in fresh processes, then the end."""
-    step = next_cold_run(cold)
+    step = next_cold_run(ranking)
     if step is None:
-        return _end("answered", _why_trials_end(cold.state, prospects) or "the runs that confirm had begun")
-    return BestDecision(step, step_rule=StepRule(cold.steps, cold.steps, COLD_ERROR))
+        return _end("answered", _why_trials_end(ranking.state, prospects) or "the runs that confirm had begun")
+    return BestDecision(step, step_rule=StepRule(ranking.steps, ranking.steps, COLD_ERROR))
 
 
 def _closing_visit(state: BestState, decision: BestDecision) -> BestDecision:
-    """The decision, or before it leaves a process the repeat of that process's first setting, which shows drift."""
+    """The decision, or before it leaves a process the repeat of that process's first candidate, which shows drift."""
     action = decision.step.action
     stays = action == "end" or (action == "trial" and not decision.needs_new_process)
     timed = [trial for trial in state.trials_of_visit if trial.outcome in TIMED_OUTCOMES]
@@ -237,18 +239,18 @@ def _with_figures(decision: BestDecision, state: BestState, prospects: Prospects
 
 def _new_values(state: BestState, number: int) -> Iterable[str]:
     levels = state.posterior.levels
-    ran = [levels.settings[trial.candidate_number] for trial in state.trials]
+    ran = [levels.points[trial.candidate_number] for trial in state.trials]
     for knob, name in enumerate(levels.names):
-        level = levels.settings[number][knob]
-        if all(setting[knob] != level for setting in ran):
-            yield f"{name}={_shown(name, levels.values[name][level])}"
+        level = levels.points[number][knob]
+        if all(point[knob] != level for point in ran):
+            yield f"{name}={_value_text(name, levels.values[name][level])}"
 
 
 def _batch(state: BestState, number: int) -> int:
     return int(state.candidates[number].knobs.get("batch_size", 1))
 
 
-def _shown(name: str, value: object) -> str:
+def _value_text(name: str, value: object) -> str:
     return (
         BY_NAME[name].text_of(value) if name in BY_NAME and isinstance(value, int | float | str | None) else str(value)
     )

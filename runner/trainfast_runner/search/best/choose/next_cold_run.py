@@ -17,82 +17,82 @@ NEARLY_ALL = "it needs nearly all of memory_limit: one run under it"
 ROLES = (*SPEED_ROLES, UNDER_LIMIT)
 
 
-def next_cold_run(cold: ColdRanking) -> BestStep | None:
+def next_cold_run(ranking: ColdRanking) -> BestStep | None:
     """Return the next run in a fresh process; None when the answer is confirmed."""
-    if sum(run.outcome == "void" for run in cold.state.cold_runs) >= 2 * MOST_VOID:
+    if sum(run.outcome == "void" for run in ranking.state.cold_runs) >= 2 * MOST_VOID:
         return None
-    return _race(cold) or _confirm(cold) or _turn_back(cold) or _under_limit(cold)
+    return _race(ranking) or _confirm(ranking) or _turn_back(ranking) or _under_limit(ranking)
 
 
-def _race(cold: ColdRanking) -> BestStep | None:
+def _race(ranking: ColdRanking) -> BestStep | None:
     """The next run of the race, those under memory_limit first; None when it is decided."""
-    for number in cold.finalists:
-        if cold.is_near_limit(number) and not cold.count_runs(number, UNDER_LIMIT):
+    for number in ranking.finalists:
+        if ranking.is_near_limit(number) and not ranking.count_runs(number, UNDER_LIMIT):
             return BestStep(action=UNDER_LIMIT, candidate_number=number, why=NEARLY_ALL)
-    if len(cold.finalists) < 2 or _confirming(cold):
+    if len(ranking.finalists) < 2 or _confirming(ranking):
         return None
     for turn in (1, 2):
-        order = cold.finalists if turn == 1 else cold.finalists[::-1]
-        contenders = cold.contenders if turn == 2 else cold.finalists
+        order = ranking.finalists if turn == 1 else ranking.finalists[::-1]
+        contenders = ranking.contenders if turn == 2 else ranking.finalists
         if len(contenders) < 2:
             return None
-        missing = [number for number in order if number in contenders and cold.count_runs(number, RACE) < turn]
-        if len(missing) == len(contenders) and not cold.are_affordable(missing):
+        missing = [number for number in order if number in contenders and ranking.count_runs(number, RACE) < turn]
+        if len(missing) == len(contenders) and not ranking.are_affordable(missing):
             return None
         if missing:
-            why = f"one of {len(cold.finalists)} settings within 3 % of the leader"
+            why = f"one of {len(ranking.finalists)} settings within 3 % of the leader"
             return BestStep(action=RACE, candidate_number=missing[0], why=why)
     return None
 
 
-def _confirming(cold: ColdRanking) -> bool:
-    return any(run.role == CONFIRM for run in cold.state.cold_runs)
+def _confirming(ranking: ColdRanking) -> bool:
+    return any(run.role == CONFIRM for run in ranking.state.cold_runs)
 
 
-def _confirm(cold: ColdRanking) -> BestStep | None:
+def _confirm(ranking: ColdRanking) -> BestStep | None:
     """The next run of winner, baseline, baseline, winner; None when both have two runs."""
-    winner, baseline = cold.winner, cold.baseline
-    if cold.state.untested_limits and not cold.count_runs(winner, UNDER_LIMIT):
+    winner, baseline = ranking.winner, ranking.baseline
+    if ranking.state.untested_limits and not ranking.count_runs(winner, UNDER_LIMIT):
         return BestStep(action=UNDER_LIMIT, candidate_number=winner, why="the winner, under memory_limit")
-    if baseline in cold.state.ruled_out:
+    if baseline in ranking.state.ruled_out:
         order = [winner, winner]
     elif winner == baseline:
         order = [baseline, baseline]
     else:
         order = [winner, baseline, baseline, winner]
-    raced = {number: cold.count_runs(number, RACE) for number in order}
+    raced = {number: ranking.count_runs(number, RACE) for number in order}
     if all(count >= 2 for count in raced.values()):
         return None
     confirmed: dict[int, int] = defaultdict(int)
     for number in order:
         confirmed[number] += 1
-        if cold.count_runs(number, CONFIRM) < confirmed[number]:
+        if ranking.count_runs(number, CONFIRM) < confirmed[number]:
             whose = "baseline" if number == baseline else "winner"
             return BestStep(action=CONFIRM, candidate_number=number, why=f"the {whose} in a fresh process")
     return None
 
 
-def _turn_back(cold: ColdRanking) -> BestStep | None:
+def _turn_back(ranking: ColdRanking) -> BestStep | None:
     """The run of the answer with one knob turned back that gave most, as long as runs and budget allow."""
-    state, answer = cold.state, cold.answer
-    changed = cold.changed(answer)
-    if len(changed) < 2 or cold.counted_runs >= MOST_BEFORE_TURN_BACK:
+    state, answer = ranking.state, ranking.answer
+    changed = ranking.changed(answer)
+    if len(changed) < 2 or ranking.counted_runs >= MOST_BEFORE_TURN_BACK:
         return None
     turned = []
     for knob in changed:
-        other = cold.turned_back(answer, knob)
-        if other is not None and not cold.count_runs(other, *ROLES):
+        other = ranking.turned_back(answer, knob)
+        if other is not None and not ranking.count_runs(other, *ROLES):
             turned.append((state.posterior.difference(answer, other)[0], knob, other))
     for _, knob, other in sorted(turned, reverse=True):
-        if cold.are_affordable([other]):
+        if ranking.are_affordable([other]):
             why = f"the winner with {knob} turned back: the loss is its gain"
             return BestStep(action=TURN_BACK, candidate_number=other, why=why, knob=knob)
     return None
 
 
-def _under_limit(cold: ColdRanking) -> BestStep | None:
+def _under_limit(ranking: ColdRanking) -> BestStep | None:
     """The run under memory_limit of the answer, then of candidates near that limit as long as the budget allows."""
-    if cold.state.untested_limits and not cold.count_runs(cold.answer, UNDER_LIMIT):
-        return BestStep(action=UNDER_LIMIT, candidate_number=cold.answer, why="the answer, under memory_limit")
-    number = next((number for number in cold.unchecked if cold.are_affordable([number])), None)
+    if ranking.state.untested_limits and not ranking.count_runs(ranking.answer, UNDER_LIMIT):
+        return BestStep(action=UNDER_LIMIT, candidate_number=ranking.answer, why="the answer, under memory_limit")
+    number = next((number for number in ranking.unchecked if ranking.are_affordable([number])), None)
     return None if number is None else BestStep(action=UNDER_LIMIT, candidate_number=number, why=NEARLY_ALL)

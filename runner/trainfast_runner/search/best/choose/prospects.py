@@ -35,12 +35,12 @@ class Outlook(NamedTuple):
 class Prospects:
     """The expected improvement on the leader of each candidate that is left, its chance and its cost."""
 
-    def __init__(self, cold: ColdRanking) -> None:
-        self._cold, self._state = cold, cold.state
-        self.leader = cold.state.leader
+    def __init__(self, ranking: ColdRanking) -> None:
+        self._ranking, self._state = ranking, ranking.state
+        self.leader = ranking.state.leader
 
     @cached_property
-    def open(self) -> list[int]:
+    def open_candidates(self) -> list[int]:
         """Untried candidates that a trial could make the leader; the race, not a second trial, separates equals."""
         state, leader = self._state, self.leader
         return [
@@ -61,7 +61,7 @@ class Prospects:
         own_variance = own_slope**2 * posterior.variance[leader]
         variances = posterior.variance
         gains: dict[int, Gain] = {}
-        for number in self.open:
+        for number in self.open_candidates:
             mean, slope = state.log_objective(number)
             variance = slope * slope * variances[number] + own_variance
             variance -= 2 * slope * own_slope * covariances[number]
@@ -84,17 +84,17 @@ class Prospects:
     def affordable(self) -> set[int]:
         """Open candidates whose trial is expected to end within the time of the trials, its process closed."""
         state, budget_s = self._state, self._state.question.budget_s
-        left_s = max(budget_s - self._cold.reserve_s(), CONFIRMING_SHARE * budget_s) - state.spent_s
+        left_s = max(budget_s - self._ranking.reserve_s(), CONFIRMING_SHARE * budget_s) - state.spent_s
         return {
             number
-            for number in self.open
+            for number in self.open_candidates
             if self.cost_s(number) + (self._closing_s if state.is_warm(number) else 0.0) <= left_s
         }
 
     @cached_property
     def is_budget_spent(self) -> bool:
-        """True if the budget pays for none of the settings that are worth a trial, and there are some."""
-        worth = {*self.likely, *self.unseen}
+        """True if the budget pays for none of the candidates that are worth a trial, and there are some."""
+        worth = {*self.likely, *self.with_unseen_values}
         return bool(worth) and self.affordable.isdisjoint(worth)
 
     def improvement_per_s(self, number: int) -> float:
@@ -111,19 +111,19 @@ class Prospects:
     @cached_property
     def _costs_s(self) -> dict[int, float]:
         state, steps = self._state, UNTIMED + self.steps
-        # The process that waits is closed with a repeat of its first setting.
+        # The process that waits is closed with a repeat of its first candidate.
         before_s = {
             process: 0.0 if process == state.warm_process_key else self._closing_s + state.starts.seconds(process)
             for process in set(state.process_keys)
         }
         return {
             number: steps * state.step_s(number) + state.switch_s + before_s[state.process_keys[number]]
-            for number in self.open
+            for number in self.open_candidates
         }
 
     @cached_property
     def _closing_s(self) -> float:
-        """Expected seconds of the repeat of the first setting that closes the process."""
+        """Expected seconds of the repeat of the first candidate that closes the process."""
         visit = self._state.trials_of_visit
         return (UNTIMED + self.steps) * self._state.step_s(visit[0].candidate_number) if visit else 0.0
 
@@ -133,29 +133,29 @@ class Prospects:
         return steps_for(self._state.measured.step_deviation, ENOUGH_ERROR, LEAST_TIMED_STEPS, MOST_TIMED_STEPS)
 
     @cached_property
-    def unseen(self) -> dict[int, int]:
+    def with_unseen_values(self) -> dict[int, int]:
         """Open candidates with values of knobs that were never run, each with the number of such values."""
         state = self._state
-        settings = state.posterior.levels.settings
+        points = state.posterior.levels.points
         # A value that failed or did not fit was run, too.
         ran = {
             trial.candidate_number
             for trial in state.trials
             if trial.outcome != "void" and trial.run_id not in state.measured.void
         }
-        seen = [set(levels) for levels in zip(*(settings[number] for number in ran), strict=True)]
+        seen = [set(levels) for levels in zip(*(points[number] for number in ran), strict=True)]
         columns = state.posterior.levels.columns
         unfinished = [knob for knob, levels in enumerate(seen) if not levels.issuperset(columns[knob])]
         unseen = {}
-        for number in self.open:
-            new = sum(settings[number][knob] not in seen[knob] for knob in unfinished)
+        for number in self.open_candidates:
+            new = sum(points[number][knob] not in seen[knob] for knob in unfinished)
             if new:
                 unseen[number] = new
         return unseen
 
     @cached_property
     def outlook(self) -> Outlook:
-        """What going on may still give, and its price.
+        """The chance that going on finds 2 % more, and its price.
 
         Candidates of one process have much in common, so the best of each counts, and these as independent.
         """

@@ -21,9 +21,9 @@ from trainfast_runner.search.journal.best import (
 from trainfast_runner.search.speed.effects import Levels
 
 MOST_VOID = 3
-"""A setting whose trials or runs were voided so often is given up."""
+"""A candidate whose trials or runs were voided so often is given up."""
 UNUSABLE = ("failed", "incompatible")
-"""Outcomes of a setting that is never the answer; `incompatible` is one that a script overrode."""
+"""Outcomes of a candidate that is never the answer; `incompatible` is one that a script overrode."""
 LOSS_SHARE = 0.05
 """A loss leaves the baseline's when it is further off than this share of the baseline's last or first loss.
 
@@ -95,12 +95,12 @@ def _larger_batches(number: int, candidates: Sequence[Candidate]) -> list[int]:
     knobs = candidates[number].knobs
     if "batch_size" not in knobs:
         return []
-    rest = {name: value for name, value in knobs.items() if name not in ("batch_size", "grad_accum")}
+    other_knobs = {name: value for name, value in knobs.items() if name not in ("batch_size", "grad_accum")}
     return [
         other
         for other, candidate in enumerate(candidates)
         if candidate.knobs["batch_size"] > knobs["batch_size"]
-        and all(candidate.knobs[name] == value for name, value in rest.items())
+        and all(candidate.knobs[name] == value for name, value in other_knobs.items())
     ]
 
 
@@ -139,15 +139,15 @@ def _other_losses(space: Space, ran: Sequence[Trial | ColdRun]) -> list[Candidat
 
 
 def _failed_levels(ran: Sequence[Trial | ColdRun], rated: Collection[int], levels: Levels) -> list[CandidateVerdict]:
-    """Verdicts on candidates with a value of a knob that has failed in every setting of two or more.
+    """Verdicts on candidates with a value of a knob that has failed in every candidate of two or more.
 
-    Where these settings share several values that were never measured, it is the candidates with all of them.
+    Where these candidates share several values that were never measured, it is the candidates with all of them.
     """
     failed = {attempt.candidate_number: attempt for attempt in ran if attempt.outcome in UNUSABLE}
     if len(failed) < 2:
         return []
-    measured = {pair for number in rated for pair in enumerate(levels.settings[number])}
-    unmeasured = {number: set(enumerate(levels.settings[number])) - measured for number in failed}
+    measured = {pair for number in rated for pair in enumerate(levels.points[number])}
+    unmeasured = {number: set(enumerate(levels.points[number])) - measured for number in failed}
     verdicts = []
     for pair in dict.fromkeys(pair for number in failed for pair in sorted(unmeasured[number])):
         numbers = [number for number in failed if pair in unmeasured[number]]
@@ -161,7 +161,7 @@ def _failed_levels(ran: Sequence[Trial | ColdRun], rated: Collection[int], level
         reason = f"{words} failed in {len(numbers)} settings: {first.reason}"
         verdicts += [
             CandidateVerdict(candidate_number=number, verdict=first.outcome, reason=reason)
-            for number, setting in enumerate(levels.settings)
-            if all(setting[knob] == level for knob, level in shared)
+            for number, point in enumerate(levels.points)
+            if all(point[knob] == level for knob, level in shared)
         ]
     return verdicts

@@ -44,7 +44,7 @@ def cold_run_of(
         first_loss=result.loss.first if has_losses else None,
         last_loss=result.loss.last if has_losses else None,
         seconds=result.seconds or 0.0,
-        reason=failure.words,
+        reason=failure.reason,
         missing_bytes=failure.missing_bytes,
     )
 

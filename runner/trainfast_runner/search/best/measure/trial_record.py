@@ -50,7 +50,7 @@ def trial_of_run(
         joules=None if joules is None else joules * samples * len(step_ms),
         peak_allocated_bytes=result.memory.peak_allocated_bytes,
         seconds=seconds,
-        reason=failure.words,
+        reason=failure.reason,
         missing_bytes=failure.missing_bytes,
         traced=memory,
         untraced=why_untraced(script) if is_traced and memory is None else "",

@@ -1,1 +1,1 @@
-"""A best-fit search before its first trial: its candidates, what is known of them, and its cost."""
+"""A best-fit search before its first trial: its candidates, their known figures, and its cost."""

@@ -51,15 +51,15 @@ def plan_best(spec: RunSpec, request: BestRequest, options: SearchOptions, pytho
     check_request(request, plan)
     check_coolable(plan, options.cool_to_c)
     survey = ModelSurvey(spec, plan)
-    own_batch = default_global_batch(spec, survey.machine)
-    vary, left_alone = vary_of(spec, request.vary, survey.machine, request.global_batch or own_batch, survey.refuse)
+    preset_batch = default_global_batch(spec, survey.machine)
+    vary, left_alone = vary_of(spec, request.vary, survey.machine, request.global_batch or preset_batch, survey.refuse)
     question = question_of(
         spec,
         plan,
         request,
         vary=vary,
         left_alone=left_alone,
-        global_batch=global_batch_of(request, own_batch),
+        global_batch=global_batch_of(request, preset_batch),
         limits_bytes=list(plan.memory_limit_bytes or ()),
     )
     space = survey.space(question)
@@ -73,7 +73,7 @@ def plan_best(spec: RunSpec, request: BestRequest, options: SearchOptions, pytho
 
 
 def global_batch_of(request: BestRequest, preset_batch: int) -> int | None:
-    """Samples of an optimizer step of every candidate: as requested, else the preset's `own`; None where free."""
+    """Samples of an optimizer step of every candidate: as requested, else `preset_batch`; None where free."""
     is_free = request.global_batch is None and any(name in request.vary for name in BATCH_KNOBS)
     return None if is_free else request.global_batch or preset_batch
 
@@ -143,7 +143,7 @@ def check_new_budget(best_plan: BestPlan, home: Home) -> None:
 
 
 def best_key(best_plan: BestPlan) -> str:
-    """Return the key that tells questions apart: of model, data, knobs, what is varied, devices and versions.
+    """Return the key that tells questions apart: of model, data, knobs, varied values, devices and versions.
 
     Any visible GPU may be the search's: which ones were the freest at its beginning is in its journal.
     """

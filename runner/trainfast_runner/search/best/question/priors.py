@@ -45,10 +45,10 @@ def earlier_effects(home: Home, question: BestQuestion, before: Path) -> list[Ea
     return list(effects.values())
 
 
-def _is_alike(one: BestQuestion, other: BestQuestion) -> bool:
-    """True if effects of one question are about the same training on the same device as the other."""
+def _is_alike(earlier: BestQuestion, question: BestQuestion) -> bool:
+    """True if effects of an earlier search are about the same training on the same device."""
+    return earlier.schema <= SCHEMA and _training_on_device(earlier) == _training_on_device(question)
 
-    def about(question: BestQuestion) -> tuple[object, ...]:
-        return question.model, question.data, question.device, question.device_names, question.objective
 
-    return one.schema <= SCHEMA and about(one) == about(other)
+def _training_on_device(question: BestQuestion) -> tuple[object, ...]:
+    return question.model, question.data, question.device, question.device_names, question.objective

@@ -17,7 +17,7 @@ from trainfast_runner.search.traced_script import SCRIPT_PHASE, TRACED_SHARE, Tr
 LEAST_SIZES = 2
 """Batch sizes that a line needs."""
 
-Settings = tuple[tuple[str, object], ...]
+KnobsKey = tuple[tuple[str, object], ...]
 """The knobs of a candidate, as a key."""
 
 
@@ -27,15 +27,15 @@ def with_fitted_memory(space: Space, trials: Iterable[Trial], limit_bytes: int |
     It is that of the line through two sizes or more, before that of the traced step of one. Candidates that need more
     than the limit, with the error of the prediction for them, are ruled out.
     """
-    tried: dict[Settings, dict[int, Trial]] = defaultdict(dict)
+    tried: dict[KnobsKey, dict[int, Trial]] = defaultdict(dict)
     for trial in trials:
         candidate = space.candidates[trial.candidate_number]
         if trial.peak_allocated_bytes is not None and "batch_size" in candidate.knobs:
-            tried[_others(candidate)].setdefault(candidate.knobs["batch_size"], trial)
+            tried[_knobs_but_batch(candidate)].setdefault(candidate.knobs["batch_size"], trial)
     expected: dict[int, int | None] = {}
     too_large: dict[int, int | None] = {}
     for number, candidate in enumerate(space.candidates):
-        like, batch_size = tried.get(_others(candidate), {}), candidate.knobs.get("batch_size", 0)
+        like, batch_size = tried.get(_knobs_but_batch(candidate), {}), candidate.knobs.get("batch_size", 0)
         if batch_size in like or candidate.ruled_out is not None:
             continue
         predicted = _by_sizes(like, batch_size, device) or _by_trace(space, like, candidate, device)
@@ -100,6 +100,6 @@ def with_seen_samples(space: Space, trial: Trial) -> Space:
     return msgspec.structs.replace(space, candidates=seen)
 
 
-def _others(candidate: Candidate) -> Settings:
+def _knobs_but_batch(candidate: Candidate) -> KnobsKey:
     """The knobs beside batch and accumulation, as a key."""
     return tuple((name, value) for name, value in candidate.knobs.items() if name not in BATCH_KNOBS)

@@ -95,8 +95,8 @@ class ModelSurvey(Survey):
         """Learn which attention kernels the model has, if a candidate names one: some seconds the first time."""
         values = question.vary.get("attention", [self.spec.knobs["attention"]])
         if any(value in ASKS_THE_MODEL for value in values):
-            model, objective = self.spec.model, self.spec.data["objective"]
-            seen = training_python.inspect(self.plan.python, model, objective, attention=True)
+            training_objective = self.spec.data["objective"]
+            seen = training_python.inspect(self.plan.python, self.spec.model, training_objective, attention=True)
             self._facts = replace(self._facts, attentions=seen.attentions)
 
     def _trace(self, space: Space, cancelled: threading.Event) -> None:
