@@ -195,7 +195,7 @@ def test_no_trial_begins_that_is_expected_to_pass_the_budget(space: Synthetic) -
     lines = [*visited(space, base), trial(base, warm=False), slow]
     asked = [asking(space, budget_s=600.0), space.space, *lines]
     prospects = Prospects(ColdRanking(state_of_best_journal(asked, 120.0)))
-    assert compiled in prospects.open
+    assert compiled in prospects.open_candidates
     assert compiled not in prospects.affordable, "its process alone starts for 500 s of 480"
     assert prospects.affordable, "others start in 5 s"
     assert decide(state_of_best_journal(asked, 120.0)).step.candidate_number in prospects.affordable
