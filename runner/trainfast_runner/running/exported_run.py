@@ -85,9 +85,9 @@ def _as_exported(exported: Exported, command: ScriptCommand, folder: Path) -> tu
     A block of Python and a DeepSpeed json are for the script to read: its command stays as typed.
     """
     if exported.to not in ("torchrun", "accelerate"):
-        return {}, list(command.words)
+        return {}, list(command.typed)
     if not command.script:
-        raise UserError(f"there is no script in {shlex.join(command.words)}", key="--", advice=EXAMPLE)
+        raise UserError(f"there is no script in {shlex.join(command.typed)}", key="--", advice=EXAMPLE)
     if exported.to == "accelerate":
         return {}, ["accelerate", "launch", "--config_file", str(folder / ACCELERATE_FILE), *command.script]
     variables, words = _split(exported.text)

@@ -44,7 +44,7 @@ Place = str | dict[str, str]
 
 @dataclass(frozen=True)
 class ScriptPreset:
-    """A script's command as words, the place of each knob in it, and the knobs to set.
+    """A script's command, the place of each knob in it, and the knobs to set.
 
     `name` is the preset's and `file` its file, empty for a command as typed; `cwd` the folder that the command starts
     in, empty for the one that it is typed in; `framework` one of `FRAMEWORKS`, empty if it is unknown.
@@ -59,23 +59,23 @@ class ScriptPreset:
     framework: str = ""
     file: str = ""
 
-    def applied(self, words: list[str], knobs: KnobValues) -> list[str]:
-        """The command with the flags of these knobs; a flag that it has already gets the value. Raises UserError."""
+    def applied(self, command: list[str], knobs: KnobValues) -> list[str]:
+        """Return `command` with the flags of these knobs; a flag that stands there gets the value. Raises UserError."""
         for name, value in knobs.items():
             if name not in self.places:
                 continue
             place = self.places[name]
             flags = _flags(words_of(name, place, value))
-            given = {_name(flag) for flag in flags}
+            own_names = {_flag_name(flag) for flag in flags}
             texts = place.values() if isinstance(place, dict) else ()
             # The flags of another value would contradict these.
             for other in (
-                flag for text in texts for flag in _flags(split_words(text, name)) if _name(flag) not in given
+                flag for text in texts for flag in _flags(split_words(text, name)) if _flag_name(flag) not in own_names
             ):
-                words = _without_flag(words, other)
+                command = _without_flag(command, other)
             for flag in flags:
-                words = _with_flag(words, flag)
-        return words
+                command = _with_flag(command, flag)
+        return command
 
 
 def path_of(reference: str) -> Path | None:
@@ -163,39 +163,39 @@ def _flags(words: list[str]) -> list[list[str]]:
     return flags
 
 
-def _with_flag(words: list[str], flag: list[str]) -> list[str]:
-    """`words` with the flag: in place of the same one, else at the end."""
+def _with_flag(command: list[str], flag: list[str]) -> list[str]:
+    """`command` with the flag: in place of the same one, else at the end."""
     name, equals, _ = flag[0].partition("=")
-    place = _place_of(words, name)
+    place = _place_of(command, name)
     if place is None:
-        return [*words, *flag]
-    if words[place] != name and not equals and len(flag) == 2:
+        return [*command, *flag]
+    if command[place] != name and not equals and len(flag) == 2:
         flag = [f"{name}={flag[1]}"]
     takes = 1 if equals else len(flag) - 1
-    return [*words[:place], *flag, *words[_end_of(words, place, takes) :]]
+    return [*command[:place], *flag, *command[_end_of(command, place, takes) :]]
 
 
-def _without_flag(words: list[str], flag: list[str]) -> list[str]:
-    """`words` without the flag and as many values as it takes."""
-    place = _place_of(words, _name(flag))
-    return words if place is None else [*words[:place], *words[_end_of(words, place, len(flag) - 1) :]]
+def _without_flag(command: list[str], flag: list[str]) -> list[str]:
+    """`command` without the flag and as many values as it takes."""
+    place = _place_of(command, _flag_name(flag))
+    return command if place is None else [*command[:place], *command[_end_of(command, place, len(flag) - 1) :]]
 
 
-def _name(flag: list[str]) -> str:
+def _flag_name(flag: list[str]) -> str:
     return flag[0].partition("=")[0]
 
 
-def _place_of(words: list[str], name: str) -> int | None:
+def _place_of(command: list[str], name: str) -> int | None:
     """The place of a flag behind the script: a launcher before it may have one of the same name."""
-    script = next((n for n, word in enumerate(words) if word == "-m" or word.endswith(".py")), 0)
-    places = (n for n, word in enumerate(words) if n >= script and (word == name or word.startswith(f"{name}=")))
+    script = next((n for n, word in enumerate(command) if word == "-m" or word.endswith(".py")), 0)
+    places = (n for n, word in enumerate(command) if n >= script and (word == name or word.startswith(f"{name}=")))
     return next(places, None)
 
 
-def _end_of(words: list[str], place: int, values: int) -> int:
+def _end_of(command: list[str], place: int, values: int) -> int:
     """The place behind a flag and at most so many values of its own."""
     end = place + 1
-    while "=" not in words[place] and end < len(words) and end - place <= values and not FLAG.match(words[end]):
+    while "=" not in command[place] and end < len(command) and end - place <= values and not FLAG.match(command[end]):
         end += 1
     return end
 
@@ -215,7 +215,7 @@ def _check_place(name: str, place: object) -> None:
 
 def _command_of(script: dict[str, Any], source: TomlSource) -> tuple[str, ...]:
     """Return the words of the command; empty if the preset has none. Raises UserError."""
-    words = script.get("command", [])
-    if not isinstance(words, list) or not all(isinstance(word, str) and "\0" not in word for word in words):
+    command = script.get("command", [])
+    if not isinstance(command, list) or not all(isinstance(word, str) and "\0" not in word for word in command):
         raise source.error_at(("script", "command"), "command must be a list of words")
-    return tuple(words)
+    return tuple(command)

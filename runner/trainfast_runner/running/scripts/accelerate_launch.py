@@ -37,7 +37,7 @@ def read_accelerate_launch(options: Sequence[str], processes: int | None, cwd: s
 
     An unreadable configuration file is taken for none: accelerate itself refuses it.
     """
-    values = dict(_named(options))
+    values = dict(_options_with_next_word(options))
     is_on_cpu = "cpu" in values
     is_distributed: bool | None = any(option in values for option in DISTRIBUTED_OPTIONS) or None
     config = _config(os.path.join(cwd, values["config_file"]) if values.get("config_file") else None, is_on_cpu)
@@ -53,7 +53,7 @@ def read_accelerate_launch(options: Sequence[str], processes: int | None, cwd: s
     return AccelerateLaunch(processes, is_distributed)
 
 
-def _named(options: Sequence[str]) -> list[tuple[str, str]]:
+def _options_with_next_word(options: Sequence[str]) -> list[tuple[str, str]]:
     """Each option with the word behind it, which is its value where it takes one. accelerate reads - and _ alike."""
     named = []
     for word, after in zip(options, (*options[1:], ""), strict=False):

@@ -33,9 +33,9 @@ DEEPSPEED_COUNT = ("--num_gpus", "--num_accelerators")
 
 @dataclass(frozen=True)
 class ScriptCommand:
-    """A command of the user's own. `argv` is started in place of `words`; `interpreter` is None when it is unknown."""
+    """A command of the user's own, as `typed` and as started (`argv`). `interpreter` is None when it is unknown."""
 
-    words: tuple[str, ...]
+    typed: tuple[str, ...]
     argv: tuple[str, ...]
     name: str
     """The script's file name, or the module's, or the command's."""
@@ -47,7 +47,7 @@ class ScriptCommand:
     isolated: bool = False
     """True if the interpreter ignores PYTHONPATH."""
     script: tuple[str, ...] = ()
-    """The script, or `-m` and its module, and the words behind; empty if it is not seen in the command."""
+    """The script, or `-m` and its module, and its arguments; empty if it is not seen in the command."""
     launched: bool = False
     """True if a launcher starts the script's ranks."""
 
@@ -60,15 +60,15 @@ class ScriptCommand:
     @property
     def title(self) -> str:
         """The script's name and its own arguments, without interpreter, launcher and folders."""
-        first, *rest = (self.script[1:] if self.script[:1] == ("-m",) else self.script) or ("",)
-        return shlex.join((self.name, *rest) if Path(first).name == self.name else self.words)
+        first, *arguments = (self.script[1:] if self.script[:1] == ("-m",) else self.script) or ("",)
+        return shlex.join((self.name, *arguments) if Path(first).name == self.name else self.typed)
 
     @property
     def door_closed(self) -> str | None:
         """The reason that the hooks cannot load in this command; None if they can."""
         if self.isolated:
             return "the interpreter ignores PYTHONPATH (-I or -E), by which the hooks load"
-        launcher = Path(self.words[0]).name
+        launcher = Path(self.typed[0]).name
         if launcher in CONTAINERS:
             return f"{launcher} starts the script where the hooks are not"
         if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "0":
@@ -76,32 +76,32 @@ class ScriptCommand:
         return None
 
 
-def read_command(words: Sequence[str], python: str | None = None, cwd: str = "") -> ScriptCommand:
+def read_command(typed: Sequence[str], python: str | None = None, cwd: str = "") -> ScriptCommand:
     """The command behind `--`; `python` replaces its interpreter, `cwd` is the folder that it starts in.
 
     Raises UserError for one that cannot start.
     """
-    if not words:
+    if not typed:
         raise UserError("run -- needs a command behind the dashes", key="--", advice="run -- python train.py")
-    first = Path(words[0]).name
+    first = Path(typed[0]).name
     if PYTHON.fullmatch(first):
-        return _python(words, python, cwd)
+        return _python(typed, python, cwd)
     if first == "deepspeed":
-        return _deepspeed(words, python, cwd)
+        return _deepspeed(typed, python, cwd)
     module = LAUNCHERS.get(first)
     if module is None:
-        argv = (_command_path(words[0], cwd), *words[1:])
+        argv = (_command_path(typed[0], cwd), *typed[1:])
         interpreter = _shebang(argv[0])
         # A console script is a Python file.
         script = argv if interpreter is not None else ()
-        place = next((n for n, word in enumerate(words) if n and word.endswith(".py")), 0)
-        count = _count(words[:place] if place else words)
-        return ScriptCommand(tuple(words), argv, Path(words[place]).name, python or interpreter, count, script=script)
-    argv = (_command_path(words[0], cwd), *words[1:]) if python is None else (python, "-m", module, *words[1:])
-    script = _launched_script(words[1:], cwd)
-    count, accelerate = _asked_ranks(module, words[1 : len(words) - len(script)], cwd)
+        place = next((n for n, word in enumerate(typed) if n and word.endswith(".py")), 0)
+        count = _count(typed[:place] if place else typed)
+        return ScriptCommand(tuple(typed), argv, Path(typed[place]).name, python or interpreter, count, script=script)
+    argv = (_command_path(typed[0], cwd), *typed[1:]) if python is None else (python, "-m", module, *typed[1:])
+    script = _launched_script(typed[1:], cwd)
+    count, accelerate = _asked_ranks(module, typed[1 : len(typed) - len(script)], cwd)
     return ScriptCommand(
-        tuple(words),
+        tuple(typed),
         argv,
         _name_of(script) or first,
         python or _shebang(argv[0]),
@@ -112,29 +112,29 @@ def read_command(words: Sequence[str], python: str | None = None, cwd: str = "")
     )
 
 
-def _python(words: Sequence[str], python: str | None, cwd: str) -> ScriptCommand:
-    interpreter = python or _command_path(words[0], cwd)
-    flags, rest = _split_flags(words[1:])
+def _python(typed: Sequence[str], python: str | None, cwd: str) -> ScriptCommand:
+    interpreter = python or _command_path(typed[0], cwd)
+    flags, arguments = _split_flags(typed[1:])
     isolated = any(flag[1:].isalpha() and set(flag) & {"I", "E"} for flag in flags if flag[1] not in "WX-")
     count: int | None = 1
     accelerate: AccelerateLaunch | None = None
-    launched, script = False, tuple(rest)
-    if rest[:1] == ["-m"] and len(rest) > 1:
-        launched = rest[1] in (*TORCHRUN_MODULES, *ACCELERATE_MODULES)
+    launched, script = False, tuple(arguments)
+    if arguments[:1] == ["-m"] and len(arguments) > 1:
+        launched = arguments[1] in (*TORCHRUN_MODULES, *ACCELERATE_MODULES)
         if launched:
-            script = _launched_script(rest[2:], cwd)
-            count, accelerate = _asked_ranks(rest[1], rest[2 : len(rest) - len(script)], cwd)
-        name = _name_of(script) or rest[1]
-    elif rest[:1] == ["-c"]:
+            script = _launched_script(arguments[2:], cwd)
+            count, accelerate = _asked_ranks(arguments[1], arguments[2 : len(arguments) - len(script)], cwd)
+        name = _name_of(script) or arguments[1]
+    elif arguments[:1] == ["-c"]:
         name, script = "-c", ()
-    elif rest:
-        name = Path(rest[0]).name
-        _refuse_missing(rest[0], cwd)
+    elif arguments:
+        name = Path(arguments[0]).name
+        _refuse_missing(arguments[0], cwd)
     else:
-        raise UserError(f"{words[0]} has no script to run", key="--", advice=f"run -- {words[0]} train.py")
-    argv = (interpreter, *words[1:])
+        raise UserError(f"{typed[0]} has no script to run", key="--", advice=f"run -- {typed[0]} train.py")
+    argv = (interpreter, *typed[1:])
     return ScriptCommand(
-        tuple(words),
+        tuple(typed),
         argv,
         name.replace("/", "-"),
         interpreter,
@@ -146,14 +146,14 @@ def _python(words: Sequence[str], python: str | None, cwd: str) -> ScriptCommand
     )
 
 
-def _launched_script(words: Sequence[str], cwd: str) -> tuple[str, ...]:
-    """The script behind a launcher's options, or `-m` and its module, with its words; empty if none is seen."""
-    for index, word in enumerate(words):
+def _launched_script(arguments: Sequence[str], cwd: str) -> tuple[str, ...]:
+    """The script behind a launcher's options, or `-m` and its module, with its arguments; empty if none is seen."""
+    for index, word in enumerate(arguments):
         if word.endswith(".py"):
             _refuse_missing(word, cwd)
-            return tuple(words[index:])
+            return tuple(arguments[index:])
         if word in ("-m", "--module"):
-            return ("-m", *words[index + 1 :])
+            return ("-m", *arguments[index + 1 :])
     return ()
 
 
@@ -162,23 +162,23 @@ def _name_of(script: Sequence[str]) -> str:
     return (script[1] if script[0] == "-m" and len(script) > 1 else Path(script[0]).name) if script else ""
 
 
-def _split_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The interpreter's options, and the rest from `-m`, `-c` or the script on."""
+def _split_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The interpreter's options, and the words from `-m`, `-c` or the script on."""
     flags: list[str] = []
-    rest = list(words)
-    while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c", "-"):
-        flag = rest.pop(0)
+    remaining = list(arguments)
+    while remaining and remaining[0].startswith("-") and remaining[0] not in ("-m", "-c", "-"):
+        flag = remaining.pop(0)
         flags.append(flag)
-        if flag in WITH_VALUE and rest:
-            rest.pop(0)
-    return flags, rest
+        if flag in WITH_VALUE and remaining:
+            remaining.pop(0)
+    return flags, remaining
 
 
-def _deepspeed(words: Sequence[str], python: str | None, cwd: str) -> ScriptCommand:
+def _deepspeed(typed: Sequence[str], python: str | None, cwd: str) -> ScriptCommand:
     """The ranks of a `deepspeed` command, started by torchrun: its launcher needs pdsh or ssh."""
-    rest, count = list(words[1:]), 1
-    while rest and rest[0].startswith("-"):
-        option, equals, value = rest.pop(0).partition("=")
+    arguments, count = list(typed[1:]), 1
+    while arguments and arguments[0].startswith("-"):
+        option, equals, value = arguments.pop(0).partition("=")
         if option not in (*DEEPSPEED_COUNT, "--num_nodes", "--master_port", "--master_addr"):
             raise UserError(
                 f"deepspeed {option}: ranks are started by torchrun, which has no such option",
@@ -186,18 +186,20 @@ def _deepspeed(words: Sequence[str], python: str | None, cwd: str) -> ScriptComm
                 advice="torchrun --nproc-per-node N SCRIPT",
             )
         if not equals:
-            value = rest.pop(0) if rest else ""
+            value = arguments.pop(0) if arguments else ""
         if option in DEEPSPEED_COUNT:
             count = _process_count(option, value)
         elif option == "--num_nodes" and value != "1":
             raise UserError(f"deepspeed --num_nodes {value}: a run is on one machine", key=option)
-    if not rest:
+    if not arguments:
         raise UserError("deepspeed has no script to run", key="--", advice="run -- deepspeed train.py")
-    _refuse_missing(rest[0], cwd)
-    interpreter = python or _shebang(_command_path(words[0], cwd)) or _command_path("python", cwd)
+    _refuse_missing(arguments[0], cwd)
+    interpreter = python or _shebang(_command_path(typed[0], cwd)) or _command_path("python", cwd)
     torchrun = (interpreter, "-m", TORCHRUN_MODULES[0], "--standalone", f"--nproc-per-node={count}")
-    argv = (*torchrun, *rest)
-    return ScriptCommand(tuple(words), argv, Path(rest[0]).name, interpreter, count, script=tuple(rest), launched=True)
+    argv = (*torchrun, *arguments)
+    return ScriptCommand(
+        tuple(typed), argv, Path(arguments[0]).name, interpreter, count, script=tuple(arguments), launched=True
+    )
 
 
 def _asked_ranks(module: str, options: Sequence[str], cwd: str) -> tuple[int | None, AccelerateLaunch | None]:
@@ -207,12 +209,12 @@ def _asked_ranks(module: str, options: Sequence[str], cwd: str) -> tuple[int | N
     return _count(options), None
 
 
-def _count(words: Sequence[str], default: int | None = 1) -> int | None:
+def _count(options: Sequence[str], default: int | None = 1) -> int | None:
     """The processes that a launcher's options ask for; `default` if they name none, None for `gpu` and `auto`."""
-    for index, word in enumerate(words):
+    for index, word in enumerate(options):
         option, equals, value = word.partition("=")
         if option in COUNTS:
-            value = value if equals else words[index + 1] if index + 1 < len(words) else ""
+            value = value if equals else options[index + 1] if index + 1 < len(options) else ""
             return None if value in EACH_DEVICE else _process_count(option, value)
     return default
 

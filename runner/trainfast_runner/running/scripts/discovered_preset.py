@@ -13,7 +13,7 @@ from trainfast_runner.settings.script_preset import ScriptPreset
 
 
 def preset_of(
-    words: Sequence[str],
+    typed: Sequence[str],
     discovered: Discovered,
     mapping: Iterable[Proposal],
     *,
@@ -29,9 +29,9 @@ def preset_of(
     now: KnobValues = {
         proposal.knob: proposal.value for proposal in mapping if proposal.knob in BASE and proposal.value is not None
     }
-    command = read_command(words, None if python is None else training_python.find(python), cwd)
+    command = read_command(typed, None if python is None else training_python.find(python), cwd)
     return ScriptPreset(
-        command=tuple(words),
+        command=tuple(typed),
         places={proposal.knob: proposal.place for proposal in mapping},
         knobs=knobs_of_fields(discovered.fields) | now,
         name=name,

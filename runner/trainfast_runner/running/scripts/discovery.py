@@ -42,7 +42,7 @@ ONLY_RANK = {
 
 
 def discover(
-    words: Sequence[str],
+    typed: Sequence[str],
     python: str | None = None,
     limit_s: float = LIMIT_S,
     cancelled: threading.Event | None = None,
@@ -51,10 +51,10 @@ def discover(
 
     Raises UserError if the script cannot be run, or fails before its parser.
     """
-    command = read_command(words, None if python is None else training_python.find(python))
+    command = read_command(typed, None if python is None else training_python.find(python))
     if command.interpreter is None or not command.script:
         raise UserError(
-            f"{command.words[0]} does not say which script it starts: discovery runs a Python script itself",
+            f"{command.typed[0]} does not say which script it starts: discovery runs a Python script itself",
             key="--",
             advice="presets new NAME -- python train.py",
         )
@@ -78,7 +78,7 @@ def discover(
 def _run(
     command: ScriptCommand, interpreter: str, folder: Path, limit_s: float, cancelled: threading.Event
 ) -> int | None:
-    """Run the script until it stops by itself and return its exit code, None if it was ended; nothing of it is left."""
+    """Run the script until it stops by itself and return its exit code, None if it was ended; end all its processes."""
     environment = {**os.environ, **(ONLY_RANK if command.launched else {}), **sandbox(folder)}
     environment[SCRIPTS_VARIABLE] = str(folder)
     with (folder / OUTPUT_FILE).open("wb") as output:

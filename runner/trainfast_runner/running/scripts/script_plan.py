@@ -34,7 +34,7 @@ DOOR = Path(__file__).parents[2] / "door"
 
 
 def plan_script(
-    words: Sequence[str],
+    typed: Sequence[str],
     settings: Iterable[str] = (),
     *,
     preset: ScriptPreset | None = None,
@@ -46,23 +46,23 @@ def plan_script(
 ) -> RunPlan:
     """Check a command of the user's own against this machine; `preset` has the flags of its knobs.
 
-    Without `words` the preset's own command is planned, in its folder. `trial` limits its memory and keeps it from
-    saving anything. Raises UserError.
+    `typed` is empty for the preset's own command, which is planned in its folder. `trial` limits the memory of the run
+    and keeps it from saving anything. Raises UserError.
     """
     preset = preset or ScriptPreset()
     knobs = _knobs(settings, preset, trial)
     flagged = [name for name in knobs if name in preset.places]
     without_flag = {name: value for name, value in knobs.items() if name not in (*preset.places, *OUR_KNOBS)}
-    cwd = "" if words else _folder(preset)
-    typed = preset.applied(list(words or preset.command), knobs)
-    command = read_command(typed, None if python is None else training_python.find(python), cwd)
+    cwd = "" if typed else _folder(preset)
+    applied = preset.applied(list(typed or preset.command), knobs)
+    command = read_command(applied, None if python is None else training_python.find(python), cwd)
     steps = _steps(knobs, steps, steps_from_log)
     versions = _versions(command.interpreter)
     door_closed = _door_closed(command, versions)
     check_reach(without_flag, preset.framework, door_closed)
-    plan = _plan_command(_spec(command.name if words else preset.name, command.title, knobs), command, versions)
+    plan = _plan_command(_spec(command.name if typed else preset.name, command.title, knobs), command, versions)
     script = ScriptAsked(
-        command=typed,
+        command=applied,
         argv=list(command.argv),
         steps=steps,
         timing_warmup=whole_number(knobs, "timing_warmup"),
@@ -174,7 +174,7 @@ def _gpus(machine: Machine, knobs: KnobValues) -> GpuChoice:
 
 
 def _environment(knobs: KnobValues, choice: GpuChoice) -> dict[str, str]:
-    """Environment variables that the launch adds; the one that names the run is added at the start."""
+    """Environment variables that the launch adds; the variable that names the run is added at the start."""
     paths = [path for path in (os.environ.get("PYTHONPATH"), str(DOOR)) if path]
     env = {"PYTHONPATH": os.pathsep.join(paths)}
     if asks_for_cpu(knobs.get("devices")):
