@@ -33,7 +33,7 @@ TRAINING_PHASES = ("forward", "backward", "optimizer", "train")
 """Phases in which the training itself runs out of memory; an engine that cannot split a step says train."""
 MOST_BEYOND = 0.5
 MOST_BEYOND_BYTES = 512 << 20
-"""A run more than both off its traced peak (a share of it, and bytes) ran something else than was traced."""
+"""A run more than both off its traced peak (a share of it, and bytes) ran another step than the traced one."""
 
 
 class Correction(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +92,7 @@ def corrections_of_device(device: str, gpu: str | None = None, home: Path | None
     """The corrections of a device, cpu or cuda; when no GPU is named, of the only one that has any."""
     devices = read_corrections(home)
     if device != "cuda":
-        return devices.get(_cpu(), DeviceCorrections())
+        return devices.get(_cpu_name(), DeviceCorrections())
     if gpu is not None:
         return devices.get(gpu, DeviceCorrections())
     gpus = [machine for name, machine in devices.items() if machine.device == "cuda"]
@@ -100,7 +100,7 @@ def corrections_of_device(device: str, gpu: str | None = None, home: Path | None
 
 
 @functools.cache
-def _cpu() -> str:
+def _cpu_name() -> str:
     # Imported late: calibrations bring the worker's scripts, and only a CPU's corrections need its name.
     from trainfast_runner.machine.calibration import cpu_name
 
@@ -115,29 +115,29 @@ def learn(home: Path, records: RunRecords, result: Result) -> None:
     run = records.run
     if run is None or run.predicted_from_trace is None or run.role in WARM_ROLES:
         return
-    beyond, failed = _beyond(records, result), _failed(run, result)
+    beyond, failed = _beyond_bytes(records, result), _failed_correction(run, result)
     if not beyond and failed is None:
         return
-    name = run.device_names[0] if run.device_names else "GPU" if run.device == "cuda" else _cpu()
-    where = correction_key(run.predicted_from_trace, run.knobs, run.world_size)
+    name = run.device_names[0] if run.device_names else "GPU" if run.device == "cuda" else _cpu_name()
+    key = correction_key(run.predicted_from_trace, run.knobs, run.world_size)
     # Two runs may end together.
     with locked(home / f"{CORRECTIONS_FILE}.lock"):
         devices = read_corrections(home)
         corrections = devices.get(name, DeviceCorrections())
-        context = (_context(records, result) if beyond else None) or corrections.context_bytes
+        context = (_context_bytes(records, result) if beyond else None) or corrections.context_bytes
         corrections = devices[name] = msgspec.structs.replace(corrections, device=run.device, context_bytes=context)
         if beyond:
             step_bytes = run.traced_bytes.get("forward_backward")
-            _keep(
+            _keep_newest(
                 corrections.corrections,
-                where,
+                key,
                 Correction(run_id=run.run_id, beyond_bytes=beyond, step_bytes=step_bytes),
             )
-        before = corrections.failed.get(where)
+        before = corrections.failed.get(key)
         if failed is not None and (before is None or before.beyond_bytes[WHOLE_STEP] < failed.beyond_bytes[WHOLE_STEP]):
-            _keep(corrections.failed, where, failed)
+            _keep_newest(corrections.failed, key, failed)
         elif beyond and before is not None and _refutes(run, before):
-            del corrections.failed[where]
+            del corrections.failed[key]
         write_atomically(home / CORRECTIONS_FILE, msgspec.json.encode(devices))
 
 
@@ -146,7 +146,7 @@ def _limit_of(run: RunFile, rank: int = 0) -> int | None:
     return limit_of_rank(run.memory_limit_bytes, rank) if run.device == "cpu" else None
 
 
-def _failed(run: RunFile, result: Result) -> Correction | None:
+def _failed_correction(run: RunFile, result: Result) -> Correction | None:
     """The least that a run which ran out of memory under a limit took beyond its trace; None for any other run."""
     error = result.error
     if result.state != "oom" or error is None or error.phase not in TRAINING_PHASES:
@@ -171,15 +171,15 @@ def _traced_peak(run: RunFile) -> int | None:
     return max(run.traced_bytes.values(), default=None)
 
 
-def _keep(kept: dict[str, Correction], where: str, new: Correction) -> None:
-    """Add one as the newest; the oldest beyond MOST_KEPT go."""
-    kept.pop(where, None)
-    kept[where] = new
-    while len(kept) > MOST_KEPT:
-        del kept[next(iter(kept))]
+def _keep_newest(corrections: dict[str, Correction], key: str, new: Correction) -> None:
+    """Add a correction as the newest; the oldest beyond MOST_KEPT go."""
+    corrections.pop(key, None)
+    corrections[key] = new
+    while len(corrections) > MOST_KEPT:
+        del corrections[next(iter(corrections))]
 
 
-def _beyond(records: RunRecords, result: Result) -> dict[str, int]:
+def _beyond_bytes(records: RunRecords, result: Result) -> dict[str, int]:
     """Bytes beyond the trace by phase; empty for a run that is no guide to the next one."""
     run = records.run
     if run is None or result.state != "finished":
@@ -187,13 +187,13 @@ def _beyond(records: RunRecords, result: Result) -> dict[str, int]:
     if run.data.get("samples", "packed") != "packed" or min(map(len, records.steps.values()), default=0) < FEWEST_STEPS:
         return {}
     traced = run.traced_bytes
-    beyond = {phase: peak - traced[phase] for phase, peak in _peaks(records).items() if phase in traced}
+    beyond = {phase: peak - traced[phase] for phase, peak in _phase_peaks(records).items() if phase in traced}
     if any(abs(more) > max(MOST_BEYOND * traced[phase], MOST_BEYOND_BYTES) for phase, more in beyond.items()):
         return {}
     return beyond
 
 
-def _peaks(records: RunRecords) -> dict[str, int]:
+def _phase_peaks(records: RunRecords) -> dict[str, int]:
     """Bytes at each phase's peak on the fullest rank, over all steps."""
     peaks: dict[str, int] = {}
     for rank in records.steps:
@@ -202,7 +202,7 @@ def _peaks(records: RunRecords) -> dict[str, int]:
     return peaks
 
 
-def _context(records: RunRecords, result: Result) -> int | None:
+def _context_bytes(records: RunRecords, result: Result) -> int | None:
     """Bytes of the device outside torch's allocator: context, kernels, NCCL; None when not measured.
 
     Only samples since torch reserved the most count: a short run may have only older ones.

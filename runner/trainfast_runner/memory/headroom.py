@@ -30,7 +30,7 @@ EXTRAPOLATED_SHARE = 0.015
 COMPILER_BYTES = 128 << 20
 """Memory of a compiled program before any such run was measured (tiny-llama: 52 to 98 MiB, and 33 MiB not touched)."""
 COLD_COMPILER_BYTES = 48 << 20
-"""The part of it that compiling anew takes beyond a program found in the cache (measured: 40 MiB)."""
+"""Part of `COMPILER_BYTES` that a new compilation takes beyond a cached program (measured: 40 MiB)."""
 TRAINER_BYTES = 20 << 20
 """Memory of transformers' Trainer (tiny-llama: 15 to 19 MiB)."""
 

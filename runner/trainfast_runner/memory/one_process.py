@@ -35,18 +35,21 @@ def gathered(segments: list[Segment], devices: int) -> list[Segment]:
     the loss, whose logits are nearly all of it.
     """
     united = []
-    kept = [0.0] * len(NOTHING)
+    others_kept = [0.0] * len(NOTHING)
     for index, segment in enumerate(segments):
         if segment.phase == "data" or _is_head(segments, index):
             fixed, each = segment.delta
             if segment.phase == "backward":
                 # It frees what its forward kept of the other GPUs' samples.
-                delta = tuple(one_share - others for one_share, others in zip(each, kept, strict=True))
-                kept = [0.0] * len(NOTHING)
+                delta = tuple(one_share - others for one_share, others in zip(each, others_kept, strict=True))
+                others_kept = [0.0] * len(NOTHING)
             else:
                 delta = _times(each, devices)
                 if segment.phase == "forward":
-                    kept = [all_ - one_share + more for all_, one_share, more in zip(delta, each, kept, strict=True)]
+                    others_kept = [
+                        total - one_share + more
+                        for total, one_share, more in zip(delta, each, others_kept, strict=True)
+                    ]
             lines = [(line[0], _times(line[1], devices)) for line in segment.lines]
             segment = msgspec.structs.replace(segment, lines=lines, delta=(fixed, delta))
         united.append(segment)

@@ -1,4 +1,4 @@
-"""Knob changes that free memory, each with what it frees and its cost in speed or in kind."""
+"""Knob changes that free memory, each with its saving and its cost in speed or in kind."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ class Fix:
 
 
 def fixes(knobs: Mapping[str, Any], device: str, phase: str | None = None, largest_share: float = 1.0) -> list[Fix]:
-    """Return the changes that free memory in the phase that ran out of it, the cheapest in speed or in kind first.
+    """Return the changes that free memory in the failed phase, the cheapest in speed or in kind first.
 
     `largest_share` is the share of the batch above which the one request that failed would exceed the whole limit.
     """
     in_batch = phase in BATCH_PHASES
-    listed = _fixes(knobs, device, in_batch=in_batch, largest_share=largest_share if in_batch else 1.0)
+    every_fix = _listed_fixes(knobs, device, in_batch=in_batch, largest_share=largest_share if in_batch else 1.0)
     # While the model is built there are weights alone.
-    return [fix for fix in listed if phase != MODEL_PHASE or fix.value == "bf16-pure"]
+    return [fix for fix in every_fix if phase != MODEL_PHASE or fix.value == "bf16-pure"]
 
 
 def useful_first(cheapest: list[Fix], phase: str | None) -> list[Fix]:
-    """Return those first that shrink what fills the memory in this phase: in the optimizer's step the states."""
+    """Sort the changes that shrink this phase's memory to the front: the states' in the optimizer's step."""
     return sorted(cheapest, key=lambda fix: fix.frees_states != (phase == OPTIMIZER_PHASE))
 
 
@@ -56,8 +56,8 @@ def one_of_each(cheapest: list[Fix], phase: str | None) -> list[Fix]:
     return sorted(by_knob.values(), key=lambda fix: fix.knob == "seq_len")
 
 
-def _fixes(knobs: Mapping[str, Any], device: str, *, in_batch: bool, largest_share: float) -> Iterator[Fix]:
-    """Yield them in the order of the knobs' own texts. Compiler and Trainer are memory of the host.
+def _listed_fixes(knobs: Mapping[str, Any], device: str, *, in_batch: bool, largest_share: float) -> Iterator[Fix]:
+    """Yield the changes in the order of the knobs' own texts. Compiler and Trainer are memory of the host.
 
     Measured with tiny-llama on a CPU: the Trainer 25 to 28 MiB, the compiler 60 to 114 MiB, whatever the batch.
     """

@@ -77,7 +77,7 @@ class Goal:
 
         None if the settings exclude each other, or without a model.
         """
-        spec = _with(self.spec, settings)
+        spec = _spec_with(self.spec, settings)
         traced = None if spec is None else prediction(self.model_of, spec, self.ranks)
         if spec is None or traced is None:
             return None
@@ -150,39 +150,38 @@ def changes(goal: Goal) -> list[OomChange]:
     tried: list[OomChange] = []
     short: list[Fix] = []
     unknown: list[Fix] = []
-    cheapest = _telling(goal)
+    cheapest = _fixes_that_matter(goal)
     for fix in cheapest:
-        changes = _batches(goal) if fix.knob == "batch_size" else _first_enough(goal, fix, _values(fix))
-        tried += changes
-        if not changes and (fix.knob != "batch_size" or goal.predicted({"batch_size": "1"}) is None):
+        fix_changes = _batch_changes(goal) if fix.knob == "batch_size" else _first_enough(goal, fix, _values(fix))
+        tried += fix_changes
+        if not fix_changes and (fix.knob != "batch_size" or goal.predicted({"batch_size": "1"}) is None):
             unknown.append(fix)
-        elif fix.knob != "batch_size" and not _enough(changes):
+        elif fix.knob != "batch_size" and not _enough_changes(fix_changes):
             short.append(fix)
-    if len(_enough(tried)) < MOST_CHANGES:
+    if len(_enough_changes(tried)) < MOST_CHANGES:
         # Beside a smaller batch another change is worth its cost only where the batch then is larger.
-        alone = max(map(_batch_in, _enough(tried)), default=0)
-        tried += [pair for pair in _pairs(goal, short) if not 0 < _batch_in(pair) <= alone]
-    if all("seq_len" in change.settings for change in _enough(tried)):
+        alone = max(map(_batch_in, _enough_changes(tried)), default=0)
+        tried += [pair for pair in _pair_changes(goal, short) if not 0 < _batch_in(pair) <= alone]
+    if all("seq_len" in change.settings for change in _enough_changes(tried)):
         # A shorter sequence is another task.
-        together = _all_together(goal, cheapest)
-        if not _enough([*tried, *together]):
+        together = _combined_changes(goal, cheapest)
+        if not _enough_changes([*tried, *together]):
             for fix in (fix for fix in cheapest if fix.knob == "seq_len"):
                 together += _first_enough(goal, fix, _values(fix)[1:], strongest(cheapest)[0])
         tried += together
     # Untraced changes may be enough as well: they follow the ones known to be.
-    enough, untraced = _enough(tried), [unpredicted(fix, goal) for fix in one_of_each(unknown, goal.phase)]
-    changes = [*enough, *untraced] or sorted(tried, key=lambda change: change.predicted_bytes or 0)
-    return changes[:MOST_CHANGES]
+    enough, untraced = _enough_changes(tried), [unpredicted(fix, goal) for fix in one_of_each(unknown, goal.phase)]
+    closest = sorted(tried, key=lambda change: change.predicted_bytes or 0)
+    return ([*enough, *untraced] or closest)[:MOST_CHANGES]
 
 
-def _telling(goal: Goal) -> list[Fix]:
+def _fixes_that_matter(goal: Goal) -> list[Fix]:
     """The fixes; before the optimizer's step not those of weights and states, if these are too small to matter."""
-    told = goal.fixes
     base = goal.predicted({}) if goal.phase in BATCH_PHASES else None
     if base is None:
-        return told
+        return goal.fixes
     states = base[0].params_bytes + base[0].grads_bytes + base[0].optimizer_bytes
-    return [fix for fix in told if not fix.frees_states or states >= NEGLIGIBLE * goal.limit_bytes]
+    return [fix for fix in goal.fixes if not fix.frees_states or states >= NEGLIGIBLE * goal.limit_bytes]
 
 
 def is_enough(change: OomChange) -> bool:
@@ -208,7 +207,7 @@ def combined(spec: RunSpec, device: str, phase: str | None = None) -> list[RunSp
     """Return the specs of several changes at once, the strongest first, worth a trace if no single change is enough."""
     applicable = [fix for fix in fixes(spec.knobs, device, phase) if fix.knob != "batch_size"]
     shorter = [{fix.knob: value} for fix in applicable if fix.knob == "seq_len" for value in _values(fix)[1:]]
-    pairs = [{one.knob: one.value, other.knob: other.value} for one, other in _different(applicable)]
+    pairs = [{first.knob: first.value, second.knob: second.value} for first, second in _fixes_of_two_knobs(applicable)]
     all_of_them = strongest(applicable)
     return _specs(spec, [*all_of_them, *shorter, *pairs, *({**all_of_them[0], **change} for change in shorter)])
 
@@ -224,18 +223,18 @@ def strongest(cheapest: Iterable[Fix]) -> list[Settings]:
     return [{**others, **optimizer} for optimizer in optimizers]
 
 
-def _specs(spec: RunSpec, every: list[Settings]) -> list[RunSpec]:
+def _specs(spec: RunSpec, changes: list[Settings]) -> list[RunSpec]:
     """The different specs with these settings; a smaller batch needs no trace of its own."""
     specs: list[RunSpec] = []
-    for settings in every:
-        changed = None if "batch_size" in settings else _with(spec, settings)
+    for settings in changes:
+        changed = None if "batch_size" in settings else _spec_with(spec, settings)
         if changed is not None and changed != spec and changed not in specs:
             specs.append(changed)
     return specs
 
 
-def _different(every: Iterable[Fix]) -> Iterator[tuple[Fix, Fix]]:
-    return ((one, other) for one, other in combinations(every, 2) if one.knob != other.knob)
+def _fixes_of_two_knobs(alternatives: Iterable[Fix]) -> Iterator[tuple[Fix, Fix]]:
+    return ((first, second) for first, second in combinations(alternatives, 2) if first.knob != second.knob)
 
 
 def _values(fix: Fix) -> list[str]:
@@ -246,7 +245,7 @@ def _values(fix: Fix) -> list[str]:
     return values
 
 
-def _enough(tried: Iterable[OomChange]) -> list[OomChange]:
+def _enough_changes(tried: Iterable[OomChange]) -> list[OomChange]:
     return [change for change in tried if is_enough(change)]
 
 
@@ -266,7 +265,7 @@ def _first_enough(goal: Goal, fix: Fix, values: list[str], beside: Settings | No
     return enough
 
 
-def _batches(goal: Goal) -> list[OomChange]:
+def _batch_changes(goal: Goal) -> list[OomChange]:
     """The largest batch that keeps the global batch; and the largest that fits, if the other is much smaller."""
     keeping = _with_smaller_batch(goal, {}, "little")
     batch, accumulation = goal.batch
@@ -275,7 +274,7 @@ def _batches(goal: Goal) -> list[OomChange]:
         return keeping
     costs = f"little; the global batch goes from {batch * accumulation} to {largest_batch * accumulation} a rank"
     largest = goal.change({"batch_size": str(largest_batch)}, costs)
-    return [*keeping, *_enough([largest] if largest else [])]
+    return [*keeping, *_enough_changes([largest] if largest else [])]
 
 
 def _with_smaller_batch(goal: Goal, settings: Settings, costs: str) -> list[OomChange]:
@@ -283,24 +282,24 @@ def _with_smaller_batch(goal: Goal, settings: Settings, costs: str) -> list[OomC
     batch, accumulation = goal.batch
     for smaller in range(goal.largest_batch(settings), 0, -1):
         if batch * accumulation % smaller == 0:
-            kept = {"batch_size": str(smaller), "grad_accum": str(batch * accumulation // smaller)}
-            change = goal.change({**kept, **settings}, f"{costs}; {KEEPS}")
+            batch_knobs = {"batch_size": str(smaller), "grad_accum": str(batch * accumulation // smaller)}
+            change = goal.change({**batch_knobs, **settings}, f"{costs}; {KEEPS}")
             if change is not None and is_enough(change):
                 return [change]
     return []
 
 
-def _pairs(goal: Goal, short: list[Fix]) -> Iterator[OomChange]:
+def _pair_changes(goal: Goal, short: list[Fix]) -> Iterator[OomChange]:
     """Yield each change that is not enough alone with a smaller batch, and then with each other one."""
     for fix in short:
         yield from _with_smaller_batch(goal, {fix.knob: fix.value}, fix.costs)
-    for one, other in _different(short):
-        change = goal.change({one.knob: one.value, other.knob: other.value}, f"{one.costs}; {other.costs}")
+    for first, second in _fixes_of_two_knobs(short):
+        change = goal.change({first.knob: first.value, second.knob: second.value}, f"{first.costs}; {second.costs}")
         if change is not None:
             yield change
 
 
-def _all_together(goal: Goal, cheapest: list[Fix]) -> list[OomChange]:
+def _combined_changes(goal: Goal, cheapest: list[Fix]) -> list[OomChange]:
     """Every knob but the sequence turned as far as it goes, with the largest batch that fits."""
     changes: list[OomChange] = []
     for settings in strongest(cheapest):
@@ -312,7 +311,7 @@ def _all_together(goal: Goal, cheapest: list[Fix]) -> list[OomChange]:
     return changes
 
 
-def _with(spec: RunSpec, settings: Settings) -> RunSpec | None:
+def _spec_with(spec: RunSpec, settings: Settings) -> RunSpec | None:
     try:
         for name, value in settings.items():
             spec = with_setting(spec, f"{name}={value}")

@@ -54,12 +54,12 @@ def explain(
     message = reason or (error.message if error is not None else None) or ""
     limit = _limit(run, error, message)
     _, predicted = prediction(model_of, spec, run.world_size) or (None, None)
-    grown, grown_bytes = _grown(predicted, phase)
+    grown, grown_bytes = _fastest_growing(predicted, phase)
     needed = run.predicted_bytes
     if needed is None and predicted is not None:
         needed = predicted.total_bytes
     asked_bytes = _bytes_after("allocate", message)
-    untouched = _untouched(run, limit, held_bytes, asked_bytes)
+    untouched = _untouched_bytes(run, limit, held_bytes, asked_bytes)
     if limit is None:
         proposed = [unpredicted(fix) for fix in one_of_each(fixes(spec.knobs, run.device, phase), phase)[:MOST_CHANGES]]
     else:
@@ -78,7 +78,7 @@ def explain(
         needed_bytes=needed,
         limit_bytes=limit,
         missing_bytes=_missing(needed, limit, message, held_bytes, is_set=bool(run.memory_limit_bytes)),
-        others=list(_others(run, events, message)),
+        others=list(_other_processes(run, events, message)),
         changes=proposed,
         basis=predicted.basis if predicted is not None else "",
     )
@@ -98,7 +98,7 @@ def _limit(run: RunFile, error: RunError | None, message: str) -> int | None:
     return int(free + allocated + (_bytes_before("is reserved by PyTorch but unallocated", message) or 0))
 
 
-def _untouched(run: RunFile, limit: int | None, held_bytes: int | None, asked_bytes: float | None) -> int | None:
+def _untouched_bytes(run: RunFile, limit: int | None, held_bytes: int | None, asked_bytes: float | None) -> int | None:
     """The least that a CPU's limit counted beyond the memory held: address space reserved and not touched.
 
     RLIMIT_DATA refuses a request that would exceed it, so everything but the request was in use.
@@ -124,7 +124,7 @@ def _missing(
     return int(asked_bytes - free) if asked_bytes is not None and free is not None and asked_bytes > free else None
 
 
-def _grown(prediction: Prediction | None, phase: str | None) -> tuple[str | None, int | None]:
+def _fastest_growing(prediction: Prediction | None, phase: str | None) -> tuple[str | None, int | None]:
     """The category that grows most in this phase, and its bytes at the phase's predicted peak."""
     grows = GROWS.get(phase or "")
     if grows is None:
@@ -137,7 +137,7 @@ def _grown(prediction: Prediction | None, phase: str | None) -> tuple[str | None
     return grown, sizes[grown]
 
 
-def _others(run: RunFile, events: Iterable[Event], message: str) -> Iterator[str]:
+def _other_processes(run: RunFile, events: Iterable[Event], message: str) -> Iterator[str]:
     """Other processes that held memory of the device: by the error's message, the start of the run, and its events."""
     named: set[int] = set()
     for pid, size, unit in re.findall(r"Process (\d+) has (\d[\d.]*) (KiB|MiB|GiB) memory in use", message):

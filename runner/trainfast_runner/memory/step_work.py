@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from trainfast_runner.memory.model import MemoryModel
-from trainfast_runner.memory.timeline import where
+from trainfast_runner.memory.timeline import blocks_of
 from trainfast_runner.worker.shared_tables import TRACED_MICRO_BATCHES
 
 
@@ -24,7 +24,7 @@ def step_work(model: MemoryModel, batch_size: int, grad_accum: int) -> StepWork:
     """
     total = list(model.optimizer_work)
     for segment in model.segments:
-        _, copies, _ = where(segment, model.stacks)
+        _, copies, _ = blocks_of(segment, model.stacks)
         times = copies * _times(segment.micro, segment.phase, grad_accum)
         for index, (fixed, each) in enumerate(zip(*segment.work, strict=True)):
             total[index] += times * (fixed + batch_size * each)

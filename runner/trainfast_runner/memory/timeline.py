@@ -86,7 +86,7 @@ def moments(
         if segment.micro > micro_batches:
             break
         share = micro_batches / traced_micros if segment.phase == "data" else 1.0
-        stack, copies, first = where(segment, stacks)
+        stack, copies, first = blocks_of(segment, stacks)
         backward = segment.phase == "backward"
         delta = _live_at(segment.delta, batch, share)
         cast = segment.delta[0][ACTIVATIONS] * share
@@ -103,7 +103,7 @@ def moments(
     yield Moment(level, None, micro_batches, True, unscaled, is_last=True)
 
 
-def where(segment: Segment, stacks: list[BlockStack]) -> tuple[int | None, int, int]:
+def blocks_of(segment: Segment, stacks: list[BlockStack]) -> tuple[int | None, int, int]:
     """The segment's stack (None outside of all), the number of model blocks it stands for, and the first of them."""
     if not segment.place:
         return None, 1, 0
@@ -121,6 +121,6 @@ def _live_at(line: tuple[Vector, Vector], batch: float, share: float) -> Vector:
     return tuple((fixed + batch * each) * share for fixed, each in zip(*line, strict=True))
 
 
-def add(one: Vector, other: Vector, times: int = 1) -> Vector:
-    """Bytes of `one` and so many `times` of the other."""
-    return tuple(a + times * b for a, b in zip(one, other, strict=True))
+def add(live: Vector, more: Vector, times: int = 1) -> Vector:
+    """Bytes of `live` and so many `times` of `more`."""
+    return tuple(a + times * b for a, b in zip(live, more, strict=True))

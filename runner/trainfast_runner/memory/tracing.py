@@ -263,7 +263,7 @@ def _answers(
                     continue
                 request, fields = owed.pop(answer.pop("request"))
                 try:
-                    yield request, _decoded(answer, fields)
+                    yield request, _decoded_trace(answer, fields)
                 except UserError as error:
                     yield request, error
     except UserError as error:
@@ -273,15 +273,15 @@ def _answers(
             server.close()
 
 
-def _decoded(answer: dict[str, Any], fields: dict[str, Any]) -> Trace:
-    of_optimizer = fields["part"] == "optimizer"
+def _decoded_trace(answer: dict[str, Any], fields: dict[str, Any]) -> Trace:
+    is_optimizer = fields["part"] == "optimizer"
     if answer.get("error"):
         raise training_python.model_error(answer["error"])
     if answer.get("untraceable"):
-        part = f"the optimizer step of {fields['knobs']['optimizer']}" if of_optimizer else "this model"
-        why, key = f"the tracer cannot follow {part}: {answer['untraceable']}", "optimizer" if of_optimizer else "model"
+        part = f"the optimizer step of {fields['knobs']['optimizer']}" if is_optimizer else "this model"
+        why, key = f"the tracer cannot follow {part}: {answer['untraceable']}", "optimizer" if is_optimizer else "model"
         raise UserError(why, key=key, advice="search max-batch, which finds what fits by running it")
-    kind: type[StepTrace] | type[OptimizerTrace] = OptimizerTrace if of_optimizer else StepTrace
+    kind: type[StepTrace] | type[OptimizerTrace] = OptimizerTrace if is_optimizer else StepTrace
     try:
         return msgspec.convert(answer, kind)
     except msgspec.ValidationError as error:
