@@ -30,7 +30,7 @@ def compile_cost(records: RunRecords, directory: Path) -> CompileCost | None:
         return CompileCost(reason="no step was measured after compiling")
     steady_ms = statistics.median(steady)
     cold_s = sum(step.step_ms - steady_ms for step in steps if step.compiling) / 1000
-    uncompiled = _uncompiled(run, directory)
+    uncompiled = _latest_uncompiled(run, directory)
     if uncompiled is None:
         return CompileCost(
             cold_seconds=cold_s,
@@ -48,7 +48,7 @@ def compile_cost(records: RunRecords, directory: Path) -> CompileCost | None:
     )
 
 
-def _uncompiled(run: RunFile, directory: Path) -> tuple[str, float] | None:
+def _latest_uncompiled(run: RunFile, directory: Path) -> tuple[str, float] | None:
     """The latest finished run beside `directory` that differs in nothing but compiling, and its median step in ms."""
     for other in sorted((path for path in directory.parent.iterdir() if path != directory), reverse=True):
         other_run = read_run_file(other)

@@ -79,7 +79,7 @@ def judge(evidence: Evidence) -> Verdict:
 def _ruling(evidence: Evidence) -> Verdict:
     if evidence.spawn_error is not None:
         return Verdict("failed_to_start", evidence.spawn_error, RunError(message=evidence.spawn_error))
-    for ruling in (
+    for rule in (
         _script_finished,
         _finished,
         _refused,
@@ -91,7 +91,7 @@ def _ruling(evidence: Evidence) -> Verdict:
         _printed_oom,
         _ended,
     ):
-        verdict = ruling(evidence)
+        verdict = rule(evidence)
         if verdict is not None:
             return verdict
     return Verdict("failed", "the training ended without saying why")
@@ -182,7 +182,7 @@ def _raised(evidence: Evidence) -> Verdict | None:
     for rank, line in exceptions:
         if _is_oom(line):
             where = _where(evidence, rank, line)
-            return Verdict("oom", f"{one_line(_oom_words(line))} ({where})", _error(evidence, rank, line))
+            return Verdict("oom", f"{one_line(_oom_message(line))} ({where})", _error(evidence, rank, line))
     lost, _ = _lost_rank(evidence)
     if lost is not None:
         exceptions = [(rank, line) for rank, line in exceptions if not _blames_a_peer(line)]
@@ -302,12 +302,12 @@ def _is_oom(line: WorkerLine) -> bool:
     return bool(line.is_oom) or is_out_of_memory(_links(line))
 
 
-def _oom_words(line: WorkerLine) -> str:
+def _oom_message(line: WorkerLine) -> str:
     """The allocator's message: the exception in the chain about memory, else the first one's."""
     for link in line.chain or []:
         if is_out_of_memory([f"{link.get('type', '')}: {link.get('message', '')}"], memory_is_low=True):
-            spoken = [text for text in link.get("message", "").splitlines() if is_out_of_memory([text], True)]
-            return spoken[0] if spoken else link.get("message") or link.get("type", "")
+            telling_lines = [text for text in link.get("message", "").splitlines() if is_out_of_memory([text], True)]
+            return telling_lines[0] if telling_lines else link.get("message") or link.get("type", "")
     return line.message or line.type or "out of memory"
 
 

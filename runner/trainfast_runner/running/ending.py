@@ -28,7 +28,7 @@ class Signals:
     """
 
     def __init__(self) -> None:
-        self._asked: list[int] = []
+        self._requests: list[int] = []
         self._readable, self._writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(self._writable, warn_on_full_buffer=False)
         for signum in WAKING:
@@ -46,12 +46,12 @@ class Signals:
 
     def take(self) -> list[int]:
         """The requests since the last call, in order."""
-        requests, self._asked = self._asked, []
+        requests, self._requests = self._requests, []
         return requests
 
     def _note(self, signum: int, _frame: object) -> None:
         if signum in ASKING:
-            self._asked.append(signum)
+            self._requests.append(signum)
 
 
 class StopLadder:

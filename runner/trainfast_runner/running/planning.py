@@ -125,8 +125,10 @@ def _check_settings(
 
     The parameters are counted only where a setting depends on their number. Raises UserError.
     """
-    knobs, objective = spec.knobs, spec.data["objective"]
-    inspection = training_python.inspect(python, spec.model, objective, count=knobs["memory_limit"] is not None)
+    knobs, training_objective = spec.knobs, spec.data["objective"]
+    inspection = training_python.inspect(
+        python, spec.model, training_objective, count=knobs["memory_limit"] is not None
+    )
     machine = detect_machine(inspection.versions, inspection.executable).used_by(knobs["devices"])
     if among and not isinstance(knobs["devices"], str):
         machine = machine.limited_to(among)
@@ -134,11 +136,11 @@ def _check_settings(
     check(facts)
     if knobs["attention"] in ("sdpa", "flash"):
         # Only the model's class has the answer, which takes an import of torch.
-        inspected = training_python.inspect(python, spec.model, objective, attention=True)
+        inspected = training_python.inspect(python, spec.model, training_objective, attention=True)
         check(replace(facts, attentions=inspected.attentions))
     if knobs["offload_path"] is not None:
         # Counting imports torch, so only settings that work are counted.
-        inspection = training_python.inspect(python, spec.model, objective, count=True)
+        inspection = training_python.inspect(python, spec.model, training_objective, count=True)
         zero_rules.refuse_small_disk(knobs, inspection.parameters)
     return inspection, machine
 

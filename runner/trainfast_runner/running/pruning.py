@@ -62,7 +62,7 @@ def seconds_of(age: str) -> float:
 
 
 def plan(home: Home, cache: Path, keep: int | None, older_than_s: float | None) -> PrunePlan:
-    """Plan to delete what is neither of the newest `keep` listed runs nor younger than `older_than_s`.
+    """Plan to delete entries that are neither of the newest `keep` listed runs nor younger than `older_than_s`.
 
     No run and no search is planned without either limit. A search and its runs stay while it is conducted, and a
     search while a run of it stays.
@@ -72,7 +72,7 @@ def plan(home: Home, cache: Path, keep: int | None, older_than_s: float | None) 
     every_search = [directory for directory in search_directories(home) if OWN_NAME.fullmatch(directory.name)]
     conducted = {directory.name for directory in every_search if is_conducted(directory)}
     runs: dict[str, int] = {}
-    live, needed = [], set(conducted)
+    live, needed_searches = [], set(conducted)
     for run_id in _own_runs(home):
         directory = home.directory(run_id)
         run = read_run_file(directory)
@@ -81,14 +81,14 @@ def plan(home: Home, cache: Path, keep: int | None, older_than_s: float | None) 
         if is_live and run_id < cutoff:
             live.append(run_id)
         if is_live or run_id >= cutoff:
-            needed.add(search_id or "")
+            needed_searches.add(search_id or "")
         else:
             runs[run_id] = disk_bytes(directory)
     live += sorted(search_id for search_id in conducted if search_id < cutoff)
     searches = {
         directory.name: disk_bytes(directory)
         for directory in every_search
-        if directory.name < cutoff and directory.name not in needed
+        if directory.name < cutoff and directory.name not in needed_searches
     }
     is_training = bool(conducted) or next(home.live_directories(), None) is not None
     unused_s = CACHE_UNUSED_S if older_than_s is None else older_than_s

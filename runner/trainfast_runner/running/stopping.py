@@ -45,7 +45,7 @@ def kill_now(directory: Path) -> bool:
 def stop_unsupervised(
     directory: Path, grace_s: float, on_tick: Callable[[float], None] = lambda remaining_s: None
 ) -> Result | None:
-    """The stop ladder for a run without a supervisor; returns its result (`lost`) when nothing of it is left.
+    """The stop ladder for a run without a supervisor; returns its result (`lost`) once all its processes have ended.
 
     `on_tick` gets the seconds left until SIGKILL, about ten times a second. None when processes remain that this
     user cannot end. Raises UserError when the run has ended, or when it has a supervisor.

@@ -88,7 +88,7 @@ class SupervisorBounds:
 
 
 class Supervisor:
-    """One run from `starting` to `result.json`. `run` does all of it, in this order."""
+    """Supervises one run from `starting` to `result.json`; `run` calls the other methods in this order."""
 
     def __init__(self, directory: Path, run: RunFile, bounds: SupervisorBounds) -> None:
         self.directory = directory
@@ -107,7 +107,7 @@ class Supervisor:
         self._child: Identity | None = None
         self._exit_code: int | None = None
         self._spawn_error: str | None = None
-        self._gone: list[LostRank] = []
+        self._lost_ranks: list[LostRank] = []
         self._unkillable_s = bounds.unkillable_s
         self._unended: list[UnkillableProcess] = []
         self._torn_down: str | None = None
@@ -169,7 +169,7 @@ class Supervisor:
                 self._read_ranks(ranks)
                 self._tear_down_if_broken(ranks, child)
                 self._ladder.climb(child)
-                self._trim()
+                self._enforce_caps()
                 if self._ladder.killed_ns is not None and self._note_unkillable(self._ladder.killed_ns / 1e9):
                     break
             self._read_ranks(ranks)
@@ -208,7 +208,7 @@ class Supervisor:
         if self._ladder.begun:
             return
         for lost in gone:
-            self._gone.append(lost)
+            self._lost_ranks.append(lost)
             self._events.record("rank_gone", rank=lost.rank, detail="the process exited without reporting an error")
 
     def _tear_down_if_broken(self, ranks: Ranks, child: Identity) -> None:
@@ -221,8 +221,8 @@ class Supervisor:
             # Its own launcher ends its ranks.
             self._script.look(ranks.in_training)
             self._torn_down = "the script caught SystemExit and trained on" if ranks.ignored_stop else None
-        elif self._gone and now > self._gone[0].t_ns + REPORT_S * 1e9:
-            self._torn_down = f"rank {self._gone[0].rank} exited without reporting an error"
+        elif self._lost_ranks and now > self._lost_ranks[0].t_ns + REPORT_S * 1e9:
+            self._torn_down = f"rank {self._lost_ranks[0].rank} exited without reporting an error"
         elif failed_ns is not None and now > failed_ns + EXCEPTION_S * 1e9:
             self._torn_down = "the training did not end by itself after a rank had failed"
         elif finished_ns is not None and now > finished_ns + TEARDOWN_S * 1e9:
@@ -327,7 +327,7 @@ class Supervisor:
                 spawn_error=self._spawn_error,
                 worker=records.worker,
                 last_step={rank: steps[-1].step for rank, steps in records.steps.items() if steps},
-                gone=tuple(lost.rank for lost in self._gone),
+                gone=tuple(lost.rank for lost in self._lost_ranks),
                 oom_kills=after - before if before is not None and after is not None else 0,
                 output_tail="\n".join(read_log(self._output.path, TAIL_LINES)),
                 stop_ns=self._ladder.asked_ns,
@@ -344,7 +344,7 @@ class Supervisor:
         if trouble is not None:
             self._events.record_trouble(trouble)
 
-    def _trim(self) -> None:
+    def _enforce_caps(self) -> None:
         """Hold the output and the step records under their caps."""
         self._trim_file(self._output, "output_trimmed")
         for file in self._steps:

@@ -63,8 +63,10 @@ def _run(window: MeasuredWindow) -> Figures:
         "wait_policy": window.run.threads.wait if window.run.threads else None,
         "sleep_advice": SLEEP_ADVICE if window.run.script is None else SLEEP_ADVICE_FOR_SCRIPTS,
         "world_size": window.run.world_size,
-        **{name: _plain(knobs.get(name)) for name in ("strategy", "precision", "batch_size", "compile", "p2p")},
-        "more_accum": 2 * _whole(knobs.get("grad_accum"), 1),
+        **{
+            name: _figure_or_none(knobs.get(name)) for name in ("strategy", "precision", "batch_size", "compile", "p2p")
+        },
+        "more_accum": 2 * _int_or(knobs.get("grad_accum"), 1),
         "tokens_per_micro_batch": _tokens(window),
         "alloc_retries": _retries(window),
         "peak_reserved_bytes": highest(step.peak_reserved_bytes for step in steps),
@@ -86,7 +88,7 @@ def _idle(utilization: float | None, data_percent: float | None, step_ms: float 
 
 def _loading(window: MeasuredWindow) -> Figures:
     cores = _last_known(host.cpu_count for host in window.hosts)
-    workers = _whole(window.run.knobs.get("workers"), 0)
+    workers = _int_or(window.run.knobs.get("workers"), 0)
     return {
         "workers": workers,
         "cores": cores,
@@ -334,9 +336,9 @@ def _retries(window: MeasuredWindow) -> int | None:
 def _tokens(window: MeasuredWindow) -> float | None:
     """Tokens that go through the model at once on one rank, the mean of the steps: samples may vary in length."""
     steps, knobs = window.first_rank, window.run.knobs
-    parts = _whole(knobs.get("grad_accum"), 1)
+    parts = _int_or(knobs.get("grad_accum"), 1)
     if strategy_or_single(knobs).pipeline:
-        parts *= _whole(knobs.get("micro_batches"), 1)
+        parts *= _int_or(knobs.get("micro_batches"), 1)
     tokens = _mean_of_known(step.tokens for step in steps)
     return tokens / parts if tokens and parts else None
 
@@ -355,9 +357,9 @@ def _percent(part: float | None, whole: float | None) -> float | None:
     return None if part is None or not whole else 100 * part / whole
 
 
-def _whole(value: object, otherwise: int) -> int:
+def _int_or(value: object, otherwise: int) -> int:
     return value if isinstance(value, int) else otherwise
 
 
-def _plain(value: object) -> Figure:
+def _figure_or_none(value: object) -> Figure:
     return value if isinstance(value, float | int | str) else None

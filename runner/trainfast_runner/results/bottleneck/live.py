@@ -37,15 +37,20 @@ class LiveDiagnosis:
         self._steps.setdefault(rank, deque(maxlen=STEPS_KEPT)).extend(step for step in steps if not step.warmup)
 
     def renew(
-        self, run: RunFile, kept: Sequence[Step], ticks: Sequence[Tick], events: Iterable[Event], join: StepJoin
+        self,
+        run: RunFile,
+        first_rank_steps: Sequence[Step],
+        ticks: Sequence[Tick],
+        events: Iterable[Event],
+        join: StepJoin,
     ) -> None:
         """Diagnose the steps of the last `WINDOW_NS` that `ticks` (oldest first, at least one) cover.
 
-        `kept` are all steps of rank 0 that the reader still has: a steady state shows over more than one window.
+        `first_rank_steps` are all steps of rank 0 that the reader still has: a steady state shows over several windows.
         """
-        self._settle(run, kept, ticks)
+        self._settle(run, first_rank_steps, ticks)
         until_ns = ticks[-1].t_ns
-        steps = {rank: recent for rank, kept in self._steps.items() if (recent := _recent(kept, until_ns))}
+        steps = {rank: recent for rank, measured in self._steps.items() if (recent := _recent(measured, until_ns))}
         window = window_of(steps[min(steps)]) if steps else None
         if window is None:
             self.diagnosis = ()

@@ -56,13 +56,13 @@ def _condition_rows(a: Result, b: Result) -> Iterator[ConditionRow]:
     differs = on_cpu and _left_apart(*busy)
     yield ConditionRow("CPU taken by others", _percent(busy[0]), _percent(busy[1]), differs)
     for row in (
-        _unequal("malloc thresholds", a, b, lambda result: result.cpu.thresholds if result.cpu else None),
-        _unequal("threads wait by policy", a, b, lambda result: result.cpu.wait_policy if result.cpu else None),
+        _text_row("malloc thresholds", a, b, lambda result: result.cpu.thresholds if result.cpu else None),
+        _text_row("threads wait by policy", a, b, lambda result: result.cpu.wait_policy if result.cpu else None),
     ):
         if row.differs:
             yield row
-    yield _unequal("driver", a, b, lambda result: result.conditions.driver)
-    yield _unequal("GPU memory free at start", a, b, _free_at_start)
+    yield _text_row("driver", a, b, lambda result: result.conditions.driver)
+    yield _text_row("GPU memory free at start", a, b, _free_at_start)
     silent = _silent_fraction(a), _silent_fraction(b)
     if any(silent):
         differs = _apart(*silent, THROTTLED_APART)
@@ -85,9 +85,9 @@ def _silent_fraction(result: Result) -> float:
     return max((absence["measured_fraction"] for absence in result.conditions.absences), default=0.0)
 
 
-def _unequal(label: str, a: Result, b: Result, of: Callable[[Result], str | None]) -> ConditionRow:
-    one, other = of(a), of(b)
-    return ConditionRow(label, one, other, None not in (one, other) and one != other)
+def _text_row(label: str, a: Result, b: Result, of: Callable[[Result], str | None]) -> ConditionRow:
+    text_a, text_b = of(a), of(b)
+    return ConditionRow(label, text_a, text_b, None not in (text_a, text_b) and text_a != text_b)
 
 
 def _apart(a: float | None, b: float | None, limit: float) -> bool:

@@ -103,15 +103,15 @@ def compare(a: Result, b: Result) -> Comparison:
 
 
 def _settings(a: Result, b: Result) -> list[tuple[str, Any, Any]]:
-    one, other = ({**run_knobs(result), **section_overrides(result), **_tried(result)} for result in (a, b))
-    names = dict.fromkeys([*BY_NAME, *a.knobs, *b.knobs, *one, *other])
-    if "auto" in (one.get("attention"), other.get("attention")) and a.actual.attention == b.actual.attention:
+    knobs_a, knobs_b = ({**run_knobs(result), **section_overrides(result), **_tried_batch(result)} for result in (a, b))
+    names = dict.fromkeys([*BY_NAME, *a.knobs, *b.knobs, *knobs_a, *knobs_b])
+    if "auto" in (knobs_a.get("attention"), knobs_b.get("attention")) and a.actual.attention == b.actual.attention:
         # sdpa was the default once, so the same kernel may be named or left open.
         names.pop("attention", None)
-    return [(name, one.get(name), other.get(name)) for name in names if one.get(name) != other.get(name)]
+    return [(name, knobs_a.get(name), knobs_b.get(name)) for name in names if knobs_a.get(name) != knobs_b.get(name)]
 
 
-def _tried(result: Result) -> dict[str, Any]:
+def _tried_batch(result: Result) -> dict[str, Any]:
     """The batch size of a run; of a search's probe the last one it tried."""
     return {"batch_size": result.tried[-1]} if result.tried else {}
 
@@ -141,19 +141,23 @@ class _Rows:
         a, b = self._a.throughput, self._b.throughput
         yield self._speed_row("throughput", "samples/s", a.samples_per_s.median, b.samples_per_s.median, self._unranked)
         if a.predicted or b.predicted:
-            one, other = (rates.predicted.median if rates.predicted else None for rates in (a, b))
-            yield _metric_row("throughput predicted", "samples/s", one, other, is_over(one, other, 0.0), None)
+            value_a, value_b = (rates.predicted.median if rates.predicted else None for rates in (a, b))
+            yield _metric_row(
+                "throughput predicted", "samples/s", value_a, value_b, is_over(value_a, value_b, 0.0), None
+            )
         # Tokens of another length are the same work.
         unranked = None if self._unranked == OTHER_SEQ_LEN else self._unranked
         yield self._speed_row("token throughput", "tokens/s", a.tokens_per_s.median, b.tokens_per_s.median, unranked)
         yield self._speed_row("step", "ms", self._a.step_ms.p50, self._b.step_ms.p50, self._unranked_steps)
 
     def _speed_row(
-        self, label: str, unit: str, one: float | None, other: float | None, verdict: str | None
+        self, label: str, unit: str, value_a: float | None, value_b: float | None, verdict: str | None
     ) -> ComparisonRow:
-        row = _metric_row(label, unit, one, other, is_over(one, other, self._noise), more_is_better=unit != "ms")
+        row = _metric_row(
+            label, unit, value_a, value_b, is_over(value_a, value_b, self._noise), more_is_better=unit != "ms"
+        )
         # Steps of another batch have no ranking, and an interval all the same.
-        interval = None if verdict is not None and self._unranked else ratio_interval(one, other, self._noise)
+        interval = None if verdict is not None and self._unranked else ratio_interval(value_a, value_b, self._noise)
         return _with_verdict(replace(row, interval_percent=interval), verdict)
 
     def _phases(self) -> Iterator[ComparisonRow]:
@@ -164,42 +168,44 @@ class _Rows:
     def _phase_by_step(self, name: str) -> ComparisonRow:
         """The row of a phase held against the spread of the whole step."""
         a, b = self._a.step_ms, self._b.step_ms
-        one, other = getattr(a, name), getattr(b, name)
+        value_a, value_b = getattr(a, name), getattr(b, name)
         noise_ms = math.inf
         if self._noise is not None and a.p50 is not None and b.p50 is not None:
             noise_ms = self._noise * max(a.p50, b.p50)
-        counts = is_over(one, other, 0.0) and abs(other - one) > noise_ms
-        return _metric_row(f"step: {name}", "ms", one, other, counts)
+        counts = is_over(value_a, value_b, 0.0) and abs(value_b - value_a) > noise_ms
+        return _metric_row(f"step: {name}", "ms", value_a, value_b, counts)
 
     def _memory(self) -> Iterator[ComparisonRow]:
         a, b = self._a.memory, self._b.memory
         yield self._memory_row("peak allocated", a.peak_allocated_bytes, b.peak_allocated_bytes)
-        one, other = a.predicted_bytes, b.predicted_bytes
-        yield _metric_row("peak predicted", "bytes", one, other, is_over(one, other, 0.0), None)
+        value_a, value_b = a.predicted_bytes, b.predicted_bytes
+        yield _metric_row("peak predicted", "bytes", value_a, value_b, is_over(value_a, value_b, 0.0), None)
         yield self._memory_row("peak reserved", a.peak_reserved_bytes, b.peak_reserved_bytes)
         yield self._memory_row("device peak", a.device_peak_used_bytes, b.device_peak_used_bytes)
 
-    def _memory_row(self, label: str, one: int | None, other: int | None) -> ComparisonRow:
+    def _memory_row(self, label: str, value_a: int | None, value_b: int | None) -> ComparisonRow:
         # Another batch or model takes other memory: neither is the better one for it.
         is_better = None if self._other_samples or self._is_other_batch else False
-        counts = is_over(one, other, 0.0) and _is_more_than_pages(one, other)
-        return _metric_row(label, "bytes", one, other, counts, is_better)
+        counts = is_over(value_a, value_b, 0.0) and _is_more_than_pages(value_a, value_b)
+        return _metric_row(label, "bytes", value_a, value_b, counts, is_better)
 
     def _energy(self) -> ComparisonRow:
-        one, other = self._a.energy.joules_per_sample, self._b.energy.joules_per_sample
+        value_a, value_b = self._a.energy.joules_per_sample, self._b.energy.joules_per_sample
         unranked = self._other_samples or (OTHER_DEVICES if watched_differently(self._a, self._b) else None)
-        return _with_verdict(_metric_row("energy a sample", "J", one, other, is_over(one, other, 0.0)), unranked)
+        return _with_verdict(
+            _metric_row("energy a sample", "J", value_a, value_b, is_over(value_a, value_b, 0.0)), unranked
+        )
 
     def _loss(self) -> ComparisonRow:
-        one, other = self._a.loss.last, self._b.loss.last
+        value_a, value_b = self._a.loss.last, self._b.loss.last
         steps, other_steps = (result.steps.warmup + result.steps.measured for result in (self._a, self._b))
-        row = _metric_row("last loss", "", one, other, is_over(one, other, 0.0), None)
+        row = _metric_row("last loss", "", value_a, value_b, is_over(value_a, value_b, 0.0), None)
         return _with_verdict(row, None if steps == other_steps else OTHER_STEPS)
 
 
 def _phase(name: str, a: Result, b: Result) -> ComparisonRow | None:
     """The row of a phase by its own spread; None when a result does not hold that, or has too few steps."""
-    one, other = (getattr(result.step_ms, name) for result in (a, b))
+    value_a, value_b = (getattr(result.step_ms, name) for result in (a, b))
     errors, steps = [], []
     for result in (a, b):
         mad, step = result.step_ms.mad.get(name), result.step_ms.p50
@@ -208,15 +214,19 @@ def _phase(name: str, a: Result, b: Result) -> ComparisonRow | None:
         errors.append(MEDIAN_ERROR * MAD_TO_SIGMA * mad / math.sqrt(result.steps.measured))
         steps.append(step)
     floor = LEAST_OF_A_STEP * max(steps)
-    if one <= 0 or other <= 0:
+    if value_a <= 0 or value_b <= 0:
         # Without a ratio to take a logarithm of, the milliseconds themselves are compared.
         return _metric_row(
-            f"step: {name}", "ms", one, other, abs(other - one) > max(floor, ERRORS_APART * math.hypot(*errors))
+            f"step: {name}",
+            "ms",
+            value_a,
+            value_b,
+            abs(value_b - value_a) > max(floor, ERRORS_APART * math.hypot(*errors)),
         )
-    noise = ERRORS_APART * math.hypot(errors[0] / one, errors[1] / other)
-    noise = max(noise, math.log1p(floor / max(one, other)))
-    row = _metric_row(f"step: {name}", "ms", one, other, is_over(one, other, noise))
-    return replace(row, interval_percent=ratio_interval(one, other, noise))
+    noise = ERRORS_APART * math.hypot(errors[0] / value_a, errors[1] / value_b)
+    noise = max(noise, math.log1p(floor / max(value_a, value_b)))
+    row = _metric_row(f"step: {name}", "ms", value_a, value_b, is_over(value_a, value_b, noise))
+    return replace(row, interval_percent=ratio_interval(value_a, value_b, noise))
 
 
 def _metric_row(

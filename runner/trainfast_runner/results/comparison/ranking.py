@@ -41,8 +41,8 @@ def other_work(a: Result, b: Result) -> str | None:
         return OTHER_BATCH
     worlds = a.actual.world_size, b.actual.world_size
     shared_out = None not in worlds and worlds[0] != worlds[1]
-    one, other = run_knobs(a), run_knobs(b)
-    return OTHER_DEVICES if shared_out or any(one.get(n) != other.get(n) for n in DEVICE_KNOBS) else None
+    knobs_a, knobs_b = run_knobs(a), run_knobs(b)
+    return OTHER_DEVICES if shared_out or any(knobs_a.get(name) != knobs_b.get(name) for name in DEVICE_KNOBS) else None
 
 
 def _shapes_differ(a: Actual, b: Actual) -> bool:
