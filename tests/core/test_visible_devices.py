@@ -11,7 +11,7 @@ from stand_in import Gpu, Machine
 
 from trainfast_runner.machine import training_python
 from trainfast_runner.machine.devices import Machine as Seen
-from trainfast_runner.machine.devices import _asked_of_cuda, detect_machine
+from trainfast_runner.machine.devices import _cuda_devices, detect_machine
 from trainfast_runner.machine.gpus import presence
 
 CUDA = {"torch": "2.13.0", "torch.version.cuda": "13.0", "torch.version.hip": None}
@@ -196,12 +196,12 @@ def cuda_counts(monkeypatch: pytest.MonkeyPatch):
     """`cuda_counts(uuids)` is the order in which torch, were it a CUDA build, would list the GPUs."""
 
     def say(*uuids: str) -> None:
-        _asked_of_cuda.cache_clear()
+        _cuda_devices.cache_clear()
         answer = training_python.CudaDevices(tuple("a GPU" for _ in uuids), tuple(uuid for uuid in uuids if uuid))
         monkeypatch.setattr(training_python, "cuda_devices", lambda executable, environment: answer)
 
     yield say
-    _asked_of_cuda.cache_clear()
+    _cuda_devices.cache_clear()
 
 
 def test_numbers_on_mixed_cards_mean_what_cuda_means(cuda_counts) -> None:

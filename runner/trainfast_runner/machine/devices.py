@@ -89,13 +89,13 @@ class Machine:
         if isinstance(devices, int):
             if devices > len(usable):
                 raise UserError(
-                    f"devices={devices}, but there {_are(len(usable))}{self._why_no_more()}",
+                    f"devices={devices}, but there {_count_phrase(len(usable))}{self._why_no_more()}",
                     key="devices",
                     allowed=[f"1 to {len(usable)}"],
                     advice=f"devices={len(usable)}",
                 )
             return choose_count(usable, devices, self.topology)
-        return GpuChoice(tuple(self._at(index) for index in _indexes(devices)))
+        return GpuChoice(tuple(self._gpu_at(index) for index in _indexes(devices)))
 
     def watched(self, watch: str | None, used: tuple[DeviceReading, ...]) -> tuple[DeviceReading, ...]:
         """The GPUs whose readings are joined to a run, by NVML index. Raises UserError."""
@@ -107,7 +107,7 @@ class Machine:
                 raise _no_such_gpu_error(f"watch={index}", index, len(self.nvml_gpus))
         return tuple(by_index[index] for index in _indexes(watch))
 
-    def _at(self, index: int) -> DeviceReading:
+    def _gpu_at(self, index: int) -> DeviceReading:
         """The GPU at this index among those a run may use. Raises UserError."""
         if index >= len(self.gpus):
             raise _no_such_gpu_error(f"devices={index}+", index, len(self.gpus))
@@ -215,7 +215,7 @@ def _with_gpus(machine: Machine, environment: Mapping[str, str], cuda_order: Cal
 
 
 @functools.lru_cache(maxsize=1)
-def _asked_of_cuda(executable: str, order: str | None) -> training_python.CudaDevices:
+def _cuda_devices(executable: str, order: str | None) -> training_python.CudaDevices:
     inherited = worker_scripts.own_environment()
     everything = {name: value for name, value in inherited.items() if name not in (VARIABLE, ORDER)}
     return training_python.cuda_devices(executable, everything | ({} if order is None else {ORDER: order}))
@@ -224,7 +224,7 @@ def _asked_of_cuda(executable: str, order: str | None) -> training_python.CudaDe
 def _cuda_order(python: str | None, environment: Mapping[str, str]) -> Sequence[str]:
     """The UUIDs of all GPUs in CUDA's order in this environment. Raises UserError if torch does not list them."""
     try:
-        uuids = _asked_of_cuda(training_python.find(python), environment.get(ORDER))
+        uuids = _cuda_devices(training_python.find(python), environment.get(ORDER))
     except UserError as error:
         raise order_unknown_error(environment, error.message) from None
     if not uuids.uuids:
@@ -260,7 +260,7 @@ def _indexes(text: int | str) -> list[int]:
 
 
 def _no_such_gpu_error(setting: str, index: int, count: int) -> UserError:
-    others = f"; there {_are(count)}" if count else " and no other one here"
+    others = f"; there {_count_phrase(count)}" if count else " and no other one here"
     return UserError(
         f"{setting}: there is no GPU {index}{others}",
         key=setting.partition("=")[0],
@@ -268,5 +268,5 @@ def _no_such_gpu_error(setting: str, index: int, count: int) -> UserError:
     )
 
 
-def _are(count: int) -> str:
+def _count_phrase(count: int) -> str:
     return "is 1" if count == 1 else f"are {count}" if count else "is none"

@@ -20,8 +20,8 @@ def extensions_directory(python: str, versions: Mapping[str, str | None]) -> Pat
     It lies below TORCH_EXTENSIONS_DIR if that is set, but is never that itself, where a user's own script may build.
     """
     names = [f"{name}{versions.get(name)}" for name in ("torch", "deepspeed")]
-    given = os.environ.get("TORCH_EXTENSIONS_DIR")
-    base = Path(given) / "trainfast" if given else cache_directory() / "extensions"
+    configured = os.environ.get("TORCH_EXTENSIONS_DIR")
+    base = Path(configured) / "trainfast" if configured else cache_directory() / "extensions"
     return base / "-".join([*names, hashlib.sha256(python.encode()).hexdigest()[:8]])
 
 
@@ -46,16 +46,16 @@ def missing_tool(python: str) -> tuple[str, str] | None:
 
 def has_libaio(python: str) -> bool:
     """True if a program with libaio's header compiles and links, as DeepSpeed's async_io must."""
-    compiler_at = compiler(python)
-    if compiler_at is None:
+    compiler_path = compiler(python)
+    if compiler_path is None:
         return False
     try:
-        done = subprocess.run(
-            [compiler_at, "-x", "c++", "-", "-o", os.devnull, "-laio"],
+        result = subprocess.run(
+            [compiler_path, "-x", "c++", "-", "-o", os.devnull, "-laio"],
             input=USES_LIBAIO,
             capture_output=True,
             timeout=30,
         )
     except (OSError, subprocess.TimeoutExpired):
         return False
-    return done.returncode == 0
+    return result.returncode == 0

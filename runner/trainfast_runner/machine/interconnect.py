@@ -86,7 +86,7 @@ def meaning(topology: Topology) -> list[str]:
             return [f"No GPU to draw: {missing}. Until then devices=cpu trains on the CPU."]
         return [f"No GPU to draw, runs train on the CPU: {missing}."]
     answering = [index for index, device in enumerate(topology.devices) if device.error is None]
-    silent = _silent([device for device in topology.devices if device.error is not None])
+    silent = _silent_note([device for device in topology.devices if device.error is not None])
     if len(answering) < 2:
         single = "One GPU: strategy=single; nothing has to be sent to another."
         return [*silent, *([single] if answering else []), *_pcie(topology.devices)]
@@ -97,7 +97,7 @@ def meaning(topology: Topology) -> list[str]:
     return [*lines, *_pcie(topology.devices), *_affinity(topology.devices)]
 
 
-def _silent(devices: Sequence[TopologyDevice]) -> list[str]:
+def _silent_note(devices: Sequence[TopologyDevice]) -> list[str]:
     if not devices:
         return []
     verb = "does" if len(devices) == 1 else "do"

@@ -48,7 +48,7 @@ class Inspection:
 
 
 def inspect(
-    python: str | None, model: dict[str, Any], objective: str, count: bool = False, attention: bool = False
+    python: str | None, model: dict[str, Any], training_objective: str, count: bool = False, attention: bool = False
 ) -> Inspection:
     """Inspect the training Python's packages, and the model's configuration by its transformers.
 
@@ -56,7 +56,7 @@ def inspect(
     imported and the parameters are counted without memory, with `attention` to ask the model's class. Raises UserError.
     """
     executable = find(python)
-    request = json.dumps({"model": model, "objective": objective}, sort_keys=True)
+    request = json.dumps({"model": model, "objective": training_objective}, sort_keys=True)
     flags = [*(["--count"] if count else []), *(["--attention"] if attention else [])]
     remembered = cache_directory() / "inspected" / f"{stamp(executable, request, ' '.join(flags))}.json"
     answer = read_cached(remembered, dict[str, Any])

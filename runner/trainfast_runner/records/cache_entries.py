@@ -38,7 +38,7 @@ def unneeded(cache: Path, older_than_s: float, now_s: float, *, is_training: boo
         Unneeded(path, disk_bytes(path), why)
         for name in (*FILES, *(() if is_training else FOLDERS))
         for path in sorted((cache / name).glob("*"))
-        if (why := _why(path, older_than_s, now_s)) is not None
+        if (why := _why_unneeded(path, older_than_s, now_s)) is not None
     ]
 
 
@@ -72,7 +72,7 @@ def disk_bytes(path: Path) -> int:
     return total
 
 
-def _why(path: Path, older_than_s: float, now_s: float) -> str | None:
+def _why_unneeded(path: Path, older_than_s: float, now_s: float) -> str | None:
     try:
         status = path.lstat()
         if path.suffix == ".lock":

@@ -17,7 +17,7 @@ _FALLOC_KEEP_SIZE, _FALLOC_PUNCH_HOLE = 0x01, 0x02
 _PAGE = 1 << 12
 
 
-def _mark(dropped_bytes: int) -> bytes:
+def _dropped_mark(dropped_bytes: int) -> bytes:
     return f"[trainfast-tui: {dropped_bytes} bytes of output were dropped here]\n".encode()
 
 
@@ -28,9 +28,9 @@ class CappedFile:
     behind the head was cut instead. `mark` makes the line that stands for dropped bytes in the compacted file.
     """
 
-    def __init__(self, path: Path, cap_bytes: int = CAP_BYTES, mark: Callable[[int], bytes] = _mark) -> None:
+    def __init__(self, path: Path, cap_bytes: int = CAP_BYTES, mark: Callable[[int], bytes] = _dropped_mark) -> None:
         self.path = path
-        self._mark = mark
+        self._dropped_mark = mark
         self.dropped_bytes = 0
         self.truncated = False
         self.cap_bytes = cap_bytes
@@ -72,7 +72,7 @@ class CappedFile:
         head = head[: head.rfind(b"\n") + 1] or head + b"\n"
         # A hole ends within a line; after a truncation the next write begins one.
         whole_lines = 0 if self.truncated else tail.find(b"\n") + 1
-        write_atomically(self.path, head + self._mark(self.dropped_bytes) + tail[whole_lines:])
+        write_atomically(self.path, head + self._dropped_mark(self.dropped_bytes) + tail[whole_lines:])
 
 
 def _punch(fd: int, start: int, length: int) -> bool:

@@ -34,8 +34,8 @@ def new_id(stamp: str, name: str, otherwise: str) -> str:
 
 def home_directory() -> Path:
     """`$TRAINFAST_HOME`, or `trainfast-tui` in the XDG state directory. Need not exist."""
-    given = os.environ.get("TRAINFAST_HOME")
-    expanded = os.path.expanduser(given or platformdirs.user_state_dir("trainfast-tui"))
+    configured = os.environ.get("TRAINFAST_HOME")
+    expanded = os.path.expanduser(configured or platformdirs.user_state_dir("trainfast-tui"))
     if expanded.startswith("~"):
         # A user without an entry in the password file, as containers have them, and without HOME.
         whose = expanded.partition("/")[0]

@@ -146,7 +146,7 @@ def process_event(
     used = process.memory_used_bytes
     memory = "" if used is None else f" with {process_memory(used)}"
     same_host = sees_host_pids() if host_pids is None else host_pids
-    who = f"{_name(process.pid)} (pid {process.pid})" if same_host else f"process {process.pid} of the host"
+    who = f"{_process_name(process.pid)} (pid {process.pid})" if same_host else f"process {process.pid} of the host"
     return Event(
         t_ns=t_ns,
         kind=kind,
@@ -158,7 +158,7 @@ def process_event(
     )
 
 
-def _name(pid: int) -> str:
+def _process_name(pid: int) -> str:
     """The kernel's name of the process; "a process" when it has ended or is hidden."""
     try:
         return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip() or "a process"

@@ -43,8 +43,8 @@ def _throttling(gpu: DeviceReading) -> Iterator[Ailment]:
         yield Ailment(
             f"slowed down now: {throttle.cause_words(name)}{at}", CURES.get(name, f"{COOLING}; or {POWER_SUPPLY}")
         )
-    left = degrees_left(gpu)
-    if not reasons and left is not None and left <= 0:
+    headroom_c = degrees_left(gpu)
+    if not reasons and headroom_c is not None and headroom_c <= 0:
         yield Ailment(f"as hot as it may be{at}: it is about to slow down", COOLING)
 
 

@@ -45,15 +45,15 @@ def load() -> Binding:
     try:
         module = importlib.import_module("pynvml")
     except (Exception, SystemExit) as error:
-        if (where := _found_at()) is None:
+        if (where := _pynvml_path()) is None:
             return Binding(failure=NO_BINDING)
         what = f"the pynvml module cannot be imported ({type(error).__name__})"
         return Binding(failure=f"{what}. Cure: {cure(where)}")
-    return judged(module)
+    return checked_binding(module)
 
 
 def ask_once(read: Callable[[ModuleType], T]) -> T | str:
-    """Open NVML, return what `read` makes of it, and close it; when it does not answer, the reason in words."""
+    """Open NVML, return the result of `read`, and close NVML; if it does not answer, return the reason in words."""
     loaded = load()
     nv = loaded.module
     if nv is None:
@@ -69,7 +69,7 @@ def ask_once(read: Callable[[ModuleType], T]) -> T | str:
         return failures.initialization(getattr(error, "value", failures.UNKNOWN), str(error))
 
 
-def asked(nv: ModuleType, ask: Callable[[], Any]) -> Any:
+def answer_or_none(nv: ModuleType, ask: Callable[[], Any]) -> Any:
     """The answer, or None when this GPU, driver or binding gives none."""
     try:
         return ask()
@@ -86,7 +86,7 @@ def cure(where: str) -> str:
     return f"rename {file}, or take its folder out of PYTHONPATH; if there is then no pynvml, pip install nvidia-ml-py"
 
 
-def _found_at() -> str | None:
+def _pynvml_path() -> str | None:
     """The file that `import pynvml` runs; None when there is none."""
     try:
         spec = importlib.util.find_spec("pynvml")
@@ -95,7 +95,7 @@ def _found_at() -> str | None:
     return spec.origin if spec is not None else None
 
 
-def judged(module: ModuleType) -> Binding:
+def checked_binding(module: ModuleType) -> Binding:
     """The binding of an imported module: with a failure if it is of no use, a warning if it is not nvidia-ml-py's."""
     error = getattr(module, "NVMLError", None)
     is_error = isinstance(error, type) and issubclass(error, Exception)

@@ -109,7 +109,7 @@ class Device:
         missing."""
         absent: dict[str, str] = {}
         values: dict[str, Any] = {}
-        for query, ask in self._asked(sparse):
+        for query, ask in self._due_queries(sparse):
             try:
                 values.update(zip(query.fields, ask(nv, self.handle), strict=True))
             except nv.NVMLError as error:
@@ -122,7 +122,7 @@ class Device:
                 self._keep(query, values, absent)
         absent = self._sparse_failures | absent
         self._read_fields(nv, values, absent, sparse=sparse)
-        self._judge(values, t_ns)
+        self._decode_throttling(values, t_ns)
         missing = self._never_answered() if not absent else self._never_answered() | self._by_key(absent)
         return self._reading(t_ns, self._kept | values), missing
 
@@ -134,7 +134,7 @@ class Device:
             if field in absent:
                 self._sparse_failures[field] = absent[field]
 
-    def _asked(self, sparse: bool) -> list[tuple[Query, Ask]]:
+    def _due_queries(self, sparse: bool) -> list[tuple[Query, Ask]]:
         """The calls that are due, worked out once: a tick is to cost as little as it can."""
         if sparse not in self._due:
             self._due[sparse] = [
@@ -181,7 +181,7 @@ class Device:
         if sparse:
             self._kept.update({name: values[name] for name in _SPARSE_FIELDS & values.keys()})
 
-    def _judge(self, values: dict[str, Any], t_ns: int) -> None:
+    def _decode_throttling(self, values: dict[str, Any], t_ns: int) -> None:
         """Turn raw throttle bits into names, and drop counters that misbehave."""
         bits = values.get("throttle_reasons")
         shown: set[str] | None = None

@@ -119,14 +119,18 @@ class FieldBatch:
         ]
         wanted = [*FIELDS, *(entry for _, entries in candidates for entry in entries)]
         entries = dict(zip(wanted, Question(nv, wanted).ask(nv, handle), strict=True))
-        self.answered = [field for field in FIELDS if _usable(field, entries[field])]
-        self.absent = {field.name: _why(field, entries[field]) for field in FIELDS if field not in self.answered}
+        self.answered = [field for field in FIELDS if _is_usable(field, entries[field])]
+        self.absent = {
+            field.name: _failure_text(field, entries[field]) for field in FIELDS if field not in self.answered
+        }
         self._spare = [
-            (label, fields) for label, fields in candidates if all(_usable(field, entries[field]) for field in fields)
+            (label, fields)
+            for label, fields in candidates
+            if all(_is_usable(field, entries[field]) for field in fields)
         ]
         self._wrapping = {}
         first = candidates[0][1]
-        self.use_spare({field.name: _why(field, entries[field]) for field in first})
+        self.use_spare({field.name: _failure_text(field, entries[field]) for field in first})
         values, _ = self._read(self.answered, [entries[field] for field in self.answered])
         return values
 
@@ -205,7 +209,7 @@ class Unwrapped:
         return self._total
 
 
-def _usable(field: NvmlField, entry: Entry) -> bool:
+def _is_usable(field: NvmlField, entry: Entry) -> bool:
     """True if the entry holds a value or a passing failure; the call succeeds even for unknown fields."""
     kind, code, _ = entry
     if code != 0:
@@ -213,7 +217,7 @@ def _usable(field: NvmlField, entry: Entry) -> bool:
     return kind == UNSIGNED_LONG_LONG if field.ullong else kind in _BITS
 
 
-def _why(field: NvmlField, entry: Entry) -> str:
+def _failure_text(field: NvmlField, entry: Entry) -> str:
     _, code, _ = entry
     if code == 0:
         return f"this driver means something else by field {field.number}"

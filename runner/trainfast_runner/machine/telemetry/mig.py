@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
 
-from trainfast_runner.machine.telemetry.binding import ask_once, asked
+from trainfast_runner.machine.telemetry.binding import answer_or_none, ask_once
 from trainfast_runner.machine.telemetry.capabilities import Handle
 from trainfast_runner.machine.telemetry.device import as_text
 from trainfast_runner.records.tick import MIG_PREFIX
@@ -47,21 +47,21 @@ def _of_gpu(nv: ModuleType, index: int) -> list[Instance]:
     instances = []
     for position in range(slot_count):
         # Places without an instance answer NotFound.
-        handle = asked(nv, partial(nv.nvmlDeviceGetMigDeviceHandleByIndex, gpu, position))
+        handle = answer_or_none(nv, partial(nv.nvmlDeviceGetMigDeviceHandleByIndex, gpu, position))
         if handle is not None and (instance := _instance(nv, handle, index, gpu_uuid)) is not None:
             instances.append(instance)
     return instances
 
 
 def _instance(nv: ModuleType, handle: Handle, gpu_index: int, gpu_uuid: str) -> Instance | None:
-    uuid = asked(nv, lambda: as_text(nv.nvmlDeviceGetUUID(handle)))
+    uuid = answer_or_none(nv, lambda: as_text(nv.nvmlDeviceGetUUID(handle)))
     if uuid is None:
         return None
     return Instance(
         uuid=uuid,
-        name=asked(nv, lambda: as_text(nv.nvmlDeviceGetName(handle))),
+        name=answer_or_none(nv, lambda: as_text(nv.nvmlDeviceGetName(handle))),
         gpu_index=gpu_index,
         gpu_uuid=gpu_uuid,
-        gpu_instance=asked(nv, lambda: nv.nvmlDeviceGetGpuInstanceId(handle)),
-        compute_instance=asked(nv, lambda: nv.nvmlDeviceGetComputeInstanceId(handle)),
+        gpu_instance=answer_or_none(nv, lambda: nv.nvmlDeviceGetGpuInstanceId(handle)),
+        compute_instance=answer_or_none(nv, lambda: nv.nvmlDeviceGetComputeInstanceId(handle)),
     )

@@ -122,7 +122,7 @@ class Nvml:
         self._renew_durations()
         devices = list(self._devices)
         answered = self._read_all(devices, t_ns, missing) if self._open else {}
-        readings = [answered.get(device.index) or self._silent(device, missing) for device in devices]
+        readings = [answered.get(device.index) or self._silent_reading(device, missing) for device in devices]
         if self._open and any(device.lost for device in devices):
             # After the readings: opening the driver again can take seconds, and the others must not wait for it.
             self._open_when_due(t_ns)
@@ -169,7 +169,7 @@ class Nvml:
             if hang is not None and not hang.job.over:
                 device.error = failures.slow(hang.job.age_s, "this GPU")
 
-    def _silent(self, device: Device, missing: dict[str, str]) -> DeviceReading:
+    def _silent_reading(self, device: Device, missing: dict[str, str]) -> DeviceReading:
         sentence = device.error or self.failure or failures.VANISHED
         missing[f"gpu{device.index}"] = sentence
         return device.failed_reading(sentence)

@@ -40,11 +40,11 @@ _HW_SLOWDOWN = _BY_NAME["hw_slowdown"].bit
 
 def decode(bits: int) -> list[str]:
     """Names of the bits that are set, lowest first; a bit without a name becomes hex such as "0x200"."""
-    return list(_decoded(bits))
+    return list(_reason_names(bits))
 
 
 @functools.lru_cache(maxsize=64)
-def _decoded(bits: int) -> tuple[str, ...]:
+def _reason_names(bits: int) -> tuple[str, ...]:
     names = [reason.name for reason in REASONS if bits & reason.bit]
     unknown = bits & ~sum(reason.bit for reason in REASONS)
     while unknown:

@@ -54,12 +54,12 @@ class _Round:
 
     jobs: Sequence[Job[Any]]
     ended: threading.Event = field(default_factory=threading.Event)
-    left: bool = False
+    abandoned: bool = False
     """True once the round is abandoned: no further call is begun."""
 
     def run(self) -> None:
         for job in self.jobs:
-            if self.left:
+            if self.abandoned:
                 return
             job.run()
         self.ended.set()
@@ -92,7 +92,7 @@ class TimedCalls:
             hung = self._wait(begun, timeout_s)
             if hung is None:
                 return
-            begun.left = True
+            begun.abandoned = True
             timeout_s = max(timeout_s / 2, min(timeout_s, _LEAST_S))
             self.close()
             waiting = waiting[waiting.index(hung) + 1 :]
@@ -118,11 +118,11 @@ class TimedCalls:
             if left_s <= 0 and current.began_s is not None:
                 self.cut_short = self.cut_short or limit_s < timeout_s
                 return current
-            slice_s = min(max(left_s, _SHORTEST_S), _LONGEST_S)
-            if begun.ended.wait(slice_s):
+            wait_s = min(max(left_s, _SHORTEST_S), _LONGEST_S)
+            if begun.ended.wait(wait_s):
                 return None
             # A machine that had no time for this thread had none for the call either.
-            stalled_s += max(0.0, time.monotonic() - now_s - slice_s)
+            stalled_s += max(0.0, time.monotonic() - now_s - wait_s)
 
 
 def _work(rounds: queue.SimpleQueue[_Round | None]) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from trainfast_runner.machine.telemetry import failures
-from trainfast_runner.machine.telemetry.binding import ask_once, asked
+from trainfast_runner.machine.telemetry.binding import answer_or_none, ask_once
 from trainfast_runner.machine.telemetry.capabilities import Handle
 from trainfast_runner.machine.telemetry.device import as_text
 
@@ -120,14 +120,14 @@ def _read_topology(nv: ModuleType) -> Topology:
 
 
 def _device(nv: ModuleType, handle: Handle, index: int) -> TopologyDevice:
-    bus = asked(nv, lambda: as_text(nv.nvmlDeviceGetPciInfo(handle).busId))
+    bus = answer_or_none(nv, lambda: as_text(nv.nvmlDeviceGetPciInfo(handle).busId))
     bus = None if bus is None else _bus_id(bus)
-    memory = asked(nv, lambda: nv.nvmlDeviceGetMemoryInfo(handle).total)
+    memory = answer_or_none(nv, lambda: nv.nvmlDeviceGetMemoryInfo(handle).total)
     pcie = {
-        "pcie_generation": asked(nv, lambda: nv.nvmlDeviceGetCurrPcieLinkGeneration(handle)),
-        "pcie_generation_max": asked(nv, lambda: nv.nvmlDeviceGetMaxPcieLinkGeneration(handle)),
-        "pcie_width": asked(nv, lambda: nv.nvmlDeviceGetCurrPcieLinkWidth(handle)),
-        "pcie_width_max": asked(nv, lambda: nv.nvmlDeviceGetMaxPcieLinkWidth(handle)),
+        "pcie_generation": answer_or_none(nv, lambda: nv.nvmlDeviceGetCurrPcieLinkGeneration(handle)),
+        "pcie_generation_max": answer_or_none(nv, lambda: nv.nvmlDeviceGetMaxPcieLinkGeneration(handle)),
+        "pcie_width": answer_or_none(nv, lambda: nv.nvmlDeviceGetCurrPcieLinkWidth(handle)),
+        "pcie_width_max": answer_or_none(nv, lambda: nv.nvmlDeviceGetMaxPcieLinkWidth(handle)),
     }
     below = [
         what
@@ -141,8 +141,8 @@ def _device(nv: ModuleType, handle: Handle, index: int) -> TopologyDevice:
         bus_id=bus,
         memory_total_bytes=memory,
         pcie_below_max="+".join(below) or None,
-        busy_percent=asked(nv, lambda: nv.nvmlDeviceGetUtilizationRates(handle).gpu),
-        cpu_affinity=asked(nv, lambda: _cpus(nv, handle)),
+        busy_percent=answer_or_none(nv, lambda: nv.nvmlDeviceGetUtilizationRates(handle).gpu),
+        cpu_affinity=answer_or_none(nv, lambda: _cpus(nv, handle)),
         numa_node=_numa_node(nv, handle, bus),
         **pcie,
     )
@@ -162,7 +162,7 @@ def _cpus(nv: ModuleType, handle: Handle) -> str | None:
 
 def _numa_node(nv: ModuleType, handle: Handle, bus_id: str | None) -> int | None:
     """The one memory node nearest to the GPU, from NVML, else from sysfs; None on a machine that has only one."""
-    nodes = asked(nv, lambda: list(_bits(nv.nvmlDeviceGetMemoryAffinity(handle, 1, _NODE_SCOPE))))
+    nodes = answer_or_none(nv, lambda: list(_bits(nv.nvmlDeviceGetMemoryAffinity(handle, 1, _NODE_SCOPE))))
     if nodes:
         return int(nodes[0])
     try:
@@ -205,9 +205,9 @@ class _Links:
                 # Not supported, or past the last link.
                 return
             self.up = (self.up or 0) + bool(is_up)
-            if is_up and asked(nv, partial(nv.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)) == _SWITCH:
+            if is_up and answer_or_none(nv, partial(nv.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)) == _SWITCH:
                 self.switched += 1
-            elif is_up and (end := asked(nv, partial(nv.nvmlDeviceGetNvLinkRemotePciInfo, handle, link))):
+            elif is_up and (end := answer_or_none(nv, partial(nv.nvmlDeviceGetNvLinkRemotePciInfo, handle, link))):
                 self.ends.append(_bus_id(as_text(end.busId)))
 
 
@@ -218,7 +218,7 @@ def _link(nv: ModuleType, handles: list[Handle], links: list[_Links], buses: lis
         return f"NV{bonded}"
     if handles[a] is None or handles[b] is None:
         return UNKNOWN
-    level = asked(nv, lambda: nv.nvmlDeviceGetTopologyCommonAncestor(handles[a], handles[b]))
+    level = answer_or_none(nv, lambda: nv.nvmlDeviceGetTopologyCommonAncestor(handles[a], handles[b]))
     return ANCESTORS.get(level, UNKNOWN)
 
 
@@ -228,12 +228,12 @@ def _through_switch(nv: ModuleType, handles: list[Handle], links: list[_Links], 
     if not bonded:
         return 0
     # GPUs of two partitions hang on switches too, and cannot reach each other over them.
-    status = asked(nv, lambda: nv.nvmlDeviceGetP2PStatus(handles[a], handles[b], _NVLINK))
+    status = answer_or_none(nv, lambda: nv.nvmlDeviceGetP2PStatus(handles[a], handles[b], _NVLINK))
     return bonded if status in (None, 0) else 0
 
 
 def _peer_access(nv: ModuleType, a: Handle, b: Handle) -> str | None:
     if a is None or b is None:
         return None
-    status = asked(nv, lambda: nv.nvmlDeviceGetP2PStatus(a, b, _READ))
+    status = answer_or_none(nv, lambda: nv.nvmlDeviceGetP2PStatus(a, b, _READ))
     return None if status is None else PEER_ACCESS.get(status, "not known")

@@ -18,7 +18,7 @@ OnXid = Callable[[int, int, int], None]
 _XID_EVENTS: Final = 0x8
 """nvmlEventTypeXidCriticalError of nvml.h."""
 _TIMEOUT: Final = 10
-_SLICE_MS: Final = 250
+_WAIT_MS: Final = 250
 """One wait in the driver; the watch can only be ended between two of them."""
 _WHOLE_GPU: Final = 0xFFFFFFFF
 """gpuInstanceId of nvmlEventData_t for an error that NVML attributes to no single instance."""
@@ -74,7 +74,7 @@ class XidWatch:
     def stop(self) -> bool:
         """Ends the waiting; takes up to a quarter of a second. False when a call into the driver does not come back."""
         self._stopping.set()
-        self._thread.join(2 * _SLICE_MS / 1000)
+        self._thread.join(2 * _WAIT_MS / 1000)
         return not self._thread.is_alive()
 
     def _sign_up(self) -> Any:
@@ -83,14 +83,14 @@ class XidWatch:
         try:
             events = nv.nvmlEventSetCreate()
         except (nv.NVMLError, AttributeError) as error:
-            self.missing = dict.fromkeys([*self._handles, *self._instances], _why(error))
+            self.missing = dict.fromkeys([*self._handles, *self._instances], _reason(error))
             return None
         refused = {}
         for index, handle in self._handles.items():
             try:
                 nv.nvmlDeviceRegisterEvents(handle, _XID_EVENTS, events)
             except nv.NVMLError as error:
-                refused[index] = _why(error)
+                refused[index] = _reason(error)
         self.missing = self.missing | refused
         return events if len(refused) < len(self._handles) else None
 
@@ -102,7 +102,7 @@ class XidWatch:
             return
         while not self._stopping.is_set():
             try:
-                event = nv.nvmlEventSetWait_v2(events, _SLICE_MS)
+                event = nv.nvmlEventSetWait_v2(events, _WAIT_MS)
             except nv.NVMLError as error:
                 if error.value == failures.UNINITIALIZED:
                     break
@@ -114,8 +114,8 @@ class XidWatch:
             if event.eventType == _XID_EVENTS and index is not None:
                 t_ns = time.monotonic_ns()
                 hit = [part for part, number in parts.get(index, []) if event.gpuInstanceId in (number, _WHOLE_GPU)]
-                for one in (index, *hit):
-                    self._on_xid(t_ns, one, event.eventData)
+                for affected in (index, *hit):
+                    self._on_xid(t_ns, affected, event.eventData)
         with contextlib.suppress(nv.NVMLError):
             nv.nvmlEventSetFree(events)
 
@@ -127,7 +127,7 @@ class XidWatch:
                 gpu = self._indexes.get(_address(nv.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)))
                 number = nv.nvmlDeviceGetGpuInstanceId(handle)
             except (nv.NVMLError, AttributeError) as error:
-                self.missing = self.missing | {index: _why(error)}
+                self.missing = self.missing | {index: _reason(error)}
                 continue
             if gpu is not None:
                 by_gpu[gpu].append((index, number))
@@ -138,6 +138,6 @@ def _address(handle: Handle) -> int | None:
     return ctypes.cast(handle, ctypes.c_void_p).value
 
 
-def _why(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     code = getattr(error, "value", None)
     return failures.BINDING_TOO_OLD if code is None else failures.reading(code, str(error))
