@@ -31,10 +31,10 @@ class CallFields:
     order: tuple[str, ...] = ()
     displaced: dict[str, str] = field(default_factory=dict)
 
-    def name_in(self, name: str, given: Container[str]) -> str:
-        """The name under which an argument stands among `given`, a container of names; else its own."""
+    def name_in(self, name: str, names: Container[str]) -> str:
+        """The name under which an argument stands among `names`; else its own."""
         alias = self.aliases.get(name)
-        return alias if alias is not None and alias in given else name
+        return alias if alias is not None and alias in names else name
 
     def is_added(self, name: str) -> bool:
         """True if the argument has to be written where it does not stand yet."""

@@ -59,28 +59,28 @@ class ForeignKnobs:
 
 def from_trainer_fields(fields: dict[str, Any]) -> ForeignKnobs:
     """Knobs of the fields of a TrainingArguments call."""
-    rest = {RENAMED.get(name, name): value for name, value in fields.items() if name not in IGNORED}
+    remaining = {RENAMED.get(name, name): value for name, value in fields.items() if name not in IGNORED}
     foreign = ForeignKnobs({}, [])
-    halves = {name: rest.pop(name) for name in ("bf16", "fp16", "tf32") if name in rest}
+    halves = {name: remaining.pop(name) for name in ("bf16", "fp16", "tf32") if name in remaining}
     if halves:
         foreign.knobs["precision"] = next((name for name, on in halves.items() if on), "fp32")
-    if (mixed := rest.pop("mixed_precision", None)) is not None:
+    if (mixed := remaining.pop("mixed_precision", None)) is not None:
         foreign.take("precision", "fp32" if mixed == "no" else mixed, f"mixed_precision={mixed!r}")
-    if rest.pop("use_cpu", False):
+    if remaining.pop("use_cpu", False):
         foreign.knobs["devices"] = "cpu"
-    compiled, mode = rest.pop("torch_compile", None), str(rest.pop("torch_compile_mode", None) or "default")
+    compiled, mode = remaining.pop("torch_compile", None), str(remaining.pop("torch_compile_mode", None) or "default")
     if compiled is not None:
         foreign.take(
             "compile", mode.removesuffix("-no-cudagraphs") if compiled else "off", f"torch_compile_mode={mode!r}"
         )
-    deepspeed = rest.pop("deepspeed", None)
+    deepspeed = remaining.pop("deepspeed", None)
     if isinstance(deepspeed, dict):
         inner = from_deepspeed(deepspeed)
         foreign.knobs.update(inner.knobs)
         foreign.not_understood.extend(inner.not_understood)
     elif deepspeed is not None:
         foreign.not_understood.append(f"deepspeed={deepspeed!r}: import that file")
-    for name, value in rest.items():
+    for name, value in remaining.items():
         if name == "optim" and isinstance(value, str) and value in OPTIMS:
             foreign.knobs["optimizer"] = OPTIMS[value]
         elif name == "gradient_checkpointing" and isinstance(value, bool):
@@ -94,35 +94,35 @@ def from_trainer_fields(fields: dict[str, Any]) -> ForeignKnobs:
 
 def from_accelerate(table: dict[str, Any]) -> ForeignKnobs:
     """Knobs of a file for `accelerate launch --config_file`."""
-    rest = {name: value for name, value in table.items() if name not in IGNORED}
+    remaining = {name: value for name, value in table.items() if name not in IGNORED}
     foreign = ForeignKnobs({}, [])
-    mixed = rest.pop("mixed_precision", None)
+    mixed = remaining.pop("mixed_precision", None)
     if mixed is not None:
         # YAML 1.1 reads a bare `no` as false.
         foreign.take("precision", "fp32" if mixed in ("no", False) else mixed, f"mixed_precision: {mixed}")
-    kind, count = rest.pop("distributed_type", None), rest.pop("num_processes", 1)
+    kind, count = remaining.pop("distributed_type", None), remaining.pop("num_processes", 1)
     kinds = {"NO": "single", False: "single", "MULTI_GPU": "ddp", "FSDP": "fsdp"}
     if isinstance(kind, str | bool) and kind in kinds:
         foreign.knobs["strategy"] = kinds[kind]
     elif kind is not None:
         foreign.not_understood.append(f"distributed_type: {kind}")
-    if rest.pop("use_cpu", False):
+    if remaining.pop("use_cpu", False):
         foreign.knobs["devices"] = "cpu"
     elif isinstance(count, int) and count > 1:
         foreign.knobs["devices"] = count
-    dynamo = rest.pop("dynamo_config", None)
+    dynamo = remaining.pop("dynamo_config", None)
     if isinstance(dynamo, dict) and str(dynamo.get("dynamo_backend")).upper() == "INDUCTOR":
         foreign.take("compile", dynamo.get("dynamo_mode", "default"), "dynamo_mode")
     elif dynamo is not None:
         foreign.not_understood.append(f"dynamo_config: {dynamo}")
-    fsdp = foreign.section(rest, "fsdp_config")
+    fsdp = foreign.section(remaining, "fsdp_config")
     for key, name in (("fsdp_reshard_after_forward", "reshard"), ("fsdp_activation_checkpointing", "checkpointing")):
         value = fsdp.pop(key, None)
         if isinstance(value, bool):
             foreign.knobs[name] = ("on" if value else "off") if name == "reshard" else ("full" if value else "off")
     fsdp.pop("fsdp_version", None)
     fsdp.pop("fsdp_auto_wrap_policy", None)
-    foreign.not_understood.extend(f"{name}: {value}" for name, value in {**rest, **fsdp}.items())
+    foreign.not_understood.extend(f"{name}: {value}" for name, value in {**remaining, **fsdp}.items())
     return foreign
 
 
@@ -131,9 +131,9 @@ def from_deepspeed(config: dict[str, Any]) -> ForeignKnobs:
 
     Sizes of buckets are computed anew from the model, and "auto" is left to the Trainer.
     """
-    rest = {name: value for name, value in config.items() if name not in (*IGNORED, "train_batch_size")}
+    remaining = {name: value for name, value in config.items() if name not in (*IGNORED, "train_batch_size")}
     foreign = ForeignKnobs({}, [])
-    zero = foreign.section(rest, "zero_optimization")
+    zero = foreign.section(remaining, "zero_optimization")
     offload, parameters = foreign.section(zero, "offload_optimizer"), zero.get("offload_param")
     names = [
         name
@@ -146,7 +146,7 @@ def from_deepspeed(config: dict[str, Any]) -> ForeignKnobs:
         foreign.not_understood.append(f"zero_optimization.stage: {zero.get('stage')}")
     if offload.get("nvme_path"):
         foreign.knobs["offload_path"] = offload["nvme_path"]
-    halves = {name: dict(rest.pop(name)) for name in ("bf16", "fp16") if isinstance(rest.get(name), dict)}
+    halves = {name: dict(remaining.pop(name)) for name in ("bf16", "fp16") if isinstance(remaining.get(name), dict)}
     on = next((name for name, half in halves.items() if half.get("enabled") is True), None)
     if on is not None:
         pure = on == "bf16" and halves[on].get("bf16_master_weights_and_grads")
@@ -158,7 +158,7 @@ def from_deepspeed(config: dict[str, Any]) -> ForeignKnobs:
         "gradient_accumulation_steps": "grad_accum",
         "gradient_clipping": "grad_clip",
     }
-    for key, value in rest.items():
+    for key, value in remaining.items():
         if value == "auto":
             continue
         if key in same:

@@ -167,5 +167,5 @@ def own_command(text: str) -> RunSpec | None:
 
 def _preset(name: str, spec: RunSpec, knobs: KnobValues) -> str:
     default_values = defaults()
-    kept = {key: value for key, value in {**spec.knobs, **knobs}.items() if value != default_values[key]}
-    return preset_text(f"imported from {name}", spec.model, spec.data, kept)
+    changed_knobs = {key: value for key, value in {**spec.knobs, **knobs}.items() if value != default_values[key]}
+    return preset_text(f"imported from {name}", spec.model, spec.data, changed_knobs)

@@ -33,7 +33,7 @@ def edit_calls(source: str, file: str, calls: Sequence[CallFields]) -> tuple[str
     edits: list[Edit] = []
     notes: list[str] = []
     for wanted, nodes in called:
-        node = _one(wanted, nodes)
+        node = _only_call(wanted, nodes)
         if node is None:
             lines = ", ".join(str(node.lineno) for node in nodes)
             settings = ", ".join(f"{name}={value!r}" for name, value in wanted.fields.items() if wanted.is_added(name))
@@ -75,7 +75,7 @@ def calls_of(tree: ast.AST, functions: Sequence[str]) -> Iterator[ast.Call]:
                 yield node
 
 
-def _one(wanted: CallFields, nodes: list[ast.Call]) -> ast.Call | None:
+def _only_call(wanted: CallFields, nodes: list[ast.Call]) -> ast.Call | None:
     """The only call, or the only one that shuffles, as a loader for training does; None if several are left."""
     shuffling = [node for node in nodes if any(_is_shuffle(keyword) for keyword in node.keywords)]
     return nodes[0] if len(nodes) == 1 else shuffling[0] if len(shuffling) == 1 else None
@@ -87,8 +87,8 @@ def _is_shuffle(keyword: ast.keyword) -> bool:
 
 def call_edits(node: ast.Call, wanted: CallFields, offsets: ByteOffsets, file: str) -> tuple[list[Edit], list[str]]:
     """Edits that give a call its arguments, and sentences about those that are no literal."""
-    given = dict(zip(wanted.order, node.args, strict=False))
-    given |= {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg is not None}
+    arguments = dict(zip(wanted.order, node.args, strict=False))
+    arguments |= {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg is not None}
     edits: list[Edit] = []
     added: list[str] = []
     notes = [
@@ -97,21 +97,23 @@ def call_edits(node: ast.Call, wanted: CallFields, offsets: ByteOffsets, file: s
         if keyword.arg is None
     ]
     for field, value in wanted.fields.items():
-        name = wanted.name_in(field, given)
-        by = given.get(wanted.displaced.get(field, ""))
+        name = wanted.name_in(field, arguments)
+        by = arguments.get(wanted.displaced.get(field, ""))
         if by is not None:
             notes.append(f"{file}:{by.lineno}: {wanted.displaced[field]} makes the batches: {name} has to be {value!r}")
             continue
-        if name not in given:
+        if name not in arguments:
             added += [f"{name}={value!r}"] if wanted.is_added(field) else []
             continue
         try:
-            now = ast.literal_eval(given[name])
+            now = ast.literal_eval(arguments[name])
         except (ValueError, TypeError):
-            notes.append(f"{file}:{given[name].lineno}: {name} is {ast.unparse(given[name])}: make it {value!r}")
+            notes.append(
+                f"{file}:{arguments[name].lineno}: {name} is {ast.unparse(arguments[name])}: make it {value!r}"
+            )
             continue
         if now != value:
-            edits.append((*offsets.span(given[name]), repr(value)))
+            edits.append((*offsets.span(arguments[name]), repr(value)))
     return edits + ([_insertion(node, added, offsets)] if added else []), notes
 
 

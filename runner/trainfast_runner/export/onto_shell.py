@@ -169,16 +169,16 @@ def _edits(
         if name not in flags:
             added += [f"--{name} {new}"] if wanted.is_added(field) else []
             continue
-        flag, given = flags[name]
-        if given is not None and "$" in given.text:
-            notes.append(f"{file}: --{name} is {given.text}: make it {new}")
+        flag, value_word = flags[name]
+        if value_word is not None and "$" in value_word.text:
+            notes.append(f"{file}: --{name} is {value_word.text}: make it {new}")
         elif value is None:
-            gone = [flag] if given is None or given.begin < flag.end else [flag, given]
+            gone = [flag] if value_word is None or value_word.begin < flag.end else [flag, value_word]
             edits += [(word.begin, word.end, "") for word in gone]
-        elif given is None:
+        elif value_word is None:
             edits += [] if value is True else [(flag.end, flag.end, f" {new}")]
-        elif given.value.lower() != str(value).lower() and _number(given.value) != value:
-            edits.append((given.begin, given.end, new))
+        elif value_word.value.lower() != str(value).lower() and _number(value_word.value) != value:
+            edits.append((value_word.begin, value_word.end, new))
     return edits, added, notes
 
 
@@ -191,10 +191,10 @@ def flags_of(words: list[Word]) -> dict[str, tuple[Word, Word | None]]:
         name, equals, value = word.text[2:].partition("=")
         after = words[index + 1] if index + 1 < len(words) else None
         if equals:
-            given: Word | None = Word(value, word.end - len(value), word.end)
+            value_word: Word | None = Word(value, word.end - len(value), word.end)
         else:
-            given = after if after is not None and not after.text.startswith("--") else None
-        flags[name.replace("-", "_")] = (word, given)
+            value_word = after if after is not None and not after.text.startswith("--") else None
+        flags[name.replace("-", "_")] = (word, value_word)
     return flags
 
 

@@ -31,12 +31,12 @@ def preset(run: RunFile, knobs: KnobValues, _directory: Path) -> Written:
     """A preset of its own, whole, with the knobs that are not at their defaults."""
     alone = strategy_of(knobs).one_device and "devices" not in run.overrides
     default_values = defaults()
-    kept = {
+    changed_knobs = {
         name: value
         for name, value in knobs.items()
         if value != default_values[name] and BY_NAME[name].applies(knobs) and not (name == "devices" and alone)
     }
-    text = preset_text(run.title or run.preset, run.model, run.data, kept)
+    text = preset_text(run.title or run.preset, run.model, run.data, changed_knobs)
     return Written(text, [], f"{Path(run.preset).stem}.toml")
 
 

@@ -1,4 +1,4 @@
-"""The settings of a run of the user's own script: its command, a preset of it, or the arguments of its Trainer."""
+"""The settings of a run of the user's own script: as its command, a preset, or the arguments of its Trainer."""
 
 from __future__ import annotations
 

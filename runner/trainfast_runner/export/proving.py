@@ -34,7 +34,7 @@ def proof_of(run: RunFile, before: Result | None, exported: Exported, directory:
         raise UserError(f"{result.run_id} has no measured step: {result.reason}", key="--prove", exit_code=4)
     line = script_line(worker_lines(directory))
     ran = {} if line is None else {name: value for name, value in (line.ran or {}).items() if value is not None}
-    expected = _asked(run, exported)
+    expected = _exported_knobs(run, exported)
     unlike = [
         f"{name}={expected[name]} ran as {value}" for name, value in ran.items() if expected.get(name, value) != value
     ]
@@ -56,7 +56,7 @@ def proof_of(run: RunFile, before: Result | None, exported: Exported, directory:
     )
 
 
-def _asked(run: RunFile, exported: Exported) -> dict[str, Any]:
+def _exported_knobs(run: RunFile, exported: Exported) -> dict[str, Any]:
     """The knobs that the export sets, with their values."""
     if run.script is None or exported.to == "training-args":
         return import_settings(exported.text, exported.to, PLAIN_PRESET).knobs if exported.to != "preset" else {}

@@ -64,7 +64,7 @@ def trainer_fields(knobs: KnobValues) -> dict[str, object]:
         elif entry.name == "prefetch":
             fields |= {name: value} if knobs.get("workers") else {}
         elif name.isidentifier() and name.islower():
-            fields[name] = _plain(value)
+            fields[name] = _trainer_value(value)
     return fields
 
 
@@ -101,6 +101,6 @@ def _trainer_precision(precision: str) -> dict[str, object]:
     }
 
 
-def _plain(value: KnobValue) -> object:
+def _trainer_value(value: KnobValue) -> object:
     """Switches as booleans; full checkpointing is the Trainer's `True`."""
     return {"on": True, "off": False, "full": True}.get(value, value) if isinstance(value, str) else value

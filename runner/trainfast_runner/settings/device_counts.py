@@ -1,4 +1,4 @@
-"""Counts of a run: its devices, its processes and the slices of its global batch."""
+"""Counts of a run: its devices, its processes and the ranks that share out its global batch."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def with_devices(spec: RunSpec, machine: Machine) -> RunSpec:
 
 
 def data_parallel_degree(knobs: KnobValues, devices: int) -> int:
-    """Number of slices that `devices` devices cut the global batch into."""
+    """Number of ranks, or groups of ranks, among which `devices` devices share out the global batch."""
     return max(1, devices // model_degree(knobs)) if "dp" in strategy_or_single(knobs).axes else 1
 
 

@@ -223,8 +223,8 @@ def bytes_of_ranks(limit: KnobValue, ranks: int) -> tuple[int, ...] | None:
     """Return the bytes of each rank that a `memory_limit` gives; None without a limit. Raises UserError."""
     if not isinstance(limit, str):
         return None
-    given = parse_bytes_per_rank(limit)
-    return tuple(given * ranks if len(given) == 1 else given)
+    figures = parse_bytes_per_rank(limit)
+    return tuple(figures * ranks if len(figures) == 1 else figures)
 
 
 def _number(raw: object, kind: type[float]) -> float:

@@ -199,14 +199,14 @@ def _on_top_of(base: Preset, mine: Preset, keep_title: bool) -> Preset:
 
 def _model(raw: Mapping[str, Any], source: TomlSource, at: KeyPath, whole: bool) -> dict[str, Any]:
     model = source.table(raw, "model", at)
-    given = [key for key in model if key in MODEL_SOURCES]
-    if len(given) > 1 or (whole and not given):
+    sources = [key for key in model if key in MODEL_SOURCES]
+    if len(sources) > 1 or (whole and not sources):
         raise source.error_at(
-            (*at, "model") if len(given) < 2 else (*at, "model", given[1]),
-            f"[model] needs exactly one of hub, path, family; it has {' and '.join(given) or 'none'}",
+            (*at, "model") if len(sources) < 2 else (*at, "model", sources[1]),
+            f"[model] needs exactly one of hub, path, family; it has {' and '.join(sources) or 'none'}",
             allowed=MODEL_SOURCES,
         )
-    for key in given:
+    for key in sources:
         if not isinstance(model[key], str) or not model[key]:
             raise source.error_at((*at, "model", key), f"model.{key} must be text, not {model[key]!r}")
     for key, value in model.items():

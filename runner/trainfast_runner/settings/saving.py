@@ -99,16 +99,16 @@ def _write(document: TOMLDocument, spec: RunSpec, preset: presets.Preset) -> Non
     if any(model.get(key) != was.get(key) for key in presets.MODEL_SOURCES):
         was = {}
         _table(document, "model").clear()
-    _set(document, "model", model, was, relative=("path",))
+    _set_values(document, "model", model, was, relative=("path",))
     data = dict(spec.data)
     if "paths" in data:
         data["paths"] = [os.path.abspath(os.path.expanduser(path)) for path in data["paths"]]
-    _set(document, "data", data, before.data, relative=("paths",))
+    _set_values(document, "data", data, before.data, relative=("paths",))
     knobs = {name: BY_NAME[name].text_of(value) if value is None else value for name, value in spec.knobs.items()}
     knobs_before = {
         name: BY_NAME[name].text_of(value) if value is None else value for name, value in before.knobs.items()
     }
-    _set(document, "knobs", knobs, knobs_before)
+    _set_values(document, "knobs", knobs, knobs_before)
 
 
 def _flatten(document: TOMLDocument, preset: presets.Preset) -> None:
@@ -121,7 +121,7 @@ def _flatten(document: TOMLDocument, preset: presets.Preset) -> None:
             table.setdefault(key, BY_NAME[key].text_of(value) if section == "knobs" and value is None else value)
 
 
-def _set(
+def _set_values(
     document: TOMLDocument, section: str, values: dict[str, Any], before: Any, relative: tuple[str, ...] = ()
 ) -> None:
     """Write the changed values, and those in `relative` that stand here: the file moves to another folder."""

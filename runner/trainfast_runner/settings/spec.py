@@ -36,7 +36,7 @@ class RunSpec:
     knobs: KnobValues
     overrides: tuple[str, ...] = ()
     script: ScriptPreset | None = None
-    """The user's own script in place of model and data; `knobs` then are only those asked of it."""
+    """The user's own script in place of model and data; `knobs` then has only the knobs set for it."""
 
     @property
     def name(self) -> str:
@@ -105,8 +105,8 @@ def with_setting(spec: RunSpec, setting: str) -> RunSpec:
         else:
             model[name] = presets.read_model_field(name, _toml_value(value))
     elif dot and section == "data":
-        given: object = value.split("+") if name == "paths" else value
-        data[name] = presets.read_data_field(name, given)
+        raw: object = value.split("+") if name == "paths" else value
+        data[name] = presets.read_data_field(name, raw)
         if name == "paths" and "data.kind" not in spec.overrides and data["kind"] != "jpeg":
             data["kind"] = "files"
     elif dot:

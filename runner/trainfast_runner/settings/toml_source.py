@@ -114,13 +114,13 @@ def line_of(text: str, path: Sequence[str | int]) -> int | None:
             if not key:
                 continue
             here = table + (key[3].split(".") if key[3] else [key[1] or key[2]])
-        depth = _shared(here, wanted)
+        depth = _common_prefix_length(here, wanted)
         if depth == len(here) and (best is None or depth > best[1]):
             best = (number, depth)
     return best[0] if best else None
 
 
-def _shared(here: Sequence[str], wanted: Sequence[str]) -> int:
+def _common_prefix_length(here: Sequence[str], wanted: Sequence[str]) -> int:
     count = 0
     for one, other in zip(here, wanted, strict=False):
         if one != other:

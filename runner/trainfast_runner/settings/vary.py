@@ -23,8 +23,10 @@ def read_vary(texts: Iterable[str]) -> dict[str, list[KnobValue]]:
             raise UserError(f"--vary takes knob=a,b,c, not {text!r}", key=name or text)
         entry = knob(name)
         if name in varied:
-            given = ",".join(map(entry.text_of, varied[name]))
-            raise UserError(f"--vary {name} is given twice", key=name, advice=f"--vary {name}={given},{values}")
+            earlier_values = ",".join(map(entry.text_of, varied[name]))
+            raise UserError(
+                f"--vary {name} is given twice", key=name, advice=f"--vary {name}={earlier_values},{values}"
+            )
         if not values.strip(" ,"):
             raise UserError(f"--vary {text}: no value", key=name, allowed=[entry.values.describe()])
         varied[name] = list(dict.fromkeys(entry.read(value.strip()) for value in values.split(",")))

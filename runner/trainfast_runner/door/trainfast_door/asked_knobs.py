@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 def set_trainer_fields(module: Any, run: ScriptRun) -> None:
     """Set the fields asked for before `TrainingArguments.__post_init__` of `transformers.training_args` reads them."""
-    fields, kept = run.asked.get("trainer_fields") or {}, sandbox_fields(run)
-    if not fields and not kept:
+    fields, sandbox = run.asked.get("trainer_fields") or {}, sandbox_fields(run)
+    if not fields and not sandbox:
         return
     arguments = module.TrainingArguments
     post_init = arguments.__post_init__
@@ -33,7 +33,7 @@ def set_trainer_fields(module: Any, run: ScriptRun) -> None:
                 setattr(self, name, value)
             else:
                 note(f"TrainingArguments has no field {name} in this version of transformers")
-        for name, value in kept.items():
+        for name, value in sandbox.items():
             # Versions differ in their fields.
             before = getattr(self, name, value)
             if before != value:

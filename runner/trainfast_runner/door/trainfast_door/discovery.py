@@ -56,21 +56,21 @@ class Discovery:
         sys.meta_path.insert(0, FrameworkFinder(hooks))
 
     @never_raises
-    def report(self, stopped_at: str, **found: Any) -> None:
-        """Write what is known by now; a later report takes its place."""
+    def report(self, stopped_at: str, **details: Any) -> None:
+        """Write the flags and frameworks found so far; a later report takes its place."""
         uses = frameworks_of(vars(sys.modules["__main__"])) or []
-        whole = {"stopped_at": stopped_at, "flags": self._flags, "uses": uses, **found}
+        whole = {"stopped_at": stopped_at, "flags": self._flags, "uses": uses, **details}
         with open(f"{self._path}.new", "w", encoding="utf-8") as file:
             json.dump(whole, file)
         os.replace(f"{self._path}.new", self._path)
 
-    def _stop(self, stopped_at: str, **found: Any) -> None:
+    def _stop(self, stopped_at: str, **details: Any) -> None:
         """Report and end the process; a process that the script forked goes on."""
         if os.getpid() == self._pid:
             if not self._flags:
-                self._flags = flags.of_configurator(vars(sys.modules["__main__"]))
-                found.update({"parser": "configurator.py"} if self._flags else {})
-            self.report(stopped_at, **found)
+                self._flags = flags.configurator_flags(vars(sys.modules["__main__"]))
+                details.update({"parser": "configurator.py"} if self._flags else {})
+            self.report(stopped_at, **details)
             os._exit(0)
 
     def _follow_argparse(self) -> None:
@@ -83,15 +83,15 @@ class Discovery:
                 return parse(parser, *args, **kwargs)
             outermost = not self._parsers
             self._parsers.append(parser)
-            namespace, rest = parse(parser, *args, **kwargs)
+            namespace, unparsed = parse(parser, *args, **kwargs)
             if outermost:
-                parsed(parser, namespace, rest)
+                report_parser(parser, namespace, unparsed)
                 self._parsers.clear()
-            return namespace, rest
+            return namespace, unparsed
 
         @never_raises
-        def parsed(parser: Any, namespace: Any, rest: list[str]) -> None:
-            new = flags.of_argparse(self._parsers, namespace)
+        def report_parser(parser: Any, namespace: Any, unparsed: list[str]) -> None:
+            new = flags.argparse_flags(self._parsers, namespace)
             names = {name for flag in new for name in flag["names"]}
             self._flags = new + [flag for flag in self._flags if not names & set(flag["names"])]
             kind = next(
@@ -100,7 +100,7 @@ class Discovery:
             )
             # Words that are left over are refused next, or belong to a second parser; a parser without --help is for
             # the name of a configuration file.
-            if rest or not parser.add_help:
+            if unparsed or not parser.add_help:
                 self.report("a first parser", parser=kind)
             else:
                 self._stop("the parser", parser=kind)
@@ -113,12 +113,12 @@ class Discovery:
         @functools.wraps(invoke)
         def followed(command: Any, context: Any) -> Any:
             if not hasattr(command, "list_commands"):
-                found(command, context)
+                stop_at_command(command, context)
             return invoke(command, context)
 
         @never_raises
-        def found(command: Any, context: Any) -> None:
-            self._flags = flags.of_click(command, context.params)
+        def stop_at_command(command: Any, context: Any) -> None:
+            self._flags = flags.click_flags(command, context.params)
             self._stop("the parser", parser="click")
 
         click.Command.invoke = followed
@@ -129,13 +129,13 @@ class Discovery:
         @functools.wraps(compose)
         def followed(*args: Any, **kwargs: Any) -> Any:
             config = compose(*args, **kwargs)
-            found(config)
+            stop_at_config(config)
             return config
 
         @never_raises
-        def found(config: Any) -> None:
+        def stop_at_config(config: Any) -> None:
             values = sys.modules["omegaconf"].OmegaConf.to_container(config, resolve=False)
-            self._flags = flags.of_config({key: value for key, value in values.items() if key != "hydra"})
+            self._flags = flags.config_flags({key: value for key, value in values.items() if key != "hydra"})
             self._stop("the parser", parser="Hydra")
 
         hydra.Hydra.compose_config = followed
@@ -145,11 +145,11 @@ class Discovery:
 
         @functools.wraps(post_init)
         def followed(arguments: Any) -> None:
-            found(arguments)
+            stop_at_arguments(arguments)
             post_init(arguments)
 
         @never_raises
-        def found(arguments: Any) -> None:
+        def stop_at_arguments(arguments: Any) -> None:
             fields = {name: flags.plain(getattr(arguments, name, None)) for name in arguments.__dataclass_fields__}
             self._stop("TrainingArguments", fields=fields)
 

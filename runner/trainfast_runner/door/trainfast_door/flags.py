@@ -14,12 +14,12 @@ CLICK_TYPES = {"integer": "int", "float": "float", "boolean": "bool"}
 """Types of click's parameters by the first word of their names; all others are read as text."""
 
 
-def of_argparse(parsers: Iterable[argparse.ArgumentParser], namespace: Any) -> list[dict[str, Any]]:
+def argparse_flags(parsers: Iterable[argparse.ArgumentParser], namespace: Any) -> list[dict[str, Any]]:
     """The options of a parser and of the subcommands' parsers that ran in it, with their values in `namespace`."""
     return [_of_action(action, namespace) for parser in parsers for action in parser._actions if _is_option(action)]
 
 
-def of_click(command: Any, values: Mapping[str, Any]) -> list[dict[str, Any]]:
+def click_flags(command: Any, values: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The options of a `click.Command`, with the values of its context."""
     return [
         {
@@ -36,7 +36,7 @@ def of_click(command: Any, values: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def of_config(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+def config_flags(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The leaves of a Hydra configuration by their dotted names, as the command line overrides them."""
     return [
         {"names": [name], "type": _type_of(value), "default": plain(value), "value": plain(value), "assigned": True}
@@ -44,7 +44,7 @@ def of_config(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def of_configurator(names: Mapping[str, Any]) -> list[dict[str, Any]]:
+def configurator_flags(names: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The globals that nanoGPT's `configurator.py` takes from the command line, listed in `config_keys`; else empty."""
     keys = names.get("config_keys")
     values = {f"--{key}": names.get(key) for key in keys} if isinstance(keys, list) else {}

@@ -1,4 +1,4 @@
-"""The loss's own part of a step's graph, between the outputs of the model and the loss: what it uses and its bytes."""
+"""The loss's own part of a step's graph, between the outputs of the model and the loss: its tensors and their bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 SAVED = "_saved_"
-"""The names by which a node of the graph shows what it saved for its backward begin so."""
+"""Prefix of the fields in which a node of the graph holds the tensors saved for its backward."""
 
 
 class LossGraph:
@@ -42,11 +42,11 @@ class LossGraph:
             storage = tensor.untyped_storage()
             self.saved[storage.data_ptr()] = storage.nbytes()
         taken_bytes = sum(map(_bytes_of, getattr(node, "_input_metadata", ())))
-        given = 0
+        passed_on_bytes = 0
         for following, place in node.next_functions:
             forms = getattr(following, "_input_metadata", ())
-            given += _bytes_of(forms[place]) if place < len(forms) else 0
-        self.gradient_bytes = max(self.gradient_bytes, taken_bytes + given)
+            passed_on_bytes += _bytes_of(forms[place]) if place < len(forms) else 0
+        self.gradient_bytes = max(self.gradient_bytes, taken_bytes + passed_on_bytes)
 
     def bytes_beside(self, counted_addresses: Collection[int]) -> int:
         """Bytes that the loss adds to the step's peak, without the storages at `counted_addresses`."""

@@ -67,7 +67,7 @@ class ScriptRun:
         append_line(self.files.directory, "door.jsonl", {**line, "torch": torch})
 
     def write_facts(self) -> None:
-        """Record what is known of the script by now."""
+        """Record the facts about the script that are known so far."""
         steps = self.steps
         self._read_knobs()
         if self.actual:

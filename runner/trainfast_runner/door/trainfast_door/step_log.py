@@ -201,10 +201,10 @@ class StepLog:
             f'"lr":{NULL if lr is None else lr}{more}}}\n'
         )
 
-    def _samples(self, given: int | None) -> int | None:
+    def _samples(self, from_framework: int | None) -> int | None:
         """Samples of this step and rank by the first source that knows them."""
-        if given is not None:
-            source, samples = "framework", given
+        if from_framework is not None:
+            source, samples = "framework", from_framework
         elif self.loader_samples:
             source, samples = "DataLoader", self.loader_samples
         elif self.forward_samples:

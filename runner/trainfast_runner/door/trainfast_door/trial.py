@@ -128,12 +128,12 @@ def _silence(module: Any, names: tuple[str, ...], run: ScriptRun) -> None:
         function = getattr(owner, last, None)
         if function is None or hasattr(function, SILENT):
             continue
-        silent = _silent(function, f"{module.__name__.partition('.')[0]}: {name}", run)
+        silent = _silenced(function, f"{module.__name__.partition('.')[0]}: {name}", run)
         setattr(owner, last, silent)
         script.update({name: silent for name, member in script.items() if member is function})
 
 
-def _silent(function: Any, label: str, run: ScriptRun) -> Any:
+def _silenced(function: Any, label: str, run: ScriptRun) -> Any:
     @functools.wraps(function)
     def silent(*args: Any, **kwargs: Any) -> None:
         run.suppress(label)

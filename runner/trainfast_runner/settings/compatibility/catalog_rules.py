@@ -17,23 +17,23 @@ def strategy_has_gpus(facts: Facts) -> None:
     entry, devices = facts.strategy, facts.knobs["devices"]
     if entry.needs_gpus_because is None:
         return
-    asked = f"strategy={entry.name} {entry.needs_gpus_because}"
+    requirement = f"strategy={entry.name} {entry.needs_gpus_because}"
     if asks_for_cpu(devices):
         on_cpu = devices if (cpu_processes(devices) or 0) > 1 else f"{CPU}:2"
         raise UserError(
-            f"{asked}, and devices={devices} asks for the CPU",
+            f"{requirement}, and devices={devices} asks for the CPU",
             key="strategy",
             advice=f"strategy={entry.fallback} with devices={on_cpu}",
         )
     if facts.machine.device != "cuda":
         raise UserError(
-            f"{asked}, and a run here has none ({facts.machine.why_no_gpu})",
+            f"{requirement}, and a run here has none ({facts.machine.why_no_gpu})",
             key="strategy",
             advice=f"strategy={entry.fallback}",
         )
     if facts.devices < 2:
         raise UserError(
-            f"{asked}, and devices={devices or 'auto'} is one",
+            f"{requirement}, and devices={devices or 'auto'} is one",
             key="devices",
             advice="devices=2 where there are two, or strategy=single",
         )
@@ -46,16 +46,16 @@ def devices_fill_the_mesh(facts: Facts) -> None:
     if axis is None:
         return
     degree, devices = whole_number(facts.knobs, f"{axis}_degree"), facts.devices
-    asked = f"strategy={entry.name} with {axis}_degree={degree}"
+    requirement = f"strategy={entry.name} with {axis}_degree={degree}"
     if "dp" not in entry.axes and devices != degree:
         raise UserError(
-            f"{asked} runs on {degree} devices, not on devices={devices}",
+            f"{requirement} runs on {degree} devices, not on devices={devices}",
             key="devices",
             advice=f"devices={degree}" + (f", or {axis}_degree={devices}" if devices > 1 else ""),
         )
     if "dp" in entry.axes and (devices % degree or devices == degree):
         raise UserError(
-            f"{asked} needs two or more {SIDE_BY_SIDE[axis]} of {degree} devices, and devices={devices} are not",
+            f"{requirement} needs two or more {SIDE_BY_SIDE[axis]} of {degree} devices, and devices={devices} are not",
             key="devices",
             advice=f"devices={2 * degree}, or strategy={axis} with devices={degree}",
         )

@@ -65,7 +65,7 @@ def check(facts: Facts) -> None:
 
 def cannot_run_here(spec: RunSpec, machine: Machine) -> UserError | None:
     """The refusal of a run for which this machine lacks the devices; None when it has them."""
-    return _first(DEVICE_RULES, spec, machine)
+    return _first_refusal(DEVICE_RULES, spec, machine)
 
 
 def cannot_run_anywhere(spec: RunSpec, machine: Machine) -> UserError | None:
@@ -76,10 +76,10 @@ def cannot_run_anywhere(spec: RunSpec, machine: Machine) -> UserError | None:
     here = cannot_run_here(spec, machine)
     if here is not None:
         return here if asks_for_cpu(spec.knobs["devices"]) else None
-    return _first(KNOB_RULES, spec, machine)
+    return _first_refusal(KNOB_RULES, spec, machine)
 
 
-def _first(rules: tuple[Rule, ...], spec: RunSpec, machine: Machine) -> UserError | None:
+def _first_refusal(rules: tuple[Rule, ...], spec: RunSpec, machine: Machine) -> UserError | None:
     facts = Facts(spec, machine.used_by(spec.knobs["devices"]), config={}, versions={}, python="")
     try:
         for rule in rules:
