@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -147,14 +148,15 @@ def detect_machine(
     Raises nothing: an obstacle between a run and its GPUs is the machine's `refusal`.
     """
     environment = os.environ if environment is None else environment
-    readings, missing, driver = sample_gpus()
+    sampled = sample_gpus()
+    readings, missing = sampled.readings, sampled.missing
     instances = tuple(read_instances()) if any(gpu.mig_mode for gpu in readings) else ()
     machine = Machine(
         device=CPU,
         gpus=(),
         nvml_gpus=tuple(readings),
         cores=len(os.sched_getaffinity(0)),
-        driver_version=driver,
+        driver_version=sampled.driver_version,
         missing=missing,
         instances=instances,
     )
@@ -173,12 +175,20 @@ def detect_machine(
         return replace(machine, missing=error.message, refusal=error)
 
 
-def sample_gpus(instances: Collection[str] = ()) -> tuple[list[DeviceReading], str | None, str | None]:
-    """One reading of each GPU and of these MIG instances, why there is none, and the driver's version."""
+class SampledGpus(NamedTuple):
+    """One reading of each GPU, the reason for none, and the driver's version."""
+
+    readings: list[DeviceReading]
+    missing: str | None
+    driver_version: str | None
+
+
+def sample_gpus(instances: Collection[str] = ()) -> SampledGpus:
+    """Read every GPU, and these MIG instances, once."""
     nvml = Nvml(instances=instances)
     readings, missing = nvml.sample(time.monotonic_ns())
     nvml.close()
-    return readings, missing.get("nvml"), nvml.driver_version
+    return SampledGpus(readings, missing.get("nvml"), nvml.driver_version)
 
 
 def _without_readings(machine: Machine, python: str | None) -> Machine:
@@ -196,7 +206,7 @@ def _with_gpus(machine: Machine, environment: Mapping[str, str], cuda_order: Cal
     """The machine with the devices that CUDA_VISIBLE_DEVICES leaves. Raises UserError if none can be chosen."""
     instance = named_instance(environment, machine.instances)
     if instance is not None:
-        readings, _, _ = sample_gpus([instance.uuid])
+        readings = sample_gpus([instance.uuid]).readings
         whole = next((gpu for gpu in readings if gpu.uuid == instance.gpu_uuid), None)
         # The part has the architecture of the whole.
         gpus = [

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
+from typing import NamedTuple
 
 from trainfast_runner.bisection import largest_fitting
 from trainfast_runner.errors import UserError
@@ -42,6 +43,13 @@ ModelOf = Callable[[RunSpec], MemoryModel | None]
 Settings = dict[str, str]
 
 
+class Need(NamedTuple):
+    """A prediction, and the bytes that must stay free beside it."""
+
+    prediction: Prediction
+    besides_bytes: int
+
+
 @dataclass(frozen=True)
 class Goal:
     """Bring a run under the limit at which it ran out of memory, in `phase`.
@@ -72,11 +80,8 @@ class Goal:
         """Batch size and accumulation."""
         return whole_number(self.spec.knobs, "batch_size"), whole_number(self.spec.knobs, "grad_accum")
 
-    def predicted(self, settings: Settings) -> tuple[Prediction, int] | None:
-        """The prediction with these settings, and the bytes that must stay free beside it.
-
-        None if the settings exclude each other, or without a model.
-        """
+    def need(self, settings: Settings) -> Need | None:
+        """The run's need with these settings; None if they exclude each other, or without a model."""
         spec = _spec_with(self.spec, settings)
         traced = None if spec is None else prediction(self.model_of, spec, self.ranks)
         if spec is None or traced is None:
@@ -85,17 +90,17 @@ class Goal:
         besides = margin_bytes(model, spec, self.ranks, predicted) if self.device == "cpu" else 0
         besides = max(besides, self.untouched_bytes)
         if any(name in settings for name in PROGRAM):
-            return predicted, besides
+            return Need(predicted, besides)
         # The same program takes as much beyond its trace as the run did, and a little more.
         corrected = predicted.total_bytes - max(predicted.traced_bytes.values(), default=predicted.total_bytes)
-        return predicted, max(besides, self.beyond_bytes - corrected) + int(SPARE_SHARE * self.limit_bytes)
+        return Need(predicted, max(besides, self.beyond_bytes - corrected) + int(SPARE_SHARE * self.limit_bytes))
 
     def change(self, settings: Settings, costs: str) -> OomChange | None:
         """The change with its predicted and missing bytes; None without a prediction."""
-        fit = self.predicted(settings)
-        if fit is None:
+        need = self.need(settings)
+        if need is None:
             return None
-        predicted, besides = fit
+        predicted, besides = need
         words = f"predicted peak {_size(predicted.total_bytes)} of {_size(self.limit_bytes)}"
         missing = predicted.total_bytes + besides - self.limit_bytes
         if missing > 0:
@@ -114,8 +119,8 @@ class Goal:
         """The largest smaller batch that fits with these settings; 0 if there is none, or no prediction."""
 
         def fits(batch: int) -> bool:
-            predicted = self.predicted({**settings, "batch_size": str(batch)})
-            return predicted is not None and predicted[0].total_bytes + predicted[1] <= self.limit_bytes
+            need = self.need({**settings, "batch_size": str(batch)})
+            return need is not None and need.prediction.total_bytes + need.besides_bytes <= self.limit_bytes
 
         return largest_fitting(fits, self.batch[0] - 1)
 
@@ -154,7 +159,7 @@ def changes(goal: Goal) -> list[OomChange]:
     for fix in cheapest:
         fix_changes = _batch_changes(goal) if fix.knob == "batch_size" else _first_enough(goal, fix, _values(fix))
         tried += fix_changes
-        if not fix_changes and (fix.knob != "batch_size" or goal.predicted({"batch_size": "1"}) is None):
+        if not fix_changes and (fix.knob != "batch_size" or goal.need({"batch_size": "1"}) is None):
             unknown.append(fix)
         elif fix.knob != "batch_size" and not _enough_changes(fix_changes):
             short.append(fix)
@@ -177,10 +182,10 @@ def changes(goal: Goal) -> list[OomChange]:
 
 def _fixes_that_matter(goal: Goal) -> list[Fix]:
     """The fixes; before the optimizer's step not those of weights and states, if these are too small to matter."""
-    base = goal.predicted({}) if goal.phase in BATCH_PHASES else None
+    base = goal.need({}) if goal.phase in BATCH_PHASES else None
     if base is None:
         return goal.fixes
-    states = base[0].params_bytes + base[0].grads_bytes + base[0].optimizer_bytes
+    states = base.prediction.params_bytes + base.prediction.grads_bytes + base.prediction.optimizer_bytes
     return [fix for fix in goal.fixes if not fix.frees_states or states >= NEGLIGIBLE * goal.limit_bytes]
 
 
@@ -191,10 +196,10 @@ def is_enough(change: OomChange) -> bool:
 
 def unpredicted(fix: Fix, goal: Goal | None = None) -> OomChange:
     """The change in words, without a prediction; with a doubt if the run's own prediction leaves little hope."""
-    base, saves = None if goal is None else goal.predicted({}), fix.saves
+    base, saves = None if goal is None else goal.need({}), fix.saves
     if goal is not None and base is not None and fix.leaves < 1:
-        freed = (1 - fix.leaves) * base[0].activations_bytes
-        saves += "; probably not enough alone" if base[0].total_bytes - freed > goal.limit_bytes else ""
+        freed = (1 - fix.leaves) * base.prediction.activations_bytes
+        saves += "; probably not enough alone" if base.prediction.total_bytes - freed > goal.limit_bytes else ""
     return OomChange(settings={fix.knob: fix.value}, saves=saves, costs=fix.costs)
 
 

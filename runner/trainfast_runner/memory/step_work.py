@@ -24,8 +24,7 @@ def step_work(model: MemoryModel, batch_size: int, grad_accum: int) -> StepWork:
     """
     total = list(model.optimizer_work)
     for segment in model.segments:
-        _, copies, _ = blocks_of(segment, model.stacks)
-        times = copies * _times(segment.micro, segment.phase, grad_accum)
+        times = blocks_of(segment, model.stacks).copies * _times(segment.micro, segment.phase, grad_accum)
         for index, (fixed, each) in enumerate(zip(*segment.work, strict=True)):
             total[index] += times * (fixed + batch_size * each)
     return StepWork(*total)

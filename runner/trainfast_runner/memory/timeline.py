@@ -86,35 +86,43 @@ def moments(
         if segment.micro > micro_batches:
             break
         share = micro_batches / traced_micros if segment.phase == "data" else 1.0
-        stack, copies, first = blocks_of(segment, stacks)
+        blocks = blocks_of(segment, stacks)
         backward = segment.phase == "backward"
         delta = _live_at(segment.delta, batch, share)
         cast = segment.delta[0][ACTIVATIONS] * share
         peaks = [_live_at(line, batch, share) for line in segment.lines]
-        for copy in dict.fromkeys((0, copies - 1)):
-            block = first + (copies - 1 - copy if backward else copy)
-            place = None if stack is None else Place(stack, block, backward)
+        for copy in dict.fromkeys((0, blocks.copies - 1)):
+            block = blocks.first + (blocks.copies - 1 - copy if backward else copy)
+            place = None if blocks.stack is None else Place(blocks.stack, block, backward)
             base = add(level, delta, copy)
             before = unscaled + copy * cast
             yield Moment(base, place, segment.micro, backward, before)
             for (fixed, _), peak in zip(segment.lines, peaks, strict=True):
                 yield Moment(add(base, peak), place, segment.micro, backward, before + fixed[ACTIVATIONS] * share)
-        level, unscaled = add(level, delta, copies), unscaled + copies * cast
+        level, unscaled = add(level, delta, blocks.copies), unscaled + blocks.copies * cast
     yield Moment(level, None, micro_batches, True, unscaled, is_last=True)
 
 
-def blocks_of(segment: Segment, stacks: list[BlockStack]) -> tuple[int | None, int, int]:
-    """The segment's stack (None outside of all), the number of model blocks it stands for, and the first of them."""
+class Blocks(NamedTuple):
+    """The blocks of the model that a traced segment stands for; `stack` is None outside of all stacks."""
+
+    stack: int | None
+    copies: int
+    first: int
+
+
+def blocks_of(segment: Segment, stacks: list[BlockStack]) -> Blocks:
+    """The blocks that a segment stands for: one, or for the middle one of a shortened stack all between its ends."""
     if not segment.place:
-        return None, 1, 0
+        return Blocks(None, 1, 0)
     number, index = (int(part) for part in segment.place.split(":"))
     stack = stacks[number]
     if stack.kept == stack.count:
-        return number, 1, index
+        return Blocks(number, 1, index)
     copies = stack.count - stack.kept + 1
     if index == MIDDLE:
-        return number, copies, index
-    return number, 1, index if index < MIDDLE else index + copies - 1
+        return Blocks(number, copies, index)
+    return Blocks(number, 1, index if index < MIDDLE else index + copies - 1)
 
 
 def _live_at(line: tuple[Vector, Vector], batch: float, share: float) -> Vector:

@@ -214,7 +214,7 @@ def _wait_for_memory(plan: RunPlan, home: Home) -> tuple[RunPlan, bool]:
     before = _used_before_last_run(plan, home)
     deadline = time.monotonic() + MEMORY_SETTLES_S
     while True:
-        readings, _, _ = sample_gpus([uuid for uuid in plan.device_uuids if is_instance(uuid)])
+        readings = sample_gpus([uuid for uuid in plan.device_uuids if is_instance(uuid)]).readings
         now = {gpu.uuid: gpu for gpu in readings if gpu.uuid}
         clean = all((now[uuid].memory_used_bytes or 0) <= limit for uuid, limit in before.items() if uuid in now)
         if clean or time.monotonic() > deadline:
