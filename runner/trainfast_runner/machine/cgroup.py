@@ -16,8 +16,8 @@ def memory_files(v2: str, v1: str, proc: Path = PROC) -> Iterator[Path]:
     Not every one of them exists. Inside a container the mount's root may stand for a group of the host's.
     """
     for line in _file_lines(proc / "cgroup"):
-        _, _, rest = line.partition(":")
-        controllers, _, group = rest.partition(":")
+        _, _, controllers_and_group = line.partition(":")
+        controllers, _, group = controllers_and_group.partition(":")
         if controllers == "" or "memory" in controllers.split(","):
             for mount, root in _mounts(proc, is_v2=controllers == ""):
                 below = Path(os.path.normpath(os.path.relpath(group, root)))

@@ -71,9 +71,9 @@ def _overridden(run: RunFile, line: WorkerLine | None) -> list[Overridden]:
     ran, framework = (line.ran or {}, line.framework) if line is not None else ({}, None)
     flagged = run.script.flagged if run.script is not None else []
     return [
-        Overridden(knob=name, asked=asked, ran=ran.get(name), by=framework or "the script")
-        for name, asked in run.knobs.items()
-        if name in run.overrides and name not in OUR_KNOBS and ran.get(name) != asked
+        Overridden(knob=name, asked=value, ran=ran.get(name), by=framework or "the script")
+        for name, value in run.knobs.items()
+        if name in run.overrides and name not in OUR_KNOBS and ran.get(name) != value
         # A flag of the script's own is believed where nothing shows its value.
         if name in ran or name not in flagged
     ]

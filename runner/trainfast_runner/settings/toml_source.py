@@ -122,8 +122,8 @@ def line_of(text: str, path: Sequence[str | int]) -> int | None:
 
 def _common_prefix_length(here: Sequence[str], wanted: Sequence[str]) -> int:
     count = 0
-    for one, other in zip(here, wanted, strict=False):
-        if one != other:
+    for part, wanted_part in zip(here, wanted, strict=False):
+        if part != wanted_part:
             break
         count += 1
     return count

@@ -64,8 +64,8 @@ def _read_stat(path: str) -> Stat | None:
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
     # The name in parentheses may hold spaces and parentheses itself: count fields from the last one.
-    head, _, rest = text.rpartition(b")")
-    fields = rest.split(None, 22)
+    head, _, after_name = text.rpartition(b")")
+    fields = after_name.split(None, 22)
     return Stat(
         state=fields[0].decode(),
         parent_pid=int(fields[1]),

@@ -23,7 +23,8 @@ class Memory(NamedTuple):
 
 def read_memory() -> Memory:
     """Memory and swap at this moment. Raises OSError, or LookupError or ValueError for a file of another form."""
-    kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in _proc_lines("meminfo"))}
+    lines = (line.partition(":") for line in _proc_lines("meminfo"))
+    kib = {name: int(size.split()[0]) for name, _, size in lines}
     return Memory(
         total=kib["MemTotal"] << 10,
         available=kib["MemAvailable"] << 10,
@@ -49,7 +50,7 @@ def read_network_bytes() -> tuple[int, int] | None:
     """
     # Two lines of headings; then eight counters of receiving and eight of sending (proc_pid_net(5)).
     lines = (line.rpartition(":") for line in _proc_lines("net/dev")[2:])
-    counters = [rest.split() for name, _, rest in lines if name.strip() != _LOOPBACK]
+    counters = [figures.split() for name, _, figures in lines if name.strip() != _LOOPBACK]
     return (sum(int(each[0]) for each in counters), sum(int(each[8]) for each in counters)) if counters else None
 
 

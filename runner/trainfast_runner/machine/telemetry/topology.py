@@ -150,8 +150,8 @@ def _device(nv: ModuleType, handle: Handle, index: int) -> TopologyDevice:
 
 def _bus_id(text: str) -> str:
     """`00000000:3B:00.0` of NVML as sysfs has it, `0000:3b:00.0`."""
-    domain, _, rest = text.lower().partition(":")
-    return f"{int(domain, 16):04x}:{rest}" if rest else text.lower()
+    domain, _, bus_and_device = text.lower().partition(":")
+    return f"{int(domain, 16):04x}:{bus_and_device}" if bus_and_device else text.lower()
 
 
 def _cpus(nv: ModuleType, handle: Handle) -> str | None:

@@ -147,10 +147,10 @@ class PriorCovariance:
 
     def between(self, point: Point, other: Point) -> float:
         """The covariance of two points."""
-        (covariance,) = self.of_parts([CovarianceParts(*parts_between(self._levels, point, other), 0.0)])
+        (covariance,) = self.covariances([CovarianceParts(*parts_between(self._levels, point, other), 0.0)])
         return covariance
 
-    def of_parts(self, pairs: Sequence[CovarianceParts]) -> list[float]:
+    def covariances(self, pairs: Sequence[CovarianceParts]) -> list[float]:
         """The covariance of each two observations."""
         main, pair, residual, visit = self._main, self._pair, self._residual, self._visit
         return [
@@ -181,11 +181,10 @@ def parts_between(levels: Levels, point: Point, other: Point) -> tuple[float, fl
 def covariance_parts(levels: Levels, observation: Observation, other: Observation) -> CovarianceParts:
     """The parts of two observations: those of their points by weight, and the visit."""
     sums = [0.0, 0.0, 0.0, 0.0]
-    for left, mine in observation.terms:
-        for right, theirs in other.terms:
-            weight = left * right
-            parts = parts_between(levels, mine, theirs)
-            sums = [so_far + weight * part for so_far, part in zip(sums, parts, strict=True)]
+    for weight, point in observation.terms:
+        for other_weight, other_point in other.terms:
+            parts = parts_between(levels, point, other_point)
+            sums = [so_far + weight * other_weight * part for so_far, part in zip(sums, parts, strict=True)]
     mean, knobs, pairs, all_knobs = sums
     return CovarianceParts(
         mean,
@@ -244,7 +243,7 @@ class Posterior:
         """Take one more observation into account."""
         self.observations.append(observation)
         parts = [covariance_parts(self.levels, observation, other) for other in self.observations]
-        *covariances, own_variance = self._prior.of_parts(parts)
+        *covariances, own_variance = self._prior.covariances(parts)
         value = _centered(observation, self.center)
         row, diagonal, whitened = self._factor.add(covariances, own_variance + observation.variance, value)
         (weight, point), *others = observation.terms
@@ -304,7 +303,7 @@ class Likelihood:
         """The log of the marginal likelihood, up to a constant."""
         prior, factor = PriorCovariance(self._levels, scales), Factor()
         for row, (value, variance) in zip(self._parts, self._values, strict=True):
-            *covariances, own_variance = prior.of_parts(row)
+            *covariances, own_variance = prior.covariances(row)
             factor.add(covariances, own_variance + variance, value)
         return factor.log_likelihood
 

@@ -164,7 +164,7 @@ class SpeedModel:
             sum(a * b * spread**2 for a, b, spread in zip(run.shares, earlier.shares, self._parts, strict=True))
             for earlier in runs
         ]
-        *covariances, own_variance = map(add, prior.of_parts(shares), parts)
+        *covariances, own_variance = map(add, prior.covariances(shares), parts)
         return factor.add(covariances, own_variance + run.observation.variance, run.observation.value)
 
 

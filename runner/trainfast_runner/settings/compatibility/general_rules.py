@@ -96,10 +96,10 @@ def limit_for_every_rank(facts: Facts) -> None:
     limit = facts.knobs["memory_limit"]
     if not isinstance(limit, str):
         return
-    given, ranks = len(parse_bytes_per_rank(limit)), facts.ranks
-    if given not in (1, ranks):
+    figures, ranks = len(parse_bytes_per_rank(limit)), facts.ranks
+    if figures not in (1, ranks):
         raise UserError(
-            f"memory_limit={limit} names {given} ranks and the run has {ranks}",
+            f"memory_limit={limit} names {figures} ranks and the run has {ranks}",
             key="memory_limit",
             allowed=["one value", f"{ranks} values joined by +"][:ranks],
         )
