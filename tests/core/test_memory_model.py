@@ -18,6 +18,7 @@ from trainfast_runner.memory.pipeline import PipelineCut, StageCut, stage_count
 from trainfast_runner.memory.prediction import CATEGORIES
 from trainfast_runner.memory.sharding import PIPELINES, PREDICTED, STAGED
 from trainfast_runner.memory.tracing import cached_model, cached_models
+from trainfast_runner.worker.catalog import OPTIMIZERS
 
 
 @given(layers=some.integers(1, 200), batch=some.integers(1, 10_000))
@@ -192,7 +193,7 @@ def test_accumulation_on_the_host_has_a_copy_of_its_own() -> None:
 
 EVERY_KNOB = {
     "precision": some.sampled_from(["fp32", "tf32", "fp16", "bf16", "bf16-pure"]),
-    "optimizer": some.sampled_from(["adamw", "adamw-foreach", "adamw-fused", "adamw-8bit", "adafactor", "sgd"]),
+    "optimizer": some.sampled_from(list(OPTIMIZERS)),
     "strategy": some.sampled_from(PREDICTED),
     "reshard": some.sampled_from(["on", "off"]),
     "grad_accum": some.integers(1, 5),
