@@ -109,7 +109,10 @@ class OptimizerEntry:
     speed: str = ""
     memory: str = ""
     state_tensors: int = 2
-    """Tensors of state of a parameter's own size; numbers such as a step count are not counted."""
+    """Tensors of state of a parameter's own size, without numbers such as a step count.
+
+    Used for estimates before a model is traced; a trace counts the states of the live optimizer.
+    """
     eight_bit: bool = False
     """True if their elements take a byte each."""
     refuses: tuple[tuple[str, str], ...] = ()
@@ -121,7 +124,10 @@ class OptimizerEntry:
     fallback: str = "adamw-fused"
     """The optimizer to take where it cannot run."""
     trainer_name: str | None = None
-    """Its name in transformers' OptimizerNames; None where it has none."""
+    """Its name in transformers' OptimizerNames.
+
+    None: the Trainer gets the class itself, and exports say that the optimizer is left out.
+    """
 
     def refusal(self, strategy: StrategyEntry) -> str | None:
         """The reason why it cannot work with a strategy; None when it can."""
