@@ -8,10 +8,10 @@ import sys
 from trainfast_runner.results.explained_run import explained_now
 from trainfast_runner.running.final_result import result_or_none_while_live
 from trainfast_runner.running.follower import Follower
+from trainfast_tui.cli.arguments import add_run, directory_of
 from trainfast_tui.cli.exit_codes import HUNG_UP, INTERRUPTED
 from trainfast_tui.cli.follow_run import caught_signals, follow
 from trainfast_tui.cli.output import print_json
-from trainfast_tui.cli.reference import add_run, directory_of
 from trainfast_tui.cli.run_status import live_record
 from trainfast_tui.cli.summary import print_result
 

@@ -14,14 +14,13 @@ from trainfast_runner.search.bench.report import MEASURED, markdown, measured, p
 from trainfast_runner.search.bench.variants import Bench, Outcome, Table, prepare, tabulate
 from trainfast_runner.settings import script_preset
 from trainfast_runner.settings.vary import read_vary
+from trainfast_tui.cli.arguments import add_python, add_settings, add_wait, finite, positive
 from trainfast_tui.cli.bench_file import WRITERS
 from trainfast_tui.cli.bench_rows import BenchRows
 from trainfast_tui.cli.exit_codes import HUNG_UP, INTERRUPTED
 from trainfast_tui.cli.follow_run import caught_signals
-from trainfast_tui.cli.number_types import finite, positive
 from trainfast_tui.cli.output import print_json, print_line, print_lines, print_table
 from trainfast_tui.cli.output_file import output_path, write_output
-from trainfast_tui.cli.training_arguments import add_python, add_settings, add_wait
 from trainfast_tui.text.format import plain
 
 MAX_BATCH_SCALE = 1_000_000

@@ -11,8 +11,8 @@ from trainfast_runner.export.formats import Exported, export
 from trainfast_runner.export.onto import onto
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_file import RunFile
+from trainfast_tui.cli.arguments import add_run, directory_of
 from trainfast_tui.cli.output import print_exact, print_json, print_line
-from trainfast_tui.cli.reference import add_run, directory_of
 from trainfast_tui.text.format import plain
 
 

@@ -10,10 +10,9 @@ from pathlib import Path
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.output_log import OUTPUT_FILE, read_log
 from trainfast_runner.records.run_directory import is_unfinished
+from trainfast_tui.cli.arguments import add_run, directory_of, whole
 from trainfast_tui.cli.exit_codes import INTERRUPTED
-from trainfast_tui.cli.number_types import whole
 from trainfast_tui.cli.output import print_json, print_line, print_lines
-from trainfast_tui.cli.reference import add_run, directory_of
 from trainfast_tui.text.format import plain
 
 

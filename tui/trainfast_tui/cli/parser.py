@@ -43,7 +43,7 @@ class Parser(argparse.ArgumentParser):
         except argparse.ArgumentError as error:
             name = error.argument_name
             if isinstance(error.__context__, argparse.ArgumentTypeError):
-                # The message of `number_types` says already what the option takes.
+                # The message of a `type` function says already what the option takes.
                 raise UserError(f"{name}: {error.message}", key=name) from None
             raise UserError(f"{error}; see {self.prog} --help", key=name) from None
 

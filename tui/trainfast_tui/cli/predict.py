@@ -24,9 +24,9 @@ from trainfast_runner.records.run_file import SCHEMA, PredictedSpeed
 from trainfast_runner.search.speed.predicted_speed import Unknown
 from trainfast_runner.search.speed.speeds import predict_speed
 from trainfast_tui.cli.output import print_json, print_line, print_lines
+from trainfast_tui.cli.arguments import add_settings
 from trainfast_tui.cli.prediction_table import PredictionTable, print_notes
 from trainfast_tui.cli.progress import progress_when_slow
-from trainfast_tui.cli.training_arguments import add_settings
 from trainfast_tui.text.format import count, percent, plain, size
 from trainfast_tui.text.memory import CATEGORIES, PHASES
 from trainfast_tui.text.phases import importing_words

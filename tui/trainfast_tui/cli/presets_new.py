@@ -7,8 +7,8 @@ import argparse
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings.saving import save_preset
 from trainfast_runner.settings.spec import resolve
+from trainfast_tui.cli.arguments import add_settings
 from trainfast_tui.cli.output import print_json, print_line
-from trainfast_tui.cli.training_arguments import add_settings
 
 BASE = "tiny-llama"
 

@@ -21,14 +21,13 @@ from trainfast_runner.settings import script_preset
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.presets import preset_files
 from trainfast_runner.settings.spec import resolve
+from trainfast_tui.cli.arguments import add_python, add_settings, add_wait, finite, positive
 from trainfast_tui.cli.exit_codes import HUNG_UP
 from trainfast_tui.cli.follow_run import follow
-from trainfast_tui.cli.number_types import finite, positive
 from trainfast_tui.cli.output import print_json, print_line
 from trainfast_tui.cli.parser import refuse_script_word
 from trainfast_tui.cli.progress import Progress, progress_when_slow
 from trainfast_tui.cli.start_run import predict_memory, start_when_free
-from trainfast_tui.cli.training_arguments import add_python, add_settings, add_wait
 from trainfast_tui.cli.waits import await_cooling
 from trainfast_tui.text.format import plain
 

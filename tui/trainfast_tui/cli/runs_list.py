@@ -14,7 +14,7 @@ from trainfast_runner.records.run_file import PROBE, SCHEMA, STATES, TRIAL
 from trainfast_runner.records.state_words import notable_reason
 from trainfast_runner.running.history import RunRow, iter_rows
 from trainfast_runner.settings import presets
-from trainfast_tui.cli.number_types import positive
+from trainfast_tui.cli.arguments import positive
 from trainfast_tui.cli.output import print_json, print_line, print_table, terminal_width
 from trainfast_tui.text.format import ABSENT, duration, milliseconds, per_second, plain, size
 from trainfast_tui.text.overrides import short_overrides, without_search_settings

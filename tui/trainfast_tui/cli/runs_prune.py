@@ -11,7 +11,7 @@ from trainfast_runner.records.home import Home, cache_directory
 from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.running import pruning
 from trainfast_runner.running.pruning import PrunePlan
-from trainfast_tui.cli.number_types import whole
+from trainfast_tui.cli.arguments import whole
 from trainfast_tui.cli.output import print_json, print_line, print_lines
 from trainfast_tui.text.format import count, size
 

@@ -13,9 +13,9 @@ from trainfast_runner.results.explained_run import explained_now
 from trainfast_runner.running.final_result import result_or_none_while_live
 from trainfast_runner.running.follower import Follower, RunSnapshot
 from trainfast_tui.cli import summary
+from trainfast_tui.cli.arguments import add_run, directory_of
 from trainfast_tui.cli.diagnosis import explained_bottlenecks
 from trainfast_tui.cli.output import print_json, print_line, print_lines
-from trainfast_tui.cli.reference import add_run, directory_of
 from trainfast_tui.cli.run_status import live_record, status_line
 from trainfast_tui.cli.step_table import JoinedStep, print_steps
 from trainfast_tui.text.diagnosis_figures import nothing_found

@@ -24,14 +24,13 @@ from trainfast_runner.search.searches import search_before_edit
 from trainfast_runner.settings import script_preset
 from trainfast_runner.settings.spec import resolve
 from trainfast_runner.settings.vary import read_vary
+from trainfast_tui.cli.arguments import add_search_arguments, positive
 from trainfast_tui.cli.best_printer import BestPrinter
 from trainfast_tui.cli.exit_codes import SEARCH_EXIT_CODES
 from trainfast_tui.cli.follow_run import Signals, caught_signals
-from trainfast_tui.cli.number_types import positive
 from trainfast_tui.cli.output import print_json, print_lines
 from trainfast_tui.cli.output_file import refuse_unwritable, write_output
 from trainfast_tui.cli.progress import Progress, progress_when_slow
-from trainfast_tui.cli.search_arguments import add_search_arguments
 from trainfast_tui.cli.waits import await_devices
 from trainfast_tui.text.best_answer import answer_lines
 from trainfast_tui.text.best_search import estimate_lines, measurements, question_lines

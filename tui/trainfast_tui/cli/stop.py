@@ -9,10 +9,10 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.running.final_result import result_or_none_while_live
 from trainfast_runner.running.follower import Follower
 from trainfast_tui.cli import summary
+from trainfast_tui.cli.arguments import add_run, directory_of
 from trainfast_tui.cli.exit_codes import INTERRUPTED
 from trainfast_tui.cli.follow_run import caught_signals, stop
 from trainfast_tui.cli.output import print_json, print_line
-from trainfast_tui.cli.reference import add_run, directory_of
 from trainfast_tui.cli.run_status import live_record
 
 

@@ -1,0 +1,87 @@
+"""Arguments that several commands share, and the `type` functions of those that take numbers."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+
+from trainfast_runner.records.home import Home
+
+LARGEST = 10**9
+"""The largest whole number that an option takes; records hold 64 bits."""
+
+
+def whole(text: str, least: int = 0) -> int:
+    """Return a whole number from `least` on. Raises ArgumentTypeError."""
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a whole number, not {text!r}") from None
+    if value < least:
+        raise argparse.ArgumentTypeError(f"must be a whole number from {least} on, not {text!r}")
+    if value > LARGEST:
+        raise argparse.ArgumentTypeError(f"must be at most {LARGEST}, not {text!r}")
+    return value
+
+
+def positive(text: str) -> int:
+    """Return a whole number from 1 on. Raises ArgumentTypeError."""
+    return whole(text, least=1)
+
+
+def finite(text: str) -> float:
+    """Return a number that is neither infinite nor NaN. Raises ArgumentTypeError."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"must be a number, not {text!r}")
+    return value
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Add the argument RUN, which `directory_of` reads."""
+    parser.add_argument("reference", metavar="RUN", help="an id, a unique prefix of one, or last")
+
+
+def directory_of(arguments: argparse.Namespace) -> Path:
+    """Return the directory of RUN; raises UserError unless it names one run."""
+    home = Home()
+    return home.directory(home.find(arguments.reference))
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """Add `--set`, the same for every command with a preset."""
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KNOB=VALUE",
+        dest="settings",
+        help="change a knob, model.FIELD or data.FIELD; may be given again",
+    )
+
+
+def add_wait(parser: argparse.ArgumentParser) -> None:
+    """Add `--wait`."""
+    parser.add_argument("--wait", action="store_true", help="wait while another run uses the device")
+
+
+def add_python(parser: argparse.ArgumentParser) -> None:
+    """Add `--python`."""
+    parser.add_argument("--python", metavar="PATH", help="train with this Python, whatever torch it has")
+
+
+def add_search_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the preset and the options of every search."""
+    parser.add_argument("preset", metavar="PRESET", help="a name, NAME/VARIANT, or a path ending in .toml")
+    add_settings(parser)
+    parser.add_argument(
+        "--fresh", action="store_true", help="begin anew, without an unfinished search or anything of earlier ones"
+    )
+    add_wait(parser)
+    parser.add_argument("--cool-to", type=finite, metavar="C", help="start each process when the GPUs are below C °C")
+    add_python(parser)
+    parser.add_argument("--json", action="store_true", help="print the answer as one JSON object, the last line")
