@@ -5,23 +5,25 @@ from __future__ import annotations
 from trainfast_runner.records.run_file import CONFIRM, CONFIRMATION
 from trainfast_runner.search.journal import batch as journal
 from trainfast_runner.search.journal.batch import BatchLaunched, BatchLine, BatchStep
-from trainfast_tui.cli.journal_printer import JournalPrinter
+from trainfast_tui.cli.journal_printer import JournalPrinter, StartedRun
 from trainfast_tui.text.format import count, duration, milliseconds, per_second, size
 
 
 class BatchPrinter(JournalPrinter[BatchLine]):
     """Prints the journal of a batch search."""
 
-    def doing(self, line: BatchLine) -> str | None:
+    def work_begun(self, line: BatchLine) -> str | None:
         """Return the size that is tried or confirmed from this line on."""
         if not isinstance(line, BatchStep):
             return None
         batch = count(line.batch_size)
         return {CONFIRM: f"confirming {batch}", "end": ""}.get(line.action, f"trying {batch}")
 
-    def run_of(self, line: BatchLine) -> tuple[str, bool] | None:
+    def run_started(self, line: BatchLine) -> StartedRun | None:
         """Return a started run; the steps of a confirmation run are counted."""
-        return (line.run_id, line.role == CONFIRMATION) if isinstance(line, BatchLaunched) else None
+        return (
+            StartedRun(line.run_id, counts_steps=line.role == CONFIRMATION) if isinstance(line, BatchLaunched) else None
+        )
 
     def words(self, line: BatchLine) -> str:
         """Return a line in words."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import Tail
@@ -24,30 +24,41 @@ LineT = TypeVar("LineT")
 EndT = TypeVar("EndT")
 
 
+class StartedRun(NamedTuple):
+    """A run that a search has started."""
+
+    run_id: str
+    counts_steps: bool
+    """True if its steps are shown as they come: a warm process tries many settings, so that its steps say little."""
+
+
 class JournalPrinter(ABC, Generic[LineT]):
     """Prints the journal of one kind of search."""
 
     def __init__(self, progress: Progress, home: Home) -> None:
         self._progress, self._home = progress, home
+        self._work, self._began_s, self._printed_at_s = "starting", time.monotonic(), time.monotonic()
+        """The work under way, empty without any; its beginning; the time at which anything was printed last."""
         self._cooling_work = self._paused_work = ""
         """The work that waits for cool GPUs; the work that a pause or another run holds up."""
-        self._wait: tuple[CoolingDown, float] | None = None
-        """The newest reading of GPUs that are too warm, and when it was printed; None if nothing waits for them."""
+        self._cooling: CoolingDown | None = None
+        """The newest reading of GPUs that are too warm; None if nothing waits for them."""
+        self._cooling_printed_s = 0.0
+        """The time at which that reading was printed."""
         self._steps: Tail[Step] | None = None
         self._step = 0
-        self._begin("starting")
 
     @abstractmethod
     def words(self, line: LineT) -> str:
         """Return a line of the journal in words, empty if it is not to be printed."""
 
     @abstractmethod
-    def doing(self, line: LineT) -> str | None:
+    def work_begun(self, line: LineT) -> str | None:
         """Return the work that begins with a line, empty if none does; None if the line begins and ends nothing."""
 
     @abstractmethod
-    def run_of(self, line: LineT) -> tuple[str, bool] | None:
-        """Return the id of the run that a line starts, and True if its steps are counted; None for any other line."""
+    def run_started(self, line: LineT) -> StartedRun | None:
+        """Return the run that a line starts; None for any other line."""
 
     def watch(self, conduct: Callable[..., EndT], signals: Signals) -> EndT:
         """Conduct a search and print each line of its journal; cancel it on Ctrl-C or when the terminal is closed."""
@@ -63,56 +74,60 @@ class JournalPrinter(ABC, Generic[LineT]):
             self._progress.close()
 
     def print_line(self, line: LineT) -> None:
-        """Print a line of the journal."""
+        """Print a line of the journal, and show the work that it begins from now on."""
         words = COMMON_WORDS.get(type(line)) or self.words(line)
         if words:
             self._progress.print_line(plain(words))
-        self._wait = None
-        doing = self.doing(line)
+        self._cooling = None
         if isinstance(line, CoolingDown):
-            self._printed_at_s = time.monotonic()
-            self._wait = line, self._printed_at_s
-            self._show_wait(line, self._printed_at_s, self._printed_at_s)
-            self._doing, self._cooling_work = "", self._doing or self._cooling_work
+            self._begin_cooling(line)
         elif isinstance(line, Waiting):
-            self._paused_work = self._doing
+            self._paused_work = self._work
             self._begin(f"waiting for {line.run_id} to end")
         elif isinstance(line, Paused | Resumed):
             self._begin(self._paused_work)
             self._paused_work = ""
-        elif doing is not None:
-            self._begin(doing)
-        if (run := self.run_of(line)) is not None:
-            self._doing = self._doing or self._cooling_work
-            if run[1]:
-                self._steps = Tail(rank_file(self._home.directory(run[0]), "steps", 0), Step)
+        elif (work := self.work_begun(line)) is not None:
+            self._begin(work)
+        if (run := self.run_started(line)) is not None:
+            self._work = self._work or self._cooling_work
+            if run.counts_steps:
+                self._steps = Tail(rank_file(self._home.directory(run.run_id), "steps", 0), Step)
 
     def tick(self) -> None:
         """Show the time of the work under way, and the steps of a run that is followed; once in two seconds."""
         now_s = time.monotonic()
-        if (not self._doing and self._wait is None) or now_s - self._printed_at_s < TICK_S:
+        if (not self._work and self._cooling is None) or now_s - self._printed_at_s < TICK_S:
             return
         self._printed_at_s = now_s
-        if self._wait is not None:
-            self._show_wait(*self._wait, now_s)
+        if self._cooling is not None:
+            self._show_cooling(self._cooling, now_s - self._cooling_printed_s)
             return
         if self._steps is not None:
             self._step = max((step.step for step in self._steps.new()), default=self._step)
         steps = f", {self._step} step{'s' if self._step > 1 else ''}" if self._step else ""
-        self._progress.show_activity(f"{self._doing}… {duration(int(now_s - self._began_s))}{steps}{self.so_far()}")
+        self._progress.show_activity(f"{self._work}… {duration(int(now_s - self._began_s))}{steps}{self.so_far()}")
 
     def so_far(self) -> str:
         """Return words on the search as a whole that follow the work under way; empty without any."""
         return ""
 
-    def _begin(self, doing: str) -> None:
+    def _begin(self, work: str) -> None:
         """Begin a work and its clock; with an empty text the last line stays."""
-        self._doing, self._began_s, self._printed_at_s = doing, time.monotonic(), time.monotonic()
+        self._work = work
+        self._began_s = self._printed_at_s = time.monotonic()
         self._steps, self._step = None, 0
 
-    def _show_wait(self, reading: CoolingDown, printed_at_s: float, now_s: float) -> None:
-        """Show the wait; the journal has a line only when the temperature changes."""
-        waited_s, stuck_s = reading.waited_s + now_s - printed_at_s, reading.stuck_s + now_s - printed_at_s
+    def _begin_cooling(self, reading: CoolingDown) -> None:
+        """Show a wait for cool GPUs in place of the work, which goes on after it."""
+        self._cooling, self._printed_at_s = reading, time.monotonic()
+        self._cooling_printed_s = self._printed_at_s
+        self._show_cooling(reading, 0.0)
+        self._work, self._cooling_work = "", self._work or self._cooling_work
+
+    def _show_cooling(self, reading: CoolingDown, since_s: float) -> None:
+        """Show the wait, `since_s` after its reading: the journal has a line only when the temperature changes."""
+        waited_s, stuck_s = reading.waited_s + since_s, reading.stuck_s + since_s
         self._progress.show_activity(
             cooling_words(reading.device, reading.temperature_c, reading.below_c, waited_s, stuck_s)
         )

@@ -36,14 +36,14 @@ class SlowProgress:
         self._text = text
         self._due_s = time.monotonic() + SLOW_S
         self._timer: threading.Timer | None = None
-        if everywhere or self._progress.is_live:
+        if everywhere or self._progress.redraws:
             self._timer = threading.Timer(SLOW_S, self._paint)
             self._timer.daemon = True
             self._timer.start()
 
     def update(self, text: str, fraction: float | None = None) -> None:
         """Replace the text; on a terminal with a bar before it if the `fraction` done is known."""
-        bar = f"{_bar(fraction)} " if fraction is not None and self._progress.is_live else ""
+        bar = f"{_bar(fraction)} " if fraction is not None and self._progress.redraws else ""
         self._text = bar + text
         self._wait_for_first_paint()
         if self._is_due:
@@ -55,7 +55,7 @@ class SlowProgress:
         self._progress.close()
         line()
         sys.stdout.flush()
-        if self._progress.is_live and self._is_due:
+        if self._progress.redraws and self._is_due:
             self._paint()
 
     def close(self) -> None:
@@ -85,7 +85,7 @@ class Progress:
     def __init__(self, stream: TextIO | None = None, printed: str = "") -> None:
         """`printed` is a status that was printed before, and is not repeated."""
         self._stream = stream or sys.stderr
-        self.is_live = self._stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        self.redraws = self._stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
         """True if stderr is a terminal that can redraw a line."""
         self._last = printed
         self._last_state = ""
@@ -100,7 +100,7 @@ class Progress:
             if event.kind == "no_step" and event.t_ns not in self._notices:
                 self._notices.add(event.t_ns)
                 self.print_line(plain(event.detail or ""))
-        if self.is_live:
+        if self.redraws:
             self._paint(status_line(snapshot, bar=_bar))
             return
         state = f"{snapshot.state} {'' if snapshot.steps else snapshot.phase}"
@@ -119,7 +119,7 @@ class Progress:
 
     def show_activity(self, text: str) -> None:
         """Show the work or the wait under way, elsewhere than on a terminal at most every 5 s."""
-        if self.is_live:
+        if self.redraws:
             self._paint(text)
         elif time.monotonic() - self._printed_at_s >= PLAIN_EVERY_S:
             self._printed_at_s = time.monotonic()
@@ -127,7 +127,7 @@ class Progress:
 
     def close(self) -> None:
         """Take the bar away."""
-        if self.is_live and self._last:
+        if self.redraws and self._last:
             self._write("\r\x1b[K")
             self._last = ""
 
