@@ -22,7 +22,7 @@ from trainfast_tui.text.lines import (
     scrolled,
     wrap,
 )
-from trainfast_tui.text.search_signs import search_sign
+from trainfast_tui.text.state_signs import search_sign
 from trainfast_tui.widgets.batch_lines import PROBE_OUTCOMES, table_lines
 from trainfast_tui.widgets.painted_with_notice import PaintedWithNotice
 

@@ -27,7 +27,7 @@ from trainfast_tui.text.lines import (
     rule,
     scrolled,
 )
-from trainfast_tui.text.search_signs import search_sign
+from trainfast_tui.text.state_signs import search_sign
 from trainfast_tui.widgets.best_lines import effect_lines, footnote_lines, trial_lines, waiting_line
 from trainfast_tui.widgets.painted_with_notice import PaintedWithNotice
 

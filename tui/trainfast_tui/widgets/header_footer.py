@@ -12,22 +12,11 @@ from trainfast_runner.records.state_words import state_words
 from trainfast_tui.painting.painted import Painted
 from trainfast_tui.text.keys import Action, Shown
 from trainfast_tui.text.lines import Line, Piece, Tone, paragraph
+from trainfast_tui.text.state_signs import run_sign
 
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
 
-STATE_SIGNS: dict[str, Piece] = {
-    "starting": ("○", "secondary"),
-    "running": ("●", "success"),
-    "stopping": ("●", "warning"),
-    "finished": ("✓", "success"),
-    "oom": ("✗", "error"),
-    "failed": ("✗", "error"),
-    "failed_to_start": ("✗", "error"),
-    "stopped": ("■", "warning"),
-    "killed": ("✗", "warning"),
-    "lost": ("✗", "warning"),
-}
 MOST_NOTICE_LINES = 6
 TITLE_FROM = 120
 """Columns from which the header has the title of the preset."""
@@ -51,7 +40,7 @@ class Header(Painted):
         run = self._run
         if run is None:
             return [[*line, ("  no run yet" if self._home_read else "", "muted")]]
-        sign, tone = STATE_SIGNS.get(run.state, ("○", "text"))
+        sign, tone = run_sign(run.state)
         line += [("  ", "text"), (f"{sign} {state_words(run.state)}", tone), (f"  {run.run_id}", "text")]
         if run.synthetic:
             line += [("  ", "text"), (" synthetic data ", "badge")]

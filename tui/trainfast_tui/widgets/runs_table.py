@@ -11,7 +11,7 @@ from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Piece, line_length
 from trainfast_tui.text.overrides import field_overrides, short_overrides, typed_overrides, without_search_settings
 from trainfast_tui.text.speed import few_steps
-from trainfast_tui.widgets.header_footer import STATE_SIGNS
+from trainfast_tui.text.state_signs import run_sign
 from trainfast_tui.widgets.sorted_table import Columns, Order, SortedTable
 
 LEFT_OUT = ("steps", "timing_warmup", "devices", "watch", "seed")
@@ -118,7 +118,7 @@ class RunsTable(SortedTable[RunRow]):
         )
 
     def row_line(self, row: RunRow, width: int) -> Line:
-        sign, tone = STATE_SIGNS.get(row.state, ("○", "text"))
+        sign, tone = run_sign(row.state)
         state = "unsupervised" if row.supervised is False else state_words(row.state)
         cells: dict[str, Piece] = {
             "started": (_started(row), "text"),

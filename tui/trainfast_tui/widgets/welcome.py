@@ -10,7 +10,7 @@ from trainfast_tui.painting.painted import PaintedValue
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, labelled, paragraph
 from trainfast_tui.text.memory import peak_word_of
-from trainfast_tui.widgets.header_footer import STATE_SIGNS
+from trainfast_tui.text.state_signs import run_sign
 
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
@@ -57,7 +57,7 @@ class TooSmall(PaintedValue["RunSnapshot"]):
         planned, figures = planned_steps(run), recent_figures(run)
         done = run.steps[-1].step if run.steps else 0
         synthetic = "  synthetic data" if run.synthetic else ""
-        sign, tone = STATE_SIGNS.get(run.state, ("○", "text"))
+        sign, tone = run_sign(run.state)
         return [
             *lines,
             [(f"{sign} {state_words(run.state)}", tone), (f"  {run.run_id}", "muted")],
