@@ -33,8 +33,9 @@ from trainfast_tui.control.next_run_sources import (
     preset_choices,
     repeat_preset_run,
 )
+from trainfast_tui.text.knob_groups import KNOBS_IN_ORDER
 from trainfast_tui.text.lines import line_text
-from trainfast_tui.widgets.knob_panel import IN_ORDER, KnobPanel
+from trainfast_tui.widgets.knob_panel import KnobPanel
 
 
 async def test_the_next_run_of_an_old_record_that_says_nothing_of_its_data(home: Home) -> None:
@@ -315,7 +316,7 @@ async def test_the_smallest_screen_counts_the_knobs_out_of_sight(home: Home) -> 
         app.post(SnapshotTaken(a_snapshot(None)))
         await pilot.pause()
         panel = app.main.query_one(KnobPanel)
-        rows = [row for row in screen_text(app).splitlines() if any(f"{name:<15}" in row for name in IN_ORDER)]
+        rows = [row for row in screen_text(app).splitlines() if any(f"{name:<15}" in row for name in KNOBS_IN_ORDER)]
         assert re.search(rf"next run ─+ {len(panel.listed) - len(rows)} below", screen_text(app))
         assert len(rows) >= 5
         await pilot.press("end")

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_tui.screens.base import PageScreen
 from trainfast_tui.text.keys import KEY_WORDS, actions_of
+from trainfast_tui.text.knob_groups import knobs_by_group
 from trainfast_tui.text.lines import Line, Tone, labelled, line_text, paragraph, rule
 from trainfast_tui.text.shades import SHADES
-from trainfast_tui.widgets.knob_panel import knobs_by_group
 from trainfast_tui.widgets.page import Page
 
 if TYPE_CHECKING:

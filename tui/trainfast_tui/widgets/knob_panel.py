@@ -7,11 +7,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.settings.knobs import BY_NAME, KNOBS
+from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_tui.control.next_run import NextRun
 from trainfast_tui.control.next_run_sources import preset_choices
 from trainfast_tui.painting.painted import Painted
 from trainfast_tui.text.format import plain, to_width
+from trainfast_tui.text.knob_groups import KNOBS_IN_ORDER
 from trainfast_tui.text.lines import Line, Tone, out_of_sight, rule, with_more, wrap
 from trainfast_tui.widgets.knob_text import KnobText
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 AUTO = "auto"
 NO_VALUE = "–"
 """Stands for the value of a knob that cannot reach a script."""
-GROUPS = ("batch", "compute", "memory", "data", "parallel", "optimization", "run")
 NAME_WIDTH = 15
 ABOUT_ROWS, ADVISED_ROWS = 13, 16
 """The most lines about a knob, and about one there is advice for."""
@@ -34,17 +34,6 @@ WIDE_FACTORS_FROM = 40
 """Columns from which the factors of the global batch have room around them."""
 KNOBS_BESIDE_REFUSAL = 3
 """Lines of the list that a long refusal leaves."""
-
-
-def knobs_by_group() -> dict[str, list[str]]:
-    """Return the names of all knobs as the panel lists them, the most turned groups first."""
-    by_group: dict[str, list[str]] = {group: [] for group in GROUPS}
-    for entry in KNOBS:
-        by_group.setdefault(entry.group, []).append(entry.name)
-    return by_group
-
-
-IN_ORDER = tuple(name for names in knobs_by_group().values() for name in names)
 
 
 class KnobPanel(Painted, can_focus=True):
@@ -62,7 +51,7 @@ class KnobPanel(Painted, can_focus=True):
         self._refusal: UserError | None = None
         self._cannot_run: UserError | None = None
         self._headings: Mapping[str, str] = {}
-        self.listed = IN_ORDER
+        self.listed = KNOBS_IN_ORDER
         """Names of the listed knobs."""
         self._cursor = 0
         self._top = 0
@@ -81,7 +70,7 @@ class KnobPanel(Painted, can_focus=True):
         self._global_batch = None if next_run is None else next_run.global_batch(machine)
         self._cannot_run = _cannot_run_here(next_run, machine)
         if next_run is not None:
-            self._headings = next_run.headings(IN_ORDER)
+            self._headings = next_run.headings(KNOBS_IN_ORDER)
             self._list_only(tuple(self._headings))
         if knob in self.listed:
             self._cursor = self.listed.index(knob)
