@@ -10,7 +10,7 @@ from trainfast_runner.machine.doctor.gpus import gpu_checks
 from trainfast_runner.machine.gpus.health import ailments
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading, HostReading, Tick
 from trainfast_tui.cli.monitor_details import ecc_errors, lines_below
-from trainfast_tui.text.topology import pcie
+from trainfast_tui.text.topology import pcie_link
 
 LINK = {"pcie_generation": 4, "pcie_width": 16, "pcie_generation_max": 4, "pcie_width_max": 16}
 
@@ -57,8 +57,8 @@ def test_a_healthy_or_idle_gpu_has_none(fields: dict[str, Any]) -> None:
 
 
 def test_the_link_and_the_errors_stand_in_the_table_of_the_monitor_and_the_processes_below() -> None:
-    assert (pcie(gpu()), ecc_errors(gpu())) == ("4 x16", "–")
-    assert pcie(gpu(pcie_generation=1, pcie_width=8)) == "1 x8 of 4 x16"
+    assert (pcie_link(gpu()), ecc_errors(gpu())) == ("4 x16", "–")
+    assert pcie_link(gpu(pcie_generation=1, pcie_width=8)) == "1 x8 of 4 x16"
     assert ecc_errors(gpu(ecc_uncorrected_errors=0, ecc_corrected_errors=3)) == "0 (+3)"
     text = " ".join(" ".join(lines_below([gpu(processes=[DeviceProcess(pid=1 << 22)])])).split())
     assert text == f"GPU PID OWNER MEMORY COMMAND 2 {1 << 22} – – –", "of one that has ended nothing is made up"

@@ -22,7 +22,7 @@ from trainfast_runner.records.thinned import ENDS, Thinned
 from trainfast_runner.results.summary import summarise
 from trainfast_runner.results.verdict import Verdict
 from trainfast_runner.running.follower import Follower
-from trainfast_tui.cli.summary import notes
+from trainfast_tui.text.result_figures import notes
 
 S = 1_000_000_000
 GPU = "GPU-0001"

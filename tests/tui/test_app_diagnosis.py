@@ -15,7 +15,7 @@ from still import a_snapshot, own_supervisor, running, screen_text
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.running.follower import Follower
-from trainfast_tui.cli.diagnosis import explained_bottlenecks
+from trainfast_tui.cli.runs_show import explained_bottlenecks
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.text.conditions import conditions_line
 from trainfast_tui.text.diagnosis_figures import cost_words, figure_name, figure_text, nothing_found, overlap_words

@@ -13,7 +13,7 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
 
-from trainfast_tui.terminal.cells import CLEAR, LEAST_GAP, SentCells, cells_of, changed
+from trainfast_tui.terminal.cells import CLEAR, LEAST_GAP, SentCells, cells_of, changed_ranges
 
 WIDTH = 40
 CONSOLE = Console(file=StringIO(), force_terminal=True, color_system="truecolor")
@@ -129,7 +129,7 @@ def test_of_a_long_row_only_the_stretches_that_differ_are_sent(row: list[str], p
     before, after = (cells_of(Strip([Segment("".join(text), red)]), CONSOLE) for text in (row, other))
     assert before is not None
     assert after is not None
-    spans = changed(before, after)
+    spans = changed_ranges(before, after)
     sent = {cell for start, end in spans for cell in range(start, end)}
     assert {at for at in range(120) if row[at] != other[at]} <= sent
     assert all(after[0] - before[1] >= LEAST_GAP for before, after in pairwise(spans))

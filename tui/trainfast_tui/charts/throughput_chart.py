@@ -10,7 +10,7 @@ from trainfast_tui.charts.tick_values import TickValuesCache, throttled_spans
 from trainfast_tui.charts.time_axis import SECOND_NS, TimeAxis, ticks_on
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.phases import STARTING
+from trainfast_tui.text.starting import STARTING
 
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot

@@ -1,5 +1,6 @@
 """The command line: one file a command, imported only when its words are typed.
 
+Modules that only some uses of a command need, for a script or a proof, are imported where they are used.
 Exit codes: finished 0, usage or an invalid preset 2, out of memory 3, failed or killed 4, lost 5, stopped 130.
 """
 

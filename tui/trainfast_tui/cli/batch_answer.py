@@ -7,14 +7,14 @@ from typing import Any
 
 from trainfast_runner.search.journal.batch import BatchEnded
 from trainfast_tui.text.format import duration, per_second, plain, size
-from trainfast_tui.text.memory import PHASES
+from trainfast_tui.text.memory import PHASE_WORDS
 
 
 def answer_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
     """Return labels and figures of the search's report."""
     where = f" on rank {report['tightest_rank']}, the tightest" if report["world_size"] > 1 else ""
     model = report["model"]
-    phase = PHASES.get(model["phase"], "a step")
+    phase = PHASE_WORDS.get(model["phase"], "a step")
     fastest = report["fastest"]
     rate = "" if report["samples_per_s"] is None else f" at {per_second(report['samples_per_s'], 'samples')}"
     if rate and report["measured_under"]:

@@ -17,7 +17,12 @@ class Command:
 
 
 COMMANDS = (
-    Command(("run",), "run", "train a preset or a script of your own, show its progress, print the figures", True),
+    Command(
+        ("run",),
+        "run",
+        "train a preset or a script of your own, show its progress, print the figures",
+        takes_script=True,
+    ),
     Command(("search", "max-batch"), "search_max_batch", "the largest batch that fits, confirmed in a fresh process"),
     Command(("search", "best"), "search_best", "the fastest settings that fit, confirmed in fresh processes"),
     Command(("predict",), "predict", "the memory a run needs, by category, without running it"),
@@ -30,13 +35,16 @@ COMMANDS = (
     Command(("logs",), "logs", "what a run's training printed"),
     Command(("stop",), "stop", "stop a live run"),
     Command(("attach",), "attach", "follow a live run; Ctrl-C leaves it running"),
-    Command(("export",), "export", "a run's settings for a script of your own", True),
+    Command(("export",), "export", "a run's settings for a script of your own", takes_script=True),
     Command(("import",), "import_settings", "settings of another tool, or of a command, as a preset"),
     Command(("report",), "report", "runs or a search in one file, .html or .md, with tables and pictures"),
     Command(("presets", "list"), "presets_list", "all presets"),
     Command(("presets", "show"), "presets_show", "a preset's model, data, settings and variants"),
     Command(
-        ("presets", "new"), "presets_new", "make a preset of your own from another, or from a script's flags", True
+        ("presets", "new"),
+        "presets_new",
+        "make a preset of your own from another, or from a script's flags",
+        takes_script=True,
     ),
     Command(("knobs",), "knobs", "every setting of --set: what it does to speed and memory, and its values"),
     Command(("monitor",), "monitor", "this machine's GPUs and host, live"),

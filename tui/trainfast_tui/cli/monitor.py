@@ -25,15 +25,15 @@ from trainfast_tui.text.format import (
     beside_limit,
     celsius,
     megahertz,
-    no_memory_words,
     number,
     percent,
     plain,
     size,
     watts,
 )
+from trainfast_tui.text.memory import no_memory_words
 from trainfast_tui.text.tables import table
-from trainfast_tui.text.topology import pcie
+from trainfast_tui.text.topology import pcie_link
 
 SHORTEST_S, LONGEST_S = 0.1, 3600.0
 
@@ -132,7 +132,7 @@ def _row(gpu: DeviceReading, missing: Mapping[str, str]) -> tuple[str, ...]:
         celsius(gpu.temperature_c),
         beside_limit(watts(gpu.power_w), watts(gpu.power_limit_w)),
         beside_limit(megahertz(gpu.sm_clock_mhz), megahertz(gpu.sm_clock_max_mhz)),
-        pcie(gpu),
+        pcie_link(gpu),
         ecc_errors(gpu),
         ABSENT if gpu.throttle_reasons is None else ", ".join(map(throttle.cause_words, gpu.throttle_reasons)) or "no",
     )

@@ -13,10 +13,7 @@ from rich.cells import cell_len
 
 from trainfast_tui.text.ascii import to_ascii
 from trainfast_tui.text.format import to_width, truncate
-from trainfast_tui.text.tables import GAP
-
-WIDEST = 120
-"""The most cells of a column."""
+from trainfast_tui.text.tables import GAP, WIDEST
 
 
 def print_json(value: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -23,14 +24,14 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import SCHEMA, PredictedSpeed
 from trainfast_runner.search.speed.predicted_speed import Unknown
 from trainfast_runner.search.speed.speeds import predict_speed
-from trainfast_tui.cli.output import print_json, print_line, print_lines
 from trainfast_tui.cli.arguments import add_settings
+from trainfast_tui.cli.output import print_json, print_line, print_lines
 from trainfast_tui.cli.prediction_table import PredictionTable, print_notes
 from trainfast_tui.cli.progress import progress_when_slow
 from trainfast_tui.text.format import count, percent, plain, size
-from trainfast_tui.text.memory import CATEGORIES, PHASES
-from trainfast_tui.text.phases import importing_words
+from trainfast_tui.text.memory import CATEGORY_WORDS, phase_words
 from trainfast_tui.text.speed import speed_words
+from trainfast_tui.text.starting import importing_words
 from trainfast_tui.text.tables import pairs
 
 TRACING = "tracing a step without memory"
@@ -111,7 +112,7 @@ def _fields(answer: PredictedRow, speed: PredictedSpeed | Unknown) -> dict[str, 
         assert answer.error is not None
         return {"id": answer.asked.id, "predicted": None, "reason": answer.error.line()}
     predicted, available = fit.predicted, fit.available
-    parts = {f"{name}_bytes": predicted.category(name) for name in CATEGORIES}
+    parts = {f"{name}_bytes": predicted.category(name) for name in CATEGORY_WORDS}
     return {
         "id": answer.asked.id,
         "predicted": {"total_bytes": predicted.total_bytes, **parts, "context_bytes": predicted.context_bytes},
@@ -134,37 +135,41 @@ def _fields(answer: PredictedRow, speed: PredictedSpeed | Unknown) -> dict[str, 
 
 
 def _print_one(answer: PredictedRow, speed: PredictedSpeed | Unknown) -> None:
+    print_lines(pairs(_figure_rows(answer, speed)))
+    if answer.asked.unpublished:
+        print_line(answer.asked.unpublished)
+
+
+def _figure_rows(answer: PredictedRow, speed: PredictedSpeed | Unknown) -> Iterator[tuple[str, str]]:
+    """Yield labels and figures of one predicted run."""
     fit = answer.fit
     assert fit is not None
     predicted = fit.predicted
-    rows = [("peak memory", f"{size(predicted.total_bytes)} a rank, in {PHASES.get(predicted.phase, predicted.phase)}")]
+    yield "peak memory", f"{size(predicted.total_bytes)} a rank, in {phase_words(predicted.phase)}"
     if predicted.fullest:
-        rows.append(("fullest", predicted.fullest))
-    for name, words in CATEGORIES.items():
+        yield "fullest", predicted.fullest
+    for name, words in CATEGORY_WORDS.items():
         if value := predicted.category(name):
-            rows.append((f"  {words}", f"{size(value)}  {percent(100 * value / predicted.total_bytes)}"))
+            yield f"  {words}", f"{size(value)}  {percent(100 * value / predicted.total_bytes)}"
     if predicted.context_bytes is not None:
-        rows.append(("CUDA context", f"{size(predicted.context_bytes)} besides"))
+        yield "CUDA context", f"{size(predicted.context_bytes)} besides"
     if (published := published_bytes(answer.asked.published)) is not None:
-        rows.append(("published", size(published)))
+        yield "published", size(published)
     if predicted.bytes_per_sample:
-        rows.append(("each sample", f"{size(predicted.bytes_per_sample)} on {size(predicted.fixed_bytes)}"))
+        yield "each sample", f"{size(predicted.bytes_per_sample)} on {size(predicted.fixed_bytes)}"
     if fit.cannot_run is not None:
-        rows.append(("cannot run here", plain(fit.cannot_run.line())))
+        yield "cannot run here", plain(fit.cannot_run.line())
     if fit.available is not None:
         if fit.margin_bytes:
-            rows.append(("margin", f"{size(fit.margin_bytes)} beside the peak, which the limit counts as well"))
-        rows.append(("fits", _fit_words(fit)))
+            yield "margin", f"{size(fit.margin_bytes)} beside the peak, which the limit counts as well"
+        yield "fits", _fit_words(fit)
     if isinstance(speed, Unknown):
-        rows.append(("speed", f"not predicted: {plain(speed.why)}"))
+        yield "speed", f"not predicted: {plain(speed.why)}"
     else:
-        rows.append(("speed", f"{speed_words(speed)}, 90 % interval, by {plain(speed.basis)}"))
+        yield "speed", f"{speed_words(speed)}, 90 % interval, by {plain(speed.basis)}"
     if predicted.attention:
-        rows.append(("attention", predicted.attention))
-    rows.append(("basis", predicted.basis))
-    print_lines(pairs(rows))
-    if answer.asked.unpublished:
-        print_line(answer.asked.unpublished)
+        yield "attention", predicted.attention
+    yield "basis", predicted.basis
 
 
 def _fit_words(fit: PredictedFit) -> str:

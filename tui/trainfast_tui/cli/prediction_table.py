@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from trainfast_runner.memory.predict_rows import PredictedRow, RunToPredict, published_bytes
 from trainfast_tui.cli.output import GrowingTable, print_line
 from trainfast_tui.text.format import ABSENT, count, delta, plain, size
-from trainfast_tui.text.memory import CATEGORIES, PHASES, short_category
+from trainfast_tui.text.memory import CATEGORY_WORDS, PHASE_WORDS, phase_words, short_category
 
 SIZE_CELLS, DIFFERENCE_CELLS, FITS_CELLS = len("1023 MiB"), len("+1023 MiB (+100.0 %)"), len("no, +1023 MiB")
 """The widest figures of their kind."""
@@ -40,9 +40,9 @@ class PredictionTable:
             self._printed += 1
 
     def _new_table(self) -> GrowingTable:
-        parts = list(map(short_category, CATEGORIES))
+        parts = list(map(short_category, CATEGORY_WORDS))
         header = ["variant", "predicted", "published", "difference", *parts, "peak in", "fits", "max batch"]
-        name_cells, phase_cells = max(map(len, self._names)), max(map(len, PHASES.values()))
+        name_cells, phase_cells = max(map(len, self._names)), max(map(len, PHASE_WORDS.values()))
         widths = [name_cells, *[SIZE_CELLS] * 2, DIFFERENCE_CELLS, *[SIZE_CELLS] * len(parts), phase_cells]
         widths += [FITS_CELLS, 0]
         right = (1, 2, 3, *range(4, 4 + len(parts)), 6 + len(parts))
@@ -62,8 +62,8 @@ def _cells(answer: PredictedRow) -> list[str]:
         size(predicted.total_bytes),
         ABSENT if published is None else size(published),
         delta(predicted.total_bytes, published, size) if published else ABSENT,
-        *(size(value) if (value := predicted.category(name)) else ABSENT for name in CATEGORIES),
-        PHASES.get(predicted.phase, predicted.phase),
+        *(size(value) if (value := predicted.category(name)) else ABSENT for name in CATEGORY_WORDS),
+        phase_words(predicted.phase),
         "not here" if fit.cannot_run is not None else fits,
         ABSENT if fit.max_batch is None else count(fit.max_batch),
     ]

@@ -12,7 +12,6 @@ from trainfast_runner.results.explained_run import explained_now
 from trainfast_runner.running.final_result import final_result
 from trainfast_runner.search.best.best_so_far import BestSoFar
 from trainfast_runner.search.journal.best import read_best_journal
-from trainfast_tui.cli import summary
 from trainfast_tui.cli.output import print_json, print_line
 from trainfast_tui.cli.output_file import output_path, write_output
 from trainfast_tui.report.as_html import as_html
@@ -109,4 +108,4 @@ def _read(home: Home, run_id: str, label: str) -> ReportedRun:
     """Return the run with all its records; raises UserError while it is running."""
     directory = home.directory(run_id)
     result = explained_now(directory, final_result(home, run_id, "the report"))
-    return read_run(label, directory, result, list(summary.figures(result)), list(summary.notes(result)))
+    return read_run(label, directory, result)

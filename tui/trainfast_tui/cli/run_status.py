@@ -10,9 +10,9 @@ from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.records.warm_process import batch_sizes
 from trainfast_runner.running.follower import RunSnapshot
 from trainfast_tui.live.figures import planned_steps, recent_figures, seconds_left
-from trainfast_tui.text.batch_search import warm_words
 from trainfast_tui.text.format import duration, milliseconds, number, per_second, plain, size
-from trainfast_tui.text.phases import STARTING
+from trainfast_tui.text.starting import STARTING
+from trainfast_tui.text.batch_search import warm_words
 
 
 def status_line(snapshot: RunSnapshot, bar: Callable[[float], str] | None = None) -> str:

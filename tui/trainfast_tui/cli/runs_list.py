@@ -18,7 +18,7 @@ from trainfast_tui.cli.arguments import positive
 from trainfast_tui.cli.output import print_json, print_line, print_table, terminal_width
 from trainfast_tui.text.format import ABSENT, duration, milliseconds, per_second, plain, size
 from trainfast_tui.text.overrides import short_overrides, without_search_settings
-from trainfast_tui.text.speed import few_steps
+from trainfast_tui.text.speed import few_steps_note
 
 HEADER = ("RUN", "STATE", "CHANGED", "SAMPLES", "STEP", "PEAK MEMORY", "TOOK", "STARTED", "NOTE")
 DROPPED = ("NOTE", "STARTED", "TOOK", "STEP", "PEAK MEMORY", "SAMPLES", "CHANGED")
@@ -89,7 +89,7 @@ def _cells(row: RunRow) -> list[str]:
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.started_wall_ns / 1e9))
     notes = [
         {PROBE: "a search's probe", TRIAL: "a search's trials"}.get(row.role or "", ""),
-        few_steps(row.steps.measured),
+        few_steps_note(row.steps.measured),
         "unsupervised" if row.supervised is False else "",
         "synthetic data" if row.synthetic_data else "",
         "speed under strict malloc thresholds" if row.measured_under else "",

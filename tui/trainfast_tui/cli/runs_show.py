@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
-from trainfast_runner.records.result import Result
+from trainfast_runner.records.result import Diagnosis, Result
 from trainfast_runner.records.run_directory import read_result, read_run_file
-from trainfast_runner.records.run_file import WARM_ROLES, RunFile
+from trainfast_runner.records.run_file import SCHEMA, WARM_ROLES, RunFile
 from trainfast_runner.results.bottleneck.joined_steps import as_record, joined_steps
 from trainfast_runner.results.explained_run import explained_now
 from trainfast_runner.running.final_result import result_or_none_while_live
 from trainfast_runner.running.follower import Follower, RunSnapshot
-from trainfast_tui.cli import summary
 from trainfast_tui.cli.arguments import add_run, directory_of
-from trainfast_tui.cli.diagnosis import explained_bottlenecks
-from trainfast_tui.cli.output import print_json, print_line, print_lines
+from trainfast_tui.cli.output import print_json, print_line, print_lines, terminal_width
 from trainfast_tui.cli.run_status import live_record, status_line
 from trainfast_tui.cli.step_table import JoinedStep, print_steps
-from trainfast_tui.text.diagnosis_figures import nothing_found
+from trainfast_tui.cli.summary import summary_lines
+from trainfast_tui.text.diagnosis import sections
+from trainfast_tui.text.diagnosis_figures import nothing_found, overlap_words
 from trainfast_tui.text.format import count, plain
+from trainfast_tui.text.lines import line_text
 from trainfast_tui.text.overrides import typed_overrides
+
+UNCUT = 10_000
+"""The width of lines for a pipe, which gets each one whole."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +58,7 @@ def _print_ended(result: Result, run: RunFile | None, arguments: argparse.Namesp
         nothing = nothing_found(live=False, measured=result.steps.measured, diagnosed=result.diagnosed)
         print_lines(explained_bottlenecks(result.diagnosis, nothing))
     else:
-        print_lines([*summary.lines(result), _settings(result, run)])
+        print_lines([*summary_lines(result), _settings_line(result, run)])
 
 
 def _print_live(snapshot: RunSnapshot, arguments: argparse.Namespace) -> None:
@@ -68,13 +73,24 @@ def _print_live(snapshot: RunSnapshot, arguments: argparse.Namespace) -> None:
         print_line(f"follow it with: trainfast-tui attach {snapshot.run_id}")
 
 
+def explained_bottlenecks(findings: Sequence[Diagnosis], nothing: str) -> list[str]:
+    """Return each bottleneck with its figures, its rule's thresholds and their sources; else `nothing`."""
+    if not findings:
+        return [nothing]
+    lines: list[str] = []
+    for title, section in sections(findings, terminal_width() or UNCUT):
+        lines += ["", plain(title), *(plain(line_text(line)) for line in section)]
+    overlap = overlap_words(findings)
+    return [*lines[1:], *(["", overlap] if overlap else [])]
+
+
 def _print_steps(directory: Path, as_json: bool) -> None:
     steps = joined_steps(directory)
     result = read_result(directory)
     thinning = None if result is None else result.thinning
     if as_json:
         rows = [as_record(*step) for step in steps]
-        print_json({"schema": 1, "run_id": directory.name, "thinning": thinning, "steps": rows})
+        print_json({"schema": SCHEMA, "run_id": directory.name, "thinning": thinning, "steps": rows})
         return
     print_steps([JoinedStep(*step) for step in steps])
     if result is not None and thinning is not None:
@@ -82,12 +98,11 @@ def _print_steps(directory: Path, as_json: bool) -> None:
         print_line(f"note: a long run: these are {count(len(steps))} of its {count(taken)} steps")
 
 
-def _settings(result: Result, run: RunFile | None) -> str:
-    """Return the overrides; for a process that tried settings for a search, the search.
-
-    Results of older versions have them only in `run.json`.
-    """
+def _settings_line(result: Result, run: RunFile | None) -> str:
+    """Return the overrides of a run; of a warm process, which tried several, the search that it belongs to."""
     if result.role in WARM_ROLES and result.script is None:
         return f"its search: {result.search_id or 'not on record'}"
-    changed = result.overrides or (run.override_values() if run is not None else {})
-    return f"settings: {plain(' '.join(typed_overrides(changed)))}" if changed else "settings: as the preset sets them"
+    # Results of older versions have their overrides only in `run.json`.
+    overrides = result.overrides or (run.override_values() if run is not None else {})
+    typed = typed_overrides(overrides)
+    return f"settings: {plain(' '.join(typed))}" if typed else "settings: as the preset sets them"

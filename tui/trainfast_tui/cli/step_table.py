@@ -9,7 +9,7 @@ from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.results.bottleneck.step_conditions import StepConditions
 from trainfast_tui.cli.output import print_line, print_table
-from trainfast_tui.text.format import ABSENT, celsius, count, joules, milliseconds, percent
+from trainfast_tui.text.format import ABSENT, celsius, count, fraction, joules, milliseconds
 
 
 class JoinedStep(NamedTuple):
@@ -48,8 +48,7 @@ def _throttled(cause: str) -> Callable[[JoinedStep], str]:
 
 
 def _clock_loss(joined: JoinedStep) -> str:
-    fraction = joined.conditions.clock_loss_fraction if joined.conditions else None
-    return ABSENT if fraction is None else percent(100 * fraction, 1)
+    return fraction(joined.conditions.clock_loss_fraction if joined.conditions else None, 1)
 
 
 COLUMNS: tuple[Column, ...] = (

@@ -8,12 +8,12 @@ import sys
 from trainfast_runner.errors import UserError
 from trainfast_runner.running.final_result import result_or_none_while_live
 from trainfast_runner.running.follower import Follower
-from trainfast_tui.cli import summary
 from trainfast_tui.cli.arguments import add_run, directory_of
 from trainfast_tui.cli.exit_codes import INTERRUPTED
 from trainfast_tui.cli.follow_run import caught_signals, stop
 from trainfast_tui.cli.output import print_json, print_line
 from trainfast_tui.cli.run_status import live_record
+from trainfast_tui.text.result_figures import headline
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,5 +39,5 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(result)
     else:
-        print_line(summary.headline(result))
+        print_line(headline(result))
     return 0

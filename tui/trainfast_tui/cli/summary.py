@@ -1,50 +1,14 @@
-"""A run's result in lines: aligned figures with units, warnings beside them."""
+"""Print a result: figures, notes, bottlenecks, and after an out-of-memory error the changes that would fit."""
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterator
-
-from trainfast_runner.machine.devices import cpu_has_fp16
-from trainfast_runner.records.result import LOSSES_IN_A_MEAN, Cpu, Flops, Losses, Result, Thinning
-from trainfast_runner.records.run_file import EXIT_CODES, SCHEMA, WARM_ROLES
-from trainfast_runner.records.run_lines import Actual
-from trainfast_runner.records.script_run import ScriptFigures
-from trainfast_runner.records.state_words import notable_reason
-from trainfast_runner.results.bottleneck.doubts import doubts, marks, watched_words
-from trainfast_runner.worker.shared_tables import STEP_PHASES
-from trainfast_tui.cli.diagnosis import bottleneck_lines
+from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_file import EXIT_CODES
 from trainfast_tui.cli.output import print_json, print_lines
 from trainfast_tui.text import oom
-from trainfast_tui.text.batch_search import warm_words
-from trainfast_tui.text.format import (
-    ABSENT,
-    against_prediction,
-    celsius,
-    count,
-    duration,
-    joules,
-    milliseconds,
-    number,
-    per_second,
-    percent,
-    plain,
-    processes,
-    size,
-)
-from trainfast_tui.text.memory import peak_word
-from trainfast_tui.text.speed import against_predicted_speed, few_steps
+from trainfast_tui.text.format import plain
+from trainfast_tui.text.result_figures import figure_rows, headline, notes
 from trainfast_tui.text.tables import pairs
-
-
-def lines(result: Result) -> list[str]:
-    """Return the whole summary."""
-    summary = [headline(result), *pairs(figures(result))]
-    summary += [f"note: {note}" for note in notes(result)]
-    summary += bottleneck_lines(result.diagnosis)
-    if result.state == "oom":
-        summary += _oom_lines(result)
-    return summary
 
 
 def print_result(result: Result, as_json: bool) -> int:
@@ -52,172 +16,16 @@ def print_result(result: Result, as_json: bool) -> int:
     if as_json:
         print_json(result)
     else:
-        print_lines(lines(result))
+        print_lines(summary_lines(result))
     return EXIT_CODES.get(result.state, 4)
 
 
-def headline(result: Result) -> str:
-    """Return the run's id, its end and the reason."""
-    reason = plain(notable_reason(result.state, result.reason))
-    role = f"{warm_words(result.role, result.tried)}: " if result.role in WARM_ROLES else ""
-    return f"{result.run_id}  {result.name}  {role}{result.state.replace('_', ' ')}{f': {reason}' if reason else ''}"
-
-
-def notes(result: Result) -> Iterator[str]:
-    """Yield the notes to the figures: synthetic data, other processes on the machine."""
-    if result.schema > SCHEMA:
-        yield f"written by a newer trainfast-tui (schema {result.schema}, not {SCHEMA}): some of it may be missing"
-    if result.synthetic_data:
-        yield "synthetic data: drawn at random, so the loss says nothing"
-    if result.knobs.get("precision") == "fp16" and result.actual.device == "cpu" and not cpu_has_fp16():
-        yield "fp16 on a CPU without fp16 instructions is emulated: it shows the loss scaling, not a speed"
-    if result.loss.not_finite:
-        yield f"the loss was not a finite number in {count(result.loss.not_finite)} step(s): the training diverged"
-    for doubt in doubts(result):
-        yield f"the run {plain(doubt)}"
-    if result.thinning is not None:
-        yield from _thinning_notes(result.thinning, result.steps.measured + result.steps.warmup)
-    yield from (plain(trouble) for trouble in result.troubles)
-    if result.unreadable_lines:
-        yield f"{count(result.unreadable_lines)} damaged line(s) in its records were left out"
-
-
-def _thinning_notes(thinning: Thinning, steps: int) -> Iterator[str]:
-    """Yield the notes on a long run, whose figures rest on a share of its records."""
-    if thinning.steps_dropped:
-        yield f"the records of {count(thinning.steps_dropped)} steps were dropped: steps.jsonl had reached its cap"
-    if thinning.steps_looked_at < steps:
-        yield f"a long run: medians are of {count(thinning.steps_looked_at)} of its {count(steps)} steps"
-    if thinning.ticks_looked_at < thinning.ticks:
-        yield f"a long run: device figures are of {count(thinning.ticks_looked_at)} of {count(thinning.ticks)} samples"
-
-
-def figures(result: Result) -> Iterator[tuple[str, str]]:
-    """Yield labels and figures with units; an empty label continues the one before."""
-    measured, warmup = result.steps.measured, result.steps.warmup
-    yield "steps", f"{count(measured)} measured, {count(warmup)} warm-up, {duration(result.seconds)} in all"
-    if measured:
-        yield from _speed(result)
-    if result.loss.first is not None or result.loss.last is not None:
-        yield "loss", _losses(result.loss)
-    yield from _memory(result)
-    if result.flops.model_tflops_per_device is not None:
-        yield "model FLOPs", _flops(result.flops)
-    yield from _energy(result)
-    if result.conditions.start_temperature_c is not None:
-        warm = result.conditions.measured_from_temperature_c
-        then = "" if warm is None else f", measured from {celsius(warm)} on"
-        gpus = f" ({watched_words(result)})" if watched_words(result) else ""
-        yield "started at", celsius(result.conditions.start_temperature_c) + then + gpus
-    if (world_size := result.actual.world_size) is not None:
-        yield "ran as", _ran_as(result.actual, world_size)
-    if result.actual.optimizer_reason:
-        yield "optimizer", plain(result.actual.optimizer_reason)
-    if result.script is not None:
-        yield from _script(result.script, result.run_id)
-    elif result.cpu is not None:
-        yield "on the CPU", _cpu(result.cpu)
-
-
-def _losses(loss: Losses) -> str:
-    """Return the first and the last loss; one value where both are of the same steps."""
-    if loss.recorded is not None and loss.recorded <= LOSSES_IN_A_MEAN:
-        return f"{number(loss.first)} ({'one value' if loss.recorded == 1 else f'mean of {loss.recorded} values'})"
-    return f"{number(loss.first)} to {number(loss.last)} (means of the first and last five)"
-
-
-def _speed(result: Result) -> Iterator[tuple[str, str]]:
-    """Yield throughput, step time and phases of a run with measured steps."""
-    few = few_steps(result.steps.measured)
-    for label, noun, spread in (
-        ("throughput", "samples", result.throughput.samples_per_s),
-        ("", "tokens", result.throughput.tokens_per_s),
-    ):
-        if spread.median is not None:
-            basis = [few] if result.steps.measured == 1 else ["median", few or f"MAD {number(spread.mad)}"]
-            yield label, f"{per_second(spread.median, noun)} ({'; '.join([*basis, *marks(result)])})"
-    if result.throughput.predicted is not None:
-        yield "", against_predicted_speed(result.throughput.samples_per_s.median, result.throughput.predicted)
-    if result.measured_under is not None:
-        yield "", f"measured under {result.measured_under}: it ranks against no other run"
-    if result.throughput.samples_per_s.median is None and result.throughput.steps_per_s.median is not None:
-        yield "throughput", f"{per_second(result.throughput.steps_per_s.median, 'steps')} (median)"
-    times = result.step_ms
-    tail = few or f"p90 {milliseconds(times.p90)}, p99 {milliseconds(times.p99)}"
-    yield "step", f"{milliseconds(times.p50)} ({tail})"
-    phases = [(name, getattr(times, name)) for name in STEP_PHASES]
-    if any(value is not None for _, value in phases):
-        yield "phases", ", ".join(f"{name} {milliseconds(value)}" for name, value in phases if value is not None)
-
-
-def _memory(result: Result) -> Iterator[tuple[str, str]]:
-    """Yield the measured peak, or why there is none, and the predicted one."""
-    memory = result.memory
-    if memory.peak_allocated_bytes is not None:
-        reserved = ""
-        if memory.peak_reserved_bytes not in (None, memory.peak_allocated_bytes):
-            reserved = f", {size(memory.peak_reserved_bytes)} reserved"
-        device = f", device {size(memory.device_peak_used_bytes)}" if memory.device_peak_used_bytes else ""
-        whole = "" if result.state != "oom" else ", in the steps that ended"
-        word = peak_word(result.script is not None, result.cpu is not None)
-        yield "peak memory", f"{size(memory.peak_allocated_bytes)} {word}{reserved}{device}{whole}"
-    elif memory.not_measured_because is not None:
-        yield "peak memory", f"not measured: {plain(memory.not_measured_because)}"
-    if memory.predicted_bytes is not None and result.role not in WARM_ROLES:
-        label = "" if memory.peak_allocated_bytes is not None else "peak memory"
-        yield label, against_prediction(memory.peak_allocated_bytes, memory.predicted_bytes)
-
-
-def _energy(result: Result) -> Iterator[tuple[str, str]]:
-    """Yield the energy, or why a counter gives none."""
-    energy = result.energy
-    if energy.joules is not None:
-        from_what = filter(None, (watched_words(result), energy.source))
-        source = f" ({'; '.join(from_what)})" if energy.source else ""
-        each = f"{joules(energy.joules_per_sample)} a sample, {joules(energy.joules_per_step)} a step"
-        yield "energy", f"{joules(energy.joules)}, {each}{source}"
-    elif energy.reason is not None:
-        yield "energy", f"unavailable: {plain(energy.reason)}"
-
-
-def _script(script: ScriptFigures, run_id: str) -> Iterator[tuple[str, str]]:
-    """Yield the command, the source of its steps, its exit code and the knobs that it overrode."""
-    yield "command", plain(shlex.join(script.command))
-    if script.framework is not None:
-        samples = f", samples by {script.samples_from}" if script.samples_from else ""
-        yield "seen by", plain(f"{script.framework}: {', '.join(script.hooks)}{samples}")
-    if script.exit_code:
-        yield "exit code", f"{script.exit_code}; trainfast-tui logs {run_id} prints its output"
-    if script.suppressed:
-        yield "suppressed", plain(", ".join(script.suppressed))
-    for override in script.overridden:
-        ran = "what ran is unknown" if override.ran is None else f"ran {override.ran}"
-        yield "overridden", plain(f"{override.knob}: asked for {override.asked}, {ran} ({override.by})")
-
-
-def _cpu(cpu: Cpu) -> str:
-    """Return allocator, threads and their wait policy, with the reason."""
-    threads = "1 thread a rank" if cpu.threads == 1 else f"{cpu.threads} threads a rank"
-    reason = f" ({cpu.wait_policy_reason})" if cpu.wait_policy_reason else ""
-    return plain(
-        f"{cpu.allocator}, thresholds {cpu.thresholds}; {threads} of {cpu.openmp or 'no OpenMP'}, wait policy"
-        f" {cpu.wait_policy}{reason}"
-    )
-
-
-def _ran_as(actual: Actual, world_size: int) -> str:
-    """Return processes, device, wrapper, dtype, optimizer and attention of the run."""
-    words = [processes(world_size), f"on {actual.device}"]
-    if actual.wrapper not in (None, "none"):
-        words.append(str(actual.wrapper))
-    optimizer = actual.optimizer
-    if optimizer and actual.optimizer_implementation:
-        optimizer = f"{optimizer} ({actual.optimizer_implementation})"
-    words += [word for word in (actual.compute_dtype, optimizer) if word]
-    if actual.attention:
-        why = f" ({actual.attention_reason})" if actual.attention_reason else ""
-        words.append(f"{actual.attention} attention{why}")
-    return plain(", ".join(words)) or ABSENT
+def summary_lines(result: Result) -> list[str]:
+    """Return the whole summary in lines of text."""
+    lines = [headline(result), *pairs(figure_rows(result)), *(f"note: {note}" for note in notes(result))]
+    for number, finding in enumerate(result.diagnosis):
+        lines += [f"{'also' if number else 'bottleneck'}: {plain(finding.line)}", f"  try: {plain(finding.advice)}"]
+    return [*lines, *_oom_lines(result)] if result.state == "oom" else lines
 
 
 def _oom_lines(result: Result) -> list[str]:
@@ -228,20 +36,8 @@ def _oom_lines(result: Result) -> list[str]:
     lines = list(oom.oom_sentences(explained))
     if explained.changes:
         lines.append(f"to make it fit, {oom.changes_title(explained.changes)}")
-        changes = explained.changes
         lines += pairs(
-            (f"  {oom.change_options(change)}", f"{change.saves}; speed: {change.costs}") for change in changes
+            (f"  {oom.change_options(change)}", f"{change.saves}; speed: {change.costs}")
+            for change in explained.changes
         )
     return lines
-
-
-def _flops(flops: Flops) -> str:
-    """Return model TFLOP/s, MFU, and HFU, including recomputation."""
-    text = f"{number(flops.model_tflops_per_device)} TFLOP/s a device"
-    if flops.mfu is not None:
-        text += f", {percent(100 * flops.mfu, 1)} of {number(flops.peak_tflops)} ({flops.peak_source})"
-    if flops.hfu is not None and flops.hfu != flops.mfu:
-        text += f"; {percent(100 * flops.hfu, 1)} HFU, including recomputation"
-    if flops.of_measured_peak is not None and flops.measured_peak_tflops != flops.peak_tflops:
-        text += f"; {percent(100 * flops.of_measured_peak, 1)} of the measured {number(flops.measured_peak_tflops)}"
-    return text

@@ -14,7 +14,7 @@ from trainfast_tui.control.model_tracer import ModelTracer
 from trainfast_tui.control.next_run_memory import NextRunMemory
 from trainfast_tui.control.prediction_request import PredictionRequest
 from trainfast_tui.control.speed_predictor import SpeedPredictor, Traced
-from trainfast_tui.text.phases import importing_words
+from trainfast_tui.text.starting import importing_words
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine

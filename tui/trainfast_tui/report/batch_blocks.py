@@ -24,7 +24,7 @@ from trainfast_tui.report.reported_run import ReportedRun
 from trainfast_tui.report.run_blocks import ABSENT_NOTE, run_sections
 from trainfast_tui.report.scatter_picture import Axis, PointKind, ScatterLine, ScatterPoint, scatter_picture
 from trainfast_tui.text.format import count, duration, milliseconds, number, per_second, processes, size
-from trainfast_tui.text.memory import PHASES
+from trainfast_tui.text.memory import PHASE_WORDS
 
 POINT_KINDS = {
     "fits": PointKind("fits", "dot", "success"),
@@ -123,7 +123,7 @@ def _without_answer(ended: BatchEnded) -> Iterator[Block]:
 
 
 def _phase(answer: BatchAnswer) -> str:
-    return PHASES.get(answer.phase or "", answer.phase or "a step")
+    return PHASE_WORDS.get(answer.phase or "", answer.phase or "a step")
 
 
 def _tried(probes: Sequence[Probe], confirmations: Sequence[ConfirmationRun]) -> Grid:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from trainfast_runner.memory.prediction import CATEGORIES as NAMES
+from trainfast_runner.memory.prediction import CATEGORIES
 from trainfast_runner.worker.shared_tables import MEMORY_PHASES
 from trainfast_tui.report.bar_picture import StackedBar, StackedPart, stacked_picture
 from trainfast_tui.report.document import Block, Heading, Prose, grid
 from trainfast_tui.report.reported_run import ReportedRun
 from trainfast_tui.text.format import ABSENT, signed_percent, size
-from trainfast_tui.text.memory import CATEGORIES, PHASES, short_category
+from trainfast_tui.text.memory import category_words, phase_words, short_category
 
-TONE_OF_CATEGORY = dict(zip(NAMES, ("primary", "secondary", "accent", "success", "warning", "error"), strict=True))
+TONE_OF_CATEGORY = dict(zip(CATEGORIES, ("primary", "secondary", "accent", "success", "warning", "error"), strict=True))
 WHOLE = "whole step"
 ONE_FIGURE = (
     "A prediction has categories; an allocator's peak is one figure, measured as a whole for each phase of a step"
@@ -30,7 +30,7 @@ def memory_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
             bars += _bars(run, phase, predicted, measured)
     if not rows:
         return [Heading("Memory"), Prose("No peak was predicted, and none was measured.")]
-    header = ("", "phase", *map(short_category, NAMES), "predicted", "measured", "difference")
+    header = ("", "phase", *map(short_category, CATEGORIES), "predicted", "measured", "difference")
     picture = stacked_picture("memory at its peak, a rank", "bytes at the peak of the phase", bars, size, binary=True)
     blocks: list[Block] = [Heading("Memory"), grid(header, rows, right=range(2, len(header))), Prose(ONE_FIGURE)]
     missing = [f"{run.label}: not measured: {why}" for run in runs if (why := run.result.memory.not_measured_because)]
@@ -48,12 +48,12 @@ def _peaks(run: ReportedRun) -> Iterator[tuple[str, dict[str, int], int | None]]
         if by_phase.get(phase) or phase in measured:
             yield (
                 phase,
-                {name: by_phase.get(phase, {}).get(name, 0) for name in NAMES if phase in by_phase},
+                {name: by_phase.get(phase, {}).get(name, 0) for name in CATEGORIES if phase in by_phase},
                 measured.get(phase),
             )
     whole = run.result.memory
     if not measured and (whole.peak_allocated_bytes is not None or (whole.predicted_bytes and not by_phase)):
-        parts = {name: predicted[f"{name}_bytes"] for name in NAMES if f"{name}_bytes" in predicted}
+        parts = {name: predicted[f"{name}_bytes"] for name in CATEGORIES if f"{name}_bytes" in predicted}
         yield WHOLE, parts, whole.peak_allocated_bytes
 
 
@@ -69,11 +69,11 @@ def _measured(run: ReportedRun) -> dict[str, int]:
 
 def _row(run: ReportedRun, phase: str, predicted: dict[str, int], measured: int | None) -> list[str]:
     total = sum(predicted.values())
-    parts = [size(predicted[name]) if name in predicted else ABSENT for name in NAMES]
+    parts = [size(predicted[name]) if name in predicted else ABSENT for name in CATEGORIES]
     difference = ABSENT if measured is None or not total else signed_percent(100 * (measured - total) / total)
     return [
         run.label,
-        PHASES.get(phase, phase),
+        phase_words(phase),
         *parts,
         size(total) if predicted else ABSENT,
         size(measured),
@@ -82,9 +82,9 @@ def _row(run: ReportedRun, phase: str, predicted: dict[str, int], measured: int 
 
 
 def _bars(run: ReportedRun, phase: str, predicted: dict[str, int], measured: int | None) -> Iterator[StackedBar]:
-    where = PHASES.get(phase, phase).removeprefix("the ")
+    where = phase_words(phase).removeprefix("the ")
     if any(predicted.values()):
-        parts = [StackedPart(CATEGORIES[name], value, TONE_OF_CATEGORY[name]) for name, value in predicted.items()]
+        parts = [StackedPart(category_words(name), value, TONE_OF_CATEGORY[name]) for name, value in predicted.items()]
         yield StackedBar(f"{run.label}: {where}", tuple(parts), f"{size(sum(predicted.values()))} predicted")
     if measured is not None:
         part = StackedPart("measured", measured, "muted")

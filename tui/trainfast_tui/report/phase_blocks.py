@@ -9,7 +9,7 @@ from trainfast_tui.report.bar_picture import StackedBar, StackedPart, stacked_pi
 from trainfast_tui.report.document import Block, Heading, Prose, grid
 from trainfast_tui.report.reported_run import ReportedRun
 from trainfast_tui.text.format import ABSENT, count, milliseconds
-from trainfast_tui.text.speed import few_steps
+from trainfast_tui.text.speed import few_steps_note
 
 TONE_OF_PHASE = dict(zip(STEP_PHASES, ("accent", "primary", "secondary", "success", "muted"), strict=True))
 
@@ -29,7 +29,7 @@ def phase_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
 def _row(run: ReportedRun) -> list[str]:
     times, measured = run.result.step_ms, run.result.steps.measured
     tail = [milliseconds(times.p90), milliseconds(times.p99)]
-    if few := few_steps(measured):
+    if few := few_steps_note(measured):
         tail = [few, few]
     return [run.label, count(measured), milliseconds(times.p50), *tail, *(_phase(run, name) for name in STEP_PHASES)]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,18 +22,13 @@ MOST_TICKS = 20_000
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """A run that has ended, as a report shows it.
-
-    `label` names it in tables; `figures` and `notes` are the words of `runs show`.
-    """
+    """A run that has ended, as a report shows it; `label` names it in tables."""
 
     label: str
     directory: Path
     result: Result
     records: RunRecords
     snapshot: RunSnapshot
-    figures: Sequence[tuple[str, str]]
-    notes: Sequence[str]
 
     @property
     def run_file(self) -> RunFile | None:
@@ -49,14 +43,12 @@ class ReportedRun:
         return min((series[0].t_ns for series in (self.snapshot.ticks, self.snapshot.steps) if series), default=0)
 
 
-def read_run(
-    label: str, directory: Path, result: Result, figures: Sequence[tuple[str, str]], notes: Sequence[str]
-) -> ReportedRun:
+def read_run(label: str, directory: Path, result: Result) -> ReportedRun:
     """Read the whole run: unlike a screen, a report shows more than the newest steps and samples."""
     records = read_records(directory)
     snapshot = Follower(directory).poll()
     whole = replace(snapshot, run_file=records.run, ticks=_ticks(directory), rates=_rates(records))
-    return ReportedRun(label, directory, result, records, whole, figures, notes)
+    return ReportedRun(label, directory, result, records, whole)
 
 
 def _ticks(directory: Path) -> tuple[Tick, ...]:

@@ -7,9 +7,7 @@ from string import ascii_uppercase
 
 from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.state_words import notable_reason, state_words
 from trainfast_runner.results.asked_and_ran import mismatches
-from trainfast_runner.results.bottleneck.doubts import marks
 from trainfast_runner.results.comparison.difference import compare
 from trainfast_runner.results.comparison.ranking import OTHER_SAMPLES
 from trainfast_tui.report.bar_picture import Whisker, whisker_picture
@@ -30,15 +28,16 @@ from trainfast_tui.text.format import (
     ABSENT,
     celsius,
     duration,
+    fraction,
     joules,
     milliseconds,
     number,
-    percent,
     signed_percent,
     size,
 )
 from trainfast_tui.text.overrides import typed_overrides
-from trainfast_tui.text.speed import few_steps
+from trainfast_tui.text.result_figures import end_words, figure_rows, notes, throttled_words
+from trainfast_tui.text.speed import few_steps_note
 
 ABSENT_NOTE = f"{ABSENT} stands for a figure that was not measured."
 
@@ -89,7 +88,7 @@ def runs_grid(runs: Sequence[ReportedRun]) -> Grid:
 
 def _row(run: ReportedRun, first: ReportedRun) -> list[str]:
     result = run.result
-    rate, few = result.throughput.samples_per_s, few_steps(result.steps.measured)
+    rate, few = result.throughput.samples_per_s, few_steps_note(result.steps.measured)
     return [
         run.label,
         result.run_id,
@@ -116,22 +115,6 @@ def _against(first: Result, result: Result) -> str:
     return f"{signed_percent(row.percent)}{ci_words}: {row.verdict}"
 
 
-def end_words(result: Result) -> str:
-    """Return the end state, its reason, and what makes the figures doubtful."""
-    doubts = [f"measured under {result.measured_under}"] if result.measured_under else []
-    words = ", ".join([state_words(result.state), *marks(result), *doubts])
-    reason = notable_reason(result.state, result.reason)
-    return f"{words}: {reason}" if reason else words
-
-
-def throttled_words(result: Result) -> str:
-    """Return the throttled share of the measured time by cause, of the worst device; ABSENT if no cause was read."""
-    shares = [(cause.words, getattr(result.throttle, f"{cause.name}_fraction")) for cause in CAUSES]
-    known = [(words, share) for words, share in shares if share is not None]
-    throttled = [f"{percent(100 * share, 1)} by {words}" for words, share in known if share]
-    return ", ".join(throttled) or ("not throttled" if known else ABSENT)
-
-
 def _throughput_picture(runs: Sequence[ReportedRun]) -> Iterator[Block]:
     if len(runs) < 2:
         return
@@ -139,7 +122,7 @@ def _throughput_picture(runs: Sequence[ReportedRun]) -> Iterator[Block]:
     for run in runs:
         rate = run.result.throughput.samples_per_s
         if rate.median is not None:
-            few = few_steps(run.result.steps.measured)
+            few = few_steps_note(run.result.steps.measured)
             mad = None if few else rate.mad
             words = number(rate.median) + (f" ({few})" if few else f" ± {number(mad)}")
             low, high = rate.median - (mad or 0.0), rate.median + (mad or 0.0)
@@ -184,23 +167,19 @@ def _energy_grid(runs: Sequence[ReportedRun]) -> Grid:
         energy, throttle, conditions = run.result.energy, run.result.throttle, run.result.conditions
         source = energy.source or (f"unavailable: {energy.reason}" if energy.reason else "no counter was read")
         figures = [joules(energy.joules), joules(energy.joules_per_sample), joules(energy.joules_per_step)]
-        shares = [_share(getattr(throttle, f"{cause.name}_fraction")) for cause in CAUSES]
+        shares = [fraction(getattr(throttle, f"{cause.name}_fraction"), 1) for cause in CAUSES]
         heat = [celsius(conditions.start_temperature_c), celsius(conditions.measured_from_temperature_c)]
-        rows.append([run.label, *figures, source, *shares, _share(throttle.clock_loss_fraction), *heat])
+        rows.append([run.label, *figures, source, *shares, fraction(throttle.clock_loss_fraction, 1), *heat])
     return grid(header, rows, right=(1, 2, 3, *range(5, len(header))))
-
-
-def _share(fraction: float | None) -> str:
-    return ABSENT if fraction is None else percent(100 * fraction, 1)
 
 
 def _one_run(run: ReportedRun) -> Iterator[Block]:
     result = run.result
     yield Heading(f"Run {run.label}: {result.run_id}")
     yield Prose(f"{result.name}, {end_words(result)}, after {duration(result.seconds)}.")
-    yield pairs_grid("figure", run.figures)
-    if run.notes:
-        yield Listing(tuple(run.notes))
+    yield pairs_grid("figure", figure_rows(result))
+    if remarks := tuple(notes(result)):
+        yield Listing(remarks)
     yield from _out_of_memory(result)
     yield Heading("Diagnosis", 3)
     yield from _diagnosis(result)

@@ -8,7 +8,7 @@ from trainfast_runner.records.run_file import PredictedSpeed
 from trainfast_tui.report.bar_picture import Whisker, whisker_picture
 from trainfast_tui.report.document import Block, Heading, grid
 from trainfast_tui.report.reported_run import ReportedRun
-from trainfast_tui.text.format import ABSENT, number, signed_percent
+from trainfast_tui.text.format import ABSENT, interval, number, signed_percent
 
 HEADER = ("", "predicted samples/s", "90 % interval", "measured", "difference", "in the interval", "predicted from")
 
@@ -31,8 +31,8 @@ def _row(run: ReportedRun, speed: PredictedSpeed) -> list[str]:
     if measured is not None:
         difference = signed_percent(100 * (measured / speed.median - 1)) if speed.median else ABSENT
         inside = "yes" if speed.low <= measured <= speed.high else "no"
-    interval = f"{number(speed.low)} to {number(speed.high)}"
-    return [run.label, number(speed.median), interval, number(measured), difference, inside, speed.basis]
+    ends = interval(speed.low, speed.high)
+    return [run.label, number(speed.median), ends, number(measured), difference, inside, speed.basis]
 
 
 def _whiskers(run: ReportedRun, speed: PredictedSpeed) -> list[Whisker]:

@@ -71,7 +71,7 @@ def cells_of(strip: Strip, console: Console) -> list[Cell] | None:
     return cells
 
 
-def changed(before: Sequence[Cell | None], after: Sequence[Cell]) -> list[tuple[int, int]]:
+def changed_ranges(before: Sequence[Cell | None], after: Sequence[Cell]) -> list[tuple[int, int]]:
     """Return the half-open ranges in which two rows differ, gaps of less than `LEAST_GAP` cells included."""
     spans: list[tuple[int, int]] = []
     if before == after:
@@ -186,7 +186,7 @@ class SentCells:
             pen.move(x, y)
             pen.write_whole(strip.render(console))
             return
-        for first, last in changed(row[x:end], cells):
+        for first, last in changed_ranges(row[x:end], cells):
             pen.move(x + first, y)
             pen.write(cells[first:last])
         row[x:end] = cells

@@ -1,1 +1,4 @@
-"""Every word that the screen and the command line share: figures with units, sentences, lines of text."""
+"""Every word that the screen, the command line and reports share: figures with units, sentences, lines of text.
+
+Modules of the runner that the first frame does not need are imported where they are used.
+"""

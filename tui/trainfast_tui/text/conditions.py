@@ -37,12 +37,12 @@ def conditions_line(run: RunSnapshot, width: int) -> Line:
         return warming
     silent = _silent_gpus(run.conditions) if run.is_live else []
     if silent and len(silent) == len(counted[-1].devices):
-        return [*_no_reading(silent), *([("   " if wide else "  ", "text"), *warming] if warming else [])]
+        return [*_no_reading_line(silent), *([("   " if wide else "  ", "text"), *warming] if warming else [])]
     whose = _watched_gpus(run, counted)
     throttled = _throttled(counted, wide, whose)
     names_gpus = bool(whose) and whose in throttled[0][0]
     each_step, each_sample = _energy(counted, "" if names_gpus else whose)
-    throttled = [*_no_reading(silent), ("  ", "text"), *throttled] if silent else throttled
+    throttled = [*_no_reading_line(silent), ("  ", "text"), *throttled] if silent else throttled
     clock, degrees = _clock(counted), _temperature(run, counted, wide)
     energy = [*each_step, *each_sample] if wide else each_sample
     layouts = (
@@ -97,7 +97,7 @@ def _has_no_reading(device: DeviceConditions) -> bool:
     return all(value is None for value in known)
 
 
-def _no_reading(indexes: Sequence[int | None]) -> Line:
+def _no_reading_line(indexes: Sequence[int | None]) -> Line:
     return [(f"no reading of GPU {', '.join(map(str, indexes))}", "warning")]
 
 
@@ -136,7 +136,7 @@ def _clock(counted: Sequence[StepConditions]) -> Line:
     loss = _mean(step.clock_loss_fraction for step in counted)
     if loss is None:
         return []
-    return [("clock at its most" if loss < LEAST_CLOCK_LOSS else f"clock -{fmt.percent(100 * loss)}", "text")]
+    return [("clock at its most" if loss < LEAST_CLOCK_LOSS else f"clock -{fmt.fraction(loss)}", "text")]
 
 
 def _energy(counted: Sequence[StepConditions], whose: str) -> tuple[Line, Line]:

@@ -13,7 +13,7 @@ from trainfast_runner.results.bottleneck.device_track import DeviceConditions
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Tone
 from trainfast_tui.text.shades import SHADES
-from trainfast_tui.text.topology import pcie
+from trainfast_tui.text.topology import pcie_link
 
 LEAST_THROTTLED_SHARE = 0.005
 WIDEST_SIZE, WIDEST_RATE = "1023 MiB", "1023 MiB/s"
@@ -43,16 +43,16 @@ def device_items(
         _limits(device),
         _clock("SM clock", device.sm_clock_mhz, device.sm_clock_max_mhz) if with_sm_clock else None,
         _clock("memory clock", device.memory_clock_mhz, device.memory_clock_max_mhz),
-        _plain("memory busy", fmt.percent(device.memory_utilization_percent), "100 %"),
+        _item("memory busy", fmt.percent(device.memory_utilization_percent), "100 %"),
         _memory_temperature(device),
-        _plain("fan", fmt.percent(device.fan_percent), "100 %"),
+        _item("fan", fmt.percent(device.fan_percent), "100 %"),
         # The driver's counters of PCIe bytes wrap after 4 GiB, perhaps more than once between two samples.
         _rates("PCIe at least", device, before, seconds, "pcie_tx_bytes", "pcie_rx_bytes"),
         _rates("NVLink", device, before, seconds, "nvlink_tx_bytes", "nvlink_rx_bytes"),
         _power(device),
         *_memory_health(device),
         _mig(device),
-        _plain(
+        _item(
             "since the driver was loaded",
             fmt.joules(None if device.energy_mj is None else device.energy_mj / 1e3),
             "99.9 MJ",
@@ -72,8 +72,8 @@ def alarm_items(device: DeviceReading) -> list[Item]:
 def host_items(host: HostReading, before: HostReading | None, seconds: float) -> list[Item]:
     """Return what a data loader shares: load, free memory, swap, storage and network."""
     items = [
-        _plain("load", fmt.number(host.load_1m), "99.9"),
-        _plain("available", fmt.size(host.memory_available_bytes), WIDEST_SIZE),
+        _item("load", fmt.number(host.load_1m), "99.9"),
+        _item("available", fmt.size(host.memory_available_bytes), WIDEST_SIZE),
         None
         if host.swap_used_bytes is None
         else Item("swap", fmt.size(host.swap_used_bytes), "warning" if host.swap_used_bytes else "text", WIDEST_SIZE),
@@ -126,7 +126,8 @@ def _reading(reading: object, name: str) -> Any:
     return getattr(reading, name, None)
 
 
-def _plain(label: str, text: str, widest: str = "") -> Item | None:
+def _item(label: str, text: str, widest: str = "") -> Item | None:
+    """Return the item; None if its text says that the reading is missing."""
     return None if text == fmt.ABSENT else Item(label, text, "text", widest)
 
 
@@ -139,7 +140,7 @@ def _throttled(lately: DeviceConditions | None) -> list[Item]:
         share = (lately.throttled_ms.get(shade.cause) or 0.0) / 60_000
         if share >= LEAST_THROTTLED_SHARE:
             tone: Tone = "error" if shade.cause in ("thermal", "brake") else "warning"
-            text = f"{fmt.percent(100 * share)} of the last minute"
+            text = f"{fmt.fraction(share)} of the last minute"
             items.append(Item(f"{shade.letter} {shade.words}", text, tone, "100 % of the last minute"))
     return items
 
@@ -179,11 +180,11 @@ def _mig(device: DeviceReading) -> Item | None:
 
 
 def _pcie(device: DeviceReading) -> Item | None:
-    link = pcie(device)
+    link = pcie_link(device)
     now, most = (device.pcie_generation, device.pcie_width), (device.pcie_generation_max, device.pcie_width_max)
     is_old, is_narrow = (a is not None and b is not None and a < b for a, b in zip(now, most, strict=True))
     if link == fmt.ABSENT or not (is_old or is_narrow):
-        return _plain("PCIe", link)
+        return _item("PCIe", link)
     if is_narrow or (device.gpu_utilization_percent or 0) >= BUSY_PERCENT:
         return Item("PCIe", f"{link}: below its maximum", "warning")
     return Item("PCIe", f"{link} while idle")

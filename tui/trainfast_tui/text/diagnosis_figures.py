@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from trainfast_runner.results.bottleneck.rules import Condition
 
 FORMATTERS: tuple[tuple[str, Callable[[float], str]], ...] = (
-    ("_fraction", lambda value: fmt.percent(100 * value, 1)),
-    ("_share", lambda value: fmt.percent(100 * value, 1)),
+    ("_fraction", lambda value: fmt.fraction(value, 1)),
+    ("_share", lambda value: fmt.fraction(value, 1)),
     ("_percent", lambda value: fmt.percent(value, 1)),
     ("_ms", fmt.milliseconds),
     ("_ms_per_step", lambda value: f"{fmt.milliseconds(value)} a step"),
@@ -65,7 +65,7 @@ def cost_words(finding: Diagnosis) -> str:
     """Return the cost of a bottleneck per step; empty if none was measured. Older results know only the share."""
     if finding.cost_fraction is None:
         return ""
-    share = f"{fmt.percent(100 * finding.cost_fraction)} of a step"
+    share = f"{fmt.fraction(finding.cost_fraction)} of a step"
     return share if finding.cost_ms_per_step is None else f"{share}: {fmt.milliseconds(finding.cost_ms_per_step)}"
 
 

@@ -5,7 +5,7 @@ An absent reading is `None` and reads as `ABSENT`, never as zero. A value that i
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Literal
 
 from rich.cells import cell_len, set_cell_size
@@ -38,6 +38,11 @@ def number(value: float | None) -> str:
     if magnitude < 99.95:
         return f"{value:.1f}"
     return f"{value:,.0f}" if magnitude < 1e15 else f"{value:.2e}"
+
+
+def interval(low: float, high: float) -> str:
+    """The two ends of an interval: `120 to 126`; no unit."""
+    return f"{number(low)} to {number(high)}"
 
 
 def processes(world_size: int) -> str:
@@ -116,16 +121,15 @@ def beside_limit(now: str, most: str) -> str:
     return f"{value}/{most}" if most.endswith(f" {unit}") else f"{now} / {most}"
 
 
-def no_memory_words(index: int, missing: Mapping[str, str]) -> str:
-    """Words for the memory of a GPU that does not report it; `missing` is its tick's."""
-    reason = missing.get(f"gpu{index}.memory_total_bytes", "")
-    return "shares the host's" if "shares the host's memory" in reason else "unknown"
-
-
 def percent(value_percent: float | None, digits: int = 0) -> str:
     """A figure that is already in percent: `98 %`."""
     value = _finite(value_percent)
     return ABSENT if value is None else f"{value:.{digits}f} %"
+
+
+def fraction(value: float | None, digits: int = 0) -> str:
+    """A share from 0 to 1 in percent: `98 %`."""
+    return percent(None if value is None else 100 * value, digits)
 
 
 def signed_percent(value_percent: float | None) -> str:
@@ -149,15 +153,6 @@ def delta(new: float | None, old: float | None, formatter: Formatter) -> str:
     if change:
         text = ("+" if change > 0 else "-") + text
     return f"{text} ({signed_percent(100 * change / abs(before))})" if before else text
-
-
-def against_prediction(measured_bytes: float | None, predicted_bytes: float | None) -> str:
-    """The prediction and its error: `predicted 419 MiB, -1.7 %`; empty without a prediction."""
-    measured, predicted = _finite(measured_bytes), _finite(predicted_bytes)
-    if not predicted:
-        return ""
-    words = f"predicted {size(predicted)}"
-    return words if measured is None else f"{words}, {signed_percent(100 * (measured - predicted) / predicted)}"
 
 
 _FACTORS = {**{unit: 1024.0**power for power, unit in enumerate(_BINARY_UNITS)}, "kJ": 1e3, "MJ": 1e6}

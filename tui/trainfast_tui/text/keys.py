@@ -21,7 +21,7 @@ class Shown(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One action of a screen. `id` names the method `action_ID` of the screen, or after `WIDGET.` of that widget on it;
+    """One action of a screen. `id` is NAME for its method `action_NAME`, or WIDGET.NAME for that of a widget on it;
     the first key is the one shown."""
 
     id: str

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from trainfast_runner.records.run_file import RunFile
+from collections.abc import Mapping
 
-CATEGORIES = {
+from trainfast_runner.records.run_file import RunFile
+from trainfast_tui.text.format import signed_percent, size
+
+CATEGORY_WORDS = {
     "params": "parameters",
     "grads": "gradients",
     "optimizer": "optimizer states",
@@ -13,19 +16,47 @@ CATEGORIES = {
     "communication": "communication buffers",
 }
 """The categories of a prediction, by their JSON names."""
-PHASES = {"forward_backward": "forward and backward", "optimizer": "the optimizer step"}
+PHASE_WORDS = {"forward_backward": "forward and backward", "optimizer": "the optimizer step"}
+
+
+def category_words(category: str) -> str:
+    """Return the words for a category; of a newer version its name."""
+    return CATEGORY_WORDS.get(category, category)
 
 
 def short_category(category: str) -> str:
     """Return the category's first word, for a table or a legend."""
-    return CATEGORIES.get(category, category).partition(" ")[0]
+    return category_words(category).partition(" ")[0]
 
 
-def peak_word(of_script: bool, on_cpu: bool) -> str:
+def phase_words(phase: str) -> str:
+    """Return the words for a phase of a step; of a newer version its name."""
+    return PHASE_WORDS.get(phase, phase)
+
+
+def peak_word(*, of_script: bool, on_cpu: bool) -> str:
     """Return the word for a peak: "resident" for a script's own on a CPU, whose allocator keeps freed blocks."""
     return "resident" if of_script and on_cpu else "allocated"
 
 
 def peak_word_of(run: RunFile | None) -> str:
     """Return the word for the peak of a run, also of a live one."""
-    return peak_word(run is not None and run.script is not None, run is not None and run.device == "cpu")
+    return peak_word(
+        of_script=run is not None and run.script is not None, on_cpu=run is not None and run.device == "cpu"
+    )
+
+
+def against_predicted_memory(measured_bytes: float | None, predicted_bytes: float | None) -> str:
+    """Return the prediction and its error: `predicted 419 MiB, -1.7 %`; empty without a prediction."""
+    if not predicted_bytes:
+        return ""
+    words = f"predicted {size(predicted_bytes)}"
+    if measured_bytes is None:
+        return words
+    return f"{words}, {signed_percent(100 * (measured_bytes - predicted_bytes) / predicted_bytes)}"
+
+
+def no_memory_words(index: int, missing: Mapping[str, str]) -> str:
+    """Return words in place of the memory that GPU `index` does not report; `missing` has the reasons of its tick."""
+    reason = missing.get(f"gpu{index}.memory_total_bytes", "")
+    return "shares the host's" if "shares the host's memory" in reason else "unknown"

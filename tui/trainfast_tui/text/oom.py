@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.records.result import OomChange, OomExplanation, RunError
 from trainfast_tui.text.format import plain, size
-from trainfast_tui.text.memory import CATEGORIES
+from trainfast_tui.text.memory import category_words
 
 if TYPE_CHECKING:
     from trainfast_runner.results.explained_run import OutOfMemory
@@ -27,7 +27,7 @@ def oom_sentences(explanation: OomExplanation) -> Iterator[str]:
         tried = f"batch_size {explanation.batch_size:,}"
         yield f"A search was trying {tried} to see whether it fits: no knob needs a change."
     if explanation.grown is not None:
-        words = CATEGORIES.get(explanation.grown, explanation.grown)
+        words = category_words(explanation.grown)
         grown = f", to {size(explanation.grown_bytes)} at the predicted peak" if explanation.grown_bytes else ""
         yield f"The {words} had grown{grown}."
     yield from _measured(explanation)

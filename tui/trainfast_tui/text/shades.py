@@ -32,7 +32,6 @@ SHADES: tuple[Shade, ...] = (
 )
 """The worst first: of two causes at once the worse is drawn."""
 
-CAUSES = tuple(shade.cause for shade in SHADES)
 _BY_CAUSE = {shade.cause: shade for shade in SHADES}
 OTHER = "other"
 
@@ -48,7 +47,7 @@ def shade_of(cause: str) -> Shade:
 
 def severity_order(shade: Shade) -> int:
     """Return the shade's place, 0 for the worst; unlisted causes come last."""
-    return CAUSES.index(shade.cause) if shade.cause in CAUSES else len(CAUSES)
+    return SHADES.index(shade) if shade in SHADES else len(SHADES)
 
 
 UMBRELLA = "hardware"

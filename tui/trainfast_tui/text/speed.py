@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trainfast_runner.records.result import FEW_STEPS
-from trainfast_tui.text.format import number, plain, signed_percent
+from trainfast_tui.text.format import interval, number, plain, signed_percent
 
 if TYPE_CHECKING:
     from trainfast_runner.records.run_file import PredictedSpeed
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 def speed_words(speed: PredictedSpeed) -> str:
     """A rate and its 90 % interval: `14.2 samples/s (12.9 to 15.6)`."""
-    return f"{number(speed.median)} samples/s ({number(speed.low)} to {number(speed.high)})"
+    return f"{number(speed.median)} samples/s ({interval(speed.low, speed.high)})"
 
 
-def few_steps(measured: int) -> str:
+def few_steps_note(measured: int) -> str:
     """Return a remark on figures of so few steps; empty if no step or enough steps were measured."""
     if not 0 < measured < FEW_STEPS:
         return ""

@@ -10,10 +10,12 @@ from trainfast_tui.text.format import to_width
 
 GAP = 2
 """Cells between two columns."""
+WIDEST = 120
+"""The most cells of a column."""
 
 
 def table(
-    header: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = (), widest: int = 120
+    header: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = (), widest: int = WIDEST
 ) -> list[str]:
     """Return aligned lines, the header first; columns in `right` are right-aligned, none is over `widest` cells."""
     lines = [list(header), *([*row] for row in rows)]

@@ -30,7 +30,8 @@ def device_lines(topology: Topology) -> list[str]:
             plain(device.name or ("does not answer" if device.error else ABSENT)),
             size(device.memory_total_bytes),
             device.bus_id or ABSENT,
-            pcie(device) + (" (idle)" if device.pcie_below_max == "generation" and not device.busy_percent else ""),
+            pcie_link(device)
+            + (" (idle)" if device.pcie_below_max == "generation" and not device.busy_percent else ""),
             ABSENT if device.nvlinks is None else str(device.nvlinks),
         ]
         for device in topology.devices
@@ -40,7 +41,7 @@ def device_lines(topology: Topology) -> list[str]:
     return [*table(["", "NAME", "MEMORY", "BUS", "PCIE", "NVLINKS"], rows, right=(2, 5), widest=48), *silent]
 
 
-def pcie(device: TopologyDevice | DeviceReading) -> str:
+def pcie_link(device: TopologyDevice | DeviceReading) -> str:
     """Return the PCIe generation and width, with the maximum if it is higher: `1 x8 of 4 x16`."""
     generation, width = device.pcie_generation, device.pcie_width
     if generation is None or width is None:

@@ -14,6 +14,7 @@ from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.painting.painted import PaintedValue
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Tone, line_length
+from trainfast_tui.text.memory import no_memory_words
 from trainfast_tui.widgets.bar import bar
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ def in_short(error: str, room: int) -> str:
 def _memory_pieces(device: DeviceReading, long_words: bool, missing: Mapping[str, str]) -> Line:
     used, total = fmt.size(device.memory_used_bytes), fmt.size(device.memory_total_bytes)
     if used == total == fmt.ABSENT:
-        return [(fmt.to_width(f" {fmt.no_memory_words(device.index, missing)}", 22 if long_words else 10), "muted")]
+        return [(fmt.to_width(f" {no_memory_words(device.index, missing)}", 22 if long_words else 10), "muted")]
     return [(fmt.to_width(f" {used} of {total}", 22) if long_words else fmt.to_width(f" {used}", 10), "text")]
 
 

@@ -9,7 +9,7 @@ from trainfast_tui.control.next_run_memory import MeasuredMemory, NextRunMemory
 from trainfast_tui.painting.painted import GrowingPanel
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Piece, first_fitting, joined, line_length, paragraph, rule
-from trainfast_tui.text.memory import CATEGORIES, PHASES, short_category
+from trainfast_tui.text.memory import CATEGORY_WORDS, against_predicted_memory, phase_words, short_category
 from trainfast_tui.widgets.bar import stacked_cells
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _predicted_lines(memory: NextRunMemory, width: int, long_form: bool) -> list
     bar = _bar_line(fit, memory.measured, width)
     if not long_form:
         return [_peak_line(fit, width), bar, *_verdict_lines(fit, width, 2)]
-    title = rule(f"memory at its peak: {PHASES.get(fit.predicted.phase, fit.predicted.phase)}", width)
+    title = rule(f"memory at its peak: {phase_words(fit.predicted.phase)}", width)
     lines = [
         title,
         bar,
@@ -166,7 +166,7 @@ def _scale_bytes(fit: PredictedFit | None, measured: MeasuredMemory | None) -> f
 
 def _shown_parts(fit: PredictedFit) -> list[tuple[str, int]]:
     with_context = fit.available is not None and fit.available.with_context
-    parts = [(name, fit.predicted.category(name)) for name in CATEGORIES]
+    parts = [(name, fit.predicted.category(name)) for name in CATEGORY_WORDS]
     parts += [("context", fit.predicted.context_bytes or 0 if with_context else 0), ("margin", fit.margin_bytes)]
     return [(name, size) for name, size in parts if size > 0]
 
@@ -200,5 +200,5 @@ def _measured_lines(memory: NextRunMemory, measured: MeasuredMemory, width: int)
         of: Piece = ("" if measured.same_knobs else " with other knobs", "muted")
         return [bar, first_fitting([[*alone, of], alone], width)]
     beside: Piece = (f" (predicted {fmt.size(predicted)})", "text")
-    off: Piece = (f" ({fmt.against_prediction(measured.peak_bytes, predicted)})", "text")
+    off: Piece = (f" ({against_predicted_memory(measured.peak_bytes, predicted)})", "text")
     return [bar, first_fitting([[*alone, off], [*alone, beside], [peak, beside]], width)]

@@ -10,7 +10,7 @@ from trainfast_runner.settings.knobs import BY_NAME, defaults
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Piece, line_length
 from trainfast_tui.text.overrides import field_overrides, short_overrides, typed_overrides, without_search_settings
-from trainfast_tui.text.speed import few_steps
+from trainfast_tui.text.speed import few_steps_note
 from trainfast_tui.text.state_signs import run_sign
 from trainfast_tui.widgets.sorted_table import Columns, Order, SortedTable
 
@@ -136,7 +136,7 @@ class RunsTable(SortedTable[RunRow]):
         changed = fmt.plain(short_overrides(overrides, width - line_length(line)))
         line.append((changed, "text"))
         gap = "  " if changed else ""
-        doubts = [few] if (few := few_steps(row.steps.measured)) else []
+        doubts = [few] if (few := few_steps_note(row.steps.measured)) else []
         doubts += [SYNTHETIC] * bool(row.synthetic_data) + [STRICT] * bool(_starred(row))
         line.append((f"{gap}{', '.join(doubts)}" if doubts else "", "warning"))
         reason = notable_reason(row.state, row.reason)

@@ -18,7 +18,7 @@ from trainfast_tui.painting.painted import PaintedValue
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.conditions import LONG_WORDS_FROM, conditions_line, has_conditions, steadiness
 from trainfast_tui.text.lines import Line, Tone, line_length
-from trainfast_tui.text.memory import peak_word_of
+from trainfast_tui.text.memory import against_predicted_memory, peak_word_of
 from trainfast_tui.widgets.bar import bar, stacked_cells
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _progress_line(run: RunSnapshot, width: int) -> Line:
         took = run.result.seconds if run.result is not None else None
         end = f"took {fmt.duration(took)}" if took is not None else ""
     words = f"step {fmt.count(done)} of {fmt.count(planned)}" if planned else f"step {fmt.count(done)}"
-    label = f" {fmt.percent(None if share is None else 100 * share)}  {end}"
+    label = f" {fmt.fraction(share)}  {end}"
     narrow = width < WIDE_PROGRESS_FROM
     line: Line = [(f"{words} " if narrow else f"{words:<19} ", "title")]
     beside = len(words) + 1 + len(label) if narrow else max(20, len(words) + 1) + max(22, len(label))
@@ -107,7 +107,7 @@ def _loss_and_memory_line(run: RunSnapshot, width: int) -> Line:
     ]
     predicted = predicted_peak_bytes(run)
     if predicted is not None and width >= LONG_WORDS_FROM:
-        line += [(f" ({fmt.against_prediction(peak, predicted)})", "muted")]
+        line += [(f" ({against_predicted_memory(peak, predicted)})", "muted")]
     if run.synthetic:
         line += [("  ", "text"), (" synthetic data ", "badge")]
     actual = run.actual
