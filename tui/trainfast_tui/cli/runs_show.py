@@ -22,7 +22,7 @@ from trainfast_tui.text.diagnosis import sections
 from trainfast_tui.text.diagnosis_figures import nothing_found, overlap_words
 from trainfast_tui.text.format import count, plain
 from trainfast_tui.text.lines import line_text
-from trainfast_tui.text.overrides import typed_overrides
+from trainfast_tui.text.overrides import typed_overrides, without_search_settings
 
 UNCUT = 10_000
 """The width of lines for a pipe, which gets each one whole."""
@@ -104,5 +104,5 @@ def _settings_line(result: Result, run: RunFile | None) -> str:
         return f"its search: {result.search_id or 'not on record'}"
     # Results of older versions have their overrides only in `run.json`.
     overrides = result.overrides or (run.override_values() if run is not None else {})
-    typed = typed_overrides(overrides)
+    typed = typed_overrides(without_search_settings(overrides, result.role))
     return f"settings: {plain(' '.join(typed))}" if typed else "settings: as the preset sets them"

@@ -35,7 +35,7 @@ from trainfast_tui.text.format import (
     signed_percent,
     size,
 )
-from trainfast_tui.text.overrides import typed_overrides
+from trainfast_tui.text.overrides import typed_overrides, without_search_settings
 from trainfast_tui.text.result_figures import end_words, figure_rows, notes, throttled_words
 from trainfast_tui.text.speed import few_steps_note
 
@@ -92,7 +92,7 @@ def _row(run: ReportedRun, first: ReportedRun) -> list[str]:
     return [
         run.label,
         result.run_id,
-        " ".join(typed_overrides(result.overrides)) or "as the preset sets them",
+        " ".join(typed_overrides(without_search_settings(result.overrides, result.role))) or "as the preset sets them",
         number(rate.median),
         few if few and rate.median is not None else number(rate.mad),
         "" if run is first else _against(first.result, result),
