@@ -22,25 +22,12 @@ from trainfast_tui.report.pareto_blocks import MeasuredCandidate, pareto_blocks
 from trainfast_tui.report.reported_run import ReportedRun
 from trainfast_tui.report.run_blocks import ABSENT_NOTE, run_sections
 from trainfast_tui.text.best_answer import EFFECT_HEADER, answer_rows, count_rows, effect_rows
+from trainfast_tui.text.best_objective import objective_of
 from trainfast_tui.text.best_search import gain_words, knob_words
 from trainfast_tui.text.comparison import setting_text
 from trainfast_tui.text.format import count, duration, milliseconds, number, percent, signed_percent, size
 
-OBJECTIVE_TITLES = {
-    "samples_per_s": "samples/s",
-    "tokens_per_s": "tokens/s",
-    "samples_per_joule": "samples a joule",
-    "time": "the time of a cold start and the steps",
-}
-
 NO_EXPORT = "No run of the best setting is on the disk: its settings are not exported."
-
-BEST_BY = {
-    "samples_per_s": "fastest",
-    "tokens_per_s": "fastest by tokens",
-    "samples_per_joule": "with the least energy a sample",
-    "time": "to the last step in the least time",
-}
 
 
 def cold_runs(so_far: BestSoFar) -> list[str]:
@@ -86,12 +73,12 @@ def _question(question: BestQuestion) -> Iterator[Block]:
     limit = min(question.limits_bytes, default=None)
     fits = f" within {size(limit)} a rank" if limit is not None else ""
     names = f" ({', '.join(question.device_names)})" if question.device_names else ""
-    best = BEST_BY.get(question.objective, f"best by {question.objective}")
-    yield Prose(f"Which settings train {question.name} {best} on {question.device}{names} and fit{fits}?")
+    objective = objective_of(question.objective)
+    yield Prose(f"Which settings train {question.name} {objective.best} on {question.device}{names} and fit{fits}?")
     if question.title:
         yield Prose(f"{question.name}: {question.title}.")
     steps = f" ({count(question.for_steps)} steps)" if question.for_steps is not None else ""
-    rows = [("judged by", OBJECTIVE_TITLES.get(question.objective, question.objective) + steps)]
+    rows = [("judged by", objective.judged_by + steps)]
     batch = "free" if question.global_batch is None else count(question.global_batch, "samples")
     rows += [("global batch", batch), ("budget", duration(question.budget_s))]
     rows += [

@@ -1,7 +1,8 @@
-"""The figure that a best-fit search compares, in its unit: a rate, or the time of a whole training."""
+"""The objectives of a best-fit search in words, and its figures in their units: a rate, or the time of a training."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trainfast_tui.text import format as fmt
@@ -9,16 +10,55 @@ from trainfast_tui.text import format as fmt
 if TYPE_CHECKING:
     from trainfast_runner.search.journal.best import Interval
 
-UNITS = {"samples_per_s": "samples/s", "tokens_per_s": "tokens/s", "samples_per_joule": "samples/J"}
-"""The unit of each objective that is a rate; a time is in seconds."""
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """An objective in words; the figures of `time` have no unit here but the one of their size."""
+
+    unit: str
+    judged_by: str
+    """The figure that a report says it judges by."""
+    best: str
+    """The end of the question: which settings train the model best?"""
+    hint: str
+    """The line of the dialog that asks for the objective."""
+
+
+OBJECTIVES = {
+    "samples_per_s": Objective("samples/s", "samples/s", "fastest", "the most samples a second"),
+    "tokens_per_s": Objective(
+        "tokens/s",
+        "tokens/s",
+        "fastest by tokens",
+        "the most tokens a second, which compares values of seq_len as well",
+    ),
+    "samples_per_joule": Objective(
+        "samples/J",
+        "samples a joule",
+        "with the least energy a sample",
+        "the most samples a joule; needs a GPU with an energy counter",
+    ),
+    "time": Objective(
+        "",
+        "the time of a cold start and the steps",
+        "to the last step in the least time",
+        "the least time for a start and a number of steps",
+    ),
+}
+"""The words of each objective by its name."""
 TIME_UNITS = ((7200.0, 3600.0, "h"), (120.0, 60.0, "min"), (0.0, 1.0, "s"))
 """Least seconds, seconds of the unit and its name, the largest unit first."""
+
+
+def objective_of(name: str) -> Objective:
+    """Return the words of an objective; of one of a newer version its name."""
+    return OBJECTIVES.get(name, Objective(name, name, f"best by {name}", name))
 
 
 def unit_of(objective: str, median: float) -> tuple[str, float]:
     """Return the unit in which a figure of this size is shown, and what to divide the figure by."""
     if objective != "time":
-        return UNITS.get(objective, objective), 1.0
+        return objective_of(objective).unit, 1.0
     return next((name, each_s) for from_s, each_s, name in TIME_UNITS if median >= from_s)
 
 
@@ -34,4 +74,4 @@ def figure_words(value: Interval, each: float, unit: str = "") -> str:
     words = f"{fmt.number(value.median / each)}{unit}"
     if value.low == value.high:
         return words
-    return f"{words} ({fmt.number(value.low / each)} to {fmt.number(value.high / each)})"
+    return f"{words} ({fmt.interval(value.low / each, value.high / each)})"

@@ -16,6 +16,7 @@ from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.vary import read_vary
 from trainfast_tui.text import format as fmt
+from trainfast_tui.text.best_objective import OBJECTIVES
 from trainfast_tui.widgets.dialogs import Ask, Pick
 
 if TYPE_CHECKING:
@@ -27,12 +28,6 @@ EVERY_KNOB = "every knob that keeps the training the same; mixed precision count
 AS_KNOBS_ARE_SET = "as the knobs are set"
 FRESH = "yes: begins anew, without the effects of earlier searches"
 NOT_FRESH = "no: resumes an unfinished search; effects of earlier ones choose the first trials"
-OBJECTIVE_HINTS = {
-    "samples_per_s": "the most samples a second",
-    "tokens_per_s": "the most tokens a second, which compares values of seq_len as well",
-    "samples_per_joule": "the most samples a joule; needs a GPU with an energy counter",
-    "time": "the least time for a start and a number of steps",
-}
 Fields = dict[str, object]
 """Fields of `BestRequest` by name."""
 
@@ -68,7 +63,7 @@ def best_question_rows(request: BestRequest, own_batch: int | None, *, fresh: bo
     return [
         ("v vary", vary_text(request.vary) or EVERY_KNOB),
         ("g global batch", batch),
-        ("o objective", f"{OBJECTIVE_HINTS[request.objective]}{steps}"),
+        ("o objective", f"{OBJECTIVES[request.objective].hint}{steps}"),
         ("t time budget", f"{fmt.duration(request.budget_s)}, without the runs that confirm the best"),
         ("f fresh", FRESH if fresh else NOT_FRESH),
     ]
@@ -108,7 +103,8 @@ class QuestionDialogs:
             elif isinstance(name, str):
                 self._change({"objective": name, "for_steps": None})
 
-        self.app.push_screen(Pick("Search for", list(OBJECTIVE_HINTS.items()), self.request.objective), on_objective)
+        hints = [(name, objective.hint) for name, objective in OBJECTIVES.items()]
+        self.app.push_screen(Pick("Search for", hints, self.request.objective), on_objective)
 
     def ask_budget(self) -> None:
         """Ask for the time budget."""

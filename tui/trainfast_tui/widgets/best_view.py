@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from trainfast_tui.charts.scatter import Spot, pareto, scatter
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.best_objective import UNITS
+from trainfast_tui.text.best_objective import objective_of
 from trainfast_tui.text.best_search import BY_KEYS, measurements, question_lines
 from trainfast_tui.text.best_state import (
     best_search_words,
@@ -142,7 +142,7 @@ def _head(search: BestSnapshot, now_ns: int, width: int) -> list[Line]:
 
 def _chart_title(so_far: BestSoFar, spots: list[Spot]) -> Line:
     """Return the axes, and the meaning of each sign on the chart."""
-    title: Line = [(f"{UNITS.get(so_far.objective, 'samples/s')} over memory", "muted")]
+    title: Line = [(f"{objective_of(so_far.objective).unit or 'samples/s'} over memory", "muted")]
     title += [("  ⠤ ", "primary"), ("Pareto front", "muted")]
     for sign, words in MEANINGS.items():
         tone = next((spot.tone for spot in spots if spot.sign == sign), None)
