@@ -12,7 +12,7 @@ from trainfast_runner.running.follower import RunSnapshot
 from trainfast_tui.live.figures import planned_steps, recent_figures, seconds_left
 from trainfast_tui.text.format import duration, milliseconds, number, per_second, plain, size
 from trainfast_tui.text.starting import STARTING
-from trainfast_tui.text.batch_search import warm_words
+from trainfast_tui.text.warm_process import warm_words
 
 
 def status_line(snapshot: RunSnapshot, bar: Callable[[float], str] | None = None) -> str:

@@ -22,13 +22,13 @@ from trainfast_runner.settings import presets, script_preset
 from trainfast_runner.settings.set_by_searches import SET_BY_A_BATCH_SEARCH
 from trainfast_runner.settings.spec import RunSpec, resolve
 from trainfast_tui.cli.arguments import add_search_arguments, positive
-from trainfast_tui.cli.batch_answer import answer_rows, without_answer
 from trainfast_tui.cli.batch_printer import BatchPrinter
 from trainfast_tui.cli.exit_codes import SEARCH_EXIT_CODES
 from trainfast_tui.cli.follow_run import Signals, caught_signals
 from trainfast_tui.cli.output import print_json, print_lines
 from trainfast_tui.cli.progress import Progress, progress_when_slow
 from trainfast_tui.cli.waits import await_devices
+from trainfast_tui.text.batch_answer import batch_answer_rows, without_answer
 from trainfast_tui.text.format import plain
 from trainfast_tui.text.tables import pairs
 
@@ -123,4 +123,4 @@ def _report(directory: Path, ended: BatchEnded, as_json: bool) -> None:
     if ended.answer is None:
         print_lines(without_answer(directory, ended))
         return
-    print_lines(pairs(answer_rows(answer)))
+    print_lines(pairs(batch_answer_rows(answer)))

@@ -66,7 +66,7 @@ class BestControl(SearchControl["BestSnapshot"]):
         from trainfast_runner.search.best.question.request import BestRequest
         from trainfast_runner.search.best.question.spec_question import plan_spec_best
         from trainfast_runner.search.options import SearchOptions
-        from trainfast_tui.text.best_search import BY_KEYS, estimate_lines, left_alone_lines, varied_line
+        from trainfast_tui.text.best_question import BY_KEYS, estimate_lines, left_alone_lines, varied_line
         from trainfast_tui.text.format import plain
 
         options = SearchOptions(fresh=self.is_fresh)

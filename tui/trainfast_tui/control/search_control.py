@@ -163,6 +163,6 @@ class BatchControl(SearchControl["BatchSnapshot"]):
     KIND = SearchKind.BATCH
 
     def describe(self, search: BatchSnapshot) -> str:
-        from trainfast_tui.text.batch_search import batch_search_words
+        from trainfast_tui.text.batch_state import batch_search_words
 
         return batch_search_words(search)

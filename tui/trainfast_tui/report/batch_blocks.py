@@ -23,8 +23,8 @@ from trainfast_tui.report.machine_blocks import machine_blocks
 from trainfast_tui.report.reported_run import ReportedRun
 from trainfast_tui.report.run_blocks import ABSENT_NOTE, run_sections
 from trainfast_tui.report.scatter_picture import Axis, PointKind, ScatterLine, ScatterPoint, scatter_picture
-from trainfast_tui.text.format import count, duration, milliseconds, number, per_second, processes, size
-from trainfast_tui.text.memory import PHASE_WORDS
+from trainfast_tui.text.batch_answer import batch_report_rows
+from trainfast_tui.text.format import count, duration, milliseconds, number, processes, size
 
 POINT_KINDS = {
     "fits": PointKind("fits", "dot", "success"),
@@ -90,23 +90,10 @@ def _answer(ended: BatchEnded | None) -> Iterator[Block]:
     if ended is None:
         yield Prose("The search has no answer yet: the same command continues it.")
         return
-    answer = ended.answer
-    if answer is None:
+    if ended.answer is None:
         yield from _without_answer(ended)
-        return
-    rows = [
-        ("largest batch", f"{count(answer.max_batch)}; {answer.certainty}"),
-        ("recommended", f"{count(answer.recommended_batch)}: {answer.recommended_why}"),
-        ("aligned", count(answer.aligned_batch) if answer.aligned_batch else "none below 8"),
-        ("leaves free", f"{size(answer.headroom_bytes)} of {size(answer.limit_bytes)}"),
-        ("fit", f"{size(answer.fixed_bytes)} and {size(answer.bytes_per_sample)} a sample in {_phase(answer)}"),
-        ("confirmed by", answer.proof_run_id or "no run on record"),
-        ("took", duration(ended.seconds)),
-    ]
-    if answer.fastest_batch is not None:
-        rate = per_second(answer.fastest_samples_per_s, "samples")
-        rows.insert(3, ("fastest of those tried", f"{count(answer.fastest_batch)}, {rate}"))
-    yield pairs_grid("", rows)
+    else:
+        yield pairs_grid("", batch_report_rows(ended.answer, ended.seconds))
 
 
 def _without_answer(ended: BatchEnded) -> Iterator[Block]:
@@ -120,10 +107,6 @@ def _without_answer(ended: BatchEnded) -> Iterator[Block]:
     ]
     if changes:
         yield grid(("change", "saves", "costs in speed"), changes)
-
-
-def _phase(answer: BatchAnswer) -> str:
-    return PHASE_WORDS.get(answer.phase or "", answer.phase or "a step")
 
 
 def _tried(probes: Sequence[Probe], confirmations: Sequence[ConfirmationRun]) -> Grid:

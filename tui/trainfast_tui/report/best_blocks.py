@@ -11,7 +11,6 @@ from trainfast_runner.search.journal.best import (
     BestQuestion,
     CandidateVerdict,
     ColdRun,
-    Interval,
     Trial,
 )
 from trainfast_tui.report.bar_picture import Whisker, whisker_picture
@@ -21,11 +20,21 @@ from trainfast_tui.report.machine_blocks import machine_blocks
 from trainfast_tui.report.pareto_blocks import MeasuredCandidate, pareto_blocks
 from trainfast_tui.report.reported_run import ReportedRun
 from trainfast_tui.report.run_blocks import ABSENT_NOTE, run_sections
-from trainfast_tui.text.best_answer import EFFECT_HEADER, answer_rows, count_rows, effect_rows
+from trainfast_tui.text.best_answer import EFFECT_HEADER, best_answer_rows, count_rows, effect_rows
+from trainfast_tui.text.best_figures import gain_words, knob_words
 from trainfast_tui.text.best_objective import objective_of
-from trainfast_tui.text.best_search import gain_words, knob_words
 from trainfast_tui.text.comparison import setting_text
-from trainfast_tui.text.format import count, duration, milliseconds, number, percent, signed_percent, size
+from trainfast_tui.text.format import (
+    ABSENT,
+    count,
+    duration,
+    interval,
+    milliseconds,
+    number,
+    percent,
+    signed_percent,
+    size,
+)
 
 NO_EXPORT = "No run of the best setting is on the disk: its settings are not exported."
 
@@ -113,16 +122,8 @@ def _answer(so_far: BestSoFar) -> Iterator[Block]:
     if ended.missing_bytes is not None:
         yield Prose(f"At least {size(ended.missing_bytes)} are missing.")
     if answer is not None and so_far.space is not None:
-        yield pairs_grid("", [*answer_rows(so_far, answer), *count_rows(so_far, answer.verdicts)])
+        yield pairs_grid("", [*best_answer_rows(so_far, answer), *count_rows(so_far, answer.verdicts)])
         yield Prose("Intervals are confidence intervals of 95 %.")
-
-
-def _interval(interval: Interval | None) -> str:
-    return (
-        "not measured"
-        if interval is None
-        else f"{number(interval.median)} (95 % CI: {number(interval.low)} to {number(interval.high)})"
-    )
 
 
 def _pareto(so_far: BestSoFar, answer: BestAnswer) -> list[Block]:
@@ -161,7 +162,9 @@ def _verdicts(so_far: BestSoFar, verdicts: Sequence[CandidateVerdict]) -> Iterat
     for verdict in verdicts:
         candidate = so_far.candidate(verdict.candidate_number)
         memory = [size(candidate.predicted_bytes), size(so_far.peak_bytes(verdict.candidate_number))]
-        rate = _interval(verdict.rate) if verdict.rate is not None else number(None)
+        rate = ABSENT
+        if verdict.rate is not None:
+            rate = f"{number(verdict.rate.median)} (95 % CI: {interval(verdict.rate.low, verdict.rate.high)})"
         words = [verdict.verdict.replace("_", " "), rate, *memory, verdict.reason]
         rows.append([count(verdict.candidate_number), knob_words(candidate.knobs), *words])
     yield grid(header, rows, right=(0, 3, 4, 5))
@@ -188,11 +191,11 @@ def _try(so_far: BestSoFar, line: Trial | ColdRun) -> list[str]:
         role += ", repeated" if line.repeats else ""
         step_ms = sorted(line.step_ms)[len(line.step_ms) // 2] if line.step_ms else None
         rate = 1e3 * line.samples_per_step / step_ms if step_ms else None
-        times = [number(rate), number(None), milliseconds(step_ms), count(len(line.step_ms))]
+        times = [number(rate), ABSENT, milliseconds(step_ms), count(len(line.step_ms))]
     else:
         knob = f" of {line.knob}" if line.knob else ""
         role, speed = f"{line.role.replace('_', ' ')}{knob}", line.predicted
-        predicted = f"{number(speed.median)} ({number(speed.low)} to {number(speed.high)})" if speed else number(None)
-        times = [number(line.samples_per_s), predicted, number(None), number(None)]
+        predicted = f"{number(speed.median)} ({interval(speed.low, speed.high)})" if speed else ABSENT
+        times = [number(line.samples_per_s), predicted, ABSENT, ABSENT]
     rest = [size(line.peak_allocated_bytes), duration(line.seconds), line.run_id, line.reason]
     return [knob_words(so_far.candidate(line.candidate_number).knobs), role, line.outcome, *times, *rest]

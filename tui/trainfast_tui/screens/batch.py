@@ -18,7 +18,7 @@ from trainfast_tui.control.search_control import BatchControl
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.screens.search import SearchScreen
 from trainfast_tui.session import Session
-from trainfast_tui.text.batch_search import batch_question_rows, limit_notice
+from trainfast_tui.text.batch_question import batch_question_rows, limit_notice
 from trainfast_tui.text.search_kind import SearchKind
 from trainfast_tui.widgets.batch_search_view import BatchSearchView
 

@@ -24,9 +24,10 @@ from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.screens.base import SessionMessage
 from trainfast_tui.screens.search import SearchScreen
 from trainfast_tui.session import Session
-from trainfast_tui.text.batch_search import ENTER_STARTS
-from trainfast_tui.text.best_search import ABOUT, ABOUT_SCRIPT
-from trainfast_tui.text.best_state import open_values, orders_in_force, setting_words, settings_of
+from trainfast_tui.text.batch_question import ENTER_STARTS
+from trainfast_tui.text.best_orders import open_values, orders_in_force
+from trainfast_tui.text.best_question import ABOUT, ABOUT_SCRIPT
+from trainfast_tui.text.best_state import setting_words, settings_of
 from trainfast_tui.text.format import elapsed
 from trainfast_tui.text.lines import LabelledText
 from trainfast_tui.text.search_kind import SearchKind

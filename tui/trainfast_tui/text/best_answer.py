@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.best_objective import objective_words
-from trainfast_tui.text.best_search import (
+from trainfast_tui.text.best_figures import (
     budget_words,
     count_words,
     gain_words,
@@ -17,6 +16,7 @@ from trainfast_tui.text.best_search import (
     noise_words,
     rate_words,
 )
+from trainfast_tui.text.best_objective import objective_words
 from trainfast_tui.text.tables import pairs, table
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def answer_lines(so_far: BestSoFar, search_id: str) -> list[str]:
     answer = so_far.answer
     if answer is None or so_far.space is None:
         return [fmt.plain(line) for line in _without_answer(so_far, search_id)]
-    lines = pairs(answer_rows(so_far, answer))
+    lines = pairs(best_answer_rows(so_far, answer))
     if answer.effects:
         lines += ["", *table(EFFECT_HEADER, effect_rows(answer))]
     if answer.pareto:
@@ -49,7 +49,7 @@ def _is_cancelled(so_far: BestSoFar) -> bool:
     return so_far.ended is not None and so_far.ended.state == "cancelled"
 
 
-def answer_rows(so_far: BestSoFar, answer: BestAnswer) -> Iterator[tuple[str, str]]:
+def best_answer_rows(so_far: BestSoFar, answer: BestAnswer) -> Iterator[tuple[str, str]]:
     """The best setting and the baseline with their figures, the gain, the runner-ups, and the notes on the claim."""
     assert so_far.space is not None
     assert so_far.ended is not None

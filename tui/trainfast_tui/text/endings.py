@@ -11,7 +11,7 @@ from trainfast_runner.records.warm_process import batch_sizes
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text import oom
 from trainfast_tui.text.lines import Tone
-from trainfast_tui.text.batch_search import warm_words
+from trainfast_tui.text.warm_process import warm_words
 
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot

@@ -33,7 +33,7 @@ from trainfast_tui.text.format import (
 )
 from trainfast_tui.text.memory import against_predicted_memory, peak_word
 from trainfast_tui.text.speed import against_predicted_speed, few_steps_note
-from trainfast_tui.text.batch_search import warm_words
+from trainfast_tui.text.warm_process import warm_words
 
 
 def headline(result: Result) -> str:

@@ -8,7 +8,8 @@ from trainfast_runner.search.journal.batch import Probe
 from trainfast_runner.search.journal.memory_lines import MemoryLines
 from trainfast_tui.charts.fit_chart import Point, fit_chart
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.batch_search import Offer, batch_search_words, expected_s, offers
+from trainfast_tui.text.batch_answer import Offer, offers
+from trainfast_tui.text.batch_state import batch_search_words, expected_s
 from trainfast_tui.text.lines import (
     LabelledText,
     Line,

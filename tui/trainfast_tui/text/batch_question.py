@@ -1,0 +1,89 @@
+"""The question of a batch search before it starts: its rows, its limit, and what is known of its time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trainfast_runner.records.search_states import UNFINISHED_STATES
+from trainfast_tui.text import format as fmt
+from trainfast_tui.text.lines import LabelledText
+from trainfast_tui.text.overrides import typed_overrides
+
+if TYPE_CHECKING:
+    from trainfast_runner.machine.devices import Machine
+    from trainfast_runner.search.batch.batch_follower import BatchSnapshot
+    from trainfast_runner.settings.spec import RunSpec
+
+ABOUT = (
+    "Finds the largest batch that fits: sizes are tried with real steps in a warm process, and the largest is confirmed"
+    " in a fresh one."
+)
+ABOUT_SCRIPT = (
+    "Finds the largest batch of the script: each size is a process of its own, which ends after a few steps and whose"
+    " checkpoints and trackers are off; the largest is confirmed in another."
+)
+ENTER_STARTS = "Enter starts the search; Esc goes back."
+ENTER_RESUMES = "Enter resumes the unfinished search; Esc goes back."
+
+
+def limit_notice(spec: RunSpec, machine: Machine | None, ranks: int | None) -> str:
+    """Name the limit of a search on a CPU without `memory_limit`; empty if a limit is set or a GPU sets it.
+
+    `ranks` are the processes of a run; None if they are refused, which the search itself tells.
+    """
+    if machine is None or ranks is None or spec.knobs.get("memory_limit") is not None:
+        return ""
+    if machine.used_by(spec.knobs.get("devices")).device != "cpu":
+        return ""
+    from trainfast_runner.memory.available import host_free_bytes
+    from trainfast_runner.search.limits import share_of_free
+
+    each = fmt.size(share_of_free(host_free_bytes(), ranks))
+    whose = "of this machine's memory" if ranks == 1 else f"of this machine's memory for each of {ranks} processes"
+    return f"No memory_limit: this searches up to {each} {whose}, set as a real limit. memory_limit makes it less."
+
+
+def batch_question_rows(spec: RunSpec, limit: str, earlier: BatchSnapshot | None) -> list[LabelledText]:
+    """Return the rows that ask whether to start a batch search.
+
+    `limit` is the notice of its limit, `earlier` the newest search of these knobs, None without one.
+    """
+    resumes = earlier is not None and _is_resumable(earlier)
+    overrides = {key: spec.knobs[key] for key in spec.overrides if key in spec.knobs}
+    return [
+        ("", ABOUT if spec.script is None else ABOUT_SCRIPT, "muted"),
+        ("", ENTER_RESUMES if resumes else ENTER_STARTS, "title"),
+        ("knobs    ", ", ".join(typed_overrides(overrides)) or "as the preset", "text"),
+        ("limit    ", (_limit_of(earlier) if resumes else "") or limit or _own_limit(spec), "text"),
+        ("time     ", _time_words(earlier), "text"),
+    ]
+
+
+def _is_resumable(earlier: BatchSnapshot) -> bool:
+    """True if a search of the same knobs would continue this one."""
+    return bool(earlier.probes) and (earlier.ended is None or earlier.state in UNFINISHED_STATES)
+
+
+def _limit_of(earlier: BatchSnapshot | None) -> str:
+    """Return the limit with which an earlier search began; empty if its journal has none."""
+    question = earlier.question if earlier is not None else None
+    if question is None or not question.limits_bytes:
+        return ""
+    each = " + ".join(fmt.size(limit_bytes) for limit_bytes in dict.fromkeys(question.limits_bytes))
+    return f"{each} a rank, as it began ({question.limit_words})"
+
+
+def _own_limit(spec: RunSpec) -> str:
+    """Return the limit that the knobs set, or the device."""
+    limit = spec.knobs.get("memory_limit")
+    return "what the device has free" if limit is None else f"memory_limit={limit}"
+
+
+def _time_words(earlier: BatchSnapshot | None) -> str:
+    """Return what an earlier search tells of the time."""
+    if earlier is None or not earlier.probes:
+        return "not known before the first sizes have run"
+    tried = ", ".join(f"{probe.batch_size:,}" for probe in earlier.probes)
+    if earlier.ended is None or _is_resumable(earlier):
+        return f"resumes the search that has tried {tried}"
+    return f"the search before took {fmt.duration(earlier.ended.seconds)} for the sizes {tried}"

@@ -1,0 +1,86 @@
+"""A batch search in one line of words: what it does, or how it ended; and the time of the steps under way."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trainfast_runner.records.run_file import CONFIRM
+from trainfast_tui.text import format as fmt
+from trainfast_tui.text.cooling import search_cooling_words
+
+if TYPE_CHECKING:
+    from trainfast_runner.search.batch.batch_follower import BatchSnapshot
+
+
+def expected_s(search: BatchSnapshot) -> float | None:
+    """Predict the seconds of the steps under way from the largest size that fitted; None before one did."""
+    step = search.next
+    fitting = [probe for probe in search.probes if probe.outcome == "fits" and probe.step_ms is not None]
+    if step is None or step.batch_size is None or not fitting:
+        return None
+    last = max(fitting, key=lambda probe: probe.batch_size)
+    share = step.batch_size / last.batch_size
+    if step.action == "probe":
+        return share * last.seconds
+    return None if search.proof_steps is None else share * search.proof_steps * (last.step_ms or 0.0) / 1e3
+
+
+def batch_search_words(search: BatchSnapshot, now_ns: int | None = None) -> str:
+    """Describe the search at `now_ns` (CLOCK_MONOTONIC), or its end, in one line."""
+    words = {
+        "starting": "starting: the model is built, and its memory predicted",
+        "running": "working",
+        "pausing": f"pausing after {_under_way(search)}",
+        "paused": "paused: no process is running",
+        "interrupted": "interrupted: no process works on it; f5 resumes",
+        "cancelled": "cancelled; its journal is kept, f5 resumes",
+    }
+    return _doing_words(search, now_ns) or _end_words(search) or words.get(search.state, search.state)
+
+
+def _doing_words(search: BatchSnapshot, now_ns: int | None) -> str:
+    """Return the wait or the step under way; empty without one."""
+    if search.state not in ("running", "starting"):
+        return ""
+    if search.cooling is not None:
+        return search_cooling_words(search.cooling, now_ns)
+    if search.waits_for is not None:
+        return f"waiting for {fmt.plain(search.waits_for)} to end"
+    step = search.next
+    if search.state == "starting" or step is None:
+        return ""
+    if step.action in ("probe", CONFIRM):
+        verb = "probing" if step.action == "probe" else "confirming in a fresh process"
+        return f"{verb}: batch_size {step.batch_size:,}"
+    if not any(probe.outcome == "fits" for probe in search.probes):
+        return "batch_size 1 does not fit: tracing which knobs would make it fit"
+    return ""
+
+
+def _end_words(search: BatchSnapshot) -> str:
+    """Return the answer, or the reason why there is none; empty for a search that goes on or was cancelled."""
+    from trainfast_runner.search.journal.lines import CANCELLED
+
+    ended = search.ended
+    if ended is None:
+        return ""
+    if ended.answer is not None:
+        most, too_large = ended.answer.max_batch, ended.answer.too_large
+        if too_large is not None and too_large > most + 1:
+            return f"batch_size {most:,} fits, confirmed in a fresh process; {too_large:,} does not"
+        return f"batch_size {most:,} is the largest that fits, confirmed in a fresh process"
+    if search.state == "nothing_fits":
+        missing = f": {fmt.size(ended.missing_bytes)} too much" if ended.missing_bytes else ""
+        return f"batch_size 1 does not fit{missing}"
+    if search.state == "failed":
+        return f"failed: {fmt.plain(ended.reason)}"
+    if search.state == "cancelled" and ended.reason not in ("", CANCELLED):
+        return f"stopped early: {fmt.plain(ended.reason)}; its journal is kept, f5 resumes"
+    return ""
+
+
+def _under_way(search: BatchSnapshot) -> str:
+    """Name the process that a pause waits for."""
+    if search.next is None:
+        return "the model is built and its memory predicted"
+    return "this confirmation run" if search.next.action == CONFIRM else "this probe"
