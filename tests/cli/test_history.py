@@ -59,7 +59,7 @@ def test_an_unknown_run_has_the_nearest_one_and_the_way_to_list_them(cli: Cli) -
     assert len(cli("runs", "list", "--json").json["runs"]) == 2
 
 
-def test_the_lists_leave_out_what_a_search_sets_in_its_runs(cli: Cli) -> None:
+def test_what_a_search_sets_in_its_runs_is_not_shown_as_changed(cli: Cli) -> None:
     searched = {"data.kind": "random", "batch_size": 4, "memory_limit": None, "steps": 11, "timing_warmup": 3}
     write(cli.home, result("20261101-100000-tiny-llama-aaaa", role="cold", overrides=searched))
     write(cli.home, result("20261102-100000-tiny-llama-bbbb", overrides={"steps": 11, "memory_limit": None}))
@@ -71,6 +71,8 @@ def test_the_lists_leave_out_what_a_search_sets_in_its_runs(cli: Cli) -> None:
     )
     assert "steps=11 memory_limit=none" in by_itself
     assert of_a_search.endswith("data.kind=random batch_size=4")
+    shown = cli("runs", "show", "20261101").out.splitlines()[-1]
+    assert shown == "settings: data.kind=random batch_size=4"
     assert cli("runs", "list", "--json").json["runs"][1]["changed"] == searched
 
 
