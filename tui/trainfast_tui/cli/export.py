@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
@@ -50,12 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     run_file = read_run_file(directory)
     if run_file is None:
         raise UserError(f"{directory.name} has no readable run.json", key=arguments.reference)
-    if arguments.script is not None and not arguments.prove:
-        raise UserError(
-            "a command behind -- is for --prove", key="--", advice="export RUN --to FORM --prove -- COMMAND"
-        )
-    if arguments.wait and not arguments.prove:
-        raise UserError("--wait is for the run of --prove", key="--wait", advice="export RUN --to FORM --prove --wait")
+    _refuse_options(arguments)
     if arguments.onto is not None:
         return _print_diff(arguments, run_file)
     exported = export(run_file, directory, arguments.to)
@@ -70,24 +66,41 @@ def run(arguments: argparse.Namespace) -> int:
             return code
         exported = export(run_file, directory, arguments.to)
     written = [] if folder is None else _write(exported, folder)
-    if arguments.json:
+    _print_exported(exported, written, arguments.json)
+    return 0
+
+
+def _refuse_options(arguments: argparse.Namespace) -> None:
+    """Raise UserError for a command or an option that means nothing without --prove, or with --onto."""
+    if arguments.script is not None and not arguments.prove:
+        raise UserError(
+            "a command behind -- is for --prove", key="--", advice="export RUN --to FORM --prove -- COMMAND"
+        )
+    if arguments.wait and not arguments.prove:
+        raise UserError("--wait is for the run of --prove", key="--wait", advice="export RUN --to FORM --prove --wait")
+    if arguments.onto is None:
+        return
+    for option, given in (("-o", arguments.output is not None), ("--prove", arguments.prove)):
+        if given:
+            raise UserError("--onto only prints a diff", key=option, advice=f"without {option}")
+
+
+def _print_exported(exported: Exported, written: Sequence[Path], as_json: bool) -> None:
+    """Print the files written, else the text of the export."""
+    if as_json:
         print_json(exported)
-        return 0
+        return
     if written:
         print_line("\n".join(map(str, written)))
     else:
         print_exact(exported.text + "\n")
-    if arguments.to == "deepspeed":
+    if exported.to == "deepspeed":
         # JSON has no comments, so these lines go to stderr.
         for line in (*([exported.proof] if exported.proof else []), *_left_out(exported)):
             print(line, file=sys.stderr)
-    return 0
 
 
 def _print_diff(arguments: argparse.Namespace, run_file: RunFile) -> int:
-    for option, given in (("-o", arguments.output is not None), ("--prove", arguments.prove)):
-        if given:
-            raise UserError("--onto only prints a diff", key=option, advice=f"without {option}")
     change = onto(run_file, Path(arguments.onto))
     if arguments.json:
         print_json(change)

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print model, data, knobs and variants; for a script preset its command and the flags of its knobs."""
     if (script := script_preset.path_of(arguments.preset)) is not None:
-        _show_script(script, arguments.json)
+        _print_script(script, arguments.json)
         return 0
     preset, variant = presets.load(arguments.preset)
     spec = from_preset(preset, variant)
@@ -55,7 +55,12 @@ def run(arguments: argparse.Namespace) -> int:
                 "advice": advice,
             }
         )
-        return 0
+    else:
+        _print_preset(preset, variant, spec, advice)
+    return 0
+
+
+def _print_preset(preset: Preset, variant: Variant | None, spec: RunSpec, advice: list[Advice]) -> None:
     print_line(f"{spec.name}: {plain(preset.title)}")
     for path in preset.files:
         print_line(f"from {path}")
@@ -63,16 +68,15 @@ def run(arguments: argparse.Namespace) -> int:
         print_line(f"\n{heading}")
         print_lines(pairs((f"  {key}", plain(_text(value))) for key, value in fields.items()))
     print_line("\nknobs")
-    print_lines(pairs(_knob_lines(spec.knobs, {**preset.knobs, **(variant.knobs if variant else {})})))
+    print_lines(pairs(_knob_rows(spec.knobs, {**preset.knobs, **(variant.knobs if variant else {})})))
     if preset.variants and variant is None:
         print_line("\nvariants (run one with: trainfast-tui run " + f"{preset.name}/ID)")
         print_lines(_variant_lines(preset, terminal_width()))
     print_line("\nadvice for this machine")
     print_lines(pairs((f"  {entry.knob}", plain(entry.text)) for entry in advice))
-    return 0
 
 
-def _show_script(path: Path, as_json: bool) -> None:
+def _print_script(path: Path, as_json: bool) -> None:
     preset = script_preset.load(path)
     if as_json:
         script = {"command": preset.command, "cwd": preset.cwd, "knobs": preset.places}
@@ -99,7 +103,8 @@ def _advice(spec: RunSpec) -> list[Advice]:
     return [entry for entry in advice if entry.knob != "model"] + ([shapes] if shapes else [])
 
 
-def _knob_lines(knobs: KnobValues, given: KnobValues) -> Iterator[tuple[str, str]]:
+def _knob_rows(knobs: KnobValues, given: KnobValues) -> Iterator[tuple[str, str]]:
+    """Yield each knob with its value, marked as a default unless it is among those `given`."""
     for name, value in knobs.items():
         yield f"  {name}", BY_NAME[name].text_of(value) + ("" if name in given else "  (default)")
 

@@ -38,32 +38,41 @@ def setting_words(space: Space, number: int, *, short: bool = False) -> str:
 
 def best_search_words(search: BestSnapshot, now_ns: int | None = None) -> str:
     """Describe the search at `now_ns` (CLOCK_MONOTONIC), or its end, in one line."""
-    so_far, ended = search.so_far, search.so_far.ended
-    if so_far.cooling is not None and search.state in ("running", "starting"):
-        return search_cooling_words(so_far.cooling, now_ns)
-    if so_far.waits_for is not None and search.state in ("running", "starting"):
-        return f"waiting for {fmt.plain(so_far.waits_for)} to end"
-    if search.state == "answered" and ended is not None and ended.answer is not None:
-        return _answer_words(so_far)
-    if search.state == "nothing_fits" and ended is not None:
-        missing = f": the smallest is {fmt.size(ended.missing_bytes)} too large" if ended.missing_bytes else ""
-        return f"no setting fits{missing}; v varies other knobs, Esc goes back to turn some"
-    if search.state == "failed" and ended is not None:
-        return f"failed: {fmt.plain(ended.reason)}; v puts another question, Esc goes back to turn knobs"
+    so_far = search.so_far
+    if search.state in ("running", "starting"):
+        if so_far.cooling is not None:
+            return search_cooling_words(so_far.cooling, now_ns)
+        if so_far.waits_for is not None:
+            return f"waiting for {fmt.plain(so_far.waits_for)} to end"
     if search.state == "running":
         return doing_words(so_far)
-    if search.state == "cancelled" and ended is not None:
-        from trainfast_runner.search.journal.lines import CANCELLED
-
-        why = "" if ended.reason in ("", CANCELLED) else f": {fmt.plain(ended.reason)}"
-        return f"stopped{why}; its journal is kept, f5 resumes"
     words = {
         "starting": "starting: the model is built, and the candidates are listed with their memory",
         "pausing": "pausing after this step",
         "paused": "paused: no process is running",
         "interrupted": "interrupted: no process works on it; f5 resumes",
     }
-    return words.get(search.state, search.state)
+    return _end_words(search) or words.get(search.state, search.state)
+
+
+def _end_words(search: BestSnapshot) -> str:
+    """Return the answer, or the reason why there is none; empty for a search that goes on."""
+    from trainfast_runner.search.journal.lines import CANCELLED
+
+    ended = search.so_far.ended
+    if ended is None:
+        return ""
+    if search.state == "answered" and ended.answer is not None:
+        return _answer_words(search.so_far)
+    if search.state == "nothing_fits":
+        missing = f": the smallest is {fmt.size(ended.missing_bytes)} too large" if ended.missing_bytes else ""
+        return f"no setting fits{missing}; v varies other knobs, Esc goes back to turn some"
+    if search.state == "failed":
+        return f"failed: {fmt.plain(ended.reason)}; v puts another question, Esc goes back to turn knobs"
+    if search.state == "cancelled":
+        why = "" if ended.reason in ("", CANCELLED) else f": {fmt.plain(ended.reason)}"
+        return f"stopped{why}; its journal is kept, f5 resumes"
+    return ""
 
 
 def doing_words(so_far: BestSoFar) -> str:
