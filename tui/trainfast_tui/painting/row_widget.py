@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from rich.segment import Segment
 from rich.style import Style
@@ -14,6 +15,15 @@ from textual.widget import Widget
 from trainfast_tui.painting.palettes import Palette, forget_palettes, tone_styles
 
 SegmentRows = list[list[Segment]]
+
+
+class Canvas(NamedTuple):
+    """The size and the colours for which rows were drawn."""
+
+    width: int = 0
+    height: int = 0
+    is_native: bool = False
+    """True in the terminal's own colours."""
 
 
 class RowWidget(Widget):
@@ -44,8 +54,7 @@ class RowWidget(Widget):
         """The segments of each row and their strip on the background."""
         self._strips_for: tuple[int, Style | None, Sequence[LineFilter]] = (0, None, ())
         self._rows: SegmentRows | None = None
-        self._rows_for = (0, 0, False)
-        """The width and height of the rows, and whether the theme is the terminal's own."""
+        self._rows_for = Canvas()
         self._palette: Palette | None = None
 
     def rows(self, width: int, height: int, palette: Palette) -> SegmentRows:
@@ -58,7 +67,7 @@ class RowWidget(Widget):
 
     def repaint(self) -> None:
         """Draw again and send the changed cells."""
-        old, is_same_size = self._rows, self._rows_for == self._key()
+        old, is_same_size = self._rows, self._rows_for == self._canvas()
         self._rows = None
         self.send_changes(old if is_same_size else None)
 
@@ -70,16 +79,16 @@ class RowWidget(Widget):
 
     def painted(self) -> SegmentRows:
         """Return the rows as they are now, drawn once."""
-        key = self._key()
-        if self._rows is None or self._rows_for != key:
-            if self._palette is None or self._rows_for[2] != key[2]:
+        canvas = self._canvas()
+        if self._rows is None or self._rows_for != canvas:
+            if self._palette is None or self._rows_for.is_native != canvas.is_native:
                 self._palette = self.find_palette()
-            self._rows_for = key
-            self._rows = self.rows(*key[:2], self._palette)
+            self._rows_for = canvas
+            self._rows = self.rows(canvas.width, canvas.height, self._palette)
         return self._rows
 
-    def _key(self) -> tuple[int, int, bool]:
-        return (*self.size, self.app.native_ansi_color)
+    def _canvas(self) -> Canvas:
+        return Canvas(*self.size, self.app.native_ansi_color)
 
     def background(self) -> Style | None:
         """Return the style behind the rows; None in the terminal's own colours."""
