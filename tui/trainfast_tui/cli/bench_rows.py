@@ -48,14 +48,8 @@ class BenchRows:
                 group = groups.get(entry.id)
                 where = f"{bench.preset} {number}/{total}: {entry.id}{', warm' if group else ''}"
                 Progress().print_line(plain(where))
-                try:
-                    outcome = self.run_row(entry, group, warm)
-                except launch.DevicesBusy as busy:
-                    if not any(isinstance(outcome, Result) for outcome in chain.from_iterable(outcomes.values())):
-                        raise
-                    outcome = busy
-                if entry.plan is not None and isinstance(outcome, Result):
-                    outcome = _refused_if_overridden(outcome, bench.varied)
+                has_measured = any(isinstance(outcome, Result) for outcome in chain.from_iterable(outcomes.values()))
+                outcome = self._outcome_of(entry, group, warm, bench.varied, may_skip=has_measured)
                 if outcome is None:
                     return False
                 outcomes[entry.id].append(outcome)
@@ -63,6 +57,23 @@ class BenchRows:
                 if isinstance(outcome, Result) and self._ends_bench(outcome):
                     return False
         return True
+
+    def _outcome_of(
+        self, entry: Entry, group: str | None, warm: WarmRows, varied: tuple[str, ...], *, may_skip: bool
+    ) -> Outcome | None:
+        """Run one row as `run_row`; with `may_skip` a device that another run has taken is the row's outcome.
+
+        A script's row that ran other values than those of the `varied` knobs is a UserError.
+        """
+        try:
+            outcome = self.run_row(entry, group, warm)
+        except launch.DevicesBusy as busy:
+            if not may_skip:
+                raise
+            return busy
+        if entry.plan is not None and isinstance(outcome, Result):
+            return _refused_if_overridden(outcome, varied)
+        return outcome
 
     def run_row(self, entry: Entry, group: str | None, warm: WarmRows) -> Outcome | None:
         """Run one row to its end; return the UserError if it cannot run here, None if the terminal has gone.
