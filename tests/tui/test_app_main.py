@@ -178,7 +178,7 @@ async def test_synthetic_data_is_said_wherever_its_figures_are(home: Home) -> No
 
 async def test_a_terminal_too_small_still_shows_the_essentials(home: Home, hold: Callable[[Path], None]) -> None:
     text, _ = await shown(home, a_snapshot(a_live_run(home, hold), second=23), size=(60, 20))
-    assert "This terminal is 60x20; the screen needs 80x24." in text
+    assert "Needs 80x24; this terminal is 60x20." in text
     for essential in ("● running", "step 30 of 50", "samples/s", "peak allocated 412 MiB", "q quit"):
         assert essential in text
     assert "batch_size" not in text

@@ -87,6 +87,8 @@ async def test_b_starts_a_search_of_the_knobs_and_s_while_it_starts_stops_it(
         await pilot.press("enter")
         await pilot.pause()
         assert "The knobs are being checked" in screen_text(app), "there is no answer to apply, and none to miss"
+        await pilot.press("space")
+        await until(pilot, "The search is starting; press the key again once it runs.")
         await pilot.press("s")
         await until(pilot, "Stopping as soon as the search has started")
         starts.go.set()

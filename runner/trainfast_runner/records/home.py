@@ -130,11 +130,10 @@ class Home:
             raise UserError(f"{reference!r} matches {len(matching)} runs", key=reference, allowed=matching[-5:])
         containing = (run_id for run_id in reversed(ids) if reference and reference in run_id)
         raise UserError(
-            f"there is no run {reference!r}",
+            f"there is no run {reference!r}" if ids else f"there is no run {reference!r}, nor any other yet",
             key=reference,
             nearest=next(containing, None) or nearest(reference, ids[-200:]),
-            advice="trainfast-tui runs list" if ids else None,
-            allowed=None if ids else ["no run yet"],
+            advice="trainfast-tui runs list" if ids else "trainfast-tui run tiny-llama",
         )
 
     def new_run(self, slug: str) -> tuple[str, Path]:

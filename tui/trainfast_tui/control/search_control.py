@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 SearchSnapshotT = TypeVar("SearchSnapshotT", bound=SearchSnapshot)
 NOT_LIVE = Notified("There is no live search.", "warning")
+STARTING = Notified("The search is starting; press the key again once it runs.", "warning")
 
 
 class SearchControl(ABC, Generic[SearchSnapshotT]):
@@ -133,10 +134,14 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
 
         search = self.current
         if search is None or not search.is_live:
-            return NOT_LIVE
+            return self.no_search_notice()
         do = resume if search.state in PAUSE_STATES else pause
         in_background("pause", partial(do, search.directory), self._post)
         return Notified("")
+
+    def no_search_notice(self) -> Notified:
+        """Return why nothing can be asked of a search now: none is live, or one is starting."""
+        return STARTING if self._is_starting else NOT_LIVE
 
     def stop(self) -> Notified:
         """End the live search, or a starting search as soon as the reader shows it; return the notice to show."""

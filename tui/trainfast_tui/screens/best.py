@@ -302,7 +302,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         """Return the search if it is live; else None, with a notice."""
         search = self._search
         if search is None or not search.is_live:
-            self.notify("There is no live search.", severity="warning")
+            self.show_notified(self.search_control.no_search_notice())
             return None
         return search
 

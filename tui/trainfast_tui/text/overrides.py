@@ -37,7 +37,7 @@ def short_overrides(overrides: Mapping[str, Any], cells: int) -> str:
         text = " ".join(words[:kept]) + more
         if len(text) <= cells:
             return text
-    return f"{len(words)} overrides" if words else ""
+    return f"{len(words)} override{'s' if len(words) > 1 else ''}" if words else ""
 
 
 def _shown(key: str, value: Any) -> str:

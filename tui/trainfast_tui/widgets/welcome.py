@@ -50,7 +50,7 @@ class TooSmall(PaintedValue["RunSnapshot"]):
 
     def lines(self, width: int, height: int) -> list[Line]:
         size = self.screen.size
-        lines: list[Line] = [[(f"This terminal is {size.width}x{size.height}; the screen needs 80x24.", "warning")]]
+        lines: list[Line] = [[(f"Needs 80x24; this terminal is {size.width}x{size.height}.", "warning")]]
         run: RunSnapshot | None = self.shown
         if run is None:
             return [*lines, [("No run. r starts one, q leaves.", "text")]]
