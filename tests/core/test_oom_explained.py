@@ -232,13 +232,13 @@ def test_before_the_optimizer_step_states_too_small_to_matter_are_not_proposed()
 def test_a_probe_is_explained_by_the_batch_it_was_trying_and_nothing_is_to_be_turned() -> None:
     run = msgspec.structs.replace(a_run(1000 * MIB), role="probe", predicted={"total_bytes": 380 * MIB})
     tried = [{"batch_size": 8}, {"batch_size": 90}]
-    died = OutOfMemory(run, ON_CPU, error("backward"), 990 * MIB, [], tried=tried)
+    died = OutOfMemory(run, ON_CPU, error("backward"), 990 * MIB, None, [], tried=tried)
     found = died.explained(known)
     assert (found.batch_size, found.needed_bytes, found.changes) == (90, 1210 * MIB, [])
     said = list(oom_sentences(found))
     assert said[0] == "A search was trying batch_size 90 to see whether it fits: no knob needs a change."
     assert said[-1] == "The predicted peak, without any margin, is 1.18 GiB of 1,000 MiB: 210 MiB too much."
-    early = OutOfMemory(run, ON_CPU, error("model"), None, []).explained(known)
+    early = OutOfMemory(run, ON_CPU, error("model"), None, None, []).explained(known)
     assert (early.needed_bytes, early.changes) == (None, [])
 
 
@@ -337,3 +337,16 @@ def test_where_the_batch_that_keeps_the_global_one_is_small_the_largest_that_fit
         {"batch_size": "18"},
     ]
     assert changes[1].costs == "little; the global batch goes from 23 to 18 a rank"
+
+
+def test_without_a_limit_the_host_bounds_the_changes_of_a_cpu_run() -> None:
+    run = a_run(None)
+    found = explain(run, error("forward"), ON_CPU, known, held_bytes=100 * MIB, host_bytes=512 * MIB + BEYOND)
+    assert (found.limit_bytes, found.untouched_bytes) == (512 * MIB + BEYOND, None)
+    assert found.changes
+    assert all(0 < (change.predicted_bytes or 0) <= 512 * MIB + BEYOND for change in found.changes)
+    two_ranks = msgspec.structs.replace(run, world_size=2)
+    assert explain(two_ranks, error("forward"), ON_CPU, known, host_bytes=1024 * MIB).limit_bytes == 512 * MIB
+    assert explain(run, error("forward"), ON_CPU, known).limit_bytes is None, "no reading of the host"
+    on_gpu = explain(a_run(None, "cuda"), error("forward"), ON_GPU, known, host_bytes=512 * MIB)
+    assert on_gpu.limit_bytes == (36 << 30) + (1 << 30) + (512 << 20)

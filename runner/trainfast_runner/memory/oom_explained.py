@@ -42,9 +42,12 @@ def explain(
     *,
     events: Iterable[Event] = (),
     held_bytes: int | None = None,
+    host_bytes: int | None = None,
     in_first_step: bool = False,
 ) -> OomExplanation:
     """Explain a run that ran out of memory. `held_bytes` is the memory the rank recorded at the end.
+
+    `host_bytes` is the most memory that the host had available during the run: it bounds a CPU run without a limit.
 
     `model_of` returns the memory model of a spec, None if it is not traced, or raises UserError if there can be none.
     `in_first_step`: no step had ended.
@@ -52,14 +55,15 @@ def explain(
     spec = spec_of_record(run)
     phase = error.phase if error is not None else None
     message = reason or (error.message if error is not None else None) or ""
-    limit = _limit(run, error, message)
+    set_limit = _set_limit(run, error)
+    limit = set_limit if set_limit is not None else _allocator_bytes(run, message, host_bytes)
     _, predicted = prediction(model_of, spec, run.world_size) or (None, None)
     grown, grown_bytes = _fastest_growing(predicted, phase)
     needed = run.predicted_bytes
     if needed is None and predicted is not None:
         needed = predicted.total_bytes
     asked_bytes = _bytes_after("allocate", message)
-    untouched = _untouched_bytes(run, limit, held_bytes, asked_bytes)
+    untouched = _untouched_bytes(run, set_limit, held_bytes, asked_bytes)
     if limit is None:
         proposed = [unpredicted(fix) for fix in one_of_each(fixes(spec.knobs, run.device, phase), phase)[:MOST_CHANGES]]
     else:
@@ -84,13 +88,20 @@ def explain(
     )
 
 
-def _limit(run: RunFile, error: RunError | None, message: str) -> int | None:
-    """The most the failed rank's allocator could have: its limit, or on a GPU the figures of the error; else None."""
+def _set_limit(run: RunFile, error: RunError | None) -> int | None:
+    """The failed rank's limit by `memory_limit`; None without one."""
     if run.memory_limit_bytes:
         rank = (error.rank if error is not None else None) or 0
         return limit_of_rank(run.memory_limit_bytes, rank)
     if isinstance(run.knobs.get("memory_limit"), str):
         return min(parse_bytes_per_rank(run.knobs["memory_limit"]))
+    return None
+
+
+def _allocator_bytes(run: RunFile, message: str, host_bytes: int | None) -> int | None:
+    """The most the failed rank's allocator could have: a rank's share of the host, or the figures of a GPU's error."""
+    if run.device == "cpu":
+        return None if host_bytes is None else host_bytes // run.world_size
     # torch's own sentence: "... of which X is free. ... Y is allocated by PyTorch, and Z is reserved by PyTorch but".
     free, allocated = _bytes_after("of which", message), _bytes_before("is allocated by PyTorch", message)
     if free is None or allocated is None:

@@ -19,6 +19,7 @@ from trainfast_runner.records.run_records import RunRecords, read_records
 from trainfast_runner.records.warm_process import batch_sizes
 from trainfast_runner.results.script_oom import explain_script
 from trainfast_runner.settings.spec import spec_of_record
+from trainfast_runner.units import highest
 
 if TYPE_CHECKING:
     from trainfast_runner.memory.model import MemoryModel
@@ -35,6 +36,8 @@ class OutOfMemory:
     error: RunError | None
     held_bytes: int | None
     """Bytes that the failed rank held, as it recorded them."""
+    host_bytes: int | None
+    """The most memory that the host had available during the run; None without a reading."""
     events: Sequence[Event]
     tried: Sequence[Mapping[str, Any]] = ()
     """Knobs of each trial of a search's warm process, which failed at the last one."""
@@ -65,6 +68,7 @@ class OutOfMemory:
             model_of,
             events=self.events,
             held_bytes=self.held_bytes,
+            host_bytes=self.host_bytes,
             in_first_step=self.in_first_step,
         )
         return (
@@ -84,6 +88,7 @@ def explanation_of(records: RunRecords, reason: str, error: RunError | None) -> 
         reason,
         error,
         held_bytes_of(records, error),
+        highest(sample.memory_available_bytes for _, sample in records.hosts),
         records.events,
         records.tried,
         in_first_step=run.role not in WARM_ROLES and not any(records.steps.values()),

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from trainfast_runner.records.result import OomChange, OomExplanation, RunError
+from trainfast_runner.units import highest
 from trainfast_tui.text.format import plain, size
 from trainfast_tui.text.memory import category_words
 
@@ -95,7 +96,8 @@ def out_of_memory(run: RunSnapshot) -> OutOfMemory | None:
     if run.run_file is None:
         return None
     held = run.error.held_bytes if run.error is not None else None
-    return OutOfMemory(run.run_file, run.reason, _error_of(run), held, run.events, run.tried)
+    available = highest(tick.host.memory_available_bytes for tick in run.ticks if tick.host is not None)
+    return OutOfMemory(run.run_file, run.reason, _error_of(run), held, available, run.events, run.tried)
 
 
 def _error_of(run: RunSnapshot) -> RunError | None:
