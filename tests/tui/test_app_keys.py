@@ -44,7 +44,7 @@ async def test_every_key_stands_in_the_help(home: Home) -> None:
     text = "\n".join("".join(piece for piece, _ in line) for line in help_lines(100))
     for action in ACTIONS:
         assert action.help[:40] in text
-    for name in ("batch_size", "watch", "grad_clip", "ctrl+p"):
+    for name in ("batch_size", "watch", "grad_clip", "Ctrl-P"):
         assert name in text
     seen, _ = await shown(home, a_snapshot(None), "question_mark", size=SMALL)
     assert "keys on the main screen" in seen

@@ -126,7 +126,7 @@ def help_lines(width: int, scope: str = "main") -> list[Line]:
             )
             lines += _entry(keys, command.help, "key", width)
         if each_scope == "everywhere":
-            lines += _entry("ctrl+p", "Every command by its name.", "key", width)
+            lines += _entry("Ctrl-P", "Every command by its name.", "key", width)
     lines += [[], rule("signs", width)]
     for sign, meaning in SIGNS:
         lines += _entry(sign, meaning, "key", width)

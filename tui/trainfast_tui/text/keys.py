@@ -57,6 +57,9 @@ KEY_WORDS = {
     "slash": "/",
     "plus": "+",
     "minus": "-",
+    "home": "Home",
+    "end": "End",
+    "ctrl+c": "Ctrl-C",
     "ctrl+l": "Ctrl-L",
 }
 
