@@ -61,6 +61,8 @@ FORMATTERS = (
         (fmt.percent(97.64, 1), "97.6 %"),
         (fmt.signed_percent(3.44), "+3.4 %"),
         (fmt.signed_percent(-0.01), "0.0 %"),
+        (fmt.signed_percent(13196.7), "+13,197 %"),
+        (fmt.signed_percent(-999.94), "-999.9 %"),
         (fmt.delta(150, 162.3, fmt.milliseconds), "-12.3 ms (-7.6 %)"),
         (fmt.delta(5, 0, fmt.watts), "+5 W"),
         (fmt.delta(5, 5, fmt.watts), "0 W (0.0 %)"),

@@ -133,11 +133,11 @@ def fraction(value: float | None, digits: int = 0) -> str:
 
 
 def signed_percent(value_percent: float | None) -> str:
-    """A change in percent with its sign: `+3.4 %`; a change that rounds away reads `0.0 %`."""
+    """A change in percent with its sign: `+3.4 %`, `+13,197 %`; a change that rounds away reads `0.0 %`."""
     if (value := _finite(value_percent)) is None:
         return ABSENT
-    text = f"{value:+.1f}"
-    return "0.0 %" if float(text) == 0 else f"{text} %"
+    text = f"{value:+.1f}" if abs(value) < 1000 else f"{value:+,.0f}"
+    return "0.0 %" if text in ("+0.0", "-0.0") else f"{text} %"
 
 
 def delta(new: float | None, old: float | None, formatter: Formatter) -> str:

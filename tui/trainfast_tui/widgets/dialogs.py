@@ -145,7 +145,7 @@ class Ask(Dialog):
 
     def body(self) -> ComposeResult:
         yield Field(self._value, self)
-        yield self.text(self._hint, "hint")
+        yield self.text(f"{self._hint}\nEnter accepts, Esc leaves", "hint")
         yield self.text("", "wrong")
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
