@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.settings.knob_type import Equivalent, Knob, KnobValues
-from trainfast_runner.settings.knob_values import BytesPerRank, Choice, DeviceList, FreeText, KnobValue, Real, Whole
+from trainfast_runner.settings.knob_values import BytesPerRank, Choice, DeviceList, FreeText, Real, Whole
 from trainfast_runner.settings.precisions import PRECISIONS
 from trainfast_runner.worker.catalog import ENGINES, OPTIMIZERS, SCHEDULES, STRATEGIES, strategies_obeying
 
@@ -393,15 +393,6 @@ def knob(name: str) -> Knob:
             nearest=nearest(name, BY_NAME),
         )
     return BY_NAME[name]
-
-
-def setting_of(setting: str) -> tuple[str, KnobValue]:
-    """The knob and the value of `KNOB=VALUE`. Raises UserError."""
-    name, equals, value = setting.partition("=")
-    name = name.strip()
-    if not equals or not name:
-        raise UserError(f"--set takes knob=value, not {setting!r}", key=name or setting)
-    return name, knob(name).read(value.strip())
 
 
 def defaults() -> KnobValues:

@@ -16,6 +16,7 @@ from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import BY_NAME, defaults, knob
 from trainfast_runner.settings.presets import Preset
+from trainfast_runner.settings.typed_settings import split_setting
 
 if TYPE_CHECKING:
     from trainfast_runner.settings.script_preset import ScriptPreset
@@ -92,10 +93,7 @@ def spec_of_record(record: RecordedSpec) -> RunSpec:
 
 def with_setting(spec: RunSpec, setting: str) -> RunSpec:
     """`spec` with one `knob=value`, `model.FIELD=value` or `data.FIELD=value`. Raises UserError."""
-    key, separator, value = setting.partition("=")
-    key = key.strip()
-    if not separator or not key:
-        raise UserError(f"--set takes knob=value, not {setting!r}", key=key or setting)
+    key, value = split_setting(setting, "--set", "knob=value")
     model, data, knobs = dict(spec.model), dict(spec.data), dict(spec.knobs)
     section, dot, name = key.partition(".")
     if dot and section == "model":

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import knob
+from trainfast_runner.settings.typed_settings import split_setting
 
 Vary = Mapping[str, Sequence[KnobValue]]
 """The values of each varied knob, each once."""
@@ -17,10 +18,7 @@ def read_vary(texts: Iterable[str]) -> dict[str, list[KnobValue]]:
     """Return the values of each `knob=a,b,c`, read by its knob. Raises UserError, also for a knob given twice."""
     varied: dict[str, list[KnobValue]] = {}
     for text in texts:
-        name, equals, values = text.partition("=")
-        name = name.strip()
-        if not equals or not name:
-            raise UserError(f"--vary takes knob=a,b,c, not {text!r}", key=name or text)
+        name, values = split_setting(text, "--vary", "knob=a,b,c")
         entry = knob(name)
         if name in varied:
             earlier_values = ",".join(map(entry.text_of, varied[name]))

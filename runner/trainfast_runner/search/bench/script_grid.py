@@ -11,10 +11,11 @@ from trainfast_runner.search.bench.grid import check_count, id_of
 from trainfast_runner.search.bench.variants import Bench, Entry
 from trainfast_runner.search.script_runs import TrialPlan, trial_plan_of
 from trainfast_runner.settings.knob_values import KnobValue
-from trainfast_runner.settings.knobs import knob, setting_of
+from trainfast_runner.settings.knobs import knob
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.set_by_searches import SET_BY_A_BATCH_SEARCH
 from trainfast_runner.settings.spec import RunSpec
+from trainfast_runner.settings.typed_settings import setting_of
 from trainfast_runner.settings.vary import Vary
 
 OWN = "as it is"
