@@ -78,12 +78,9 @@ class OutOfMemory:
         )
 
 
-def explanation_of(records: RunRecords, reason: str, error: RunError | None) -> OomExplanation | None:
-    """The cause of this run's lack of memory, without new traces; None without `run.json`."""
-    run = records.run
-    if run is None:
-        return None
-    oom_run = OutOfMemory(
+def out_of_memory_of(records: RunRecords, run: RunFile, reason: str, error: RunError | None) -> OutOfMemory:
+    """Gather the records of `run`, which ran out of memory."""
+    return OutOfMemory(
         run,
         reason,
         error,
@@ -93,8 +90,15 @@ def explanation_of(records: RunRecords, reason: str, error: RunError | None) -> 
         records.tried,
         in_first_step=run.role not in WARM_ROLES and not any(records.steps.values()),
     )
+
+
+def explanation_of(records: RunRecords, reason: str, error: RunError | None) -> OomExplanation | None:
+    """The cause of this run's lack of memory, without new traces; None without `run.json`."""
+    run = records.run
+    if run is None:
+        return None
     try:
-        return oom_run.explained(models_of(run))
+        return out_of_memory_of(records, run, reason, error).explained(models_of(run))
     except Exception as problem:
         # A bug in the explanation must not cost the run its result.
         return OomExplanation(basis=f"could not be explained: {type(problem).__name__}: {problem}")
@@ -131,27 +135,26 @@ def explained_now(directory: Path, result: Result) -> Result:
 
 
 def trace_changes(
-    run: RunFile,
-    error: RunError | None,
+    oom_run: OutOfMemory,
     python: str | None = None,
     cancelled: threading.Event | None = None,
-    held_bytes: int | None = None,
     tracer: WarmTracer | None = None,
 ) -> Generator[int]:
     """Trace the run's model with each change of a knob, and with several changes if no single one is enough.
 
-    `held_bytes` are the bytes that the failed rank held. `tracer` is a tracing process to use.
+    `python` traces, None for the one that trained. `tracer` is a tracing process to use.
 
     Yields the number of remaining traces before each. Ends early once `cancelled` is set. Raises UserError when the
     training Python cannot be asked.
     """
+    run, error = oom_run.run, oom_run.error
     if run.script is not None:
         return
     spec, phase = spec_of_record(run), error.phase if error is not None else None
     python = python or run.python or None
     try:
         yield from _trace([spec, *candidates(spec, run.device, phase)], run, python, cancelled, tracer)
-        if not _is_cured(run, error, python, held_bytes):
+        if not _is_cured(oom_run, python):
             yield from _trace(combined(spec, run.device, phase), run, python, cancelled, tracer)
     except ScriptCancelled:
         return
@@ -177,9 +180,7 @@ def _trace(
             yield len(missing) - done
 
 
-def _is_cured(run: RunFile, error: RunError | None, python: str | None, held_bytes: int | None) -> bool:
+def _is_cured(oom_run: OutOfMemory, python: str | None) -> bool:
     """True if a known change fits, or if there is no limit to fit into."""
-    from trainfast_runner.memory.oom_explained import explain
-
-    explanation = explain(run, error, "", models_of(run, python), held_bytes=held_bytes)
+    explanation = oom_run.explained(models_of(oom_run.run, python))
     return explanation.limit_bytes is None or any(map(is_enough, explanation.changes))

@@ -74,6 +74,11 @@ def add_python(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--python", metavar="PATH", help="train with this Python, whatever torch it has")
 
 
+def add_cool_to(parser: argparse.ArgumentParser) -> None:
+    """Add `--cool-to`."""
+    parser.add_argument("--cool-to", type=finite, metavar="C", help="start each process when the GPUs are below C °C")
+
+
 def add_search_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the preset and the options of every search."""
     parser.add_argument("preset", metavar="PRESET", help="a name, NAME/VARIANT, or a path ending in .toml")
@@ -82,6 +87,6 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
         "--fresh", action="store_true", help="begin anew, without an unfinished search or anything of earlier ones"
     )
     add_wait(parser)
-    parser.add_argument("--cool-to", type=finite, metavar="C", help="start each process when the GPUs are below C °C")
+    add_cool_to(parser)
     add_python(parser)
     parser.add_argument("--json", action="store_true", help="print the answer as one JSON object, the last line")

@@ -14,7 +14,7 @@ from trainfast_runner.search.bench.report import MEASURED, markdown, measured, p
 from trainfast_runner.search.bench.variants import Bench, Outcome, Table, prepare, tabulate
 from trainfast_runner.settings import script_preset
 from trainfast_runner.settings.vary import read_vary
-from trainfast_tui.cli.arguments import add_python, add_settings, add_wait, finite, positive
+from trainfast_tui.cli.arguments import add_cool_to, add_python, add_settings, add_wait, finite, positive
 from trainfast_tui.cli.bench_file import WRITERS
 from trainfast_tui.cli.bench_rows import BenchRows
 from trainfast_tui.cli.exit_codes import HUNG_UP, INTERRUPTED
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cold", action="store_true", help="run every row in a process of its own, also where several can share one"
     )
     add_wait(parser)
-    parser.add_argument("--cool-to", type=finite, metavar="C", help="wait until the GPUs are below C degrees Celsius")
+    add_cool_to(parser)
     add_python(parser)
     parser.add_argument("--json", action="store_true", help="print {preset, baseline, rows[...]}")
 

@@ -21,7 +21,7 @@ from trainfast_runner.settings import script_preset
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.presets import preset_files
 from trainfast_runner.settings.spec import resolve
-from trainfast_tui.cli.arguments import add_python, add_settings, add_wait, finite, positive
+from trainfast_tui.cli.arguments import add_cool_to, add_python, add_settings, add_wait, positive
 from trainfast_tui.cli.exit_codes import HUNG_UP
 from trainfast_tui.cli.follow_run import follow
 from trainfast_tui.cli.output import print_json, print_line
@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--detach", action="store_true", help="print the run's id and leave it running")
     add_wait(parser)
-    parser.add_argument("--cool-to", type=finite, metavar="C", help="wait until the GPUs are below C degrees Celsius")
+    add_cool_to(parser)
     add_python(parser)
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object, the last line")
     parser.epilog = f"Knobs: {', '.join(BY_NAME)}."
@@ -158,16 +158,16 @@ def with_traced_changes(directory: Path, result: Result, python: str | None) -> 
     if result.state != "oom" or run is None or run.script is not None:
         return result
     from trainfast_runner.records.run_records import read_records
-    from trainfast_runner.results.explained_run import explained_now, held_bytes_of, trace_changes
+    from trainfast_runner.results.explained_run import explained_now, out_of_memory_of, trace_changes
 
-    held_bytes = held_bytes_of(read_records(directory), result.error)
+    oom_run = out_of_memory_of(read_records(directory), run, result.reason, result.error)
     cancelled = threading.Event()
     timer = threading.Timer(TRACES_WITHIN_S, cancelled.set)
     timer.daemon = True
     timer.start()
     try:
         with progress_when_slow("tracing which changes would make it fit…") as slow:
-            for left in trace_changes(run, result.error, python, cancelled, held_bytes):
+            for left in trace_changes(oom_run, python, cancelled):
                 slow.update(f"tracing which changes would make it fit, {left} to go…")
     except (UserError, KeyboardInterrupt):
         pass  # changes without a trace stay estimates

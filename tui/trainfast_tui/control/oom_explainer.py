@@ -81,9 +81,7 @@ class OomExplainer:
         assert oom_run is not None
         python = self._python or oom_run.run.python or None
         try:
-            for left in trace_changes(
-                oom_run.run, oom_run.error, python, cancelled, oom_run.held_bytes, self._tracer()
-            ):
+            for left in trace_changes(oom_run, python, cancelled, self._tracer()):
                 self._post(OomExplained(run.run_id, _explanation(oom_run, python), left))
         except (UserError, OSError):
             pass  # a change that cannot be traced stays an estimate

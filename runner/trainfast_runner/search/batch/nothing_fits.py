@@ -9,13 +9,11 @@ from contextlib import closing, suppress
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.memory.oom_explained import explain
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import OomExplanation, RunError
 from trainfast_runner.records.run_directory import read_result, read_run_file
-from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_records import read_records
-from trainfast_runner.results.explained_run import held_bytes_of, models_of, trace_changes
+from trainfast_runner.results.explained_run import OutOfMemory, held_bytes_of, models_of, trace_changes
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.state import BatchState
 from trainfast_runner.search.journal.batch import BatchEnded, Change, ConfirmationRun, Probe
@@ -33,15 +31,17 @@ def nothing_fits(
     if failed is None or run is None:
         return BatchEnded(state="nothing_fits", reason=why)
     phase = failed.phase if isinstance(failed, Probe) else None
-    single = msgspec.structs.replace(run, knobs={**run.knobs, "batch_size": 1}, predicted=None)
+    # Without its role: a probe gets no changes, because its search goes on.
+    single = msgspec.structs.replace(run, role=None, knobs={**run.knobs, "batch_size": 1}, predicted=None)
     result = read_result(home.directory(failed.run_id))
     rank = failed.rank if isinstance(failed, Probe) else None
     error = (result.error if result is not None else None) or RunError(rank=rank, phase=phase, message=failed.reason)
     held_bytes = failed.peak_allocated_bytes if isinstance(failed, Probe) else None
     if held_bytes is None and failed.batch_size == 1:
         held_bytes = held_bytes_of(read_records(home.directory(failed.run_id)), error)
-    _trace_changes(single, error, plan.python, held_bytes, raise_if_cancelled)
-    explained = explain(single, error, failed.reason, models_of(single, plan.python), held_bytes=held_bytes)
+    oom_run = OutOfMemory(single, failed.reason, error, held_bytes, host_bytes=None, events=())
+    _trace_changes(oom_run, plan.python, raise_if_cancelled)
+    explained = oom_run.explained(models_of(single, plan.python))
     missing = missing_bytes(explained, failed)
     changes = [
         Change(**msgspec.structs.asdict(change)) for change in explained.changes if "batch_size" not in change.settings
@@ -49,12 +49,10 @@ def nothing_fits(
     return BatchEnded(state="nothing_fits", reason=why, missing_bytes=missing, changes=changes)
 
 
-def _trace_changes(
-    run: RunFile, error: RunError, python: str, held_bytes: int | None, raise_if_cancelled: Callable[[], None]
-) -> None:
+def _trace_changes(oom_run: OutOfMemory, python: str, raise_if_cancelled: Callable[[], None]) -> None:
     """Trace the memory models of changes that may be enough."""
     deadline = time.monotonic() + TRACES_WITHIN_S
-    with suppress(UserError), closing(trace_changes(run, error, python, held_bytes=held_bytes)) as traces:
+    with suppress(UserError), closing(trace_changes(oom_run, python)) as traces:
         for _ in traces:
             raise_if_cancelled()
             if time.monotonic() > deadline:
