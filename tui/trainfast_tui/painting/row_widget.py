@@ -18,7 +18,7 @@ SegmentRows = list[list[Segment]]
 
 
 class Canvas(NamedTuple):
-    """The size and the colours for which rows were drawn."""
+    """The size and colours of the drawn rows."""
 
     width: int = 0
     height: int = 0

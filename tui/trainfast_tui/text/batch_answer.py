@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainfast_tui.text.format import count, duration, per_second, plain, size
 from trainfast_tui.text.memory import PHASE_WORDS
-from trainfast_tui.text.oom import change_options
+from trainfast_tui.text.oom import CLOSEST, change_options
 
 if TYPE_CHECKING:
     from trainfast_runner.search.batch.batch_follower import BatchSnapshot
@@ -96,7 +96,7 @@ def without_answer(directory: Path, ended: BatchEnded) -> list[str]:
     if ended.missing_bytes is not None:
         lines = [f"{ended.reason}: at least {size(ended.missing_bytes)} are missing"]
     if ended.changes and all(change.missing_bytes for change in ended.changes):
-        lines.append("no change of knobs is enough by the prediction; the closest:")
+        lines.append(CLOSEST)
     for change in ended.changes:
         doubt = ", not known to be enough" if change.predicted_bytes is None else ""
         costs = f"; speed: {change.costs}" if change.costs else ""

@@ -47,7 +47,7 @@ class DeviceRates:
         turns_ns = [self._grow_throttling(cause, before, now, began_ns, t_ns) for cause in CAUSES]
         turned_ns = next((turn_ns for turn_ns in turns_ns if turn_ns is not None), None)
         losses = working_clock_loss(before), working_clock_loss(now)
-        # Where throttling began or ended the clock jumped: each side has its own sample's loss, not their mean.
+        # The clock jumps when throttling begins or ends, so a mean of both samples would be wrong on either side.
         if turned_ns is None or None in losses:
             self.clock_loss.grow(t_ns, mean_of_ends(*losses))
         else:
