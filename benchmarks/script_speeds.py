@@ -4,20 +4,28 @@
 
 The scripts of `benchmarks/scripts` keep a clock of their own. The recorded steps are compared with that clock over the
 same steps: medians within 2 %. The speed under `run --` is at least 0.98 of the bare script's, by the same clock. The
-speed of a machine may change within seconds, so both sides of a pair run at once, each with all its processes on a core
-of its own, and change cores from pair to pair; steps count while both train.
+speed of a machine changes within seconds, so both sides of a pair live at once and take turns of a few seconds: all
+processes of the other side, the supervisor among them, are stopped meanwhile. Each turn is compared with the two of the
+other side around it. A process trains with one thread: two that share busy cores run ten times slower, at random.
 """
 
 import argparse
 import json
+import math
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
+
+import psutil
 
 if __name__ == "__main__":
     # As a script, Python looks for modules beside this file only.
@@ -37,26 +45,51 @@ ARGUMENTS = {
     "nanogpt_ddp": "",
 }
 """The command line of each script."""
+BARE, RUN = "bare", "run"
+SIDE = "SCRIPT_SPEEDS_SIDE"
+"""The variable that marks the processes of a side."""
+TURN_S, LEAST_STEPS = 3.0, 5
 SKIPPED = 5
 CLOCKS_PERCENT, SLOWEST = 2.0, 0.98
 
 
 def row(name: str, python: str, pairs: int) -> Row:
     """The steps, both clocks and the speed of one script."""
-    cores = sorted(os.sched_getaffinity(0))[:2]
     with tempfile.TemporaryDirectory() as folder:
-        both = [_pair(command(name, python), Path(folder), cores[:: (-1) ** pair]) for pair in range(pairs)]
-    counts = {(len(bare), len(own), len(ours)) for bare, own, ours in both}
-    clocks = [100 * (_median_s(ours) / _median_s(own) - 1) for _, own, ours in both]
-    speeds = [_speed(own, bare) for bare, own, _ in both]
-    clock, speed = statistics.median(clocks), statistics.median(speeds)
+        runs = [_pair(command(name, python), Path(folder)) for _ in range(pairs)]
+    counts = {(len(pair.bare), len(pair.own), len(pair.recorded)) for pair in runs}
+    clock = statistics.median(100 * (_median_s(pair.recorded) / _median_s(pair.own) - 1) for pair in runs)
+    speeds = sorted(ratio for pair in runs for ratio in pair.speeds())
+    speed, error = statistics.median(speeds), 1.25 * statistics.stdev(speeds) / math.sqrt(len(speeds))
     steps = " ".join("=".join(map(str, each)) for each in counts)
-    step_ms = 1e3 * statistics.median(_median_s(bare) for bare, _, _ in both)
-    shown = f"{steps} steps of {step_ms:.1f} ms, clocks {clock:+.2f} %, speed {speed:.3f}"
-    shown += f" ({min(speeds):.3f} to {max(speeds):.3f})"
+    step_ms = 1e3 * statistics.median(_median_s(pair.bare) for pair in runs)
+    measured = f"{steps} steps of {step_ms:.1f} ms, clocks {clock:+.2f} %"
+    measured += f", speed {speed:.3f} +-{2 * error:.3f} ({len(speeds)} turns)"
     alike = all(len(set(each)) == 1 for each in counts)
     held = alike and abs(clock) <= CLOCKS_PERCENT and speed >= SLOWEST
-    return name, shown, f"within {CLOCKS_PERCENT:g} %, >= {SLOWEST:g}", held
+    return name, measured, f"within {CLOCKS_PERCENT:g} %, >= {SLOWEST:g}", held
+
+
+@dataclass
+class Pair:
+    """A script's bare run beside one under `run --`; ends of steps and of turns are seconds of the monotonic clock."""
+
+    bare: list[float] = field(default_factory=list)
+    own: list[float] = field(default_factory=list)
+    """Under `run --`, by the script's own clock."""
+    recorded: list[float] = field(default_factory=list)
+    turns: list[tuple[str, float, float]] = field(default_factory=list)
+    """The side, the begin and the end of each turn."""
+
+    def speeds(self) -> list[float]:
+        """Speed under `run --` as a share of the bare speed, of each turn against those before and after it."""
+        ratios = []
+        step_s = [_step_s(self.bare if side == BARE else self.own, begin, end) for side, begin, end in self.turns]
+        for (side, *_), before, during, after in zip(self.turns[1:-1], step_s, step_s[1:], step_s[2:], strict=False):
+            if before and during and after:
+                ratio = math.sqrt(before * after) / during
+                ratios.append(1 / ratio if side == BARE else ratio)
+        return ratios
 
 
 def command(name: str, python: str) -> list[str]:
@@ -65,35 +98,55 @@ def command(name: str, python: str) -> list[str]:
     return [python, *launcher, str(SCRIPTS / f"{name}.py"), *ARGUMENTS[name].split()]
 
 
-def _pair(script: list[str], folder: Path, cores: list[int]) -> tuple[list[float], list[float], list[float]]:
-    """Ends of the steps in seconds: of the bare script, under `run --` by the script's own clock, and as recorded."""
-    home = folder / "home"
-    bare = _start(script, folder, cores[0])
-    run = _start([*as_installed.app(), "run", "--json", "--", *script], folder, cores[1], TRAINFAST_HOME=str(home))
-    bare_ends = _ends(_output(bare))
-    result = json.loads(_output(run).splitlines()[-1])
+def _pair(script: list[str], folder: Path) -> Pair:
+    """Run a script bare and under `run --`, in turns."""
+    home, pair = folder / "home", Pair()
+    sides = {
+        BARE: _start(script, folder, BARE),
+        RUN: _start([*as_installed.app(), "run", "--json", "--", *script], folder, RUN, TRAINFAST_HOME=str(home)),
+    }
+    outputs = {side: Path(folder, f"{side}.out") for side in sides}
+    while all(process.poll() is None for process in sides.values()):
+        for side, other in ((BARE, RUN), (RUN, BARE)):
+            _signal_all(other, signal.SIGSTOP)
+            _signal_all(side, signal.SIGCONT)
+            begin = time.monotonic()
+            time.sleep(TURN_S)
+            pair.turns.append((side, begin, time.monotonic()))
+    for side, process in sides.items():
+        _signal_all(side, signal.SIGCONT)
+        if process.wait():
+            sys.exit(f"{process.args!r} ended with exit code {process.returncode}\n{outputs[side].read_text()}")
+    pair.bare = _ends(outputs[BARE].read_text())
+    result = json.loads(outputs[RUN].read_text().splitlines()[-1])
     directory = home / "runs" / result["run_id"]
     records = [json.loads(line) for line in (directory / "steps.jsonl").read_text().splitlines()]
-    return bare_ends, _ends((directory / "output.log").read_text()), [record["t_ns"] / 1e9 for record in records]
+    pair.own = _ends((directory / "output.log").read_text())
+    pair.recorded = [record["t_ns"] / 1e9 for record in records]
+    return pair
 
 
-def _start(words: list[str], folder: Path, core: int, **more: str) -> subprocess.Popen[str]:
-    """Start a command on this core; a script's Trainer leaves its folder below `folder`."""
-    return subprocess.Popen(
-        ["taskset", "--cpu-list", str(core), *words],
-        env={**os.environ, **more},
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def _start(words: list[str], folder: Path, side: str, **more: str) -> subprocess.Popen[str]:
+    """Start a command of this side; a script's Trainer leaves its folder below `folder`."""
+    with open(folder / f"{side}.out", "w") as output:
+        return subprocess.Popen(
+            words,
+            env={**os.environ, **more, SIDE: side, "OMP_NUM_THREADS": "1"},
+            cwd=folder,
+            stdout=output,
+            stderr=None if side == RUN else output,
+            text=True,
+        )
 
 
-def _output(process: subprocess.Popen[str]) -> str:
-    out, err = process.communicate()
-    if process.returncode:
-        sys.exit(f"{process.args!r} ended with exit code {process.returncode}\n{err}")
-    return out
+def _signal_all(side: str, number: signal.Signals) -> None:
+    """Send a signal to every process of a side; the supervisor has left the tree of the command."""
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(SIDE) == side:
+                process.send_signal(number)
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            continue
 
 
 def _ends(output: str) -> list[float]:
@@ -107,12 +160,10 @@ def _median_s(ends: list[float]) -> float:
     return statistics.median(after - before for before, after in pairwise(ends[SKIPPED:]))
 
 
-def _speed(own: list[float], bare: list[float]) -> float:
-    """Steps a second of one side as a share of the other's, while both train."""
-    begin, end = max(own[SKIPPED], bare[SKIPPED]), min(own[-1], bare[-1])
-    during = [[each for each in side if begin <= each <= end] for side in (own, bare)]
-    own_rate, bare_rate = ((len(side) - 1) / (side[-1] - side[0]) for side in during)
-    return own_rate / bare_rate
+def _step_s(ends: Sequence[float], begin: float, end: float) -> float | None:
+    """The mean step of those that lie within a turn; None with fewer than `LEAST_STEPS`."""
+    during = [each for each in ends[SKIPPED:] if begin <= each <= end][1:]
+    return (during[-1] - during[0]) / (len(during) - 1) if len(during) > LEAST_STEPS else None
 
 
 def main() -> int:
