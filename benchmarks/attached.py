@@ -92,20 +92,20 @@ class Slowdown:
         return GPU_PERCENT if self.device != "cpu" else CPU_PERCENT_BEYOND_SHARE + self.share_percent
 
 
-def rows(found: Slowdown | None = None) -> list[Row]:
+def rows(slowdown: Slowdown | None = None) -> list[Row]:
     """The budget: what, measured, budget, held."""
-    one = found or measure()
-    allowed = one.allowed_percent
-    shown = "within" if one.high <= allowed else "beyond" if one.low > allowed else "on both sides of"
+    slowdown = slowdown or measure()
+    allowed = slowdown.allowed_percent
+    shown = "within" if slowdown.high <= allowed else "beyond" if slowdown.low > allowed else "on both sides of"
     words = (
-        f"{one.percent:+.2f} % (95 %: {one.low:+.2f} to {one.high:+.2f}, {shown} the bound; "
-        f"median step {one.median_step_percent:+.2f} %; the app's share {one.share_percent:.2f} %; "
-        f"others' {one.others_percent[0]:.1f} % without and {one.others_percent[1]:.1f} % with it"
-        f"{'' if one.is_quiet else ': too much to tell'})"
+        f"{slowdown.percent:+.2f} % (95 %: {slowdown.low:+.2f} to {slowdown.high:+.2f}, {shown} the bound; "
+        f"median step {slowdown.median_step_percent:+.2f} %; the app's share {slowdown.share_percent:.2f} %; "
+        f"others' {slowdown.others_percent[0]:.1f} % without and {slowdown.others_percent[1]:.1f} % with it"
+        f"{'' if slowdown.is_quiet else ': too much to tell'})"
     )
-    beyond = "" if one.device != "cpu" else f", {CPU_PERCENT_BEYOND_SHARE:g} % beyond its share"
-    what = f"a training on the {one.device} slowed by the app, {one.pairs} pairs"
-    return [(what, words, f"<= {allowed:.2f} %{beyond}", one.high <= allowed and one.is_quiet)]
+    beyond = "" if slowdown.device != "cpu" else f", {CPU_PERCENT_BEYOND_SHARE:g} % beyond its share"
+    what = f"a training on the {slowdown.device} slowed by the app, {slowdown.pairs} pairs"
+    return [(what, words, f"<= {allowed:.2f} %{beyond}", slowdown.high <= allowed and slowdown.is_quiet)]
 
 
 def measure(pairs: int = PAIRS, window_s: float = WINDOW_S, settings: Sequence[str] = SETTINGS) -> Slowdown:
@@ -118,8 +118,8 @@ def measure(pairs: int = PAIRS, window_s: float = WINDOW_S, settings: Sequence[s
         with live_run(APP, variables, wanted, steps=20) as directory, started(APP, env=variables) as app:
             app.read(time.monotonic() + FIRST_SETTLE_S)
             run = _Run(directory)
-            found = [_pair(app, run, window_s, app_first=bool(number % 2)) for number in range(pairs)]
-    return _slowdown(found, "GPU" if real_gpu else "cpu")
+            pairs_of_slices = [_pair(app, run, window_s, app_first=bool(number % 2)) for number in range(pairs)]
+    return _slowdown(pairs_of_slices, "GPU" if real_gpu else "cpu")
 
 
 class _Run:
@@ -150,14 +150,14 @@ class _Run:
 
 def _pair(app: Program, run: _Run, window_s: float, *, app_first: bool) -> list[Slice]:
     """Four slices, in the order asked for."""
-    found = []
+    slices = []
     # One suspension for slices in a row: stopped while it is still coming back, Textual ends the app.
-    for attached, alike in itertools.groupby(one != app_first for one in ORDER):
+    for attached, alike in itertools.groupby(first != app_first for first in ORDER):
         with contextlib.nullcontext() if attached else _suspended(app):
             for _ in alike:
                 app.read(time.monotonic() + SETTLE_S)
-                found.append(_slice(app, run, window_s, attached=attached))
-    return found
+                slices.append(_slice(app, run, window_s, attached=attached))
+    return slices
 
 
 @contextlib.contextmanager
@@ -191,18 +191,18 @@ def _slice(app: Program, run: _Run, window_s: float, *, attached: bool) -> Slice
 def _slowdown(pairs: Sequence[Sequence[Slice]], device: str) -> Slowdown:
     changes = [_change(pair, statistics.mean) for pair in pairs]
     low, high = _interval(changes)
-    slices = [one for pair in pairs for one in pair]
-    without, attached = ([one for one in slices if one.attached is wanted] for wanted in (False, True))
+    slices = [part for pair in pairs for part in pair]
+    without, attached = ([part for part in slices if part.attached is wanted] for wanted in (False, True))
     return Slowdown(
         pairs=len(pairs),
         percent=statistics.median(changes),
         low=low,
         high=high,
         median_step_percent=statistics.median(_change(pair, statistics.median) for pair in pairs),
-        share_percent=statistics.mean(one.app_percent for one in attached),
+        share_percent=statistics.mean(part.app_percent for part in attached),
         others_percent=(
-            statistics.mean(one.others_percent for one in without),
-            statistics.mean(one.others_percent for one in attached),
+            statistics.mean(part.others_percent for part in without),
+            statistics.mean(part.others_percent for part in attached),
         ),
         device=device,
     )
@@ -211,7 +211,7 @@ def _slowdown(pairs: Sequence[Sequence[Slice]], device: str) -> Slowdown:
 def _change(pair: Sequence[Slice], middle: Callable[[Sequence[float]], float]) -> float:
     """By what share a step of this pair is longer with the app, in percent."""
     without, attached = (
-        middle([ms for one in pair if one.attached is wanted for ms in one.steps_ms]) for wanted in (False, True)
+        middle([ms for part in pair if part.attached is wanted for ms in part.steps_ms]) for wanted in (False, True)
     )
     return 100 * (attached / without - 1)
 

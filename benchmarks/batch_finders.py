@@ -45,16 +45,16 @@ class Prepared:
         training = self.training
         training.strategy.optimizer.zero_grad(set_to_none=True)
         clock = self.worker["clock"].make_clock(training.device)
-        kept = self.worker["probing"].KeptSteps()
-        recorder = self.worker["recorder"].StepRecorder(clock, training.memory, kept, training.log)
+        kept_steps = self.worker["probing"].KeptSteps()
+        recorder = self.worker["recorder"].StepRecorder(clock, training.memory, kept_steps, training.log)
         knobs = replace(training.state.knobs, batch_size=batch_size, steps=steps)
         training.state.engine.train(knobs, self.batches(batch_size, steps), recorder)
 
     def batches(self, batch_size: int, steps: int) -> Iterator[Any]:
         """Micro-batches for so many steps."""
         knobs = replace(self.training.state.knobs, batch_size=batch_size, steps=steps, workers=0)
-        found: Iterator[Any] = self.worker["data.batches"].batches_of(self.training.samples, knobs, 0, 1)
-        return found
+        batches: Iterator[Any] = self.worker["data.batches"].batches_of(self.training.samples, knobs, 0, 1)
+        return batches
 
 
 def by_accelerate(prepared: Prepared, start: int, steps: int) -> dict[str, Any]:
@@ -68,8 +68,8 @@ def by_accelerate(prepared: Prepared, start: int, steps: int) -> dict[str, Any]:
         prepared.train(batch_size, steps)
         return batch_size
 
-    found = find_executable_batch_size(train, starting_batch_size=start)()
-    return {"batch_size": found, "trials": len(tried), "ooms": len(tried) - 1}
+    size = find_executable_batch_size(train, starting_batch_size=start)()
+    return {"batch_size": size, "trials": len(tried), "ooms": len(tried) - 1}
 
 
 def by_lightning(prepared: Prepared, start: int, steps: int) -> dict[str, Any]:
@@ -85,9 +85,9 @@ def by_lightning(prepared: Prepared, start: int, steps: int) -> dict[str, Any]:
     judge = batch_size_scaling.is_oom_error
 
     def judged(exception: BaseException) -> bool:
-        found = bool(judge(exception))
-        ooms.append(found)
-        return found
+        is_oom = bool(judge(exception))
+        ooms.append(is_oom)
+        return is_oom
 
     batch_size_scaling.is_oom_error = judged
 
@@ -131,12 +131,12 @@ def by_lightning(prepared: Prepared, start: int, steps: int) -> dict[str, Any]:
         accumulate_grad_batches=prepared.training.state.knobs.grad_accum,
         default_root_dir=tempfile.gettempdir(),
     )
-    found = Tuner(trainer).scale_batch_size(
+    size = Tuner(trainer).scale_batch_size(
         module, mode="binsearch", init_val=start, steps_per_trial=steps, max_trials=25
     )
     # It opens the loader once more than it trains for every size that it sets.
     trials = len([size for size, _ in itertools.groupby(tried)])
-    return {"batch_size": found, "trials": trials, "ooms": sum(ooms)}
+    return {"batch_size": size, "trials": trials, "ooms": sum(ooms)}
 
 
 FINDERS = {"accelerate": by_accelerate, "lightning": by_lightning}
@@ -146,14 +146,14 @@ def main() -> None:
     """Find, print, end without tearing anything down."""
     parser = argparse.ArgumentParser(description="One batch-size finder of another library.")
     parser.add_argument("which", choices=FINDERS)
-    parser.add_argument("asked", type=json.loads, help="JSON object: run, start, steps")
+    parser.add_argument("question", type=json.loads, help="JSON object: run, start, steps")
     options = parser.parse_args()
-    which, asked = options.which, options.asked
+    which, question = options.which, options.question
     with tempfile.TemporaryDirectory() as folder:
-        prepared = Prepared(Path(folder), asked["run"])
-        found = FINDERS[which](prepared, asked["start"], asked["steps"])
+        prepared = Prepared(Path(folder), question["run"])
+        answer = FINDERS[which](prepared, question["start"], question["steps"])
         prepared.training.memory.release()
-    print(json.dumps(found))
+    print(json.dumps(answer))
 
 
 if __name__ == "__main__":

@@ -68,8 +68,8 @@ MODELS: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Found:
-    """What one finder came to: the size, how it got there, its wall time in seconds with the proof, and how that ended.
+class FinderResult:
+    """The size that one finder found, its trials, its wall time in seconds with the proof, and how that proof ended.
 
     `refuted` has the sizes whose proof ran out of memory, each with the wall time in seconds until then. `missing` says
     why there is none.
@@ -92,16 +92,16 @@ class Row:
     model: str
     maximum: int
     exact: bool
-    found: tuple[Found, ...]
+    finders: tuple[FinderResult, ...]
 
     @property
-    def ours(self) -> Found:
+    def ours(self) -> FinderResult:
         """Of our search."""
-        return self.found[0]
+        return self.finders[0]
 
     def share_of(self, who: str) -> float | None:
         """Our wall time over another finder's; None where that did not run."""
-        other = next(one for one in self.found if one.who == who)
+        other = next(result for result in self.finders if result.who == who)
         return None if other.missing else self.ours.seconds / other.seconds
 
 
@@ -129,7 +129,7 @@ def measure(model: str, proof_steps: int) -> Row:
     return Row(model, maximum, exact, (ours, *others))
 
 
-def _ours(home: Home, preset: str, settings: list[str], proof_steps: int) -> tuple[dict[str, Any], Found]:
+def _ours(home: Home, preset: str, settings: list[str], proof_steps: int) -> tuple[dict[str, Any], FinderResult]:
     """`search max-batch` to its end, the prediction's trace and the proof in it."""
     argv = [sys.executable, "-m", "trainfast_tui.cli", "search", "max-batch", preset]
     argv += [word for setting in settings for word in ("--set", setting)]
@@ -145,14 +145,14 @@ def _ours(home: Home, preset: str, settings: list[str], proof_steps: int) -> tup
     lines = done.stdout.splitlines()
     report = json.loads(lines[-1]) if lines else {}
     if done.returncode != 0:
-        return report, Found("ours", missing=(done.stderr.strip().splitlines() or ["no words"])[-1])
+        return report, FinderResult("ours", missing=(done.stderr.strip().splitlines() or ["no words"])[-1])
     probes = [probe for probe in report["probes"] if probe["outcome"] != "void"]
     ooms = sum(probe["outcome"] == "oom" for probe in probes)
     proof = report["proofs"][-1]["state"]
-    return report, Found("ours", report["max_batch"], len(probes), ooms, seconds, proof)
+    return report, FinderResult("ours", report["max_batch"], len(probes), ooms, seconds, proof)
 
 
-def _another(who: str, plan: RunPlan, home: Home, start: int, proof_steps: int) -> Found:
+def _another(who: str, plan: RunPlan, home: Home, start: int, proof_steps: int) -> FinderResult:
     """Another library's finder in a process of its own, and then the proof."""
     path = os.pathsep.join([str(ROOT), *_path_of_lightning(who)])
     began = time.perf_counter()
@@ -160,23 +160,27 @@ def _another(who: str, plan: RunPlan, home: Home, start: int, proof_steps: int) 
     run = {"schema": 1, "run_id": "benchmark", "model": plan.spec.model, "data": plan.spec.data, "knobs": knobs}
     limits = list(plan.memory_limit_bytes or ())
     run |= {"device": "cpu", "world_size": 1, "memory_limit_bytes": limits, "cache_dir": str(cache_directory())}
-    asked = json.dumps({"run": {**run, "role": "probe", "search_id": "none"}, "start": start, "steps": STEPS_A_TRIAL})
+    question = json.dumps(
+        {"run": {**run, "role": "probe", "search_id": "none"}, "start": start, "steps": STEPS_A_TRIAL}
+    )
     done = subprocess.run(
-        [plan.python, "-m", "benchmarks.batch_finders", who, asked],
+        [plan.python, "-m", "benchmarks.batch_finders", who, question],
         env={**os.environ, **plan.env, "PYTHONPATH": path},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
     )
     lines = done.stdout.splitlines()
-    said = json.loads(lines[-1]) if done.returncode == 0 and lines else {}
-    if "batch_size" not in said:
-        return Found(who, missing=said.get("missing") or (done.stderr.strip().splitlines() or ["no words"])[-1][:200])
-    size, refuted = said["batch_size"], list[tuple[int, float]]()
+    answer = json.loads(lines[-1]) if done.returncode == 0 and lines else {}
+    if "batch_size" not in answer:
+        return FinderResult(
+            who, missing=answer.get("missing") or (done.stderr.strip().splitlines() or ["no words"])[-1][:200]
+        )
+    size, refuted = answer["batch_size"], list[tuple[int, float]]()
     while (proof := _cold(plan, home, size, proof_steps)) == "oom" and size > 1:
         refuted.append((size, time.perf_counter() - began))
         size = int(size * REDUCED_TO)
-    return Found(who, size, said["trials"], said["ooms"], time.perf_counter() - began, proof, tuple(refuted))
+    return FinderResult(who, size, answer["trials"], answer["ooms"], time.perf_counter() - began, proof, tuple(refuted))
 
 
 def _path_of_lightning(who: str) -> list[str]:
@@ -234,26 +238,28 @@ def _next_that_decides(report: dict[str, Any]) -> int:
 
 def lines(row: Row) -> list[str]:
     """A model's part of the table."""
-    said = [f"{row.model}: true maximum {row.maximum}, ours is {'exact' if row.exact else 'NOT EXACT'}"]
-    for one in row.found:
-        if one.missing:
-            said.append(f"  {one.who:<11} did not run: {one.missing}")
+    rows = [f"{row.model}: true maximum {row.maximum}, ours is {'exact' if row.exact else 'NOT EXACT'}"]
+    for result in row.finders:
+        if result.missing:
+            rows.append(f"  {result.who:<11} did not run: {result.missing}")
             continue
-        share = row.share_of(one.who) if one is not row.ours else None
+        share = row.share_of(result.who) if result is not row.ours else None
         words = "" if share is None else f"  ours took {share:.2f} of it{'' if share <= BUDGET else ', NOT HELD'}"
-        trials = f"{one.trials:>3} sizes, {one.ooms:>2} out of memory"
-        said.append(f"  {one.who:<11} {one.batch_size:>5}  {trials}  {one.seconds:7.1f} s  proof {one.proof}{words}")
-        for size, seconds in one.refuted:
+        trials = f"{result.trials:>3} sizes, {result.ooms:>2} out of memory"
+        rows.append(
+            f"  {result.who:<11} {result.batch_size:>5}  {trials}  {result.seconds:7.1f} s  proof {result.proof}{words}"
+        )
+        for size, seconds in result.refuted:
             share = row.ours.seconds / seconds
-            said.append(
+            rows.append(
                 f"  {'':<11} {size:>5}  ran out of memory in its proof at {seconds:.1f} s, ours took {share:.2f}"
             )
-    return said
+    return rows
 
 
 def holds(row: Row) -> bool:
     """Whether every bound is held on this model."""
-    shares = [row.share_of(one.who) for one in row.found[1:]]
+    shares = [row.share_of(result.who) for result in row.finders[1:]]
     fast = all(share is None or share <= BUDGET for share in shares)
     return row.exact and row.ours.trials <= MOST_PROBES and row.ours.ooms <= MOST_OOMS and fast
 
@@ -277,8 +283,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--models", help=f"some of: {'; '.join(MODELS)}; joined by ;")
     parser.add_argument("--proof-steps", type=int, default=3)
-    asked = parser.parse_args()
-    return 0 if print_table(asked.models.split(";") if asked.models else None, asked.proof_steps) else 1
+    options = parser.parse_args()
+    return 0 if print_table(options.models.split(";") if options.models else None, options.proof_steps) else 1
 
 
 if __name__ == "__main__":

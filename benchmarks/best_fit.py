@@ -58,7 +58,7 @@ class Score:
 
     def cells(self) -> list[str]:
         """Within 2 %, the 95th percentile and the worst."""
-        within = sum(one <= CLOSE for one in self.regrets)
+        within = sum(value <= CLOSE for value in self.regrets)
         p95, worst = percentile(self.regrets, 0.95), max(self.regrets)
         return [f"{within} of {len(self.regrets)}", f"{100 * p95:.2f} %", f"{100 * worst:.2f} %"]
 
@@ -79,22 +79,22 @@ class Replays:
 
     def add(self, terrain: Terrain, seed: int, names: Sequence[str]) -> None:
         """Replay one seed, and the other ways to search with the seconds its trials took."""
-        told = replay(terrain, seed)
+        replayed = replay(terrain, seed)
         whole = cold_grid_s(terrain)
         self.settings.append(len(terrain.truth))
         for score, number, seconds in (
-            (self.leader, told.leader, told.leader_s),
-            (self.answer, told.answer, told.seconds),
+            (self.leader, replayed.leader, replayed.leader_s),
+            (self.answer, replayed.answer, replayed.seconds),
         ):
             score.regrets.append(1.0 if number is None else regret(terrain, number))
             score.shares.append(seconds / whole)
-            score.starts.append(told.starts)
-        self.cold.append(sum(told.cold.values()))
-        self.roles.append(told.cold)
-        self.trials.append(_trials(told))
-        self.decisions_s += told.decisions_s
+            score.starts.append(replayed.starts)
+        self.cold.append(sum(replayed.cold.values()))
+        self.roles.append(replayed.cold)
+        self.trials.append(_trials(replayed))
+        self.decisions_s += replayed.decisions_s
         for name in names:
-            number = OTHERS[name](terrain, told.leader_s, seed)
+            number = OTHERS[name](terrain, replayed.leader_s, seed)
             score = self.others.setdefault(name, Score())
             score.regrets.append(1.0 if number is None or number not in terrain.truth else regret(terrain, number))
 
@@ -114,17 +114,17 @@ class Replays:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for row in rows:
             print("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-        means = {role: statistics.fmean(one[role] for one in self.roles) for role in self.roles[0]}
+        means = {role: statistics.fmean(counts[role] for counts in self.roles) for role in self.roles[0]}
         runs = ", ".join(f"{role} {mean:.1f}" for role, mean in means.items() if mean)
         print(f"  trials: median {statistics.median(self.trials):g}; runs in fresh processes: mean {runs}")
 
     def rows(self) -> list[Row]:
         """The budgets and whether they are held."""
-        close = sum(one <= CLOSE for one in self.answer.regrets)
+        close = sum(value <= CLOSE for value in self.answer.regrets)
         count = len(self.answer.regrets)
         needed = math.ceil(LEAST_CLOSE * count)
         regrets = 100 * percentile(self.answer.regrets, 0.95)
-        found: list[Row] = [
+        rows: list[Row] = [
             (f"{self.name}: within 2 % of the best", f"{close} of {count}", f">= {needed}", close >= needed),
             at_most(f"{self.name}: p95 regret", regrets, 2, "%", digits=2),
             at_most(f"{self.name}: runs in fresh processes, most", max(self.cold), 12, ""),
@@ -133,11 +133,11 @@ class Replays:
         small = [starts for starts, size in zip(self.leader.starts, self.settings, strict=True) if size < MANY]
         if large:
             share = 100 * percentile(large, 0.95)
-            found.append(at_most(f"{self.name}: p95 time of the leader, of the cold grid's", share, 10, "%", digits=1))
+            rows.append(at_most(f"{self.name}: p95 time of the leader, of the cold grid's", share, 10, "%", digits=1))
         if small:
             starts = percentile(small, 0.95)
-            found.append(at_most(f"{self.name}: p95 process starts of the leader", starts, 12, ""))
-        return found
+            rows.append(at_most(f"{self.name}: p95 process starts of the leader", starts, 12, ""))
+        return rows
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -193,17 +193,17 @@ def decision_s() -> tuple[float, float, float]:
     ]
     draw, before = random.Random(0), None
     last, last_cpu = deque[float](maxlen=DECISIONS), deque[float](maxlen=DECISIONS)
-    tried = draw.sample(range(DECISION_CANDIDATES), DECISION_TRIALS - 1)
-    for number in (0, *(one for one in tried if one)):
+    numbers = draw.sample(range(DECISION_CANDIDATES), DECISION_TRIALS - 1)
+    for number in (0, *filter(None, numbers)):
         ms = [100 * math.exp(draw.gauss(-terrain.truth[number], 0.01)) for _ in range(5)]
-        one = terrain.space.candidates[number]
+        candidate = terrain.space.candidates[number]
         lines.append(
             Trial(
                 candidate_number=number,
                 run_id="one",
                 outcome="measured",
                 warm=True,
-                samples_per_step=one.samples_per_step,
+                samples_per_step=candidate.samples_per_step,
                 step_ms=ms,
                 seconds=1.0,
             )
@@ -246,8 +246,8 @@ def large_space(count: int) -> Large:
     return Large("large", Space(candidates=candidates, baseline=0), truth)
 
 
-def _trials(told: Replayed) -> int:
-    return sum(isinstance(line, Trial) for line in told.lines)
+def _trials(replayed: Replayed) -> int:
+    return sum(isinstance(line, Trial) for line in replayed.lines)
 
 
 def _p95_percent(values: Sequence[float]) -> str:

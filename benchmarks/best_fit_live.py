@@ -49,16 +49,16 @@ def _searched(grid: Recorded, recipe: Recipe, home: Path, budget: str) -> list[R
     candidates = grid.space.candidates
     best = max(grid.truth, key=lambda number: grid.truth[number])
     began = time.monotonic()
-    found = _search(grid, recipe, home, budget)
+    answer = _search(grid, recipe, home, budget)
     seconds, whole = time.monotonic() - began, cold_grid_s(grid)
     took = (f"{grid.name}: time, of the cold grid's {whole:.0f} s", f"{seconds:.0f} s", "", True)
-    answer = found["best"]["knobs"]
-    number = next((place for place in grid.truth if candidates[place].knobs == answer), None)
+    knobs = answer["best"]["knobs"]
+    number = next((place for place in grid.truth if candidates[place].knobs == knobs), None)
     if number is not None and regret(grid, number) <= CLOSE:
         off = f"{100 * regret(grid, number):.2f} % off the recorded best"
         return [(f"{grid.name}: live answer", off, "<= 2 %", True), took]
-    noise = (found["within_percent"] or 0.0) / 100
-    gap, half = _beside(recipe, answer, candidates[best].knobs, home)
+    noise = (answer["within_percent"] or 0.0) / 100
+    gap, half = _beside(recipe, knobs, candidates[best].knobs, home)
     off = f"{100 * math.expm1(-gap):+.2f} % beside the recorded best, A B B A, +-{100 * half:.1f} %"
     return [(f"{grid.name}: live answer", off, ">= -2 % or the noise", gap <= max(CLOSE, noise, half)), took]
 
@@ -75,8 +75,8 @@ def _search(grid: Recorded, recipe: Recipe, home: Path, budget: str) -> dict[str
         stdout=subprocess.PIPE,
         check=True,
     )
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
 
 
 def _beside(recipe: Recipe, answer: Mapping[str, Any], best: Mapping[str, Any], folder: Path) -> tuple[float, float]:
@@ -84,10 +84,10 @@ def _beside(recipe: Recipe, answer: Mapping[str, Any], best: Mapping[str, Any], 
     spec, home = resolve(recipe.preset, recipe.settings), Home(folder).create()
     rates: dict[bool, list[float]] = {True: [], False: []}
     for is_best in (False, True, True, False):
-        one = candidate_spec(spec, {**(best if is_best else answer), "steps": RUN_STEPS})
-        result = wait_for_result(launch.start(plan_run(one), home), lambda: None)
+        candidate = candidate_spec(spec, {**(best if is_best else answer), "steps": RUN_STEPS})
+        result = wait_for_result(launch.start(plan_run(candidate), home), lambda: None)
         if result.throughput.samples_per_s.median is None:
             raise UserError(f"{result.run_id}: {result.reason}")
         rates[is_best].append(math.log(result.throughput.samples_per_s.median))
-    half = max(abs(one - other) for one, other in rates.values()) / 2
+    half = max(abs(candidate - second) for candidate, second in rates.values()) / 2
     return statistics.fmean(rates[True]) - statistics.fmean(rates[False]), half

@@ -38,8 +38,8 @@ class Tries:
 
     def rate(self, candidate: int, steps: int | None = None) -> float:
         """The ln samples/s of a setting, by so many steps or by the search's own rule. Raises OutOfTime."""
-        one = self.terrain.space.candidates[candidate]
-        key = process_key(one.process_knobs)
+        chosen = self.terrain.space.candidates[candidate]
+        key = process_key(chosen.process_knobs)
         if self._process is None or key != self._key:
             self._process, self._key = self.terrain.process(candidate, self.seed), key
             self._spend(self._process.start_s)
@@ -52,7 +52,7 @@ class Tries:
         while rule.judge(taken) == "more":
             taken.append(next(drawn))
             self._spend(taken[-1] / 1000)
-        self.rates[candidate] = math.log(1000 * one.samples_per_step / statistics.median(taken))
+        self.rates[candidate] = math.log(1000 * chosen.samples_per_step / statistics.median(taken))
         return self.rates[candidate]
 
     @property
@@ -136,14 +136,14 @@ def tree_parzen(terrain: Terrain, budget_s: float, seed: int) -> int | None:
     study.enqueue_trial({name: first[name] for name in names})
     try:
         for _ in range(MOST_ASKED):
-            asked = study.ask()
-            chosen = tuple(asked.suggest_categorical(name, values[name]) for name in names)
+            trial = study.ask()
+            chosen = tuple(trial.suggest_categorical(name, values[name]) for name in names)
             number = numbers.get(chosen)
             if number is None or number not in terrain.truth:
-                study.tell(asked, state=optuna.trial.TrialState.PRUNED)
+                study.tell(trial, state=optuna.trial.TrialState.PRUNED)
             else:
                 # A setting that was tried costs nothing the second time.
-                study.tell(asked, tries.rates[number] if number in tries.rates else tries.rate(number))
+                study.tell(trial, tries.rates[number] if number in tries.rates else tries.rate(number))
     except OutOfTime:
         pass
     return tries.best

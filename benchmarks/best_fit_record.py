@@ -152,9 +152,9 @@ def space_of(spec: RunSpec, recipe: Recipe) -> Space:
     plan = plan_run(spec)
     machine = detect_machine(plan.versions, plan.python)
 
-    def refuse(one: RunSpec) -> UserError | None:
+    def refuse(candidate: RunSpec) -> UserError | None:
         try:
-            plan_run(one)
+            plan_run(candidate)
         except UserError as problem:
             return problem
         return None
@@ -162,8 +162,10 @@ def space_of(spec: RunSpec, recipe: Recipe) -> Space:
     size = default_global_batch(spec, machine)
     vary, _ = vary_of(spec, recipe.vary, machine, size, refuse)
     space = enumerate_space(spec, machine, vary, size, refuse)
-    kept = [one for one in space.candidates if recipe.records(one.knobs)]
-    return Space(candidates=kept, baseline=kept.index(space.candidates[space.baseline]), dropped=space.dropped)
+    candidates = [candidate for candidate in space.candidates if recipe.records(candidate.knobs)]
+    return Space(
+        candidates=candidates, baseline=candidates.index(space.candidates[space.baseline]), dropped=space.dropped
+    )
 
 
 def _begin(recipe: Recipe, space: Space) -> dict[str, Any]:
@@ -176,13 +178,13 @@ def _begin(recipe: Recipe, space: Space) -> dict[str, Any]:
         "baseline": space.baseline,
         "candidates": [
             {
-                "knobs": one.knobs,
-                "process": one.process_knobs,
-                "samples_per_step": one.samples_per_step,
-                "ruled_out": one.ruled_out,
-                "reason": one.reason,
+                "knobs": candidate.knobs,
+                "process": candidate.process_knobs,
+                "samples_per_step": candidate.samples_per_step,
+                "ruled_out": candidate.ruled_out,
+                "reason": candidate.reason,
             }
-            for one in space.candidates
+            for candidate in space.candidates
         ],
         "visits": [],
     }
@@ -203,7 +205,7 @@ class _Recorder:
         order.shuffle(visits)
         for place, (key, members) in enumerate(visits):
             process = dict(key)
-            settings = [one for one in members if self._space.candidates[one].ruled_out is None]
+            settings = [member for member in members if self._space.candidates[member].ruled_out is None]
             if not settings or _is_recorded(recorded, number, process):
                 continue
             order.shuffle(settings)
@@ -301,7 +303,7 @@ def _steps_of_a_round(trial: Mapping[str, Any]) -> int:
 
 
 def _is_recorded(visits: Sequence[Mapping[str, Any]], number: int, process: Mapping[str, Any]) -> bool:
-    return any(one["pass"] == number and one["process"] == process for one in visits)
+    return any(visit["pass"] == number and visit["process"] == process for visit in visits)
 
 
 def _write(path: Path, grid: Mapping[str, Any]) -> None:

@@ -45,7 +45,7 @@ class Replayed:
     starts: int = 0
     cold: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ROLES, 0))
     decisions_s: list[float] = field(default_factory=list)
-    found: BestAnswer | None = None
+    best_answer: BestAnswer | None = None
     stopped_because: str = ""
     lines: list[BestLine] = field(default_factory=list)
 
@@ -65,31 +65,31 @@ class FakeConductor:
 
     def run(self, most_decisions: int = MOST_DECISIONS) -> Replayed:
         """Conduct to the end, or for so many decisions, after which everything of this process is forgotten."""
-        told = Replayed(lines=self.lines)
+        replayed = Replayed(lines=self.lines)
         for _ in range(most_decisions):
             began = time.perf_counter()
             decision = self.next()
-            told.decisions_s.append(time.perf_counter() - began)
+            replayed.decisions_s.append(time.perf_counter() - began)
             if decision.step.action == "end":
                 break
             if decision.step.action == "trial":
                 self.trial(decision)
-                told.leader_s = self.spent_s
+                replayed.leader_s = self.spent_s
             else:
                 self.cold_run(decision)
         else:
-            return told
+            return replayed
         assert self.latest is not None
-        told.stopped_because = decision.step.why
-        told.leader, told.seconds = self.latest.leader, self.spent_s
-        told.found = answer_of(self.latest)
-        told.answer = told.found.best if told.found is not None else None
-        told.starts = sum(isinstance(line, Visited) for line in self.lines)
+        replayed.stopped_because = decision.step.why
+        replayed.leader, replayed.seconds = self.latest.leader, self.spent_s
+        replayed.best_answer = answer_of(self.latest)
+        replayed.answer = replayed.best_answer.best if replayed.best_answer is not None else None
+        replayed.starts = sum(isinstance(line, Visited) for line in self.lines)
         for line in self.lines:
             if isinstance(line, ColdRun):
-                told.cold[line.role] += 1
-        assert told.leader is None or told.answer == ColdRanking(self.latest).answer
-        return told
+                replayed.cold[line.role] += 1
+        assert replayed.leader is None or replayed.answer == ColdRanking(self.latest).answer
+        return replayed
 
     def next(self) -> BestDecision:
         """Decide the next step."""
@@ -175,8 +175,8 @@ def question(
     """The question that a space is searched for."""
     baseline = space.candidates[space.baseline]
     vary: dict[str, list[object]] = {}
-    for one in space.candidates:
-        for name, value in one.knobs.items():
+    for candidate in space.candidates:
+        for name, value in candidate.knobs.items():
             values = vary.setdefault(name, [])
             if value not in values:
                 values.append(value)
@@ -199,6 +199,6 @@ def question(
     )
 
 
-def replay(terrain: Terrain, seed: int, asked: BestQuestion | None = None) -> Replayed:
+def replay(terrain: Terrain, seed: int, search_question: BestQuestion | None = None) -> Replayed:
     """Search a space once."""
-    return FakeConductor(terrain, asked or question(terrain.name, terrain.space), seed).run()
+    return FakeConductor(terrain, search_question or question(terrain.name, terrain.space), seed).run()

@@ -57,19 +57,19 @@ def regret(terrain: Terrain, candidate: int) -> float:
 def cold_grid_s(terrain: Terrain) -> float:
     """Seconds that every setting takes in a process of its own, with `COLD_STEPS` timed steps."""
     seed, total = random.Random(0), 0.0
-    for number, one in enumerate(terrain.space.candidates):
+    for number, candidate in enumerate(terrain.space.candidates):
         if number in terrain.truth:
-            step_s = one.samples_per_step / math.exp(terrain.truth[number])
+            step_s = candidate.samples_per_step / math.exp(terrain.truth[number])
             total += terrain.process(number, seed).start_s + (UNTIMED + COLD_STEPS) * step_s
     return total
 
 
 def groups(space: Space) -> dict[tuple[tuple[str, object], ...], list[int]]:
     """The candidates of each process."""
-    found: dict[tuple[tuple[str, object], ...], list[int]] = {}
-    for number, one in enumerate(space.candidates):
-        found.setdefault(process_key(one.process_knobs), []).append(number)
-    return found
+    members: dict[tuple[tuple[str, object], ...], list[int]] = {}
+    for number, candidate in enumerate(space.candidates):
+        members.setdefault(process_key(candidate.process_knobs), []).append(number)
+    return members
 
 
 class Synthetic:
@@ -111,7 +111,7 @@ class Synthetic:
                     samples_per_step=self._global_batch,
                 )
             )
-        needed = [self._bytes(one.knobs) for one in candidates]
+        needed = [self._bytes(candidate.knobs) for candidate in candidates]
         limit = sorted(needed)[int(draw.uniform(0.75, 1.0) * (len(needed) - 1))]
         for place, size in enumerate(needed):
             out = "too_large" if size > limit else None
@@ -128,8 +128,8 @@ class Synthetic:
         preset = {name: values[0] for name, values in vary.items()} | {"batch_size": min(8, self._global_batch)}
         baseline = next(
             number
-            for number, one in enumerate(candidates)
-            if all(one.knobs[name] == value for name, value in preset.items())
+            for number, candidate in enumerate(candidates)
+            if all(candidate.knobs[name] == value for name, value in preset.items())
         )
         if baseline not in self.truth:
             baseline = next(iter(self.truth))
@@ -137,8 +137,8 @@ class Synthetic:
 
     def process(self, candidate: int, seed: random.Random, cold: bool = False) -> Process:
         """A process with its own visit effect; a fresh one is a little off its warm figures, too."""
-        one = self.space.candidates[candidate]
-        start = self._start_s + (self._compile_s if one.knobs["compile"] != "off" else 0.0)
+        chosen = self.space.candidates[candidate]
+        start = self._start_s + (self._compile_s if chosen.knobs["compile"] != "off" else 0.0)
         shift = seed.gauss(0, self._visit) + (self._cold_gap + seed.gauss(0, 0.003) if cold else 0.0)
         return _Drawn(self, start * seed.uniform(0.9, 1.1), shift, seed)
 
@@ -235,13 +235,13 @@ class Recorded:
         self.name = path.stem
         candidates = [
             Candidate(
-                knobs=one["knobs"],
-                process_knobs=one["process"],
-                samples_per_step=one["samples_per_step"],
-                ruled_out=one["ruled_out"],
-                reason=one["reason"],
+                knobs=fields["knobs"],
+                process_knobs=fields["process"],
+                samples_per_step=fields["samples_per_step"],
+                ruled_out=fields["ruled_out"],
+                reason=fields["reason"],
             )
-            for one in stored["candidates"]
+            for fields in stored["candidates"]
         ]
         self.space = Space(candidates=candidates, baseline=stored["baseline"])
         self._visits: list[dict[str, Any]] = stored["visits"]
@@ -272,8 +272,8 @@ class Recorded:
 
     def process(self, candidate: int, seed: random.Random, cold: bool = False) -> Process:
         """One of the recorded visits of the candidate's process that tried it."""
-        of = [one for one in self._visits if any(trial["candidate"] == candidate for trial in one["trials"])]
-        return _Replayed(seed.choice(of), self, seed)
+        visits = [visit for visit in self._visits if any(trial["candidate"] == candidate for trial in visit["trials"])]
+        return _Replayed(seed.choice(visits), self, seed)
 
 
 def _steps_of(visit: Mapping[str, Any], anchor_ms: float) -> dict[int, list[float]]:
@@ -301,8 +301,8 @@ class _Replayed:
     def steps(self, candidate: int) -> Iterator[float]:
         steps = self._steps.get(candidate)
         if steps is None:
-            one = self._grid.space.candidates[candidate]
-            steps = [1000 * one.samples_per_step / math.exp(self._grid.truth[candidate])]
+            setting = self._grid.space.candidates[candidate]
+            steps = [1000 * setting.samples_per_step / math.exp(self._grid.truth[candidate])]
         begin = self._seed.randrange(len(steps))
         # In their order, because a machine's slow moments follow each other.
         yield from itertools.chain(steps[begin:], itertools.cycle(steps))

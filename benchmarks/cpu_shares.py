@@ -38,14 +38,14 @@ def shares(environment: Mapping[str, str], seconds: float = 30.0) -> dict[str, f
         command = [sys.executable, "-m", "benchmarks.cpu_shares", "--inside", str(report), "--seconds", str(seconds)]
         home = str(Path(__file__).resolve().parents[1])
         measure(command, seconds=seconds + 3, settle=SETTLE_S, keys=[(1.0, "m")], env=dict(environment), cwd=home)
-        found: dict[str, float] = json.loads(report.read_text())
-    return found
+        shares: dict[str, float] = json.loads(report.read_text())
+    return shares
 
 
-def words(found: Mapping[str, float]) -> str:
+def words(shares: Mapping[str, float]) -> str:
     """A line for each."""
-    lines = [f"  {percent:5.2f} %  {name}" for name, percent in found.items()]
-    return "\n".join(["where the CPU goes, of a core:", *lines, f"  {sum(found.values()):5.2f} %  all of it"])
+    lines = [f"  {percent:5.2f} %  {name}" for name, percent in shares.items()]
+    return "\n".join(["where the CPU goes, of a core:", *lines, f"  {sum(shares.values()):5.2f} %  all of it"])
 
 
 class _Clock:

@@ -50,8 +50,8 @@ class Kept:
 
     def take(self) -> list[float]:
         """The times of the block that ended, in ms."""
-        found, self.step_ms = self.step_ms, []
-        return found
+        block, self.step_ms = self.step_ms, []
+        return block
 
 
 def measure(pairs: int = 20) -> Race:
@@ -74,7 +74,7 @@ def measure(pairs: int = 20) -> Race:
                 blocks[place].append([1000 * samples / step_ms for step_ms in log.take()])
     native, trainer = (each[1:] for each in blocks)
     low, _, high = statistics.quantiles(
-        (statistics.median(one) / statistics.median(other) for one, other in zip(native, trainer, strict=True)), n=4
+        (statistics.median(ours) / statistics.median(theirs) for ours, theirs in zip(native, trainer, strict=True)), n=4
     )
     rates = [statistics.median(rate for block in each for rate in block) for each in (native, trainer)]
     return Race(pairs, rates[0], rates[1], rates[0] / rates[1], (low, high))

@@ -57,7 +57,7 @@ class Bench:
 
     def trained(self, settings: list[str]) -> tuple[str, float]:
         """A run's id and samples/s; scripts that start after it find its model in their environment."""
-        result = self.json("run", *RUN, *(word for one in settings for word in ("--set", one)))
+        result = self.json("run", *RUN, *(word for setting in settings for word in ("--set", setting)))
         run = json.loads((self.folder / "home" / "runs" / result["run_id"] / "run.json").read_text())
         model = {name: value for name, value in run["model"].items() if name != "family"}
         knobs = run["knobs"]
@@ -100,7 +100,7 @@ def row(bench: Bench, form: str, rounds: int) -> Row:
         exports += [bench.proved(run_id, form), bench.proved(run_id, form)]
         runs += [speed, bench.trained(ENGINES[form])[1]]
     ratio = statistics.median(exports) / statistics.median(runs)
-    a, b = (", ".join(f"{one:.1f}" for one in each) for each in (runs, exports))
+    a, b = (", ".join(f"{rate:.1f}" for rate in each) for each in (runs, exports))
     shown = f"{ratio:.3f} (samples/s as exported {b}; the run {a})"
     return form, shown, f"{BUDGET[0]:g} to {BUDGET[1]:g}", BUDGET[0] <= ratio <= BUDGET[1]
 

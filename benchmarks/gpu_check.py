@@ -45,24 +45,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("-o", "--output", default=".", metavar="DIRECTORY", help="where NAME.json goes")
     parser.add_argument("command", nargs="+", metavar="ARGUMENT", help="what Python is given")
     options = parser.parse_args(arguments)
-    found: dict[str, Any] = {
+    report: dict[str, Any] = {
         "check": options.name,
         "command": ["python", *options.command],
         "expected_exit_code": options.expect,
         "devices": devices(),
         "versions": {"python": sys.version.split()[0], **{package: version(package) for package in PACKAGES}},
     }
-    why_not = why_left_out(options.needs, options.gpus, found["devices"])
+    why_not = why_left_out(options.needs, options.gpus, report["devices"])
     if why_not is not None:
-        found |= {"left_out": why_not}
-        passed, said = True, f"left out: {found['left_out']}"
+        report |= {"left_out": why_not}
+        passed, remark = True, f"left out: {report['left_out']}"
     else:
-        found |= run([sys.executable, *options.command], options.limit)
-        passed = found["exit_code"] == options.expect and not found["timed_out"]
-        said = "" if passed else _what_went_wrong(found)
-    Path(options.output, f"{options.name}.json").write_text(json.dumps(found, indent=1) + "\n")
-    took = f"{found['seconds']:5.0f} s" if "seconds" in found else "    – s"
-    print(f"{'ok  ' if passed else 'FAIL'}  {took}  {options.name}{f': {said}' if said else ''}", flush=True)
+        report |= run([sys.executable, *options.command], options.limit)
+        passed = report["exit_code"] == options.expect and not report["timed_out"]
+        remark = "" if passed else _what_went_wrong(report)
+    Path(options.output, f"{options.name}.json").write_text(json.dumps(report, indent=1) + "\n")
+    took = f"{report['seconds']:5.0f} s" if "seconds" in report else "    – s"
+    print(f"{'ok  ' if passed else 'FAIL'}  {took}  {options.name}{f': {remark}' if remark else ''}", flush=True)
     return 0 if passed else 1
 
 
@@ -140,12 +140,12 @@ def _as_json(text: str) -> Any:
     return None
 
 
-def _what_went_wrong(found: dict[str, Any]) -> str:
-    if found["timed_out"]:
-        return f"did not end in time, exit code {found['exit_code']}"
-    output = found["output"] if isinstance(found["output"], dict) else {}
-    said = (output.get("error") or {}).get("message") or output.get("reason") or "".join(found["stderr_tail"][-1:])
-    return f"exit code {found['exit_code']}, not {found['expected_exit_code']}: {str(said)[:200]}"
+def _what_went_wrong(report: dict[str, Any]) -> str:
+    if report["timed_out"]:
+        return f"did not end in time, exit code {report['exit_code']}"
+    output = report["output"] if isinstance(report["output"], dict) else {}
+    message = (output.get("error") or {}).get("message") or output.get("reason") or "".join(report["stderr_tail"][-1:])
+    return f"exit code {report['exit_code']}, not {report['expected_exit_code']}: {str(message)[:200]}"
 
 
 if __name__ == "__main__":

@@ -26,15 +26,15 @@ def main() -> int:
     parser.add_argument(
         "--quick", action="store_true", help=f"{QUICK_PRESETS} presets, and for the search one model: {QUICK_MODEL}"
     )
-    asked = parser.parse_args()
+    options = parser.parse_args()
     # After the parser: --help needs none of what they import.
     from benchmarks import batch_search, memory_prediction
 
     held = True
-    if asked.only != "search":
-        held &= timed("prediction", partial(memory_prediction.print_tables, QUICK_PRESETS if asked.quick else None))
-    if asked.only != "prediction":
-        held &= timed("search", partial(batch_search.print_table, [QUICK_MODEL] if asked.quick else None))
+    if options.only != "search":
+        held &= timed("prediction", partial(memory_prediction.print_tables, QUICK_PRESETS if options.quick else None))
+    if options.only != "prediction":
+        held &= timed("search", partial(batch_search.print_table, [QUICK_MODEL] if options.quick else None))
     return 0 if held else 1
 
 

@@ -169,10 +169,10 @@ def speed_rows() -> Iterator[Row]:
     again_s = []
     for batch in (8, 16, 32):
         began = time.monotonic()
-        found = cached_model(spec)
-        assert found == model
-        found.predict(replace(spec, knobs={**spec.knobs, "batch_size": batch}))
-        found.max_batch(spec, 1, 24 << 30)
+        cached = cached_model(spec)
+        assert cached == model
+        cached.predict(replace(spec, knobs={**spec.knobs, "batch_size": batch}))
+        cached.max_batch(spec, 1, 24 << 30)
         again_s.append(time.monotonic() - began)
     again_ms = 1000 * max(again_s)
     yield "after a knob", f"{again_ms:.1f} ms", f"{AFTER_A_KNOB_MS:.0f} ms", "", again_ms <= AFTER_A_KNOB_MS
@@ -223,8 +223,11 @@ def print_tables(some: int | None = None) -> bool:
         ),
     ):
         print(f"\n{title}")
-        for what, one, other, difference, within in rows:
-            print(f"  {what:34}{one:>14}{other:>14}{difference:>10}  {'held' if within else 'NOT HELD'}", flush=True)
+        for what, predicted, measured, difference, within in rows:
+            print(
+                f"  {what:34}{predicted:>14}{measured:>14}{difference:>10}  {'held' if within else 'NOT HELD'}",
+                flush=True,
+            )
             held &= within
     return held
 

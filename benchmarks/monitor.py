@@ -105,16 +105,16 @@ def ours(environment: Mapping[str, str], seconds: float) -> Measurement:
 
 def side_by_side(environment: Mapping[str, str], seconds: float) -> tuple[dict[str, Measurement], dict[str, str]]:
     """Every program's figures, and why a program has none."""
-    found = {"trainfast-tui, m": ours(environment, seconds)}
+    measurements = {"trainfast-tui, m": ours(environment, seconds)}
     absent: dict[str, str] = {}
     for rival in RIVALS:
         try:
-            found[rival.name] = measure(
+            measurements[rival.name] = measure(
                 [*installed(rival), *rival.arguments], seconds=seconds, settle=4, env=dict(environment)
             )
         except (Ended, OSError, subprocess.SubprocessError) as error:
             absent[rival.name] = str(error).splitlines()[0][:200]
-    return found, absent
+    return measurements, absent
 
 
 def installed(rival: Rival) -> list[str]:
@@ -144,12 +144,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         environment = dict(os.environ) if options.real else sampler_cost.stand_in(Path(folder))
         environment["TRAINFAST_HOME"] = str(Path(folder) / "home")
-        found, absent = side_by_side(environment, options.seconds)
-        print(table(found))
+        measurements, absent = side_by_side(environment, options.seconds)
+        print(table(measurements))
         for name, why in absent.items():
             print(f"{name}: not run: {why}")
         print(cpu_shares.words(cpu_shares.shares(environment, options.seconds)))
-        lines = budgets(found["trainfast-tui, m"])
+        lines = budgets(measurements["trainfast-tui, m"])
         if not options.real:
             lines += under_throttling(Path(folder), options.seconds)
         lines += sampler_cost.rows(sampler_cost.measure(options.seconds, real=options.real, environment=environment))

@@ -79,7 +79,7 @@ def examine(seconds: float) -> Json:
             devices.append(_device(index))
         except nv.NVMLError as error:
             silent[str(index)] = str(error)
-    found: Json = {
+    report: Json = {
         "driver": nv.nvmlSystemGetDriverVersion(),
         "nvml": nv.nvmlSystemGetNVMLVersion(),
         "binding": version("nvidia-ml-py"),
@@ -98,12 +98,12 @@ def examine(seconds: float) -> Json:
         "idle": _situation(devices, seconds),
     }
     with _load() as why_not:
-        found["load_missing"] = why_not
-        found["loaded"] = None if why_not is not None else _situation(devices, seconds)
-    for gpu, device in zip(found["gpus"], devices, strict=True):
+        report["load_missing"] = why_not
+        report["loaded"] = None if why_not is not None else _situation(devices, seconds)
+    for gpu, device in zip(report["gpus"], devices, strict=True):
         gpu["absent_in_the_end"] = device.absent
     nv.nvmlShutdown()
-    return found
+    return report
 
 
 def _device(index: int) -> Device:
@@ -142,9 +142,9 @@ def _latencies(device: Device) -> Json:
     }
     calls["field batch of a tick"] = lambda: device.batch.read(nv, device.handle, sparse=False)
     calls["field batch with the sparse ones"] = lambda: device.batch.read(nv, device.handle, sparse=True)
-    for one in FIELDS:
-        calls[f"field {one.number} alone"] = lambda one=one: nv.nvmlDeviceGetFieldValues(  # type: ignore[misc]
-            device.handle, [(one.number, one.scope)]
+    for field in FIELDS:
+        calls[f"field {field.number} alone"] = lambda field=field: nv.nvmlDeviceGetFieldValues(  # type: ignore[misc]
+            device.handle, [(field.number, field.scope)]
         )
     calls["avoided: nvmlDeviceGetPcieThroughput"] = lambda: nv.nvmlDeviceGetPcieThroughput(device.handle, 0)
     calls["avoided: nvmlDeviceGetGraphicsRunningProcesses"] = lambda: nv.nvmlDeviceGetGraphicsRunningProcesses(

@@ -95,14 +95,14 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=6)
     parser.add_argument("--only", nargs="+", choices=PRESETS, default=list(PRESETS))
     parser.add_argument("--beside", nargs="+", choices=("quiet", "busy"), default=["quiet", "busy"])
-    asked = parser.parse_args()
+    options = parser.parse_args()
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     status = 0
     with tempfile.TemporaryDirectory() as folder:
         draw_pictures(Path(folder) / "pictures")
-        for beside in asked.beside:
-            for name in asked.only:
-                status = max(status, check(name, Path(folder), asked.pairs, is_busy=beside == "busy"))
+        for beside in options.beside:
+            for name in options.only:
+                status = max(status, check(name, Path(folder), options.pairs, is_busy=beside == "busy"))
     return status
 
 
@@ -115,7 +115,7 @@ def check(name: str, folder: Path, pairs: int, *, is_busy: bool) -> int:
     ours: list[float] = []
     plain: list[float] = []
     disturbed: list[float] = []
-    kept = None
+    ordinary_rate = None
     with busy_core() if is_busy else nothing():
         run_once(preset, environment)  # Fills caches: the tokenizer and what the first start compiles.
         while len(ours) < pairs and len(disturbed) <= pairs:
@@ -133,12 +133,12 @@ def check(name: str, folder: Path, pairs: int, *, is_busy: bool) -> int:
         print(f"{name:12} no verdict: not quiet, others took {taken} % of a core", flush=True)
         return 2
     if not is_busy and statistics.median(ours) > FAST_RATIO * statistics.median(plain):
-        kept, _ = plain_once(preset, {**environment, **ORDINARY})
-    ratios = [one / other for one, other in zip(ours, plain, strict=True)]
+        ordinary_rate, _ = plain_once(preset, {**environment, **ORDINARY})
+    ratios = [run / loop for run, loop in zip(ours, plain, strict=True)]
     ratio, least = statistics.median(ratios), BUSY_RATIO if is_busy else QUIET_RATIO
     verdict = "held" if ratio >= least else "NOT HELD"
-    if kept is not None:
-        verdict += f" (faster by our malloc thresholds: with them the plain loop makes {kept:.1f})"
+    if ordinary_rate is not None:
+        verdict += f" (faster by our malloc thresholds: with them the plain loop makes {ordinary_rate:.1f})"
     if disturbed:
         verdict += f" ({len(disturbed)} disturbed pairs run again)"
     where = "beside a busy core" if is_busy else "quiet"
@@ -174,8 +174,8 @@ def run_once(preset: Path, environment: Mapping[str, str]) -> tuple[float, float
 def plain_once(preset: Path, environment: Mapping[str, str]) -> tuple[float, float]:
     """Samples/s of the plain loop, and the cores that others took meanwhile."""
     command = [sys.executable, str(PLAIN_LOOP), str(preset), "--steps", str(STEPS[preset.stem])]
-    found, others = watched([*command, "--warmup", str(WARMUP)], environment)
-    return found["samples_per_s"], others
+    answer, others = watched([*command, "--warmup", str(WARMUP)], environment)
+    return answer["samples_per_s"], others
 
 
 def watched(command: Sequence[str], environment: Mapping[str, str]) -> tuple[dict[str, Any], float]:
@@ -189,8 +189,8 @@ def watched(command: Sequence[str], environment: Mapping[str, str]) -> tuple[dic
         while os.waitpid(-1, 0 if not BUSY else os.WNOHANG)[0]:
             pass
     others = (busy() - busy_s - (own() - own_s)) / (time.monotonic() - began_s)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found, max(0.0, others)
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer, max(0.0, others)
 
 
 def own() -> float:
@@ -200,8 +200,8 @@ def own() -> float:
 
 def clean_environment(folder: Path) -> dict[str, str]:
     """This environment without settings of allocators and threads, and a home of its own."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
-    return {**kept, "TRAINFAST_HOME": str(folder / "home"), "HF_HUB_OFFLINE": "1"}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
+    return {**environment, "TRAINFAST_HOME": str(folder / "home"), "HF_HUB_OFFLINE": "1"}
 
 
 def busy() -> float:

@@ -170,7 +170,7 @@ def _hooks_row(what: str, times: list[float], unit_us: float, most: float, unit:
 
     The blocks come in the order with, without, without, with.
     """
-    hooked, bare = ([one * unit_us for n, one in enumerate(times) if (n % 4 in (0, 3)) is on] for on in (True, False))
+    hooked, bare = ([time * unit_us for n, time in enumerate(times) if (n % 4 in (0, 3)) is on] for on in (True, False))
     least = statistics.quantiles(hooked, n=10)[0] - statistics.quantiles(bare, n=10)[0]
     neighbours = [a - b for a, b in zip(hooked, bare, strict=False)]
     return at_most(what, least, most, unit, digits=2, more=_quartiles(neighbours, 2))

@@ -23,8 +23,8 @@ def main() -> None:
     parser.add_argument("preset", type=Path)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--warmup", type=int, default=5)
-    asked = parser.parse_args()
-    print(json.dumps(train(tomllib.loads(asked.preset.read_text()), asked.steps, asked.warmup)))
+    options = parser.parse_args()
+    print(json.dumps(train(tomllib.loads(options.preset.read_text()), options.steps, options.warmup)))
 
 
 def train(preset: dict[str, Any], steps: int, warmup: int) -> dict[str, float]:

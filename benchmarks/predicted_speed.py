@@ -96,16 +96,16 @@ class Scores:
 
     def rows(self) -> Iterator[Row]:
         """The budgets, each by the median of the seeds."""
-        predicted = statistics.median(one.shown for one in self.after)
+        predicted = statistics.median(score.shown for score in self.after)
         yield self._row(
             "predicted after three runs",
             f"{predicted:g} of {UNSEEN}",
             f">= {LEAST_PREDICTED}",
             predicted >= LEAST_PREDICTED,
         )
-        error = statistics.median(math.expm1(_median(one.errors)) for one in self.after)
+        error = statistics.median(math.expm1(_median(score.errors)) for score in self.after)
         yield self._row("median error", f"{100 * error:.1f} %", f"<= {100 * MOST_ERROR:g} %", error <= MOST_ERROR)
-        share = sum(one.inside for one in self.after) / max(1, sum(one.shown for one in self.after))
+        share = sum(score.inside for score in self.after) / max(1, sum(score.shown for score in self.after))
         measured = f"{100 * share:.0f} % of those shown"
         yield self._row(
             "inside the 90 % interval",
@@ -113,9 +113,9 @@ class Scores:
             f">= {LEAST_INSIDE} of {UNSEEN}",
             share >= LEAST_INSIDE / UNSEEN,
         )
-        shown = sum(one.shown for one in self.before)
-        close = sum(error <= math.log(WITHIN) for one in self.before for error in one.errors)
-        asked = sum(one.asked for one in self.before)
+        shown = sum(score.shown for score in self.before)
+        close = sum(error <= math.log(WITHIN) for score in self.before for error in score.errors)
+        asked = sum(score.asked for score in self.before)
         yield self._row(
             "before any run, within a factor of 2",
             f"{close} of {shown} shown, of {asked}",
@@ -133,72 +133,72 @@ def main() -> int:
     parser.add_argument("--grids", type=Path, default=GRIDS, metavar="FOLDER", help="the folder of recorded grids")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="how often three settings are drawn")
     parser.add_argument("--live", action="store_true", help="train tiny-llama on this machine")
-    asked = parser.parse_args()
-    if asked.live:
+    options = parser.parse_args()
+    if options.live:
         return print_table(list(live().rows()))
-    scores = [score(path.stem, of_grid(path), asked.seeds) for path in sorted(asked.grids.glob("*.json"))]
+    scores = [score(path.stem, of_grid(path), options.seeds) for path in sorted(options.grids.glob("*.json"))]
     if not scores:
         print("no recorded grid: synthetic spaces, which judge the code and not a machine", file=sys.stderr)
-        scores = [of_synthetic_spaces(asked.seeds)]
-    return print_table([row for one in scores for row in one.rows()])
+        scores = [of_synthetic_spaces(options.seeds)]
+    return print_table([row for terrain in scores for row in terrain.rows()])
 
 
 def score(name: str, settings: Sequence[Setting], seeds: int) -> Scores:
     """Predict unseen settings from none and from three measured ones, once a seed; the first is the baseline."""
-    found = Scores(name)
+    scores = Scores(name)
     for number in range(seeds):
         seed = random.Random(number)
         others = seed.sample(settings[1:], min(UNSEEN + 2, len(settings) - 1))
-        known = [(one.measured(seed), one.time) for one in (settings[0], *others[:2])]
-        found.before.append(_scored(SpeedModel(settings[0].spec, [], calibrated=True), others[2:], seed))
-        found.after.append(_scored(SpeedModel(settings[0].spec, known, calibrated=True), others[2:], seed))
-    return found
+        known = [(setting.measured(seed), setting.time) for setting in (settings[0], *others[:2])]
+        scores.before.append(_scored(SpeedModel(settings[0].spec, [], calibrated=True), others[2:], seed))
+        scores.after.append(_scored(SpeedModel(settings[0].spec, known, calibrated=True), others[2:], seed))
+    return scores
 
 
 def _scored(model: SpeedModel, settings: Sequence[Setting], seed: random.Random) -> Score:
     """Predict each setting, and compare with what one of its visits measured."""
-    found = Score()
-    for one in settings:
-        found.add(model.predict(one.spec, one.devices, one.time), seed.choice(one.rates))
-    return found
+    score = Score()
+    for setting in settings:
+        score.add(model.predict(setting.spec, setting.devices, setting.time), seed.choice(setting.rates))
+    return score
 
 
 def of_grid(path: Path) -> list[Setting]:
     """The settings of a recorded grid, the baseline first, each with its time by a trace and this machine's speeds."""
     stored, terrain = json.loads(path.read_text()), Recorded(path)
     spec, machine = resolve(stored["preset"], stored["settings"]), Machine("cpu", (), (), os.cpu_count() or 1)
-    numbers = [terrain.space.baseline, *(one for one in terrain.rates if one != terrain.space.baseline)]
+    numbers = [terrain.space.baseline, *(number for number in terrain.rates if number != terrain.space.baseline)]
     specs = [candidate_spec(spec, terrain.space.candidates[number].knobs) for number in numbers]
     ceiling = ceiling_of_one_thread()
-    found: dict[int, Setting] = {}
+    settings: dict[int, Setting] = {}
     for place, model in trace_models(specs, "cpu"):
         if isinstance(model, Exception):
             raise model
         devices = device_count(specs[place], machine)
         time = step_time(specs[place], model, devices, machine.cores, ceiling)
         assert time is not None
-        found[place] = Setting(specs[place], devices, time, tuple(terrain.rates[numbers[place]]))
-    return [found[place] for place in sorted(found)]
+        settings[place] = Setting(specs[place], devices, time, tuple(terrain.rates[numbers[place]]))
+    return [settings[place] for place in sorted(settings)]
 
 
 def ceiling_of_one_thread() -> Ceiling:
     """Calibrate this machine with one thread, as grids are recorded."""
     os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory() as folder:
-        found = calibrate(Home(Path(folder)))
-    if found.disturbed:
+        ceiling = calibrate(Home(Path(folder)))
+    if ceiling.disturbed:
         print("other processes took the CPU while it was calibrated: its speeds are too low", file=sys.stderr)
-    return found
+    return ceiling
 
 
 def of_synthetic_spaces(seeds: int) -> Scores:
     """Predict in synthetic spaces, whose parts a calibration knows with an error."""
-    found = Scores("synthetic")
+    scores = Scores("synthetic")
     for number in range(seeds):
-        one = score("", synthetic_settings(Synthetic(number), random.Random(f"calibration {number}")), 1)
-        found.before += one.before
-        found.after += one.after
-    return found
+        space_scores = score("", synthetic_settings(Synthetic(number), random.Random(f"calibration {number}")), 1)
+        scores.before += space_scores.before
+        scores.after += space_scores.after
+    return scores
 
 
 def synthetic_settings(space: Synthetic, draw: random.Random) -> list[Setting]:
@@ -207,19 +207,19 @@ def synthetic_settings(space: Synthetic, draw: random.Random) -> list[Setting]:
     baseline, candidates = space.space.baseline, space.space.candidates
     numbers = [baseline, *(number for number in space.truth if number != baseline)]
     base = resolve("tiny-llama")
-    found = []
+    settings = []
     for number in numbers:
-        one = candidates[number]
-        parts = [part * slower for part, slower in zip(space.parts_s(one.knobs), off, strict=True)]
+        candidate = candidates[number]
+        parts = [part * slower for part, slower in zip(space.parts_s(candidate.knobs), off, strict=True)]
         shares = tuple(part / sum(parts) for part in parts)
-        time = ExpectedStep(sum(parts), shares, one.samples_per_step)
-        found.append(Setting(candidate_spec(base, one.knobs), 1, time, (space.truth[number],)))
-    return found
+        time = ExpectedStep(sum(parts), shares, candidate.samples_per_step)
+        settings.append(Setting(candidate_spec(base, candidate.knobs), 1, time, (space.truth[number],)))
+    return settings
 
 
 def live() -> Scores:
     """Calibrate, train three settings of tiny-llama, then unseen ones, each predicted before it starts."""
-    draw, found = random.Random(0), Scores("live")
+    draw, scores = random.Random(0), Scores("live")
     grid = [
         {"batch_size": batch, "precision": precision, "optimizer": optimizer, "checkpointing": checkpointing}
         for batch, precision, optimizer, checkpointing in itertools.product(
@@ -229,25 +229,25 @@ def live() -> Scores:
     draw.shuffle(grid)
     with tempfile.TemporaryDirectory() as folder:
         home = {**os.environ, "TRAINFAST_HOME": folder}
-        _asked(home, "doctor", "--calibrate")
-        found.before.append(Score())
-        found.after.append(Score())
+        _printed(home, "doctor", "--calibrate")
+        scores.before.append(Score())
+        scores.after.append(Score())
         for place, knobs in enumerate([{}, *grid[: 2 + UNSEEN]]):
             settings = [word for name, value in knobs.items() for word in ("--set", f"{name}={value}")]
-            throughput = _asked(home, "run", "tiny-llama", "--set", "steps=20", *settings)["throughput"]
+            throughput = _printed(home, "run", "tiny-llama", "--set", "steps=20", *settings)["throughput"]
             predicted, rate = throughput["predicted"], throughput["samples_per_s"]["median"]
             print(f"{knobs or 'the preset'}: {rate:.1f} samples/s, predicted {predicted}", file=sys.stderr)
-            into = found.before[-1] if place == 0 else found.after[-1] if place > 2 else Score()
+            into = scores.before[-1] if place == 0 else scores.after[-1] if place > 2 else Score()
             into.add(None if predicted is None else _speed(predicted), math.log(rate))
-    return found
+    return scores
 
 
 def _speed(fields: Mapping[str, Any]) -> PredictedSpeed:
     return PredictedSpeed(median=fields["median"], low=fields["low"], high=fields["high"], basis=fields["from"])
 
 
-def _asked(environment: Mapping[str, str], *words: str) -> dict[str, Any]:
-    """The JSON object that a command prints. Raises CalledProcessError."""
+def _printed(environment: Mapping[str, str], *words: str) -> dict[str, Any]:
+    """Return the JSON object that a command prints. Raises CalledProcessError."""
     done = subprocess.run([*app(), *words, "--json"], env=environment, check=True, capture_output=True, text=True)
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer

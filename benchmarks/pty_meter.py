@@ -108,8 +108,8 @@ def _memory_mib(pid: int) -> tuple[float | None, float | None]:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:
         return None, None
-    found = dict(re.findall(r"^(Rss|Pss):\s+(\d+) kB", text, re.MULTILINE))
-    rss, pss = found.get("Rss"), found.get("Pss")
+    sizes_kb = dict(re.findall(r"^(Rss|Pss):\s+(\d+) kB", text, re.MULTILINE))
+    rss, pss = sizes_kb.get("Rss"), sizes_kb.get("Pss")
     return (None if rss is None else int(rss) / 1024), (None if pss is None else int(pss) / 1024)
 
 

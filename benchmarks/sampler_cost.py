@@ -76,32 +76,32 @@ class Cost:
 
 def rows(cost: Cost | None = None) -> list[Row]:
     """The budgets: what, measured, budget, held."""
-    found = cost or measure()
-    waited = "" if found.waited_ms is None else f"{found.waited_ms:.2f} of it waiting for a processor, "
+    cost = cost or measure()
+    waited = "" if cost.waited_ms is None else f"{cost.waited_ms:.2f} of it waiting for a processor, "
     return [
         at_most(
-            f"sampler, {found.gpus} GPUs and {RANKS} ranks at 1 Hz, library included: CPU",
-            found.cpu_percent,
+            f"sampler, {cost.gpus} GPUs and {RANKS} ranks at 1 Hz, library included: CPU",
+            cost.cpu_percent,
             CPU_PERCENT,
             "%",
             digits=2,
             more=" of a core",
         ),
         at_most(
-            f"sampler, {found.gpus} GPUs and {RANKS} ranks, beyond the library: a tick, mean of {found.ticks}",
-            found.tick_ms,
+            f"sampler, {cost.gpus} GPUs and {RANKS} ranks, beyond the library: a tick, mean of {cost.ticks}",
+            cost.tick_ms,
             TICK_MS,
             "ms",
             digits=2,
-            more=f" (GPUs {found.gpus_ms:.2f}, host {found.host_ms:.2f}, record {found.record_ms:.2f}; "
-            f"{waited}median {found.median_tick_ms:.2f} ms; library {found.library_ms:.2f} ms)",
+            more=f" (GPUs {cost.gpus_ms:.2f}, host {cost.host_ms:.2f}, record {cost.record_ms:.2f}; "
+            f"{waited}median {cost.median_tick_ms:.2f} ms; library {cost.library_ms:.2f} ms)",
         ),
         at_most(
-            f"telemetry.jsonl, {found.gpus} busy GPUs: a tick, median",
-            found.line_bytes,
+            f"telemetry.jsonl, {cost.gpus} busy GPUs: a tick, median",
+            cost.line_bytes,
             LINE_BYTES,
             "bytes",
-            more=f" ({found.line_bytes * 3600 / 1e6:.1f} MB an hour at 1 Hz, thinned over"
+            more=f" ({cost.line_bytes * 3600 / 1e6:.1f} MB an hour at 1 Hz, thinned over"
             f" {TELEMETRY_CAP_BYTES / 1e6:.0f} MB)",
         ),
     ]
@@ -217,7 +217,9 @@ def waited_ns() -> int | None:
     threads = [thread for thread in threading.enumerate() if thread.name in ("telemetry-sampler", "nvml-calls")]
     try:
         # The second figure of schedstat (Documentation/scheduler/sched-stats of the kernel).
-        return sum(int(Path(f"/proc/self/task/{one.native_id}/schedstat").read_text().split()[1]) for one in threads)
+        return sum(
+            int(Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text().split()[1]) for thread in threads
+        )
     except (OSError, IndexError):
         return None
 
@@ -275,17 +277,17 @@ def child(seconds: float) -> Cost:
         wall_s, cpu_s = time.monotonic() - began_s, time.process_time() - cpu_s
         log.stop()
     taken = log.taken[WARM_UP_TICKS : WARM_UP_TICKS + max(1, round(seconds))]
-    lines = [len(msgspec.json.encode(one.tick)) + 1 for one in taken]
-    waited = [one.waited_ns for one in taken if one.waited_ns is not None]
+    lines = [len(msgspec.json.encode(tick.tick)) + 1 for tick in taken]
+    waited = [tick.waited_ns for tick in taken if tick.waited_ns is not None]
     return Cost(
         ticks=len(taken),
         gpus=len(taken[-1].tick.devices),
-        tick_ms=statistics.mean(one.ms for one in taken),
-        median_tick_ms=statistics.median(one.ms for one in taken),
-        gpus_ms=statistics.mean(one.gpus_ms for one in taken),
-        host_ms=statistics.mean(one.host_ms for one in taken),
-        record_ms=statistics.mean(one.record_ns for one in taken) * 1e-6,
-        library_ms=statistics.mean(one.library_ns for one in taken) * 1e-6,
+        tick_ms=statistics.mean(tick.ms for tick in taken),
+        median_tick_ms=statistics.median(tick.ms for tick in taken),
+        gpus_ms=statistics.mean(tick.gpus_ms for tick in taken),
+        host_ms=statistics.mean(tick.host_ms for tick in taken),
+        record_ms=statistics.mean(tick.record_ns for tick in taken) * 1e-6,
+        library_ms=statistics.mean(tick.library_ns for tick in taken) * 1e-6,
         waited_ms=statistics.mean(waited) * 1e-6 if len(waited) == len(taken) else None,
         cpu_percent=100 * cpu_s / wall_s,
         line_bytes=statistics.median(lines),

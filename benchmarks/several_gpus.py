@@ -45,13 +45,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     losses.add_argument("--set", action="append", default=[], dest="settings")
     parts.add_parser("search", help="a batch search whose second rank has less memory")
     parts.add_parser("topology", help="`topo` against `nvidia-smi topo -m`")
-    asked = parser.parse_args(arguments)
-    if asked.part == "losses":
-        found = compare_losses(asked.strategy, asked.devices, asked.settings, on_cpu=asked.device == "cpu")
+    options = parser.parse_args(arguments)
+    if options.part == "losses":
+        report = compare_losses(options.strategy, options.devices, options.settings, on_cpu=options.device == "cpu")
     else:
-        found = search() if asked.part == "search" else topology()
-    print(json.dumps(found))
-    return 0 if found["held"] else 1
+        report = search() if options.part == "search" else topology()
+    print(json.dumps(report))
+    return 0 if report["held"] else 1
 
 
 def compare_losses(strategy: str, devices: int, settings: Sequence[str], *, on_cpu: bool) -> Json:
@@ -61,13 +61,18 @@ def compare_losses(strategy: str, devices: int, settings: Sequence[str], *, on_c
     single = run([*SMALL_MODEL, f"batch_size={GLOBAL_BATCH}", *(["devices=cpu"] if on_cpu else [])])
     batch = f"batch_size={GLOBAL_BATCH // ranks}"
     other = run([*SMALL_MODEL, f"strategy={strategy}", f"devices={count}", batch, *settings])
-    found: Json = {"strategy": strategy, "settings": list(settings), "single": single["run_id"], "run": other["run_id"]}
+    report: Json = {
+        "strategy": strategy,
+        "settings": list(settings),
+        "single": single["run_id"],
+        "run": other["run_id"],
+    }
     if other["state"] != "finished" or single["state"] != "finished":
-        return found | {"held": False, "reason": other["reason"] or single["reason"]}
+        return report | {"held": False, "reason": other["reason"] or single["reason"]}
     pairs = list(zip(losses_of(single["run_id"]), losses_of(other["run_id"]), strict=True))
-    apart = max(abs(one - another) for one, another in pairs)
+    apart = max(abs(ours - theirs) for ours, theirs in pairs)
     fall = 1 - pairs[-1][0] / pairs[0][0]
-    return found | {
+    return report | {
         "losses": pairs,
         "most_apart": apart,
         "fall": fall,
@@ -80,10 +85,10 @@ def compare_losses(strategy: str, devices: int, settings: Sequence[str], *, on_c
 def search() -> Json:
     """The largest batch of two ranks of which the second may use less: that rank decides, and the answer is proved."""
     settings = ["strategy=ddp", "devices=2", "memory_limit=3GiB+2GiB", "precision=bf16"]
-    found = cli("search", "max-batch", "tiny-llama", *(word for one in settings for word in ("--set", one)))
-    kept = ("max_batch", "tightest_rank", "headroom_bytes", "proof_run_id", "seconds", "reason")
-    held = found.get("tightest_rank") == 1 and bool(found.get("proof_run_id"))
-    return {name: found.get(name) for name in kept} | {"held": held}
+    answer = cli("search", "max-batch", "tiny-llama", *(word for setting in settings for word in ("--set", setting)))
+    fields = ("max_batch", "tightest_rank", "headroom_bytes", "proof_run_id", "seconds", "reason")
+    held = answer.get("tightest_rank") == 1 and bool(answer.get("proof_run_id"))
+    return {name: answer.get(name) for name in fields} | {"held": held}
 
 
 def topology() -> Json:
@@ -103,17 +108,17 @@ def matrix_of(text: str) -> list[list[str]]:
 
 def run(settings: Sequence[str]) -> Json:
     """One run of tiny-llama to its end."""
-    return cli("run", "tiny-llama", *(word for one in settings for word in ("--set", one)))
+    return cli("run", "tiny-llama", *(word for setting in settings for word in ("--set", setting)))
 
 
 def cli(*arguments: str) -> Json:
     """The JSON object of a command, whatever its exit code."""
     command = [sys.executable, "-m", "trainfast_tui.cli", *arguments, "--json"]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
-    found: Json = json.loads(done.stdout.splitlines()[-1])
-    if "error" in found and "state" not in found:
-        return {"state": "refused", "reason": found["error"]["message"], "run_id": None}
-    return found
+    answer: Json = json.loads(done.stdout.splitlines()[-1])
+    if "error" in answer and "state" not in answer:
+        return {"state": "refused", "reason": answer["error"]["message"], "run_id": None}
+    return answer
 
 
 def losses_of(run_id: str) -> list[float]:

@@ -92,17 +92,17 @@ def measure(pairs: int = 30) -> Cost:
 def training(folder: Path, steps: int, *settings: str) -> Iterator[tuple[Any, Any]]:
     """The worker's training, ready for `steps`, and its step log, both writing into `folder`."""
     worker = {name: importlib.import_module(f"trainfast_worker.{name}") for name in WORKER_MODULES}
-    asked = resolve("tiny-llama", [f"steps={steps}", "timing_warmup=0", *settings])
-    run = {"run_id": "benchmark", "model": asked.model, "data": asked.data, "knobs": asked.knobs, "device": "cpu"}
+    spec = resolve("tiny-llama", [f"steps={steps}", "timing_warmup=0", *settings])
+    run = {"run_id": "benchmark", "model": spec.model, "data": spec.data, "knobs": spec.knobs, "device": "cpu"}
     (folder / "run.json").write_text(
         json.dumps(
             {"schema": 1, **run, "world_size": 1, "memory_limit_bytes": None, "cache_dir": str(cache_directory())}
         )
     )
     log = worker["worker_log"].WorkerLog(folder, 0)
-    spec = worker["spec"].read_spec(folder, 0)
-    prepared = worker["training"].Training(folder, spec, log, worker["allocator"].Allocator())
-    prepared.memory.start(spec.strict_steps)
+    worker_spec = worker["spec"].read_spec(folder, 0)
+    prepared = worker["training"].Training(folder, worker_spec, log, worker["allocator"].Allocator())
+    prepared.memory.start(worker_spec.strict_steps)
     step_log = prepared.build()
     yield prepared, step_log
     step_log.flush()

@@ -92,23 +92,23 @@ class Setting:
         return 100 * (warm / cold - 1)
 
 
-def measure(strategy: str, steps: int, settings: Sequence[str]) -> list[Setting]:
+def measure(strategy: str, steps: int, more_overrides: Sequence[str]) -> list[Setting]:
     """All settings of one strategy."""
-    asked = [f"strategy={strategy}", f"devices={DEVICES[strategy]}", *settings]
-    found = [Setting(turned) for turned in TURNS]
+    overrides = [f"strategy={strategy}", f"devices={DEVICES[strategy]}", *more_overrides]
+    settings = [Setting(turned) for turned in TURNS]
     with tempfile.TemporaryDirectory() as folder:
         home = Home(Path(folder)).create()
-        for setting in found:
-            _train_cold(setting, home, asked, steps)
-        _try_warm(found, home, asked, steps)
-        for setting in reversed(found):
-            _train_cold(setting, home, asked, steps)
-    return found
+        for setting in settings:
+            _train_cold(setting, home, overrides, steps)
+        _try_warm(settings, home, overrides, steps)
+        for setting in reversed(settings):
+            _train_cold(setting, home, overrides, steps)
+    return settings
 
 
-def _train_cold(setting: Setting, home: Home, asked: list[str], steps: int) -> None:
+def _train_cold(setting: Setting, home: Home, overrides: list[str], steps: int) -> None:
     knobs = {**BASE, **setting.turned, "timing_warmup": UNTIMED, "steps": UNTIMED + steps}
-    plan = plan_run(resolve("tiny-llama", [*asked, *(f"{name}={value}" for name, value in knobs.items())]))
+    plan = plan_run(resolve("tiny-llama", [*overrides, *(f"{name}={value}" for name, value in knobs.items())]))
     directory = launch.start(plan, home)
     result = wait_for_result(directory, lambda: None)
     measured = [step for step in read_records(directory).steps[0] if not step.warmup]
@@ -117,14 +117,14 @@ def _train_cold(setting: Setting, home: Home, asked: list[str], steps: int) -> N
     setting.cold_bytes = result.memory.peak_allocated_bytes or 0
 
 
-def _try_warm(found: list[Setting], home: Home, asked: list[str], steps: int) -> None:
-    plan: RunPlan = plan_run(resolve("tiny-llama", asked))
+def _try_warm(settings: list[Setting], home: Home, overrides: list[str], steps: int) -> None:
+    plan: RunPlan = plan_run(resolve("tiny-llama", overrides))
     search = new_search(home, "warm-trials")
     with exclusive(search):
         directory = launch.start(replace(plan, role="trial", search_id=search.name), home)
         process = WarmProcess(directory, plan.world_size, lambda: None)
         process.ready()
-        for setting in (*found, *reversed(found)):
+        for setting in (*settings, *reversed(settings)):
             answers = process.trial({**BASE, **setting.turned}, UNTIMED, steps)
             assert answers is not None, process.result
             setting.warm_ms.append(answers[0].step_ms)
@@ -133,10 +133,10 @@ def _try_warm(found: list[Setting], home: Home, asked: list[str], steps: int) ->
         process.end()
 
 
-def rows(strategy: str, found: list[Setting]) -> list[Row]:
+def rows(strategy: str, settings: list[Setting]) -> list[Row]:
     """One row a setting."""
     table = []
-    for setting in found:
+    for setting in settings:
         cold, warm = setting.medians_ms
         judged = setting.noise_percent <= TOLERANCE_PERCENT
         figures = f"{cold:.1f} ms cold, {warm:.1f} warm: {setting.gap_percent:+.1f} %"
@@ -156,12 +156,14 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=25)
     parser.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE")
     parser.add_argument("--raw", type=Path, help="also write every step's time into this file, as JSON")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}")
-    found = {name: measure(name, asked.steps, asked.set) for name in asked.strategies.split(";")}
-    if asked.raw:
-        asked.raw.write_text(json.dumps({name: [vars(one) for one in settings] for name, settings in found.items()}))
-    return print_table([row for name, settings in found.items() for row in rows(name, settings)])
+    settings = {name: measure(name, options.steps, options.set) for name in options.strategies.split(";")}
+    if options.raw:
+        options.raw.write_text(
+            json.dumps({name: [vars(setting) for setting in each] for name, each in settings.items()})
+        )
+    return print_table([row for name, each in settings.items() for row in rows(name, each)])
 
 
 if __name__ == "__main__":

@@ -40,9 +40,9 @@ def test_the_answer_is_within_two_percent_of_the_best(replayed: list[tuple[Synth
 def test_few_runs_in_fresh_processes_confirm_it(replayed: list[tuple[Synthetic, Replayed]]) -> None:
     for _, told in replayed:
         assert sum(told.cold.values()) <= 12
-        assert told.found is not None
-        assert len(told.found.best_run_ids) >= 2
-        assert len(told.found.baseline_run_ids) >= 2
+        assert told.best_answer is not None
+        assert len(told.best_answer.best_run_ids) >= 2
+        assert len(told.best_answer.baseline_run_ids) >= 2
 
 
 @replays
@@ -50,13 +50,13 @@ def test_every_candidate_ends_with_a_verdict_and_most_are_never_run(
     replayed: list[tuple[Synthetic, Replayed]],
 ) -> None:
     for space, told in replayed:
-        assert told.found is not None
-        assert [one.candidate_number for one in told.found.verdicts] == list(range(len(space.space.candidates)))
-        kinds = Counter(one.verdict for one in told.found.verdicts)
+        assert told.best_answer is not None
+        assert [one.candidate_number for one in told.best_answer.verdicts] == list(range(len(space.space.candidates)))
+        kinds = Counter(one.verdict for one in told.best_answer.verdicts)
         assert kinds["measured"] < len(space.truth) / 3
         assert kinds["beaten"] > kinds["measured"]
-        assert all(one.reason for one in told.found.verdicts if one.verdict != "too_large")
-        assert all((one.rate is not None) == (one.verdict == "measured") for one in told.found.verdicts)
+        assert all(one.reason for one in told.best_answer.verdicts if one.verdict != "too_large")
+        assert all((one.rate is not None) == (one.verdict == "measured") for one in told.best_answer.verdicts)
 
 
 @replays
@@ -96,8 +96,8 @@ def test_the_budget_ends_the_trials_with_the_price_of_going_on(space: Synthetic)
     assert told.leader_s < whole.leader_s
     assert "the budget" in told.stopped_because
     assert "chance of 2 %" in told.stopped_because
-    assert told.found is not None
-    assert len(told.found.best_run_ids) >= 2, "the answer is confirmed all the same"
+    assert told.best_answer is not None
+    assert len(told.best_answer.best_run_ids) >= 2, "the answer is confirmed all the same"
 
 
 @replays

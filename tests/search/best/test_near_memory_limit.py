@@ -21,8 +21,8 @@ from .test_best_for_real import SMALL
 
 
 def replayed_answer(told: Replayed) -> BestAnswer:
-    assert told.found is not None
-    return told.found
+    assert told.best_answer is not None
+    return told.best_answer
 
 
 def measured(answer: BestAnswer) -> list[int]:
