@@ -42,11 +42,11 @@ from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.spec import RunSpec, resolve
 
 UNTIMED, ROUNDS = 2, 5
-ROUND_S, LEAST_STEPS = 1.0, 3
+ROUND_S, LEAST_STEPS = 0.6, 3
 """Seconds of a round of a setting or of the anchor, so that a fast setting has more steps; the first has the least."""
 MOST_COMPANY = 0.02
 """Others may take this share of the CPU."""
-MOST_TRIES = 5
+MOST_TRIES = 40
 """A setting that had company so often ends the recording: the machine is in use."""
 
 
