@@ -25,10 +25,11 @@ from recorded import START_NS, S, write_lines
 from still import FULL, SMALL, StillApp, screen_text, until_true
 
 from trainfast_runner.records.home import Home
+from trainfast_runner.records.search_directories import PAUSE_FILE
 from trainfast_runner.search.best.best_so_far import BestSoFar
 from trainfast_runner.search.best.person_orders import read_orders
 from trainfast_runner.search.journal.best import ColdRun, Ordered, Trial
-from trainfast_runner.search.journal.lines import PAUSE_FILE, CoolingDown, Paused, Waiting
+from trainfast_runner.search.journal.lines import CoolingDown, Paused, Waiting
 from trainfast_tui.text.best_state import chance_words
 
 
