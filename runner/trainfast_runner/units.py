@@ -1,4 +1,7 @@
-"""Bytes in the runner's sentences, in binary units, thousands separated; extremes of readings that may be missing."""
+"""Bytes and chances in the runner's sentences; extremes of readings that may be missing.
+
+Bytes are in binary units, thousands separated.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,17 @@ def gibibytes(size_bytes: float) -> str:
 def process_memory(size_bytes: float) -> str:
     """Memory of a process on a device, as in a table of processes: `300 MiB`, `8.0 GiB`."""
     return gibibytes(size_bytes) if size_bytes >= 2**30 else mebibytes(size_bytes)
+
+
+def chance_text(chance: float, decimals: int = 0) -> str:
+    """An estimated chance in percent, never 0 or 100: `31 %`, `over 99 %`, `under 1 %`."""
+    least_percent = 10.0**-decimals
+    percent = 100 * chance
+    if percent < least_percent:
+        return f"under {least_percent:g} %"
+    if percent > 100 - least_percent:
+        return f"over {100 - least_percent:g} %"
+    return f"{percent:.{decimals}f} %"
 
 
 def highest(values: Iterable[N | None]) -> N | None:

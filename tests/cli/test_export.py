@@ -8,12 +8,14 @@ import shlex
 from pathlib import Path
 from unittest.mock import patch
 
+import msgspec
 import pytest
 
 from cli.command import Cli, Done
+from cli.history import result, write
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_run_file
-from trainfast_runner.records.run_file import RunFile
+from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.settings.spec import RunSpec, resolve
 
 # The run that is exported is the one those tests look at too.
@@ -126,6 +128,30 @@ def test_an_export_is_imported_as_a_preset(trained: tuple[Cli, Done], tmp_path: 
     told = cli("import", str(command)).err
     assert "model and data are those of tiny-llama; --from PRESET takes others" in told
     assert "presets new NAME -- COMMAND" in told
+
+
+def test_settings_that_ran_out_of_memory_come_with_a_warning(cli: Cli, tmp_path: Path) -> None:
+    run_id = "20261101-100000-tiny-llama-aaaa"
+    write(cli.home, result(run_id, state="oom"))
+    clock = ClockAnchor(monotonic_ns=0, wall_ns=0)
+    run = RunFile(run_id=run_id, **resolve("tiny-llama").record_fields(), clock=clock)
+    (cli.home / "runs" / run_id / "run.json").write_bytes(msgspec.json.encode(run))
+    warning = f"{run_id} ran out of memory with these settings: see trainfast-tui runs show {run_id}"
+    for form in ("training-args", "accelerate", "torchrun", "command", "preset"):
+        done = cli("export", "last", "--to", form)
+        assert done.err == f"warning: {warning}\n"
+        assert done.out.startswith(f"# Warning: {warning}\n"), form
+    done = cli("export", "last", "--to", "command", "--json")
+    assert done.err == f"warning: {warning}\n"
+    assert set(done.json) == {"run_id", "to", "text", "left_out", "files", "proof"}
+    command = tmp_path / "run.sh"
+    command.write_text(done.json["text"])
+    assert cli("import", str(command)).code == 0, "the comment is no part of the settings"
+    script = tmp_path / "train.py"
+    script.write_text("args = TrainingArguments('out')\n")
+    diff = cli("export", "last", "--onto", str(script))
+    assert warning in diff.err
+    assert warning not in diff.out
 
 
 def test_a_diff_is_exact_whatever_the_encoding_of_stdout(trained: tuple[Cli, Done], tmp_path: Path) -> None:

@@ -85,6 +85,16 @@ def test_a_script_without_a_step_says_why(cli: Cli) -> None:
     assert why in "".join(text for text, _ in RunsTable().row_line(row, 200))
 
 
+def test_a_raw_count_of_bytes_has_its_size_behind_it_and_is_recorded_alone(cli: Cli) -> None:
+    why = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 6442450944 bytes."
+    write(cli.home, result("20261101-100000-tiny-llama-aaaa", state="oom", reason=why))
+    for words in (("runs", "show", "last"), ("runs", "list")):
+        assert "you tried to allocate 6442450944 bytes (6.00 GiB)." in cli(*words).out
+    assert cli("runs", "show", "last", "--json").json["reason"] == why
+    [row] = iter_rows(Home(cli.home))
+    assert "6442450944 bytes (6.00 GiB)" in "".join(text for text, _ in RunsTable().row_line(row, 200))
+
+
 def test_a_finished_run_keeps_its_reason_to_itself(cli: Cli) -> None:
     write(cli.home, result("20261101-100000-tiny-llama-aaaa", reason="took all 43 steps"))
     assert "took all" not in cli("runs", "show", "last").out + cli("runs", "list").out

@@ -7,10 +7,16 @@ import json
 import signal
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cli.command import SMALL, Cli, until, until_measured
+from plans import PLAN
 from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_file import ClockAnchor, RunFile
+from trainfast_runner.records.search_directories import JOURNAL_FILE, exclusive
+from trainfast_tui.cli import waits
+from trainfast_tui.cli.stop import search_notice
 
 RUN = ["run", "tiny-llama", *SMALL, "--set", "steps=6", "--json"]
 
@@ -65,3 +71,28 @@ def test_ids_sort_in_the_order_of_the_launches(tmp_path: Path) -> None:
     # A clock that once was years ahead does not lead the ids along.
     home.directory("20991231-235959-future-0000").mkdir()
     assert home.new_run("now")[0] < "2099"
+
+
+@pytest.mark.parametrize("is_search", [True, False])
+def test_a_run_of_a_search_is_waited_for_and_stopped_by_the_name_of_the_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_search: bool
+) -> None:
+    monkeypatch.setenv("TRAINFAST_HOME", str(tmp_path))
+    home = Home(tmp_path)
+    search = home.search_directory("20261121-070000-tiny-llama-5ea2")
+    search.mkdir(parents=True)
+    if is_search:  # a bench with warm rows has such a directory too, without a journal
+        (search / JOURNAL_FILE).touch()
+    run_id, directory = home.new_run("probe")
+    clock = ClockAnchor(monotonic_ns=0, wall_ns=0)
+    run = RunFile(run_id=run_id, preset="tiny-llama", search_id=search.name, clock=clock)
+    (directory / "run.json").write_bytes(msgspec.json.encode(run))
+    monkeypatch.setattr(waits, "wait_for_devices", lambda plan, home, show: show(run, 12.0))
+    with exclusive(search):
+        waits.await_devices(PLAN, home)
+        notice = search_notice(directory)
+    named = f"search {search.name}" if is_search else run_id
+    assert capsys.readouterr().err == f"waiting for {named} to end, 12 s so far\n"
+    words = f"{run_id} belongs to search {search.name}, which ends with it; the same search command continues it"
+    assert notice == (words if is_search else None)
+    assert search_notice(directory) is None, "its conductor is gone"

@@ -12,6 +12,7 @@ from plans import PLAN
 from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
+from trainfast_runner.records.search_directories import PAUSE_FILE, conducted_search_of, exclusive
 from trainfast_runner.running import launch, recovery
 
 
@@ -25,10 +26,11 @@ class CountingHome(Home):
         return super().run_ids()
 
 
-def started(home: Home, name: str, device: str = "cpu") -> Path:
+def started(home: Home, name: str, device: str = "cpu", search_id: str | None = None) -> Path:
     """A run with nothing but its `run.json` and its lock file."""
     _, directory = home.new_run(name)
-    run = RunFile(run_id=directory.name, preset=name, device=device, clock=ClockAnchor(monotonic_ns=0, wall_ns=0))
+    clock = ClockAnchor(monotonic_ns=0, wall_ns=0)
+    run = RunFile(run_id=directory.name, preset=name, device=device, search_id=search_id, clock=clock)
     (directory / "run.json").write_bytes(msgspec.json.encode(run))
     return directory
 
@@ -65,3 +67,32 @@ def test_a_wait_looks_at_one_run_and_ends_when_no_other_took_the_device(
         launch.wait_for_devices(PLAN, home, on_wait)
     assert waited == ["second"] * 5 + ["first"] * 5
     assert home.listed == 3, "at the start and whenever a run had ended"
+
+
+@pytest.mark.parametrize("end", ["answered", "paused"])
+def test_a_wait_for_a_search_goes_on_between_its_processes_until_it_ends_or_pauses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    home = Home(tmp_path)
+    search = home.search_directory("20261121-070000-tiny-llama-5ea2")
+    search.mkdir(parents=True)
+    probe = started(home, "probe", search_id=search.name)
+    monkeypatch.setattr(launch.time, "sleep", lambda seconds: None)
+    looks = 0
+    with ExitStack() as process, ExitStack() as conductor:
+        process.enter_context(shared_lock(probe))
+        assert conductor.enter_context(exclusive(search))
+
+        def on_wait(run: RunFile, seconds: float) -> None:
+            nonlocal looks
+            looks += 1
+            assert conducted_search_of(home, run) == search
+            if looks == 3:
+                process.close()
+            elif looks == 6 and end == "answered":
+                conductor.close()
+            elif looks == 6:
+                (search / PAUSE_FILE).touch()
+
+        launch.wait_for_devices(PLAN, home, on_wait)
+    assert looks == 6

@@ -25,10 +25,11 @@ from recorded import START_NS, S, write_lines
 from still import FULL, SMALL, StillApp, screen_text, until_true
 
 from trainfast_runner.records.home import Home
+from trainfast_runner.records.search_directories import PAUSE_FILE
 from trainfast_runner.search.best.best_so_far import BestSoFar
 from trainfast_runner.search.best.person_orders import read_orders
 from trainfast_runner.search.journal.best import ColdRun, Ordered, Trial
-from trainfast_runner.search.journal.lines import PAUSE_FILE, CoolingDown, Paused, Waiting
+from trainfast_runner.search.journal.lines import CoolingDown, Paused, Waiting
 from trainfast_tui.text.best_state import chance_words
 
 
@@ -94,7 +95,14 @@ def test_the_price_of_going_on_waits_for_two_settings_and_ends_with_the_budget()
     assert chance_words(BestSoFar((*lines[:7], one_measured))) == ""
     assert chance_words(BestSoFar(tuple(lines))).endswith("2 % more, for about 1 min 35 s")
     dear = chosen(31, "trial", 11, "many processes", **{**LEADING, "price_s": 9400.0})
-    assert chance_words(BestSoFar((*lines, dear))).endswith("2 % more, but for more time than the budget has left")
+    words = "31 % chance that going on finds 2 % more, but that takes 2 h 36 min, beyond the budget"
+    assert chance_words(BestSoFar((*lines, dear))) == words
+
+
+@pytest.mark.parametrize(("chance", "words"), [(1.0, "over 99 %"), (0.996, "over 99 %"), (0.0, "under 1 %")])
+def test_an_estimated_chance_is_never_certain(chance: float, words: str) -> None:
+    step = chosen(31, "trial", 11, "it may be faster", **{**LEADING, "chance": chance})
+    assert chance_words(BestSoFar((*best_going_on(), step))).startswith(f"{words} chance that going on")
 
 
 @pytest.mark.parametrize("size", [FULL, SMALL])

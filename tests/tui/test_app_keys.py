@@ -56,6 +56,19 @@ async def test_every_key_stands_in_the_help(home: Home) -> None:
     assert "in the monitor" in rules[0], "the keys of where it was asked come first"
 
 
+async def test_the_key_of_the_help_closes_it_again(home: Home) -> None:
+    async with running(home, size=SMALL) as (app, pilot):
+        app.post(SnapshotTaken(a_snapshot(None)))
+        await pilot.pause()
+        for key in ("question_mark", "f1"):
+            await pilot.press(key)
+            await pilot.pause()
+            assert "keys on the main screen" in screen_text(app)
+            await pilot.press(key)
+            await pilot.pause()
+            assert app.screen is app.main
+
+
 async def test_the_help_is_filtered_to_entries_with_their_sections(home: Home) -> None:
     keys = ("question_mark", "end", "slash", *"grad_clip norm", "enter")
     text, _ = await shown(home, a_snapshot(None), *keys, size=SMALL)

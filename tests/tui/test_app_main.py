@@ -96,7 +96,9 @@ async def test_out_of_memory_stands_in_the_middle_with_three_changes(home: Home)
     text, app = await shown(home, a_snapshot(an_oom_run(home)), "3", size=SMALL)
     assert "OUT OF MEMORY IN FORWARD AT STEP 1" in text
     assert "DefaultCPUAllocator: can't allocate memory" in text
-    assert "The limit was 1.00" in text
+    reason = " ".join(" ".join(line.split("│")[0] for line in text.splitlines()).split())
+    assert "allocate 6442450944 bytes (6.00 GiB). Error code 12" in reason
+    assert "The limit was 1.00 GiB a rank." in reason
     for change in (" 1 batch_size = 512", " 2 precision = bf16", " 3 checkpointing = full"):
         assert change in text
     assert app.session.next_run is not None

@@ -309,6 +309,16 @@ def test_a_row_says_what_was_changed_of_the_preset_not_what_the_preset_sets() ->
     assert override_words(row) == ["watch=0", "steps=40", "seq_len=128", "lr=0.001"], "below the list all of it is said"
 
 
+def test_on_the_smallest_screen_a_row_begins_its_last_column_with_what_was_changed() -> None:
+    changed = {"checkpointing": "full", "precision": "bf16"}
+    run_id = "20260101-000000-x"
+    row = RunRow(run_id, "tiny-llama", None, "oom", "why", knobs=changed, overrides=changed, synthetic_data=True)
+    table = RunsTable()
+    table._shown = [row]
+    heading, line = ("".join(text for text, _ in line)[:80] for line in table.lines(80, 9))
+    assert line[heading.index("changed") :] == "checkpointing… +1"
+
+
 async def test_the_presets_can_be_narrowed_by_typing(home: Home) -> None:
     async with running(home, size=(100, 40)) as (app, pilot):
         app.post(SnapshotTaken(a_snapshot(None)))

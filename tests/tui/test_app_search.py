@@ -27,9 +27,10 @@ from still import StillApp, running, screen_text, until, until_true
 
 from trainfast_runner.machine.processes.identity import boot_id
 from trainfast_runner.records.home import Home
+from trainfast_runner.records.search_directories import PAUSE_FILE
 from trainfast_runner.search import control
 from trainfast_runner.search.journal.batch import BatchEnded, ConfirmationRun, RankPeaks
-from trainfast_runner.search.journal.lines import PAUSE_FILE, Paused
+from trainfast_runner.search.journal.lines import Paused
 from trainfast_runner.search.searches import newest_search
 
 

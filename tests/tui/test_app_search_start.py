@@ -33,10 +33,10 @@ from textual.pilot import Pilot
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_lines import Event
-from trainfast_runner.records.search_directories import LOCK_FILE
+from trainfast_runner.records.search_directories import LOCK_FILE, PAUSE_FILE
 from trainfast_runner.search import control
 from trainfast_runner.search.journal.batch import BatchEnded, BatchLaunched
-from trainfast_runner.search.journal.lines import PAUSE_FILE, CoolingDown
+from trainfast_runner.search.journal.lines import CoolingDown
 from trainfast_tui.control.messages import SnapshotTaken
 
 

@@ -88,6 +88,13 @@ def test_absent_is_never_zero(formatter: fmt.Formatter) -> None:
         assert formatter(value) == fmt.ABSENT
 
 
+def test_a_long_count_of_bytes_in_a_message_has_its_size_behind_it() -> None:
+    torch = "you tried to allocate 6442450944 bytes. Error code 12"
+    assert fmt.with_sizes(torch) == "you tried to allocate 6442450944 bytes (6.00 GiB). Error code 12"
+    for message in ("tried to allocate 8 bytes", "6442450944 bytes (6.00 GiB)", "6,442,450,944 bytes", "9" * 5000):
+        assert fmt.with_sizes(message) == message
+
+
 @given(st.floats(allow_nan=False, allow_infinity=False), st.sampled_from(FORMATTERS))
 def test_every_number_has_a_text_of_one_line(value: float, formatter: fmt.Formatter) -> None:
     text = formatter(value)

@@ -32,7 +32,10 @@ class Calibrations:
         self.calibrator = IdleCalibrator(home, self.posted.put, None)
         monkeypatch.setattr(calibration, "calibrate", self._calibrate)
 
-    def _calibrate(self, home: Home, python: str | None, cancelled: threading.Event) -> Ceiling:
+    def _calibrate(
+        self, home: Home, python: str | None, cancelled: threading.Event, *, in_background: bool = False
+    ) -> Ceiling:
+        assert in_background, "its results say what measured the ceiling"
         self.begun.set()
         while not self.go.wait(0.005):
             if cancelled.is_set():

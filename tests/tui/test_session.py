@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from recorded import a_run
-from still import CPU, StillSession, a_snapshot
+import msgspec
+from recorded import GIB, START_NS, S, a_run, a_tick
+from still import CPU, StillSession, a_live_run, a_snapshot
 
 from trainfast_runner.records.home import Home
 from trainfast_tui.control.messages import MachineSeen, NextRunChanged, NextRunRefused, Notified, SnapshotTaken
@@ -54,3 +57,29 @@ def test_memory_is_predicted_once_for_the_same_settings(home: Home) -> None:
     assert len(session.requests) == 1
     session.set_next_run(session.next_run.with_value("batch_size", "16"))  # type: ignore[union-attr]
     assert [request.spec.knobs["batch_size"] for request in session.requests] == [8, 16]
+
+
+def test_the_prediction_follows_the_free_memory_while_nothing_runs(home: Home, hold: Callable[[Path], None]) -> None:
+    session, _ = a_session(home)
+    session.receive(MachineSeen(CPU))
+    tick = a_tick(1, live=False)
+
+    def see(free_gib: float, run: Path | None = None) -> list[float | None]:
+        """The free memory of the requests that follow a sample with so much of it."""
+        before = len(session.requests)
+        host = msgspec.structs.replace(tick.host, memory_available_bytes=int(free_gib * GIB))
+        sample = msgspec.structs.replace(tick, host=host)
+        # In the place of the run's own samples, which are older.
+        snapshot = a_snapshot(run, ticks=(msgspec.structs.replace(sample, t_ns=START_NS + 90 * S),))
+        session.receive(SnapshotTaken(snapshot))
+        found = [request.free_bytes for request in session.requests[before:]]
+        return [None if free_bytes is None else free_bytes / GIB for free_bytes in found]
+
+    assert see(5.0) == [5.0]
+    assert see(4.97) == [], "it moves with every sample"
+    assert see(3.0) == [3.0]
+    live = a_live_run(home, hold)
+    assert see(2.0, live) == [2.0], "a run has begun"
+    assert see(1.0, live) == [], "the run itself moves it"
+    assert see(1.0) == [1.0], "no run is on the screen"
+    assert see(4.0) == [4.0]

@@ -155,9 +155,13 @@ class TrainfastApp(TerminalApp):
             self.in_sight.show_snapshot(snapshot)
 
     def action_help(self) -> None:
+        """Open the help of the screen in sight, or close the help that is open."""
         from trainfast_tui.screens.help import HelpScreen
 
-        self.push_screen(HelpScreen(self.session, self.in_sight.SCOPE))
+        if isinstance(self.screen, HelpScreen):
+            self.screen.dismiss()
+        else:
+            self.push_screen(HelpScreen(self.session, self.in_sight.SCOPE))
 
     def action_theme(self) -> None:
         self.main.notify(f"theme: {themes.next_theme(self)}")

@@ -302,8 +302,14 @@ class Session:
         if next_run is not None and next_run.script is not None:
             self.predictions.refuse_script()
         elif next_run is not None and machine is not None:
-            may_trace, speed_key = self._may_trace(next_run, machine), self._speed_key()
-            self.predictions.request(next_run, machine, self.snapshot, may_trace=may_trace, speed_key=speed_key)
+            self.predictions.request(
+                next_run,
+                machine,
+                self.snapshot,
+                may_trace=self._may_trace(next_run, machine),
+                speed_key=self._speed_key(),
+                is_device_used=self.is_device_used,
+            )
         if self.snapshot is not None:
             self.calibrator.update(self.snapshot, machine, is_busy=self.is_device_used)
 

@@ -20,6 +20,7 @@ from trainfast_runner.export.script_command import torchrun
 from trainfast_runner.export.training_block import training_block
 from trainfast_runner.export.written import Written
 from trainfast_runner.records.export_proof import last_proof
+from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.spec import spec_of_record
@@ -40,7 +41,7 @@ class Exported:
     """The text in the form asked for, and the overridden knobs that this form cannot express.
 
     `files` are the texts that `-o` writes, by file name. `proof` is the proof line, None for a form that has never been
-    run; it is a comment in the text too, except in JSON, which has none.
+    run; it is a comment in the text too, except in JSON, which has none. So is `oom_warning`.
     """
 
     run_id: str
@@ -61,13 +62,23 @@ def export(run: RunFile, directory: Path, to: str) -> Exported:
     if to not in FORMS:
         raise UserError(f"there is no form {to!r} to export to", key="--to", allowed=FORMS, nearest=nearest(to, FORMS))
     written = _written(run, directory, to)
-    proof = last_proof(directory, to, _digest(written.text))
-    text = written.text
-    if proof is not None and not written.file.endswith(".json"):
+    text, takes_comments = written.text, not written.file.endswith(".json")
+    if takes_comments and (warning := oom_warning(run, directory)) is not None:
+        text = f"# Warning: {warning}\n{text}"
+    proof = last_proof(directory, to, _digest(text))
+    if takes_comments and proof is not None:
         text = f"# {proof.line()}\n{text}"
     files = {name: content + "\n" for name, content in {written.file: text, **written.beside}.items()}
     line = None if proof is None else proof.line()
     return Exported(run.run_id, to, text, tuple(written.left_out), files, line)
+
+
+def oom_warning(run: RunFile, directory: Path) -> str | None:
+    """The warning about the settings of a run that ran out of memory; None for any other run."""
+    result = read_result(directory)
+    if result is None or result.state != "oom":
+        return None
+    return f"{run.run_id} ran out of memory with these settings: see trainfast-tui runs show {run.run_id}"
 
 
 def _written(run: RunFile, directory: Path, to: str) -> Written:

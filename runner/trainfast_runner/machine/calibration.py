@@ -1,4 +1,7 @@
-"""The measured ceiling of each device: taken by `doctor --calibrate`, kept in the home, put beside every later run."""
+"""The measured ceiling of each device, kept in the home and put beside every later run.
+
+`doctor --calibrate` measures it, and an app on an idle machine in the background.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +41,8 @@ class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
     operation_us: float | None = None
     cpu_share: float | None = None
     wall_ns: int = 0
+    in_background: bool | msgspec.UnsetType = msgspec.UNSET
+    """True if an idle app measured it; absent if `doctor --calibrate` did."""
 
     @property
     def disturbed(self) -> bool:
@@ -45,14 +50,18 @@ class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
         return self.cpu_share is not None and self.cpu_share < UNDISTURBED
 
 
-def calibrate(home: Home, python: str | None = None, cancelled: threading.Event | None = None) -> Ceiling:
-    """Measure the device a run would use, in the training Python; a few seconds.
+def calibrate(
+    home: Home, python: str | None = None, cancelled: threading.Event | None = None, *, in_background: bool = False
+) -> Ceiling:
+    """Measure the device a run would use, in the training Python; a few seconds. `in_background` is recorded.
 
     Raises UserError, and worker_scripts.ScriptCancelled once `cancelled` is set, which ends the measurement.
     """
     executable = find(python)
     home.create()
     ceiling = _measure(executable, *_device(executable), cancelled)
+    if in_background:
+        ceiling = msgspec.structs.replace(ceiling, in_background=True)
     ceilings = {**read(home), ceiling.name: ceiling}
     write_atomically(home.path / CALIBRATION_FILE, msgspec.json.encode(ceilings))
     return ceiling

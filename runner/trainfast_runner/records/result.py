@@ -74,7 +74,7 @@ class Flops(msgspec.Struct, frozen=True, kw_only=True):
     """TFLOP/s of one device, and their share of its peak (0 to 1).
 
     `mfu` counts the model's FLOPs only, `hfu` also what checkpointing computes twice. `notebook_tflops_per_device` is
-    counted by the "Transformers Benchmarks" notebook's formula. `measured_peak_tflops` is what `doctor --calibrate`
+    counted by the "Transformers Benchmarks" notebook's formula. `measured_peak_tflops` is what the calibration
     reached on this device, `of_measured_peak` the hardware's FLOPs as a share of it.
     """
 

@@ -145,7 +145,7 @@ class RunFile(RecordedSpec, frozen=True, kw_only=True):
     which it tries settings, `cold` for a run of one setting; None for any other."""
     search_id: str | None = None
     calibration: dict[str, Any] | None = None
-    """The ceiling that `doctor --calibrate` measured on this device; None when not measured."""
+    """The ceiling that was measured on this device; None when not measured."""
     predicted: dict[str, Any] | None = None
     """The memory that was predicted for the fullest rank, a `memory.prediction.Prediction`; None when nothing was."""
     predicted_speed: PredictedSpeed | None = None
@@ -175,9 +175,15 @@ class RunFile(RecordedSpec, frozen=True, kw_only=True):
 
     @property
     def calibrated_tflops(self) -> dict[str, float]:
-        """The TFLOP/s that `doctor --calibrate` measured on this device, by precision; empty when not measured."""
+        """The TFLOP/s that were measured on this device, by precision; empty when not measured."""
         measured = (self.calibration or {}).get("tflops")
         return {name: float(value) for name, value in measured.items() if value > 0} if measured else {}
+
+    @property
+    def calibrated_by(self) -> str:
+        """What measured the ceiling: the command, or the app in the background."""
+        in_background = (self.calibration or {}).get("in_background")
+        return "calibration in the background" if in_background else "doctor --calibrate"
 
     @property
     def devices_used(self) -> int:

@@ -10,9 +10,12 @@ from pathlib import Path
 
 from trainfast_runner.records.file_locks import is_held, try_exclusive_lock
 from trainfast_runner.records.home import Home, home_error
+from trainfast_runner.records.run_file import RunFile
 
 JOURNAL_FILE = "journal.jsonl"
 LOCK_FILE = "search.lock"
+PAUSE_FILE = "paused"
+"""While this file exists the conductor takes no further step."""
 
 
 def search_directories(home: Home) -> list[Path]:
@@ -49,3 +52,22 @@ def is_conducted(directory: Path) -> bool:
     except OSError:
         return False
     return is_held(fd, fcntl.LOCK_SH)
+
+
+def conducted_search_of(home: Home, run: RunFile) -> Path | None:
+    """The directory of the search that started the run, while a conductor works on it; None for any other run.
+
+    A bench of warm rows holds the lock of such a directory too; it has no journal (`has_journal`).
+    """
+    directory = None if run.search_id is None else home.search_directory(run.search_id)
+    return directory if directory is not None and is_conducted(directory) else None
+
+
+def has_journal(directory: Path) -> bool:
+    """True for the directory of a search, False for that of a bench."""
+    return (directory / JOURNAL_FILE).exists()
+
+
+def may_start_a_run(directory: Path) -> bool:
+    """True if a conductor works on this search and is not paused: its next process may start at any time."""
+    return is_conducted(directory) and not (directory / PAUSE_FILE).exists()

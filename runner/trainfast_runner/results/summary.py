@@ -226,7 +226,7 @@ def _flops(run: RunFile | None, ran: WorkerLine | None, throughput: Throughput) 
     device_peak = peak_of(ran.device_name)
     peak, source = (device_peak.of(precision), device_peak.source) if device_peak else (None, None)
     if run.device == "cpu":
-        peak, source = ceiling, "measured by doctor --calibrate"
+        peak, source = ceiling, f"measured by {run.calibrated_by}"
     return Flops(
         model_tflops_per_device=model,
         mfu=model / peak if peak else None,
@@ -242,7 +242,7 @@ def _flops(run: RunFile | None, ran: WorkerLine | None, throughput: Throughput) 
 
 
 def _measured_ceiling(run: RunFile, precision: str) -> float | None:
-    """TFLOP/s that `doctor --calibrate` reached on one device; the ranks of a CPU run share its cores."""
+    """TFLOP/s that the calibration reached on one device; the ranks of a CPU run share its cores."""
     reached = run.calibrated_tflops.get(peak_precision(precision))
     if reached is None:
         return None

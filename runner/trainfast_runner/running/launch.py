@@ -35,6 +35,7 @@ from trainfast_runner.records.json_lines import write_atomically
 from trainfast_runner.records.run_directory import RUN_FILE, is_unfinished, read_run_file
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_records import EVENTS_FILE
+from trainfast_runner.records.search_directories import conducted_search_of, may_start_a_run
 from trainfast_runner.records.tick import DeviceReading, is_instance
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.recovery import live_runs
@@ -117,11 +118,15 @@ def busy_with(plan: RunPlan, home: Home) -> RunFile | None:
 
 
 def wait_for_devices(plan: RunPlan, home: Home, on_wait: Callable[[RunFile, float], None]) -> None:
-    """Return when no live run uses the plan's devices; `on_wait(run, seconds so far)` about twice a second."""
+    """Return when no live run uses the plan's devices; `on_wait(run, seconds so far)` about twice a second.
+
+    A run of a search counts until the search ends or is paused: the search starts one process after another.
+    """
     began = time.monotonic()
     while (run := busy_with(plan, home)) is not None:
+        search = conducted_search_of(home, run)
         # Poll only this run until it has ended: there may be thousands.
-        while is_unfinished(home.directory(run.run_id)):
+        while is_unfinished(home.directory(run.run_id)) or (search is not None and may_start_a_run(search)):
             on_wait(run, time.monotonic() - began)
             time.sleep(0.5)
 

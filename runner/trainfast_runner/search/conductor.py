@@ -21,13 +21,12 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes.identity import boot_id, identify
 from trainfast_runner.records.home import Home, home_error
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.search_directories import exclusive
+from trainfast_runner.records.search_directories import PAUSE_FILE, exclusive
 from trainfast_runner.running import launch
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.cool_down import cool_down
 from trainfast_runner.search.journal.lines import (
     CANCELLED,
-    PAUSE_FILE,
     Conducted,
     Line,
     Paused,

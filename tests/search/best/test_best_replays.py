@@ -95,7 +95,7 @@ def test_the_budget_ends_the_trials_with_the_price_of_going_on(space: Synthetic)
     told = replay(space, 1, asking(space, budget_s=whole.leader_s / 2))
     assert told.leader_s < whole.leader_s
     assert "the budget" in told.stopped_because
-    assert "chance of 2 %" in told.stopped_because
+    assert "finds 2 % more with a chance of " in told.stopped_because
     assert told.best_answer is not None
     assert len(told.best_answer.best_run_ids) >= 2, "the answer is confirmed all the same"
 
@@ -108,8 +108,9 @@ def test_a_budget_that_ends_names_a_chance_or_what_was_never_run(
         share = SHARES[seed % len(SHARES)]
         told = replay(terrain, seed, asking(terrain, budget_s=whole.leader_s * share))
         if "the budget" in told.stopped_because:
-            assert "a 0 % chance" not in told.stopped_because
-            assert "chance of 2 %" in told.stopped_because or "never run: " in told.stopped_because
+            assert "under 1 %" not in told.stopped_because
+            assert not told.stopped_because.endswith(" 100 %")
+            assert "2 % more with a chance of " in told.stopped_because or "never run: " in told.stopped_because
 
 
 def test_compilation_loses_a_short_training_and_wins_a_long_one() -> None:

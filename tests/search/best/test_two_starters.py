@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.search_directories import exclusive
+from trainfast_runner.records.search_directories import PAUSE_FILE, exclusive
 from trainfast_runner.search.__main__ import conduct_request
 from trainfast_runner.search.best.question.opening import open_best, plan_best
 from trainfast_runner.search.best.question.request import BestRequest
 from trainfast_runner.search.control import SearchRequest, pause
 from trainfast_runner.search.journal.best import read_best_journal
-from trainfast_runner.search.journal.lines import PAUSE_FILE
 from trainfast_runner.search.options import SearchOptions
 from trainfast_runner.settings.spec import resolve
 

@@ -66,7 +66,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
 
 def add_wait(parser: argparse.ArgumentParser) -> None:
     """Add `--wait`."""
-    parser.add_argument("--wait", action="store_true", help="wait while another run uses the device")
+    parser.add_argument("--wait", action="store_true", help="wait while another run or search uses the device")
 
 
 def add_python(parser: argparse.ArgumentParser) -> None:

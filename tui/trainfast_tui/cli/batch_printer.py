@@ -6,7 +6,7 @@ from trainfast_runner.records.run_file import CONFIRM, CONFIRMATION
 from trainfast_runner.search.journal import batch as journal
 from trainfast_runner.search.journal.batch import BatchLaunched, BatchLine, BatchStep
 from trainfast_tui.cli.journal_printer import JournalPrinter, StartedRun
-from trainfast_tui.text.format import count, duration, milliseconds, per_second, size
+from trainfast_tui.text.format import count, duration, milliseconds, per_second, size, with_sizes
 
 
 class BatchPrinter(JournalPrinter[BatchLine]):
@@ -45,7 +45,7 @@ class BatchPrinter(JournalPrinter[BatchLine]):
             case journal.Probe():
                 what = "ran out of memory" if line.outcome == "oom" else "is void"
                 where = f" in {line.phase}" if line.phase else ""
-                return f"  {line.batch_size:,} {what}{where}: {line.reason}"
+                return f"  {line.batch_size:,} {what}{where}: {with_sizes(line.reason)}"
             case journal.ConfirmationRun():
                 sizes = " and ".join(f"{batch:,}" for batch in line.refutes)
                 but = f", which refutes that {sizes} fitted" if sizes else ""

@@ -21,7 +21,7 @@ from trainfast_tui.cli.exit_codes import HUNG_UP, INTERRUPTED
 from trainfast_tui.cli.follow_run import caught_signals
 from trainfast_tui.cli.output import print_json, print_line, print_lines, print_table
 from trainfast_tui.cli.output_file import output_path, write_output
-from trainfast_tui.text.format import plain
+from trainfast_tui.text.format import plain, with_sizes
 
 MAX_BATCH_SCALE = 1_000_000
 
@@ -120,7 +120,7 @@ def _print_table(table: Table) -> None:
     )
     for row in table.rows:
         if row.state != "finished":
-            print_line(f"{plain(row.id)}: {row.state.replace('_', ' ')}: {plain(row.reason)}")
+            print_line(f"{plain(row.id)}: {row.state.replace('_', ' ')}: {plain(with_sizes(row.reason))}")
     print_lines(table_notes(table))
     if "published/s" in names:
         print_line("published/s is the published samples/s; ratio is the measured value over it.")

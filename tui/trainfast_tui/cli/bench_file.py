@@ -13,7 +13,7 @@ from trainfast_runner.search.bench.variants import Bench, Row, Table
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_tui.report.as_html import as_html
 from trainfast_tui.report.document import Document, Prose, grid
-from trainfast_tui.text.format import plain
+from trainfast_tui.text.format import plain, with_sizes
 
 FIGURES = (
     *("samples_per_s", "vs_baseline_percent", "ci_low_percent", "ci_high_percent", "step_ms", "peak_bytes"),
@@ -32,7 +32,7 @@ def _csv(bench: Bench, table: Table, command: str) -> str:
         shown = [BY_NAME[name].text_of(row.knobs[name]) for name in knobs]
         run_id = row.result.run_id if row.result is not None else ""
         is_baseline = int(row.id == table.baseline)
-        words = [plain(row.id), is_baseline, row.state, plain(row.reason), run_id, process_word(row)]
+        words = [plain(row.id), is_baseline, row.state, plain(with_sizes(row.reason)), run_id, process_word(row)]
         writer.writerow([*words, *figures, *shown])
     return lines.getvalue()
 

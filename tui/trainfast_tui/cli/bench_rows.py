@@ -19,7 +19,7 @@ from trainfast_tui.cli.follow_run import Signals, follow
 from trainfast_tui.cli.progress import Progress
 from trainfast_tui.cli.start_run import predict_memory
 from trainfast_tui.cli.waits import await_cooling, await_devices
-from trainfast_tui.text.format import plain
+from trainfast_tui.text.format import plain, with_sizes
 
 StartedT = TypeVar("StartedT")
 
@@ -133,7 +133,7 @@ def _print_outcome(outcome: Outcome) -> None:
         what = "not run" if isinstance(outcome, launch.DevicesBusy) else "refused"
         Progress().print_line(plain(f"{what}: {outcome.line()}"))
     elif outcome.state != "finished":
-        Progress().print_line(plain(f"{outcome.state.replace('_', ' ')}: {outcome.reason}"))
+        Progress().print_line(plain(f"{outcome.state.replace('_', ' ')}: {with_sizes(outcome.reason)}"))
 
 
 def _refused_if_overridden(result: Result, varied: tuple[str, ...]) -> Outcome:

@@ -16,7 +16,7 @@ from trainfast_tui.text.best_objective import objective_words
 from trainfast_tui.text.best_orders import order_words
 from trainfast_tui.text.best_question import question_lines
 from trainfast_tui.text.best_state import best_words, chance_words, doing_words
-from trainfast_tui.text.format import duration, plain, size
+from trainfast_tui.text.format import duration, plain, size, with_sizes
 
 
 class BestPrinter(JournalPrinter[BestLine]):
@@ -91,7 +91,7 @@ class BestPrinter(JournalPrinter[BestLine]):
         if line.outcome != "measured" or value is None:
             known = {"oom": "ran out of memory", "slow": "is too slow", "void": "is void"}
             words = known.get(line.outcome, line.outcome)
-            return f"{words}: {line.reason}" if line.reason else words
+            return f"{words}: {with_sizes(line.reason)}" if line.reason else words
         words = objective_words(so_far.objective, so_far.for_steps, value)
         steps = f", {len(line.step_ms)} steps" if isinstance(line, Trial) else ""
         doubt = f" ({line.reason})" if line.reason else ""

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.export.formats import Exported, export
-from trainfast_runner.export.onto import onto
+from trainfast_runner.export.formats import Exported, export, oom_warning
+from trainfast_runner.export.onto import OntoFile, onto
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_file import RunFile
 from trainfast_tui.cli.arguments import add_run, directory_of
@@ -53,8 +53,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(f"{directory.name} has no readable run.json", key=arguments.reference)
     _refuse_options(arguments)
     if arguments.onto is not None:
-        return _print_diff(arguments, run_file)
+        change = onto(run_file, Path(arguments.onto))
+        _warn_of_oom(run_file, directory)
+        _print_diff(change, arguments.json)
+        return 0
     exported = export(run_file, directory, arguments.to)
+    _warn_of_oom(run_file, directory)
     folder = None if arguments.output is None else Path(arguments.output)
     if folder is not None:
         _refuse_existing(exported, folder, arguments.prove)
@@ -100,16 +104,22 @@ def _print_exported(exported: Exported, written: Sequence[Path], as_json: bool) 
             print(line, file=sys.stderr)
 
 
-def _print_diff(arguments: argparse.Namespace, run_file: RunFile) -> int:
-    change = onto(run_file, Path(arguments.onto))
-    if arguments.json:
+def _warn_of_oom(run_file: RunFile, directory: Path) -> None:
+    """Print a warning on stderr if the run ran out of memory."""
+    warning = oom_warning(run_file, directory)
+    if warning is not None:
+        print(plain(f"warning: {warning}"), file=sys.stderr)
+
+
+def _print_diff(change: OntoFile, as_json: bool) -> None:
+    """Print the diff, and on stderr its notes."""
+    if as_json:
         print_json(change)
-        return 0
+        return
     print_exact(change.diff)
     already = [] if change.diff or change.notes else [f"{change.file} has these settings already"]
     for note in (*already, *change.notes):
         print(plain(note), file=sys.stderr)
-    return 0
 
 
 def _left_out(exported: Exported) -> list[str]:

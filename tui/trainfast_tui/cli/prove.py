@@ -18,7 +18,7 @@ from trainfast_tui.cli.exit_codes import HUNG_UP
 from trainfast_tui.cli.follow_run import follow
 from trainfast_tui.cli.progress import Progress, progress_when_slow
 from trainfast_tui.cli.start_run import start_when_free
-from trainfast_tui.text.format import plain
+from trainfast_tui.text.format import plain, with_sizes
 
 
 def prove(run: RunFile, directory: Path, exported: Exported, typed: Sequence[str], *, wait: bool = False) -> int:
@@ -39,7 +39,7 @@ def prove(run: RunFile, directory: Path, exported: Exported, typed: Sequence[str
         return HUNG_UP
     if result.state != "finished":
         raise UserError(
-            plain(f"{result.run_id} did not finish: {result.reason or result.state}"),
+            plain(f"{result.run_id} did not finish: {with_sizes(result.reason) or result.state}"),
             key="--prove",
             advice=f"trainfast-tui logs {result.run_id}",
             exit_code=EXIT_CODES.get(result.state, 4),

@@ -9,7 +9,7 @@ from trainfast_runner.results.comparison.difference import ComparisonRow, compar
 from trainfast_runner.running.final_result import final_result
 from trainfast_tui.cli.output import print_json, print_line, print_table
 from trainfast_tui.text.comparison import difference_text, figure_with_unit, interval_text, setting_text, verdict_text
-from trainfast_tui.text.format import ABSENT, plain, signed_percent
+from trainfast_tui.text.format import ABSENT, plain, signed_percent, with_sizes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
             for row in comparison.conditions
         ]
         print_table(("CONDITION", "A", "B", ""), [tuple(map(plain, row)) for row in cells])
-    for note in comparison.notes:
+    for note in map(with_sizes, comparison.notes):
         print_line(f"note: {plain(note)}")
     return 0
 

@@ -16,7 +16,7 @@ from trainfast_runner.running.history import RunRow, iter_rows
 from trainfast_runner.settings import presets
 from trainfast_tui.cli.arguments import positive
 from trainfast_tui.cli.output import print_json, print_line, print_table, terminal_width
-from trainfast_tui.text.format import ABSENT, duration, milliseconds, per_second, plain, size
+from trainfast_tui.text.format import ABSENT, duration, milliseconds, per_second, plain, size, with_sizes
 from trainfast_tui.text.overrides import short_overrides, without_search_settings
 from trainfast_tui.text.speed import few_steps_note
 
@@ -94,7 +94,7 @@ def _cells(row: RunRow) -> list[str]:
         "synthetic data" if row.synthetic_data else "",
         "speed under strict malloc thresholds" if row.measured_under else "",
         "" if row.clean else "conditions not clean",
-        notable_reason(row.state, row.reason) if row.state != "running" else "",
+        with_sizes(notable_reason(row.state, row.reason)) if row.state != "running" else "",
     ]
     return [
         row.run_id,

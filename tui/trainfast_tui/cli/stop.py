@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_directory import read_run_file
+from trainfast_runner.records.search_directories import conducted_search_of, has_journal
 from trainfast_runner.running.final_result import result_or_none_while_live
 from trainfast_runner.running.follower import Follower
 from trainfast_tui.cli.arguments import add_run, directory_of
@@ -29,6 +33,8 @@ def run(arguments: argparse.Namespace) -> int:
     result = result_or_none_while_live(directory)
     if result is not None:
         raise UserError(f"{directory.name} is not running: it is {result.state}", key=directory.name)
+    if (notice := search_notice(directory)) is not None:
+        print(notice, file=sys.stderr)
     with caught_signals() as signals:
         result = stop(directory, signals, now=arguments.now)
     if result is None:
@@ -41,3 +47,12 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print_line(headline(result))
     return 0
+
+
+def search_notice(directory: Path) -> str | None:
+    """Return the words on the live search that ends with this run; None for a run of no search."""
+    run = read_run_file(directory)
+    search = None if run is None else conducted_search_of(Home(), run)
+    if search is None or not has_journal(search):
+        return None
+    return f"{directory.name} belongs to search {search.name}, which ends with it; the same search command continues it"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from trainfast_runner.machine.cooling import Cooling, wait_until_cool
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import RunFile
+from trainfast_runner.records.search_directories import conducted_search_of, has_journal
 from trainfast_runner.running.launch import wait_for_devices
 from trainfast_runner.running.planning import RunPlan
 from trainfast_tui.cli.progress import Progress
@@ -13,11 +14,13 @@ from trainfast_tui.text.format import duration
 
 
 def await_devices(plan: RunPlan, home: Home) -> None:
-    """Wait until no other run uses the plan's devices."""
+    """Wait until no other run or search uses the plan's devices."""
     progress = Progress()
 
     def show(run: RunFile, seconds: float) -> None:
-        progress.show_activity(f"waiting for {run.run_id} to end, {duration(seconds)} so far")
+        search = conducted_search_of(home, run)
+        whom = f"search {search.name}" if search is not None and has_journal(search) else run.run_id
+        progress.show_activity(f"waiting for {whom} to end, {duration(seconds)} so far")
 
     try:
         wait_for_devices(plan, home, show)

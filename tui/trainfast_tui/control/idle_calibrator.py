@@ -74,7 +74,7 @@ class IdleCalibrator:
             self._is_done = any(is_calibrated(self._home, name) for name in names)
             if self._is_done or any(True for _ in live_runs(self._home)):
                 return None
-            self._is_done = not calibrate(self._home, self._python, cancelled).disturbed
+            self._is_done = not calibrate(self._home, self._python, cancelled, in_background=True).disturbed
             return DeviceCalibrated() if self._is_done else None
         except ScriptCancelled:
             return None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from trainfast_tui.control.messages import NextRunPredicted
 from trainfast_tui.control.next_run_memory import NextRunMemory, measured_memory
 from trainfast_tui.control.next_run_speed import NextRunSpeed, measured_speed
-from trainfast_tui.control.prediction_request import knows_free_memory, request_for
+from trainfast_tui.control.prediction_request import free_memory_bytes, has_moved, request_for
 from trainfast_tui.control.predictor import Predictor
 from trainfast_tui.control.same_settings import has_same_model
 
@@ -31,6 +31,8 @@ class NextRunPredictions:
         self._speed: NextRunSpeed | None = None
         self._requested_for: tuple[object, ...] | None = None
         """The inputs of the newest request; for equal ones nothing is requested again."""
+        self._free_bytes: tuple[int | None, ...] = ()
+        """The free memory of the newest request, as `free_memory_bytes` returns it."""
 
     def note(self, message: NextRunPredicted) -> None:
         """Keep the newest prediction."""
@@ -42,15 +44,26 @@ class NextRunPredictions:
         self._memory, self._speed, self._requested_for = NextRunMemory(why=SCRIPT_NOT_PREDICTED), None, None
 
     def request(
-        self, next_run: NextRun, machine: Machine, snapshot: Snapshot | None, *, may_trace: bool, speed_key: str
+        self,
+        next_run: NextRun,
+        machine: Machine,
+        snapshot: Snapshot | None,
+        *,
+        may_trace: bool,
+        speed_key: str,
+        is_device_used: bool,
     ) -> None:
-        """Request a prediction of the next run, unless nothing has changed since the last request."""
-        # Free memory changes with every tick: only the first reading of it starts another prediction.
-        inputs = (next_run, machine, may_trace, speed_key, knows_free_memory(snapshot))
-        if inputs != self._requested_for:
-            self._requested_for = inputs
-            request = request_for(next_run, machine, snapshot, may_trace=may_trace, speed_key=speed_key)
-            self._predictor.request(request)
+        """Request a prediction of the next run, unless nothing has changed since the last request.
+
+        While the device is used, free memory moves with the run or search that uses it, and starts no prediction.
+        """
+        inputs, free_bytes = (next_run, machine, may_trace, speed_key), free_memory_bytes(machine, snapshot)
+        is_held = is_device_used and bool(self._free_bytes)
+        if inputs == self._requested_for and (is_held or not has_moved(self._free_bytes, free_bytes)):
+            return
+        self._requested_for, self._free_bytes = inputs, free_bytes
+        request = request_for(next_run, machine, snapshot, may_trace=may_trace, speed_key=speed_key)
+        self._predictor.request(request)
 
     def memory(self, next_run: NextRun | None, shown_run: RunSnapshot | None) -> NextRunMemory | None:
         """Return the next run's predicted memory, and the measured memory of the run on the screen."""

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from trainfast_tui.live.snapshot import Snapshot
 
 
+MOVED_SHARE = 0.01
+"""Free memory of an idle machine moves by less with every sample."""
+
+
 @dataclass(frozen=True, slots=True)
 class PredictionRequest:
     """The settings to predict for, and the machine with the memory that is free now."""
@@ -34,10 +38,22 @@ class PredictionRequest:
     """Changes when there are new runs or searches to predict the speed from."""
 
 
-def knows_free_memory(snapshot: Snapshot | None) -> bool:
-    """True if a snapshot has the host's free memory."""
+def free_memory_bytes(machine: Machine, snapshot: Snapshot | None) -> tuple[int | None, ...]:
+    """Return the memory that the host and each GPU have free for the next run; empty without a reading of the host."""
     tick = snapshot.tick if snapshot is not None else None
-    return tick is not None and _host_free_bytes(tick, None) is not None
+    if snapshot is None or tick is None or (host_bytes := _host_free_bytes(tick, snapshot.live_run)) is None:
+        return ()
+    return host_bytes, *(gpu.memory_free_bytes for gpu in _with_free_memory(machine, tick, snapshot.live_run).gpus)
+
+
+def has_moved(before: tuple[int | None, ...], now: tuple[int | None, ...]) -> bool:
+    """True if free memory of the host or of a GPU has changed by `MOVED_SHARE`, or a reading has come or gone."""
+    if len(before) != len(now):
+        return True
+    return any(
+        old != new and (old is None or new is None or abs(new - old) >= MOVED_SHARE * old)
+        for old, new in zip(before, now, strict=True)
+    )
 
 
 def request_for(

@@ -106,7 +106,7 @@ def _process(event: Event) -> tuple[str, Tone, str]:
 
 def _state(event: Event) -> tuple[str, Tone, str]:
     words = state_words(event.state or "")
-    reason = event.reason or words
+    reason = fmt.with_sizes(event.reason or words)
     return "│", "primary", reason if reason.startswith(words) else f"{words}: {reason}"
 
 

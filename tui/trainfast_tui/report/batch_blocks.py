@@ -24,7 +24,7 @@ from trainfast_tui.report.reported_run import ReportedRun
 from trainfast_tui.report.run_blocks import ABSENT_NOTE, run_sections
 from trainfast_tui.report.scatter_picture import Axis, PointKind, ScatterLine, ScatterPoint, scatter_picture
 from trainfast_tui.text.batch_answer import batch_report_rows
-from trainfast_tui.text.format import count, duration, milliseconds, number, processes, size
+from trainfast_tui.text.format import count, duration, milliseconds, number, processes, size, with_sizes
 
 POINT_KINDS = {
     "fits": PointKind("fits", "dot", "success"),
@@ -126,7 +126,7 @@ def _try(line: Probe | ConfirmationRun, confirmations: Sequence[ConfirmationRun]
         kind, outcome, reserved = "confirmation run", line.state, None
     memory = [size(line.peak_allocated_bytes), size(reserved)]
     times = [number(line.samples_per_s), milliseconds(line.step_ms), duration(line.seconds)]
-    return [count(line.batch_size), kind, outcome, *memory, *times, line.run_id, line.reason]
+    return [count(line.batch_size), kind, outcome, *memory, *times, line.run_id, with_sizes(line.reason)]
 
 
 def _points(probes: Sequence[Probe], confirmations: Sequence[ConfirmationRun]) -> Iterator[ScatterPoint]:

@@ -34,6 +34,7 @@ from trainfast_tui.text.format import (
     percent,
     signed_percent,
     size,
+    with_sizes,
 )
 
 NO_EXPORT = "No run of the best setting is on the disk: its settings are not exported."
@@ -165,7 +166,7 @@ def _verdicts(so_far: BestSoFar, verdicts: Sequence[CandidateVerdict]) -> Iterat
         rate = ABSENT
         if verdict.rate is not None:
             rate = f"{number(verdict.rate.median)} (95 % CI: {interval(verdict.rate.low, verdict.rate.high)})"
-        words = [verdict.verdict.replace("_", " "), rate, *memory, verdict.reason]
+        words = [verdict.verdict.replace("_", " "), rate, *memory, with_sizes(verdict.reason)]
         rows.append([count(verdict.candidate_number), knob_words(candidate.knobs), *words])
     yield grid(header, rows, right=(0, 3, 4, 5))
     yield Prose(ABSENT_NOTE)
@@ -197,5 +198,5 @@ def _try(so_far: BestSoFar, line: Trial | ColdRun) -> list[str]:
         role, speed = f"{line.role.replace('_', ' ')}{knob}", line.predicted
         predicted = f"{number(speed.median)} ({interval(speed.low, speed.high)})" if speed else ABSENT
         times = [number(line.samples_per_s), predicted, ABSENT, ABSENT]
-    rest = [size(line.peak_allocated_bytes), duration(line.seconds), line.run_id, line.reason]
+    rest = [size(line.peak_allocated_bytes), duration(line.seconds), line.run_id, with_sizes(line.reason)]
     return [knob_words(so_far.candidate(line.candidate_number).knobs), role, line.outcome, *times, *rest]

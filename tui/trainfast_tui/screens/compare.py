@@ -45,7 +45,11 @@ class CompareScreen(PageScreen):
             [],
             *paragraph(verdict_text(comparison) or "", width, "text"),
             *_condition_lines(comparison),
-            *(line for note in comparison.notes for line in paragraph(f"note: {note}", width, "warning")),
+            *(
+                line
+                for note in map(fmt.with_sizes, comparison.notes)
+                for line in paragraph(f"note: {note}", width, "warning")
+            ),
         ]
 
 

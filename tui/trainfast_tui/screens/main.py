@@ -21,6 +21,7 @@ from trainfast_tui.control.next_run import NextRun
 from trainfast_tui.control.next_run_memory import swap_notice
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.screens.base import AppScreen
+from trainfast_tui.text.format import with_sizes
 from trainfast_tui.text.search_kind import SearchKind
 from trainfast_tui.widgets.devices import DevicesPanel
 from trainfast_tui.widgets.diagnosis_line import DiagnosisLine
@@ -189,7 +190,7 @@ class MainScreen(AppScreen):
         if key != self._status_of_run:
             self._status_of_run = key
             if run is not None and snapshot.trouble is None:
-                status.show_text(f"{run.run_id}: {run.reason or state_words(run.state)}", "muted")
+                status.show_text(f"{run.run_id}: {with_sizes(run.reason) or state_words(run.state)}", "muted")
 
     def action_run(self) -> None:
         session, next_run, run = self.session, self.session.next_run, self.session.live_run

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.units import chance_text
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.best_figures import budget_words, gain_words, knob_words, noise_words
 from trainfast_tui.text.best_objective import objective_words
@@ -118,8 +119,8 @@ def chance_words(so_far: BestSoFar) -> str:
         return ""
     price = "" if step.price_s is None else f", for about {fmt.duration(step.price_s)}"
     if step.price_s is not None and question is not None and step.price_s > question.budget_s - so_far.spent_s():
-        price = ", but for more time than the budget has left"
-    return f"{step.chance:.0%} chance that going on finds 2 % more{price}".replace("%", " %", 1)
+        price = f", but that takes {fmt.duration(step.price_s)}, beyond the budget"
+    return f"{chance_text(step.chance)} chance that going on finds 2 % more{price}"
 
 
 def settings_of(so_far: BestSoFar, number: int) -> tuple[tuple[str, str], ...]:

@@ -85,7 +85,7 @@ def _oom(run: RunSnapshot, traced: OomExplanation | None, to_trace: int) -> Endi
     facts = list(oom.oom_sentences(explanation)) if explanation is not None else []
     if to_trace:
         facts.append(f"Tracing which changes would fit, {to_trace} to go…")
-    reason = run.reason or _message(run)
+    reason = fmt.with_sizes(run.reason or _message(run))
     if explanation is not None and explanation.held_bytes is not None and explanation.asked_bytes is not None:
         # The allocator's long sentence adds nothing; the status line and the log have it.
         reason = ""

@@ -61,6 +61,14 @@ def size(size_bytes: float | None) -> str:
     return f"{value:.0f} B" if unit == 0 else f"{number(value)} {_BINARY_UNITS[unit]}"
 
 
+_RAW_BYTES = re.compile(r"\b(\d{7,19}) bytes\b(?! \()")
+
+
+def with_sizes(message: str) -> str:
+    """A message with the size behind each long count of bytes: `6442450944 bytes (6.00 GiB)`."""
+    return _RAW_BYTES.sub(lambda match: f"{match[0]} ({size(int(match[1]))})", message)
+
+
 def count(value: float | None, noun: str = "") -> str:
     """A whole number with thousands separated, and what is counted: `12,345 steps`."""
     if (value := _finite(value)) is None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainfast_runner.settings.set_by_searches import SET_BY_A_SEARCH
+from trainfast_tui.text.format import truncate
 
 
 def typed_overrides(overrides: Mapping[str, Any]) -> list[str]:
@@ -30,14 +31,17 @@ def without_search_settings(overrides: Mapping[str, Any], role: str | None) -> d
 
 
 def short_overrides(overrides: Mapping[str, Any], cells: int) -> str:
-    """Return as many whole overrides as fit in `cells`, and how many more there are."""
+    """Return as many whole overrides as fit in `cells`, else the first one cut, and how many more there are."""
     words = typed_overrides(overrides)
     for kept in range(len(words), 0, -1):
         more = f" +{len(words) - kept}" if kept < len(words) else ""
         text = " ".join(words[:kept]) + more
         if len(text) <= cells:
             return text
-    return f"{len(words)} override{'s' if len(words) > 1 else ''}" if words else ""
+    if not words:
+        return ""
+    more = f" +{len(words) - 1}" if len(words) > 1 else ""
+    return truncate(words[0], cells - len(more)) + more
 
 
 def _shown(key: str, value: Any) -> str:

@@ -30,6 +30,7 @@ from trainfast_tui.text.format import (
     plain,
     processes,
     size,
+    with_sizes,
 )
 from trainfast_tui.text.memory import against_predicted_memory, peak_word
 from trainfast_tui.text.speed import against_predicted_speed, few_steps_note
@@ -38,7 +39,7 @@ from trainfast_tui.text.warm_process import warm_words
 
 def headline(result: Result) -> str:
     """Return the run's id, its end and the reason."""
-    reason = plain(notable_reason(result.state, result.reason))
+    reason = plain(with_sizes(notable_reason(result.state, result.reason)))
     role = f"{warm_words(result.role, result.tried)}: " if result.role in WARM_ROLES else ""
     return f"{result.run_id}  {result.name}  {role}{result.state.replace('_', ' ')}{f': {reason}' if reason else ''}"
 
@@ -76,7 +77,7 @@ def end_words(result: Result) -> str:
     """Return the end state, its reason, and what makes the figures doubtful."""
     under = [f"measured under {result.measured_under}"] if result.measured_under else []
     words = ", ".join([state_words(result.state), *marks(result), *under])
-    reason = notable_reason(result.state, result.reason)
+    reason = with_sizes(notable_reason(result.state, result.reason))
     return f"{words}: {reason}" if reason else words
 
 

@@ -7,6 +7,7 @@ import shlex
 from trainfast_runner.records.state_words import state_words
 from trainfast_runner.running.history import RunRow
 from trainfast_tui.painting.painted import PaintedValue
+from trainfast_tui.text.format import with_sizes
 from trainfast_tui.text.lines import Line, paragraph
 from trainfast_tui.widgets.runs_table import SYNTHETIC, override_words
 
@@ -21,8 +22,9 @@ class RunDetail(PaintedValue[RunRow]):
         if row is None:
             return []
         first: Line = [(row.run_id, "title"), (f"  {row.name}  ", "text"), (state_words(row.state), "muted")]
+        reason = with_sizes(row.reason)
         if row.command:
-            return [first, *paragraph(shlex.join(row.command), width, "text"), *paragraph(row.reason, width, "muted")]
+            return [first, *paragraph(shlex.join(row.command), width, "text"), *paragraph(reason, width, "muted")]
         knobs = " ".join(override_words(row)) or "knobs as the defaults"
         knobs += f"  {SYNTHETIC}" if row.synthetic_data else ""
-        return [first, *paragraph(f"{row.reason}.  {knobs}" if row.reason else knobs, width, "text")]
+        return [first, *paragraph(f"{reason}.  {knobs}" if reason else knobs, width, "text")]

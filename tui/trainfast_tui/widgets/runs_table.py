@@ -139,7 +139,7 @@ class RunsTable(SortedTable[RunRow]):
         doubts = [few] if (few := few_steps_note(row.steps.measured)) else []
         doubts += [SYNTHETIC] * bool(row.synthetic_data) + [STRICT] * bool(_starred(row))
         line.append((f"{gap}{', '.join(doubts)}" if doubts else "", "warning"))
-        reason = notable_reason(row.state, row.reason)
+        reason = fmt.with_sizes(notable_reason(row.state, row.reason))
         return [*line, (f"  {reason}" if reason else "", "muted")]
 
 

@@ -64,5 +64,5 @@ class TooSmall(PaintedValue["RunSnapshot"]):
             [(f"step {fmt.count(done)} of {fmt.count(planned)}", "title")],
             [(fmt.per_second(figures.samples_per_s, "samples"), "title"), (synthetic, "warning")],
             [(f"peak {peak_word_of(run.run_file)} ", "muted"), (fmt.size(peak_allocated_bytes(run)), "text")],
-            [(run.reason, "text")],
+            [(fmt.with_sizes(run.reason), "text")],
         ]

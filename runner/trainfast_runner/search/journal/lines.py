@@ -16,10 +16,8 @@ from typing import TypeVar
 import msgspec
 
 from trainfast_runner.records.json_lines import Appender, read_all
-from trainfast_runner.records.search_directories import JOURNAL_FILE
+from trainfast_runner.records.search_directories import JOURNAL_FILE, PAUSE_FILE
 
-PAUSE_FILE = "paused"
-"""While this file exists the conductor takes no further step."""
 CANCELLED = "the same command continues it"
 """The reason of an end that the user asked for; any other reason of `cancelled` is the error that ended the search."""
 

@@ -25,6 +25,7 @@ from trainfast_runner.search.journal.best import (
     Space,
 )
 from trainfast_runner.search.speed.trial_rates import log_rate
+from trainfast_runner.units import chance_text
 
 GAP = 0.03
 """A difference between warm trials and fresh processes that the answer mentions."""
@@ -102,7 +103,7 @@ def _verdict(ranking: ColdRanking, prospects: Prospects, best: int, number: int)
         reason = f"at most {1 / least:.4g} samples/s by its FLOPs and the device's peak"
         return CandidateVerdict(candidate_number=number, verdict="bound", reason=reason)
     chance = prospects.chances.get(number, 0.0)
-    words = f"{_shown_chance(chance)} chance to be 2 % better than the best"
+    words = f"{chance_text(chance, decimals=1)} chance to be 2 % better than the best"
     if chance <= LIKELY:
         return CandidateVerdict(candidate_number=number, verdict="beaten", reason=words)
     return CandidateVerdict(candidate_number=number, verdict="not_tried", reason=f"no time left: {words}")
@@ -116,10 +117,6 @@ def _beside_best(ranking: ColdRanking, best: int, number: int) -> str:
     if not difference.is_clear:
         return f"{words}, within the noise of the best"
     return f"{words} by its trial, not confirmed" if difference.mean > 0 else f"{words} beside the best"
-
-
-def _shown_chance(chance: float) -> str:
-    return "less than 0.1 %" if chance < 0.001 else f"{100 * chance:.1f} %"
 
 
 def _percent(difference: Difference) -> Interval:

@@ -24,6 +24,7 @@ from trainfast_runner.search.best.step_rule import LEAST_TIMED_STEPS, ORDINARY, 
 from trainfast_runner.search.best.too_large import TOO_LARGE
 from trainfast_runner.search.journal.best import TIMED_OUTCOMES, BestStep
 from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.units import chance_text
 
 HOPELESS = 0.7
 """A trial ends early when its best step is below this share of the leader's pace."""
@@ -120,7 +121,7 @@ def _most_promising_trial(state: BestState, prospects: Prospects) -> BestDecisio
         number = max(filter(state.is_warm, unseen), key=prospects.improvement_per_s, default=number)
     if number in tries:
         gain = prospects.gains[number].mean
-        why = f"{100 * prospects.chances[number]:.0f} % chance of 2 % more, expected {100 * math.expm1(gain):+.1f} %"
+        why = f"{chance_text(prospects.chances[number])} chance of 2 % more, expected {100 * math.expm1(gain):+.1f} %"
         return _trial_of(state, number, why)
     new = ", ".join(_new_values(state, number))
     return _trial_of(state, number, f"{new} was never run")
@@ -139,7 +140,7 @@ def _price_words(state: BestState, prospects: Prospects) -> str:
     """The use of going on beyond the budget and its price, for a search with something left to try."""
     outlook = prospects.outlook
     if round(100 * outlook.chance) > 0:
-        return f"{outlook.price_s:.0f} s more have a {100 * outlook.chance:.0f} % chance of 2 % more"
+        return f"going on for {outlook.price_s:.0f} s finds 2 % more with a chance of {chance_text(outlook.chance)}"
     values = list(
         dict.fromkeys(value for number in prospects.with_unseen_values for value in _new_values(state, number))
     )
