@@ -21,8 +21,9 @@ class MemoryPeaks:
         """True if that device is the CPU, whose work the host's clock times."""
         self._baseline: dict[str, int] = {}
         """Sizes in `/proc/self/status` when the first parameter was made; empty before."""
-        self._read = 0
-        self._next_ns = 0
+        self.due_ns = 0
+        """Time of the next reading (CLOCK_MONOTONIC)."""
+        self._readings = 0
 
     @property
     def has_model(self) -> bool:
@@ -39,12 +40,11 @@ class MemoryPeaks:
         if not self._baseline:
             self._baseline = status_sizes()
 
-    def due(self, now_ns: int) -> dict[str, int]:
-        """The peaks at the end of a step if it is time to read them again, by the names of the record's fields."""
-        if self._read >= FIRST and now_ns < self._next_ns:
-            return {}
-        self._read += 1
-        self._next_ns = now_ns + EVERY_NS
+    def read_due(self, now_ns: int) -> dict[str, int]:
+        """Read the peaks at the end of a step, and set the time of the next reading."""
+        self._readings += 1
+        if self._readings >= FIRST:
+            self.due_ns = now_ns + EVERY_NS
         return self.read()
 
     def read(self) -> dict[str, int]:
