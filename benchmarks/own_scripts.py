@@ -25,7 +25,7 @@ if __name__ == "__main__":
 
 from benchmarks.budget import Row, at_most, print_table
 
-from trainfast_runner.running.scripts.script_plan import DOOR
+from trainfast_runner.running.scripts.door import DOOR
 
 HOOKS_US = 15.0
 TRAINER_PERCENT = 0.3

@@ -16,8 +16,8 @@ from trainfast_runner.records.run_directory import is_unfinished
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_lines import WorkerLine
 from trainfast_runner.records.run_records import DeviceSample, RunRecords
-from trainfast_runner.running.ending import did_not_end
 from trainfast_runner.running.supervisor import SupervisorBounds
+from trainfast_runner.running.training_end import did_not_end
 
 from .conftest import Run
 

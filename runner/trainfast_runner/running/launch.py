@@ -39,11 +39,10 @@ from trainfast_runner.records.search_directories import conducted_search_of, may
 from trainfast_runner.records.tick import DeviceReading, is_instance
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.recovery import live_runs
+from trainfast_runner.running.scripts.door import RUN_VARIABLE
 from trainfast_runner.running.scripts.sandbox import SANDBOX, sandbox
 
 HANDOVER_S = 30.0
-SCRIPTS_VARIABLE = "TRAINFAST_RUN"
-"""Names the run directory to the hooks in a user's own script."""
 MEMORY_SETTLED_BYTES = 64 << 20
 MEMORY_SETTLES_S = 10.0
 
@@ -175,10 +174,10 @@ def _environment(plan: RunPlan, directory: Path) -> dict[str, str]:
     if plan.script is None:
         return plan.env
     if not plan.script.trial:
-        return {**plan.env, SCRIPTS_VARIABLE: str(directory)}
+        return {**plan.env, RUN_VARIABLE: str(directory)}
     folder = directory / SANDBOX
     folder.mkdir(mode=0o700)
-    return {**plan.env, **sandbox(folder), SCRIPTS_VARIABLE: str(directory)}
+    return {**plan.env, **sandbox(folder), RUN_VARIABLE: str(directory)}
 
 
 def _spawn_supervisor(directory: Path) -> None:

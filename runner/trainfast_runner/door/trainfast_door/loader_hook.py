@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-import time
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
-import torch
+from torch import is_grad_enabled
 from torch.utils.data import dataloader
 
 from .asked_knobs import set_loader_defaults
@@ -22,14 +22,14 @@ def install(run: ScriptRun) -> None:
     set_loader_defaults(dataloader.DataLoader, run)
     iterator = dataloader._BaseDataLoaderIter
     next_batch = iterator.__next__
-    now_ns, steps = time.monotonic_ns, run.steps
+    steps = run.steps
 
     @functools.wraps(next_batch)
     def timed(self: Any) -> Any:
-        begun_ns = now_ns()
+        begun_ns = monotonic_ns()
         batch = next_batch(self)
         # A batch that is drawn without gradients is for an evaluation.
-        if torch.is_grad_enabled():
+        if is_grad_enabled():
             try:
                 add(self, batch, begun_ns)
             except Exception as error:
@@ -44,6 +44,6 @@ def install(run: ScriptRun) -> None:
             run.ran.setdefault("pin_memory", "on" if loader._pin_memory else "off")
             if size:
                 run.ran.setdefault("batch_size", size)
-        steps.add_batch(size, now_ns() - begun_ns)
+        steps.add_batch(size, monotonic_ns() - begun_ns)
 
     iterator.__next__ = timed  # type: ignore[method-assign]

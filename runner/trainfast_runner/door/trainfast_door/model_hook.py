@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
 import weakref
 from collections.abc import Iterable, Mapping
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, is_grad_enabled, nn
 from torch.nn.modules.module import (
     register_module_module_registration_hook,
     register_module_parameter_registration_hook,
@@ -125,7 +125,7 @@ class Begun:
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Note the beginning and the input of a forward pass that trains."""
-        if not torch.is_grad_enabled():
+        if not is_grad_enabled():
             return
         times = self._times
         steps = times.steps
@@ -137,7 +137,7 @@ class Begun:
                 steps.forward_samples += leading_size(args) or leading_size(kwargs) or 0
         except Exception as error:
             note_error("model forward hook", error)
-        times.begun_ns = time.monotonic_ns()
+        times.begun_ns = monotonic_ns()
 
     def __reduce__(self) -> Any:
         return _NOTHING
@@ -149,9 +149,9 @@ class Ended(Begun):
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         """Add the time of the pass."""
         times = self._times
-        if times.begun_ns and torch.is_grad_enabled():
+        if times.begun_ns and is_grad_enabled():
             steps = times.steps
-            steps.forward_ns = (steps.forward_ns or 0) + time.monotonic_ns() - times.begun_ns
+            steps.forward_ns = (steps.forward_ns or 0) + monotonic_ns() - times.begun_ns
             times.begun_ns = 0
 
 

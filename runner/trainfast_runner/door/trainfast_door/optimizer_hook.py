@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import time
 import weakref
 from collections.abc import Callable
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
 from torch.compiler import is_compiling
@@ -33,6 +33,7 @@ class OptimizerHook:
 
     def __init__(self, run: ScriptRun) -> None:
         self._run = run
+        self._steps = run.steps
         self._main: Callable[[], Optimizer | None] = lambda: None
         """The optimizer with most parameters of those that have stepped and live."""
         self._parameters = 0
@@ -44,54 +45,50 @@ class OptimizerHook:
         # In compiled code only this line is traced: the hooks break no graph.
         if is_compiling():
             return
-        self._begun_ns = time.monotonic_ns()
+        self._begun_ns = monotonic_ns()
 
     def after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Count the step."""
         if is_compiling():
             return
         try:
-            self._count(optimizer, has_closure=len(args) > 1 or bool(kwargs))
+            if self._main() is optimizer or self._becomes_main(optimizer):
+                self._count(optimizer, has_closure=len(args) > 1 or bool(kwargs))
         except Exception as error:
             note_error("optimizer step hook", error)
 
     def _count(self, optimizer: Optimizer, has_closure: bool) -> None:
-        run, steps = self._run, self._run.steps
-        if self._main() is not optimizer:
-            if optimizer in self._smaller:
-                return
-            if not self._is_largest(optimizer):
-                self._smaller.add(optimizer)
-                self._run.untraced = "its script has another optimizer"
-                return
+        steps = self._steps
         if has_closure:
             steps.unknown["optimizer_ms"] = "the step runs a closure, with forward and backward in it"
         elif steps.peaks.on_cpu:
             # A GPU works behind the host's clock.
-            steps.optimizer_ns = (steps.optimizer_ns or 0) + time.monotonic_ns() - self._begun_ns
+            steps.optimizer_ns = (steps.optimizer_ns or 0) + monotonic_ns() - self._begun_ns
         steps.lr = _finite(optimizer.param_groups[0].get("lr"))
-        if steps.source != OPTIMIZER:
-            return
-        if steps.taken == 0:
-            run.steps.note_hook("optimizer step hook")
-        if steps.count():
-            trace_memory(run)
+        if steps.source == OPTIMIZER and steps.count():
+            trace_memory(self._run)
             raise SystemExit(0)
 
-    def _is_largest(self, optimizer: Optimizer) -> bool:
-        """True if the optimizer has more parameters than the main one, which it is from then on."""
+    def _becomes_main(self, optimizer: Optimizer) -> bool:
+        """Make the optimizer the main one and return True if it has more parameters than that."""
+        if optimizer in self._smaller:
+            return False
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        size, before = sum(parameter.numel() for parameter in parameters), self._main()
-        if before is not None:
-            if size <= self._parameters:
-                return False
-            if self._run.steps.source == OPTIMIZER:
-                self._run.steps.drop_first_step()
+        size, steps = sum(parameter.numel() for parameter in parameters), self._steps
+        is_first = self._main() is None
+        if not is_first and size <= self._parameters:
+            self._smaller.add(optimizer)
+            self._run.untraced = "its script has another optimizer"
+            return False
+        if steps.source == OPTIMIZER:
+            steps.note_hook("optimizer step hook")
+            if not is_first:
+                steps.drop_first_step()
         self._main, self._parameters = weakref.ref(optimizer), size
         group = optimizer.param_groups[0]
         self._run.has_scheduler = "initial_lr" in group
         self._run.given_rate = _finite(group.get("initial_lr", group.get("lr")))
-        self._run.steps.peaks.watch(parameters[0].device)
+        steps.peaks.watch(parameters[0].device)
         self._run.actual.update(
             optimizer=type(optimizer).__name__,
             param_dtype=str(parameters[0].dtype).replace("torch.", ""),

@@ -1,24 +1,21 @@
-"""The step records of a script: one line for each optimizer step, as the worker writes them."""
+"""The steps of a script: counted, timed, and recorded with one line for each optimizer step."""
 
 from __future__ import annotations
 
-import math
-import time
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
 from .memory_peaks import MemoryPeaks
 from .notes import LineFile
 from .rank_files import RankFiles
+from .step_line import step_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    Times = tuple[int, int | None, int | None, int | None]
-    Record = tuple[int, int, int | None, Times, float | None, dict[str, int]]
+    from .step_line import StepRecord
 
 TIMING_WARMUP = 3
-NULL = "null"
-NOT_FINITE = 'null,"loss_not_finite":true'
 WRITE_EVERY_NS = 100_000_000
 """Faster steps are written together: after 15 ms of a training's own work a write and what leads to it take 0.15 ms."""
 FACTS_AFTER = 2
@@ -49,7 +46,7 @@ class StepLog:
         """The reporter whose steps are counted."""
         self.framework: str | None = None
         """The framework that has reported steps; None without one."""
-        self.begun_ns = time.monotonic_ns()
+        self.begun_ns = monotonic_ns()
         """The beginning of the step: the end of the last one, before the first the newest sign of its preparation."""
         self.taken = 0
         self.stopping = False
@@ -72,10 +69,9 @@ class StepLog:
         self._warmup = int(asked.get("timing_warmup", TIMING_WARMUP))
         self._samples_per_step: int | None = asked.get("samples_per_step")
         self._file: LineFile | None = None
-        self._records: list[Record] = []
-        """Steps that are not written yet, their losses apart: end, number, samples, times, rate and memory."""
-        self._losses: list[float | None] = []
-        self._written_ns = 0
+        self._records: list[StepRecord] = []
+        """Steps that are not written yet."""
+        self._write_due_ns = 0
         self._ignored_stop = False
         self._sources: dict[str, int] = {}
         """Steps by the source of their samples: a loader that fetches ahead gives none to the last."""
@@ -114,47 +110,50 @@ class StepLog:
     def start_first_step(self) -> None:
         """Time the first step from now; does nothing once a step is recorded."""
         if self.taken == 0:
-            self.begun_ns = time.monotonic_ns()
+            self.begun_ns = monotonic_ns()
 
     def drop_first_step(self) -> None:
         """Drop the only recorded step: a smaller optimizer took it than the one that steps now."""
         if self.taken == 1:
             self.taken = 0
             self._records.clear()
-            self._losses.clear()
 
     def count(self, samples: int | None = None, loss: float | None = None) -> bool:
         """Record that a step has ended now; True if it is the last that `--steps` allows, and the script is to stop."""
-        now_ns = time.monotonic_ns()
-        if self._files.owner is None:
-            self._file = self._files.take()
-            if self._file is not None:
-                self._files.write("phase", phase="train")
-        if not self._files.owner:
+        now_ns = monotonic_ns()
+        if not self._files.owner and not self._take_files():
             return False
         if self.stopping:
             self._note_ignored_stop()
             return False
-        step_ns = now_ns - self.begun_ns
-        due = now_ns - self._written_ns >= WRITE_EVERY_NS
-        if due and self.waits_for_loss:
+        is_due = now_ns >= self._write_due_ns
+        if is_due and self.waits_for_loss:
             self.flush(now_ns)
-        self.taken += 1
-        times = (step_ns, self.data_ns, self.forward_ns, self.optimizer_ns)
-        self._records.append((now_ns, self.taken, self._samples(samples), times, self.lr, self.peaks.due(now_ns)))
-        self._losses.append(None)
+        self.taken = step = self.taken + 1
+        times = (now_ns - self.begun_ns, self.data_ns, self.forward_ns, self.optimizer_ns)
+        peaks = self.peaks.read_due(now_ns) if now_ns >= self.peaks.due_ns else None
+        self._records.append((now_ns, step, self._samples(samples), times, self.lr, peaks, loss))
         if loss is not None:
-            self.add_loss(loss)
-        self.stopping = self._limit is not None and self.taken >= self._limit
-        # The first record may be of a smaller optimizer than the one that steps next.
-        if due and self.taken > 1 and not self.waits_for_loss:
-            self.flush(now_ns)
+            self.unknown.pop("loss", None)
         self.begun_ns = now_ns
         self.data_ns = self.forward_ns = self.optimizer_ns = None
         self.loader_samples = self.forward_samples = 0
-        if self.taken == FACTS_AFTER:
+        if self._limit is not None and step >= self._limit:
+            self.stopping = True
+        # The first record may be of a smaller optimizer than the one that steps next.
+        if is_due and step > 1 and not self.waits_for_loss:
+            self.flush(now_ns)
+        if step == FACTS_AFTER:
             self._write_facts()
         return self.stopping
+
+    def _take_files(self) -> bool:
+        """Record the rank from here on, if no other process does; return True if this one does."""
+        if self._files.owner is None:
+            self._file = self._files.take()
+            if self._file is not None:
+                self._files.write("phase", phase="train")
+        return self._files.are_ours
 
     def _note_ignored_stop(self) -> None:
         """Record, once, that the script trains on; the supervisor ends it."""
@@ -167,39 +166,16 @@ class StepLog:
         """Put a loss into the newest record; a framework may report it after the step's end."""
         if self._records:
             self.unknown.pop("loss", None)
-            self._losses[-1] = loss
+            self._records[-1] = (*self._records[-1][:-1], loss)
 
     def flush(self, now_ns: int = 0) -> None:
         """Append the waiting records in one write. Many at once take a third of the time of one at each step."""
         if not self._records or self._file is None:
             return
-        text = "".join(map(self._line, self._records, self._losses))
+        text = "".join([step_line(record, self._warmup) for record in self._records])
         self._records.clear()
-        self._losses.clear()
-        self._written_ns = now_ns
+        self._write_due_ns = now_ns + WRITE_EVERY_NS
         self._file.write_text(text)
-
-    def _line(self, record: Record, loss: float | None) -> str:
-        """The record of a step as JSON; its times, in ns, are the times of the step, of data, forward and optimizer.
-
-        A time is written as its nanoseconds with an exponent, 1234567e-6 ms: decimal places take Python longer than all
-        else here, and its JSON encoder takes 8 us more.
-        """
-        t_ns, step, samples, (step_ns, data_ns, forward_ns, optimizer_ns), lr, peaks = record
-        seen_ns = (data_ns or 0) + (forward_ns or 0) + (optimizer_ns or 0)
-        warmup = "true" if step <= self._warmup else "false"
-        known_loss = NULL if loss is None else loss if math.isfinite(loss) else NOT_FINITE
-        data = NULL if data_ns is None else f"{data_ns}e-6"
-        forward = NULL if forward_ns is None else f"{forward_ns}e-6"
-        optimizer = NULL if optimizer_ns is None else f"{optimizer_ns}e-6"
-        other = f"{max(0, step_ns - seen_ns)}e-6" if seen_ns else NULL
-        more = "".join([f',"{name}":{size}' for name, size in peaks.items()]) if peaks else ""
-        return (
-            f'{{"t_ns":{t_ns},"step":{step},"warmup":{warmup},"samples":{NULL if samples is None else samples},'
-            f'"tokens":null,"loss":{known_loss},"step_ms":{step_ns}e-6,"data_ms":{data},"forward_ms":{forward},'
-            f'"backward_ms":null,"optimizer_ms":{optimizer},"other_ms":{other},'
-            f'"lr":{NULL if lr is None else lr}{more}}}\n'
-        )
 
     def _samples(self, from_framework: int | None) -> int | None:
         """Samples of this step and rank by the first source that knows them."""
@@ -213,6 +189,8 @@ class StepLog:
             source, samples = "--samples-per-step", self._samples_per_step
         else:
             return None
-        self._sources[source] = self._sources.get(source, 0) + 1
-        self.unknown.pop("samples", None)
+        steps_before = self._sources.get(source, 0)
+        if not steps_before:
+            self.unknown.pop("samples", None)
+        self._sources[source] = steps_before + 1
         return samples

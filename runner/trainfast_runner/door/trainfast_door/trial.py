@@ -94,7 +94,7 @@ def limit_memory(run: ScriptRun) -> None:
     del warm
     run.limit_gauge = LimitGauge()
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    soft = status_sizes()["VmData"] + limit_bytes
+    soft = status_sizes("VmData")[0] + limit_bytes
     resource.setrlimit(resource.RLIMIT_DATA, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
 
 
@@ -105,15 +105,19 @@ class LimitGauge:
     """
 
     def __init__(self) -> None:
-        self._first = status_sizes()
+        self._first_peak, self._first_size, self._first_data = self._sizes()
 
     def peak_bytes(self) -> int | None:
         """The growth; None until address space has passed its peak from before."""
-        now, first = status_sizes(), self._first
-        if now["VmPeak"] <= first["VmPeak"]:
+        peak, size, data = self._sizes()
+        if peak <= self._first_peak:
             return None
-        others = (now["VmSize"] - now["VmData"]) - (first["VmSize"] - first["VmData"])
-        return max(0, now["VmPeak"] - first["VmSize"] - max(0, others))
+        others = (size - data) - (self._first_size - self._first_data)
+        return max(0, peak - self._first_size - max(0, others))
+
+    def _sizes(self) -> list[int]:
+        """The peak of all address space, its size, and the data's."""
+        return status_sizes("VmPeak", "VmSize", "VmData")
 
 
 def _silence(module: Any, names: tuple[str, ...], run: ScriptRun) -> None:

@@ -19,10 +19,10 @@ from trainfast_runner.machine import training_python
 from trainfast_runner.machine.processes.identity import send, started_with
 from trainfast_runner.records.discovered import DISCOVERED_FILE, Discovered
 from trainfast_runner.records.output_log import OUTPUT_FILE, read_log
-from trainfast_runner.running.launch import SCRIPTS_VARIABLE
 from trainfast_runner.running.scripts.command import ScriptCommand, read_command
+from trainfast_runner.running.scripts.door import DOOR, RUN_VARIABLE
 from trainfast_runner.running.scripts.sandbox import sandbox
-from trainfast_runner.running.scripts.script_plan import DOOR, without_torch
+from trainfast_runner.running.scripts.script_plan import without_torch
 
 LIMIT_S = 30.0
 """Time for a script's imports; one that has not reached a parser by then is asked for nothing."""
@@ -80,7 +80,7 @@ def _run(
 ) -> int | None:
     """Run the script until it stops by itself and return its exit code, None if it was ended; end all its processes."""
     environment = {**os.environ, **(ONLY_RANK if command.launched else {}), **sandbox(folder)}
-    environment[SCRIPTS_VARIABLE] = str(folder)
+    environment[RUN_VARIABLE] = str(folder)
     with (folder / OUTPUT_FILE).open("wb") as output:
         process = subprocess.Popen(
             [interpreter, str(FIND_FLAGS), str(folder), *command.script],
@@ -102,7 +102,7 @@ def _run(
 def _end_left(folder: Path) -> None:
     """End the processes that the script started in sessions of their own."""
     deadline = time.monotonic() + END_S
-    while (processes := started_with(SCRIPTS_VARIABLE, str(folder))) and time.monotonic() < deadline:
+    while (processes := started_with(RUN_VARIABLE, str(folder))) and time.monotonic() < deadline:
         for process in processes:
             send(process, signal.SIGKILL)
         time.sleep(0.01)

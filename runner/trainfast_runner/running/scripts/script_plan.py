@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from trainfast_runner import __version__
 from trainfast_runner.errors import UserError
@@ -16,6 +15,7 @@ from trainfast_runner.machine.gpus.choice import GpuChoice
 from trainfast_runner.records.script_run import OUR_KNOBS, ScriptAsked
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.scripts.command import ScriptCommand, read_command
+from trainfast_runner.running.scripts.door import DOOR
 from trainfast_runner.running.scripts.knob_places import environment, loader_defaults, trainer_fields
 from trainfast_runner.running.scripts.log_steps import step_pattern
 from trainfast_runner.settings.device_counts import device_choice
@@ -29,9 +29,6 @@ from trainfast_runner.settings.typed_settings import setting_of
 
 FIRST_TORCH = (2, 5)
 """The first torch that calls the entry points of group `torch.backends`."""
-
-DOOR = Path(__file__).parents[2] / "door"
-"""The folder that is appended to PYTHONPATH; it holds the hooks alone, so it shadows nothing."""
 
 
 def plan_script(

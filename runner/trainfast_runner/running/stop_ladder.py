@@ -1,4 +1,4 @@
-"""The supervisor's end of a training: requests by signal, the stop ladder, processes that outlive SIGKILL."""
+"""Requests to end a run, which come as signals, and the ladder of signals that ends its training."""
 
 from __future__ import annotations
 
@@ -9,16 +9,11 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 
-from trainfast_runner.machine.processes.identity import Identity, UnkillableProcess, descendants, send
+from trainfast_runner.machine.processes.identity import Identity, descendants, send
 from trainfast_runner.records.run_lines import Event
-from trainfast_runner.records.run_records import RunRecords
 
 ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 WAKING = (*ASKING, signal.SIGCHLD, signal.SIGHUP)
-KERNEL_STATES = {
-    "D": "state D (uninterruptible sleep)",
-    "Z": "state Z (ended, but its tracer keeps it)",
-}
 
 
 class Signals:
@@ -118,27 +113,3 @@ def collect_orphans() -> bool:
             return False
         if pid == 0:
             return True
-
-
-def did_not_end(processes: Iterable[UnkillableProcess], records: RunRecords, waited_s: float) -> str:
-    """A sentence for the run's reason or troubles: each process with its pid, state and GPU.
-
-    A GPU driver that hangs, as after an Xid, keeps a process in the kernel.
-    """
-    ranks = {line.pid: rank for rank, lines in records.worker.items() for line in lines if line.kind == "started"}
-    each = []
-    for process in processes:
-        rank = ranks.get(process.pid)
-        place = process.name if rank is None else ", ".join([f"rank {rank}", *_gpus(rank, records)])
-        each.append(f"pid {process.pid} ({place}) is in {KERNEL_STATES.get(process.state, f'state {process.state}')}")
-    return f"{'; '.join(each)} and did not end within {waited_s:g} s of SIGKILL"
-
-
-def _gpus(rank: int, records: RunRecords) -> list[str]:
-    """The GPUs of a rank by NVML index, by UUID where telemetry gave none; empty on a CPU."""
-    run = records.run
-    if run is None:
-        return []
-    uuids = run.device_uuids if run.world_size == 1 else run.device_uuids[rank : rank + 1]
-    indexes = [next((s.index for _, s in records.devices.get(uuid, []) if s.index is not None), None) for uuid in uuids]
-    return [uuid if index is None else f"GPU {index}" for uuid, index in zip(uuids, indexes, strict=True)]
