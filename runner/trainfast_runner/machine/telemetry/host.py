@@ -2,12 +2,18 @@
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import psutil
 
 from trainfast_runner.machine.processes.tree import ProcessTree
-from trainfast_runner.machine.telemetry.host_files import read_disk_bytes, read_memory, read_network_bytes
+from trainfast_runner.machine.telemetry.host_files import (
+    CoreSeconds,
+    read_cores,
+    read_disk_bytes,
+    read_memory,
+    read_network_bytes,
+)
 from trainfast_runner.records.tick import HostReading
 
 _T = TypeVar("_T")
@@ -16,13 +22,6 @@ UNREADABLE = (OSError, ValueError, LookupError, psutil.Error, NotImplementedErro
 
 _PACKAGE_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "acpitz")
 """Kernel drivers that measure the processor itself, best first."""
-
-
-class CoreSeconds(NamedTuple):
-    """Seconds of one core since boot; waiting for a disk counts as idle."""
-
-    busy: float
-    idle: float
 
 
 class HostReader:
@@ -76,7 +75,7 @@ class HostReader:
         ), missing
 
     def _per_core(self, missing: dict[str, str]) -> list[float] | None:
-        before, now = self._cores, _ask("host.cpu_percent", core_seconds, missing)
+        before, now = self._cores, _ask("host.cpu_percent", read_cores, missing)
         self._cores = now
         if now is None:
             return None
@@ -84,18 +83,6 @@ class HostReader:
             missing["host.cpu_percent"] = "a rate needs two readings: it comes with the next one"
             return None
         return busy_percent(before, now)
-
-
-def core_seconds() -> list[CoreSeconds]:
-    """Busy and idle seconds of each core, in order. Raises one of `UNREADABLE`."""
-    # A guest's time is in that of its user already.
-    seconds = [
-        CoreSeconds(t.user + t.nice + t.system + t.irq + t.softirq + t.steal, t.idle + t.iowait)
-        for t in psutil.cpu_times(percpu=True)
-    ]
-    if not seconds:
-        raise ValueError("no cores are listed")
-    return seconds
 
 
 def busy_percent(before: Sequence[CoreSeconds], now: Sequence[CoreSeconds]) -> list[float]:
