@@ -20,6 +20,8 @@ _T = TypeVar("_T")
 UNREADABLE = (OSError, ValueError, LookupError, psutil.Error, NotImplementedError)
 """Errors of a reading that the system does not give."""
 
+SENSORS_EVERY = 5
+"""Ticks between two readings of the sensors, which cost milliseconds."""
 _PACKAGE_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "acpitz")
 """Kernel drivers that measure the processor itself, best first."""
 
@@ -27,11 +29,9 @@ _PACKAGE_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "acpitz")
 class HostReader:
     """Reads the host once a tick. Rates need two readings, so the first one has no `cpu_percent`."""
 
-    def __init__(self, *, sparse_every: int = 5) -> None:
-        """`sparse_every`: ticks between two readings of the sensors, which cost milliseconds."""
+    def __init__(self) -> None:
         self.tree: ProcessTree | None = None
         """The run's processes, or None when no run is watched."""
-        self._sparse_every = sparse_every
         self._ticks = 0
         self._temperature_c: float | None = None
         self._has_sensor = True
@@ -46,7 +46,7 @@ class HostReader:
         disks = _ask("host.disk_read_bytes", read_disk_bytes, missing)
         no_network = "no network interface but loopback"
         network = _ask("host.network_received_bytes", read_network_bytes, missing, none=no_network)
-        if self._ticks % self._sparse_every == 0 and self._has_sensor:
+        if self._ticks % SENSORS_EVERY == 0 and self._has_sensor:
             self._temperature_c = _ask("host.temperature_c", _package_temperature, missing)
             # A machine without a sensor gets none later, and each search costs as much as all other readings.
             self._has_sensor = self._temperature_c is not None or self._ticks > 0
