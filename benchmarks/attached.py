@@ -32,7 +32,7 @@ from benchmarks.live_run import live_run
 from benchmarks.sampler_cost import stand_in
 
 from trainfast_runner.machine.processes.tree import ProcessTree
-from trainfast_runner.machine.telemetry.host import core_seconds
+from trainfast_runner.machine.telemetry.host_files import read_cores
 
 GPU_PERCENT = 0.3
 CPU_PERCENT_BEYOND_SHARE = 1.0
@@ -171,9 +171,9 @@ def _suspended(app: Program) -> Iterator[None]:
 
 def _slice(app: Program, run: _Run, window_s: float, *, attached: bool) -> Slice:
     run.cpu_percent()
-    cores, app_s, begin_ns = core_seconds(), app.cpu_s, time.monotonic_ns()
+    cores, app_s, begin_ns = read_cores(), app.cpu_s, time.monotonic_ns()
     app.read(time.monotonic() + window_s)
-    now, used_s, end_ns = core_seconds(), app.cpu_s - app_s, time.monotonic_ns()
+    now, used_s, end_ns = read_cores(), app.cpu_s - app_s, time.monotonic_ns()
     run_percent = run.cpu_percent() / len(now)
     busy, idle = (
         sum(getattr(after, kind) - getattr(before, kind) for before, after in zip(cores, now, strict=True))

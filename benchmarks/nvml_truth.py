@@ -23,9 +23,10 @@ from typing import Any
 import pynvml as nv
 
 from trainfast_runner.machine.telemetry import failures, throttle
-from trainfast_runner.machine.telemetry.capabilities import ENERGY_BY_FUNCTION
+from trainfast_runner.machine.telemetry.capabilities import Capabilities
 from trainfast_runner.machine.telemetry.device import Device
 from trainfast_runner.machine.telemetry.fields import ALL_LINKS, CAUSE_COUNTERS, CAUSE_NUMBERS, FIELDS
+from trainfast_runner.machine.telemetry.queries import ENERGY_BY_FUNCTION
 from trainfast_runner.machine.telemetry.throttle import REASONS_OF_COUNTER
 
 CALLS = 100
@@ -89,8 +90,8 @@ def examine(seconds: float) -> Json:
             {
                 "index": device.index,
                 "name": device.name,
-                "absent": device.absent,
-                "cause_counters_at": device.batch.cause_numbers,
+                "absent": _capabilities(device).absent,
+                "cause_counters_at": _capabilities(device).batch.cause_numbers,
                 "moved_fields": _moved_fields(device),
             }
             for device in devices
@@ -101,7 +102,7 @@ def examine(seconds: float) -> Json:
         report["load_missing"] = why_not
         report["loaded"] = None if why_not is not None else _situation(devices, seconds)
     for gpu, device in zip(report["gpus"], devices, strict=True):
-        gpu["absent_in_the_end"] = device.absent
+        gpu["absent_in_the_end"] = _capabilities(device).absent
     nv.nvmlShutdown()
     return report
 
@@ -111,6 +112,11 @@ def _device(index: int) -> Device:
     device = Device(index, nv.nvmlDeviceGetUUID(handle))
     device.attach(nv, handle)
     return device
+
+
+def _capabilities(device: Device) -> Capabilities:
+    assert device.capabilities is not None
+    return device.capabilities
 
 
 @contextlib.contextmanager
@@ -136,12 +142,13 @@ def _situation(devices: list[Device], seconds: float) -> Json:
 def _latencies(device: Device) -> Json:
     """Of each call that this GPU answers, microseconds: median and slowest of `CALLS`; of the two that the sampler
     avoids as well."""
+    capabilities = _capabilities(device)
     calls: dict[str, Callable[[], object]] = {
         "+".join(query.fields): lambda ask=ask: ask(nv, device.handle)  # type: ignore[misc]
-        for query, ask in {**{ENERGY_BY_FUNCTION: ENERGY_BY_FUNCTION.asks[0]}, **device.capabilities}.items()
+        for query, ask in {**{ENERGY_BY_FUNCTION: ENERGY_BY_FUNCTION.asks[0]}, **capabilities.queries}.items()
     }
-    calls["field batch of a tick"] = lambda: device.batch.read(nv, device.handle, sparse=False)
-    calls["field batch with the sparse ones"] = lambda: device.batch.read(nv, device.handle, sparse=True)
+    calls["field batch of a tick"] = lambda: capabilities.batch.read(nv, device.handle, sparse=False)
+    calls["field batch with the sparse ones"] = lambda: capabilities.batch.read(nv, device.handle, sparse=True)
     for field in FIELDS:
         calls[f"field {field.number} alone"] = lambda field=field: nv.nvmlDeviceGetFieldValues(  # type: ignore[misc]
             device.handle, [(field.number, field.scope)]

@@ -9,7 +9,7 @@ import pytest
 from stand_in import Machine, gpus
 
 from trainfast_runner.machine.telemetry.counters import DurationCounter
-from trainfast_runner.machine.telemetry.fields import FIELDS, UNSIGNED_LONG_LONG, Question, Unwrapped
+from trainfast_runner.machine.telemetry.fields import FIELDS, UNSIGNED_LONG_LONG, FieldCall, Unwrapped
 
 SW, HW, BRAKE = 269, 270, 271
 
@@ -136,7 +136,7 @@ def test_a_field_that_the_driver_leaves_out_has_not_the_value_of_the_time_before
 
     nv = ModuleType("nv")
     nv.__dict__.update(c_nvmlFieldValue_t=pynvml.c_nvmlFieldValue_t, _nvmlGetFunctionPointer=lambda name: driver)
-    question = Question(nv, [one for one in FIELDS if one.number == 83])
-    assert question.ask(nv, None) == [(UNSIGNED_LONG_LONG, 0, 83)]
+    call = FieldCall(nv, [one for one in FIELDS if one.number == 83])
+    assert call.ask(nv, None) == [(UNSIGNED_LONG_LONG, 0, 83)]
     left = 0
-    assert question.ask(nv, None) == [(0, 0, 0)]
+    assert call.ask(nv, None) == [(0, 0, 0)]

@@ -16,7 +16,8 @@ from trainfast_runner.machine.processes.stat import Stat, read_stat
 from trainfast_runner.machine.processes.tree import ProcessTree
 from trainfast_runner.machine.telemetry import host as host_module
 from trainfast_runner.machine.telemetry import host_files
-from trainfast_runner.machine.telemetry.host import CoreSeconds, HostReader, busy_percent
+from trainfast_runner.machine.telemetry.host import HostReader, busy_percent
+from trainfast_runner.machine.telemetry.host_files import CoreSeconds
 from trainfast_runner.machine.telemetry.sampler import take_tick
 
 BUSY = "import sys; print('up', flush=True)\nwhile True: pass"
@@ -72,7 +73,7 @@ def test_a_cores_percent_is_of_its_own_time() -> None:
 
 def test_a_core_switched_on_has_no_percent_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     cores = [CoreSeconds(1, 1)]
-    monkeypatch.setattr(host_module, "core_seconds", lambda: list(cores))
+    monkeypatch.setattr(host_module, "read_cores", lambda: list(cores))
     reader = HostReader()
     reader.read()
     cores.append(CoreSeconds(7, 7))
@@ -84,14 +85,14 @@ def test_a_core_switched_on_has_no_percent_yet(monkeypatch: pytest.MonkeyPatch) 
 
 def hold(monkeypatch: pytest.MonkeyPatch, file: str, text: str | None) -> None:
     """Let `/proc/FILE` hold this text, or with None not exist."""
-    real = host_files._proc_lines
+    real = host_files.read_proc
 
-    def lines(name: str) -> list[str]:
+    def content(name: str) -> bytes:
         if name == file and text is None:
             raise FileNotFoundError(2, "No such file or directory", f"/proc/{name}")
-        return text.splitlines() if name == file and text is not None else real(name)
+        return text.encode() if name == file and text is not None else real(name)
 
-    monkeypatch.setattr(host_files, "_proc_lines", lines)
+    monkeypatch.setattr(host_files, "read_proc", content)
 
 
 LOOPBACK = """\
@@ -141,6 +142,7 @@ def test_the_host_s_figures_are_those_of_psutil() -> None:
     ("file", "text", "key"),
     [
         ("diskstats", None, "host.disk_read_bytes"),
+        ("stat", "cpu  1 2 3", "host.cpu_percent"),
         ("meminfo", "MemTotal: 1 kB", "host.memory_used_bytes"),
         ("net/dev", "a\nb\neth0: x", "host.network_received_bytes"),
     ],

@@ -7,7 +7,8 @@ import time
 
 import psutil
 
-from trainfast_runner.machine.telemetry.host import UNREADABLE, core_seconds
+from trainfast_runner.machine.telemetry.host import UNREADABLE
+from trainfast_runner.machine.telemetry.host_files import read_cores
 
 LEAST_S = 0.01
 """The kernel counts processor time in hundredths of a second."""
@@ -54,7 +55,7 @@ def others_cores(seconds: float, looks: int = 3) -> float | None:
 def _busy_s() -> float | None:
     """Seconds that the cores of this process have been busy since boot."""
     try:
-        cores = core_seconds()
+        cores = read_cores()
     except UNREADABLE:
         return None
     allowed = os.sched_getaffinity(0)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from trainfast_runner.machine.proc_files import read_proc
+
 
 @dataclass(frozen=True, slots=True)
 class Stat:
@@ -35,7 +37,7 @@ class Stat:
 
 def read_stat(pid: int) -> Stat | None:
     """The process's fields; None when it does not exist or is hidden. Raises OSError when files cannot be opened."""
-    return _read_stat(f"/proc/{pid}/stat")
+    return _read_stat(f"{pid}/stat")
 
 
 def read_threads(pid: int) -> list[Stat]:
@@ -44,23 +46,21 @@ def read_threads(pid: int) -> list[Stat]:
         threads = sorted(os.listdir(f"/proc/{pid}/task"), key=int)
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return []
-    return [stat for thread in threads if (stat := _read_stat(f"/proc/{pid}/task/{thread}/stat")) is not None]
+    return [stat for thread in threads if (stat := _read_stat(f"{pid}/task/{thread}/stat")) is not None]
 
 
 def read_storage_bytes(pid: int) -> tuple[int, int] | None:
     """Bytes read from and written to storage; None for an ended or foreign process, or without kernel accounting."""
     try:
-        with open(f"/proc/{pid}/io", "rb", buffering=0) as file:
-            counters = dict(line.split(b": ") for line in file.readall().splitlines())
+        counters = dict(line.split(b": ") for line in read_proc(f"{pid}/io").splitlines())
         return int(counters[b"read_bytes"]), int(counters[b"write_bytes"])
     except (OSError, LookupError, ValueError):
         return None
 
 
-def _read_stat(path: str) -> Stat | None:
+def _read_stat(name: str) -> Stat | None:
     try:
-        with open(path, "rb", buffering=0) as file:
-            text = file.readall()
+        text = read_proc(name)
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
     # The name in parentheses may hold spaces and parentheses itself: count fields from the last one.

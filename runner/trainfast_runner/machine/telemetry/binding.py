@@ -77,6 +77,11 @@ def answer_or_none(nv: ModuleType, ask: Callable[[], Any]) -> Any:
         return None
 
 
+def as_text(value: str | bytes) -> str:
+    """A string of NVML; bindings before 11.515 return bytes."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
 def cure(where: str) -> str:
     """The way to replace the module in this file by nvidia-ml-py's; pip removes only its own installations."""
     file = Path(where)

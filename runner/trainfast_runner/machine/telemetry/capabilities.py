@@ -1,171 +1,157 @@
-"""NVML readings of a GPU by function: one table, each reading with its calls in order of preference.
+"""The readings that one GPU answers, found by asking for each of them once."""
 
-Readings that are field values are in `fields`, which asks for all of them in one call.
-"""
+from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable
-from dataclasses import dataclass
-from enum import Enum
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-from trainfast_runner.machine.telemetry import throttle
-from trainfast_runner.records.tick import DeviceProcess
-
-Handle = Any
-"""An opaque `nvmlDevice_t` of the binding."""
-Ask = Callable[[ModuleType, Handle], tuple[Any, ...]]
-"""Asks NVML and returns one value for each field of its query; raises NVMLError when there is none."""
-
-
-class Pace(Enum):
-    """The interval between two calls for a reading."""
-
-    ONCE = "once"
-    TICK = "tick"
-    SPARSE = "sparse"
-
-
-@dataclass(frozen=True)
-class Query:
-    """Fields of `DeviceReading` that one NVML call fills."""
-
-    fields: tuple[str, ...]
-    pace: Pace
-    asks: tuple[Ask, ...]
-
-
-def _memory_v2(nv: ModuleType, handle: Handle) -> tuple[int, int, int]:
-    memory = nv.nvmlDeviceGetMemoryInfo(handle, version=nv.nvmlMemory_v2)
-    return memory.used, memory.total, memory.free
-
-
-def _memory_v1(nv: ModuleType, handle: Handle) -> tuple[int, int, int]:
-    memory = nv.nvmlDeviceGetMemoryInfo(handle)
-    return memory.used, memory.total, memory.free
-
-
-def _utilization(nv: ModuleType, handle: Handle) -> tuple[int, int]:
-    rates = nv.nvmlDeviceGetUtilizationRates(handle)
-    return rates.gpu, rates.memory
-
-
-def _slowdown_from_margin(nv: ModuleType, handle: Handle) -> tuple[int]:
-    return (nv.nvmlDeviceGetTemperature(handle, 0) + nv.nvmlDeviceGetMarginTemperature(handle),)
-
-
-def _compute_capability(nv: ModuleType, handle: Handle) -> tuple[str]:
-    major, minor = nv.nvmlDeviceGetCudaComputeCapability(handle)
-    return (f"{major}.{minor}",)
-
-
-def unreported_reasons(nv: ModuleType, handle: Handle) -> list[str]:
-    """The throttle reasons that this GPU cannot report; empty when it does not list its reasons."""
-    ask = getattr(nv, "nvmlDeviceGetSupportedClocksEventReasons", None)
-    try:
-        bits = (ask or nv.nvmlDeviceGetSupportedClocksThrottleReasons)(handle)
-    except (nv.NVMLError, AttributeError):
-        return []
-    return [reason.name for reason in throttle.REASONS if not bits & reason.bit]
-
-
-def _mig_mode(nv: ModuleType, handle: Handle) -> tuple[bool]:
-    return (nv.nvmlDeviceGetMigMode(handle)[0] == 1,)
-
-
-MOST_PROCESSES = 256
-"""Most processes listed of a GPU; a driver with more lists none, with the reason."""
-_NOT_AVAILABLE = 0xFFFFFFFFFFFFFFFF
-"""NVML_VALUE_NOT_AVAILABLE: the driver does not know how much a process uses."""
-
-
-def _processes(function: str) -> Ask:
-    """List processes by the C function: the binding's own allocates memory for any count that the driver claims."""
-
-    def ask(nv: ModuleType, handle: Handle) -> tuple[list[DeviceProcess]]:
-        room = (nv.c_nvmlProcessInfo_v2_t * MOST_PROCESSES)()
-        count = ctypes.c_uint(MOST_PROCESSES)
-        code = nv._nvmlGetFunctionPointer(function)(handle, ctypes.byref(count), room)
-        if code != 0:
-            raise nv.NVMLError(code)
-        return (
-            [
-                DeviceProcess(
-                    pid=entry.pid,
-                    memory_used_bytes=None if entry.usedGpuMemory == _NOT_AVAILABLE else entry.usedGpuMemory,
-                )
-                for entry in room[: min(count.value, MOST_PROCESSES)]
-            ],
-        )
-
-    return ask
-
-
-def _one(function: str, *arguments: int) -> Ask:
-    def ask(nv: ModuleType, handle: Handle) -> tuple[int]:
-        return (getattr(nv, function)(handle, *arguments),)
-
-    return ask
-
-
-def _watts(function: str) -> Ask:
-    def ask(nv: ModuleType, handle: Handle) -> tuple[float]:
-        return (getattr(nv, function)(handle) / 1000,)
-
-    return ask
-
-
-# Arguments below are enums of nvml.h: temperature sensor 0 is the GPU; threshold 0 is shutdown, 1 slowdown,
-# 2 the memory's and 3 the GPU's highest in operation; clock 1 is SM, 2 memory.
-QUERIES: tuple[Query, ...] = (
-    Query(("memory_used_bytes", "memory_total_bytes", "memory_free_bytes"), Pace.TICK, (_memory_v2, _memory_v1)),
-    Query(("gpu_utilization_percent", "memory_utilization_percent"), Pace.TICK, (_utilization,)),
-    Query(
-        ("temperature_c",),
-        Pace.TICK,
-        (_one("nvmlDeviceGetTemperatureV", 0), _one("nvmlDeviceGetTemperature", 0)),
-    ),
-    Query(
-        ("slowdown_temperature_c",),
-        Pace.ONCE,
-        (_one("nvmlDeviceGetTemperatureThreshold", 1), _slowdown_from_margin),
-    ),
-    Query(("compute_capability",), Pace.ONCE, (_compute_capability,)),
-    Query(("shutdown_temperature_c",), Pace.ONCE, (_one("nvmlDeviceGetTemperatureThreshold", 0),)),
-    Query(("degrees_to_slowdown_c",), Pace.TICK, (_one("nvmlDeviceGetMarginTemperature"),)),
-    Query(("gpu_max_temperature_c",), Pace.ONCE, (_one("nvmlDeviceGetTemperatureThreshold", 3),)),
-    Query(("memory_max_temperature_c",), Pace.ONCE, (_one("nvmlDeviceGetTemperatureThreshold", 2),)),
-    Query(("power_w",), Pace.TICK, (_watts("nvmlDeviceGetPowerUsage"),)),
-    Query(("sm_clock_mhz",), Pace.TICK, (_one("nvmlDeviceGetClockInfo", 1),)),
-    Query(("memory_clock_mhz",), Pace.TICK, (_one("nvmlDeviceGetClockInfo", 2),)),
-    Query(("sm_clock_max_mhz",), Pace.ONCE, (_one("nvmlDeviceGetMaxClockInfo", 1),)),
-    Query(("memory_clock_max_mhz",), Pace.ONCE, (_one("nvmlDeviceGetMaxClockInfo", 2),)),
-    Query(
-        ("throttle_reasons",),
-        Pace.TICK,
-        (
-            _one("nvmlDeviceGetCurrentClocksEventReasons"),
-            _one("nvmlDeviceGetCurrentClocksThrottleReasons"),
-        ),
-    ),
-    Query(("mig_mode",), Pace.SPARSE, (_mig_mode,)),
-    Query(("fan_percent",), Pace.SPARSE, (_one("nvmlDeviceGetFanSpeed"),)),
-    Query(("power_limit_w",), Pace.SPARSE, (_watts("nvmlDeviceGetEnforcedPowerLimit"),)),
-    Query(("pcie_generation",), Pace.SPARSE, (_one("nvmlDeviceGetCurrPcieLinkGeneration"),)),
-    Query(("pcie_width",), Pace.SPARSE, (_one("nvmlDeviceGetCurrPcieLinkWidth"),)),
-    Query(("pcie_generation_max",), Pace.ONCE, (_one("nvmlDeviceGetMaxPcieLinkGeneration"),)),
-    Query(("pcie_width_max",), Pace.ONCE, (_one("nvmlDeviceGetMaxPcieLinkWidth"),)),
-    Query(
-        ("processes",),
-        Pace.SPARSE,
-        (
-            _processes("nvmlDeviceGetComputeRunningProcesses_v3"),
-            _processes("nvmlDeviceGetComputeRunningProcesses_v2"),
-        ),
-    ),
+from trainfast_runner.machine.telemetry import failures
+from trainfast_runner.machine.telemetry.fields import CAUSE_COUNTERS, FIELDS, FieldBatch
+from trainfast_runner.machine.telemetry.queries import (
+    ENERGY_BY_FUNCTION,
+    QUERIES,
+    Ask,
+    Handle,
+    Pace,
+    Query,
+    unreported_reasons,
 )
-"""Left out on purpose: nvmlDeviceGetPcieThroughput (blocks 20 ms a direction) and the graphics processes."""
+from trainfast_runner.machine.telemetry.throttle import CAUSES
+from trainfast_runner.records.tick import is_instance
+from trainfast_runner.units import lowest
 
-ENERGY_BY_FUNCTION = Query(("energy_mj",), Pace.TICK, (_one("nvmlDeviceGetTotalEnergyConsumption"),))
-"""Asked only of a driver that does not give the energy counter as a field value."""
+_THROTTLE_REASONS = next(query for query in QUERIES if "throttle_reasons" in query.fields)
+_OF_AN_INSTANCE = tuple(query for query in QUERIES if {"memory_used_bytes", "processes"} & set(query.fields))
+"""The rest NVML refuses for a MIG instance, or answers for the whole GPU."""
+
+
+@dataclass
+class Capabilities:
+    """The calls that one GPU answers, and the reasons of the readings that it never gives."""
+
+    queries: dict[Query, Ask] = field(default_factory=dict)
+    """The queries with an answer, each with the call that gives it."""
+    batch: FieldBatch = field(default_factory=FieldBatch)
+    """The field values with an answer, asked for in one call."""
+    probed: dict[str, Any] = field(default_factory=dict)
+    """The answers to the probe of the readings that not every tick asks for."""
+    unsupported: dict[str, str] = field(default_factory=dict)
+    """The fields of `DeviceReading` that no query answers, with the reasons."""
+
+    def __post_init__(self) -> None:
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Compute what follows from the calls above, once for all ticks."""
+        every_tick = [(query, ask) for query, ask in self.queries.items() if query.pace is Pace.TICK]
+        sparse = [(query, ask) for query, ask in self.queries.items() if query.pace is Pace.SPARSE]
+        self.due = {False: every_tick, True: every_tick + sparse}
+        """The queries of a tick without (False) and with (True) the sparse ones."""
+        self.sparse_names = [name for query, _ in sparse for name in query.fields] + self.batch.sparse_names
+        self.absent = self.batch.absent | self.unsupported
+        """Every field that the GPU never gives, with the reason."""
+        self.ask_throttle_reasons = self.queries.get(_THROTTLE_REASONS)
+        counted = {field.name for field in self.batch.answered}
+        self.has_uncounted_cause = any(
+            cause.policy_counter not in counted and not counted.issuperset(cause.reason_counters)
+            for cause in CAUSES
+            if cause.policy_counter is not None
+        )
+        """True if a cause of throttling that drivers count has no counter here."""
+
+    def drop_counter(self, name: str, why: str) -> None:
+        """Never ask for a counter again; of those that moved together, go on with the next numbers for all."""
+        if name in CAUSE_COUNTERS:
+            self.batch.use_spare(dict.fromkeys(CAUSE_COUNTERS, why))
+        else:
+            self.batch.give_up(name, why)
+        if name in ENERGY_BY_FUNCTION.fields:
+            self.queries.pop(ENERGY_BY_FUNCTION, None)
+        self.refresh()
+
+
+def probe(nv: ModuleType, handle: Handle, uuid: str | None) -> Capabilities:
+    """Ask a GPU, or a MIG instance, for every reading once. Raises NVMLError when the GPU or the library is gone."""
+    capabilities = Capabilities()
+    if is_instance(uuid):
+        _probe_instance(nv, handle, capabilities)
+    else:
+        _probe_gpu(nv, handle, capabilities)
+    capabilities.refresh()
+    return capabilities
+
+
+def degrees_left(values: dict[str, Any]) -> int | None:
+    """Degrees Celsius to the lower of the two slowdown temperatures; None without either."""
+    limit = lowest((values.get("gpu_max_temperature_c"), values.get("slowdown_temperature_c")))
+    now: int | None = values.get("temperature_c")
+    return None if now is None or limit is None else int(limit) - now
+
+
+def _probe_gpu(nv: ModuleType, handle: Handle, capabilities: Capabilities) -> None:
+    batch, unsupported = capabilities.batch, capabilities.unsupported
+    capabilities.probed |= batch.probe(nv, handle)
+    for query in QUERIES:
+        _probe_query(nv, handle, query, capabilities)
+    if batch.absent.pop("energy_mj", None) is not None:
+        _probe_query(nv, handle, ENERGY_BY_FUNCTION, capabilities)
+    if "throttle_reasons" not in unsupported:
+        for name in unreported_reasons(nv, handle):
+            unsupported[f"throttle_reasons.{name}"] = failures.UNREPORTED
+    _explain(capabilities)
+
+
+def _probe_instance(nv: ModuleType, handle: Handle, capabilities: Capabilities) -> None:
+    """Probe a MIG instance's own readings; the rest is absent."""
+    others = [query for query in (*QUERIES, ENERGY_BY_FUNCTION) if query not in _OF_AN_INSTANCE]
+    names = [*(name for query in others for name in query.fields), *CAUSE_COUNTERS, *(field.name for field in FIELDS)]
+    capabilities.unsupported |= dict.fromkeys(names, failures.OF_THE_WHOLE_GPU)
+    for query in _OF_AN_INSTANCE:
+        _probe_query(nv, handle, query, capabilities)
+
+
+def _probe_query(nv: ModuleType, handle: Handle, query: Query, capabilities: Capabilities) -> None:
+    reasons: list[str] = []
+    for ask in query.asks:
+        try:
+            answer = ask(nv, handle)
+        except nv.NVMLError as error:
+            if failures.is_fatal(error.value):
+                raise
+            if error.value in failures.TRANSIENT:
+                capabilities.queries[query] = ask
+                return
+            reasons.append(failures.reading(error.value, str(error)))
+        except (AttributeError, TypeError):
+            # An old or foreign binding lacks the function, or its `version` argument.
+            reasons.append(failures.BINDING_TOO_OLD)
+        else:
+            capabilities.queries[query] = ask
+            if query.pace is not Pace.TICK:
+                capabilities.probed.update(zip(query.fields, answer, strict=True))
+            return
+    # A reason about the reading is worth more than one about an unknown call.
+    telling = [reason for reason in reasons if reason not in failures.TOO_OLD]
+    capabilities.unsupported.update(dict.fromkeys(query.fields, [*telling, *reasons][0]))
+
+
+def _explain(capabilities: Capabilities) -> None:
+    """Replace "not supported" by the cause where it is known."""
+    unsupported, batch = capabilities.unsupported, capabilities.batch
+    unexplained = failures.reading(failures.NOT_SUPPORTED, "")
+    if unsupported.get("memory_total_bytes") == unexplained:
+        memory = ("memory_used_bytes", "memory_total_bytes", "memory_free_bytes")
+        unsupported.update(dict.fromkeys(memory, failures.UNIFIED_MEMORY))
+    if capabilities.probed.get("mig_mode"):
+        for name, reason in unsupported.items():
+            if reason == unexplained and "utilization" in name:
+                unsupported[name] = failures.UNDER_MIG
+    for name in ("ecc_corrected_errors", "ecc_uncorrected_errors"):
+        if batch.absent.get(name) == unexplained:
+            batch.absent[name] = failures.NO_ECC
+    if unsupported.get("degrees_to_slowdown_c") in failures.TOO_OLD and "slowdown_temperature_c" in unsupported:
+        # An older driver has it from the thresholds, and of those it is this GPU that has none.
+        unsupported["degrees_to_slowdown_c"] = unsupported["slowdown_temperature_c"]
+    if degrees_left(capabilities.probed | {"temperature_c": 0}) is not None:
+        unsupported.pop("degrees_to_slowdown_c", None)

@@ -114,6 +114,11 @@ def _why_not_loaded() -> str | None:
     return None
 
 
+def is_fatal(code: int) -> bool:
+    """True if the GPU or the library is gone, not only one reading."""
+    return code in DEVICE_FAILURES or code in LIBRARY_FAILURES
+
+
 def may_pass(code: int) -> bool:
     """True if a GPU that failed with this code may answer after NVML is opened again."""
     return code in DEVICE_FAILURES

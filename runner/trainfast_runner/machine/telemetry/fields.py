@@ -6,14 +6,13 @@ One call takes the driver's lock once, where a function for each reading would t
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import struct
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 from trainfast_runner.machine.telemetry import failures
-from trainfast_runner.machine.telemetry.capabilities import Handle, Pace
+from trainfast_runner.machine.telemetry.queries import Handle, Pace
 
 ALL_LINKS = 0xFFFFFFFF
 """Scope of the NVLink counters that sums over the GPU's links."""
@@ -72,7 +71,7 @@ Entry = tuple[int, int, int]
 """The driver's answer about one field: the type of the value, NVML's code, the value's bits."""
 
 
-class Question:
+class FieldCall:
     """One call for some fields: the array that the driver fills is made once, which takes as long as the call."""
 
     def __init__(self, nv: ModuleType, fields: list[NvmlField]) -> None:
@@ -93,32 +92,43 @@ class Question:
         return list(_ENTRY.iter_unpack(self._answers))
 
 
-Found = tuple[dict[str, Any], dict[str, int]]
-"""Values by name, and the error code of each that had none."""
-
-
-@dataclass
 class FieldBatch:
     """The fields that one GPU answers, found by asking once, and their values each tick."""
 
-    answered: list[NvmlField] = dataclasses.field(default_factory=list)
-    absent: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Fields that the GPU does not answer, with the reasons."""
-    cause_numbers: str | None = None
-    """The field numbers of the counters of single causes; None without any."""
-    _spare: list[tuple[str, list[NvmlField]]] = dataclasses.field(default_factory=list)
-    _wrapping: dict[str, Unwrapped] = dataclasses.field(default_factory=dict)
-    _due: dict[bool, Question] = dataclasses.field(default_factory=dict)
-    """The numbers to ask for in a tick without (False) and with (True) the sparse fields, computed once."""
+    def __init__(self) -> None:
+        self.answered: list[NvmlField] = []
+        self.absent: dict[str, str] = {}
+        """Fields that the GPU does not answer, with the reasons."""
+        self.cause_numbers: str | None = None
+        """The field numbers of the counters of single causes; None without any."""
+        self._spare: list[tuple[str, list[NvmlField]]] = []
+        """Other numbers that answer for the counters of single causes, most likely first."""
+        self._wrapping: dict[str, Unwrapped] = {}
+        self._calls: dict[bool, FieldCall | None] = {}
+        """The call of a tick without (False) and with (True) the sparse fields, made once; None if none is due."""
+
+    @property
+    def sparse_names(self) -> list[str]:
+        """The answered fields that not every tick reads."""
+        return [field.name for field in self.answered if field.pace is Pace.SPARSE]
 
     def probe(self, nv: ModuleType, handle: Handle) -> dict[str, Any]:
-        """Ask for all fields once; returns their values. Raises NVMLError when the call itself fails."""
+        """Ask for all fields once; return the values of the sparse ones. Raises NVMLError when the GPU is gone."""
         candidates = [
             (label, [NvmlField(name, first + index, ullong=True) for index, name in enumerate(CAUSE_COUNTERS)])
             for label, first in CAUSE_NUMBERS
         ]
-        wanted = [*FIELDS, *(entry for _, entries in candidates for entry in entries)]
-        entries = dict(zip(wanted, Question(nv, wanted).ask(nv, handle), strict=True))
+        wanted = [*FIELDS, *(field for _, fields in candidates for field in fields)]
+        try:
+            entries = dict(zip(wanted, FieldCall(nv, wanted).ask(nv, handle), strict=True))
+        except (nv.NVMLError, AttributeError, TypeError) as error:
+            code = getattr(error, "value", None)
+            if code is not None and failures.is_fatal(code):
+                raise
+            reason = failures.BINDING_TOO_OLD if code is None else failures.field(code)
+            names = [*CAUSE_COUNTERS, "throttle_counters", *(field.name for field in FIELDS)]
+            self.absent = dict.fromkeys(names, reason)
+            return {}
         self.answered = [field for field in FIELDS if _is_usable(field, entries[field])]
         self.absent = {
             field.name: _failure_text(field, entries[field]) for field in FIELDS if field not in self.answered
@@ -128,15 +138,15 @@ class FieldBatch:
             for label, fields in candidates
             if all(_is_usable(field, entries[field]) for field in fields)
         ]
-        self._wrapping = {}
         first = candidates[0][1]
         self.use_spare({field.name: _failure_text(field, entries[field]) for field in first})
-        values, _ = self._read(self.answered, [entries[field] for field in self.answered])
+        sparse = [field for field in self.answered if field.pace is Pace.SPARSE]
+        values, _ = self._decoded(nv, sparse, [entries[field] for field in sparse])
         return values
 
     def use_spare(self, reasons: dict[str, str]) -> None:
-        """Goes on with the next numbers for the counters of single causes; `reasons` hold when there are none left."""
-        self._due = {}
+        """Go on with the next numbers for the counters of single causes; `reasons` hold when there are none left."""
+        self._calls = {}
         self.answered = [field for field in self.answered if field.name not in CAUSE_COUNTERS]
         self.cause_numbers = None
         if self._spare:
@@ -147,37 +157,51 @@ class FieldBatch:
             self.absent |= reasons | {"throttle_counters": next(iter(reasons.values()))}
 
     def start_again(self) -> None:
-        """The driver may have reset its counters: a lower next value is no wrap-around."""
+        """Expect no wrap-around at the next lower value: the driver may have reset its counters."""
         for counter in self._wrapping.values():
             counter.start_again()
 
     def give_up(self, name: str, reason: str) -> None:
-        """Never asks for this field again."""
-        self._due = {}
+        """Never ask for this field again."""
+        self._calls = {}
         self.answered = [field for field in self.answered if field.name != name]
         self.absent[name] = reason
 
-    def read(self, nv: ModuleType, handle: Handle, *, sparse: bool) -> Found:
-        """Read all due fields in one call. Raises NVMLError when the call itself fails."""
-        if sparse not in self._due:
-            self._due[sparse] = Question(nv, [field for field in self.answered if sparse or field.pace is Pace.TICK])
-        due = self._due[sparse]
-        return self._read(due.fields, due.ask(nv, handle)) if due.fields else ({}, {})
+    def read(self, nv: ModuleType, handle: Handle, *, sparse: bool) -> tuple[dict[str, Any], dict[str, str]]:
+        """The values of the due fields, None where the GPU gives none now, and the reasons of those.
 
-    def _read(self, due: list[NvmlField], entries: list[Entry]) -> Found:
+        Takes one call. Raises NVMLError when the GPU or the library is gone.
+        """
+        if sparse not in self._calls:
+            due = [field for field in self.answered if sparse or field.pace is Pace.TICK]
+            self._calls[sparse] = FieldCall(nv, due) if due else None
+        call = self._calls[sparse]
+        if call is None:
+            return {}, {}
+        try:
+            entries = call.ask(nv, handle)
+        except nv.NVMLError as error:
+            entries = [(0, error.value, 0)] * len(call.fields)
+        return self._decoded(nv, call.fields, entries)
+
+    def _decoded(
+        self, nv: ModuleType, fields: list[NvmlField], entries: list[Entry]
+    ) -> tuple[dict[str, Any], dict[str, str]]:
         values: dict[str, Any] = {}
-        codes: dict[str, int] = {}
-        for field, (kind, code, raw) in zip(due, entries, strict=True):
+        failed: dict[str, str] = {}
+        for field, (kind, code, raw) in zip(fields, entries, strict=True):
             bits = _BITS.get(kind)
             if code != 0:
-                codes[field.name] = code
+                if failures.is_fatal(code):
+                    raise nv.NVMLError(code)
+                values[field.name], failed[field.name] = None, failures.field(code)
             elif bits is not None:
                 raw &= (1 << bits) - 1
                 if field.wraps:
                     raw = self._wrapping.setdefault(field.name, Unwrapped()).follow(raw, bits)
                 # The driver's thousandths, without the dust of their product.
                 values[field.name] = raw if field.scale == 1 else round(raw * field.scale, 3)
-        return values, codes
+        return values, failed
 
 
 class Unwrapped:

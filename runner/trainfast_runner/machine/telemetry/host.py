@@ -2,37 +2,36 @@
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import psutil
 
 from trainfast_runner.machine.processes.tree import ProcessTree
-from trainfast_runner.machine.telemetry.host_files import read_disk_bytes, read_memory, read_network_bytes
+from trainfast_runner.machine.telemetry.host_files import (
+    CoreSeconds,
+    read_cores,
+    read_disk_bytes,
+    read_memory,
+    read_network_bytes,
+)
 from trainfast_runner.records.tick import HostReading
 
 _T = TypeVar("_T")
 UNREADABLE = (OSError, ValueError, LookupError, psutil.Error, NotImplementedError)
 """Errors of a reading that the system does not give."""
 
+SENSORS_EVERY = 5
+"""Ticks between two readings of the sensors, which cost milliseconds."""
 _PACKAGE_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "acpitz")
 """Kernel drivers that measure the processor itself, best first."""
-
-
-class CoreSeconds(NamedTuple):
-    """Seconds of one core since boot; waiting for a disk counts as idle."""
-
-    busy: float
-    idle: float
 
 
 class HostReader:
     """Reads the host once a tick. Rates need two readings, so the first one has no `cpu_percent`."""
 
-    def __init__(self, *, sparse_every: int = 5) -> None:
-        """`sparse_every`: ticks between two readings of the sensors, which cost milliseconds."""
+    def __init__(self) -> None:
         self.tree: ProcessTree | None = None
         """The run's processes, or None when no run is watched."""
-        self._sparse_every = sparse_every
         self._ticks = 0
         self._temperature_c: float | None = None
         self._has_sensor = True
@@ -47,7 +46,7 @@ class HostReader:
         disks = _ask("host.disk_read_bytes", read_disk_bytes, missing)
         no_network = "no network interface but loopback"
         network = _ask("host.network_received_bytes", read_network_bytes, missing, none=no_network)
-        if self._ticks % self._sparse_every == 0 and self._has_sensor:
+        if self._ticks % SENSORS_EVERY == 0 and self._has_sensor:
             self._temperature_c = _ask("host.temperature_c", _package_temperature, missing)
             # A machine without a sensor gets none later, and each search costs as much as all other readings.
             self._has_sensor = self._temperature_c is not None or self._ticks > 0
@@ -76,7 +75,7 @@ class HostReader:
         ), missing
 
     def _per_core(self, missing: dict[str, str]) -> list[float] | None:
-        before, now = self._cores, _ask("host.cpu_percent", core_seconds, missing)
+        before, now = self._cores, _ask("host.cpu_percent", read_cores, missing)
         self._cores = now
         if now is None:
             return None
@@ -84,18 +83,6 @@ class HostReader:
             missing["host.cpu_percent"] = "a rate needs two readings: it comes with the next one"
             return None
         return busy_percent(before, now)
-
-
-def core_seconds() -> list[CoreSeconds]:
-    """Busy and idle seconds of each core, in order. Raises one of `UNREADABLE`."""
-    # A guest's time is in that of its user already.
-    seconds = [
-        CoreSeconds(t.user + t.nice + t.system + t.irq + t.softirq + t.steal, t.idle + t.iowait)
-        for t in psutil.cpu_times(percpu=True)
-    ]
-    if not seconds:
-        raise ValueError("no cores are listed")
-    return seconds
 
 
 def busy_percent(before: Sequence[CoreSeconds], now: Sequence[CoreSeconds]) -> list[float]:

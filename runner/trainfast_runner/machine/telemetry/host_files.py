@@ -1,16 +1,28 @@
-"""Memory, disks and network of the host, from files of `/proc`.
+"""Cores, memory, disks and network of the host, from files of `/proc`.
 
-psutil reads the same files, and takes four times as long for what a tick needs (docs/decisions.md).
+psutil reads the same files, and takes three to four times as long for what a tick needs (docs/decisions.md).
 """
 
 from __future__ import annotations
 
 import os
+import re
 from typing import NamedTuple
 
+from trainfast_runner.machine.proc_files import read_proc
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_MEMORY = re.compile(r"^(MemTotal|MemAvailable|SwapTotal|SwapFree): +(\d+)", re.MULTILINE)
 _SECTOR_BYTES = 512
 """`/proc/diskstats` counts sectors of this size on every disk (Documentation/admin-guide/iostats of the kernel)."""
 _LOOPBACK = "lo"
+
+
+class CoreSeconds(NamedTuple):
+    """Seconds of one core since boot; waiting for a disk counts as idle."""
+
+    busy: float
+    idle: float
 
 
 class Memory(NamedTuple):
@@ -21,10 +33,25 @@ class Memory(NamedTuple):
     swap_used: int
 
 
+def read_cores() -> list[CoreSeconds]:
+    """Busy and idle seconds of each core, in order. Raises OSError, or LookupError or ValueError for a damaged file."""
+    cores = []
+    # The first line is the sum of all cores; the lines behind the cores begin with other words.
+    for line in _read("stat").splitlines()[1:]:
+        if not line.startswith("cpu"):
+            break
+        # A guest's time, which follows, is in that of its user already (proc_stat(5)).
+        user, nice, system, idle, disk_wait, irq, softirq, stolen = map(int, line.split()[1:9])
+        busy = user + nice + system + irq + softirq + stolen
+        cores.append(CoreSeconds(busy / _TICKS_PER_S, (idle + disk_wait) / _TICKS_PER_S))
+    if not cores:
+        raise ValueError("no cores are listed")
+    return cores
+
+
 def read_memory() -> Memory:
-    """Memory and swap at this moment. Raises OSError, or LookupError or ValueError for a file of another form."""
-    lines = (line.partition(":") for line in _proc_lines("meminfo"))
-    kib = {name: int(size.split()[0]) for name, _, size in lines}
+    """Memory and swap at this moment. Raises as `read_cores`."""
+    kib = {name: int(size) for name, size in _MEMORY.findall(_read("meminfo"))}
     return Memory(
         total=kib["MemTotal"] << 10,
         available=kib["MemAvailable"] << 10,
@@ -33,10 +60,10 @@ def read_memory() -> Memory:
 
 
 def read_disk_bytes() -> tuple[int, int] | None:
-    """Bytes that all whole disks have read and written since boot; None without a disk. Raises as `read_memory`."""
+    """Bytes that all whole disks have read and written since boot; None without a disk. Raises as `read_cores`."""
     disks = {name.replace("!", "/") for name in os.listdir("/sys/block")}
     # Partitions have lines of their own, and their disk's line counts them too.
-    counters = [fields for line in _proc_lines("diskstats") if (fields := line.split())[2] in disks]
+    counters = [fields for line in _read("diskstats").splitlines() if (fields := line.split())[2] in disks]
     if not counters:
         return None
     read, written = sum(int(fields[5]) for fields in counters), sum(int(fields[9]) for fields in counters)
@@ -46,14 +73,13 @@ def read_disk_bytes() -> tuple[int, int] | None:
 def read_network_bytes() -> tuple[int, int] | None:
     """Bytes received and sent by all interfaces but loopback, which carries gloo and local sockets; None without any.
 
-    Raises as `read_memory`.
+    Raises as `read_cores`.
     """
     # Two lines of headings; then eight counters of receiving and eight of sending (proc_pid_net(5)).
-    lines = (line.rpartition(":") for line in _proc_lines("net/dev")[2:])
+    lines = (line.rpartition(":") for line in _read("net/dev").splitlines()[2:])
     counters = [figures.split() for name, _, figures in lines if name.strip() != _LOOPBACK]
     return (sum(int(each[0]) for each in counters), sum(int(each[8]) for each in counters)) if counters else None
 
 
-def _proc_lines(name: str) -> list[str]:
-    with open(f"/proc/{name}", "rb", buffering=0) as file:
-        return file.readall().decode().splitlines()
+def _read(name: str) -> str:
+    return read_proc(name).decode()

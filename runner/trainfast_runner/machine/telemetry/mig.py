@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
 
-from trainfast_runner.machine.telemetry.binding import answer_or_none, ask_once
-from trainfast_runner.machine.telemetry.capabilities import Handle
-from trainfast_runner.machine.telemetry.device import as_text
+from trainfast_runner.machine.telemetry.binding import answer_or_none, as_text, ask_once
+from trainfast_runner.machine.telemetry.queries import Handle
 from trainfast_runner.records.tick import MIG_PREFIX
 
 

@@ -45,7 +45,7 @@ def take_tick(root_pid: int | None = None, *, settle_s: float = 0.2) -> Tick:
 
     `root_pid` adds the process tree below it as `host.run`.
     """
-    nvml, host = Nvml(sparse_every=1), HostReader(sparse_every=1)
+    nvml, host = Nvml(), HostReader()
     host.tree = None if root_pid is None else ProcessTree(root_pid)
     try:
         read_tick(nvml, host)

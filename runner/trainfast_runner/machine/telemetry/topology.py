@@ -13,9 +13,8 @@ from typing import Final
 import msgspec
 
 from trainfast_runner.machine.telemetry import failures
-from trainfast_runner.machine.telemetry.binding import answer_or_none, ask_once
-from trainfast_runner.machine.telemetry.capabilities import Handle
-from trainfast_runner.machine.telemetry.device import as_text
+from trainfast_runner.machine.telemetry.binding import answer_or_none, as_text, ask_once
+from trainfast_runner.machine.telemetry.queries import Handle
 
 SCHEMA = 1
 SELF, UNKNOWN = "X", "?"

@@ -5,12 +5,14 @@ import ctypes
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, Final
 
 from trainfast_runner.machine.telemetry import failures
-from trainfast_runner.machine.telemetry.capabilities import Handle
+from trainfast_runner.machine.telemetry.device import Device
+from trainfast_runner.machine.telemetry.queries import Handle
+from trainfast_runner.records.tick import is_instance
 
 OnXid = Callable[[int, int, int], None]
 """Gets the time (CLOCK_MONOTONIC nanoseconds), the GPU's index and the Xid's number."""
@@ -52,27 +54,25 @@ def xid_words(code: int) -> str:
 class XidWatch:
     """Waits for Xid errors of some GPUs until `stop`. NVML must stay initialized meanwhile.
 
-    In MIG mode NVML reports an error for the whole GPU. `on_xid` gets it for that GPU and for each of `instances` in
+    In MIG mode NVML reports an error for the whole GPU. `on_xid` gets it for that GPU and for each watched instance in
     it, except for an error of another GPU instance.
     """
 
-    def __init__(
-        self, nv: ModuleType, handles: Mapping[int, Handle], instances: Mapping[int, Handle], on_xid: OnXid
-    ) -> None:
+    def __init__(self, nv: ModuleType, devices: Sequence[Device], on_xid: OnXid) -> None:
         self.missing: dict[int, str] = {}
         """The reason that a GPU's Xid errors are not seen, by index, as soon as it is known."""
         self._nv = nv
         self._on_xid = on_xid
         self._stopping = threading.Event()
-        self._handles = dict(handles)
-        self._indexes = {_address(handle): index for index, handle in handles.items()}
-        self._instances = dict(instances)
+        self._handles = {device.index: device.handle for device in devices if not is_instance(device.uuid)}
+        self._instances = {device.index: device.handle for device in devices if is_instance(device.uuid)}
+        self._indexes = {_address(handle): index for index, handle in self._handles.items()}
         # Registering is a call into the driver too: only this thread waits for it.
         self._thread = threading.Thread(target=self._run, name="nvml-xid", daemon=True)
         self._thread.start()
 
     def stop(self) -> bool:
-        """Ends the waiting; takes up to a quarter of a second. False when a call into the driver does not come back."""
+        """End the waiting, in up to a quarter of a second. False when a call into the driver does not come back."""
         self._stopping.set()
         self._thread.join(2 * _WAIT_MS / 1000)
         return not self._thread.is_alive()

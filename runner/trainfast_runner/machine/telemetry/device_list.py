@@ -1,0 +1,68 @@
+"""The GPUs of the machine as NVML lists them, in PCI order, and those that it listed before."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import partial
+from types import ModuleType
+
+from trainfast_runner.machine.telemetry import failures
+from trainfast_runner.machine.telemetry.binding import as_text
+from trainfast_runner.machine.telemetry.device import Device
+from trainfast_runner.machine.telemetry.queries import Handle
+
+
+class DeviceList:
+    """Every GPU that was ever listed: a known one never vanishes silently."""
+
+    def __init__(self, instances: Collection[str]) -> None:
+        """`instances` are UUIDs of MIG instances that follow the GPUs."""
+        self.devices: list[Device] = []
+        self._instances = tuple(instances)
+
+    def find(self, nv: ModuleType) -> dict[Device, Handle]:
+        """Ask for the driver's list, add new GPUs and mark missing ones; return the handles of those that answer.
+
+        Raises NVMLError when the library fails.
+        """
+        handles: dict[Device, Handle] = {}
+        seen: set[int] = set()
+        asks = [partial(nv.nvmlDeviceGetHandleByIndex, position) for position in range(nv.nvmlDeviceGetCount())]
+        asks += [partial(nv.nvmlDeviceGetHandleByUUID, uuid.encode()) for uuid in self._instances]
+        for position, ask in enumerate(asks):
+            device = None
+            try:
+                handle = ask()
+                device = self._identify(position, as_text(nv.nvmlDeviceGetUUID(handle)))
+                handles[device] = handle
+            except nv.NVMLError as error:
+                if error.value in failures.LIBRARY_FAILURES:
+                    raise
+                device = device or self._identify(position, None)
+                device.fail(failures.device(error.value, str(error)), lost=failures.may_pass(error.value))
+            seen.add(device.index)
+        for device in self.devices:
+            if device.index not in seen:
+                device.fail(failures.VANISHED, lost=True)
+        return handles
+
+    def find_lost(self, nv: ModuleType) -> dict[Device, Handle]:
+        """The handles of the lost GPUs, without another initialization; empty if not all of them have one."""
+        lost = [device for device in self.devices if device.lost]
+        try:
+            return {device: nv.nvmlDeviceGetHandleByUUID((device.uuid or "").encode()) for device in lost}
+        except nv.NVMLError:
+            return {}
+
+    def _identify(self, position: int, uuid: str | None) -> Device:
+        """The GPU known by this UUID, else the one last seen at this position without one, else a new one."""
+        here = next((device for device in self.devices if device.index == position), None)
+        gpu = next((device for device in self.devices if uuid and device.uuid == uuid), None)
+        if gpu is None and here is not None and (uuid is None or here.uuid is None):
+            gpu = here
+            gpu.uuid = uuid or gpu.uuid
+        if gpu is None:
+            index = position if here is None else max(device.index for device in self.devices) + 1
+            gpu = Device(index, uuid)
+            self.devices.append(gpu)
+        return gpu
