@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
+from worker_knobs import knob_values
 
 from trainfast_runner.worker.data import photographs
 from trainfast_runner.worker.data.images import image_samples
@@ -49,7 +50,7 @@ def small(family: str) -> dict[str, Any]:
 
 
 def traced(model: dict[str, Any]) -> dict[str, Any]:
-    knobs = {"precision": "fp32", "seq_len": 256, "checkpointing": "off", "attention": "auto"}
+    knobs = knob_values(seq_len=256)
     return trace_step(
         {"model": model, "objective": "image-classification", "device": "cpu", "part": "step", "knobs": knobs}, 0
     )

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from worker_knobs import worker_knobs
 
 from trainfast_runner.worker import limit_gauge, memory_meter
 from trainfast_runner.worker.allocator import Allocator
@@ -79,7 +80,7 @@ def prober(**parts: Any) -> Prober:
     """A prober of which only these parts are there."""
     nothing: Any = None
     names = ("strategy", "train", "samples", "memory", "log", "write_actual")
-    rest = {"knobs": Knobs(precision="fp16"), "gauge": HostLimitGauge(None), **dict.fromkeys(names, nothing)}
+    rest = {"knobs": worker_knobs(precision="fp16"), "gauge": HostLimitGauge(None), **dict.fromkeys(names, nothing)}
     return Prober(**{**rest, **parts})
 
 
@@ -111,7 +112,7 @@ def test_memory_reserved_by_an_earlier_size_does_not_count(monkeypatch: pytest.M
 
 def probe_in_fp16(gradient: float) -> tuple[Single, KeptSteps]:
     """A probe of two steps whose gradients are this large: a real scaler, a real optimizer, a model of one weight."""
-    knobs = Knobs(precision="fp16")
+    knobs = worker_knobs(precision="fp16")
     strategy = Single(knobs, torch.device("cpu"))
     strategy.module = nn.Linear(1, 1, bias=False)
     strategy.optimizer = torch.optim.AdamW(strategy.module.parameters())

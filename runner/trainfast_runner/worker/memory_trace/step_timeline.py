@@ -28,7 +28,7 @@ from ..model_config import (
 from ..objective import Objective
 from ..optimizer import build_optimizer
 from ..shared_tables import GRADS, OPTIMIZER, PARAMS, TRACED_MICRO_BATCHES
-from ..spec import Knobs
+from ..spec import Knobs, knobs_of
 from ..strategies import make_strategy
 from ..strategies.base import Strategy
 from .envelope import BATCHES
@@ -60,7 +60,7 @@ def trace_step(request: dict[str, Any], size: int) -> dict[str, Any]:
     `library_bytes` are memory of torch's allocator that libraries never free, `unused` the names of the parameters
     without a gradient. Raises InvalidInput for a model that cannot be built, any error for one that cannot be traced.
     """
-    knobs = replace(Knobs(**request["knobs"]), grad_accum=TRACED_MICRO_BATCHES)
+    knobs = replace(knobs_of(request["knobs"]), grad_accum=TRACED_MICRO_BATCHES)
     config = resolve_config(request["model"])
     check_seq_len(config, request["objective"], knobs.seq_len)
     model = _model(request, config, knobs)
@@ -121,7 +121,7 @@ def trace_optimizer(request: dict[str, Any], size: int) -> dict[str, Any]:
     `segment` is the step, `more` how many blocks the model has beyond KEPT: 0 if the whole model is traced, and then
     `size` 1 has no `segment`. Raises as `trace_step`.
     """
-    knobs = Knobs(**request["knobs"])
+    knobs = knobs_of(request["knobs"])
     config = resolve_config(request["model"])
     model = _model(request, config, knobs)
     stacks = shorten(model, config, bool(request.get("whole")), KEPT + size)
