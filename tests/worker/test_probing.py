@@ -22,7 +22,7 @@ from trainfast_runner.worker.probing import (
 from trainfast_runner.worker.recorder import StepRecorder
 from trainfast_runner.worker.shared_tables import MEMORY_PHASES
 from trainfast_runner.worker.spec import Knobs
-from trainfast_runner.worker.strategies.single import Single
+from trainfast_runner.worker.strategies.base import Strategy
 
 
 def test_the_gauge_counts_what_the_limit_counts_and_only_new_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,10 +110,10 @@ def test_memory_reserved_by_an_earlier_size_does_not_count(monkeypatch: pytest.M
     assert memory.read()["peak_reserved_bytes"] == 100
 
 
-def probe_in_fp16(gradient: float) -> tuple[Single, KeptSteps]:
+def probe_in_fp16(gradient: float) -> tuple[Strategy, KeptSteps]:
     """A probe of two steps whose gradients are this large: a real scaler, a real optimizer, a model of one weight."""
     knobs = worker_knobs(precision="fp16")
-    strategy = Single(knobs, torch.device("cpu"))
+    strategy = Strategy(knobs, torch.device("cpu"))
     strategy.module = nn.Linear(1, 1, bias=False)
     strategy.optimizer = torch.optim.AdamW(strategy.module.parameters())
 
