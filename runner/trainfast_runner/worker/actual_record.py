@@ -18,6 +18,9 @@ from .optimizer import class_name, implementation
 from .precision import dtype_name
 from .strategies.base import Strategy
 
+NULL_UNLESS_READ = dict.fromkeys(("reduce_dtype", "zero_stage", "mesh", "pipeline_stages"))
+"""Fields of the record that only some strategies read from their live objects."""
+
 
 class ComputeDtype:
     """Reads the dtype of a forward's first matrix product with a hook, and removes the hook.
@@ -63,6 +66,7 @@ def actual_fields(
     config: Any = model.config
     text = text_part(config)
     return {
+        **NULL_UNLESS_READ,
         **strategy.actual_fields(unwrap(module)),
         "optimizer": class_name(optimizer),
         "optimizer_implementation": implementation(optimizer),

@@ -36,7 +36,8 @@ __all__ = [
 
 def packages() -> tuple[str, ...]:
     """Packages that some entry needs."""
-    entries = (*STRATEGIES.values(), *OPTIMIZERS.values(), *ENGINES.values())
+    entries: list[StrategyEntry | OptimizerEntry | EngineEntry]
+    entries = [*STRATEGIES.values(), *OPTIMIZERS.values(), *ENGINES.values()]
     return tuple(dict.fromkeys(entry.package for entry in entries if entry.package is not None))
 
 

@@ -1,4 +1,4 @@
-"""The class that every strategy inherits from: one process, one device, no wrapper."""
+"""The strategy `single`: one process, one device, no wrapper. All other strategies inherit from it."""
 
 from __future__ import annotations
 
@@ -100,15 +100,8 @@ class Strategy:
         return None
 
     def actual_fields(self, module: nn.Module) -> dict[str, Any]:
-        """Return `wrapper, reduce_dtype, zero_stage, mesh, pipeline_stages`, read from the live objects."""
-        wrapper = next((kind.__name__ for kind in WRAPPERS if isinstance(module, kind)), "none")
-        return {
-            "wrapper": wrapper,
-            "reduce_dtype": None,
-            "zero_stage": None,
-            "mesh": None,
-            "pipeline_stages": None,
-        }
+        """Return `wrapper`, and of NULL_UNLESS_READ (`actual_record.py`) what the live objects have."""
+        return {"wrapper": next((kind.__name__ for kind in WRAPPERS if isinstance(module, kind)), "none")}
 
     def documents(self) -> dict[str, Any]:
         """JSON documents for the run directory, by file name. Called once, after `prepare`."""
