@@ -46,8 +46,8 @@ def test_the_limit_is_added_to_the_memory_of_the_imports(monkeypatch: pytest.Mon
     monkeypatch.setattr(HostMemoryMeter, "_read_status", lambda self: dict(figures))
     counters = HostMemoryMeter(1000, Allocator({}))
     counters.start(None)
-    counters.boundary("forward_backward")
-    counters.boundary("optimizer")
+    counters.end_phase("forward_backward")
+    counters.end_phase("optimizer")
     assert counters.read()["phase_peaks"] == {"forward_backward": 200, "optimizer": 200}
     assert limits == [(1400, -1)]
 
@@ -66,8 +66,8 @@ def test_an_oom_is_recorded_with_peaks_of_the_phases_it_reached(
     written: dict[str, Any] = {}
     log = SimpleNamespace(phase=phase, rank=0, write=lambda kind, **fields: written.update(fields))
     memory = SimpleNamespace(
-        release=lambda: None,
-        boundary=lambda name: None,
+        free_reserve=lambda: None,
+        end_phase=lambda name: None,
         read=lambda: {"phase_peaks": dict.fromkeys(MEMORY_PHASES, 7), "peak_allocated_bytes": 7},
     )
     error = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
@@ -79,8 +79,7 @@ def test_an_oom_is_recorded_with_peaks_of_the_phases_it_reached(
 def prober(**parts: Any) -> Prober:
     """A prober of which only these parts are there."""
     nothing: Any = None
-    names = ("strategy", "train", "samples", "memory", "log", "write_actual")
-    rest = {"knobs": worker_knobs(precision="fp16"), "gauge": HostLimitGauge(None), **dict.fromkeys(names, nothing)}
+    rest = {"gauge": HostLimitGauge(None), **dict.fromkeys(("state", "samples", "memory", "log"), nothing)}
     return Prober(**{**rest, **parts})
 
 
@@ -104,9 +103,9 @@ def test_memory_reserved_by_an_earlier_size_does_not_count(monkeypatch: pytest.M
         monkeypatch.setattr(torch.cuda, name, played)
     gpu = torch.device("cuda", 0)
     memory = CudaMemoryMeter([gpu], None)
-    prober(strategy=SimpleNamespace(device=gpu), memory=memory).forget_last_probe()
+    prober(state=SimpleNamespace(strategy=SimpleNamespace(device=gpu)), memory=memory).forget_last_probe()
     for phase in MEMORY_PHASES:
-        memory.boundary(phase)
+        memory.end_phase(phase)
     assert memory.read()["peak_reserved_bytes"] == 100
 
 
@@ -127,8 +126,9 @@ def probe_in_fp16(gradient: float) -> tuple[Strategy, KeptSteps]:
 
     steps = KeptSteps()
     memory, log = SimpleNamespace(read=dict), SimpleNamespace(step=0)
-    parts = {"strategy": strategy, "train": train, "memory": memory, "log": log, "write_actual": lambda: None}
-    prober(**parts).take_steps(8, 2, steps, is_first=True)
+    engine = SimpleNamespace(train=train)
+    state = SimpleNamespace(knobs=knobs, strategy=strategy, engine=engine, write_actual=lambda log: None)
+    prober(state=state, memory=memory, log=log).take_steps(8, 2, steps, is_first=True)
     return strategy, steps
 
 

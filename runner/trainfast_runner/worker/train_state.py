@@ -41,10 +41,10 @@ class TrainState:
         self._config = config
         self._device = device
 
-    def load(self, samples: Samples, steps: int, begin_loader: Callable[[int], None] | None) -> None:
-        """Start the loader for so many steps; `begin_loader` as for `batches_of`."""
+    def load(self, samples: Samples, steps: int, worker_init_fn: Callable[[int], None] | None) -> None:
+        """Start the loader for `steps` steps; each loader process first calls `worker_init_fn` with its number."""
         knobs = replace(self.knobs, steps=steps)
-        self.batches = batches_of(samples, knobs, self.strategy.dp_rank, self.strategy.dp_degree, begin_loader)
+        self.batches = batches_of(samples, knobs, self.strategy.dp_rank, self.strategy.dp_degree, worker_init_fn)
         if isinstance(samples, WholeTexts):
             self.batches = CountedBatches(self.batches)
 

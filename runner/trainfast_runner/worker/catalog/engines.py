@@ -42,7 +42,7 @@ _ACCELERATE = EngineEntry(
     package="accelerate",
 )
 _ENGINES = (
-    EngineEntry(name="native", path="native:Native", what="the loop here", allows_warm_trials=True),
+    EngineEntry(name="native", path="base:Engine", what="the loop here", allows_warm_trials=True),
     _ACCELERATE,
     replace(
         _ACCELERATE,

@@ -106,9 +106,6 @@ class TokenSamples(Dataset[Batch]):
         inputs, labels = (torch.from_numpy(np.stack(part)) for part in zip(*pairs, strict=True))
         return {"input_ids": inputs, "labels": labels}
 
-    def __getitem__(self, index: int) -> Batch:
-        return {name: values[0] for name, values in self.__getitems__([index]).items()}
-
 
 def as_is(batch: Any) -> Any:
     """Collate the batches of a dataset that returns whole ones."""
