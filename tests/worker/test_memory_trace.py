@@ -89,7 +89,7 @@ def test_without_forks_requests_are_traced_in_turn(monkeypatch: pytest.MonkeyPat
         {**asked, "part": "step", "knobs": knob_values(seq_len=8)},
         {**asked, "part": "step", "knobs": knob_values(seq_len=8), "model": {**model, "vocab_size": 0}},
     ]
-    found = dict(trace_memory._traced(requests))
+    found = dict(trace_memory._trace_all(requests))
     assert found[1]["stacks"][0]["kept"] == 3
     whole = sum(found[1]["parameter_sizes"])
     assert found[0]["before_optimizer"][:2] == [4 * whole + 4 * 8, 4 * whole], "weights and rotary table; gradients"

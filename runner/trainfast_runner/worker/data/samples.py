@@ -62,8 +62,8 @@ class Halves:
     def __call__(self, rows: NDArray[np.int64]) -> Batch:
         """The batch of these rows: `input_ids`, `decoder_input_ids`, `labels`."""
         labels = rows[:, self.read :]
-        given = np.concatenate([np.full_like(labels[:, :1], self.start_id), labels[:, :-1]], axis=1)
-        parts = {"input_ids": rows[:, : self.read], "decoder_input_ids": given, "labels": labels}
+        decoder_ids = np.concatenate([np.full_like(labels[:, :1], self.start_id), labels[:, :-1]], axis=1)
+        parts = {"input_ids": rows[:, : self.read], "decoder_input_ids": decoder_ids, "labels": labels}
         return {name: torch.from_numpy(np.ascontiguousarray(part)) for name, part in parts.items()}
 
 
