@@ -17,7 +17,7 @@ from worker_knobs import worker_knobs
 
 from trainfast_runner.worker.build import build_model
 from trainfast_runner.worker.precision import Precision
-from trainfast_runner.worker.strategies.one_process import DataParallelStrategy
+from trainfast_runner.worker.strategies.data_parallel import DataParallelStrategy
 from trainfast_runner.worker.weights import init_weights
 
 CPU = torch.device("cpu")

@@ -12,7 +12,8 @@ from worker_knobs import worker_knobs
 from trainfast_runner.worker.build import build_model
 from trainfast_runner.worker.invalid import InvalidInput
 from trainfast_runner.worker.model_config import resolve_config
-from trainfast_runner.worker.strategies.pipeline_stages import balance, cut
+from trainfast_runner.worker.strategies.balance import balance
+from trainfast_runner.worker.strategies.pipeline_stages import cut
 from trainfast_runner.worker.weights import init_weights
 
 Train = Callable[..., Any]

@@ -12,7 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfast_runner.worker.data.samples import IGNORED, GlobalOrder, Masking
+from trainfast_runner.worker.data.global_order import GlobalOrder
+from trainfast_runner.worker.data.samples import IGNORED, Masking
 from trainfast_runner.worker.data.whole_texts import CountedBatches, WholeTexts, pieces_of
 
 Train = Callable[..., Any]

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .strategies.blocks import outermost_lists
+from .blocks import outermost_lists
 
 USUAL_STD = 0.02
 """transformers' own default for `initializer_range`."""

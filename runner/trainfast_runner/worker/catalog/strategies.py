@@ -15,7 +15,7 @@ PARAMETER_FORMS = {
     SWAPPED: "it is given flat slices, others at every step",
     HOST: "it is given flat slices on the CPU",
 }
-"""The same in the words of a refusal."""
+"""The words of a refusal for each form."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +175,7 @@ _STRATEGIES = (
     ),
     StrategyEntry(
         name="dp",
-        path="one_process:DataParallelStrategy",
+        path="data_parallel:DataParallelStrategy",
         wrapper="DataParallel",
         what="one process, a thread a GPU, the model copied every step",
         speed="slower than ddp, its first GPU does more",
@@ -252,7 +252,7 @@ _STRATEGIES = (
     _PIPELINE,
     StrategyEntry(
         name="naive-mp",
-        path="one_process:SpreadLayers",
+        path="spread_layers:SpreadLayers",
         wrapper="none",
         what="whole layers on each GPU, one at a time",
         speed="one GPU works at a time",

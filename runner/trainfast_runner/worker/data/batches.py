@@ -16,10 +16,10 @@ from ..model_config import split_tokens, text_part, tokens_per_sample, vocab_siz
 from ..spec import Knobs, RankSpec
 from ..worker_log import WorkerLog
 from .corpus import Corpus, Request, describe, open_corpus
+from .global_order import GlobalOrder
 from .images import ImageSamples, image_samples
 from .samples import (
     Batch,
-    GlobalOrder,
     Halves,
     TokenSamples,
     as_is,

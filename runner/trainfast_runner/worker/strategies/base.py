@@ -29,9 +29,9 @@ class Strategy:
     """Everything that the loop and the start of a training know about a strategy, here without communication."""
 
     dp_rank = 0
-    """Which slice of the global batch this process takes; the processes of one pipeline or tensor group share it."""
+    """Index of this process's slice of the global batch; the processes of one pipeline or tensor group share it."""
     dp_degree = 1
-    """Into how many slices the global batch is cut."""
+    """Number of slices of the global batch."""
     slices = 1
     """Slices of the global batch that this process takes: one, but for `dp`, which feeds a GPU with each."""
     gradient_factor = 1.0
@@ -109,3 +109,8 @@ class Strategy:
 
     def stop(self) -> None:
         """Leave the group after the last step. Never called after an error."""
+
+
+def visible_gpus() -> list[torch.device]:
+    """The GPUs of this process."""
+    return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]

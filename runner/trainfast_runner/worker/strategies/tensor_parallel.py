@@ -90,7 +90,7 @@ class DataTensorParallel(TensorParallel):
         return DistributedDataParallel(model, device_ids=devices, process_group=self.mesh.get_group("dp"))
 
     def sync_context(self, last: bool) -> AbstractContextManager[Any]:
-        """Accumulate only, but in the last micro-batch."""
+        """Reduce the gradients in the last micro-batch only."""
         assert isinstance(self.module, DistributedDataParallel)
         return nullcontext() if last else self.module.no_sync()
 

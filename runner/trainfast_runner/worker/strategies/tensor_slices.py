@@ -123,12 +123,12 @@ class _Enter:
 class _Leave:
     """Hook after a module: make its output whole again."""
 
-    def __init__(self, group: Any, how: type[torch.autograd.Function]) -> None:
+    def __init__(self, group: Any, function: type[torch.autograd.Function]) -> None:
         self.group = group
-        self.how = how
+        self.function = function
 
     def __call__(self, _module: nn.Module, _inputs: Any, output: Tensor) -> Any:
-        return self.how.apply(output, self.group)  # type: ignore[no-untyped-call]
+        return self.function.apply(output, self.group)  # type: ignore[no-untyped-call]
 
 
 class _LookUp:
