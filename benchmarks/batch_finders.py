@@ -30,7 +30,7 @@ class Prepared:
         names = ("clock", "data.batches", "probing", "recorder", "spec", "training", "worker_log")
         allocator = importlib.import_module("trainfast_worker.allocator").Allocator()
         # As in every run with a memory limit, and before torch is imported.
-        allocator.strict()
+        allocator.set_strict()
         worker = {name: importlib.import_module(f"trainfast_worker.{name}") for name in names}
         self.worker = worker
         (folder / "run.json").write_text(json.dumps(run))
@@ -152,7 +152,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         prepared = Prepared(Path(folder), question["run"])
         answer = FINDERS[which](prepared, question["start"], question["steps"])
-        prepared.training.memory.release()
+        prepared.training.memory.free_reserve()
     print(json.dumps(answer))
 
 

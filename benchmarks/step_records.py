@@ -106,7 +106,7 @@ def training(folder: Path, steps: int, *settings: str) -> Iterator[tuple[Any, An
     step_log = prepared.build()
     yield prepared, step_log
     step_log.flush()
-    prepared.memory.release()
+    prepared.memory.free_reserve()
 
 
 def recorder_of(prepared: Any, log: Any) -> Any:

@@ -12,10 +12,17 @@ import pytest
 from trainfast_runner.memory.sharding import RULES
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.worker import catalog
-from trainfast_runner.worker.catalog import ENGINES, OPTIMIZERS, STRATEGIES, nearest_optimizer, nearest_strategy
-from trainfast_runner.worker.catalog_entries import PARAMETER_FORMS
+from trainfast_runner.worker.catalog import (
+    ENGINES,
+    OPTIMIZERS,
+    PARAMETER_FORMS,
+    STRATEGIES,
+    nearest_optimizer,
+    nearest_strategy,
+)
 
-WORKER = Path(catalog.__file__).parent
+CATALOG = Path(catalog.__file__).parent
+WORKER = CATALOG.parent
 
 
 @pytest.mark.parametrize(("folder", "entries"), [("strategies", STRATEGIES), ("engines", ENGINES)])
@@ -59,10 +66,10 @@ def test_it_loads_by_path_as_the_worker_does_with_the_standard_library_alone() -
     assert int(count) == len(STRATEGIES)
     assert "torch" not in others
     assert "msgspec" not in others
-    for file in ("catalog.py", "catalog_entries.py"):
-        imports = [node for node in ast.parse((WORKER / file).read_text()).body if isinstance(node, ast.ImportFrom)]
+    for file in CATALOG.glob("*.py"):
+        imports = [node for node in ast.parse(file.read_text()).body if isinstance(node, ast.ImportFrom)]
         others = {str(node.module).partition(".")[0] for node in imports} - sys.stdlib_module_names
-        assert others <= {"catalog_entries"}
+        assert others <= {"strategies", "optimizers", "engines"}
     body = ast.parse((WORKER / "__init__.py").read_text()).body
     assert len(body) == 1
     assert isinstance(body[0], ast.Expr), "worker/__init__.py is a docstring"

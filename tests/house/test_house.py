@@ -20,7 +20,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 RUNNER = "runner/trainfast_runner"
-CATALOG = f"{RUNNER}/worker/catalog.py"
+STRATEGIES = f"{RUNNER}/worker/catalog/strategies.py"
+OPTIMIZERS = f"{RUNNER}/worker/catalog/optimizers.py"
 KNOBS = f"{RUNNER}/settings/knobs.py"
 SMALL = (
     *("data.kind=random", "model.hidden_size=32", "model.num_hidden_layers=1", "model.vocab_size=512"),
@@ -156,7 +157,7 @@ def house(tmp_path: Path, cache: Path) -> House:
 @pytest.mark.ci
 def test_a_strategy_is_one_entry_and_one_file(house: House) -> None:
     house.add_entry(
-        CATALOG,
+        STRATEGIES,
         "_STRATEGIES = (",
         """    StrategyEntry(
         name="mirror",
@@ -176,7 +177,7 @@ def test_a_strategy_is_one_entry_and_one_file(house: House) -> None:
 
 from torch import nn
 
-from .single import Single
+from .base import Strategy
 
 
 class Mirror(nn.Module):
@@ -188,7 +189,7 @@ class Mirror(nn.Module):
         return self.model(*inputs, **fields)
 
 
-class Mirrored(Single):
+class Mirrored(Strategy):
     def wrap(self, model):
         return Mirror(super().wrap(model))
 
@@ -208,7 +209,7 @@ class Mirrored(Single):
     for setting, error in zip(wrong, refused, strict=True):
         assert "strategy=mirror" in error["message"]
         assert setting in error["message"]
-    assert house.changed() == {CATALOG, file}
+    assert house.changed() == {STRATEGIES, file}
 
 
 @pytest.mark.long
@@ -216,7 +217,7 @@ class Mirrored(Single):
 def test_an_optimizer_is_one_entry_and_one_file_or_none(house: House, own: bool) -> None:
     name, class_name, path = ("signs", "Signs", ".signs:Signs") if own else ("radam", "RAdam", "torch.optim:RAdam")
     house.add_entry(
-        CATALOG,
+        OPTIMIZERS,
         "_OPTIMIZERS = (",
         f"""    OptimizerEntry(
         name="{name}",
@@ -255,7 +256,7 @@ class Signs(torch.optim.Optimizer):
     [error] = house.refused([f"optimizer={name}", "strategy=fsdp", "devices=2"])
     assert f"optimizer={name} counts signs, and with strategy=fsdp" in error["message"]
     assert "strategy=ddp" in error["nearest"]
-    assert house.changed() == ({CATALOG, file} if own else {CATALOG})
+    assert house.changed() == ({OPTIMIZERS, file} if own else {OPTIMIZERS})
 
 
 @pytest.mark.long

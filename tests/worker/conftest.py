@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from torch.distributed import TCPStore
+from worker_knobs import knob_values
 
 from forking import Forks
 from trainfast_runner.machine.extensions import extensions_directory, search_path
@@ -133,7 +134,7 @@ def start(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Callable
             "run_id": folder.name,
             "model": TINY[model] if isinstance(model, str) else model,
             "data": asked if "kind" in asked else {**asked, **SOURCES},
-            "knobs": {**KNOBS, **knobs, "a_knob_of_tomorrow": 1},
+            "knobs": {**knob_values(**KNOBS), **knobs, "a_knob_of_tomorrow": 1},
             "device": "cpu",
             "world_size": ranks,
             "memory_limit_bytes": memory_limit_bytes,

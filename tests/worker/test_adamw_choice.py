@@ -12,10 +12,10 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from worker_knobs import worker_knobs
 
 from trainfast_runner.settings.knobs import KNOBS
 from trainfast_runner.worker.optimizer import build_optimizer, implementation
-from trainfast_runner.worker.spec import Knobs
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_adamw_on_slices_is_foreach_where_torch_has_foreach_kernels(
     # `torch.optim` deletes the name of this module.
     chooser = sys.modules[torch.optim.Optimizer.__module__]
     monkeypatch.setattr(chooser, "_get_foreach_kernels_supported_devices", lambda: [device])
-    assert implementation(build_optimizer(slices, Knobs())) == loop
+    assert implementation(build_optimizer(slices, worker_knobs())) == loop
 
 
 def test_the_help_of_the_optimizer_says_so() -> None:

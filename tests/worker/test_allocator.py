@@ -26,7 +26,7 @@ FREED = """
 import ctypes, sys; sys.path.insert(0, sys.argv[1])
 from allocator import Allocator
 allocator = Allocator()
-getattr(allocator, sys.argv[2])()
+getattr(allocator, f"set_{sys.argv[2]}")()
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096
 before = resident()
@@ -124,18 +124,18 @@ def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096
 def blocks():
     return [bytearray(b"x" * (1 << 20)) for _ in range(64)]
-allocator.ordinary()
+allocator.set_ordinary()
 earlier = blocks()
 pinned = [bytearray(1000) for _ in range(1000)]
 del earlier
 kept = resident()
-allocator.strict_again()
+allocator.set_strict_again()
 before = resident()
 later = blocks()
 full = resident()
 del later
 left = resident()
-allocator.ordinary()
+allocator.set_ordinary()
 print(kept - before, full - before, left - before)
 """
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from worker_knobs import worker_knobs
 
 from trainfast_runner.worker import inspect_model
 from trainfast_runner.worker.build import attention_of, attention_reason, build_model
 from trainfast_runner.worker.model_config import resolve_config
-from trainfast_runner.worker.spec import Knobs
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 WITHOUT_SDPA: list[tuple[dict[str, Any], str]] = [
@@ -28,7 +28,7 @@ def inspected(model: dict[str, Any], objective: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("model", "objective"), WITHOUT_SDPA, ids=["gemma2", "mamba", "convnext", "deberta"])
 def test_auto_takes_eager_where_the_model_has_no_sdpa(model: dict[str, Any], objective: str) -> None:
-    knobs = Knobs()
+    knobs = worker_knobs()
     built = build_model(resolve_config(model), objective, knobs, torch.device("meta"))
     assert attention_of(built) == "eager"
     assert attention_reason(built, knobs) == f"{model['family']} has no sdpa"
@@ -37,7 +37,7 @@ def test_auto_takes_eager_where_the_model_has_no_sdpa(model: dict[str, Any], obj
 
 def test_auto_takes_sdpa_where_the_model_has_it() -> None:
     model = {"family": "llama", **SMALL, "num_key_value_heads": 2, "vocab_size": 64}
-    built = build_model(resolve_config(model), "causal-lm", Knobs(), torch.device("meta"))
-    assert (attention_of(built), attention_reason(built, Knobs())) == ("sdpa", "llama has sdpa")
-    assert attention_reason(built, Knobs(attention="sdpa")) is None
+    built = build_model(resolve_config(model), "causal-lm", worker_knobs(), torch.device("meta"))
+    assert (attention_of(built), attention_reason(built, worker_knobs())) == ("sdpa", "llama has sdpa")
+    assert attention_reason(built, worker_knobs(attention="sdpa")) is None
     assert inspected(model, "causal-lm")["attentions"] == ["auto", "eager", "sdpa", "flash"]

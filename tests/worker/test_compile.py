@@ -23,11 +23,12 @@ SMALLEST: dict[str, Any] = {
 
 @pytest.mark.ci
 def test_a_cuda_graph_is_replayed_only_where_no_gradient_has_to_outlive_it() -> None:
-    from trainfast_runner.worker.compilation import mode_of
-    from trainfast_runner.worker.spec import Knobs
+    from worker_knobs import worker_knobs
 
-    tuned = Knobs(compile="max-autotune")
-    assert (mode_of(Knobs(compile="default")), mode_of(tuned)) == (None, "max-autotune")
+    from trainfast_runner.worker.compilation import mode_of
+
+    tuned = worker_knobs(compile="max-autotune")
+    assert (mode_of(worker_knobs(compile="default")), mode_of(tuned)) == (None, "max-autotune")
     assert mode_of(replace(tuned, grad_accum=2)) == "max-autotune-no-cudagraphs"
 
 

@@ -13,8 +13,8 @@ from trainfast_runner.machine.extensions import extensions_directory
 
 BUILD = """
 import sys
-from trainfast_runner.worker.strategies.extension_builds import only_builder
-with only_builder("cpu_adam"):
+from trainfast_runner.worker.strategies.extension_builds import build_lock
+with build_lock("cpu_adam"):
     print("alone", flush=True)
     open(sys.argv[1], "x")
     sys.stdin.readline()

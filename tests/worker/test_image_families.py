@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
+from worker_knobs import knob_values
 
 from trainfast_runner.worker.data import photographs
 from trainfast_runner.worker.data.images import image_samples
@@ -49,7 +50,7 @@ def small(family: str) -> dict[str, Any]:
 
 
 def traced(model: dict[str, Any]) -> dict[str, Any]:
-    knobs = {"precision": "fp32", "seq_len": 256, "checkpointing": "off", "attention": "auto"}
+    knobs = knob_values(seq_len=256)
     return trace_step(
         {"model": model, "objective": "image-classification", "device": "cpu", "part": "step", "knobs": knobs}, 0
     )
@@ -73,7 +74,7 @@ def test_a_family_without_a_size_is_predicted_at_the_size_of_its_data(
     monkeypatch.setattr(photographs, "COUNT", 12)
     config = resolve_config({"family": "resnet"})
     loaded = image_samples([], config, 0, tmp_path, lambda what: None)
-    assert loaded[0]["pixel_values"].shape == (3, FREE_IMAGE_SIZE, FREE_IMAGE_SIZE)
+    assert loaded.__getitems__([0])["pixel_values"].shape == (1, 3, FREE_IMAGE_SIZE, FREE_IMAGE_SIZE)
     assert image_shape(config) == (3, FREE_IMAGE_SIZE)
     assert tokens_per_sample(config, "image-classification", 256) == 0
     with pytest.raises(InvalidInput, match="reads images of 64 x 32, and the loader makes squares"):

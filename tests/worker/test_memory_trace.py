@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
+from worker_knobs import knob_values
 
 from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.memory.tracing import trace_anew
@@ -84,11 +85,11 @@ def test_without_forks_requests_are_traced_in_turn(monkeypatch: pytest.MonkeyPat
     model = {"family": "llama", "vocab_size": 64, "num_hidden_layers": 9, **sizes}
     asked = {"model": model, "objective": "causal-lm", "device": "cpu"}
     requests = [
-        {**asked, "part": "optimizer", "after": 1, "knobs": {"attention": "eager"}},
-        {**asked, "part": "step", "knobs": {"seq_len": 8}},
-        {**asked, "part": "step", "knobs": {"seq_len": 8}, "model": {**model, "vocab_size": 0}},
+        {**asked, "part": "optimizer", "after": 1, "knobs": knob_values(attention="eager")},
+        {**asked, "part": "step", "knobs": knob_values(seq_len=8)},
+        {**asked, "part": "step", "knobs": knob_values(seq_len=8), "model": {**model, "vocab_size": 0}},
     ]
-    found = dict(trace_memory._traced(requests))
+    found = dict(trace_memory._trace_all(requests))
     assert found[1]["stacks"][0]["kept"] == 3
     whole = sum(found[1]["parameter_sizes"])
     assert found[0]["before_optimizer"][:2] == [4 * whole + 4 * 8, 4 * whole], "weights and rotary table; gradients"
@@ -116,7 +117,7 @@ def test_the_step_of_every_optimizer_finds_the_states_that_its_entry_says(name: 
         pytest.importorskip(entry.package)
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
     model = {"family": "llama", "vocab_size": 64, "num_hidden_layers": 1, **sizes}
-    knobs = {"optimizer": name, "attention": "eager"}
+    knobs = knob_values(optimizer=name, attention="eager")
     request = {"model": model, "objective": "causal-lm", "device": "cpu", "knobs": knobs, "unused": []}
     standing = trace_optimizer(request, 0)["segment"].start
     if not entry.eight_bit:  # its small states are not quantized

@@ -13,11 +13,11 @@ import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, parallel_apply
 from transformers import LlamaConfig
+from worker_knobs import worker_knobs
 
 from trainfast_runner.worker.build import build_model
 from trainfast_runner.worker.precision import Precision
-from trainfast_runner.worker.spec import Knobs
-from trainfast_runner.worker.strategies.one_process import DataParallelStrategy
+from trainfast_runner.worker.strategies.data_parallel import DataParallelStrategy
 from trainfast_runner.worker.weights import init_weights
 
 CPU = torch.device("cpu")
@@ -49,7 +49,7 @@ def dtypes_in_threads(module: nn.Module, precision: Precision) -> set[torch.dtyp
 
 def test_torchs_threads_forget_the_dtype_of_autocast() -> None:
     """The cause: where this fails, torch hands its threads the dtype, and `Autocast` is no longer needed."""
-    model = build_model(LLAMA, "causal-lm", Knobs(), CPU)
+    model = build_model(LLAMA, "causal-lm", worker_knobs(), CPU)
     init_weights(model, 0, CPU)
     assert dtypes_in_threads(model, Precision("fp16", CPU)) == {torch.bfloat16}
 
@@ -58,7 +58,7 @@ def test_torchs_threads_forget_the_dtype_of_autocast() -> None:
     ("precision", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16), ("fp32", torch.float32)]
 )
 def test_dp_computes_in_the_dtype_asked_for(precision: str, dtype: torch.dtype) -> None:
-    knobs = Knobs(strategy="dp", precision=precision)
+    knobs = worker_knobs(strategy="dp", precision=precision)
     strategy = DataParallelStrategy(knobs, CPU)
     module = strategy.wrap(build_model(LLAMA, "causal-lm", knobs, CPU))
     assert isinstance(module, DataParallel)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from worker_knobs import worker_knobs
 
 from trainfast_runner.worker.optimizer import build_optimizer, parameter_groups
-from trainfast_runner.worker.spec import Knobs
 
 Train = Callable[..., Any]
 pytestmark = pytest.mark.ci
@@ -64,7 +64,9 @@ def test_biases_and_norms_do_not_decay_and_every_parameter_is_there_once(family:
 def test_every_optimizer_lowers_a_loss_and_shrinks_what_decays(optimizer: str, name: str) -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.LayerNorm(64), torch.nn.Linear(64, 1))
-    made = build_optimizer(model, Knobs(optimizer=optimizer, lr=0.05 if optimizer == "sgd" else 0.01, weight_decay=0.1))
+    made = build_optimizer(
+        model, worker_knobs(optimizer=optimizer, lr=0.05 if optimizer == "sgd" else 0.01, weight_decay=0.1)
+    )
     assert type(made).__name__ == name
     inputs, targets = torch.randn(64, 64), torch.ones(64, 1)
     losses = []
@@ -79,7 +81,7 @@ def test_every_optimizer_lowers_a_loss_and_shrinks_what_decays(optimizer: str, n
         parameter.grad = torch.zeros_like(parameter)
     if "8bit" in optimizer:
         return  # its first moment goes on moving the weights
-    made = build_optimizer(model, Knobs(optimizer=optimizer, lr=0.01, weight_decay=0.1))
+    made = build_optimizer(model, worker_knobs(optimizer=optimizer, lr=0.01, weight_decay=0.1))
     before = [parameter.detach().clone() for parameter in model.parameters()]
     made.step()
     for old, parameter in zip(before, model.parameters(), strict=True):

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from worker_knobs import worker_knobs
 
 from trainfast_runner.worker.build import build_model
 from trainfast_runner.worker.invalid import InvalidInput
 from trainfast_runner.worker.model_config import resolve_config
-from trainfast_runner.worker.spec import Knobs
-from trainfast_runner.worker.strategies.pipeline_stages import balance, cut
+from trainfast_runner.worker.strategies.balance import balance
+from trainfast_runner.worker.strategies.pipeline_stages import cut
 from trainfast_runner.worker.weights import init_weights
 
 Train = Callable[..., Any]
@@ -108,7 +109,7 @@ def test_fp16_with_the_loss_scale_agreed_on_by_all_stages(train: Train) -> None:
 )
 def test_stages_in_a_row_compute_what_the_model_computes(model: dict[str, Any], objective: str) -> None:
     cpu = torch.device("cpu")
-    whole: Any = build_model(resolve_config(model), objective, Knobs(seq_len=32), cpu).eval()
+    whole: Any = build_model(resolve_config(model), objective, worker_knobs(seq_len=32), cpu).eval()
     init_weights(whole, 0, cpu)
     ids = torch.randint(0, 1024, (2, 32), generator=torch.Generator().manual_seed(0))
     parameters = sum(parameter.numel() for parameter in whole.parameters())
@@ -120,7 +121,7 @@ def test_stages_in_a_row_compute_what_the_model_computes(model: dict[str, Any], 
         for stage in stages:
             found = stage(found)
     assert torch.equal(found, expected)
-    alone = cut(build_model(resolve_config(model), objective, Knobs(seq_len=32), cpu), 3, 32)
+    alone = cut(build_model(resolve_config(model), objective, worker_knobs(seq_len=32), cpu), 3, 32)
     init_weights(alone.model, 0, cpu, alone.stage(1).modules())
     assert sum(parameter.numel() for parameter in alone.model.parameters()) == parameters
     initialized = {
@@ -139,6 +140,6 @@ def test_stages_cost_about_the_same() -> None:
 
 def test_a_family_that_cannot_be_cut_is_named() -> None:
     config = resolve_config({"family": "gpt_neox", **SMALL, "intermediate_size": 128})
-    whole = build_model(config, "causal-lm", Knobs(), torch.device("cpu"))
+    whole = build_model(config, "causal-lm", worker_knobs(), torch.device("cpu"))
     with pytest.raises(InvalidInput, match="gpt_neox"):
         cut(whole, 2, 32)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from worker_knobs import worker_knobs
 
 from trainfast_runner.worker import limit_gauge, memory_meter
 from trainfast_runner.worker.allocator import Allocator
@@ -21,7 +22,7 @@ from trainfast_runner.worker.probing import (
 from trainfast_runner.worker.recorder import StepRecorder
 from trainfast_runner.worker.shared_tables import MEMORY_PHASES
 from trainfast_runner.worker.spec import Knobs
-from trainfast_runner.worker.strategies.single import Single
+from trainfast_runner.worker.strategies.base import Strategy
 
 
 def test_the_gauge_counts_what_the_limit_counts_and_only_new_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,8 +46,8 @@ def test_the_limit_is_added_to_the_memory_of_the_imports(monkeypatch: pytest.Mon
     monkeypatch.setattr(HostMemoryMeter, "_read_status", lambda self: dict(figures))
     counters = HostMemoryMeter(1000, Allocator({}))
     counters.start(None)
-    counters.boundary("forward_backward")
-    counters.boundary("optimizer")
+    counters.end_phase("forward_backward")
+    counters.end_phase("optimizer")
     assert counters.read()["phase_peaks"] == {"forward_backward": 200, "optimizer": 200}
     assert limits == [(1400, -1)]
 
@@ -65,8 +66,8 @@ def test_an_oom_is_recorded_with_peaks_of_the_phases_it_reached(
     written: dict[str, Any] = {}
     log = SimpleNamespace(phase=phase, rank=0, write=lambda kind, **fields: written.update(fields))
     memory = SimpleNamespace(
-        release=lambda: None,
-        boundary=lambda name: None,
+        free_reserve=lambda: None,
+        end_phase=lambda name: None,
         read=lambda: {"phase_peaks": dict.fromkeys(MEMORY_PHASES, 7), "peak_allocated_bytes": 7},
     )
     error = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
@@ -78,8 +79,7 @@ def test_an_oom_is_recorded_with_peaks_of_the_phases_it_reached(
 def prober(**parts: Any) -> Prober:
     """A prober of which only these parts are there."""
     nothing: Any = None
-    names = ("strategy", "train", "samples", "memory", "log", "write_actual")
-    rest = {"knobs": Knobs(precision="fp16"), "gauge": HostLimitGauge(None), **dict.fromkeys(names, nothing)}
+    rest = {"gauge": HostLimitGauge(None), **dict.fromkeys(("state", "samples", "memory", "log"), nothing)}
     return Prober(**{**rest, **parts})
 
 
@@ -103,16 +103,16 @@ def test_memory_reserved_by_an_earlier_size_does_not_count(monkeypatch: pytest.M
         monkeypatch.setattr(torch.cuda, name, played)
     gpu = torch.device("cuda", 0)
     memory = CudaMemoryMeter([gpu], None)
-    prober(strategy=SimpleNamespace(device=gpu), memory=memory).forget_last_probe()
+    prober(state=SimpleNamespace(strategy=SimpleNamespace(device=gpu)), memory=memory).forget_last_probe()
     for phase in MEMORY_PHASES:
-        memory.boundary(phase)
+        memory.end_phase(phase)
     assert memory.read()["peak_reserved_bytes"] == 100
 
 
-def probe_in_fp16(gradient: float) -> tuple[Single, KeptSteps]:
+def probe_in_fp16(gradient: float) -> tuple[Strategy, KeptSteps]:
     """A probe of two steps whose gradients are this large: a real scaler, a real optimizer, a model of one weight."""
-    knobs = Knobs(precision="fp16")
-    strategy = Single(knobs, torch.device("cpu"))
+    knobs = worker_knobs(precision="fp16")
+    strategy = Strategy(knobs, torch.device("cpu"))
     strategy.module = nn.Linear(1, 1, bias=False)
     strategy.optimizer = torch.optim.AdamW(strategy.module.parameters())
 
@@ -126,8 +126,9 @@ def probe_in_fp16(gradient: float) -> tuple[Single, KeptSteps]:
 
     steps = KeptSteps()
     memory, log = SimpleNamespace(read=dict), SimpleNamespace(step=0)
-    parts = {"strategy": strategy, "train": train, "memory": memory, "log": log, "write_actual": lambda: None}
-    prober(**parts).take_steps(8, 2, steps, is_first=True)
+    engine = SimpleNamespace(train=train)
+    state = SimpleNamespace(knobs=knobs, strategy=strategy, engine=engine, write_actual=lambda log: None)
+    prober(state=state, memory=memory, log=log).take_steps(8, 2, steps, is_first=True)
     return strategy, steps
 
 

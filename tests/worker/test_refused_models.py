@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from worker_knobs import worker_knobs
 
 from trainfast_runner.worker.build import build_model
 from trainfast_runner.worker.invalid import InvalidInput
 from trainfast_runner.worker.model_config import check_seq_len, resolve_config
-from trainfast_runner.worker.spec import Knobs
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_positions_without_an_end_limit_no_sequence() -> None:
 def test_a_family_without_this_head_says_which_it_has() -> None:
     config = resolve_config({"family": "deberta-v2"})
     with pytest.raises(InvalidInput, match="deberta-v2 has no causal-lm head") as refused:
-        build_model(config, "causal-lm", Knobs(attention="eager"), torch.device("cpu"))
+        build_model(config, "causal-lm", worker_knobs(attention="eager"), torch.device("cpu"))
     assert refused.value.key == "data.objective"
     assert refused.value.allowed == ["masked-lm", "sequence-classification"]
 
@@ -38,5 +38,5 @@ def test_a_family_without_this_head_says_which_it_has() -> None:
 def test_a_family_without_this_attention_says_which_it_has() -> None:
     config = resolve_config({"family": "xlnet", "n_layer": 1, "d_model": 16, "n_head": 2, "d_inner": 16})
     with pytest.raises(InvalidInput, match="xlnet has no attention=sdpa") as refused:
-        build_model(config, "causal-lm", Knobs(attention="sdpa"), torch.device("meta"))
+        build_model(config, "causal-lm", worker_knobs(attention="sdpa"), torch.device("meta"))
     assert refused.value.nearest == "auto"

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from worker_knobs import worker_knobs
 
 from trainfast_runner.worker.build import build_model
 from trainfast_runner.worker.model_config import resolve_config
-from trainfast_runner.worker.spec import Knobs
 from trainfast_runner.worker.weights import init_in_turn, init_weights, parts
 
 CPU = torch.device("cpu")
@@ -32,7 +32,7 @@ families = pytest.mark.parametrize(("model", "objective"), MODELS, ids=[str(mode
 
 
 def built(model: dict[str, Any], objective: str) -> Any:
-    return build_model(resolve_config(model), objective, Knobs(), CPU)
+    return build_model(resolve_config(model), objective, worker_knobs(), CPU)
 
 
 def values(model: Any) -> dict[str, torch.Tensor]:

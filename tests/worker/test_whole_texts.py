@@ -12,7 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfast_runner.worker.data.samples import IGNORED, GlobalOrder, Masking
+from trainfast_runner.worker.data.global_order import GlobalOrder
+from trainfast_runner.worker.data.samples import IGNORED, Masking
 from trainfast_runner.worker.data.whole_texts import CountedBatches, WholeTexts, pieces_of
 
 Train = Callable[..., Any]
@@ -25,7 +26,7 @@ def texts(lengths: list[int], seq_len: int, **more: Any) -> WholeTexts:
 
 def test_a_long_text_is_several_samples_and_one_token_is_none() -> None:
     samples = texts([3, 1, 10, 4], seq_len=4)
-    rows = [samples[index]["input_ids"].tolist() for index in range(len(samples))]
+    rows = [samples.__getitems__([index])["input_ids"][0].tolist() for index in range(len(samples))]
     assert rows == [[1, 2, 3], [5, 6, 7, 8], [9, 10, 11, 12], [13, 14], [15, 16, 17, 18]]
 
 

@@ -8,8 +8,7 @@ from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import BY_NAME, KNOBS, defaults
 from trainfast_runner.settings.strategies import strategy_of
-from trainfast_runner.worker.catalog import OPTIMIZERS
-from trainfast_runner.worker.catalog_entries import OptimizerEntry
+from trainfast_runner.worker.catalog import OPTIMIZERS, OptimizerEntry
 
 TRANSFORMERS_MAJORS = ("4", "5")
 """Versions of transformers in which the fields have these names: 6 drops gradient_checkpointing."""

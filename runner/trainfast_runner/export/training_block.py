@@ -15,7 +15,7 @@ from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.strategies import strategy_of
-from trainfast_runner.worker.catalog_entries import StrategyEntry
+from trainfast_runner.worker.catalog import StrategyEntry
 
 FILE = "training_args.py"
 INDENT = "    "

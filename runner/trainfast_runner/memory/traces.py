@@ -17,6 +17,7 @@ from trainfast_runner.machine import training_python
 from trainfast_runner.memory.pipeline import PipelineCut, stage_count
 from trainfast_runner.memory.timeline import BlockStack, Segment, Vector
 from trainfast_runner.records.home import cache_directory
+from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.settings.precisions import MIXED
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.settings.strategies import strategy_of
@@ -123,6 +124,7 @@ def request_fields(spec: RunSpec, device: str, whole: bool = False) -> tuple[dic
 
 
 def _trace_request(fields: dict[str, Any], executable: str, installed: list[str] | None) -> TraceRequest:
-    request_json = json.dumps(fields, sort_keys=True)
-    name = training_python.stamp(executable, request_json, FORMAT, installed)
+    name = training_python.stamp(executable, json.dumps(fields, sort_keys=True), FORMAT, installed)
+    # The worker wants a value for each knob; those that the trace does not depend on have their defaults.
+    request_json = json.dumps({**fields, "knobs": {**defaults(), **fields["knobs"]}}, sort_keys=True)
     return TraceRequest(request_json, cache_directory() / "traced" / f"{name}.json")

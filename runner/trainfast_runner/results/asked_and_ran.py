@@ -12,8 +12,7 @@ from trainfast_runner.records.run_file import TRIAL, RunFile
 from trainfast_runner.records.run_lines import WorkerLine
 from trainfast_runner.settings.device_counts import expected_mesh, model_degree
 from trainfast_runner.settings.precisions import PRECISIONS
-from trainfast_runner.worker.catalog import OPTIMIZERS, SCHEDULES, STRATEGIES
-from trainfast_runner.worker.catalog_entries import OptimizerEntry, StrategyEntry
+from trainfast_runner.worker.catalog import OPTIMIZERS, SCHEDULES, STRATEGIES, OptimizerEntry, StrategyEntry
 
 ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash": "flash_attention_2"}
 """Attention kernels by knob value; `auto` is absent, because it allows every kernel."""

@@ -2,7 +2,7 @@
 
 The command line's `--set`, the panel on the screen, the checks of presets, the help and the exporters are all
 derived from `KNOBS`. A new knob is one entry here and the worker's handling of it. A new strategy, optimizer or engine
-is an entry in the worker's `catalog.py`.
+is an entry in the worker's `catalog`.
 """
 
 from __future__ import annotations

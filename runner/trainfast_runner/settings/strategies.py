@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.worker.catalog import STRATEGIES
-from trainfast_runner.worker.catalog_entries import StrategyEntry
+from trainfast_runner.worker.catalog import STRATEGIES, StrategyEntry
 
 
 def strategy_of(knobs: Mapping[str, Any]) -> StrategyEntry:

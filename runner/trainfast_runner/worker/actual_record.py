@@ -18,6 +18,9 @@ from .optimizer import class_name, implementation
 from .precision import dtype_name
 from .strategies.base import Strategy
 
+NULL_UNLESS_READ = dict.fromkeys(("reduce_dtype", "zero_stage", "mesh", "pipeline_stages"))
+"""Fields of the record that only some strategies read from their live objects."""
+
 
 class ComputeDtype:
     """Reads the dtype of a forward's first matrix product with a hook, and removes the hook.
@@ -55,19 +58,17 @@ def actual_fields(
     module: nn.Module,
     optimizer: Optimizer,
     strategy: Strategy,
-    device: torch.device,
-    compute_dtype: str | None,
     flops: SampleFlops | None,
 ) -> dict[str, Any]:
     """Fields of an `actual` record; `model` is the built model, `module` the wrapped one."""
     config: Any = model.config
-    text = text_part(config)
+    text, device = text_part(config), strategy.device
     return {
+        **NULL_UNLESS_READ,
         **strategy.actual_fields(unwrap(module)),
         "optimizer": class_name(optimizer),
         "optimizer_implementation": implementation(optimizer),
         "param_dtype": dtype_name(next(module.parameters()).dtype),
-        "compute_dtype": compute_dtype,
         "attention": attention_of(model),
         "checkpointing": "full" if any(getattr(m, "gradient_checkpointing", False) for m in model.modules()) else "off",
         "world_size": torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1,

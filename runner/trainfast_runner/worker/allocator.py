@@ -2,7 +2,7 @@
 
 Under strict thresholds every tensor of 128 KiB and more is a mapping of its own that goes back to the kernel when it is
 freed, so resident memory is what the tensors need. Page faults double the time of such a step: no timed step runs under
-them unless the run has a memory limit. Standard library only: call `strict` before torch is imported.
+them unless the run has a memory limit. Standard library only: call `set_strict` before torch is imported.
 """
 
 from __future__ import annotations
@@ -57,25 +57,25 @@ class Allocator:
         self._library.free.argtypes = [ctypes.c_void_p]
         self._withheld: list[int] = []
 
-    def strict(self) -> None:
+    def set_strict(self) -> None:
         """Return freed blocks of 128 KiB and more to the kernel at once; use one arena, so that heaps stay together."""
         self._set(STRICT, ((M_ARENA_MAX, 1), (M_MMAP_THRESHOLD, STRICT_BYTES), (M_TRIM_THRESHOLD, STRICT_BYTES)))
 
-    def ordinary(self) -> None:
+    def set_ordinary(self) -> None:
         """Keep freed blocks for the next step, as glibc does by default after a process has freed large ones."""
         while self._withheld:
             self._library.free(self._withheld.pop())
         self._set(ORDINARY, ((M_MMAP_THRESHOLD, ORDINARY_MMAP_BYTES), (M_TRIM_THRESHOLD, ORDINARY_TRIM_BYTES)))
 
-    def strict_again(self) -> None:
+    def set_strict_again(self) -> None:
         """Make a process strict that was ordinary: nothing of what it freed until now is resident or used again.
 
         malloc takes a free block of the heap before it maps a new one, and would return neither that block nor its
-        parts: all such blocks are withheld, untouched, until `ordinary`.
+        parts: all such blocks are withheld, untouched, until `set_ordinary`.
         """
         if self.kept_because is not None:
             return
-        self.strict()
+        self.set_strict()
         self._library.malloc_trim(ctypes.c_size_t(0))
         size = LARGEST_WITHHELD_BYTES
         while size >= STRICT_BYTES:
@@ -95,9 +95,9 @@ class Allocator:
         self.thresholds = thresholds
 
 
-def begin_loader(_number: int) -> None:
+def use_ordinary_thresholds(_number: int) -> None:
     """Set ordinary thresholds in a data-loader process, whose memory is not measured."""
-    Allocator().ordinary()
+    Allocator().set_ordinary()
 
 
 def _name(library: ctypes.CDLL) -> str:

@@ -11,7 +11,7 @@ import torch
 import transformers
 from torch import nn
 
-from .invalid import InvalidInput
+from .invalid import InvalidInput, one_line
 from .spec import Knobs
 from .weights import without_weights
 
@@ -88,7 +88,7 @@ def build_model(config: Any, objective: str, knobs: Knobs, device: torch.device)
                 **{_dtype_argument(): weights},
             )
     except (ValueError, ImportError, KeyError) as error:
-        reason = " ".join(str(error).split())[:600]
+        reason = one_line(error)[:600]
         if "does not support an attention implementation" in reason:
             missing = f"{config.model_type} has no attention={knobs.attention}"
             raise InvalidInput(missing, key="attention", allowed=["auto", "eager"], nearest="auto") from error

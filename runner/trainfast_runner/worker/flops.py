@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import nn
 
+from .blocks import transformer_blocks
 from .invalid import InvalidInput
 from .model_config import image_part, patches, split_tokens, text_part, tokens_per_sample
-from .strategies.blocks import transformer_blocks
 
 _ADDED = re.compile(r"(^|\.)(position_embeddings|cls_token|mask_token|distillation_token)$")
 """Parameters that are added, never multiplied."""

@@ -30,6 +30,11 @@ class InvalidInput(Exception):
         return {"message": self.message, "key": self.key, "allowed": self.allowed, "nearest": self.nearest}
 
 
+def one_line(error: BaseException) -> str:
+    """The message of an error, in one line."""
+    return " ".join(str(error).split())
+
+
 def unknown_name(kind: str, name: str, key: str, allowed: Iterable[str]) -> InvalidInput:
     """Make the error for a name that does not exist; `kind` reads "field of llama's configuration"."""
     names = sorted(allowed)

@@ -38,7 +38,7 @@ def main(run_dir: str) -> None:
         allocator = Allocator()
         if spec.device == "cpu":
             # Before torch is imported: large blocks freed on the heap would take tensors later.
-            allocator.strict()
+            allocator.set_strict()
         log.enter("import", "torch and transformers")
         # Collections are a fifth of the imports' time; `Training` enables them again.
         gc.disable()

@@ -52,9 +52,9 @@ class HostMemoryMeter:
     def __init__(self, limit_bytes: int | None, allocator: Allocator) -> None:
         self._limit_bytes = limit_bytes
         self._allocator = allocator
-        self._left: int | None = 0
-        self._baseline = 0
-        self._files = 0
+        self._strict_steps_left: int | None = 0
+        self._baseline_bytes = 0
+        self._baseline_file_bytes = 0
         self._peaks = dict.fromkeys(MEMORY_PHASES, 0)
         self._status_fd = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
         self._clear_fd = os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
@@ -63,56 +63,56 @@ class HostMemoryMeter:
 
     def start(self, strict_steps: int | None) -> None:
         """Start the thread pools and compute a large product first, so that their memory is in the baseline."""
-        if not self._baseline:
+        if not self._baseline_bytes:
             warm = torch.ones(1024, 1024, requires_grad=True)
             (warm @ warm).sum().backward()  # type: ignore[no-untyped-call]
             del warm
-        self._left = 0 if self._allocator.kept_because else strict_steps
+        self._strict_steps_left = 0 if self._allocator.kept_because else strict_steps
         self._peaks = dict.fromkeys(MEMORY_PHASES, 0)
         figures = self._read_status()
-        self._baseline = figures["VmRSS"]
-        self._files = figures["RssFile"]
+        self._baseline_bytes = figures["VmRSS"]
+        self._baseline_file_bytes = figures["RssFile"]
         if self._limit_bytes is not None:
             _limit_data(figures["VmData"] + self._limit_bytes)
         os.pwrite(self._clear_fd, b"5", 0)
-        if self._left == 0:
-            self._allocator.ordinary()
+        if self._strict_steps_left == 0:
+            self._allocator.set_ordinary()
 
-    def give_back(self) -> None:
+    def return_freed(self) -> None:
         """Return what was freed to the kernel, and every block that is freed from now on."""
-        self._allocator.strict_again()
+        self._allocator.set_strict_again()
 
-    def boundary(self, phase: str) -> None:
+    def end_phase(self, phase: str) -> None:
         """Read VmHWM and reset it, unless this step's memory is not measured."""
-        if self._left != 0:
+        if self._strict_steps_left != 0:
             self._peaks[phase] = self._high_water()
             os.pwrite(self._clear_fd, b"5", 0)
 
     def peak_bytes(self) -> int | None:
         """Read VmHWM without resetting it; None when memory is not measured."""
-        return None if self._left == 0 else self._high_water()
+        return None if self._strict_steps_left == 0 else self._high_water()
 
     def _high_water(self) -> int:
         figures = self._read_status()
         # A file's pages stay once they are read: those resident now were resident at the peak.
-        read_since = max(0, figures["RssFile"] - self._files)
-        return max(0, figures["VmHWM"] - self._baseline - read_since)
+        read_since = max(0, figures["RssFile"] - self._baseline_file_bytes)
+        return max(0, figures["VmHWM"] - self._baseline_bytes - read_since)
 
     def read(self) -> dict[str, object]:
         """Return the fields; reserved equals allocated, because freed blocks go back to the kernel.
 
         Ends the last strict step.
         """
-        if self._left == 0:
+        if self._strict_steps_left == 0:
             return NOT_MEASURED
         fields = step_fields(self._peaks, max(self._peaks.values()), 0)
-        if self._left is not None:
-            self._left -= 1
-            if self._left == 0:
-                self._allocator.ordinary()
+        if self._strict_steps_left is not None:
+            self._strict_steps_left -= 1
+            if self._strict_steps_left == 0:
+                self._allocator.set_ordinary()
         return fields
 
-    def release(self) -> None:
+    def free_reserve(self) -> None:
         """Free the reserve that was counted under the limit."""
         self._reserve = None
 
@@ -152,13 +152,13 @@ class CudaMemoryMeter:
                 torch.cuda.set_per_process_memory_fraction(min(1.0, self._limit_bytes / total), device)
             torch.cuda.reset_peak_memory_stats(device)
 
-    def give_back(self) -> None:
+    def return_freed(self) -> None:
         """Empty the allocator's cache."""
         for device in self._devices:
             torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
 
-    def boundary(self, phase: str) -> None:
+    def end_phase(self, phase: str) -> None:
         """Read and reset the allocator's peaks, which are host counters: nothing waits for the device."""
         stats = [torch.cuda.memory_stats_as_nested_dict(device) for device in self._devices]
         self._peaks[phase] = max(counters["allocated_bytes"]["all"]["peak"] for counters in stats)
@@ -180,7 +180,7 @@ class CudaMemoryMeter:
         except RuntimeError:
             return None
 
-    def release(self) -> None:
+    def free_reserve(self) -> None:
         """Nothing to free: records are written from host memory."""
 
 
@@ -188,6 +188,6 @@ MemoryMeter = HostMemoryMeter | CudaMemoryMeter
 """Measures the peak of each phase of a step.
 
 `start` takes the baseline and sets the limit, when everything but the training is in memory, and before each setting of
-a process that trains several. `read` returns the memory fields of the phases that `boundary` ended since the last read.
-`release` frees memory for the last records, also after an error.
+a process that trains several. `read` returns the memory fields of the phases that have ended since the last read.
+`free_reserve` frees memory for the last records, also after an error.
 """

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from .invalid import InvalidInput, unknown_name
+from .invalid import InvalidInput, one_line, unknown_name
 
 SOURCES = ("family", "path", "hub")
 # Every configuration takes these, although it does not store them.
@@ -38,9 +38,8 @@ def resolve_config(model: dict[str, Any]) -> Any:
         return type(base).from_dict({**stored, **overrides})
     except Exception as error:  # transformers raises its own dataclass errors, ValueError, TypeError, KeyError...
         blamed = next((name for name in overrides if f"'{name}'" in str(error)), None)
-        reason = " ".join(str(error).split())
         raise InvalidInput(
-            f"{base.model_type} does not accept this configuration: {reason}",
+            f"{base.model_type} does not accept this configuration: {one_line(error)}",
             key=f"model.{blamed}" if blamed else "model",
         ) from error
 
@@ -77,10 +76,9 @@ def _from_files(source: str, where: str) -> Any:
     try:
         return AutoConfig.from_pretrained(where, trust_remote_code=False)
     except Exception as error:
-        reason = " ".join(str(error).split())
         offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
         raise InvalidInput(
-            f"the configuration of {where} could not be read{offline}: {reason}", key=f"model.{source}"
+            f"the configuration of {where} could not be read{offline}: {one_line(error)}", key=f"model.{source}"
         ) from error
 
 

@@ -11,8 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from .catalog import OPTIMIZERS
-from .catalog_entries import OptimizerEntry
+from .catalog import OPTIMIZERS, OptimizerEntry
 from .invalid import InvalidInput
 from .spec import Knobs
 

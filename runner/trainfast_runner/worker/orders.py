@@ -9,8 +9,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .shared_tables import CONTROL_FILE
-
 LOOK_EVERY_S = 0.02
 PARENT_EVERY_S = 1.0
 
@@ -29,22 +27,22 @@ class Orders:
 
     def next(self) -> dict[str, Any] | None:
         """Wait for the next order and return its fields; None when the parent ends the process or is gone."""
-        looked = time.monotonic()
+        last_check = time.monotonic()
         while True:
-            line = self._line()
-            if line is None and time.monotonic() - looked > PARENT_EVERY_S:
-                looked = time.monotonic()
-                if self._parent_is_gone():
-                    # It may have written its last line just before it died.
-                    line = self._line()
-                    if line is None:
-                        return None
-            if line is not None:
+            parent_is_gone = False
+            if time.monotonic() - last_check > PARENT_EVERY_S:
+                last_check = time.monotonic()
+                parent_is_gone = self._parent_is_gone()
+            # Read after that check, because the parent may have written its last line just before it ended.
+            order = self._next_line()
+            if order is not None:
                 self._taken += 1
-                return None if line["do"] == "end" else line
+                return None if order["do"] == "end" else order
+            if parent_is_gone:
+                return None
             time.sleep(LOOK_EVERY_S)
 
-    def _line(self) -> dict[str, Any] | None:
+    def _next_line(self) -> dict[str, Any] | None:
         try:
             lines = self._control.read_bytes().split(b"\n")[:-1]
         except FileNotFoundError:
@@ -64,8 +62,3 @@ class Orders:
         finally:
             os.close(fd)
         return True
-
-
-def orders_of(run_dir: Path, search_id: str) -> Orders:
-    """The orders of the search that this run belongs to: searches stand beside runs."""
-    return Orders(run_dir / CONTROL_FILE, run_dir.parent.parent / "searches" / search_id / "search.lock")

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -24,7 +25,7 @@ from .orders import Orders
 from .recorder import StepRecorder
 from .shared_tables import MEMORY_PHASES
 from .spec import Knobs
-from .strategies.base import Strategy
+from .train_state import TrainState
 from .worker_log import WorkerLog, chain_is_oom, exception_chain
 
 MOST_SKIPPED = 20
@@ -67,28 +68,24 @@ class KeptSteps:
 class Prober:
     """Tries batch sizes on one model, its optimizer included."""
 
-    knobs: Knobs
-    strategy: Strategy
-    train: Callable[[Knobs, Iterator[Batch], StepRecorder], None]
-    """The engine's."""
+    state: TrainState
     samples: Samples
     gauge: LimitGauge
     memory: MemoryMeter
     log: WorkerLog
-    write_actual: Callable[[], None]
 
     def run(self, orders: Orders) -> None:
         """Try sizes until there is no further order. Raises what a step raises, after recording how far it came."""
         number, retries = 0, 0
-        while (line := orders.next()) is not None:
-            batch_size, number = line["batch_size"], number + 1
+        while (order := orders.next()) is not None:
+            batch_size, number = order["batch_size"], number + 1
             self.forget_last_probe()
             probe_fields = {"number": number, "batch_size": batch_size, "room_bytes": self.gauge.available_bytes()}
             peak_before = self.gauge.peak_bytes() or 0
             began = time.monotonic()
             steps = KeptSteps()
             try:
-                self.take_steps(batch_size, line["steps"], steps, is_first=number == 1)
+                self.take_steps(batch_size, order["steps"], steps, is_first=number == 1)
                 fields = steps.fields()
             except Exception as error:
                 self.record_oom(error, {**probe_fields, "seconds": time.monotonic() - began}, steps.reached)
@@ -101,7 +98,7 @@ class Prober:
                 seconds=time.monotonic() - began,
                 limit_peak_bytes=peak if peak > peak_before else None,
                 room_after_bytes=self.gauge.available_bytes(),
-                samples=batch_size * self.knobs.grad_accum,
+                samples=batch_size * self.state.knobs.grad_accum,
                 **{**fields, "alloc_retries": fields["alloc_retries"] - retries},
             )
             retries = fields["alloc_retries"]
@@ -113,36 +110,35 @@ class Prober:
         are no optimizer states to measure. The ranks skip the same steps, because every strategy agrees on an overflow.
         Raises RuntimeError when no step updated the weights.
         """
-        precision = self.strategy.precision
+        state, precision = self.state, self.state.strategy.precision
         before, attempted, updates = precision.skipped_steps(), 0, 0
         max_steps = wanted_updates + MOST_SKIPPED
         while updates < wanted_updates and attempted < max_steps:
-            knobs = replace(
-                self.knobs, batch_size=batch_size, steps=min(wanted_updates - updates, max_steps - attempted)
-            )
+            next_steps = min(wanted_updates - updates, max_steps - attempted)
+            knobs = replace(state.knobs, batch_size=batch_size, steps=next_steps)
             # Which objects really ran is recorded after the first step of the first size.
-            write_actual = self.write_actual if is_first and attempted == 0 else None
-            clock = make_clock(self.strategy.device)
-            self.train(knobs, self._longest(knobs), StepRecorder(clock, self.memory, steps, self.log, write_actual))
-            attempted += knobs.steps
+            write_actual = partial(state.write_actual, self.log) if is_first and attempted == 0 else None
+            recorder = StepRecorder(make_clock(state.strategy.device), self.memory, steps, self.log, write_actual)
+            state.engine.train(knobs, self._longest(knobs), recorder)
+            attempted += next_steps
             updates = attempted - (precision.skipped_steps() - before)
         if updates <= 0:
             raise RuntimeError(f"batch_size={batch_size}: fp16 overflowed in all {attempted} steps: no weight update")
 
     def _longest(self, knobs: Knobs) -> Iterator[Batch]:
         """Repeat the micro-batches of a run's first step: the longest samples come first in a run."""
-        first = replace(knobs, steps=1, workers=0)
+        first, strategy = replace(knobs, steps=1, workers=0), self.state.strategy
         for _ in range(knobs.steps):
-            yield from batches_of(self.samples, first, self.strategy.dp_rank, self.strategy.dp_degree)
+            yield from batches_of(self.samples, first, strategy.dp_rank, strategy.dp_degree)
 
     def forget_last_probe(self) -> None:
         """Empty the caches that the last size left, and begin new peaks."""
         gc.collect()
-        if self.strategy.device.type == "cuda":
+        if self.state.strategy.device.type == "cuda":
             # On a CPU it would map large blocks, which the limit gauge takes for the training's.
-            self.memory.give_back()
+            self.memory.return_freed()
         for phase in MEMORY_PHASES:
-            self.memory.boundary(phase)
+            self.memory.end_phase(phase)
         self.memory.read()
 
     def record_oom(self, error: BaseException, probe_fields: dict[str, Any], reached: tuple[str, ...]) -> None:
@@ -153,13 +149,13 @@ class Prober:
         chain = exception_chain(error)
         if not chain_is_oom(chain, self.gauge.is_low()):
             return
-        self.memory.release()
+        self.memory.free_reserve()
         fields: dict[str, Any] = {}
         available_after = None
         with suppress(RuntimeError):
             available_after = self.gauge.available_bytes()
             in_optimizer = self.log.phase == "optimizer"
-            self.memory.boundary("optimizer" if in_optimizer else "forward_backward")
+            self.memory.end_phase("optimizer" if in_optimizer else "forward_backward")
             fields = dict(self.memory.read())
             # The peak of a phase that was not reached is that of before the step.
             seen = {"forward_backward", *reached, *(["optimizer"] if in_optimizer else [])}

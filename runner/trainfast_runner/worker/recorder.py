@@ -46,9 +46,9 @@ class StepRecorder:
     def enter(self, phase: str) -> None:
         """Begin a phase of the step: for its time, its memory peak, and the record of an exception raised in it."""
         if phase == "optimizer":
-            self._memory.boundary("forward_backward")
+            self._memory.end_phase("forward_backward")
         elif self._in_optimizer:
-            self._memory.boundary("optimizer")
+            self._memory.end_phase("optimizer")
         self._in_optimizer = phase == "optimizer"
         self._clock.enter(phase)
         self._worker_log.phase = "train" if phase == "other" else phase

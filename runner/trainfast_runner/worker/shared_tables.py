@@ -22,6 +22,9 @@ NO_WORK = (0.0, 0.0, 0.0)
 TRACED_MICRO_BATCHES = 2
 """Micro-batches of a trace: in the second, gradients are alive from its start, as in all but the first."""
 
+DATA_KINDS = ("text", "files", "hub", "random", "jpeg")
+TRAINING_OBJECTIVES = ("causal-lm", "masked-lm", "sequence-classification", "seq2seq", "image-classification")
+DATA_SAMPLES = ("packed", "documents", "lines")
 SMALLEST_VOCAB = 300
 """256 bytes and the special tokens leave little room for merges below this."""
 OUR_TENSOR_PLANS: Mapping[str, Mapping[str, str]] = {

@@ -12,35 +12,35 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Knobs:
-    """The knobs that this worker obeys, by the names of the knob table."""
+    """The knobs that this worker obeys, by the names of the knob table, which alone has their defaults."""
 
-    precision: str = "fp32"
-    batch_size: int = 8
-    grad_accum: int = 1
-    seq_len: int = 128
-    checkpointing: str = "off"
-    optimizer: str = "adamw"
-    attention: str = "auto"
-    compile: str = "off"
-    workers: int = 0
-    pin_memory: str = "off"
-    prefetch: int = 2
-    strategy: str = "single"
-    tp_degree: int = 2
-    pp_degree: int = 2
-    pp_schedule: str = "gpipe"
-    micro_batches: int = 4
-    reshard: str = "on"
-    offload_path: str | None = None
-    engine: str = "native"
-    lr: float = 5e-5
-    lr_schedule: str = "constant"
-    weight_decay: float = 0.0
-    grad_clip: float = 0.0
-    seed: int = 0
-    steps: int = 20
-    timing_warmup: int = 3
-    others: dict[str, Any] = field(default_factory=dict, hash=False)
+    precision: str
+    batch_size: int
+    grad_accum: int
+    seq_len: int
+    checkpointing: str
+    optimizer: str
+    attention: str
+    compile: str
+    workers: int
+    pin_memory: str
+    prefetch: int
+    strategy: str
+    tp_degree: int
+    pp_degree: int
+    pp_schedule: str
+    micro_batches: int
+    reshard: str
+    offload_path: str | None
+    engine: str
+    lr: float
+    lr_schedule: str
+    weight_decay: float
+    grad_clip: float
+    seed: int
+    steps: int
+    timing_warmup: int
+    others: dict[str, Any]
     """Knobs without a field here, by name: the file that handles one reads it from here."""
 
 
@@ -48,8 +48,8 @@ class Knobs:
 class Data:
     """`[data]` of the preset, with every path absolute and every glob already expanded."""
 
-    kind: str = "text"
-    objective: str = "causal-lm"
+    kind: str
+    objective: str
     paths: list[str] = field(default_factory=list)
     tokenizer: str | None = None
     name: str | None = None
@@ -68,11 +68,11 @@ class RankSpec:
     knobs: Knobs
     device: str
     cache_dir: Path
-    memory_limit_bytes: int | None = None
-    role: str | None = None
+    memory_limit_bytes: int | None
+    role: str | None
     """`probe` in a process that tries batch sizes, `trial` in one that tries settings, `proof` in a batch search's
     confirmation run; None in any other."""
-    search_id: str | None = None
+    search_id: str | None
 
     @property
     def strict_steps(self) -> int | None:
@@ -94,27 +94,24 @@ def limit_of_rank(limits: Sequence[int] | None, rank: int) -> int | None:
 def read_spec(run_dir: Path, rank: int) -> RankSpec:
     """Read `run.json`, whose settings the launch has checked."""
     raw = json.loads((run_dir / "run.json").read_text())
-    knobs = _known(Knobs, raw.get("knobs", {}))
-    knobs = dataclasses.replace(
-        knobs, others={name: value for name, value in raw.get("knobs", {}).items() if not hasattr(knobs, name)}
-    )
-    data = _known(Data, raw.get("data", {}))
+    role = raw.get("role")
     # A trial's speed is measured without the limit: under one, every step has strict malloc thresholds.
-    limits = (raw.get("memory_limit_bytes") or []) if raw.get("role") != "trial" else []
+    limits = None if role == "trial" else raw.get("memory_limit_bytes")
     return RankSpec(
         run_id=raw["run_id"],
         model=raw["model"],
-        data=data,
-        knobs=knobs,
-        device=raw.get("device", "cpu"),
+        data=Data(**raw["data"]),
+        knobs=knobs_of(raw["knobs"]),
+        device=raw["device"],
         cache_dir=Path(raw["cache_dir"]),
         memory_limit_bytes=limit_of_rank(limits, rank),
-        role=raw.get("role"),
+        role=role,
         search_id=raw.get("search_id"),
     )
 
 
-def _known(kind: type[Any], raw: dict[str, Any]) -> Any:
-    """Make a dataclass from the keys that it knows; absent and null values take its defaults."""
-    names = {f.name for f in dataclasses.fields(kind)}
-    return kind(**{key: value for key, value in raw.items() if key in names and value is not None})
+def knobs_of(values: dict[str, Any]) -> Knobs:
+    """Return the knobs with these values, of which there is one for each knob of the knob table."""
+    names = {knob.name for knob in dataclasses.fields(Knobs)} - {"others"}
+    others = {name: value for name, value in values.items() if name not in names}
+    return Knobs(**{name: values[name] for name in names}, others=others)

@@ -56,7 +56,7 @@ def answers(requests: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     yield {"imported": True}
     owed = set(range(len(requests)))
     try:
-        for number, answer in _traced(requests):
+        for number, answer in _trace_all(requests):
             owed.discard(number)
             yield {"request": number, **answer}
     except BrokenProcessPool:
@@ -91,7 +91,7 @@ def import_for(requests: list[dict[str, Any]]) -> None:
     gc.enable()
 
 
-def _traced(requests: list[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _trace_all(requests: list[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the answers as they come; earlier requests are traced first."""
     ready = [Task(number, size) for number, request in enumerate(requests) if "after" not in request for size in (0, 1)]
     traced: dict[Task, dict[str, Any]] = {}
@@ -100,13 +100,13 @@ def _traced(requests: list[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any
         while ready or running:
             while ready and len(running) < PROCESSES:
                 task = ready.pop(0)
-                running[pool.submit(_take, requests[task.request], task.size)] = task
+                running[pool.submit(_trace, requests[task.request], task.size)] = task
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 task = running.pop(future)
                 traced[task] = future.result()
                 both = [traced.get(Task(task.request, size)) for size in (0, 1)]
                 if both[0] is not None and both[1] is not None:
-                    yield task.request, _joined(both[0], both[1])
+                    yield task.request, _join(both[0], both[1])
                 if task.size > 0:
                     continue
                 for number, request in enumerate(requests):
@@ -145,7 +145,7 @@ def _pool_for(requests: list[dict[str, Any]]) -> Executor:
         return InProcess()  # a container without /dev/shm has no semaphores
 
 
-def _take(request: dict[str, Any], size: int) -> dict[str, Any]:
+def _trace(request: dict[str, Any], size: int) -> dict[str, Any]:
     """Run one trace."""
     from .invalid import InvalidInput
 
@@ -159,19 +159,19 @@ def _take(request: dict[str, Any], size: int) -> dict[str, Any]:
         return _untraceable(error)
 
 
-def _joined(few: dict[str, Any], many: dict[str, Any]) -> dict[str, Any]:
+def _join(small: dict[str, Any], large: dict[str, Any]) -> dict[str, Any]:
     """Join the traces at both sizes into one answer; the first failure if one failed."""
-    from .memory_trace.envelope import BATCHES, affine, deeper, deeper_work
+    from .memory_trace.envelope import BATCHES, deeper, deeper_work, segment_lines
 
-    for traced in (few, many):
+    for traced in (small, large):
         if "error" in traced or "untraceable" in traced:
             return traced
     try:
-        if "segments" in few:
-            return {**few, "segments": affine(few["segments"], many["segments"], *BATCHES)}
-        first, second, more = few["segment"], many.get("segment", few["segment"]), few["more"]
-        start, peak = deeper(first, second, more)
-        return {"before_optimizer": start, "optimizer_peak": peak, "work": deeper_work(first, second, more)}
+        if "segments" in small:
+            return {**small, "segments": segment_lines(small["segments"], large["segments"], BATCHES)}
+        low, high, more = small["segment"], large.get("segment", small["segment"]), small["left_out"]
+        start, peak = deeper(low, high, more)
+        return {"before_optimizer": start, "optimizer_peak": peak, "work": deeper_work(low, high, more)}
     except Exception as error:
         return _untraceable(error)
 

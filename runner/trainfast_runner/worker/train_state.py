@@ -27,7 +27,7 @@ from .worker_log import WorkerLog
 
 
 class TrainState:
-    """The parts that the knobs of `spec` name; a model from `build` on."""
+    """Strategy and engine that the knobs of `spec` name; the loader from `load` on, the model from `build` on."""
 
     def __init__(self, spec: RankSpec, config: Any, device: torch.device) -> None:
         """Make strategy and engine. Raises InvalidInput for what they cannot do."""
@@ -39,12 +39,11 @@ class TrainState:
         self.batches: Iterator[Batch] = iter(())
         self._spec = replace(spec, knobs=self.knobs)
         self._config = config
-        self._device = device
 
-    def load(self, samples: Samples, steps: int, begin_loader: Callable[[int], None] | None) -> None:
-        """Start the loader for so many steps; `begin_loader` as for `batches_of`."""
+    def load(self, samples: Samples, steps: int, worker_init_fn: Callable[[int], None] | None) -> None:
+        """Start the loader for `steps` steps; each loader process first calls `worker_init_fn` with its number."""
         knobs = replace(self.knobs, steps=steps)
-        self.batches = batches_of(samples, knobs, self.strategy.dp_rank, self.strategy.dp_degree, begin_loader)
+        self.batches = batches_of(samples, knobs, self.strategy.dp_rank, self.strategy.dp_degree, worker_init_fn)
         if isinstance(samples, WholeTexts):
             self.batches = CountedBatches(self.batches)
 
@@ -54,7 +53,7 @@ class TrainState:
         # Padding is no progress: only the tokens of the texts count.
         self._tokens = round(mean_tokens(samples, self._config, self._spec))
         # transformers notes dtype and attention in the configuration that it is given.
-        self.model = build_model(copy.deepcopy(self._config), objective, self.knobs, self._device)
+        self.model = build_model(copy.deepcopy(self._config), objective, self.knobs, self.strategy.device)
         # Counted before the strategy cuts the model into pieces; shapes are enough, there are no weights yet.
         self._flops = flops_per_sample(self.model, objective, self._tokens, self.knobs.checkpointing)
         self.engine.prepare(self.model)
@@ -85,7 +84,6 @@ class TrainState:
             engine=self.engine.name,
             sdpa_backend=self._sdpa.name,
             attention_reason=attention_reason(self.model, self.knobs),
-            **actual_fields(
-                self.model, *self.engine.live(), self.strategy, self._device, self._compute_dtype.name, self._flops
-            ),
+            compute_dtype=self._compute_dtype.name,
+            **actual_fields(self.model, *self.engine.live(), self.strategy, self._flops),
         )

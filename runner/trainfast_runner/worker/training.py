@@ -6,11 +6,12 @@ import gc
 import json
 import os
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from .allocator import KEPT, Allocator, begin_loader
+from .allocator import KEPT, Allocator, use_ordinary_thresholds
 from .available_memory import fullest_device_memory
 from .build import import_model_code
 from .clock import make_clock
@@ -19,10 +20,11 @@ from .invalid import InvalidInput
 from .limit_gauge import make_limit_gauge
 from .memory_meter import make_memory_meter
 from .model_config import check_seq_len, resolve_config
-from .orders import orders_of
+from .orders import Orders
 from .probing import Prober
 from .record_file import RecordFile, rank_suffix
 from .recorder import StepRecorder
+from .shared_tables import CONTROL_FILE
 from .sigterm import STEP_LOG_TIMEOUT_S, keep_last_step_on_sigterm
 from .spec import RankSpec
 from .step_log import StepLog
@@ -58,8 +60,8 @@ class Training:
         self.strategy = self.state.strategy
         self.samples = open_samples(spec, self.config, log)
         if spec.role not in ("probe", "trial"):  # these open loaders for settings of their own
-            begin = begin_loader if self.device.type == "cpu" else None
-            self.state.load(self.samples, spec.knobs.steps, begin)
+            worker_init_fn = use_ordinary_thresholds if self.device.type == "cpu" else None
+            self.state.load(self.samples, spec.knobs.steps, worker_init_fn)
         self.strategy.start()
         self.memory = make_memory_meter(self.strategy.devices, spec.memory_limit_bytes, allocator)
 
@@ -74,13 +76,13 @@ class Training:
                 (self._probe if self.spec.role == "probe" else self._train)()
         except Exception as error:
             self.log.available = fullest_device_memory(self.strategy.devices, self.spec.memory_limit_bytes)
-            self.memory.release()
+            self.memory.free_reserve()
             # If memory ran out, only this process knows how much it had by then.
             self.log.held_bytes = self.memory.peak_bytes()
             if self.device.type == "cpu" and self.spec.memory_limit_bytes is not None and NO_THREAD in str(error):
                 raise MemoryError(f"{error}: memory_limit leaves no room for its stack") from error
             raise
-        self.memory.release()
+        self.memory.free_reserve()
         self.strategy.stop()
 
     def build(self) -> StepLog:
@@ -92,16 +94,13 @@ class Training:
         steps = RecordFile(self.run_dir / f"steps{rank_suffix(self.log.rank)}.jsonl", complain=self.log.trouble)
         return self.state.step_log(steps.write, self.log, self.spec.knobs.timing_warmup)
 
-    def write_actual(self) -> None:
-        """Record what really runs."""
-        self.state.write_actual(self.log)
-
     def _train(self) -> None:
         """Take the steps. Every step that ended is on record, however the training ends."""
         step_log = self.build()
         keep_last_step_on_sigterm(step_log, self.log, self.device)
-        self.write_actual()
-        recorder = StepRecorder(make_clock(self.device), self.memory, step_log, self.log, self.write_actual)
+        write_actual = partial(self.state.write_actual, self.log)
+        write_actual()
+        recorder = StepRecorder(make_clock(self.device), self.memory, step_log, self.log, write_actual)
         self.log.enter("train")
         began = time.monotonic()
         try:
@@ -119,27 +118,27 @@ class Training:
 
     def _probe(self) -> None:
         """Try the batch sizes that the parent orders, all on one model."""
-        gauge, state = make_limit_gauge(self.device, self.spec.memory_limit_bytes), self.state
+        gauge = make_limit_gauge(self.device, self.spec.memory_limit_bytes)
         step_log = self.build()
         keep_last_step_on_sigterm(step_log, self.log, self.device)
-        self.write_actual()
+        self.state.write_actual(self.log)
         self.log.enter("train", "trying batch sizes")
         # From here on the parent may order.
         self.log.write("ready", room_bytes=gauge.available_bytes())
-        knobs, train = state.knobs, state.engine.train
-        Prober(knobs, self.strategy, train, self.samples, gauge, self.memory, self.log, self.write_actual).run(
-            orders_of(self.run_dir, self.spec.search_id or "")
-        )
+        Prober(self.state, self.samples, gauge, self.memory, self.log).run(self._orders())
         self.log.write("finished", steps=0)
 
     def _try_settings(self) -> None:
         """Try the settings that the parent orders, each with a model of its own."""
         keep_last_step_on_sigterm(None, self.log, self.device)
         self.log.write("ready")
-        Trials(self.spec, self.config, self.device, self.samples, self.memory, self.log).run(
-            orders_of(self.run_dir, self.spec.search_id or "")
-        )
+        Trials(self.spec, self.config, self.device, self.samples, self.memory, self.log).run(self._orders())
         self.log.write("finished", steps=0)
+
+    def _orders(self) -> Orders:
+        """The orders of the search that this run belongs to: searches stand beside runs."""
+        search = self.run_dir.parent.parent / "searches" / str(self.spec.search_id)
+        return Orders(self.run_dir / CONTROL_FILE, search / "search.lock")
 
 
 def _record_cpu(spec: RankSpec, log: WorkerLog, allocator: Allocator) -> None:

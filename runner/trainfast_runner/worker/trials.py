@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from .allocator import begin_loader
+from .allocator import use_ordinary_thresholds
 from .available_memory import fullest_device_memory
 from .catalog import allows_warm_trials
 from .clock import make_clock
@@ -54,7 +54,7 @@ class HeldLoader:
             if parent is not None and not parent.is_alive():
                 os._exit(0)
         if self._is_on_cpu:
-            begin_loader(number)
+            use_ordinary_thresholds(number)
 
     def release(self) -> None:
         """Let the loader processes load."""
@@ -76,11 +76,11 @@ class Trials:
     def run(self, orders: Orders) -> None:
         """Take trials until there is no further order. Raises what a trial raises, after recording it."""
         number = 0
-        while (line := orders.next()) is not None:
+        while (order := orders.next()) is not None:
             number += 1
             began = time.monotonic()
             try:
-                fields = self._take(line)
+                fields = self._take(order)
             except Exception as error:
                 self._record_failure(error, number, time.monotonic() - began)
                 raise
@@ -88,12 +88,12 @@ class Trials:
 
     def _take(self, order: dict[str, Any]) -> dict[str, Any]:
         """Take the steps of one `TrialOrder` and return the fields of its record."""
-        began, more = time.monotonic(), order["more"]
-        untimed = 0 if more else order["untimed"]
-        state = self._same_setting() if more else self._next_setting(order["knobs"], untimed)
+        began, goes_on = time.monotonic(), order["more"]
+        untimed = 0 if goes_on else order["untimed"]
+        state = self._same_setting() if goes_on else self._next_setting(order["knobs"], untimed)
         records: list[dict[str, Any]] = []
         step_log = state.step_log(records.append, self.log, untimed)
-        write_actual = None if more else partial(state.write_actual, self.log)
+        write_actual = None if goes_on else partial(state.write_actual, self.log)
         recorder = StepRecorder(make_clock(self.device), self.memory, step_log, self.log, write_actual)
         switch_s = time.monotonic() - began
         state.engine.train(replace(state.knobs, steps=untimed + order["steps"]), state.batches, recorder)
@@ -120,7 +120,7 @@ class Trials:
         self.log.enter("model", " ".join(f"{name}={value}" for name, value in overrides.items()))
         self._state = None
         gc.collect()
-        self.memory.give_back()
+        self.memory.return_freed()
         self._state = state = TrainState(replace(self.spec, knobs=knobs), self.config, self.device)
         loader = HeldLoader(self.device)
         state.load(self.samples, MOST_STEPS, loader.begin)
@@ -133,7 +133,7 @@ class Trials:
 
     def _record_failure(self, error: Exception, number: int, seconds: float) -> None:
         """Write the `trial` record of a trial that ends the process. Asks no other rank."""
-        self.memory.release()
+        self.memory.free_reserve()
         chain = exception_chain(error)
         available = fullest_device_memory([self.device], None)
         is_oom = chain_is_oom(chain, available is not None and available.is_low)

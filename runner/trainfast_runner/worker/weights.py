@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .strategies.blocks import outermost_lists
+from .blocks import outermost_lists
 
 USUAL_STD = 0.02
 """transformers' own default for `initializer_range`."""
@@ -95,9 +95,9 @@ def _init_part(model: nn.Module, seed: int, device: torch.device, modules: list[
     for place in places:
         for parameter in _own(place.module).values():
             initializer.setdefault(id(parameter), place)
-    wanted = {id(parameter): parameter for module in modules for parameter in _own(module).values()}
-    chosen = {id(module) for module in modules} | {id(initializer[key].module) for key in wanted}
-    empty = [parameter for parameter in wanted.values() if parameter.is_meta]
+    parameters = {id(parameter): parameter for module in modules for parameter in _own(module).values()}
+    initializing = {id(module) for module in modules} | {id(initializer[key].module) for key in parameters}
+    empty = [parameter for parameter in parameters.values() if parameter.is_meta]
     for parameter in empty:
         # NaN marks what is not initialized, and would show in the loss.
         values = torch.full_like(parameter, torch.nan, device=device)
@@ -106,7 +106,7 @@ def _init_part(model: nn.Module, seed: int, device: torch.device, modules: list[
             parameter, nn.Parameter(values, requires_grad=parameter.requires_grad)
         )
     for place in places:
-        if id(place.module) in chosen:
+        if id(place.module) in initializing:
             with _tied_absent(place, initializer):
                 torch.manual_seed(_seed(seed, place.name))
                 place.owner._init_weights(place.module)

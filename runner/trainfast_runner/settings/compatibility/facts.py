@@ -10,8 +10,14 @@ from trainfast_runner.machine.devices import Machine
 from trainfast_runner.settings.device_counts import device_count, world_size
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_runner.worker.catalog import ENGINES, OPTIMIZERS, STRATEGIES
-from trainfast_runner.worker.catalog_entries import EngineEntry, OptimizerEntry, StrategyEntry
+from trainfast_runner.worker.catalog import (
+    ENGINES,
+    OPTIMIZERS,
+    STRATEGIES,
+    EngineEntry,
+    OptimizerEntry,
+    StrategyEntry,
+)
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from ..model_config import split_tokens, text_part, tokens_per_sample, vocab_siz
 from ..spec import Knobs, RankSpec
 from ..worker_log import WorkerLog
 from .corpus import Corpus, Request, describe, open_corpus
+from .global_order import GlobalOrder
 from .images import ImageSamples, image_samples
 from .samples import (
     Batch,
-    GlobalOrder,
     Halves,
     TokenSamples,
     as_is,
@@ -39,11 +39,11 @@ Samples = TokenSamples | WholeTexts | ImageSamples
 
 
 def batches_of(
-    samples: Samples, knobs: Knobs, dp_rank: int, dp_degree: int, begin_loader: Callable[[int], None] | None = None
+    samples: Samples, knobs: Knobs, dp_rank: int, dp_degree: int, worker_init_fn: Callable[[int], None] | None = None
 ) -> Iterator[Batch]:
     """Start the loader's processes, and return this rank's micro-batches for `knobs.steps` steps.
 
-    Each loader process first calls `begin_loader` with its number.
+    Each loader process first calls `worker_init_fn` with its number.
     """
     lengths = samples.pieces.lengths if isinstance(samples, WholeTexts) else None
     order = GlobalOrder(
@@ -56,7 +56,7 @@ def batches_of(
         num_workers=knobs.workers,
         prefetch_factor=knobs.prefetch if knobs.workers else None,
         persistent_workers=knobs.workers > 0,
-        worker_init_fn=begin_loader,
+        worker_init_fn=worker_init_fn,
         pin_memory=knobs.pin_memory == "on",
     )
     return iter(loader)

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..invalid import InvalidInput
+from ..invalid import InvalidInput, one_line
 
 FORMAT = 2
 TEXT_LIMIT_BYTES = 8_000_000
@@ -159,8 +159,8 @@ def _hub_documents(request: Request) -> Iterator[tuple[str, int]]:
     try:
         rows: Any = datasets.load_dataset(request.name, split=request.split)
     except Exception as error:
-        reason = " ".join(str(error).split())
-        raise InvalidInput(f"the Hub dataset {request.name} could not be loaded: {reason}", key="data.name") from error
+        message = f"the Hub dataset {request.name} could not be loaded: {one_line(error)}"
+        raise InvalidInput(message, key="data.name") from error
     column = next((name for name in rows.column_names if isinstance(rows[0][name], str)), None)
     if column is None:
         raise InvalidInput(f"{request.name} has no column of text among {rows.column_names}", key="data.name")

@@ -50,9 +50,6 @@ class ImageSamples(Dataset[Batch]):
         labels = self.photographs.classes[np.asarray(draws) % len(self)]
         return {"pixel_values": torch.from_numpy(pixels), "labels": torch.from_numpy(labels)}
 
-    def __getitem__(self, draw: int) -> Batch:
-        return {name: values[0] for name, values in self.__getitems__([draw]).items()}
-
     def _pixels(self, index: int, epoch: int) -> NDArray[np.float32]:
         from PIL import Image
 

@@ -1,12 +1,10 @@
-"""Samples of packed text, which depend on their index alone, and the order of the samples.
+"""Samples of packed text, which depend on their index alone.
 
-All packed samples have the same length, so the first batch takes as much memory as any. Where lengths vary
-(`whole_texts.py`) the first step takes the longest.
+All have the same length, so the first batch takes as much memory as any.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Dataset
 
 from ..invalid import InvalidInput
 from .corpus import Corpus
@@ -62,8 +60,8 @@ class Halves:
     def __call__(self, rows: NDArray[np.int64]) -> Batch:
         """The batch of these rows: `input_ids`, `decoder_input_ids`, `labels`."""
         labels = rows[:, self.read :]
-        given = np.concatenate([np.full_like(labels[:, :1], self.start_id), labels[:, :-1]], axis=1)
-        parts = {"input_ids": rows[:, : self.read], "decoder_input_ids": given, "labels": labels}
+        decoder_ids = np.concatenate([np.full_like(labels[:, :1], self.start_id), labels[:, :-1]], axis=1)
+        parts = {"input_ids": rows[:, : self.read], "decoder_input_ids": decoder_ids, "labels": labels}
         return {name: torch.from_numpy(np.ascontiguousarray(part)) for name, part in parts.items()}
 
 
@@ -106,72 +104,10 @@ class TokenSamples(Dataset[Batch]):
         inputs, labels = (torch.from_numpy(np.stack(part)) for part in zip(*pairs, strict=True))
         return {"input_ids": inputs, "labels": labels}
 
-    def __getitem__(self, index: int) -> Batch:
-        return {name: values[0] for name, values in self.__getitems__([index]).items()}
-
 
 def as_is(batch: Any) -> Any:
     """Collate the batches of a dataset that returns whole ones."""
     return batch
-
-
-class GlobalOrder(Sampler[list[int]]):
-    """The micro-batches of one data-parallel rank; step t's global batch is the same for any data-parallel degree.
-
-    Step t takes samples t*G ... (t+1)*G of a stream of seeded permutations, one an epoch, where G = batch_size *
-    grad_accum * dp_degree. Micro-batch m of data-parallel rank r is the slice at (m * dp_degree + r) * batch_size of
-    it. A draw is a sample's index plus `samples` for each epoch before, so that augmentation can differ from epoch to
-    epoch.
-
-    With `lengths` the first step takes the G longest samples instead, with one of the very longest in every
-    micro-batch, so that the run's peak memory comes in its first step.
-    """
-
-    def __init__(
-        self,
-        samples: int,
-        batch_size: int,
-        grad_accum: int,
-        dp_rank: int,
-        dp_degree: int,
-        steps: int,
-        seed: int,
-        lengths: NDArray[np.int64] | None = None,
-    ) -> None:
-        self.samples = samples
-        self.batch_size = batch_size
-        self.grad_accum = grad_accum
-        self.dp_rank = dp_rank
-        self.dp_degree = dp_degree
-        self.steps = steps
-        self.seed = seed
-        self.lengths = lengths
-
-    def __len__(self) -> int:
-        return self.steps * self.grad_accum
-
-    def __iter__(self) -> Iterator[list[int]]:
-        epoch, order = -1, np.empty(0, dtype=np.int64)
-        slices = self.grad_accum * self.dp_degree
-        first = [] if self.lengths is None else longest(self.lengths, slices * self.batch_size)
-        for micro in range(len(self)):
-            if self.lengths is not None and micro < self.grad_accum:
-                yield first[micro * self.dp_degree + self.dp_rank :: slices]
-                continue
-            start = (micro * self.dp_degree + self.dp_rank) * self.batch_size
-            chosen: list[int] = []
-            for position in range(start, start + self.batch_size):
-                if position // self.samples != epoch:
-                    epoch = position // self.samples
-                    order = np.random.default_rng((self.seed, epoch)).permutation(self.samples)
-                chosen.append(epoch * self.samples + int(order[position % self.samples]))
-            yield chosen
-
-
-def longest(lengths: NDArray[np.int64], count: int) -> list[int]:
-    """Indices of the `count` longest samples, the longest first; repeated if there are fewer."""
-    order = np.argsort(-lengths, kind="stable")
-    return [int(index) for index in np.resize(order, count)]
 
 
 def text_samples(

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..invalid import InvalidInput
+from ..invalid import InvalidInput, one_line
 from ..shared_tables import SMALLEST_VOCAB
 from .corpus import VOCAB_LIMIT, Request, describe, texts
 
@@ -101,8 +101,8 @@ def _pretrained(name: str, vocab: int) -> tuple[Encode, dict[str, Any]]:
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:
-        reason = " ".join(str(error).split())
-        raise InvalidInput(f"the tokenizer of {name} could not be loaded: {reason}", key="data.tokenizer") from error
+        message = f"the tokenizer of {name} could not be loaded: {one_line(error)}"
+        raise InvalidInput(message, key="data.tokenizer") from error
     if len(tokenizer) > vocab:
         raise InvalidInput(
             f"the tokenizer of {name} has {len(tokenizer)} ids, the model's vocab_size is {vocab}",

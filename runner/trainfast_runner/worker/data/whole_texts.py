@@ -80,9 +80,6 @@ class WholeTexts(Dataset[Batch]):
         parts = {"input_ids": inputs, "attention_mask": mask, "labels": labels}
         return {name: torch.from_numpy(part) for name, part in parts.items()}
 
-    def __getitem__(self, draw: int) -> Batch:
-        return {name: values[0] for name, values in self.__getitems__([draw]).items()}
-
 
 class CountedBatches:
     """Micro-batches, with a count of their tokens without padding."""

@@ -12,11 +12,11 @@ from ..catalog import ENGINES
 from ..objective import Objective
 from ..spec import Knobs
 from ..strategies.base import Strategy
-from .native import Native
+from .base import Engine
 
 
-def make_engine(knobs: Knobs, strategy: Strategy, objective: Objective) -> Native:
-    """The engine that the knobs name; its libraries are imported here, before any memory is counted."""
+def make_engine(knobs: Knobs, strategy: Strategy, objective: Objective) -> Engine:
+    """Make the engine that the knobs name; its libraries are imported here, before any memory is counted."""
     module, _, name = ENGINES[knobs.engine].path.partition(":")
-    made: Native = getattr(importlib.import_module(f".{module}", __package__), name)(knobs, strategy, objective)
+    made: Engine = getattr(importlib.import_module(f".{module}", __package__), name)(knobs, strategy, objective)
     return made

@@ -17,10 +17,10 @@ from ..optimizer import build_optimizer, rate_at
 from ..recorder import StepRecorder
 from ..spec import Knobs
 from ..weights import init_weights
-from .native import Native
+from .base import Engine
 
 
-class AccelerateLoop(Native):
+class AccelerateLoop(Engine):
     """Accelerate wraps, casts, scales and reduces; samples, loss and optimizer are those of the native loop."""
 
     name = "accelerate"

@@ -21,7 +21,7 @@ from ..recorder import StepRecorder
 from ..spec import Knobs
 from ..strategies.base import Strategy
 from ..weights import init_weights
-from .native import Native
+from .base import Engine
 
 
 def training_arguments(knobs: Knobs, device: torch.device) -> TrainingArguments:
@@ -65,7 +65,7 @@ def training_arguments(knobs: Knobs, device: torch.device) -> TrainingArguments:
     )
 
 
-class HfTrainer(Native):
+class HfTrainer(Engine):
     """Takes the steps with a Trainer that is given this run's samples and loss."""
 
     name = "trainer"

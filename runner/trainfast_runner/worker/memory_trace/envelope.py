@@ -19,75 +19,71 @@ class TimelinesDiffer(Exception):
     """The two timelines have different operations: there are no lines through them."""
 
 
-def affine(first: list[TracedSegment], second: list[TracedSegment], few: int, many: int) -> list[dict[str, Any]]:
+def segment_lines(
+    small: list[TracedSegment], large: list[TracedSegment], batches: tuple[int, int]
+) -> list[dict[str, Any]]:
     """Each segment's `lines` above its start, those that are the peak at some batch size, and its `delta` to its end.
 
-    `work` is the segment's, fixed and for each sample. `first` is the timeline with `few` samples, `second` that with
-    `many`. Raises TimelinesDiffer.
+    `work` is the segment's, fixed and for each sample. `small` and `large` are the timelines at the two `batches`.
+    Raises TimelinesDiffer.
     """
-    _check(first, second)
+    _check_same_segments(small, large)
     rows = []
-    for one, other in zip(first, second, strict=True):
-        lines = [_line(_above(a, one.start), _above(b, other.start), few, many) for a, b in _pairs(one, other)]
-        delta = _line(_above(one.end, one.start), _above(other.end, other.start), few, many)
+    for low, high in zip(small, large, strict=True):
+        points = _pairs_of_points(low, high)
+        lines = [_line((_above(a, low.start), _above(b, high.start)), batches) for a, b in points]
         rows.append(
             {
-                "phase": one.phase,
-                "micro": one.micro,
-                "place": one.place,
+                "phase": low.phase,
+                "micro": low.micro,
+                "place": low.place,
                 "lines": envelope(lines),
-                "delta": delta,
-                "work": _line(one.work, other.work, few, many),
+                "delta": _line((_above(low.end, low.start), _above(high.end, high.start)), batches),
+                "work": _line((low.work, high.work), batches),
             }
         )
     return rows
 
 
 def peak_lines(
-    first: list[TracedSegment], second: list[TracedSegment], few: int, many: int
+    small: list[TracedSegment], large: list[TracedSegment], batches: tuple[int, int]
 ) -> list[tuple[float, float]]:
     """The lines of all live bytes, fixed and for each sample, that are the step's peak at some batch size.
 
-    The timelines are those with `few` and `many` samples. Raises TimelinesDiffer.
+    `small` and `large` are the timelines at the two `batches`. Raises TimelinesDiffer.
     """
-    _check(first, second)
-    pairs = [pair for one, other in zip(first, second, strict=True) for pair in _pairs(one, other)]
-    lines = envelope([_line((sum(a),), (sum(b),), few, many) for a, b in pairs])
+    _check_same_segments(small, large)
+    pairs = [pair for low, high in zip(small, large, strict=True) for pair in _pairs_of_points(low, high)]
+    lines = envelope([_line(((sum(a),), (sum(b),)), batches) for a, b in pairs])
     return [(fixed, each) for (fixed,), (each,) in lines]
 
 
-def _check(first: list[TracedSegment], second: list[TracedSegment]) -> None:
-    if [_name(one) for one in first] != [_name(one) for one in second]:
+def _check_same_segments(small: list[TracedSegment], large: list[TracedSegment]) -> None:
+    if [_name(segment) for segment in small] != [_name(segment) for segment in large]:
         raise TimelinesDiffer("the step has other operations at another batch size")
 
 
-def _pairs(one: TracedSegment, other: TracedSegment) -> list[tuple[Bytes, Bytes]]:
-    """The points of a segment at both sizes; the highest of each where the operations differ."""
-    if len(one.points) == len(other.points):
-        return list(zip(one.points, other.points, strict=True))
-    return [(max(one.points, key=sum), max(other.points, key=sum))] if one.points and other.points else []
+def _pairs_of_points(low: TracedSegment, high: TracedSegment) -> list[tuple[Bytes, Bytes]]:
+    """The points of a segment in both timelines; the highest of each where the operations differ."""
+    if len(low.points) == len(high.points):
+        return list(zip(low.points, high.points, strict=True))
+    return [(max(low.points, key=sum), max(high.points, key=sum))] if low.points and high.points else []
 
 
-def deeper(first: TracedSegment, second: TracedSegment, more: int) -> tuple[list[int], list[int]]:
-    """Live bytes at the start and at the peak with `more` blocks than `first`; `second` has one block more than it.
+def deeper(low: TracedSegment, high: TracedSegment, more: int) -> tuple[list[int], list[int]]:
+    """Live bytes at the start and at the peak with `more` blocks than `low`; `high` has one block more than `low`.
 
     Each block that is alike adds the same bytes to an operation on all blocks, and none to one on a single parameter.
     """
-    pairs = list(zip(first.points, second.points, strict=False))
-    if len(first.points) != len(second.points):
-        pairs = [(max(one.points, key=sum), max(other.points, key=sum)) for one, other in [(first, second)]]
-    extended = [_extended(few, many, more) for few, many in [(first.start, second.start), *pairs]]
+    pairs = [(low.start, high.start), *_pairs_of_points(low, high)]
+    extended = [[a + more * (b - a) for a, b in zip(few, many, strict=True)] for few, many in pairs]
     return extended[0], max(extended, key=sum)
 
 
-def deeper_work(first: TracedSegment, second: TracedSegment, more: int) -> Work:
-    """The work with `more` blocks than `first`; `second` has one block more than it."""
-    calls, flops, moved = (a + more * (b - a) for a, b in zip(first.work, second.work, strict=True))
+def deeper_work(low: TracedSegment, high: TracedSegment, more: int) -> Work:
+    """The work with `more` blocks than `low`; `high` has one block more than `low`."""
+    calls, flops, moved = (a + more * (b - a) for a, b in zip(low.work, high.work, strict=True))
     return calls, flops, moved
-
-
-def _extended(few: Bytes, many: Bytes, more: int) -> list[int]:
-    return [a + more * (b - a) for a, b in zip(few, many, strict=True)]
 
 
 def envelope(lines: list[Line]) -> list[Line]:
@@ -117,7 +113,9 @@ def _at(line: Line, batch: float) -> float:
     return sum(line[0]) + batch * sum(line[1])
 
 
-def _line(low: tuple[float, ...], high: tuple[float, ...], few: int, many: int) -> Line:
+def _line(values: tuple[tuple[float, ...], tuple[float, ...]], batches: tuple[int, int]) -> Line:
+    """The line through the values at two batch sizes."""
+    (low, high), (few, many) = values, batches
     each = tuple((b - a) / (many - few) for a, b in zip(low, high, strict=True))
     return tuple(a - few * slope for a, slope in zip(low, each, strict=True)), each
 

@@ -103,9 +103,9 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             result = func(*args, **(kwargs or {}))
         self._add_work(work_of(func, args, kwargs or {}, result))
-        made = [result] if isinstance(result, Tensor) else result if isinstance(result, tuple | list) else ()
+        results = [result] if isinstance(result, Tensor) else result if isinstance(result, tuple | list) else ()
         # Not any(), which would stop at the first.
-        if sum([self.count(tensor, self.category) for tensor in made if isinstance(tensor, Tensor)]):
+        if sum([self.count(tensor, self.category) for tensor in results if isinstance(tensor, Tensor)]):
             self.segments[-1].points.append(tuple(self.live))
         return result
 

@@ -51,8 +51,8 @@ def trace_peaks(model: nn.Module, optimizer: Any, step: ScriptStep) -> list[tupl
     Raises any error for a step that cannot be traced.
     """
     latest = time.monotonic() + WITHIN_S
-    few, many = (_traced(model, optimizer, step, share, latest) for share in BATCHES)
-    return peak_lines(few, many, *(share * step.rows for share in BATCHES))
+    small, large = (_trace(model, optimizer, step, share, latest) for share in BATCHES)
+    return peak_lines(small, large, (BATCHES[0] * step.rows, BATCHES[1] * step.rows))
 
 
 def tensors_of(values: Any) -> list[Tensor]:
@@ -79,7 +79,7 @@ class _LiveBytesInTime(LiveBytes):  # type: ignore[no-untyped-call]
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
-def _traced(model: nn.Module, optimizer: Any, step: ScriptStep, share: int, latest: float) -> list[TracedSegment]:
+def _trace(model: nn.Module, optimizer: Any, step: ScriptStep, share: int, latest: float) -> list[TracedSegment]:
     """The timeline of a step with `share` times the rows."""
     device = next(model.parameters()).device
     with torch.enable_grad(), _restored(model, device), FakeTensorMode(allow_non_fake_inputs=True):

@@ -26,9 +26,6 @@ def keep_one_slice(model: nn.Module, degree: int, device_type: str) -> None:
     mesh = init_device_mesh(device_type, (degree,), mesh_dim_names=("tp",))
     plan = plan_for(model, degree)
     exchange(model, plan, mesh)
-    for name, width in plan.widths:
-        module = model.get_submodule(name)
-        setattr(module, width, getattr(module, width) // degree)
     made: dict[int, nn.Parameter] = {}
     for name, module in model.named_modules():
         for key, whole in module._parameters.items():

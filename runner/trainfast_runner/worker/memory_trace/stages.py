@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import nn
 
-from ..strategies.one_process import divide
 from ..strategies.pipeline_stages import cut
+from ..strategies.spread_layers import divide
 
 
 def stages_of(model: nn.Module, count: int, seq_len: int) -> dict[str, Any]:

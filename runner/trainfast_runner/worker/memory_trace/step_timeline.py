@@ -28,7 +28,7 @@ from ..model_config import (
 from ..objective import Objective
 from ..optimizer import build_optimizer
 from ..shared_tables import GRADS, OPTIMIZER, PARAMS, TRACED_MICRO_BATCHES
-from ..spec import Knobs
+from ..spec import Knobs, knobs_of
 from ..strategies import make_strategy
 from ..strategies.base import Strategy
 from .envelope import BATCHES
@@ -60,7 +60,7 @@ def trace_step(request: dict[str, Any], size: int) -> dict[str, Any]:
     `library_bytes` are memory of torch's allocator that libraries never free, `unused` the names of the parameters
     without a gradient. Raises InvalidInput for a model that cannot be built, any error for one that cannot be traced.
     """
-    knobs = replace(Knobs(**request["knobs"]), grad_accum=TRACED_MICRO_BATCHES)
+    knobs = replace(knobs_of(request["knobs"]), grad_accum=TRACED_MICRO_BATCHES)
     config = resolve_config(request["model"])
     check_seq_len(config, request["objective"], knobs.seq_len)
     model = _model(request, config, knobs)
@@ -75,7 +75,7 @@ def trace_step(request: dict[str, Any], size: int) -> dict[str, Any]:
         else:
             stages = stages_of(model, request["stages"], knobs.seq_len)
     sizes = [parameter.numel() for parameter in model.parameters()]
-    with _traced(request, config, knobs, model) as traced:
+    with _traced_training(request, config, knobs, model) as traced:
         stacks = shorten(model, config, bool(request.get("whole")))
         segments = _forward_backward(traced, stacks, BATCHES[size])
         return {
@@ -118,28 +118,28 @@ def _names(stacks: list[TracedStack], names: list[str]) -> list[str]:
 def trace_optimizer(request: dict[str, Any], size: int) -> dict[str, Any]:
     """Trace the optimizer's step with KEPT + `size` blocks of each stack; all but `unused` parameters have gradients.
 
-    `segment` is the step, `more` how many blocks the model has beyond KEPT: 0 if the whole model is traced, and then
-    `size` 1 has no `segment`. Raises as `trace_step`.
+    `segment` is the step, `left_out` the number of blocks of the model beyond KEPT: 0 if the whole model is traced, and
+    then `size` 1 has no `segment`. Raises as `trace_step`.
     """
-    knobs = Knobs(**request["knobs"])
+    knobs = knobs_of(request["knobs"])
     config = resolve_config(request["model"])
     model = _model(request, config, knobs)
     stacks = shorten(model, config, bool(request.get("whole")), KEPT + size)
     depths = {len(stack.sizes) for stack in stacks if stack.repeats > 1}
-    more = max(depths, default=0) - KEPT
-    if len(depths) != 1 or more <= KEPT:
+    left_out = max(depths, default=0) - KEPT
+    if len(depths) != 1 or left_out <= KEPT:
         # Two traces of a few blocks take as long as one of all.
         if size > 0:
-            return {"more": 0}
-        model, stacks, more = _model(request, config, knobs), [], 0
+            return {"left_out": 0}
+        model, stacks, left_out = _model(request, config, knobs), [], 0
     unused = set(request["unused"])
-    with _traced(request, config, knobs, model) as traced:
+    with _traced_training(request, config, knobs, model) as traced:
         updated = [
             parameter
             for name, parameter in model.named_parameters()
             if parameter.requires_grad and _names(stacks, [name])[0] not in unused
         ]
-        return {"segment": _optimizer_step(traced, updated), "more": more}
+        return {"segment": _optimizer_step(traced, updated), "left_out": left_out}
 
 
 def _model(request: dict[str, Any], config: Any, knobs: Knobs) -> nn.Module:
@@ -154,7 +154,7 @@ def _model(request: dict[str, Any], config: Any, knobs: Knobs) -> nn.Module:
 
 
 @contextmanager
-def _traced(request: dict[str, Any], config: Any, knobs: Knobs, model: nn.Module) -> Iterator[TracedTraining]:
+def _traced_training(request: dict[str, Any], config: Any, knobs: Knobs, model: nn.Module) -> Iterator[TracedTraining]:
     device = torch.device(request["device"])
     with FakeTensorMode(allow_non_fake_inputs=True) as fake:
         place(model, device)

@@ -32,11 +32,10 @@ def work_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: An
     if name == "aten::embedding":
         # It reads the looked up rows, not the table.
         read = _bytes(result)
-    again = sum(
-        _bytes(tensor) for place in written if place < len(args) for tensor in _tensors(args[place : place + 1])
-    )
-    made = 0.0 if written else sum(_bytes(tensor) for tensor in _tensors((result,)))
-    return 1.0, _flops(name, args, result), read + again + made
+    changed = tuple(args[place] for place in written if place < len(args))
+    # An operation that changes its arguments returns one of them.
+    stored = sum(_bytes(tensor) for tensor in _tensors(changed if written else (result,)))
+    return 1.0, _flops(name, args, result), read + stored
 
 
 @cache

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def make_strategy(knobs: Knobs, device: torch.device) -> Strategy:
-    """The strategy that the knobs name; its file is imported only now."""
+    """Make the strategy that the knobs name; its file is imported only now."""
     module, _, name = STRATEGIES[knobs.strategy].path.partition(":")
     made: Strategy = getattr(importlib.import_module(f".{module}", __package__), name)(knobs, device)
     return made

@@ -1,4 +1,4 @@
-"""The class that every strategy inherits from: one process, one device, no wrapper."""
+"""The strategy `single`: one process, one device, no wrapper. All other strategies inherit from it."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Strategy:
     """Everything that the loop and the start of a training know about a strategy, here without communication."""
 
     dp_rank = 0
-    """Which slice of the global batch this process takes; the processes of one pipeline or tensor group share it."""
+    """Index of this process's slice of the global batch; the processes of one pipeline or tensor group share it."""
     dp_degree = 1
-    """Into how many slices the global batch is cut."""
+    """Number of slices of the global batch."""
     slices = 1
     """Slices of the global batch that this process takes: one, but for `dp`, which feeds a GPU with each."""
     gradient_factor = 1.0
@@ -100,15 +100,8 @@ class Strategy:
         return None
 
     def actual_fields(self, module: nn.Module) -> dict[str, Any]:
-        """Return `wrapper, reduce_dtype, zero_stage, mesh, pipeline_stages`, read from the live objects."""
-        wrapper = next((kind.__name__ for kind in WRAPPERS if isinstance(module, kind)), "none")
-        return {
-            "wrapper": wrapper,
-            "reduce_dtype": None,
-            "zero_stage": None,
-            "mesh": None,
-            "pipeline_stages": None,
-        }
+        """Return `wrapper`, and of NULL_UNLESS_READ (`actual_record.py`) what the live objects have."""
+        return {"wrapper": next((kind.__name__ for kind in WRAPPERS if isinstance(module, kind)), "none")}
 
     def documents(self) -> dict[str, Any]:
         """JSON documents for the run directory, by file name. Called once, after `prepare`."""
@@ -116,3 +109,8 @@ class Strategy:
 
     def stop(self) -> None:
         """Leave the group after the last step. Never called after an error."""
+
+
+def visible_gpus() -> list[torch.device]:
+    """The GPUs of this process."""
+    return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]

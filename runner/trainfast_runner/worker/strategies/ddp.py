@@ -38,7 +38,7 @@ class DistributedDataParallelStrategy(Strategy):
         )
 
     def sync_context(self, last: bool) -> AbstractContextManager[Any]:
-        """Accumulate only, but in the last micro-batch."""
+        """Reduce the gradients in the last micro-batch only."""
         if last:
             return nullcontext()
         wrapped = unwrap(self.module)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import os
-import shutil
-import sys
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -19,11 +16,12 @@ from torch.optim import Optimizer
 from ..catalog import STRATEGIES
 from ..invalid import InvalidInput
 from ..optimizer import build_optimizer, parameter_groups
-from ..precision import Precision, dtype_name
+from ..precision import dtype_name
 from ..spec import Knobs
 from ..weights import init_in_turn, init_weights
 from .ddp import DistributedDataParallelStrategy
-from .extension_builds import only_builder
+from .engine_precision import EnginePrecision
+from .extension_builds import build_failure
 from .offload_scratch import Scratch
 from .zero_config import deepspeed_config, unpartitioned_sizes
 
@@ -42,6 +40,8 @@ ENGINE_DTYPE = {"fp16": torch.float16, "bf16": torch.bfloat16, "bf16-pure": torc
 class DeepSpeedZero(DistributedDataParallelStrategy):
     """zero1, zero2, zero3 and the two with offload: DeepSpeed's engine around the same loop."""
 
+    module: Any
+    """DeepSpeed's engine."""
     precision: EnginePrecision
     """DeepSpeed casts and scales itself."""
 
@@ -63,11 +63,11 @@ class DeepSpeedZero(DistributedDataParallelStrategy):
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
         if self.entry.offloads and self.knobs.optimizer == "adamw":
-            missing = why_not_built("CPUAdamBuilder")
-            self.cpu_adam = missing is None
-            if missing is not None:
-                self.optimizer_reason = f"torch's AdamW instead of DeepSpeedCPUAdam, which is faster: {missing}"
-        if self.knobs.offload_path is not None and why_not_built("AsyncIOBuilder") is not None:
+            failure = build_failure("CPUAdamBuilder")
+            self.cpu_adam = failure is None
+            if failure is not None:
+                self.optimizer_reason = f"torch's AdamW instead of DeepSpeedCPUAdam, which is faster: {failure}"
+        if self.knobs.offload_path is not None and build_failure("AsyncIOBuilder") is not None:
             raise InvalidInput(
                 "offload_path needs DeepSpeed's async_io extension, which cannot be built here; output.log says why",
                 key="offload_path",
@@ -79,7 +79,7 @@ class DeepSpeedZero(DistributedDataParallelStrategy):
         import deepspeed
 
         self.config = deepspeed_config(
-            self.knobs, self.dp_degree, unpartitioned_sizes(model), self.device.type, self._disk()
+            self.knobs, self.dp_degree, unpartitioned_sizes(model), self.device.type, self._offload_directory()
         )
         if self.entry.zero_stage == 3:
             self._init_slices(model)
@@ -97,19 +97,16 @@ class DeepSpeedZero(DistributedDataParallelStrategy):
 
     def sync_context(self, last: bool) -> AbstractContextManager[Any]:
         """Tell the engine which backward ends the step."""
-        engine: Any = self.module
-        engine.set_gradient_accumulation_boundary(last)
+        self.module.set_gradient_accumulation_boundary(last)
         return nullcontext()
 
     def backward(self, loss: Tensor) -> None:
         """Undo the engine's average over ranks; `loss` needs no division by the accumulation steps either."""
-        engine: Any = self.module
-        engine.backward(loss * self.gradient_factor, scale_wrt_gas=False)
+        self.module.backward(loss * self.gradient_factor, scale_wrt_gas=False)
 
     def optimizer_step(self) -> None:
         """Let the engine clip, step and free the gradients."""
-        engine: Any = self.module
-        engine.step()
+        self.module.step()
 
     def actual_fields(self, module: Any) -> dict[str, Any]:
         """Read the stage from the engine's optimizer, not from its configuration."""
@@ -117,8 +114,6 @@ class DeepSpeedZero(DistributedDataParallelStrategy):
             "wrapper": type(module).__name__,
             "reduce_dtype": dtype_name(module.communication_data_type),
             "zero_stage": live_stage(module.optimizer),
-            "mesh": None,
-            "pipeline_stages": None,
             "optimizer_reason": self.optimizer_reason,
         }
 
@@ -145,7 +140,7 @@ class DeepSpeedZero(DistributedDataParallelStrategy):
             elif fresh:
                 first.convert_to_zero_parameters(param_list=fresh)
 
-    def _disk(self) -> str | None:
+    def _offload_directory(self) -> str | None:
         """Directory below `offload_path`, which rank 0 makes for all; None without the knob."""
         if self.knobs.offload_path is None:
             return None
@@ -166,33 +161,6 @@ class DeepSpeedZero(DistributedDataParallelStrategy):
         states = self.knobs.precision != "bf16-pure"
         made: Optimizer = DeepSpeedCPUAdam(groups, lr=self.knobs.lr, adamw_mode=True, fp32_optimizer_states=states)
         return made
-
-
-class EnginePrecision(Precision):
-    """No autocast and no scaler of ours; fp16's scale is the engine's."""
-
-    def __init__(self, name: str, device: torch.device) -> None:
-        super().__init__("tf32" if name == "tf32" else "fp32", device)
-        self.scales = name == "fp16"
-        self.engine: Any = None
-
-    def initial_scale(self) -> float | None:
-        """DeepSpeed keeps the scale on the host."""
-        return float(self.engine.optimizer.loss_scale) if self.scales else None
-
-    def skipped_steps(self) -> int:
-        """Return the engine's own count."""
-        return int(self.engine.skipped_steps) if self.scales else 0
-
-    def state(self) -> dict[str, Any] | None:
-        """Return the last scale, and the number of steps skipped because of an overflow."""
-        scale = self.initial_scale()
-        return None if scale is None else {"scale": scale, "skipped_steps": self.engine.skipped_steps}
-
-    def scale(self) -> Tensor | None:
-        """The loss scale after the last step."""
-        scale = self.initial_scale()
-        return None if scale is None else torch.full((), scale, device=self.device)
 
 
 def live_stage(optimizer: Any) -> int | None:
@@ -217,23 +185,3 @@ def _import_deepspeed() -> Any:
         with suppress(ImportError):
             importlib.import_module(name)
     return deepspeed
-
-
-def why_not_built(builder: str) -> str | None:
-    """Build one of DeepSpeed's extensions, or load one built before; return the reason if it fails, else None."""
-    from deepspeed.ops import op_builder
-
-    if not shutil.which(os.environ.get("CXX", "c++").split()[0]) or not shutil.which("ninja"):
-        missing = "no C++ compiler or no ninja on PATH"
-        print(f"deepspeed: {builder}: {missing}", file=sys.stderr)
-        return missing
-    print(f"deepspeed: {builder}: loading, and on this Python's first time compiling it, a minute or so", flush=True)
-    try:
-        extension = getattr(op_builder, builder)()
-        with only_builder(extension.name):
-            extension.load(verbose=False)
-    except Exception as error:
-        print(f"deepspeed: {builder}: {error}", file=sys.stderr)
-        first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        return f"its build failed ({first[:100]}; more in output.log)"
-    return None

@@ -4,22 +4,44 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 
-@contextmanager
-def only_builder(extension: str) -> Iterator[None]:
-    """Hold TORCH_EXTENSIONS_DIR, a folder of ours alone, for the build of `extension`, after any running one.
+def build_failure(builder: str) -> str | None:
+    """Build one of DeepSpeed's extensions, or load one built before; return why that failed, None if it did not."""
+    from deepspeed.ops import op_builder
 
-    A lock file of torch's that is there then was left by a killed build; torch would wait for it for ever.
+    if not shutil.which(os.environ.get("CXX", "c++").split()[0]) or not shutil.which("ninja"):
+        missing = "no C++ compiler or no ninja on PATH"
+        print(f"deepspeed: {builder}: {missing}", file=sys.stderr)
+        return missing
+    print(f"deepspeed: {builder}: loading, and on this Python's first time compiling it, a minute or so", flush=True)
+    try:
+        extension = getattr(op_builder, builder)()
+        with build_lock(extension.name):
+            extension.load(verbose=False)
+    except Exception as error:
+        print(f"deepspeed: {builder}: {error}", file=sys.stderr)
+        first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        return f"its build failed ({first[:100]}; more in output.log)"
+    return None
+
+
+@contextmanager
+def build_lock(extension: str) -> Iterator[None]:
+    """Wait for any running build in TORCH_EXTENSIONS_DIR, a folder of ours alone, and lock it for `extension`.
+
+    A lock file of torch's that is there now was left by a killed build, and torch would wait for it for ever.
     """
-    given = os.environ.get("TORCH_EXTENSIONS_DIR")
-    if not given:
+    directory = os.environ.get("TORCH_EXTENSIONS_DIR")
+    if not directory:
         yield
         return
-    folder = Path(given)
+    folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
     fd = os.open(folder / "builder.flock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

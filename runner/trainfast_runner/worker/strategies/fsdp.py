@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
+from ..blocks import transformer_blocks
 from ..invalid import InvalidInput
 from ..precision import HALF_DTYPE, dtype_name
 from ..spec import Knobs
 from ..weights import Part, init_in_turn
-from .blocks import transformer_blocks
 from .ddp import DistributedDataParallelStrategy
 
 
@@ -30,9 +30,7 @@ class ShardedDataParallel(DistributedDataParallelStrategy):
 
     def sync_context(self, last: bool) -> AbstractContextManager[Any]:
         """Keep the gradients whole and unreduced on each rank until the last micro-batch."""
-        module: Any = self.module
-        module.set_requires_gradient_sync(last)
-        return nullcontext()
+        return sync_in_last(self.module, last)
 
     def clip_gradients(self, max_norm: float) -> None:
         """Clip by the norm over all slices."""
@@ -66,6 +64,12 @@ def shard_in_turn(model: nn.Module, parts: Iterable[Part], mesh: DeviceMesh, kno
             fully_shard(part.block, mesh=mesh, reshard_after_forward=knobs.reshard == "on", mp_policy=policy)
     # By torch's default the root's parameters stay gathered: the backward needs them first.
     fully_shard(model, mesh=mesh, mp_policy=policy)
+
+
+def sync_in_last(module: Any, last: bool) -> AbstractContextManager[Any]:
+    """Tell a sharded model to reduce its gradients in the `last` micro-batch only; return an empty context."""
+    module.set_requires_gradient_sync(last)
+    return nullcontext()
 
 
 def clip_slices(parameters: Iterable[Tensor], max_norm: float) -> None:

@@ -6,15 +6,13 @@ summed down the columns after the pipeline's backward.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed import pipelining
 
 from ..catalog import SCHEDULES
 from ..data.samples import Batch
@@ -23,42 +21,37 @@ from ..optimizer import build_optimizer
 from ..precision import dtype_name
 from ..spec import Knobs
 from ..weights import init_weights
-from .base import Strategy
-from .ddp import join_group
+from .mesh import MeshStrategy
 from .pipeline_stages import cut
 
 
-class PipelineParallel(Strategy):
+class PipelineParallel(MeshStrategy):
     """This rank's stages and the schedule that runs them."""
 
+    _schedule: Any
+    _tied: list[nn.Parameter]
+    """Parameters that both the first and the last stage have."""
+    _ends: Any
+    """The process group of the first and the last rank of this row, if they share parameters."""
+    _objective: Objective
+    """The objective of the running step, which the schedule's loss function reads."""
+    _targets: Tensor
+    """The count of targets in the running step's global batch, which the schedule's loss function reads."""
+
     def __init__(self, knobs: Knobs, device: torch.device) -> None:
-        super().__init__(knobs, device)
-        self.global_rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-        self.degree = knobs.pp_degree
-        self.dp_rank, self.pp_rank = divmod(self.global_rank, self.degree)
-        self.dp_degree = world // self.degree
-        self.stages = self.degree * SCHEDULES[knobs.pp_schedule].stages_per_rank
-        self._schedule: Any = None
-        self._tied: list[nn.Parameter] = []
-        self._objective: Objective | None = None
-        self._targets = torch.ones((), device=device)
+        super().__init__(knobs, device, "pp", knobs.pp_degree)
 
     @property
     def dropout_rank(self) -> int:
         """The global rank: stages of one pipeline are different layers."""
-        return self.global_rank
-
-    def start(self) -> None:
-        """Join the group that torchrun describes, and the groups of this rank's row and column of the mesh."""
-        join_group(self.device)
-        self._mesh = init_device_mesh(self.device.type, (self.dp_degree, self.degree), mesh_dim_names=("dp", "pp"))
-        self._column, self._row = self._mesh.get_group("dp"), self._mesh.get_group("pp")
+        return self.dp_rank * self.degree + self.axis_rank
 
     def prepare(self, model: nn.Module) -> None:
         """Initialize this rank's stages of `model`, which alone get memory, and make the schedule."""
-        knobs = self.knobs
-        division = cut(model, self.stages, knobs.seq_len)
-        owned = range(self.pp_rank, self.stages, self.degree)
+        knobs, schedule = self.knobs, SCHEDULES[self.knobs.pp_schedule]
+        stage_count = self.degree * schedule.stages_per_rank
+        division = cut(model, stage_count, knobs.seq_len)
+        owned = range(self.axis_rank, stage_count, self.degree)
         stages = [division.stage(index) for index in owned]
         for stage in stages:
             stage.autocast = self.precision.autocast
@@ -71,16 +64,12 @@ class PipelineParallel(Strategy):
             self._ends = groups[self.dp_rank]
         init_weights(model, knobs.seed, self.device, modules.modules())
         parts = [
-            PipelineStage(module, index, self.stages, self.device, group=self._row)
+            pipelining.PipelineStage(module, index, stage_count, self.device, group=self.mesh.get_group("pp"))
             for module, index in zip(stages, owned, strict=True)
         ]
-        if knobs.pp_schedule == "interleaved":
-            self._schedule = ScheduleInterleaved1F1B(
-                list(parts), knobs.micro_batches, loss_fn=self._loss, scale_grads=False
-            )
-        else:
-            kind = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[knobs.pp_schedule]
-            self._schedule = kind(parts[0], knobs.micro_batches, loss_fn=self._loss, scale_grads=False)
+        schedule_class = getattr(pipelining, schedule.wrapper)
+        scheduled = parts if schedule.stages_per_rank > 1 else parts[0]
+        self._schedule = schedule_class(scheduled, knobs.micro_batches, loss_fn=self._loss, scale_grads=False)
         if self.precision.scaler is not None:
             # GradScaler makes its scale with the first loss, and only the last stage has one.
             self.precision.scaler.scale(torch.zeros((), device=self.device))
@@ -97,8 +86,8 @@ class PipelineParallel(Strategy):
         for batch in micro_batches:
             losses: list[Tensor] = []
             # The schedule takes the inputs on the first stage and the labels on the last.
-            inputs = [batch["input_ids"]] if self.pp_rank == 0 else []
-            labels = objective.targets(batch) if self._has_last else None
+            inputs = [batch["input_ids"]] if self._is_first else []
+            labels = objective.targets(batch) if self._is_last else None
             self._schedule.step(*inputs, target=labels, losses=losses, return_outputs=False)
             if losses:
                 total += torch.stack([loss.detach() for loss in losses]).sum()
@@ -121,63 +110,55 @@ class PipelineParallel(Strategy):
         self.precision.step(self.optimizer)
         self.optimizer.zero_grad(set_to_none=True)
 
-    def all_reduce(self, value: Tensor) -> Tensor:
-        """Sum down the column."""
-        if self.dp_degree > 1:
-            dist.all_reduce(value, group=self._column)
-        return value
-
     def all_reduce_async(self, value: Tensor) -> Any:
         """Sum over all ranks in the background: only last stages have a loss, the others add zero."""
         return dist.all_reduce(value, async_op=True)
 
     def clip_gradients(self, max_norm: float) -> None:
         """Clip by the norm over all stages; a tied weight counts once. The formula is `clip_grad_norm_`'s."""
-        with_gradients = [parameter for parameter in self.module.parameters() if parameter.grad is not None]
-        copies = {id(parameter) for parameter in self._tied} if self._has_last else set()
+        gradients = {id(parameter): parameter.grad for parameter in self.module.parameters()}
+        copies = {id(parameter) for parameter in self._tied} if self._is_last else set()
         squares = torch.zeros((), device=self.device)
-        for parameter in with_gradients:
-            if parameter.grad is not None and id(parameter) not in copies:
-                squares += parameter.grad.float().square().sum()
-        dist.all_reduce(squares, group=self._row)
+        for key, gradient in gradients.items():
+            if gradient is not None and key not in copies:
+                squares += gradient.float().square().sum()
+        dist.all_reduce(squares, group=self.mesh.get_group("pp"))
         factor = (max_norm / (squares.sqrt() + 1e-6)).clamp(max=1.0)
-        for parameter in with_gradients:
-            if parameter.grad is not None:
-                parameter.grad.mul_(factor.to(parameter.grad.dtype))
+        for gradient in gradients.values():
+            if gradient is not None:
+                gradient.mul_(factor.to(gradient.dtype))
 
     def actual_fields(self, module: nn.Module) -> dict[str, Any]:
         """Read the schedule's class, stages and mesh."""
         dtype = dtype_name(next(module.parameters()).dtype)
-        sizes = dict(zip(self._mesh.mesh_dim_names or (), self._mesh.mesh.shape, strict=True))
         return {
             "wrapper": type(self._schedule).__name__,
             "reduce_dtype": dtype if self.dp_degree > 1 else None,
-            "zero_stage": None,
-            "mesh": sizes,
+            "mesh": dict(zip(self.mesh.mesh_dim_names or (), self.mesh.shape, strict=True)),
             "pipeline_stages": self._schedule._num_stages,
         }
 
-    def stop(self) -> None:
-        """Wait until no rank needs this one any more."""
-        dist.barrier()
+    @property
+    def _is_first(self) -> bool:
+        return self.axis_rank == 0
 
     @property
-    def _has_last(self) -> bool:
-        return self.pp_rank == self.degree - 1
+    def _is_last(self) -> bool:
+        return self.axis_rank == self.degree - 1
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        assert self._objective is not None
         loss = self._objective.sum_of(logits, labels) / self._targets
         scaler = self.precision.scaler
         return loss if scaler is None else scaler.scale(loss)
 
     def _sum_gradients(self) -> None:
         """Sum a tied weight's gradients over the two ends of a row, then every gradient down the column."""
-        if self._tied and self.pp_rank in (0, self.degree - 1):
+        if self._tied and (self._is_first or self._is_last):
             for parameter in self._tied:
                 dist.all_reduce(parameter.grad, group=self._ends)
         if self.dp_degree > 1:
+            column = self.mesh.get_group("dp")
             gradients = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
-            sums = [dist.all_reduce(gradient, group=self._column, async_op=True) for gradient in gradients]
+            sums = [dist.all_reduce(gradient, group=column, async_op=True) for gradient in gradients]
             for work in sums:
                 work.wait()

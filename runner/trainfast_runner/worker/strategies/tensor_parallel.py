@@ -5,7 +5,6 @@ Alone, or inside data parallelism on a two-dimensional mesh with neighbouring ra
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -22,28 +20,18 @@ from ..precision import dtype_name
 from ..spec import Knobs
 from ..weights import Part, init_in_turn
 from .base import Strategy
-from .ddp import join_group
-from .fsdp import clip_slices, mesh_of, shard_in_turn, sharded_fields
+from .fsdp import clip_slices, mesh_of, shard_in_turn, sharded_fields, sync_in_last
+from .mesh import MeshStrategy
 from .tensor_plan import plan_for
 from .tensor_slices import cut_in_turn
 
 
-class TensorParallel(Strategy):
+class TensorParallel(MeshStrategy):
     """`tp`: one model over all ranks."""
 
-    mesh: DeviceMesh
-
     def __init__(self, knobs: Knobs, device: torch.device) -> None:
-        super().__init__(knobs, device)
-        world, self.degree = int(os.environ.get("WORLD_SIZE", "1")), knobs.tp_degree
-        self.dp_degree = world // self.degree
-        self.dp_rank = int(os.environ.get("RANK", "0")) // self.degree
+        super().__init__(knobs, device, "tp", knobs.tp_degree)
         self.gradient_factor = float(self.dp_degree)
-
-    def start(self) -> None:
-        """Join the group, and make the mesh; ranks that share a model are neighbours."""
-        join_group(self.device)
-        self.mesh = init_device_mesh(self.device.type, (self.dp_degree, self.degree), mesh_dim_names=("dp", "tp"))
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """Cut the model in place; a block is whole only between its initialization and its cut."""
@@ -55,12 +43,6 @@ class TensorParallel(Strategy):
         """Yield the parts of `model`, each initialized and cut."""
         plan = plan_for(model, self.degree)
         return cut_in_turn(model, plan, self.mesh["tp"], init_in_turn(model, self.knobs.seed, self.device))
-
-    def all_reduce(self, value: Tensor) -> Tensor:
-        """Sum over the ranks whose samples differ."""
-        if self.dp_degree > 1:
-            dist.all_reduce(value, group=self.mesh.get_group("dp"))
-        return value
 
     def all_reduce_async(self, value: Tensor) -> Any:
         """Sum over the ranks whose samples differ, in the background."""
@@ -75,10 +57,6 @@ class TensorParallel(Strategy):
     def actual_fields(self, module: nn.Module) -> dict[str, Any]:
         """Read wrapper and mesh from the parameters."""
         return {**super().actual_fields(module), **tensor_fields(module.parameters())}
-
-    def stop(self) -> None:
-        """Wait until no rank needs this one any more; the group goes with the process."""
-        dist.barrier()
 
 
 class DataTensorParallel(TensorParallel):
@@ -112,7 +90,7 @@ class DataTensorParallel(TensorParallel):
         return DistributedDataParallel(model, device_ids=devices, process_group=self.mesh.get_group("dp"))
 
     def sync_context(self, last: bool) -> AbstractContextManager[Any]:
-        """Accumulate only, but in the last micro-batch."""
+        """Reduce the gradients in the last micro-batch only."""
         assert isinstance(self.module, DistributedDataParallel)
         return nullcontext() if last else self.module.no_sync()
 
@@ -153,9 +131,7 @@ class ShardedTensorParallel(TensorParallel):
 
     def sync_context(self, last: bool) -> AbstractContextManager[Any]:
         """Keep the gradients unreduced on each rank until the last micro-batch."""
-        module: Any = self.module
-        module.set_requires_gradient_sync(last)
-        return nullcontext()
+        return sync_in_last(self.module, last)
 
     def actual_fields(self, module: nn.Module) -> dict[str, Any]:
         """Read FSDP's state, and the parameters."""

@@ -53,12 +53,12 @@ class TensorPlan:
 def plan_for(model: nn.Module, degree: int) -> TensorPlan:
     """Plan the cut of `model` into `degree` slices. Raises InvalidInput if it has no plan or does not divide."""
     config: Any = model.config
-    written = _written(model)
+    styles = _styles(model)
     plan, modules = TensorPlan(), dict(model.named_modules())
     for name, module in modules.items():
         for parameter in [None, *dict(module.named_parameters(recurse=False))]:
             full = name if parameter is None else f"{name}.{parameter}"
-            style = next((style for pattern, style in written.items() if pattern.fullmatch(full)), None)
+            style = next((style for pattern, style in styles.items() if pattern.fullmatch(full)), None)
             if style is None:
                 continue
             if parameter is None:
@@ -83,11 +83,11 @@ def plan_for(model: nn.Module, degree: int) -> TensorPlan:
     return plan
 
 
-def _written(model: nn.Module) -> dict[re.Pattern[str], str]:
-    """The written plan: patterns of full names, and the style of each."""
+def _styles(model: nn.Module) -> dict[re.Pattern[str], str]:
+    """The style of each module or parameter that the plan of transformers or ours cuts, by a pattern of full names."""
     config: Any = model.config
-    written_plan = getattr(config, "base_model_tp_plan", None) or OUR_TENSOR_PLANS.get(config.model_type)
-    if not written_plan:
+    plan = getattr(config, "base_model_tp_plan", None) or OUR_TENSOR_PLANS.get(config.model_type)
+    if not plan:
         raise InvalidInput(
             f"{config.model_type} has no tensor-parallel plan: transformers ships none, and we have one for"
             f" {' and '.join(OUR_TENSOR_PLANS)}",
@@ -97,7 +97,7 @@ def _written(model: nn.Module) -> dict[re.Pattern[str], str]:
         )
     prefix = str(getattr(model, "base_model_prefix", ""))
     base = f"{prefix}." if hasattr(model, prefix) else ""
-    named = {f"{base}{pattern}": style for pattern, style in written_plan.items()}
+    named = {f"{base}{pattern}": style for pattern, style in plan.items()}
     named.update(getattr(type(model), "_tp_plan", None) or {})
     return {re.compile(re.escape(name).replace(r"\*", r"\d+")): style for name, style in named.items()}
 

@@ -25,9 +25,6 @@ def cut_in_turn(model: nn.Module, plan: TensorPlan, mesh: DeviceMesh, parts: Ite
     Takes whole parts and yields them cut, one after the other.
     """
     exchange(model, plan, mesh)
-    for name, width in plan.widths:
-        module = model.get_submodule(name)
-        setattr(module, width, getattr(module, width) // mesh.size())
     names = {id(module): name for name, module in model.named_modules()}
     for part in parts:
         _cut_part({names[id(module)]: module for module in part.modules}, plan, mesh)
@@ -51,7 +48,10 @@ def _cut_part(modules: dict[str, nn.Module], plan: TensorPlan, mesh: DeviceMesh)
 
 
 def exchange(model: nn.Module, plan: TensorPlan, mesh: DeviceMesh) -> None:
-    """Add hooks to the modules whose inputs or outputs change from whole to sliced or back."""
+    """Add hooks to the modules whose inputs or outputs change from whole to sliced or back, and set their widths."""
+    for name, width in plan.widths:
+        module = model.get_submodule(name)
+        setattr(module, width, getattr(module, width) // mesh.size())
     group = mesh.get_group()
     for name, module in model.named_modules():
         if name in plan.enters:
@@ -123,12 +123,12 @@ class _Enter:
 class _Leave:
     """Hook after a module: make its output whole again."""
 
-    def __init__(self, group: Any, how: type[torch.autograd.Function]) -> None:
+    def __init__(self, group: Any, function: type[torch.autograd.Function]) -> None:
         self.group = group
-        self.how = how
+        self.function = function
 
     def __call__(self, _module: nn.Module, _inputs: Any, output: Tensor) -> Any:
-        return self.how.apply(output, self.group)  # type: ignore[no-untyped-call]
+        return self.function.apply(output, self.group)  # type: ignore[no-untyped-call]
 
 
 class _LookUp:

@@ -1,4 +1,4 @@
-"""The loop of this package, which works with every strategy."""
+"""The engine `native`: the loop of this package, which works with every strategy. All other engines inherit from it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ..spec import Knobs
 from ..strategies.base import Strategy
 
 
-class Native:
-    """Takes the steps with `loop.train`. The other engines replace every method of it."""
+class Engine:
+    """Takes the steps with `loop.train`; the other engines replace each method."""
 
     name = "native"
 
@@ -26,7 +26,7 @@ class Native:
         self.objective = objective
 
     def prepare(self, model: nn.Module) -> None:
-        """Initialize the weights, and wrap the model and optimizer unless the engine wraps them when it trains."""
+        """Initialize the weights, and wrap the model with its optimizer; some engines wrap only when they train."""
         self.strategy.prepare(model)
 
     def live(self) -> tuple[nn.Module, Optimizer]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import nn
 
-from ..invalid import InvalidInput
+from .invalid import InvalidInput
 
 
 def outermost_lists(model: nn.Module) -> list[nn.Module]:
-    """Members of the outermost lists of layers in the order they run; an encoder's before a decoder's."""
+    """Return the blocks of the outermost lists of layers in the order they run; an encoder's before a decoder's."""
     lists: list[nn.Module] = []
     inside: set[int] = set()
     for module in model.modules():

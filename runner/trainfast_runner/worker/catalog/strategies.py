@@ -1,25 +1,105 @@
-"""Every strategy, optimizer and engine, one entry each, for both halves; a new one is an entry here and its file.
-
-Standard library only: the parent reads this file as `trainfast_runner.worker.catalog`, the worker as
-`trainfast_worker.catalog`. So entries are known by their names, and classes by their paths.
-"""
+"""The strategies, one entry each, and the schedules of pipelines. Standard library only."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from .catalog_entries import (
-    FLAT,
-    HOST,
-    SLICES,
-    SWAPPED,
-    EngineEntry,
-    OptimizerEntry,
-    ScheduleEntry,
-    StrategyEntry,
-)
+WHOLE, SLICES, FLAT, SWAPPED, HOST = "whole", "slices", "flat", "swapped", "host"
+"""Ways in which an optimizer is given parameters; see `PARAMETER_FORMS`."""
+PARAMETER_FORMS = {
+    WHOLE: "it is given whole parameters",
+    SLICES: "a rank has slices (DTensors)",
+    FLAT: "it is given flat slices",
+    SWAPPED: "it is given flat slices, others at every step",
+    HOST: "it is given flat slices on the CPU",
+}
+"""The words of a refusal for each form."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StrategyEntry:
+    """A way to spread a model and its batches over devices; `what`, `speed` and `memory` are its help."""
+
+    name: str
+    path: str
+    """`module:Class` below worker/strategies."""
+    wrapper: str | None
+    """Classes of the live wrappers, joined by + in alphabetical order; None where `pp_schedule` decides."""
+    what: str
+    speed: str = ""
+    memory: str = ""
+    axes: tuple[str, ...] = ()
+    """Axes of the device mesh: tp and pp, of `tp_degree` and `pp_degree` devices, dp (the rest), and mp, of all devices
+    of one process."""
+    shards: tuple[str, ...] = ()
+    """Parts of the state that the dp axis shards: weights, gradients, states."""
+    parameter_form: str = WHOLE
+    """Form of the parameters that the optimizer gets."""
+    memory_rule: str | None = None
+    """A class of memory/sharding.py, or Staged for memory/pipeline.py; None where memory is not predicted."""
+    knobs: tuple[str, ...] = ()
+    """Knobs that mean something only with strategies that name them."""
+    package: str | None = None
+    """The package that has to be installed."""
+    fallback: str
+    """The nearest strategy that asks for less."""
+    one_process: bool = False
+    """True if all its devices belong to one process."""
+    needs_gpus_because: str | None = None
+    """Use of the GPUs, for a strategy that cannot run on the CPU."""
+    no_nccl_because: str | None = None
+    """The reason why NCCL is never called."""
+    zero_stage: int | None = None
+    offloads: bool = False
+    """True if optimizer states leave the device."""
+    compiles: bool = False
+    """True if torch.compile works with it."""
+    batch_searchable: bool = False
+    """True if a batch search can give its ranks another batch size while they run."""
+    allows_warm_trials: bool = False
+    """True if one process can train one setting after another with it."""
+    runs_in_trainer: bool = False
+    """True if transformers' Trainer can be told to do the same."""
+    accelerate_type: str | None = None
+    """Accelerate's distributed_type; None where it has none."""
+
+    @property
+    def one_device(self) -> bool:
+        """True if it uses one device only."""
+        return self.one_process and not self.axes
+
+    @property
+    def model_axis(self) -> str | None:
+        """The axis that cuts the model, tp or pp; None for a strategy without."""
+        return next((axis for axis in self.axes if axis in ("tp", "pp")), None)
+
+    @property
+    def tensor(self) -> bool:
+        """True if it cuts each matrix."""
+        return "tp" in self.axes
+
+    @property
+    def pipeline(self) -> bool:
+        """True if each rank has a stage of a pipeline."""
+        return "pp" in self.axes
+
+    @property
+    def zero(self) -> bool:
+        """True if it is one of DeepSpeed's."""
+        return self.zero_stage is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleEntry:
+    """The order in which a pipeline's stages do their forwards and backwards."""
+
+    name: str
+    wrapper: str
+    """Name of torch's class."""
+    stages_per_rank: int = 1
+
 
 EVERYTHING = ("weights", "gradients", "states")
 TENSOR_KNOBS = ("tp_degree",)
@@ -80,7 +160,7 @@ _OFFLOADED: dict[str, Any] = {"speed": "", "memory": "", "parameter_form": HOST,
 _STRATEGIES = (
     StrategyEntry(
         name="single",
-        path="single:Single",
+        path="base:Strategy",
         wrapper="none",
         what="one device",
         fallback="ddp",
@@ -95,7 +175,7 @@ _STRATEGIES = (
     ),
     StrategyEntry(
         name="dp",
-        path="one_process:DataParallelStrategy",
+        path="data_parallel:DataParallelStrategy",
         wrapper="DataParallel",
         what="one process, a thread a GPU, the model copied every step",
         speed="slower than ddp, its first GPU does more",
@@ -172,7 +252,7 @@ _STRATEGIES = (
     _PIPELINE,
     StrategyEntry(
         name="naive-mp",
-        path="one_process:SpreadLayers",
+        path="spread_layers:SpreadLayers",
         wrapper="none",
         what="whole layers on each GPU, one at a time",
         speed="one GPU works at a time",
@@ -211,143 +291,14 @@ _STRATEGIES = (
         _PIPELINE, name="ddp+pp", what="pipelines side by side", speed="", memory="", axes=("dp", "pp"), fallback="ddp"
     ),
 )
-
-_ADAMW = OptimizerEntry(
-    name="adamw",
-    path="torch.optim:AdamW",
-    class_name="AdamW",
-    what="torch's own choice among the next three",
-    speed="foreach on a GPU, also on the slices of fsdp and tp, and loop on a CPU",
-    memory="8 bytes of states a parameter",
-    trainer_name="adamw_torch",
-)
-_EIGHT_BIT = OptimizerEntry(
-    name="adamw-8bit",
-    path="bitsandbytes.optim:AdamW8bit",
-    class_name="AdamW8bit",
-    what="AdamW with quantized states",
-    speed="as fast as AdamW",
-    memory="2 bytes of states a parameter",
-    eight_bit=True,
-    refuses=(
-        (SLICES, "quantizes plain tensors"),
-        (SWAPPED, "keeps its quantized states per parameter"),
-        (HOST, "quantizes states on the GPU"),
-    ),
-    package="bitsandbytes",
-    trainer_name="adamw_bnb_8bit",
-)
-_FACTORS = "factors whole matrices"
-_OPTIMIZERS = (
-    _ADAMW,
-    replace(
-        _ADAMW,
-        name="adamw-loop",
-        arguments=(("foreach", False), ("fused", False)),
-        implementation="loop",
-        what="AdamW, one parameter after the other",
-        speed="slower than foreach",
-        memory="",
-        trainer_name=None,
-    ),
-    replace(
-        _ADAMW,
-        name="adamw-foreach",
-        arguments=(("foreach", True),),
-        implementation="foreach",
-        what="AdamW, all parameters at a time",
-        speed="slower than fused",
-        memory="4 bytes a parameter more at its peak",
-        trainer_name=None,
-    ),
-    replace(
-        _ADAMW,
-        name="adamw-fused",
-        arguments=(("fused", True),),
-        implementation="fused",
-        what="AdamW in one kernel",
-        speed="the fastest AdamW",
-        memory="nothing beyond the states",
-        trainer_name="adamw_torch_fused",
-    ),
-    _EIGHT_BIT,
-    replace(
-        _EIGHT_BIT,
-        name="paged-adamw-8bit",
-        path="bitsandbytes.optim:PagedAdamW8bit",
-        class_name="PagedAdamW8bit",
-        what="adamw-8bit with states that are paged out to the host when a GPU is full",
-        speed="",
-        needs_gpus_because="pages its states between a GPU and the host",
-        fallback="adamw-8bit",
-        trainer_name="paged_adamw_8bit",
-    ),
-    OptimizerEntry(
-        name="adafactor",
-        path="transformers.optimization:Adafactor",
-        # As the Trainer builds it: the given rate is used as it is.
-        arguments=(("scale_parameter", False), ("relative_step", False)),
-        class_name="Adafactor",
-        what="factored states; converges slower",
-        speed="the slowest",
-        memory="about no states",
-        state_tensors=0,
-        refuses=((SLICES, "reads whole matrices"), (FLAT, _FACTORS), (SWAPPED, _FACTORS), (HOST, _FACTORS)),
-        trainer_name="adafactor",
-    ),
-    OptimizerEntry(
-        name="sgd",
-        path="torch.optim:SGD",
-        class_name="SGD",
-        what="no momentum",
-        memory="no states",
-        state_tensors=0,
-        trainer_name="sgd",
-    ),
-)
-
-_ACCELERATE = EngineEntry(
-    name="accelerate",
-    path="accelerate_loop:AccelerateLoop",
-    what="the short Accelerate loop, on the same samples and loss",
-    # Asked for FSDP on a CPU, both other engines silently train DDP.
-    strategies=("single", "ddp"),
-    compiles=False,
-    fp16_on_cpu=False,
-    package="accelerate",
-)
-_ENGINES = (
-    EngineEntry(name="native", path="native:Native", what="the loop here", allows_warm_trials=True),
-    _ACCELERATE,
-    replace(
-        _ACCELERATE,
-        name="trainer",
-        path="hf_trainer:HfTrainer",
-        what="the Hugging Face Trainer, on the same samples and loss",
-        speed="does a little more around each step",
-    ),
-)
+STRATEGIES = {entry.name: entry for entry in _STRATEGIES}
 
 _SCHEDULES = (
     ScheduleEntry(name="gpipe", wrapper="ScheduleGPipe"),
     ScheduleEntry(name="1f1b", wrapper="Schedule1F1B"),
     ScheduleEntry(name="interleaved", wrapper="ScheduleInterleaved1F1B", stages_per_rank=2),
 )
-
-DATA_KINDS = ("text", "files", "hub", "random", "jpeg")
-TRAINING_OBJECTIVES = ("causal-lm", "masked-lm", "sequence-classification", "seq2seq", "image-classification")
-DATA_SAMPLES = ("packed", "documents", "lines")
-
-STRATEGIES = {entry.name: entry for entry in _STRATEGIES}
-OPTIMIZERS = {entry.name: entry for entry in _OPTIMIZERS}
-ENGINES = {entry.name: entry for entry in _ENGINES}
 SCHEDULES = {entry.name: entry for entry in _SCHEDULES}
-
-
-def packages() -> tuple[str, ...]:
-    """Packages that some entry needs."""
-    entries = (*_STRATEGIES, *_OPTIMIZERS, *_ENGINES)
-    return tuple(dict.fromkeys(entry.package for entry in entries if entry.package is not None))
 
 
 def nearest_strategy(entry: StrategyEntry, works: Callable[[StrategyEntry], bool]) -> str:
@@ -359,21 +310,6 @@ def nearest_strategy(entry: StrategyEntry, works: Callable[[StrategyEntry], bool
     return "single"
 
 
-def nearest_optimizer(entry: OptimizerEntry, strategy: StrategyEntry) -> str:
-    """Name of the nearest optimizer that works with a strategy."""
-    while entry.refusal(strategy):
-        entry = OPTIMIZERS[entry.fallback]
-    return entry.name
-
-
 def strategies_obeying(knob: str) -> tuple[str, ...]:
     """Names of the strategies that obey a knob of `StrategyEntry.knobs`."""
     return tuple(name for name, entry in STRATEGIES.items() if knob in entry.knobs)
-
-
-def allows_warm_trials(strategy: str, engine: str, compile: str) -> bool:
-    """True if one process can train one setting after another with these.
-
-    Every compiled setting is another program, which warms nothing for the next.
-    """
-    return STRATEGIES[strategy].allows_warm_trials and ENGINES[engine].allows_warm_trials and compile == "off"

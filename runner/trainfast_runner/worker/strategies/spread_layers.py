@@ -1,4 +1,4 @@
-"""Several GPUs in one process: the model is copied to each (`dp`), or its layers are spread over them (`naive-mp`)."""
+"""`naive-mp`: one process whose model has its layers spread over several GPUs."""
 
 from __future__ import annotations
 
@@ -10,58 +10,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DataParallel
 
+from ..blocks import transformer_blocks
 from ..invalid import InvalidInput
-from ..precision import HALF_DTYPE
 from ..spec import Knobs
 from ..weights import Part, init_in_turn
-from .base import Strategy
-from .blocks import transformer_blocks
-from .pipeline_stages import balance
-
-
-class DataParallelStrategy(Strategy):
-    """`dp`: torch's nn.DataParallel, which copies the model and scatters the batch from the first GPU every step."""
-
-    def __init__(self, knobs: Knobs, device: torch.device) -> None:
-        super().__init__(knobs, device)
-        self.devices = visible_gpus()
-        self.slices = len(self.devices)
-
-    def wrap(self, model: nn.Module) -> nn.Module:
-        """Wrap the model in DataParallel over every GPU of this process."""
-        dtype = HALF_DTYPE.get(self.knobs.precision)
-        whole = super().wrap(model)
-        return DataParallel(whole if dtype is None else Autocast(whole, self.device.type, dtype))
-
-    def actual_fields(self, module: nn.Module) -> dict[str, Any]:
-        """Read the devices from the wrapper."""
-        fields = super().actual_fields(module)
-        return {**fields, "mesh": {"dp": len(module.device_ids)} if isinstance(module, DataParallel) else None}
-
-
-class Autocast(nn.Module):
-    """Enters autocast in the thread that calls the model's forward.
-
-    Autocast's dtype belongs to a thread, and DataParallel's threads enter autocast without one (torch/nn/parallel/
-    parallel_apply.py): on a GPU they would compute in fp16 for any dtype of the main thread.
-    """
-
-    def __init__(self, model: nn.Module, device_type: str, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.model = model
-        self.device_type = device_type
-        self.dtype = dtype
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the model's own output."""
-        with torch.autocast(self.device_type, dtype=self.dtype):
-            return self.model(*args, **kwargs)
+from .balance import balance
+from .base import Strategy, visible_gpus
 
 
 class SpreadLayers(Strategy):
-    """`naive-mp`: about as many parameters on each GPU; activations move, and one GPU works at a time."""
+    """About as many parameters on each GPU; activations move, and one GPU works at a time."""
 
     def __init__(self, knobs: Knobs, device: torch.device) -> None:
         super().__init__(knobs, device)
@@ -76,11 +35,6 @@ class SpreadLayers(Strategy):
         """Count the devices that hold parameters."""
         devices = {parameter.device for parameter in module.parameters()}
         return {**super().actual_fields(module), "mesh": {"mp": len(devices)}}
-
-
-def visible_gpus() -> list[torch.device]:
-    """The GPUs of this process."""
-    return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
 
 
 def spread_parts(model: nn.Module, parts: Iterable[Part], devices: list[torch.device]) -> None:

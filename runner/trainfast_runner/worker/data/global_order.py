@@ -1,0 +1,68 @@
+"""The order of a training's samples, the same for any number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import Sampler
+
+
+class GlobalOrder(Sampler[list[int]]):
+    """The micro-batches of one data-parallel rank; step t's global batch is the same for any data-parallel degree.
+
+    Step t takes samples t*G ... (t+1)*G of a stream of seeded permutations, one an epoch, where G = batch_size *
+    grad_accum * dp_degree. Micro-batch m of data-parallel rank r is the slice at (m * dp_degree + r) * batch_size of
+    it. A draw is a sample's index plus `samples` for each epoch before, so that augmentation can differ from epoch to
+    epoch.
+
+    With `lengths` the first step takes the G longest samples instead, with one of the very longest in every
+    micro-batch, so that the run's peak memory comes in its first step.
+    """
+
+    def __init__(
+        self,
+        samples: int,
+        batch_size: int,
+        grad_accum: int,
+        dp_rank: int,
+        dp_degree: int,
+        steps: int,
+        seed: int,
+        lengths: NDArray[np.int64] | None = None,
+    ) -> None:
+        self.samples = samples
+        self.batch_size = batch_size
+        self.grad_accum = grad_accum
+        self.dp_rank = dp_rank
+        self.dp_degree = dp_degree
+        self.steps = steps
+        self.seed = seed
+        self.lengths = lengths
+
+    def __len__(self) -> int:
+        return self.steps * self.grad_accum
+
+    def __iter__(self) -> Iterator[list[int]]:
+        epoch, order = -1, np.empty(0, dtype=np.int64)
+        slices = self.grad_accum * self.dp_degree
+        first = [] if self.lengths is None else longest(self.lengths, slices * self.batch_size)
+        for micro in range(len(self)):
+            if self.lengths is not None and micro < self.grad_accum:
+                yield first[micro * self.dp_degree + self.dp_rank :: slices]
+                continue
+            start = (micro * self.dp_degree + self.dp_rank) * self.batch_size
+            chosen: list[int] = []
+            for position in range(start, start + self.batch_size):
+                if position // self.samples != epoch:
+                    epoch = position // self.samples
+                    order = np.random.default_rng((self.seed, epoch)).permutation(self.samples)
+                chosen.append(epoch * self.samples + int(order[position % self.samples]))
+            yield chosen
+
+
+def longest(lengths: NDArray[np.int64], count: int) -> list[int]:
+    """Indices of the `count` longest samples, the longest first; repeated if there are fewer."""
+    order = np.argsort(-lengths, kind="stable")
+    return [int(index) for index in np.resize(order, count)]

@@ -1,0 +1,28 @@
+"""Division of a model's layers into stages of about equal cost."""
+
+from __future__ import annotations
+
+
+def balance(costs: list[float], head: float, stages: int, entry: float = 0.0) -> tuple[int, ...]:
+    """Bounds of `stages` runs of layers, none empty, with the smallest cost of the dearest stage.
+
+    `entry` adds to the first stage, `head` to the last. Of equal divisions the one with the smallest sum of squares.
+    """
+    before = [0.0]
+    for cost in costs:
+        before.append(before[-1] + cost)
+    count = len(costs)
+    # best[end] for the first s stages covering `end` layers: (dearest, squares, bounds).
+    best: dict[int, tuple[float, float, tuple[int, ...]]] = {0: (0.0, 0.0, (0,))}
+    for stage in range(1, stages + 1):
+        extra = (entry if stage == 1 else 0.0) + (head if stage == stages else 0.0)
+        following: dict[int, tuple[float, float, tuple[int, ...]]] = {}
+        for end in range(stage, count - (stages - stage) + 1):
+            options = []
+            for begin, (dearest, squares, bounds) in best.items():
+                if begin < end:
+                    cost = before[end] - before[begin] + extra
+                    options.append((max(dearest, cost), squares + cost * cost, (*bounds, end)))
+            following[end] = min(options)
+        best = following
+    return best[count][2]
