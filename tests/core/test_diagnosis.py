@@ -13,11 +13,11 @@ from trainfast_runner.records.run_file import ClockAnchor, LaunchThreads, RunFil
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.run_records import read_records
 from trainfast_runner.records.script_run import ScriptAsked
-from trainfast_runner.results.bottleneck.device_window import Window
 from trainfast_runner.results.bottleneck.diagnose import diagnose
 from trainfast_runner.results.bottleneck.figures import figures_by_scope
 from trainfast_runner.results.bottleneck.measured_window import ForeignProcess, MeasuredWindow, foreign_processes
 from trainfast_runner.results.bottleneck.rules import NAMES, RULES, rule_that_spoke
+from trainfast_runner.results.device_conditions.device_window import Window
 from trainfast_runner.results.summary import summarise
 from trainfast_runner.results.verdict import Verdict
 from trainfast_runner.running.follower import Follower

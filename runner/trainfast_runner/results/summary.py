@@ -31,13 +31,13 @@ from trainfast_runner.records.run_lines import Actual, Step, WorkerLine
 from trainfast_runner.records.run_records import RunRecords
 from trainfast_runner.records.warm_process import batch_sizes
 from trainfast_runner.results.asked_and_ran import as_fields, what_ran
-from trainfast_runner.results.bottleneck.device_window import absences, energy, hottest_c, throttle, window_of
 from trainfast_runner.results.bottleneck.diagnose import can_tell, diagnose
 from trainfast_runner.results.bottleneck.figures import others_cpu_percent
 from trainfast_runner.results.bottleneck.measured_window import MeasuredWindow, measured_window_of
 from trainfast_runner.results.bottleneck.steady_state import steady_state
-from trainfast_runner.results.bottleneck.step_conditions import join_of
 from trainfast_runner.results.compile_cost import compile_cost
+from trainfast_runner.results.device_conditions.device_window import absences, energy, hottest_c, throttle, window_of
+from trainfast_runner.results.device_conditions.step_conditions import join_of
 from trainfast_runner.results.distributions import median_rate, percentile, spread
 from trainfast_runner.results.explained_run import explanation_of
 from trainfast_runner.results.script_figures import door_troubles, script_figures

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 
 from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.records.result import Conditions, Result
-from trainfast_runner.results.bottleneck.rate import LEAST_COVERED
 from trainfast_runner.results.bottleneck.steady_state import drift_words
+from trainfast_runner.results.device_conditions.rate import LEAST_COVERED
 
 OTHERS_PERCENT = 15.0
 """The diagnosis's threshold for a short CPU."""

@@ -9,10 +9,10 @@ from typing import TypeVar
 from trainfast_runner.machine.telemetry.slowdown import slows_down_at_c
 from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.records.run_file import RunFile
-from trainfast_runner.results.bottleneck.device_track import DeviceConditions
-from trainfast_runner.results.bottleneck.device_window import window_of
 from trainfast_runner.results.bottleneck.measured_window import MeasuredWindow
 from trainfast_runner.results.bottleneck.rules import ALL_CORES_BUSY_PERCENT, Figure, Scope
+from trainfast_runner.results.device_conditions.device_track import DeviceConditions
+from trainfast_runner.results.device_conditions.device_window import window_of
 from trainfast_runner.settings.strategies import strategy_or_single
 from trainfast_runner.units import highest, lowest
 
