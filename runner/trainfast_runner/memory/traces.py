@@ -15,7 +15,7 @@ import msgspec
 
 from trainfast_runner.machine import training_python
 from trainfast_runner.memory.pipeline import PipelineCut, stage_count
-from trainfast_runner.memory.timeline import BlockStack, Segment, Vector
+from trainfast_runner.memory.timeline import BlockStack, Segment, Work
 from trainfast_runner.records.home import cache_directory
 from trainfast_runner.settings.precisions import MIXED
 from trainfast_runner.settings.spec import RunSpec
@@ -51,7 +51,7 @@ class OptimizerTrace(msgspec.Struct, frozen=True, kw_only=True):
 
     before_optimizer: list[float]
     optimizer_peak: list[float]
-    work: Vector = NO_WORK
+    work: Work = NO_WORK
     """Calls, FLOPs and bytes moved by the optimizer's step."""
 
 
