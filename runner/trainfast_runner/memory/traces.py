@@ -7,6 +7,7 @@ checkpointing: turning one knob traces one part.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ Trace = StepTrace | OptimizerTrace
 class TraceRequest:
     """A request to the tracer, and the cache file of its answer."""
 
-    request_json: str
+    fields: Mapping[str, Any]
     file: Path
 
 
@@ -123,6 +124,5 @@ def request_fields(spec: RunSpec, device: str, whole: bool = False) -> tuple[dic
 
 
 def _trace_request(fields: dict[str, Any], executable: str, installed: list[str] | None) -> TraceRequest:
-    request_json = json.dumps(fields, sort_keys=True)
-    name = training_python.stamp(executable, request_json, FORMAT, installed)
-    return TraceRequest(request_json, cache_directory() / "traced" / f"{name}.json")
+    name = training_python.stamp(executable, json.dumps(fields, sort_keys=True), FORMAT, installed)
+    return TraceRequest(fields, cache_directory() / "traced" / f"{name}.json")
