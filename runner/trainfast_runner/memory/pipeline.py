@@ -166,7 +166,7 @@ class _RankMemory:
             level = add(level, passed.delta)
             if action.backward:
                 with_gradients.add(action.stage)
-        return RankBytes(*peak, self._buffers())
+        return RankBytes(*peak)._replace(communication=self._buffers())
 
     def optimizer(self, whole_peak: list[float]) -> RankBytes:
         """The rank's bytes at the peak of the optimizer's step, where the whole model has `whole_peak`."""
@@ -179,7 +179,7 @@ class _RankMemory:
             # Each gradient's squares, in fp32.
             peak[TEMPORARY] = max(peak[TEMPORARY], FULL_BYTES * largest)
         peak[ACTIVATIONS] = self._batches()
-        return RankBytes(*peak, self._buffers())
+        return RankBytes(*peak)._replace(communication=self._buffers())
 
     def _pass(self, action: PipelineAction, micro: int) -> _Pass:
         key = (action, micro)

@@ -97,11 +97,11 @@ class Replicated(MemoryRule):
 
     def at(self, moment: Moment) -> RankBytes:
         """Live bytes and the buckets."""
-        return RankBytes(*moment.live, self.whole.before_optimizer[GRADS])
+        return RankBytes(*moment.live)._replace(communication=self.whole.before_optimizer[GRADS])
 
     def in_optimizer(self, live: Vector) -> RankBytes:
         """Live bytes and the buckets."""
-        return RankBytes(*live, self.whole.before_optimizer[GRADS])
+        return RankBytes(*live)._replace(communication=self.whole.before_optimizer[GRADS])
 
 
 class Copied(MemoryRule):
