@@ -94,7 +94,7 @@ def _exchange(window: MeasuredWindow) -> Figures:
     """The link, and the part of the backward that waits for it."""
     step_ms, forward, backward = window.mean_ms("step"), window.mean_ms("forward"), window.mean_ms("backward")
     recomputes = window.run.knobs.get("checkpointing") == "full"
-    forwards = BACKWARD_OVER_FORWARD_RECOMPUTED if recomputes else BACKWARD_OVER_FORWARD
+    expected_ratio = BACKWARD_OVER_FORWARD_RECOMPUTED if recomputes else BACKWARD_OVER_FORWARD
     on_gpus = window.run.device == "cuda"
     link = window.run.link if on_gpus else "shared memory"
     advice = "a larger batch_size computes more for each exchange"
@@ -108,10 +108,11 @@ def _exchange(window: MeasuredWindow) -> Figures:
     if not forward or backward is None or not step_ms:
         return figures
     # Gradients are exchanged while the backward computes: only what makes it longer costs the step.
-    exposed = max(0.0, backward - forwards * forward)
+    computed = expected_ratio * forward
+    exposed = max(0.0, backward - computed)
     return figures | {
         "backward_over_forward": backward / forward,
-        "computed_backward_ms": forwards * forward,
+        "computed_backward_ms": computed,
         "exposed_ms": exposed,
         "exposed_percent": 100 * exposed / step_ms,
     }
