@@ -13,15 +13,16 @@ from trainfast_runner.records.run_file import ClockAnchor, LaunchThreads, RunFil
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.run_records import read_records
 from trainfast_runner.records.script_run import ScriptAsked
-from trainfast_runner.results.bottleneck.device_window import Window
 from trainfast_runner.results.bottleneck.diagnose import diagnose
 from trainfast_runner.results.bottleneck.figures import figures_by_scope
 from trainfast_runner.results.bottleneck.measured_window import ForeignProcess, MeasuredWindow, foreign_processes
-from trainfast_runner.results.bottleneck.rules import NAMES, RULES, rule_that_spoke
+from trainfast_runner.results.bottleneck.rules import RULES, matching_rule
+from trainfast_runner.results.device_conditions.device_window import Window
 from trainfast_runner.results.summary import summarise
 from trainfast_runner.results.verdict import Verdict
 from trainfast_runner.running.follower import Follower
 
+NAMES = tuple(dict.fromkeys(rule.name for rule in RULES))
 SPINNING, SLEEPING = LaunchThreads(wait="default"), LaunchThreads(wait="passive")
 
 HOT = {"throttle_reasons": ["sw_thermal"], "sm_clock_mhz": 990, "temperature_c": 94}
@@ -92,7 +93,7 @@ def test_each_rule_speaks_when_it_should_and_only_then(rule: str) -> None:
     finding = next(finding for finding in triggers.findings() if finding.rule == rule)
     assert finding.line
     assert finding.advice
-    assert rule_that_spoke(rule, finding.evidence) in RULES
+    assert matching_rule(rule, finding.evidence) in RULES
     for condition in next(r for r in RULES if r.name == rule).when[:1]:
         assert finding.evidence[condition.figure] is not None, "a verdict opens to the figures it rests on"
 
@@ -111,7 +112,7 @@ SECOND: dict[str, tuple[Case, Case]] = {
 def test_the_second_rule_of_a_name_speaks_when_it_should_and_only_then(rule: str) -> None:
     triggers, does_not = SECOND[rule]
     (finding,) = triggers.findings()
-    assert (finding.rule, rule_that_spoke(rule, finding.evidence)) == (rule, [r for r in RULES if r.name == rule][1])
+    assert (finding.rule, matching_rule(rule, finding.evidence)) == (rule, [r for r in RULES if r.name == rule][1])
     assert does_not.found() == []
 
 

@@ -7,15 +7,16 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.memory import oom_explained
 from trainfast_runner.memory.corrections import DeviceCorrections
 from trainfast_runner.memory.model import MemoryModel
-from trainfast_runner.memory.oom_changes import candidates, combined
-from trainfast_runner.memory.oom_explained import explain
+from trainfast_runner.memory.oom_changes import ModelOf, candidates, combined
+from trainfast_runner.memory.oom_explained import OutOfMemory
 from trainfast_runner.memory.prediction import Prediction
-from trainfast_runner.records.result import RunError
+from trainfast_runner.records.result import OomExplanation, RunError
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_lines import Event
-from trainfast_runner.results.explained_run import OutOfMemory
+from trainfast_runner.results.explained_run import explain_run
 from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.settings.spec import RunSpec, spec_of_record
 from trainfast_tui.text.oom import changes_title, oom_sentences
@@ -30,6 +31,10 @@ ON_GPU = (
     " in use. Of the allocated memory 36.00 GiB is allocated by PyTorch, and 1.00 GiB is reserved by PyTorch but"
     " unallocated."
 )
+
+
+def explain(run: RunFile, error: RunError, reason: str, model_of: ModelOf, **records: Any) -> OomExplanation:
+    return oom_explained.explain(OutOfMemory(run, reason, error, **records), model_of)
 
 
 class Arithmetic:
@@ -232,13 +237,13 @@ def test_before_the_optimizer_step_states_too_small_to_matter_are_not_proposed()
 def test_a_probe_is_explained_by_the_batch_it_was_trying_and_nothing_is_to_be_turned() -> None:
     run = msgspec.structs.replace(a_run(1000 * MIB), role="probe", predicted={"total_bytes": 380 * MIB})
     tried = [{"batch_size": 8}, {"batch_size": 90}]
-    died = OutOfMemory(run, ON_CPU, error("backward"), 990 * MIB, None, [], tried=tried)
-    found = died.explained(known)
+    died = OutOfMemory(run, ON_CPU, error("backward"), 990 * MIB, tried=tried)
+    found = explain_run(died, known)
     assert (found.batch_size, found.needed_bytes, found.changes) == (90, 1210 * MIB, [])
     said = list(oom_sentences(found))
     assert said[0] == "A search was trying batch_size 90 to see whether it fits: no knob needs a change."
     assert said[-1] == "The predicted peak, without any margin, is 1.18 GiB of 1,000 MiB: 210 MiB too much."
-    early = OutOfMemory(run, ON_CPU, error("model"), None, None, []).explained(known)
+    early = explain_run(OutOfMemory(run, ON_CPU, error("model")), known)
     assert (early.needed_bytes, early.changes) == (None, [])
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.run_records import DeviceSample
-from trainfast_runner.results.bottleneck.device_track import DeviceConditions
-from trainfast_runner.results.bottleneck.step_conditions import StepJoin, join_of
+from trainfast_runner.results.device_conditions.device_track import DeviceConditions
+from trainfast_runner.results.device_conditions.step_conditions import StepJoin, join_of
 
 MS = 1_000_000
 S = 1_000 * MS

@@ -12,9 +12,9 @@ from scenario import HW_THERMAL, POWER_BRAKE, SW_POWER_CAP, SW_THERMAL, THERMAL,
 from trainfast_runner.machine.telemetry.throttle import SampledReasons, decode
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.run_records import DeviceSample
-from trainfast_runner.results.bottleneck.device_track import DeviceConditions
-from trainfast_runner.results.bottleneck.device_window import Window, throttle
-from trainfast_runner.results.bottleneck.step_conditions import join_of
+from trainfast_runner.results.device_conditions.device_track import DeviceConditions
+from trainfast_runner.results.device_conditions.device_window import Window, throttle
+from trainfast_runner.results.device_conditions.step_conditions import join_of
 
 S = 1_000_000_000
 GPU = "GPU-0"

@@ -165,7 +165,7 @@ def test_a_strategy_is_one_entry_and_one_file(house: House) -> None:
         wrapper="Mirror",
         what="one device, the model behind a mirror",
         fallback="single",
-        memory_rule="Sharing",
+        memory_rule="Unshared",
         one_process=True,
         accelerate_type="NO",
     ),

@@ -17,7 +17,7 @@ from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_records import read_records
 from trainfast_runner.results.bottleneck.doubts import doubts
-from trainfast_runner.results.bottleneck.joined_steps import joined_steps
+from trainfast_runner.results.device_conditions.joined_steps import joined_steps
 from trainfast_runner.results.distributions import percentile, spread
 from trainfast_runner.results.summary import summarise
 from trainfast_runner.results.verdict import Verdict

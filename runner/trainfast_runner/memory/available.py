@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory.model_size import least_weight_bytes
+from trainfast_runner.settings.device_counts import chosen_gpus
 from trainfast_runner.settings.knob_values import parse_bytes_per_rank
 from trainfast_runner.units import mebibytes
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
-    from trainfast_runner.records.tick import DeviceReading
     from trainfast_runner.settings.spec import RunSpec
 
 NOTHING_FITS = 3
-"""The exit code."""
+"""Exit code."""
 CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -83,26 +83,20 @@ def hopeless_limit(spec: RunSpec, parameters: int | None, devices: int) -> UserE
 
 def gpu_of(spec: RunSpec, machine: Machine) -> str | None:
     """The name of the first GPU that a run takes; None on a CPU. Raises UserError for GPUs that do not exist."""
-    if machine.used_by(spec.knobs["devices"]).device != "cuda":
-        return None
-    return _chosen(spec, machine)[0].name
-
-
-def _chosen(spec: RunSpec, machine: Machine) -> tuple[DeviceReading, ...]:
-    devices = spec.knobs["devices"]
-    return machine.choose_gpus(devices if isinstance(devices, int | str) else None, str(spec.knobs["strategy"])).gpus
+    gpus = chosen_gpus(spec.knobs, machine.used_by(spec.knobs["devices"])).gpus
+    return gpus[0].name if gpus else None
 
 
 def _free_memory(spec: RunSpec, machine: Machine, ranks: int, host_free_bytes: int | None) -> RankLimit | None:
-    if machine.used_by(spec.knobs["devices"]).device == "cuda":
-        chosen = _chosen(spec, machine)
-        free = [(gpu.memory_free_bytes, gpu.index) for gpu in chosen if gpu.memory_free_bytes is not None]
+    gpus = chosen_gpus(spec.knobs, machine.used_by(spec.knobs["devices"])).gpus
+    if gpus:
+        free = [(gpu.memory_free_bytes, gpu.index) for gpu in gpus if gpu.memory_free_bytes is not None]
         if free:
             return RankLimit(min(free)[0], f"free on GPU {min(free)[1]}", with_context=True)
         # A GPU without a memory reading has none of its own: it shares the host's.
-        if host_free_bytes is None or not chosen:
+        if host_free_bytes is None:
             return None
-        words = f"free on the host, whose memory GPU {chosen[0].index} shares"
+        words = f"free on the host, whose memory GPU {gpus[0].index} shares"
         return RankLimit(host_free_bytes // max(1, ranks), words, with_context=True)
     if host_free_bytes is None:
         return None

@@ -8,9 +8,9 @@ from trainfast_runner.bisection import largest_fitting
 from trainfast_runner.memory.corrections import Correction, DeviceCorrections, correction_key, corrections_of_device
 from trainfast_runner.memory.one_process import DATA_PARALLEL, LAYERS_SPREAD, UNCONFIRMED, devices_of, gathered
 from trainfast_runner.memory.pipeline import Peaks, PipelineCut, peaks
-from trainfast_runner.memory.prediction import CATEGORIES, Prediction
-from trainfast_runner.memory.sharding import PIPELINES, STAGED, WholeModel, sharing_of
-from trainfast_runner.memory.timeline import BlockStack, Moment, Segment, Vector, moments
+from trainfast_runner.memory.prediction import CATEGORIES, Prediction, RankBytes
+from trainfast_runner.memory.sharding import PIPELINES, STAGED, WholeModel, memory_rule
+from trainfast_runner.memory.timeline import BlockStack, Segment, Work, moments
 from trainfast_runner.settings.knob_type import whole_number
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.worker.shared_tables import (
@@ -19,7 +19,6 @@ from trainfast_runner.worker.shared_tables import (
     NO_WORK,
     OPTIMIZER,
     PARAMS,
-    TEMPORARY,
     TRACED_MICRO_BATCHES,
 )
 
@@ -53,7 +52,7 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
     """The attention kernel that the trace ran, and why `attention=auto` took it."""
     trace: str = ""
     """The name of the trace, by which corrections are kept."""
-    optimizer_work: Vector = NO_WORK
+    optimizer_work: Work = NO_WORK
     """The work of the optimizer's step on the whole model."""
     corrections: DeviceCorrections = DeviceCorrections()
     """This machine's corrections, added when the model is read."""
@@ -130,63 +129,49 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         """This machine's correction from a run of the same case; None before any."""
         return self.corrections.corrections.get(correction_key(self.trace, spec.knobs, ranks))
 
-    def _corrected_peaks(self, spec: RunSpec, ranks: int, batch: int) -> dict[str, tuple[float, ...]]:
+    def _corrected_peaks(self, spec: RunSpec, ranks: int, batch: int) -> dict[str, RankBytes]:
         return self._corrected(spec, ranks, self._peaks(spec, ranks, batch))
 
-    def _corrected(
-        self, spec: RunSpec, ranks: int, peaks: dict[str, tuple[float, ...]]
-    ) -> dict[str, tuple[float, ...]]:
+    def _corrected(self, spec: RunSpec, ranks: int, peaks: dict[str, RankBytes]) -> dict[str, RankBytes]:
         """The corrected peaks: a difference goes to temporary bytes, and what they cannot take to activations."""
         correction = self.correction_for(spec, ranks)
         if correction is None:
             return peaks
         share = 1.0 if keeps_more(spec) else correction.share(sum(peaks["forward_backward"]))
         corrected = {}
-        for phase, values in peaks.items():
-            bytes_corrected = list(values)
-            remaining = share * correction.beyond_bytes.get(phase, 0)
-            for category in (TEMPORARY, ACTIVATIONS):
-                moved = max(-bytes_corrected[category], remaining)
-                bytes_corrected[category] += moved
-                remaining -= moved
-            corrected[phase] = tuple(bytes_corrected)
+        for phase, peak in peaks.items():
+            beyond = share * correction.beyond_bytes.get(phase, 0)
+            to_temporary = max(-peak.temporary, beyond)
+            to_activations = max(-peak.activations, beyond - to_temporary)
+            corrected[phase] = peak._replace(
+                temporary=peak.temporary + to_temporary, activations=peak.activations + to_activations
+            )
         return corrected
 
-    def _peaks(self, spec: RunSpec, ranks: int, batch: int) -> dict[str, tuple[float, ...]]:
-        """Bytes by CATEGORIES at each phase's peak."""
-        peaks = self._tensor_peaks(spec, ranks, batch)
-        if not self.library_bytes:
-            return peaks
+    def _peaks(self, spec: RunSpec, ranks: int, batch: int) -> dict[str, RankBytes]:
+        """Each phase's peak of the fullest rank, with the workspaces of libraries."""
         return {
-            phase: tuple(
-                value + (self.library_bytes if index == TEMPORARY else 0) for index, value in enumerate(values)
-            )
-            for phase, values in peaks.items()
+            phase: peak._replace(temporary=peak.temporary + self.library_bytes)
+            for phase, peak in self._tensor_peaks(spec, ranks, batch).items()
         }
 
-    def _tensor_peaks(self, spec: RunSpec, ranks: int, batch: int) -> dict[str, tuple[float, ...]]:
+    def _tensor_peaks(self, spec: RunSpec, ranks: int, batch: int) -> dict[str, RankBytes]:
         if spec.knobs["strategy"] in STAGED:
             return self._stages(spec, batch).phases
         segments = self.segments
         if spec.knobs["strategy"] == DATA_PARALLEL:
             segments = gathered(segments, devices_of(spec.knobs))
-        sharing = sharing_of(spec.knobs, ranks, self._whole())
+        rule = memory_rule(spec.knobs, ranks, self._whole())
         micro_batches = whole_number(spec.knobs, "grad_accum")
         # Before the step there are parameters, buffers and optimizer states.
         start = tuple(
             value if index in (PARAMS, OPTIMIZER) else 0.0 for index, value in enumerate(self.before_optimizer)
         )
-        best: tuple[float, ...] = ()
-        last: Moment | None = None
-        for last in moments(segments, self.stacks, start, batch, micro_batches, TRACED_MICRO_BATCHES):
-            shared = sharing.at(last)
-            if not best or sum(shared) > sum(best):
-                best = shared
-        assert last is not None
+        step = list(moments(segments, self.stacks, start, batch, micro_batches, TRACED_MICRO_BATCHES))
         # The optimizer's step is on top of what forward and backward left: the batch itself.
         live = list(self.optimizer_peak)
-        live[ACTIVATIONS] += last.live[ACTIVATIONS]
-        return {"forward_backward": best, "optimizer": sharing.in_optimizer(tuple(live))}
+        live[ACTIVATIONS] += step[-1].live[ACTIVATIONS]
+        return {"forward_backward": max(map(rule.at, step), key=sum), "optimizer": rule.in_optimizer(tuple(live))}
 
     def _whole(self) -> WholeModel:
         largest = max(self.parameter_sizes, default=0)

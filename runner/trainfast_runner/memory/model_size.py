@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trainfast_runner.settings.config_fields import first_size
 from trainfast_runner.settings.device_counts import model_degree
 from trainfast_runner.settings.precisions import MIXED
 from trainfast_runner.settings.strategies import strategy_of
@@ -30,29 +31,29 @@ class ModelSize:
 
 def model_size(config: Mapping[str, Any]) -> ModelSize | None:
     """Estimate the parameters from a transformers configuration; None for an unknown kind of model."""
-    hidden = _first_size(config, "hidden_size", "n_embd", "d_model")
-    layers = _first_size(config, "num_hidden_layers", "n_layer", "num_layers")
-    heads = _first_size(config, "num_attention_heads", "n_head", "num_heads")
+
+    def size(*names: str) -> int:
+        return first_size(config, *names)[1]
+
+    hidden = size("hidden_size", "n_embd", "d_model")
+    layers = size("num_hidden_layers", "n_layer", "num_layers")
+    heads = size("num_attention_heads", "n_head", "num_heads")
     if not (hidden and layers and heads):
         return None
-    inner = _first_size(config, "intermediate_size", "n_inner", "d_ff") or 4 * hidden
-    per_head = _first_size(config, "head_dim", "d_kv") or hidden // heads
-    kv_heads = _first_size(config, "num_key_value_heads") or heads
+    inner = size("intermediate_size", "n_inner", "d_ff") or 4 * hidden
+    per_head = size("head_dim", "d_kv") or hidden // heads
+    kv_heads = size("num_key_value_heads") or heads
     attention = 2 * hidden * heads * per_head + 2 * hidden * kv_heads * per_head
     gated = any(key.startswith("rope") for key in config) or "gated" in str(config.get("feed_forward_proj", ""))
-    experts = _first_size(config, "num_local_experts", "num_experts") or 1
+    experts = size("num_local_experts", "num_experts") or 1
     feed_forward = (3 if gated else 2) * hidden * inner * experts
     block = attention + feed_forward
-    decoder = _first_size(config, "num_decoder_layers") or (layers if config.get("is_encoder_decoder") else 0)
-    blocks = layers * block + (decoder or 0) * (block + attention)
-    vocabulary = (_first_size(config, "vocab_size") or 0) * hidden
-    positions = 0 if gated else (_first_size(config, "n_positions", "max_position_embeddings") or 0) * hidden
+    decoder = size("num_decoder_layers") or (layers if config.get("is_encoder_decoder") else 0)
+    blocks = layers * block + decoder * (block + attention)
+    vocabulary = size("vocab_size") * hidden
+    positions = 0 if gated else size("n_positions", "max_position_embeddings") * hidden
     tables = vocabulary * (1 if config.get("tie_word_embeddings", True) else 2) + positions
     return ModelSize(blocks + tables, max(block, vocabulary))
-
-
-def _first_size(config: Mapping[str, Any], *names: str) -> int | None:
-    return next((value for name in names if isinstance(value := config.get(name), int) and value), None)
 
 
 def bytes_per_parameter(precision: str, optimizer: str) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.memory.timeline import NOTHING, Moment, Segment, Vector
+from trainfast_runner.memory.timeline import NOTHING, Moment, Segment, Vector, add
 from trainfast_runner.worker.shared_tables import GRADS
 
 DATA_PARALLEL, LAYERS_SPREAD = "dp", "naive-mp"
@@ -34,30 +34,23 @@ def gathered(segments: list[Segment], devices: int) -> list[Segment]:
     It has its share of the samples in the blocks and all of them in the loss. Everything after the blocks counts as
     the loss, whose logits are nearly all of it.
     """
-    united = []
-    others_kept = [0.0] * len(NOTHING)
+    first_gpu = []
+    others_kept = NOTHING
     for index, segment in enumerate(segments):
         if segment.phase == "data" or _is_head(segments, index):
             fixed, each = segment.delta
             if segment.phase == "backward":
                 # It frees what its forward kept of the other GPUs' samples.
-                delta = tuple(one_share - others for one_share, others in zip(each, others_kept, strict=True))
-                others_kept = [0.0] * len(NOTHING)
+                delta = add(each, others_kept, -1)
+                others_kept = NOTHING
             else:
-                delta = _times(each, devices)
+                delta = add(NOTHING, each, devices)
                 if segment.phase == "forward":
-                    others_kept = [
-                        total - one_share + more
-                        for total, one_share, more in zip(delta, each, others_kept, strict=True)
-                    ]
-            lines = [(line[0], _times(line[1], devices)) for line in segment.lines]
+                    others_kept = add(others_kept, add(delta, each, -1))
+            lines = [(fixed_line, add(NOTHING, each_line, devices)) for fixed_line, each_line in segment.lines]
             segment = msgspec.structs.replace(segment, lines=lines, delta=(fixed, delta))
-        united.append(segment)
-    return united
-
-
-def _times(each: Vector, devices: int) -> Vector:
-    return tuple(devices * value for value in each)
+        first_gpu.append(segment)
+    return first_gpu
 
 
 def _is_head(segments: list[Segment], at: int) -> bool:
@@ -69,8 +62,10 @@ def _is_head(segments: list[Segment], at: int) -> bool:
     return before is not None and after is not None and (before.phase, after.phase) == ("forward", "backward")
 
 
-def with_copied_gradients(moment: Moment, come: float, all_of_them: float) -> Vector:
-    """Return the live bytes of the first GPU of `dp`; `come` and `all_of_them` are the running micro-batch's gradients.
+def with_copied_gradients(moment: Moment, new_grads: float, all_grads: float) -> Vector:
+    """Return the live bytes of the first GPU of `dp`.
+
+    `new_grads` are the bytes of the gradients that the running micro-batch has made, `all_grads` of all of them.
 
     Its own weights are not copied (`broadcast_coalesced` returns the originals). One node of autograd copies them all,
     so its backward, which sums the copies' gradients, waits for the last of them: they lie beside the gradients of
@@ -78,7 +73,7 @@ def with_copied_gradients(moment: Moment, come: float, all_of_them: float) -> Ve
     """
     live = list(moment.live)
     if moment.is_last:
-        live[GRADS] += all_of_them * (2 if moment.micro > 1 else 1)
+        live[GRADS] += all_grads * (2 if moment.micro > 1 else 1)
     elif moment.backward and moment.micro > 1:
-        live[GRADS] += come
+        live[GRADS] += new_grads
     return tuple(live)

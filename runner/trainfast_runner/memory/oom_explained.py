@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from trainfast_runner.memory.oom_advice import MODEL_PHASE, OPTIMIZER_PHASE, fixes, one_of_each
 from trainfast_runner.memory.oom_changes import (
@@ -34,74 +36,98 @@ GROWS = {
 UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
-def explain(
-    run: RunFile,
-    error: RunError | None,
-    reason: str,
-    model_of: ModelOf,
-    *,
-    events: Iterable[Event] = (),
-    held_bytes: int | None = None,
-    host_bytes: int | None = None,
-    in_first_step: bool = False,
-) -> OomExplanation:
-    """Explain a run that ran out of memory. `held_bytes` is the memory the rank recorded at the end.
+@dataclass(frozen=True, slots=True)
+class OutOfMemory:
+    """A run that ran out of memory, with what its records tell of that."""
 
-    `host_bytes` is the most memory that the host had available during the run: it bounds a CPU run without a limit.
+    run: RunFile
+    reason: str
+    error: RunError | None
+    held_bytes: int | None = None
+    """Bytes that the failed rank held, as it recorded them."""
+    host_bytes: int | None = None
+    """The most memory that the host had available during the run: it bounds a CPU run without a limit."""
+    events: Sequence[Event] = ()
+    tried: Sequence[Mapping[str, Any]] = ()
+    """Knobs of each trial of a search's warm process, which failed at the last one."""
+    in_first_step: bool = False
+    """True if no step had ended."""
+
+    @property
+    def phase(self) -> str | None:
+        """The phase in which memory ran out; None if unknown."""
+        return self.error.phase if self.error is not None else None
+
+    @property
+    def rank(self) -> int | None:
+        """The failed rank; None if unknown."""
+        return self.error.rank if self.error is not None else None
+
+    @property
+    def message(self) -> str:
+        """The allocator's message; empty if unknown."""
+        return self.reason or (self.error.message if self.error is not None else None) or ""
+
+    @property
+    def asked_bytes(self) -> float | None:
+        """Bytes of the request that failed."""
+        return _bytes_after("allocate", self.message)
+
+    @property
+    def set_limit_bytes(self) -> int | None:
+        """The failed rank's limit by `memory_limit`; None without one."""
+        if self.run.memory_limit_bytes:
+            return limit_of_rank(self.run.memory_limit_bytes, self.rank or 0)
+        if isinstance(self.run.knobs.get("memory_limit"), str):
+            return min(parse_bytes_per_rank(self.run.knobs["memory_limit"]))
+        return None
+
+
+def explain(oom_run: OutOfMemory, model_of: ModelOf) -> OomExplanation:
+    """Explain why a preset's run ran out of memory, and find changes that would make it fit.
 
     `model_of` returns the memory model of a spec, None if it is not traced, or raises UserError if there can be none.
-    `in_first_step`: no step had ended.
     """
+    run, phase = oom_run.run, oom_run.phase
     spec = spec_of_record(run)
-    phase = error.phase if error is not None else None
-    message = reason or (error.message if error is not None else None) or ""
-    set_limit = _set_limit(run, error)
-    limit = set_limit if set_limit is not None else _allocator_bytes(run, message, host_bytes)
+    limit = oom_run.set_limit_bytes
+    if limit is None:
+        limit = _allocator_bytes(oom_run)
     _, predicted = prediction(model_of, spec, run.world_size) or (None, None)
     grown, grown_bytes = _fastest_growing(predicted, phase)
     needed = run.predicted_bytes
     if needed is None and predicted is not None:
         needed = predicted.total_bytes
-    asked_bytes = _bytes_after("allocate", message)
-    untouched = _untouched_bytes(run, set_limit, held_bytes, asked_bytes)
+    asked_bytes, untouched = oom_run.asked_bytes, _untouched_bytes(oom_run)
     if limit is None:
         proposed = [unpredicted(fix) for fix in one_of_each(fixes(spec.knobs, run.device, phase), phase)[:MOST_CHANGES]]
     else:
-        beyond = beyond_bytes(limit, predicted, phase, in_first_step)
+        beyond = beyond_bytes(limit, predicted, phase, oom_run.in_first_step)
         proposed = changes(
             Goal(spec, run.device, run.world_size, limit, phase, model_of, untouched or 0, beyond, asked_bytes)
         )
     return OomExplanation(
         phase=phase,
-        rank=error.rank if error is not None else None,
+        rank=oom_run.rank,
         grown=grown,
         grown_bytes=grown_bytes,
-        held_bytes=held_bytes,
+        held_bytes=oom_run.held_bytes,
         untouched_bytes=untouched,
         asked_bytes=None if asked_bytes is None else int(asked_bytes),
         needed_bytes=needed,
         limit_bytes=limit,
-        missing_bytes=_missing(needed, limit, message, held_bytes, is_set=bool(run.memory_limit_bytes)),
-        others=list(_other_processes(run, events, message)),
+        missing_bytes=_missing_bytes(oom_run, needed, limit),
+        others=list(_other_processes(oom_run)),
         changes=proposed,
         basis=predicted.basis if predicted is not None else "",
     )
 
 
-def _set_limit(run: RunFile, error: RunError | None) -> int | None:
-    """The failed rank's limit by `memory_limit`; None without one."""
-    if run.memory_limit_bytes:
-        rank = (error.rank if error is not None else None) or 0
-        return limit_of_rank(run.memory_limit_bytes, rank)
-    if isinstance(run.knobs.get("memory_limit"), str):
-        return min(parse_bytes_per_rank(run.knobs["memory_limit"]))
-    return None
-
-
-def _allocator_bytes(run: RunFile, message: str, host_bytes: int | None) -> int | None:
+def _allocator_bytes(oom_run: OutOfMemory) -> int | None:
     """The most the failed rank's allocator could have: a rank's share of the host, or the figures of a GPU's error."""
+    run, message = oom_run.run, oom_run.message
     if run.device == "cpu":
-        return None if host_bytes is None else host_bytes // run.world_size
+        return None if oom_run.host_bytes is None else oom_run.host_bytes // run.world_size
     # torch's own sentence: "... of which X is free. ... Y is allocated by PyTorch, and Z is reserved by PyTorch but".
     free, allocated = _bytes_after("of which", message), _bytes_before("is allocated by PyTorch", message)
     if free is None or allocated is None:
@@ -109,29 +135,26 @@ def _allocator_bytes(run: RunFile, message: str, host_bytes: int | None) -> int 
     return int(free + allocated + (_bytes_before("is reserved by PyTorch but unallocated", message) or 0))
 
 
-def _untouched_bytes(run: RunFile, limit: int | None, held_bytes: int | None, asked_bytes: float | None) -> int | None:
+def _untouched_bytes(oom_run: OutOfMemory) -> int | None:
     """The least that a CPU's limit counted beyond the memory held: address space reserved and not touched.
 
     RLIMIT_DATA refuses a request that would exceed it, so everything but the request was in use.
     """
-    if run.device != "cpu" or limit is None or held_bytes is None or asked_bytes is None:
+    limit, held_bytes, asked_bytes = oom_run.set_limit_bytes, oom_run.held_bytes, oom_run.asked_bytes
+    if oom_run.run.device != "cpu" or limit is None or held_bytes is None or asked_bytes is None:
         return None
     return max(0, int(limit - held_bytes - asked_bytes))
 
 
-def _missing(
-    needed: int | None, limit: int | None, message: str, held_bytes: int | None, *, is_set: bool
-) -> int | None:
-    """Bytes missing by the prediction; else the least missing of the last request; None if unknown.
-
-    Under a limit that `is_set` for the run the GPU's free memory does not matter.
-    """
+def _missing_bytes(oom_run: OutOfMemory, needed: int | None, limit: int | None) -> int | None:
+    """Bytes missing by the prediction; else the least missing of the last request; None if unknown."""
     if needed is not None and limit is not None and needed > limit:
         return needed - limit
-    asked_bytes = _bytes_after("allocate", message)
-    free = None if is_set else _bytes_after("of which", message)
-    if free is None and limit is not None and held_bytes is not None:
-        free = float(limit - held_bytes)
+    asked_bytes = oom_run.asked_bytes
+    # Under a limit that was set for the run the GPU's free memory does not matter.
+    free = None if oom_run.run.memory_limit_bytes else _bytes_after("of which", oom_run.message)
+    if free is None and limit is not None and oom_run.held_bytes is not None:
+        free = float(limit - oom_run.held_bytes)
     return int(asked_bytes - free) if asked_bytes is not None and free is not None and asked_bytes > free else None
 
 
@@ -148,19 +171,19 @@ def _fastest_growing(prediction: Prediction | None, phase: str | None) -> tuple[
     return grown, sizes[grown]
 
 
-def _other_processes(run: RunFile, events: Iterable[Event], message: str) -> Iterator[str]:
+def _other_processes(oom_run: OutOfMemory) -> Iterator[str]:
     """Other processes that held memory of the device: by the error's message, the start of the run, and its events."""
     named: set[int] = set()
-    for pid, size, unit in re.findall(r"Process (\d+) has (\d[\d.]*) (KiB|MiB|GiB) memory in use", message):
+    for pid, size, unit in re.findall(r"Process (\d+) has (\d[\d.]*) (KiB|MiB|GiB) memory in use", oom_run.message):
         named.add(int(pid))
         yield f"process {pid} held {size} {unit}"
-    for process in run.foreign_processes:
+    for process in oom_run.run.foreign_processes:
         pid, used = process.get("pid"), process.get("memory_used_bytes")
         if isinstance(pid, int) and pid not in named:
             named.add(pid)
             size = mebibytes(used) if isinstance(used, int) else "memory"
             yield f"process {pid} held {size} from the start"
-    for event in events:
+    for event in oom_run.events:
         if event.kind == "foreign_process" and event.state == "appeared" and event.pid not in named:
             yield event.detail or f"process {event.pid} appeared"
 

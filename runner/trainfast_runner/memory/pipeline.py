@@ -15,6 +15,7 @@ import msgspec
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory.model_size import FULL_BYTES, HALF_BYTES
 from trainfast_runner.memory.one_process import LAYERS_SPREAD, devices_of
+from trainfast_runner.memory.prediction import RankBytes
 from trainfast_runner.memory.sharding import WholeModel
 from trainfast_runner.memory.timeline import MIDDLE, NOTHING, BlockStack, Segment, Vector, add, moments
 from trainfast_runner.settings.precisions import MIXED
@@ -63,9 +64,9 @@ class _Pass(NamedTuple):
 
 
 class Peaks(NamedTuple):
-    """Bytes by CATEGORIES of the fullest stage in each phase, and that stage's rank in the pipeline."""
+    """The bytes of the fullest rank of the pipeline in each phase, and the number of that rank."""
 
-    phases: dict[str, tuple[float, ...]]
+    phases: dict[str, RankBytes]
     ranks: dict[str, int]
 
 
@@ -122,67 +123,63 @@ def peaks(
         )
     knobs = _as_one_pipeline(knobs)
     degree = int(knobs["pp_degree"])
-    phases: dict[str, tuple[float, ...]] = {}
+    phases: dict[str, RankBytes] = {}
     ranks: dict[str, int] = {}
     for rank in range(degree):
-        rank_memory = _Rank(whole, segments, cut, knobs, rank)
-        for phase, bytes_by_category in (
+        rank_memory = _RankMemory(whole, segments, cut, knobs, rank)
+        for phase, peak in (
             ("forward_backward", rank_memory.forward_backward()),
             ("optimizer", rank_memory.optimizer(optimizer_peak)),
         ):
-            if phase not in phases or sum(bytes_by_category) > sum(phases[phase]):
-                phases[phase], ranks[phase] = bytes_by_category, rank
+            if phase not in phases or sum(peak) > sum(phases[phase]):
+                phases[phase], ranks[phase] = peak, rank
     return Peaks(phases, ranks)
 
 
-class _Rank:
-    """One rank of the pipeline."""
+class _RankMemory:
+    """The memory of one rank of the pipeline, which runs the stages with these `numbers`."""
 
     def __init__(
         self, whole: WholeModel, segments: list[Segment], cut: PipelineCut, knobs: Mapping[str, Any], rank: int
     ) -> None:
-        self.whole, self.cut, self.rank = whole, cut, rank
-        self.segments = segments
-        self.schedule, self.degree = str(knobs["pp_schedule"]), int(knobs["pp_degree"])
-        self.micro_batches, self.accumulation = int(knobs["micro_batches"]), int(knobs["grad_accum"])
-        self.size = int(knobs["batch_size"]) / self.micro_batches
-        self.numbers = range(rank, len(cut.stages), self.degree)
-        self.elements = sum(cut.stages[number].elements for number in self.numbers)
-        self.spread = knobs["strategy"] == LAYERS_SPREAD
-        self.clips = float(knobs["grad_clip"]) > 0
+        degree, micro_batches = int(knobs["pp_degree"]), int(knobs["micro_batches"])
+        self.whole, self.segments, self.cut, self.knobs = whole, segments, cut, knobs
+        self.actions = schedule_actions(str(knobs["pp_schedule"]), rank, degree, micro_batches)
+        self.numbers = range(rank, len(cut.stages), degree)
+        self.share = sum(cut.stages[number].elements for number in self.numbers) / max(1, whole.parameters)
+        self.micro_batches, self.samples = micro_batches, int(knobs["batch_size"]) / micro_batches
+        self.is_spread = knobs["strategy"] == LAYERS_SPREAD
         self._passes: dict[tuple[PipelineAction, int], _Pass] = {}
-        self.logit_bytes = HALF_BYTES if knobs["precision"] in MIXED else whole.width
 
-    def forward_backward(self) -> tuple[float, ...]:
-        """Bytes by CATEGORIES at the peak of one step of the schedule, the last of `grad_accum`."""
-        share = self.elements / max(1, self.whole.parameters)
-        level = [value * share for value in self.whole.standing]
-        level[ACTIVATIONS], level[TEMPORARY] = self._batches(), 0.0
-        accumulates = self.accumulation > 1
+    def forward_backward(self) -> RankBytes:
+        """The rank's bytes at the peak of one step of the schedule, the last of `grad_accum`."""
+        accumulates = int(self.knobs["grad_accum"]) > 1
+        start = [value * self.share for value in self.whole.before_optimizer]
+        start[ACTIVATIONS], start[TEMPORARY] = self._batches(), 0.0
         if not accumulates:
-            level[GRADS] = 0.0
-        best, seen = tuple(level), set[int]()
-        for action in schedule_actions(self.schedule, self.rank, self.degree, self.micro_batches):
-            passed = self._pass(action, 2 if accumulates or action.stage in seen else 1)
-            best = max(best, add(tuple(level), passed.peak), key=sum)
-            level = list(add(tuple(level), passed.delta))
+            start[GRADS] = 0.0
+        level = peak = tuple(start)
+        with_gradients = set[int]()
+        for action in self.actions:
+            passed = self._pass(action, 2 if accumulates or action.stage in with_gradients else 1)
+            peak = max(peak, add(level, passed.peak), key=sum)
+            level = add(level, passed.delta)
             if action.backward:
-                seen.add(action.stage)
-        return (*best, self._buffers())
+                with_gradients.add(action.stage)
+        return RankBytes(*peak)._replace(communication=self._buffers())
 
-    def optimizer(self, peak: list[float]) -> tuple[float, ...]:
-        """Bytes by CATEGORIES at the peak of the optimizer's step."""
-        share = self.elements / max(1, self.whole.parameters)
-        shares = [value * share for value in peak]
+    def optimizer(self, whole_peak: list[float]) -> RankBytes:
+        """The rank's bytes at the peak of the optimizer's step, where the whole model has `whole_peak`."""
+        peak = [value * self.share for value in whole_peak]
         largest = max(self.cut.stages[number].largest for number in self.numbers)
-        if peak[TEMPORARY] <= self.whole.standing[PARAMS] / 2:
+        if whole_peak[TEMPORARY] <= self.whole.before_optimizer[PARAMS] / 2:
             # One parameter after the other.
-            shares[TEMPORARY] = peak[TEMPORARY] * largest / max(stage.largest for stage in self.cut.stages)
-        if self.clips:
+            peak[TEMPORARY] = whole_peak[TEMPORARY] * largest / max(stage.largest for stage in self.cut.stages)
+        if float(self.knobs["grad_clip"]) > 0:
             # Each gradient's squares, in fp32.
-            shares[TEMPORARY] = max(shares[TEMPORARY], FULL_BYTES * largest)
-        shares[ACTIVATIONS] = self._batches()
-        return (*shares, self._buffers())
+            peak[TEMPORARY] = max(peak[TEMPORARY], FULL_BYTES * largest)
+        peak[ACTIVATIONS] = self._batches()
+        return RankBytes(*peak)._replace(communication=self._buffers())
 
     def _pass(self, action: PipelineAction, micro: int) -> _Pass:
         key = (action, micro)
@@ -203,18 +200,19 @@ class _Rank:
     def _backward(self, slot: int, micro: int) -> _Pass:
         number = self.numbers[slot]
         after, blocks, before = self._parts(number, "backward", micro)
-        width, start, segments = self.whole.width, NOTHING, [*blocks, *(before if number == 0 else [])]
+        width, start, segments = self.whole.weight_width, NOTHING, [*blocks, *(before if number == 0 else [])]
         logits = 0.0
         if self._is_head(number):
             # The head's gradient does not wait for the gradient of the tied embedding, which is in another stage.
             tied = width * self.cut.tied
             head_delta = _vector({TEMPORARY: -tied, GRADS: tied if micro == 1 else 0.0})
             segments = [*after, Segment("backward", micro, "", [], (head_delta, NOTHING)), *segments]
-            if not self.spread:
+            if not self.is_spread:
                 # torch's `PipelineStage` keeps them.
-                logits = self.size * self.cut.output * self.logit_bytes
+                logit_width = HALF_BYTES if self.knobs["precision"] in MIXED else width
+                logits = self.samples * self.cut.output * logit_width
         else:
-            start = _vector({TEMPORARY: self.size * width * self.cut.hidden})
+            start = _vector({TEMPORARY: self.samples * width * self.cut.hidden})
         peak, end = self._run(number, segments, start)
         return _Pass(peak, _vector({ACTIVATIONS: end[ACTIVATIONS] - logits, GRADS: end[GRADS]}))
 
@@ -250,7 +248,7 @@ class _Rank:
         cut = BlockStack(len(self._traced_blocks(number)), stack.sizes[stage.begin : stage.end])
         lives = [
             moment.live
-            for moment in moments(segments, [cut], start, self.size, TRACED_MICRO_BATCHES, TRACED_MICRO_BATCHES)
+            for moment in moments(segments, [cut], start, self.samples, TRACED_MICRO_BATCHES, TRACED_MICRO_BATCHES)
         ]
         return max(lives, key=sum), lives[-1]
 
@@ -263,14 +261,14 @@ class _Rank:
     def _batches(self) -> float:
         """Bytes of the batches themselves; every rank has all of a step."""
         data = [segment.delta for segment in self.segments if segment.phase == "data"]
-        traced_bytes = sum(sum(fixed) + self.size * sum(each) for fixed, each in data)
-        return traced_bytes * self.micro_batches * self.accumulation / TRACED_MICRO_BATCHES
+        traced_bytes = sum(sum(fixed) + self.samples * sum(each) for fixed, each in data)
+        return traced_bytes * self.micro_batches * int(self.knobs["grad_accum"]) / TRACED_MICRO_BATCHES
 
     def _buffers(self) -> float:
         """Bytes of the buffers that receive a stage's inputs and the gradients of its outputs, one per micro-batch."""
         # `naive-mp` only copies inputs: gradients come when they are used.
-        ends = sum((number > 0) + (not self._is_last(number) and not self.spread) for number in self.numbers)
-        return ends * self.micro_batches * self.size * self.cut.hidden * self.whole.width
+        ends = sum((number > 0) + (not self._is_last(number) and not self.is_spread) for number in self.numbers)
+        return ends * self.micro_batches * self.samples * self.cut.hidden * self.whole.weight_width
 
 
 def _vector(values: Mapping[int, float]) -> Vector:

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
-from trainfast_runner.worker.shared_tables import TRACED_CATEGORIES
 
-CATEGORIES = (*TRACED_CATEGORIES, "communication")
+class RankBytes(NamedTuple):
+    """Bytes of one rank by category: those of a trace (TRACED_CATEGORIES, in their order), and those it exchanges."""
+
+    params: float = 0.0
+    grads: float = 0.0
+    optimizer: float = 0.0
+    activations: float = 0.0
+    temporary: float = 0.0
+    communication: float = 0.0
+
+
+CATEGORIES = RankBytes._fields
 """Categories of a peak; a prediction has `NAME_bytes` of each."""
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory.model_size import FULL_BYTES, HALF_BYTES
 from trainfast_runner.memory.one_process import with_copied_gradients
+from trainfast_runner.memory.prediction import RankBytes
 from trainfast_runner.memory.timeline import BlockStack, Moment, Place, Vector
 from trainfast_runner.settings.precisions import MIXED
 from trainfast_runner.settings.strategies import strategy_of
@@ -30,123 +31,137 @@ LOOP_SCRATCH = 2
 
 @dataclass(frozen=True)
 class WholeModel:
-    """The model in one process, in bytes before the optimizer's step and in elements."""
+    """The model in one process: `before_optimizer` in bytes by TRACED_CATEGORIES, the rest in elements."""
 
     stacks: list[BlockStack]
     parameters: int
-    standing: list[float]
+    before_optimizer: list[float]
     on_gpu: bool
-    largest: int = 0
-    """Elements of the largest parameter."""
+    largest_parameter: int = 0
 
     @property
-    def width(self) -> float:
+    def weight_width(self) -> float:
         """Bytes of one weight."""
-        return self.standing[PARAMS] / max(1, self.parameters)
+        return self.before_optimizer[PARAMS] / max(1, self.parameters)
 
     @property
-    def blocks(self) -> list[int]:
+    def gradient_width(self) -> float:
+        """Bytes of one gradient."""
+        return self.before_optimizer[GRADS] / max(1, self.parameters)
+
+    @property
+    def block_sizes(self) -> list[int]:
         """Elements of every block, stack after stack."""
         return [size for stack in self.stacks for size in stack.sizes]
 
     @property
-    def root(self) -> int:
-        """Elements outside of all blocks: embeddings and head."""
-        return max(0, self.parameters - sum(self.blocks))
+    def outside_blocks(self) -> int:
+        """Elements of the embeddings and the head."""
+        return max(0, self.parameters - sum(self.block_sizes))
+
+    def size_of(self, place: Place | None) -> int:
+        """Elements of the block at this place; 0 outside of all blocks."""
+        return 0 if place is None else self.stacks[place.stack].sizes[place.block]
+
+    def size_after(self, place: Place) -> int:
+        """Elements of the blocks after this place, with which the backward is done when it is there."""
+        in_stack = sum(self.stacks[place.stack].sizes[place.block + 1 :])
+        return in_stack + sum(sum(later.sizes) for later in self.stacks[place.stack + 1 :])
 
 
-class Sharing:
-    """A rank that keeps everything."""
+class MemoryRule:
+    """From the live bytes of the whole model in one process to those of one rank of a strategy."""
 
     def __init__(self, whole: WholeModel, ranks: int, knobs: Mapping[str, Any]) -> None:
         self.whole = whole
         self.ranks = max(1, ranks)
         self.knobs = knobs
         self.mixed = knobs["precision"] in MIXED
-        self.on_gpu = whole.on_gpu
         self.accumulates = int(knobs["grad_accum"]) > 1
 
-    def at(self, moment: Moment) -> Vector:
-        """Live bytes by CATEGORIES at a moment of forward or backward."""
-        return (*moment.live, 0.0)
+    def at(self, moment: Moment) -> RankBytes:
+        """The rank's bytes at a moment of forward or backward."""
+        return RankBytes(*moment.live)
 
-    def in_optimizer(self, live: Vector) -> Vector:
-        """Live bytes by CATEGORIES at the optimizer's peak."""
-        return (*live, 0.0)
-
-    def _behind(self, place: Place) -> int:
-        """Elements of the blocks that the backward is done with when it is at `place`."""
-        done = sum(self.whole.stacks[place.stack].sizes[place.block + 1 :])
-        return done + sum(sum(later.sizes) for later in self.whole.stacks[place.stack + 1 :])
+    def in_optimizer(self, live: Vector) -> RankBytes:
+        """The rank's bytes at the peak of the optimizer's step, where the whole model has these `live` bytes."""
+        return RankBytes(*live)
 
 
-class Replicated(Sharing):
+class Unshared(MemoryRule):
+    """The rank keeps everything."""
+
+
+class Replicated(MemoryRule):
     """DDP: the buckets in which gradients are averaged are a second copy of them, kept from the first step on."""
 
-    def at(self, moment: Moment) -> Vector:
-        """Live bytes and the buckets, which exist from the first step on."""
-        return (*moment.live, self.whole.standing[GRADS])
+    def at(self, moment: Moment) -> RankBytes:
+        """Live bytes and the buckets."""
+        return RankBytes(*moment.live)._replace(communication=self.whole.before_optimizer[GRADS])
 
-    def in_optimizer(self, live: Vector) -> Vector:
-        """Live bytes and the buckets, which exist from the first step on."""
-        return (*live, self.whole.standing[GRADS])
+    def in_optimizer(self, live: Vector) -> RankBytes:
+        """Live bytes and the buckets."""
+        return RankBytes(*live)._replace(communication=self.whole.before_optimizer[GRADS])
 
 
-class Copied(Sharing):
+class Copied(MemoryRule):
     """`dp`: the first GPU, which is the fullest; see `one_process.py`."""
 
-    def at(self, moment: Moment) -> Vector:
-        """Gradients of the copies are added to those there are only when all have come."""
-        width = self.whole.standing[GRADS] / max(1, self.whole.parameters)
-        come = 0.0 if moment.place is None else width * self._behind(moment.place)
-        return (*with_copied_gradients(moment, come, self.whole.standing[GRADS]), 0.0)
+    def at(self, moment: Moment) -> RankBytes:
+        """Gradients of the copies are added to the earlier ones only when all copies have theirs."""
+        new_grads = 0.0 if moment.place is None else self.whole.gradient_width * self.whole.size_after(moment.place)
+        return RankBytes(*with_copied_gradients(moment, new_grads, self.whole.before_optimizer[GRADS]))
 
 
-class FullySharded(Sharing):
+class FullySharded(MemoryRule):
     """FSDP2: each rank keeps a shard of everything; a block is whole while it computes, the rest from first to last.
 
     In the backward the next block is gathered ahead, and the last one's gradients lie in the buffer they are reduced
     from. What is outside of the blocks is reduced last: its gradients stay whole until then.
     """
 
-    def at(self, moment: Moment) -> Vector:
+    def at(self, moment: Moment) -> RankBytes:
         """Shards, the gathered part of the model, and gradients that are not reduced yet."""
-        live, n = list(moment.live), self.ranks
-        gathered = HALF_BYTES if self.mixed else self.whole.width
-        block = 0 if moment.place is None else self.whole.stacks[moment.place.stack].sizes[moment.place.block]
-        sent = gathered * (self.whole.root + block)
+        whole, live = self.whole, RankBytes(*moment.live)
+        gathered_width = HALF_BYTES if self.mixed else whole.weight_width
+        block = whole.size_of(moment.place)
+        communication = gathered_width * (whole.outside_blocks + block)
+        if self.knobs.get("reshard") == "off":
+            communication = gathered_width * whole.parameters
+        elif moment.backward:
+            communication += gathered_width * block
+        if moment.backward:
+            communication += FULL_BYTES * block
+        activations = live.activations
         if self.mixed:
             # The gathered weights are the cast ones that autocast would have made.
-            live[ACTIVATIONS] -= min(live[ACTIVATIONS], max(0.0, moment.unscaled))
-        if self.knobs.get("reshard") == "off":
-            sent = gathered * self.whole.parameters
-        elif moment.backward and moment.place is not None:
-            sent += gathered * block
-        if moment.backward and moment.place is not None:
-            sent += FULL_BYTES * block
-        whole_grads = live[GRADS] if self.accumulates else max(0.0, live[GRADS] - self._reduced(moment))
-        live[PARAMS] /= n
-        live[OPTIMIZER] /= n
-        live[GRADS] = whole_grads + (live[GRADS] - whole_grads) / n
-        return (*live, sent)
+            activations -= min(activations, max(0.0, moment.unscaled))
+        whole_grads = live.grads if self.accumulates else max(0.0, live.grads - self._reduced_grads(moment))
+        return RankBytes(
+            params=live.params / self.ranks,
+            grads=whole_grads + (live.grads - whole_grads) / self.ranks,
+            optimizer=live.optimizer / self.ranks,
+            activations=activations,
+            temporary=live.temporary,
+            communication=communication,
+        )
 
-    def in_optimizer(self, live: Vector) -> Vector:
-        """Slices of everything."""
-        n = self.ranks
-        return (live[PARAMS] / n, live[GRADS] / n, live[OPTIMIZER] / n, live[ACTIVATIONS], live[TEMPORARY] / n, 0.0)
+    def in_optimizer(self, live: Vector) -> RankBytes:
+        """Shards of everything but the batch."""
+        shards = RankBytes(*(value / self.ranks for value in live))
+        return shards._replace(activations=live[ACTIVATIONS])
 
-    def _reduced(self, moment: Moment) -> float:
+    def _reduced_grads(self, moment: Moment) -> float:
         """Bytes of the gradients of the blocks that the backward is done with."""
         if not moment.backward:
             return moment.live[GRADS]
-        width = self.whole.standing[GRADS] / max(1, self.whole.parameters)
         if moment.place is None:
-            every = width * sum(self.whole.blocks)
-            return every if moment.live[GRADS] >= every else 0.0
-        return width * self._behind(moment.place)
+            of_blocks = self.whole.gradient_width * sum(self.whole.block_sizes)
+            return of_blocks if moment.live[GRADS] >= of_blocks else 0.0
+        return self.whole.gradient_width * self.whole.size_after(moment.place)
 
 
-class ZeroPartitioned(Sharing):
+class ZeroPartitioned(MemoryRule):
     """ZeRO-1 and -2: whole weights, a part of the master copy and of the states, one bucket of gradients.
 
     The bucket has room for the whole model's gradients (`reduce_bucket_size`). The stages take the same memory here:
@@ -158,75 +173,90 @@ class ZeroPartitioned(Sharing):
         # Weights are half for the half precisions, whatever the trace had.
         self.width = FULL_BYTES if knobs["precision"] in ("fp32", "tf32") else HALF_BYTES
         self.weights = float(self.width * whole.parameters)
-        masters = FULL_BYTES if knobs["precision"] != "bf16-pure" else HALF_BYTES
-        self.masters = masters * whole.parameters / self.ranks
-        self.states = whole.standing[OPTIMIZER] * masters / whole.width / self.ranks
+        master_width = FULL_BYTES if knobs["precision"] != "bf16-pure" else HALF_BYTES
+        self.masters = master_width * whole.parameters / self.ranks
+        self.states = whole.before_optimizer[OPTIMIZER] * master_width / whole.weight_width / self.ranks
 
-    def at(self, moment: Moment) -> Vector:
+    def at(self, moment: Moment) -> RankBytes:
         """Gradients go into the bucket as they come and are reduced from it; the rank's own part is kept."""
-        live, come = moment.live, self._come(moment)
-        # A GPU allocates it whole; of the host's memory only what is written is taken.
-        bucket = (self.weights if self.on_gpu else come) if moment.backward else 0.0
-        grads = (self.weights if moment.micro > 1 else come) / self.ranks
-        return (self.weights, grads, self.masters + self.states, live[ACTIVATIONS], live[TEMPORARY], bucket)
-
-    def in_optimizer(self, live: Vector) -> Vector:
-        """The rank's gradients are flattened in the masters' type beside what was reduced, and updated as one."""
-        grads = self.weights / self.ranks + self.masters
-        return (
-            self.weights,
-            grads,
-            self.masters + self.states,
-            live[ACTIVATIONS],
-            self._scratch(live, self.masters),
-            0,
+        return RankBytes(
+            params=self.weights,
+            grads=(self.weights if moment.micro > 1 else self._new_grads(moment)) / self.ranks,
+            optimizer=self.masters + self.states,
+            activations=moment.live[ACTIVATIONS],
+            temporary=moment.live[TEMPORARY],
+            communication=self._bucket(moment),
         )
 
-    def _come(self, moment: Moment) -> float:
+    def in_optimizer(self, live: Vector) -> RankBytes:
+        """The rank's gradients are flattened in the masters' type beside what was reduced, and updated as one."""
+        return RankBytes(
+            params=self.weights,
+            grads=self.weights / self.ranks + self.masters,
+            optimizer=self.masters + self.states,
+            activations=live[ACTIVATIONS],
+            temporary=self._scratch(live, self.masters),
+        )
+
+    def _bucket(self, moment: Moment) -> float:
+        """Bytes of the bucket: a GPU allocates it whole; of the host's memory only what is written is taken."""
+        if not moment.backward:
+            return 0.0
+        return self.weights if self.whole.on_gpu else self._new_grads(moment)
+
+    def _new_grads(self, moment: Moment) -> float:
         """Bytes of the gradients that the running micro-batch has made."""
         if moment.micro > 1:
             # Those of earlier ones are alive throughout; outside of the blocks only its beginning can be the peak.
-            return float(self.width * self._behind(moment.place)) if moment.place is not None else 0.0
-        return min(self.weights, moment.live[GRADS] * self.weights / max(1.0, self.whole.standing[GRADS]))
+            return float(self.width * self.whole.size_after(moment.place)) if moment.place is not None else 0.0
+        traced = max(1.0, self.whole.before_optimizer[GRADS])
+        return min(self.weights, moment.live[GRADS] * self.weights / traced)
 
-    def _scratch(self, live: Vector, flat: float) -> float:
-        """Temporary bytes of the update of a flat tensor of `flat` bytes."""
-        if live[TEMPORARY] > self.whole.standing[PARAMS] / 2:
-            return live[TEMPORARY] * flat / self.whole.standing[PARAMS]  # all parameters at a time, foreach
-        return LOOP_SCRATCH * flat if live[TEMPORARY] else 0.0
+    def _scratch(self, live: Vector, flat_bytes: float) -> float:
+        """Temporary bytes of the update of a flat tensor."""
+        if live[TEMPORARY] > self.whole.before_optimizer[PARAMS] / 2:
+            # All parameters at a time, foreach.
+            return live[TEMPORARY] * flat_bytes / self.whole.before_optimizer[PARAMS]
+        return LOOP_SCRATCH * flat_bytes if live[TEMPORARY] else 0.0
 
-    def _host_scratch(self, live: Vector, flat: float) -> float:
-        """Temporary bytes of an update on the host: none with DeepSpeed's own AdamW, else what torch's loop takes."""
-        return 0.0 if self.knobs["optimizer"] == "adamw" or not live[TEMPORARY] else LOOP_SCRATCH * flat
+    def _host_scratch(self, live: Vector, flat_bytes: float) -> float:
+        """Temporary bytes of an update on the host: none with DeepSpeed's own AdamW, else those of torch's loop."""
+        return 0.0 if self.knobs["optimizer"] == "adamw" or not live[TEMPORARY] else LOOP_SCRATCH * flat_bytes
 
 
 class ZeroParameters(ZeroPartitioned):
     """ZeRO-3: the weights are parts as well; up to two parts of the model are gathered, and one bucket is reduced."""
 
     @property
-    def part(self) -> float:
+    def largest_part(self) -> float:
         """Bytes of the largest part: a block, or everything outside of the blocks."""
-        return float(self.width * max([self.whole.root, *self.whole.blocks]))
+        return float(self.width * max([self.whole.outside_blocks, *self.whole.block_sizes]))
 
-    def at(self, moment: Moment) -> Vector:
+    @property
+    def largest_group(self) -> float:
+        """Bytes in the masters' type of the largest group of parameters that is updated at once."""
+        return min(self.masters, FULL_BYTES * self.largest_part / self.width)
+
+    def at(self, moment: Moment) -> RankBytes:
         """Parts, the gathered weights and the gradients being reduced."""
-        live, n = moment.live, self.ranks
-        sent = 2 * self.part + (2 * self.part if moment.backward else 0.0)
-        grads = self.weights / n
-        return (self.weights / n, grads, self.masters + self.states, live[ACTIVATIONS], live[TEMPORARY], sent)
+        return RankBytes(
+            params=self.weights / self.ranks,
+            grads=self.weights / self.ranks,
+            optimizer=self.masters + self.states,
+            activations=moment.live[ACTIVATIONS],
+            temporary=moment.live[TEMPORARY],
+            communication=(4 if moment.backward else 2) * self.largest_part,
+        )
 
-    def in_optimizer(self, live: Vector) -> Vector:
+    def in_optimizer(self, live: Vector) -> RankBytes:
         """Group after group of at most a part's elements is updated, and gathered."""
-        grads = self.weights / self.ranks + self.masters
-        group = min(self.masters, FULL_BYTES * self.part / self.width)
-        scratch = self._scratch(live, group)
-        return (
-            self.weights / self.ranks,
-            grads,
-            self.masters + self.states,
-            live[ACTIVATIONS],
-            scratch,
-            self.part,
+        return RankBytes(
+            params=self.weights / self.ranks,
+            grads=self.weights / self.ranks + self.masters,
+            optimizer=self.masters + self.states,
+            activations=live[ACTIVATIONS],
+            temporary=self._scratch(live, self.largest_group),
+            communication=self.largest_part,
         )
 
 
@@ -236,58 +266,63 @@ class ZeroOffloaded(ZeroPartitioned):
     Masters, states and the gradients they are updated from leave the device; on a CPU both are the same memory.
     """
 
-    def at(self, moment: Moment) -> Vector:
+    def at(self, moment: Moment) -> RankBytes:
         """The host has the rank's gradients all the time, and what has come of them in earlier micro-batches."""
-        live, come = moment.live, self._come(moment)
-        bucket = (self.weights if self.on_gpu else come) if moment.backward else 0.0
-        if self.on_gpu:
-            return (self.weights, 0.0, 0.0, live[ACTIVATIONS], live[TEMPORARY], bucket + self.staging)
-        return (*self._on_host(), live[ACTIVATIONS], live[TEMPORARY], bucket + 2 * self.staging)
+        kept = self._on_gpu if self.whole.on_gpu else self._on_host
+        return kept._replace(
+            activations=moment.live[ACTIVATIONS],
+            temporary=moment.live[TEMPORARY],
+            communication=self._bucket(moment) + (1 if self.whole.on_gpu else 2) * self.staging,
+        )
 
-    def in_optimizer(self, live: Vector) -> Vector:
+    def in_optimizer(self, live: Vector) -> RankBytes:
         """Updated on the host, copied to the device, gathered; gloo gathers into memory of its own."""
-        if self.on_gpu:
-            return (self.weights, 0.0, 0.0, live[ACTIVATIONS], 0.0, self.staging)
+        if self.whole.on_gpu:
+            return self._on_gpu._replace(activations=live[ACTIVATIONS], communication=self.staging)
         scratch = self._host_scratch(live, self.masters)
-        sent = 2 * self.staging + max(0.0, self.weights - scratch)
-        return (*self._on_host(), live[ACTIVATIONS], scratch, sent)
+        communication = 2 * self.staging + max(0.0, self.weights - scratch)
+        return self._on_host._replace(activations=live[ACTIVATIONS], temporary=scratch, communication=communication)
 
     @property
     def staging(self) -> float:
         """Bytes through which a gradient passes on the device: room for the largest parameter."""
-        return float(self.width * self.whole.largest)
+        return float(self.width * self.whole.largest_parameter)
 
-    def _on_host(self) -> tuple[float, float, float]:
+    @property
+    def _on_gpu(self) -> RankBytes:
+        return RankBytes(params=self.weights)
+
+    @property
+    def _on_host(self) -> RankBytes:
         """Weights and the part of them that is on its way back to the device, gradients, masters and states."""
         # Gradients of earlier micro-batches are added up in a copy of their own; with half masters in place.
-        apart = self.accumulates and str(self.knobs["precision"]) != "bf16-pure"
-        grads = self.masters + (self.weights / self.ranks if apart else 0.0)
-        return (self.weights + self.weights / self.ranks, grads, self.masters + self.states)
+        has_copy = self.accumulates and str(self.knobs["precision"]) != "bf16-pure"
+        part = self.weights / self.ranks
+        grads = self.masters + (part if has_copy else 0.0)
+        return RankBytes(params=self.weights + part, grads=grads, optimizer=self.masters + self.states)
 
 
 class ZeroParametersOffloaded(ZeroParameters):
     """ZeRO-3 with offload: the device holds the gathered weights and the gradients being reduced."""
 
-    def at(self, moment: Moment) -> Vector:
+    def at(self, moment: Moment) -> RankBytes:
         """The host keeps the gradients in both types."""
-        params, grads, optimizer, activations, temporary, sent = super().at(moment)
-        if self.on_gpu:
-            return (0.0, 0.0, 0.0, activations, temporary, sent)
-        return (params, grads + self.masters, optimizer, activations, temporary, sent)
+        kept = super().at(moment)
+        if self.whole.on_gpu:
+            return kept._replace(params=0.0, grads=0.0, optimizer=0.0)
+        return kept._replace(grads=kept.grads + self.masters)
 
-    def in_optimizer(self, live: Vector) -> Vector:
+    def in_optimizer(self, live: Vector) -> RankBytes:
         """No states and no update on the device; on a CPU both are in the host's memory, as in ZeRO-3."""
-        if self.on_gpu:
-            return (0.0, 0.0, 0.0, live[ACTIVATIONS], 0.0, 0.0)
-        params, grads, optimizer, activations, _, sent = super().in_optimizer(live)
-        scratch = self._host_scratch(live, min(self.masters, FULL_BYTES * self.part / self.width))
-        return (params, grads, optimizer, activations, scratch, sent)
+        if self.whole.on_gpu:
+            return RankBytes(activations=live[ACTIVATIONS])
+        return super().in_optimizer(live)._replace(temporary=self._host_scratch(live, self.largest_group))
 
 
 RULES = {
     rule.__name__: rule
     for rule in (
-        Sharing,
+        Unshared,
         Replicated,
         Copied,
         FullySharded,
@@ -301,8 +336,8 @@ RULES = {
 shares this part like a whole model."""
 
 
-def sharing_of(knobs: Mapping[str, Any], ranks: int, whole: WholeModel) -> Sharing:
-    """The sharing of the knobs' strategy. Raises UserError for one whose memory is not predicted."""
+def memory_rule(knobs: Mapping[str, Any], ranks: int, whole: WholeModel) -> MemoryRule:
+    """The rule of the knobs' strategy. Raises UserError for a strategy whose memory is not predicted."""
     strategy = strategy_of(knobs)
     if strategy.memory_rule not in RULES:
         raise UserError(

@@ -7,14 +7,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from trainfast_runner.worker.shared_tables import (
-    ACTIVATIONS,
-    NO_WORK,
-    TRACED_CATEGORIES,
-)
+from trainfast_runner.worker.shared_tables import ACTIVATIONS, NO_WORK, TRACED_CATEGORIES
 
 Vector = tuple[float, ...]
 """Bytes by category, in the order of TRACED_CATEGORIES."""
+Work = tuple[float, float, float]
+"""Calls of operations, FLOPs, bytes moved."""
 NOTHING: Vector = (0.0,) * len(TRACED_CATEGORIES)
 MIDDLE = 1
 """Index of the traced block that stands for all between the first and the last."""
@@ -36,7 +34,7 @@ class Segment(msgspec.Struct, frozen=True):
     """A part of the step between two marks.
 
     `place` is the traced block as "STACK:INDEX", empty outside of all. Each of `lines` is live bytes above the
-    segment's start, fixed and per sample; `delta` is the same at its end, `work` the segment's own.
+    segment's start, fixed and per sample; `delta` is the same at its end, `work` that of the segment alone.
     """
 
     phase: str
@@ -44,7 +42,7 @@ class Segment(msgspec.Struct, frozen=True):
     place: str
     lines: list[tuple[Vector, Vector]]
     delta: tuple[Vector, Vector]
-    work: tuple[Vector, Vector] = (NO_WORK, NO_WORK)
+    work: tuple[Work, Work] = (NO_WORK, NO_WORK)
 
 
 class Place(NamedTuple):
@@ -129,6 +127,6 @@ def _live_at(line: tuple[Vector, Vector], batch: float, share: float) -> Vector:
     return tuple((fixed + batch * each) * share for fixed, each in zip(*line, strict=True))
 
 
-def add(live: Vector, more: Vector, times: int = 1) -> Vector:
-    """Bytes of `live` and so many `times` of `more`."""
-    return tuple(a + times * b for a, b in zip(live, more, strict=True))
+def add(live: Vector, delta: Vector, times: int = 1) -> Vector:
+    """Return `live` with so many `times` of `delta`."""
+    return tuple(a + times * b for a, b in zip(live, delta, strict=True))

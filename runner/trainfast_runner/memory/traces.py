@@ -7,6 +7,7 @@ checkpointing: turning one knob traces one part.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import msgspec
 
 from trainfast_runner.machine import training_python
 from trainfast_runner.memory.pipeline import PipelineCut, stage_count
-from trainfast_runner.memory.timeline import BlockStack, Segment, Vector
+from trainfast_runner.memory.timeline import BlockStack, Segment, Work
 from trainfast_runner.records.home import cache_directory
 from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.settings.precisions import MIXED
@@ -52,7 +53,7 @@ class OptimizerTrace(msgspec.Struct, frozen=True, kw_only=True):
 
     before_optimizer: list[float]
     optimizer_peak: list[float]
-    work: Vector = NO_WORK
+    work: Work = NO_WORK
     """Calls, FLOPs and bytes moved by the optimizer's step."""
 
 
@@ -63,7 +64,7 @@ Trace = StepTrace | OptimizerTrace
 class TraceRequest:
     """A request to the tracer, and the cache file of its answer."""
 
-    request_json: str
+    fields: Mapping[str, Any]
     file: Path
 
 
@@ -126,5 +127,5 @@ def request_fields(spec: RunSpec, device: str, whole: bool = False) -> tuple[dic
 def _trace_request(fields: dict[str, Any], executable: str, installed: list[str] | None) -> TraceRequest:
     name = training_python.stamp(executable, json.dumps(fields, sort_keys=True), FORMAT, installed)
     # The worker wants a value for each knob; those that the trace does not depend on have their defaults.
-    request_json = json.dumps({**fields, "knobs": {**defaults(), **fields["knobs"]}}, sort_keys=True)
-    return TraceRequest(request_json, cache_directory() / "traced" / f"{name}.json")
+    request = {**fields, "knobs": {**defaults(), **fields["knobs"]}}
+    return TraceRequest(request, cache_directory() / "traced" / f"{name}.json")

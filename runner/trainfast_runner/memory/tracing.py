@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -67,16 +66,16 @@ def cached_models(
         return lambda spec: None
     installed = training_python.install_stamps(executable)
     traces: dict[Path, TraceOrError] = {}
-    models: dict[ModelRequests, MemoryModel] = {}
+    models: dict[str, MemoryModel] = {}
 
     def model_of(spec: RunSpec) -> MemoryModel | None:
         model_requests = requests_for(spec, device, executable, installed=installed)
-        if model_requests not in models:
+        if model_requests.name not in models:
             _read_cached([model_requests], traces)
             model = _model(model_requests, traces, device)
             if isinstance(model, MemoryModel):
-                models[model_requests] = model if gpu is None else model.corrected_for(gpu)
-        return models.get(model_requests)
+                models[model_requests.name] = model if gpu is None else model.corrected_for(gpu)
+        return models.get(model_requests.name)
 
     return model_of
 
@@ -125,15 +124,15 @@ def trace_models(
     wanted = [requests_for(spec, device, executable, installed=installed) for spec in specs]
     traces: dict[Path, TraceOrError] = {}
     _read_cached(wanted, traces)
-    owed = dict(enumerate(wanted))
+    waiting = dict(enumerate(wanted))
 
-    def complete() -> Iterator[tuple[int, MemoryModel | UserError]]:
-        for index, model_requests in list(owed.items()):
+    def new_models() -> Iterator[tuple[int, MemoryModel | UserError]]:
+        for index, model_requests in list(waiting.items()):
             if (model := _model(model_requests, traces, device)) is not None:
-                del owed[index]
+                del waiting[index]
                 yield index, model
 
-    yield from complete()
+    yield from new_models()
     requests = _missing_requests(wanted, traces)
     is_cold = bool(requests) and (tracer is None or not tracer.is_warm(executable))
     on_traced(replace(_progress(requests, traces, wanted), importing=executable if is_cold else ""))
@@ -148,7 +147,7 @@ def trace_models(
             if not isinstance(trace, UserError):
                 write_cached(request.file, trace)
             on_traced(_progress(requests, traces, wanted))
-            yield from complete()
+            yield from new_models()
 
 
 def trace_anew(spec: RunSpec, device: str = "cpu", python: str | None = None, whole: bool = False) -> MemoryModel:
@@ -191,45 +190,41 @@ def _model(
     )
 
 
-def _missing_requests(
-    wanted: list[ModelRequests], traces: Mapping[Path, TraceOrError]
-) -> list[tuple[TraceRequest, dict[str, Any]]]:
-    """The missing traces, each once, in the order of `wanted`. An optimizer's waits for its model's step."""
-    requests: dict[Path, tuple[TraceRequest, dict[str, Any]]] = {}
+def _missing_requests(wanted: list[ModelRequests], traces: Mapping[Path, TraceOrError]) -> list[TraceRequest]:
+    """The requests of the missing traces, each once, in the order of `wanted`.
+
+    An optimizer's request names the unused parameters of its model's step, or the request that will tell them.
+    """
+    requests: dict[Path, TraceRequest] = {}
     for model_requests in wanted:
         step, optimizer = model_requests.step, model_requests.optimizer
-        if step.file not in traces and step.file not in requests:
-            requests[step.file] = step, json.loads(step.request_json)
+        if step.file not in traces:
+            requests.setdefault(step.file, step)
         if optimizer.file not in traces and optimizer.file not in requests:
             step_trace = traces.get(step.file)
-            first = (
+            unused = (
                 {"unused": step_trace.unused}
                 if isinstance(step_trace, StepTrace)
                 else {"after": [*requests].index(step.file)}
             )
-            requests[optimizer.file] = optimizer, {**json.loads(optimizer.request_json), **first}
+            requests[optimizer.file] = replace(optimizer, fields={**optimizer.fields, **unused})
     return [*requests.values()]
 
 
 def _progress(
-    requests: list[tuple[TraceRequest, dict[str, Any]]],
-    traces: Mapping[Path, TraceOrError],
-    wanted: list[ModelRequests],
+    requests: list[TraceRequest], traces: Mapping[Path, TraceOrError], wanted: list[ModelRequests]
 ) -> Tracing:
-    missing = [(request, fields) for request, fields in requests if request.file not in traces]
+    missing = [request for request in requests if request.file not in traces]
     done = len(requests) - len(missing)
     if not missing:
         return Tracing(done, len(requests))
-    request, fields = missing[0]
+    file, fields = missing[0].file, missing[0].fields
     knobs = fields["knobs"]
     words = f"forward and backward, {knobs['precision']}, checkpointing {knobs.get('checkpointing')}"
     if fields["part"] == "optimizer":
         words = f"the optimizer's step, {knobs['optimizer']}"
-    index = next(
-        index
-        for index, model_requests in enumerate(wanted)
-        if request in (model_requests.step, model_requests.optimizer)
-    )
+    files = [(model_requests.step.file, model_requests.optimizer.file) for model_requests in wanted]
+    index = next(index for index, files_of_model in enumerate(files) if file in files_of_model)
     return Tracing(done, len(requests), index, words)
 
 
@@ -243,7 +238,7 @@ def _environment(device: str, gpus: Sequence[str]) -> dict[str, str]:
 
 def _answers(
     executable: str,
-    requests: list[tuple[TraceRequest, dict[str, Any]]],
+    requests: list[TraceRequest],
     environment: dict[str, str],
     cancelled: threading.Event | None = None,
     on_imported: Callable[[], None] = lambda: None,
@@ -252,28 +247,28 @@ def _answers(
     """Yield each trace as soon as it is made; if the process fails, the missing ones get its UserError."""
     if not requests:
         return
-    owed = dict(enumerate(requests))
+    unanswered = dict(enumerate(requests))
     server = WarmTracer() if tracer is None else tracer
     try:
-        wanted, cancelled = [fields for _, fields in requests], cancelled or threading.Event()
-        with closing(server.ask_each(executable, wanted, cancelled, environment)) as answers:
+        fields, cancelled = [dict(request.fields) for request in requests], cancelled or threading.Event()
+        with closing(server.ask_each(executable, fields, cancelled, environment)) as answers:
             for answer in answers:
                 if "imported" in answer:
                     on_imported()
                     continue
-                request, fields = owed.pop(answer.pop("request"))
+                request = unanswered.pop(answer.pop("request"))
                 try:
-                    yield request, _decoded_trace(answer, fields)
+                    yield request, _decoded_trace(answer, request.fields)
                 except UserError as error:
                     yield request, error
     except UserError as error:
-        yield from ((request, error) for request, _ in owed.values())
+        yield from ((request, error) for request in unanswered.values())
     finally:
         if tracer is None:
             server.close()
 
 
-def _decoded_trace(answer: dict[str, Any], fields: dict[str, Any]) -> Trace:
+def _decoded_trace(answer: dict[str, Any], fields: Mapping[str, Any]) -> Trace:
     is_optimizer = fields["part"] == "optimizer"
     if answer.get("error"):
         raise training_python.model_error(answer["error"])

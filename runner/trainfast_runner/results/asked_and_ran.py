@@ -40,7 +40,7 @@ class Mismatch:
 def mismatches(run: RunFile | None, worker: dict[int, list[WorkerLine]]) -> Iterator[Mismatch]:
     """Yield every mismatch, rank by rank. A field that the worker could not read is not compared.
 
-    None of a process that tried settings: `run` has only its first settings. None of a user's own script, which
+    Yields none for a process that tried settings, whose `run` has only the first, and for a user's own script, which
     may override a knob: its result names those.
     """
     if run is None or run.role == TRIAL or run.script is not None:
@@ -56,12 +56,9 @@ def mismatches(run: RunFile | None, worker: dict[int, list[WorkerLine]]) -> Iter
 
 def first_difference(run: RunFile | None, worker: dict[int, list[WorkerLine]]) -> str | None:
     """The first difference as a sentence; None when there is none."""
-    mismatch = next(mismatches(run, worker), None)
-    return (
-        None
-        if mismatch is None
-        else f"{mismatch.field}: asked for {mismatch.asked}, but rank {mismatch.rank} ran {mismatch.ran}"
-    )
+    for mismatch in mismatches(run, worker):
+        return f"{mismatch.field}: asked for {mismatch.asked}, but rank {mismatch.rank} ran {mismatch.ran}"
+    return None
 
 
 def _pairs(run: RunFile, ran: WorkerLine) -> list[tuple[str, Any, Any]]:

@@ -61,5 +61,5 @@ def write_result(directory: Path, result: Result) -> None:
 def _failure(subject: str, error: Exception) -> str:
     """The error and its place in one line."""
     place = traceback.extract_tb(error.__traceback__)[-1]
-    what = " ".join(f"{type(error).__name__}: {error}".split())
-    return f"{subject}: {what} ({Path(place.filename).name}, line {place.lineno})"
+    message = " ".join(f"{type(error).__name__}: {error}".split())
+    return f"{subject}: {message} ({Path(place.filename).name}, line {place.lineno})"

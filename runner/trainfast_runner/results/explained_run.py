@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from trainfast_runner.machine.worker_scripts import ScriptCancelled
-from trainfast_runner.memory.oom_changes import candidates, combined, is_enough
+from trainfast_runner.memory.oom_changes import ModelOf, candidates, combined, is_enough
+from trainfast_runner.memory.oom_explained import OutOfMemory, explain
 from trainfast_runner.records.result import OomExplanation, Result, RunError
 from trainfast_runner.records.run_file import WARM_ROLES, RunFile
-from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.run_records import RunRecords, read_records
 from trainfast_runner.records.warm_process import batch_sizes
 from trainfast_runner.results.script_oom import explain_script
@@ -22,60 +22,26 @@ from trainfast_runner.settings.spec import spec_of_record
 from trainfast_runner.units import highest
 
 if TYPE_CHECKING:
-    from trainfast_runner.memory.model import MemoryModel
     from trainfast_runner.memory.warm_tracer import WarmTracer
     from trainfast_runner.settings.spec import RunSpec
 
 
-@dataclass(frozen=True, slots=True)
-class OutOfMemory:
-    """The records of a run that ran out of memory."""
+def explain_run(oom_run: OutOfMemory, model_of: ModelOf) -> OomExplanation:
+    """The cause, and the changes that would fit: by the traced memory models, or by estimate without one.
 
-    run: RunFile
-    reason: str
-    error: RunError | None
-    held_bytes: int | None
-    """Bytes that the failed rank held, as it recorded them."""
-    host_bytes: int | None
-    """The most memory that the host had available during the run; None without a reading."""
-    events: Sequence[Event]
-    tried: Sequence[Mapping[str, Any]] = ()
-    """Knobs of each trial of a search's warm process, which failed at the last one."""
-    in_first_step: bool = False
-    """True if no step had ended."""
-
-    def explained(self, model_of: Callable[[RunSpec], MemoryModel | None]) -> OomExplanation:
-        """The cause, and the changes that would fit: by the traced memory models, or by estimate without one.
-
-        For a search's warm process the knobs are those tried last, and no changes are given: the search goes on.
-        """
-        # Imported late, here and below: the supervisor starts without the tracer, which only a lack of memory needs.
-        from trainfast_runner.memory.oom_explained import explain
-
-        if self.run.script is not None:
-            return explain_script(self.run, self.run.script, self.error, self.held_bytes)
-        run, is_warm = self.run, self.run.role in WARM_ROLES
-        if is_warm and not self.tried:
-            phase = self.error.phase if self.error is not None else None
-            return OomExplanation(phase=phase, held_bytes=self.held_bytes, basis="no batch was tried yet")
-        if is_warm:
-            # The prediction in `run.json` is for the preset's knobs.
-            run = msgspec.structs.replace(run, knobs={**run.knobs, **self.tried[-1]}, predicted=None)
-        explanation = explain(
-            run,
-            self.error,
-            self.reason,
-            model_of,
-            events=self.events,
-            held_bytes=self.held_bytes,
-            host_bytes=self.host_bytes,
-            in_first_step=self.in_first_step,
-        )
-        return (
-            msgspec.structs.replace(explanation, batch_size=run.knobs["batch_size"], changes=[])
-            if is_warm
-            else explanation
-        )
+    For a search's warm process the knobs are those tried last, and no changes are given: the search goes on.
+    """
+    run = oom_run.run
+    if run.script is not None:
+        return explain_script(oom_run, run.script)
+    if run.role not in WARM_ROLES:
+        return explain(oom_run, model_of)
+    if not oom_run.tried:
+        return OomExplanation(phase=oom_run.phase, held_bytes=oom_run.held_bytes, basis="no batch was tried yet")
+    # The prediction in `run.json` is for the preset's knobs.
+    tried_run = msgspec.structs.replace(run, knobs={**run.knobs, **oom_run.tried[-1]}, predicted=None)
+    explanation = explain(replace(oom_run, run=tried_run), model_of)
+    return msgspec.structs.replace(explanation, batch_size=tried_run.knobs["batch_size"], changes=[])
 
 
 def out_of_memory_of(records: RunRecords, run: RunFile, reason: str, error: RunError | None) -> OutOfMemory:
@@ -98,7 +64,7 @@ def explanation_of(records: RunRecords, reason: str, error: RunError | None) -> 
     if run is None:
         return None
     try:
-        return out_of_memory_of(records, run, reason, error).explained(models_of(run))
+        return explain_run(out_of_memory_of(records, run, reason, error), models_of(run))
     except Exception as problem:
         # A bug in the explanation must not cost the run its result.
         return OomExplanation(basis=f"could not be explained: {type(problem).__name__}: {problem}")
@@ -111,8 +77,9 @@ def held_bytes_of(records: RunRecords, error: RunError | None) -> int | None:
     return held_bytes[-1] if held_bytes else None
 
 
-def models_of(run: RunFile, python: str | None = None) -> Callable[[RunSpec], MemoryModel | None]:
+def models_of(run: RunFile, python: str | None = None) -> ModelOf:
     """The memory models traced so far for the run's GPU; `python` replaces the one it trained in."""
+    # Imported late, here and below: the supervisor starts without the tracer, which only a lack of memory needs.
     from trainfast_runner.memory.tracing import cached_models
 
     return cached_models(run.device, python or run.python or None, next(iter(run.device_names), None))
@@ -142,15 +109,15 @@ def trace_changes(
 ) -> Generator[int]:
     """Trace the run's model with each change of a knob, and with several changes if no single one is enough.
 
-    `python` traces, None for the one that trained. `tracer` is a tracing process to use.
+    `python` traces, None for the one that trained; `tracer` is a tracing process to use.
 
     Yields the number of remaining traces before each. Ends early once `cancelled` is set. Raises UserError when the
     training Python cannot be asked.
     """
-    run, error = oom_run.run, oom_run.error
+    run, phase = oom_run.run, oom_run.phase
     if run.script is not None:
         return
-    spec, phase = spec_of_record(run), error.phase if error is not None else None
+    spec = spec_of_record(run)
     python = python or run.python or None
     try:
         yield from _trace([spec, *candidates(spec, run.device, phase)], run, python, cancelled, tracer)
@@ -182,5 +149,5 @@ def _trace(
 
 def _is_cured(oom_run: OutOfMemory, python: str | None) -> bool:
     """True if a known change fits, or if there is no limit to fit into."""
-    explanation = oom_run.explained(models_of(oom_run.run, python))
+    explanation = explain_run(oom_run, models_of(oom_run.run, python))
     return explanation.limit_bytes is None or any(map(is_enough, explanation.changes))

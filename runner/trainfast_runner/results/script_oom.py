@@ -5,7 +5,8 @@ from __future__ import annotations
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory.oom_advice import Fix, fixes, one_of_each
 from trainfast_runner.memory.oom_changes import MOST_CHANGES, unpredicted
-from trainfast_runner.records.result import OomChange, OomExplanation, RunError
+from trainfast_runner.memory.oom_explained import OutOfMemory
+from trainfast_runner.records.result import OomChange, OomExplanation
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.script_run import ScriptAsked
 from trainfast_runner.settings import script_preset
@@ -16,17 +17,15 @@ from trainfast_runner.settings.script_reach import Way, reach_of
 BASIS = "the memory of a script of your own is not predicted"
 
 
-def explain_script(
-    run: RunFile, script: ScriptAsked, error: RunError | None, held_bytes: int | None = None
-) -> OomExplanation:
+def explain_script(oom_run: OutOfMemory, script: ScriptAsked) -> OomExplanation:
     """The phase, the memory held and the changes; a search's trial gets no changes, as its search goes on."""
-    phase = error.phase if error is not None else None
+    run = oom_run.run
     return OomExplanation(
-        phase=phase,
-        rank=error.rank if error is not None else None,
-        held_bytes=held_bytes,
+        phase=oom_run.phase,
+        rank=oom_run.rank,
+        held_bytes=oom_run.held_bytes,
         limit_bytes=min(run.memory_limit_bytes) if run.memory_limit_bytes else None,
-        changes=[] if script.trial else _changes(run, script, phase),
+        changes=[] if script.trial else _changes(run, script, oom_run.phase),
         basis=BASIS,
     )
 

@@ -31,13 +31,13 @@ from trainfast_runner.records.run_lines import Actual, Step, WorkerLine
 from trainfast_runner.records.run_records import RunRecords
 from trainfast_runner.records.warm_process import batch_sizes
 from trainfast_runner.results.asked_and_ran import as_fields, what_ran
-from trainfast_runner.results.bottleneck.device_window import absences, energy, hottest_c, throttle, window_of
 from trainfast_runner.results.bottleneck.diagnose import can_tell, diagnose
 from trainfast_runner.results.bottleneck.figures import others_cpu_percent
 from trainfast_runner.results.bottleneck.measured_window import MeasuredWindow, measured_window_of
 from trainfast_runner.results.bottleneck.steady_state import steady_state
-from trainfast_runner.results.bottleneck.step_conditions import join_of
 from trainfast_runner.results.compile_cost import compile_cost
+from trainfast_runner.results.device_conditions.device_window import absences, energy, hottest_c, throttle, window_of
+from trainfast_runner.results.device_conditions.step_conditions import join_of
 from trainfast_runner.results.distributions import median_rate, percentile, spread
 from trainfast_runner.results.explained_run import explanation_of
 from trainfast_runner.results.script_figures import door_troubles, script_figures
@@ -96,26 +96,30 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
 def without_figures(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: int | None) -> Result:
     """The result without computed figures: the settings, the end, and unreadable records."""
     run = records.run
-    return Result(
-        run_id=run.run_id if run else directory.name,
+    result = Result(
+        run_id=directory.name,
         state=verdict.state,
         reason=verdict.reason,
-        preset=run.preset if run else "",
-        variant=run.variant if run else None,
-        role=run.role if run else None,
-        search_id=run.search_id if run else None,
         tried=batch_sizes(records.tried),
-        started_wall_ns=run.clock.wall_ns if run else None,
-        seconds=(ended_ns - run.clock.monotonic_ns) / 1e9 if run and ended_ns is not None else None,
-        knobs=run.knobs if run else {},
-        overrides=run.override_values() if run else {},
         error=verdict.error,
         thinning=records.thinning,
         unreadable_lines=records.unreadable_lines,
-        troubles=[
-            *(event.detail for event in records.events if event.kind == "trouble" and event.detail),
-            *(door_troubles(directory) if run and run.script else ()),
-        ],
+        troubles=[event.detail for event in records.events if event.kind == "trouble" and event.detail],
+    )
+    if run is None:
+        return result
+    return msgspec.structs.replace(
+        result,
+        run_id=run.run_id,
+        preset=run.preset,
+        variant=run.variant,
+        role=run.role,
+        search_id=run.search_id,
+        started_wall_ns=run.clock.wall_ns,
+        seconds=None if ended_ns is None else (ended_ns - run.clock.monotonic_ns) / 1e9,
+        knobs=run.knobs,
+        overrides=run.override_values(),
+        troubles=[*result.troubles, *(door_troubles(directory) if run.script else ())],
     )
 
 
@@ -154,12 +158,12 @@ def _cpu_line(records: RunRecords) -> WorkerLine | None:
 
 
 def _cpu(records: RunRecords) -> Cpu | None:
-    line = _cpu_line(records)
-    if records.run is not None and records.run.script is not None:
-        return Cpu(allocator=SCRIPTS_ALLOCATOR) if records.run.device == "cpu" else None
+    run, line = records.run, _cpu_line(records)
+    if run is not None and run.script is not None:
+        return Cpu(allocator=SCRIPTS_ALLOCATOR) if run.device == "cpu" else None
     if line is None:
         return None
-    launch = (records.run.threads if records.run else None) or LaunchThreads()
+    launch = (run.threads if run is not None else None) or LaunchThreads()
     return Cpu(
         allocator=line.allocator,
         thresholds=line.thresholds,
@@ -172,7 +176,7 @@ def _cpu(records: RunRecords) -> Cpu | None:
 
 
 def _why_no_peak(records: RunRecords) -> str | None:
-    """Why a CPU run has no memory peak; None when one can be had."""
+    """The reason that a CPU run has no memory peak; None if it may have one."""
     line = _cpu_line(records)
     if line is None or line.thresholds not in (KEPT, ORDINARY):
         return None
@@ -197,7 +201,7 @@ def _step_time(measured: list[Step]) -> StepTime:
 
 
 def _losses(steps: list[Step], not_finite: int) -> Losses:
-    """`not_finite` of all steps of the rank had none: `steps` may be a share of them, with the first and last ones."""
+    """The first and last losses of `steps`, a share of a rank's steps of which `not_finite` had no finite loss."""
     losses = [step.loss for step in steps if step.loss is not None or step.loss_not_finite]
 
     def mean(few: list[float | None]) -> float | None:
@@ -250,7 +254,7 @@ def _measured_ceiling(run: RunFile, precision: str) -> float | None:
 
 
 def _memory(records: RunRecords) -> MemoryFigures:
-    """Peaks of the worst rank, warm-up steps included; of a CPU run these alone have any."""
+    """Peaks of the worst rank, warm-up steps included: a CPU run measures its memory in these alone."""
     totals = [records.totals(rank) for rank in records.steps]
     return MemoryFigures(
         peak_allocated_bytes=highest(rank.peak_allocated_bytes for rank in totals),
@@ -264,7 +268,7 @@ def _memory(records: RunRecords) -> MemoryFigures:
 
 
 def _loss_scaling(records: RunRecords) -> LossScaling | None:
-    """None when the loss was not scaled; every rank scales alike."""
+    """The loss scale, alike on every rank; None when the loss was not scaled."""
     scales = [step.loss_scale for step in records.steps.get(0, []) if step.loss_scale is not None]
     if not scales:
         return None
@@ -282,8 +286,8 @@ def _conditions(
     run = records.run
     if run is None:
         return Conditions(clean=False)
-    first = [samples[0][1].temperature_c for uuid in run.watch_uuids if (samples := records.devices.get(uuid))]
-    seen = highest(first)
+    first_samples = (samples[0][1] for uuid in run.watch_uuids if (samples := records.devices.get(uuid)))
+    first_temperature = highest(sample.temperature_c for sample in first_samples)
     lost = any(event.kind == "gpu_lost" for event in records.events)
     foreign = _foreign(run, records, measured_window)
     steady = steady_state(
@@ -299,7 +303,7 @@ def _conditions(
     )
     return Conditions(
         **msgspec.structs.asdict(steady),
-        start_temperature_c=run.start_temperature_c if run.start_temperature_c is not None else seen,
+        start_temperature_c=first_temperature if run.start_temperature_c is None else run.start_temperature_c,
         measured_from_temperature_c=measured_from_c,
         foreign_processes=foreign,
         others_cpu_percent=None if measured_window is None else others_cpu_percent(measured_window),

@@ -31,7 +31,7 @@ from trainfast_runner.records.telemetry_lines import telemetry_tail
 from trainfast_runner.records.tick import Tick
 from trainfast_runner.records.warm_process import knobs_tried
 from trainfast_runner.results.bottleneck.live import LiveDiagnosis
-from trainfast_runner.results.bottleneck.step_conditions import StepConditions, StepJoin
+from trainfast_runner.results.device_conditions.step_conditions import StepConditions, StepJoin
 from trainfast_runner.running.recovery import StateEvents, is_whole, settled_state
 from trainfast_runner.settings.device_counts import ranks_with_samples
 from trainfast_runner.worker.shared_tables import CONTROL_FILE

@@ -12,7 +12,6 @@ from trainfast_runner.machine import training_python, worker_scripts
 from trainfast_runner.machine.cpu.thread_policy import ThreadPolicy, shared_cores
 from trainfast_runner.machine.devices import Machine, detect_machine
 from trainfast_runner.machine.extensions import extensions_directory, search_path
-from trainfast_runner.machine.gpus.choice import GpuChoice
 from trainfast_runner.memory.available import hopeless_limit
 from trainfast_runner.records.run_file import PredictedSpeed
 from trainfast_runner.records.script_run import ScriptAsked
@@ -96,7 +95,7 @@ def plan_run(spec: RunSpec, python: str | None = None, among: Sequence[str] = ()
     spec = replace(spec, data=expand_paths(spec.data))
     inspection, machine = _check_settings(spec, python, among)
     ranks = device_counts.world_size(spec, machine)
-    choice = _choose_gpus(spec, machine)
+    choice = device_counts.chosen_gpus(spec.knobs, machine)
     watch = spec.knobs["watch"]
     limits = _memory_limits(spec, machine, ranks, inspection.parameters)
     return RunPlan(
@@ -143,14 +142,6 @@ def _check_settings(
         inspection = training_python.inspect(python, spec.model, training_objective, count=True)
         zero_rules.refuse_small_disk(knobs, inspection.parameters)
     return inspection, machine
-
-
-def _choose_gpus(spec: RunSpec, machine: Machine) -> GpuChoice:
-    """The GPUs of the ranks, none on a CPU. Raises UserError when the machine has too few."""
-    if machine.device != "cuda":
-        return GpuChoice(())
-    devices = device_counts.device_choice(device_counts.devices_asked(spec.knobs))
-    return machine.choose_gpus(devices, str(spec.knobs["strategy"]))
 
 
 def _memory_limits(spec: RunSpec, machine: Machine, ranks: int, parameters: int | None) -> tuple[int, ...] | None:

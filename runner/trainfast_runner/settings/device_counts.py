@@ -8,6 +8,7 @@ from typing import Any
 
 from trainfast_runner.machine.cpu.device_names import CPU, asks_for_cpu, cpu_processes
 from trainfast_runner.machine.devices import Machine
+from trainfast_runner.machine.gpus.choice import GpuChoice
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues, whole_number
 from trainfast_runner.settings.knob_values import MOST_CPU_PROCESSES, KnobValue
@@ -27,7 +28,7 @@ def device_count(spec: RunSpec, machine: Machine) -> int:
     if entry.one_device:
         return 1
     if machine.device == "cuda":
-        return len(machine.choose_gpus(device_choice(devices), entry.name).gpus)
+        return len(chosen_gpus(spec.knobs, machine).gpus)
     if isinstance(devices, int):
         return devices
     if (processes := cpu_processes(devices)) is not None:
@@ -44,6 +45,13 @@ def devices_asked(knobs: KnobValues) -> KnobValue:
         degree = model_degree(knobs)
         return degree if devices is None else f"{CPU}:{degree}"
     return devices
+
+
+def chosen_gpus(knobs: KnobValues, machine: Machine) -> GpuChoice:
+    """The GPUs that a run takes, none on a CPU. Raises UserError when the machine lacks them."""
+    if machine.device != "cuda":
+        return GpuChoice(())
+    return machine.choose_gpus(device_choice(devices_asked(knobs)), strategy_or_single(knobs).name)
 
 
 def recorded_devices(spec: RunSpec, machine: Machine) -> KnobValue:

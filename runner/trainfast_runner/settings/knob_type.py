@@ -96,3 +96,7 @@ class Knob:
         if value is None:
             return "auto" if isinstance(self.values, DeviceList) else "none"
         return f"{value:g}" if isinstance(value, float) else str(value)
+
+    def toml_value(self, value: KnobValue) -> KnobValue:
+        """A value as a preset has it: TOML has no null."""
+        return self.text_of(value) if value is None else value

@@ -45,9 +45,9 @@ class Choice:
         word = raw.strip()
         if word not in self.options:
             parts = word.split("+")
-            apart = len(parts) > 1 and all(part in self.options for part in parts)
+            are_values = len(parts) > 1 and all(part in self.options for part in parts)
             raise UserError(
-                f"{' and '.join(parts)} do not work together" if apart else f"{word!r} is not one of its values",
+                f"{' and '.join(parts)} do not work together" if are_values else f"{word!r} is not one of its values",
                 allowed=self.options,
                 nearest=nearest(word, self.options),
             )
@@ -77,8 +77,8 @@ class Real:
         return number
 
     def ladder(self, current: KnobValue) -> Sequence[KnobValue]:
-        extra = [self.kind(current)] if isinstance(current, int | float) else []
-        return sorted({*self.stops, *extra})
+        with_current = [self.kind(current)] if isinstance(current, int | float) else []
+        return sorted({*self.stops, *with_current})
 
     def describe(self) -> str:
         return f"{TYPE_NAMES[self.kind]} from {self.low:{self.form}} to {self.high:{self.form}}"
@@ -199,10 +199,9 @@ def parse_bytes(text: str) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text)
     if not match or match[2] not in BYTE_UNITS:
         units = [unit for unit in BYTE_UNITS if unit != "KB"]
-        folded = {unit.lower(): unit for unit in units}
-        meant = folded.get(match[2].lower()) if match else None
-        near = f"{match[1]}{meant}" if match and meant else None
-        raise UserError(f"{text!r} is not a number of bytes with a unit", allowed=units, nearest=near)
+        similar_unit = {unit.lower(): unit for unit in units}.get(match[2].lower()) if match else None
+        similar = f"{match[1]}{similar_unit}" if match and similar_unit else None
+        raise UserError(f"{text!r} is not a number of bytes with a unit", allowed=units, nearest=similar)
     size = float(match[1]) * BYTE_UNITS[match[2]]
     if size < 1:
         raise UserError(f"{text!r} leaves no memory at all")

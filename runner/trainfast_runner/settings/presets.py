@@ -71,7 +71,7 @@ class Preset:
 
     def model_of(self, variant: Variant | None) -> dict[str, Any]:
         """`[model]` of the preset, or of one of its variants."""
-        return merged_model(self.model, variant.model if variant else {})
+        return _merged_model(self.model, variant.model if variant else {})
 
 
 def shipped_directory() -> Path:
@@ -102,10 +102,10 @@ def load(reference: str) -> tuple[Preset, Variant | None]:
     """
     head, separator, variant_id = reference.partition(".toml/")
     if separator or reference.endswith(".toml"):
-        preset = _load_file(Path(os.path.expanduser(head + ".toml" if separator else reference)), ())
+        preset = _load_file(Path(os.path.expanduser(head + ".toml" if separator else reference)))
     else:
         name, separator, variant_id = reference.partition("/")
-        preset = _load_file(_file_of(name), ())
+        preset = _load_file(_file_of(name))
     return preset, preset.variant(variant_id) if separator else None
 
 
@@ -130,13 +130,13 @@ def _read(path: Path) -> tuple[TomlSource, dict[str, Any]]:
     return source, raw
 
 
-def _load_file(path: Path, above: tuple[Path, ...]) -> Preset:
-    """Read one file and all it extends. `above` are the files that led here, to catch a circle."""
+def _load_file(path: Path, extended_by: tuple[Path, ...] = ()) -> Preset:
+    """Read one file and all it extends. `extended_by` are the files that led here, to refuse a circle."""
     source, raw = _read(path)
-    mine = Preset(
+    preset = Preset(
         name=path.stem,
         title=source.text(raw, "title") or path.stem,
-        model=_model(raw, source, (), whole="extends" not in raw),
+        model=_model(raw, source, (), needs_source="extends" not in raw),
         data=_data(raw, source, ()),
         knobs=source.knobs(source.table(raw, "knobs"), ("knobs",)),
         baseline=source.text(raw, "baseline") if "baseline" in raw else None,
@@ -145,20 +145,22 @@ def _load_file(path: Path, above: tuple[Path, ...]) -> Preset:
         shipped=path.parent == shipped_directory(),
     )
     if "extends" in raw:
-        mine = _on_top_of(_parent(source.text(raw, "extends"), source, above), mine, keep_title="title" not in raw)
-    ids = [row.id for row in mine.variants]
-    if mine.baseline is not None and mine.baseline not in ids:
+        parent = _parent(source.text(raw, "extends"), source, extended_by)
+        preset = _merged(parent, preset, has_title="title" in raw)
+    ids = [row.id for row in preset.variants]
+    if preset.baseline is not None and preset.baseline not in ids:
         raise source.error_at(
             ("baseline",),
-            f"baseline {mine.baseline!r} is not a variant",
+            f"baseline {preset.baseline!r} is not a variant",
             allowed=ids,
-            nearest=nearest(mine.baseline, ids),
+            nearest=nearest(preset.baseline, ids),
         )
-    return mine
+    return preset
 
 
-def _parent(reference: str, source: TomlSource, above: tuple[Path, ...]) -> Preset:
-    chain = (*above, source.path)
+def _parent(reference: str, source: TomlSource, extended_by: tuple[Path, ...]) -> Preset:
+    """Return the preset that this file extends. Raises UserError if it is missing or extends this file in turn."""
+    chain = (*extended_by, source.path)
     try:
         if reference.endswith(".toml"):
             path = source.path.parent / os.path.expanduser(reference)
@@ -177,30 +179,29 @@ def _parent(reference: str, source: TomlSource, above: tuple[Path, ...]) -> Pres
     return _load_file(path, chain)
 
 
-def merged_model(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """`over` on top of `base`; nothing of the old model stays where `over` names another."""
-    another = any(key in over for key in MODEL_SOURCES)
-    # Fields given for the old model need not exist in the new.
-    return dict(over) if another else {**base, **over}
+def _merged_model(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    """`[model]` with these overrides; only they remain if they name another model, which need not have the fields."""
+    return dict(overrides) if any(key in overrides for key in MODEL_SOURCES) else {**base, **overrides}
 
 
-def _on_top_of(base: Preset, mine: Preset, keep_title: bool) -> Preset:
+def _merged(parent: Preset, child: Preset, has_title: bool) -> Preset:
+    """Return `child` with everything of its parent that it does not set; `has_title` if it has a title of its own."""
     return replace(
-        mine,
-        title=base.title if keep_title else mine.title,
-        model=merged_model(base.model, mine.model),
-        data={**base.data, **mine.data},
-        knobs={**base.knobs, **mine.knobs},
-        baseline=mine.baseline or (base.baseline if not mine.variants else None),
-        variants=mine.variants or base.variants,
-        files=(*mine.files, *base.files),
+        child,
+        title=child.title if has_title else parent.title,
+        model=_merged_model(parent.model, child.model),
+        data={**parent.data, **child.data},
+        knobs={**parent.knobs, **child.knobs},
+        baseline=child.baseline or (parent.baseline if not child.variants else None),
+        variants=child.variants or parent.variants,
+        files=(*child.files, *parent.files),
     )
 
 
-def _model(raw: Mapping[str, Any], source: TomlSource, at: KeyPath, whole: bool) -> dict[str, Any]:
+def _model(raw: Mapping[str, Any], source: TomlSource, at: KeyPath, needs_source: bool) -> dict[str, Any]:
     model = source.table(raw, "model", at)
     sources = [key for key in model if key in MODEL_SOURCES]
-    if len(sources) > 1 or (whole and not sources):
+    if len(sources) > 1 or (needs_source and not sources):
         raise source.error_at(
             (*at, "model") if len(sources) < 2 else (*at, "model", sources[1]),
             f"[model] needs exactly one of hub, path, family; it has {' and '.join(sources) or 'none'}",
@@ -297,7 +298,7 @@ def _variants(raw: Mapping[str, Any], source: TomlSource) -> tuple[Variant, ...]
                 id,
                 source.knobs(source.table(row, "knobs", at), (*at, "knobs")),
                 source.table(row, "published", at),
-                _model(row, source, at, whole=False),
+                _model(row, source, at, needs_source=False),
                 _data(row, source, at),
             )
         )

@@ -1,4 +1,4 @@
-"""Saves settings as a preset of the user's own: the text it started from, with only the changes written anew."""
+"""Save settings as a preset of the user's own: the text of the original, with only the changes written anew."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import home_error
 from trainfast_runner.records.json_lines import write_atomically
 from trainfast_runner.settings import presets
+from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.spec import RunSpec, from_preset
 
@@ -33,7 +34,7 @@ def save_preset(name: str, spec: RunSpec, overwrite: bool = False, source: str |
     preset, _ = presets.load(source or spec.preset)
     document = _document(preset)
     _refuse_circle(document, name)
-    _write(document, spec, preset)
+    _update(document, spec, preset)
     write_preset(path, tomlkit.dumps(document))
     return path
 
@@ -83,9 +84,9 @@ def _refuse_circle(document: TOMLDocument, name: str) -> None:
         raise UserError(f"{name} would extend itself", key="name", advice="another name")
 
 
-def _write(document: TOMLDocument, spec: RunSpec, preset: presets.Preset) -> None:
-    """Write the spec's values into the document, leaving alone those that it has already."""
-    before = from_preset(preset, None)
+def _update(document: TOMLDocument, spec: RunSpec, preset: presets.Preset) -> None:
+    """Write the spec's values into the preset's document, leaving alone those that it has already."""
+    saved = from_preset(preset, None)
     parent = document.get("extends")
     if isinstance(parent, str) and parent.endswith(".toml"):
         document["extends"] = os.path.realpath(preset.files[0].parent / os.path.expanduser(parent))
@@ -95,47 +96,51 @@ def _write(document: TOMLDocument, spec: RunSpec, preset: presets.Preset) -> Non
             document.pop(key, None)
         if parent is not None:
             _flatten(document, preset)
-    model, was = dict(spec.model), dict(before.model)
-    if any(model.get(key) != was.get(key) for key in presets.MODEL_SOURCES):
-        was = {}
+    saved_model = saved.model
+    if any(spec.model.get(key) != saved_model.get(key) for key in presets.MODEL_SOURCES):
+        saved_model = {}
         _table(document, "model").clear()
-    _set_values(document, "model", model, was, relative=("path",))
+    _set_values(document, "model", spec.model, saved_model, relative=("path",))
     data = dict(spec.data)
     if "paths" in data:
         data["paths"] = [os.path.abspath(os.path.expanduser(path)) for path in data["paths"]]
-    _set_values(document, "data", data, before.data, relative=("paths",))
-    knobs = {name: BY_NAME[name].text_of(value) if value is None else value for name, value in spec.knobs.items()}
-    knobs_before = {
-        name: BY_NAME[name].text_of(value) if value is None else value for name, value in before.knobs.items()
-    }
-    _set_values(document, "knobs", knobs, knobs_before)
+    _set_values(document, "data", data, saved.data, relative=("paths",))
+    _set_values(document, "knobs", _toml_values(spec.knobs), _toml_values(saved.knobs))
+
+
+def _toml_values(knobs: KnobValues) -> dict[str, Any]:
+    return {name: BY_NAME[name].toml_value(value) for name, value in knobs.items()}
 
 
 def _flatten(document: TOMLDocument, preset: presets.Preset) -> None:
     """Cut the document from its parent, whose variants would come along, and write the parent's values into it."""
     document.pop("extends", None)
     document.setdefault("title", preset.title)
-    for section, values in (("model", preset.model), ("data", preset.data), ("knobs", preset.knobs)):
+    for section, values in (("model", preset.model), ("data", preset.data), ("knobs", _toml_values(preset.knobs))):
         table = _table(document, section)
         for key, value in values.items():
-            table.setdefault(key, BY_NAME[key].text_of(value) if section == "knobs" and value is None else value)
+            table.setdefault(key, value)
 
 
 def _set_values(
-    document: TOMLDocument, section: str, values: dict[str, Any], before: Any, relative: tuple[str, ...] = ()
+    document: TOMLDocument,
+    section: str,
+    values: dict[str, Any],
+    saved: dict[str, Any],
+    relative: tuple[str, ...] = (),
 ) -> None:
-    """Write the changed values, and those in `relative` that stand here: the file moves to another folder."""
-    here = document.get(section, {})
+    """Write the values that differ from the saved ones, and the `relative` paths: the file moves to another folder."""
+    present = document.get(section, {})
     changed = {
         key: value
         for key, value in values.items()
-        if key not in before or value != before[key] or (key in relative and key in here)
+        if key not in saved or value != saved[key] or (key in relative and key in present)
     }
-    gone = [key for key in here if key not in values]
-    if not changed and not gone:
+    removed = [key for key in present if key not in values]
+    if not changed and not removed:
         return
     table = _table(document, section)
-    for key in gone:
+    for key in removed:
         del table[key]
     for key, value in changed.items():
         table[key] = value

@@ -1,4 +1,4 @@
-"""Saves a script's command and the flags of its knobs as a preset of the user's own."""
+"""Save a script's command and the flags of its knobs as a preset of the user's own."""
 
 from __future__ import annotations
 
@@ -41,14 +41,13 @@ def script_preset_text(preset: ScriptPreset, reasons: Mapping[str, str]) -> str:
             words.update(place)
         if name in reasons:
             # TOML refuses control characters in a comment.
-            words.comment(
-                "".join(character if character.isprintable() else "?" for character in " ".join(reasons[name].split()))
-            )
+            reason = " ".join(reasons[name].split())
+            words.comment("".join(character if character.isprintable() else "?" for character in reason))
         places.append(name, words)
     script["knobs"] = places
     document["script"] = script
     knobs = tomlkit.table()
     for name, value in preset.knobs.items():
-        knobs[name] = knob(name).text_of(value) if value is None else value
+        knobs[name] = knob(name).toml_value(value)
     document["knobs"] = knobs
     return tomlkit.dumps(document)

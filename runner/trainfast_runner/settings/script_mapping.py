@@ -100,21 +100,14 @@ def mapping_of(flags: Sequence[Flag], changes: Iterable[str]) -> list[Proposal]:
     by_knob = {proposal.knob: proposal for proposal in propose(flags)}
     for change in changes:
         name, equals, words = change.partition("=")
-        if equals and not words.strip():
-            by_knob.pop(knob(name.strip()).name, None)
+        if not equals:
+            raise UserError(f"--map takes KNOB=FLAG, not {change!r}", key="--map")
+        name = knob(name.strip()).name
+        if words.strip():
+            by_knob[name] = place_typed(name, words, flags, "given by --map", example=f"--map '{name}={{}}'")
         else:
-            proposal = _given(change, flags)
-            by_knob[proposal.knob] = proposal
+            by_knob.pop(name, None)
     return list(by_knob.values())
-
-
-def _given(change: str, flags: Sequence[Flag]) -> Proposal:
-    """The place that `KNOB=FLAG` names. Raises UserError naming the nearest flag that the script has."""
-    name, equals, words = change.partition("=")
-    if not equals:
-        raise UserError(f"--map takes KNOB=FLAG, not {change!r}", key="--map")
-    knob_name = knob(name.strip()).name
-    return place_typed(knob_name, words, flags, "given by --map", example=f"--map '{knob_name}={{}}'")
 
 
 def place_typed(name: str, typed: str, flags: Sequence[Flag], reason: str, example: str = "'{}'") -> Proposal:
@@ -146,9 +139,9 @@ def _flag_of(word: str, flags: Sequence[Flag]) -> Flag:
     names = {name: flag for flag in flags for name in flag.names}
     if word in names:
         return names[word]
-    near = nearest(word, names)
+    similar = nearest(word, names)
     message = f"the script has no flag {word}" if names else "the script has no flags"
-    raise UserError(message, key=word, nearest=near, allowed=None if near or not names else sorted(names))
+    raise UserError(message, key=word, nearest=similar, allowed=None if similar or not names else sorted(names))
 
 
 def _table(name: str, typed: str, flags: Sequence[Flag]) -> dict[str, str]:
@@ -181,8 +174,8 @@ def _are_in_force(words: Sequence[str], flags: Sequence[Flag]) -> bool:
         if (flag := by_name.get(first)) is None:
             continue
         value = value if equals or following.partition("=")[0] in by_name else following
-        wanted = value or str("off" not in flag.type and first != flag.off)
-        in_force.append(str(flag.value).lower() == wanted.lower())
+        typed_value = value or str("off" not in flag.type and first != flag.off)
+        in_force.append(str(flag.value).lower() == typed_value.lower())
     return bool(in_force) and all(in_force)
 
 

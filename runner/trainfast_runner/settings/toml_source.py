@@ -94,7 +94,7 @@ def line_of(text: str, path: Sequence[str | int]) -> int | None:
     Walks table headers and keys; a key inside an inline table is given the line where that table starts
     unless it stands on a line of its own.
     """
-    wanted = [str(part) for part in path]
+    keys = [str(part) for part in path]
     best: tuple[int, int] | None = None
     table: list[str] = []
     counts: dict[str, int] = {}
@@ -108,22 +108,13 @@ def line_of(text: str, path: Sequence[str | int]) -> int | None:
                 table.append(str(counts[name]))
             elif table and table[0] in counts:
                 table = [table[0], str(counts[table[0]]), *table[1:]]
-            here = table
+            line_keys = table
         else:
             key = KEY.match(line)
             if not key:
                 continue
-            here = table + (key[3].split(".") if key[3] else [key[1] or key[2]])
-        depth = _common_prefix_length(here, wanted)
-        if depth == len(here) and (best is None or depth > best[1]):
+            line_keys = table + (key[3].split(".") if key[3] else [key[1] or key[2]])
+        depth = len(line_keys)
+        if line_keys == keys[:depth] and (best is None or depth > best[1]):
             best = (number, depth)
     return best[0] if best else None
-
-
-def _common_prefix_length(here: Sequence[str], wanted: Sequence[str]) -> int:
-    count = 0
-    for part, wanted_part in zip(here, wanted, strict=False):
-        if part != wanted_part:
-            break
-        count += 1
-    return count

@@ -10,7 +10,7 @@ import pytest
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.result import Conditions, Result, Spread, Throttle, Throughput
 from trainfast_runner.records.run_records import read_records
-from trainfast_runner.results.bottleneck.device_track import DeviceConditions
+from trainfast_runner.results.device_conditions.device_track import DeviceConditions
 from trainfast_runner.results.start_time import start_s
 from trainfast_runner.search.best.disturbances import joules_of, why_throttled
 from trainfast_runner.search.best.measure.cold_run_record import outcome_of

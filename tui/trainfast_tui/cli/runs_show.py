@@ -9,7 +9,7 @@ from pathlib import Path
 from trainfast_runner.records.result import Diagnosis, Result
 from trainfast_runner.records.run_directory import read_result, read_run_file
 from trainfast_runner.records.run_file import SCHEMA, WARM_ROLES, RunFile
-from trainfast_runner.results.bottleneck.joined_steps import as_record, joined_steps
+from trainfast_runner.results.device_conditions.joined_steps import as_record, joined_steps
 from trainfast_runner.results.explained_run import explained_now
 from trainfast_runner.running.final_result import result_or_none_while_live
 from trainfast_runner.running.follower import Follower, RunSnapshot

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.records.run_lines import Step
-from trainfast_runner.results.bottleneck.step_conditions import StepConditions
+from trainfast_runner.results.device_conditions.step_conditions import StepConditions
 from trainfast_tui.cli.output import print_line, print_table
 from trainfast_tui.text.format import ABSENT, celsius, count, fraction, joules, milliseconds
 

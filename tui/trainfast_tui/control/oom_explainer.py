@@ -14,9 +14,9 @@ from trainfast_tui.control.messages import OomExplained, Post
 from trainfast_tui.text.oom import out_of_memory
 
 if TYPE_CHECKING:
+    from trainfast_runner.memory.oom_explained import OutOfMemory
     from trainfast_runner.memory.warm_tracer import WarmTracer
     from trainfast_runner.records.result import OomExplanation
-    from trainfast_runner.results.explained_run import OutOfMemory
     from trainfast_runner.running.follower import RunSnapshot
 
 
@@ -89,6 +89,6 @@ class OomExplainer:
 
 
 def _explanation(oom_run: OutOfMemory, python: str | None) -> OomExplanation:
-    from trainfast_runner.results.explained_run import models_of
+    from trainfast_runner.results.explained_run import explain_run, models_of
 
-    return oom_run.explained(models_of(oom_run.run, python))
+    return explain_run(oom_run, models_of(oom_run.run, python))

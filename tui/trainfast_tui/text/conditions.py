@@ -11,8 +11,8 @@ from trainfast_tui.text.lines import Line, Piece, Tone, first_fitting
 from trainfast_tui.text.shades import SHADES, Shade
 
 if TYPE_CHECKING:
-    from trainfast_runner.results.bottleneck.device_track import DeviceConditions
-    from trainfast_runner.results.bottleneck.step_conditions import StepConditions
+    from trainfast_runner.results.device_conditions.device_track import DeviceConditions
+    from trainfast_runner.results.device_conditions.step_conditions import StepConditions
     from trainfast_runner.running.follower import RunSnapshot
 
 RECENT_STEPS = 20

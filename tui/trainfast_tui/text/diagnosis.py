@@ -61,9 +61,9 @@ def _nothing(run: RunSnapshot) -> str:
 
 
 def _section(diagnosis: Diagnosis, width: int) -> tuple[str, list[Line]]:
-    from trainfast_runner.results.bottleneck.rules import rule_that_spoke
+    from trainfast_runner.results.bottleneck.rules import matching_rule
 
-    rule = rule_that_spoke(diagnosis.rule, diagnosis.evidence)
+    rule = matching_rule(diagnosis.rule, diagnosis.evidence)
     title = ", ".join(filter(None, (rule.title if rule is not None else diagnosis.rule, cost_words(diagnosis))))
     thresholds = {condition.figure: condition for condition in rule.when} if rule is not None else {}
     lines = paragraph(diagnosis.line, width, "title")

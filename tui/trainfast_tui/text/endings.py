@@ -104,8 +104,10 @@ def oom_explanation(run: RunSnapshot) -> OomExplanation | None:
     # Results of older versions explain a probe by the preset's batch.
     if run.result is not None and run.result.oom is not None and (run.result.tried or not _is_warm(run)):
         return run.result.oom
+    from trainfast_runner.results.explained_run import explain_run
+
     oom_run = oom.out_of_memory(run)
-    return None if oom_run is None else oom_run.explained(lambda spec: None)
+    return None if oom_run is None else explain_run(oom_run, lambda spec: None)
 
 
 def _is_warm(run: RunSnapshot) -> bool:

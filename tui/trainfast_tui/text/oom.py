@@ -11,7 +11,7 @@ from trainfast_tui.text.format import plain, size
 from trainfast_tui.text.memory import category_words
 
 if TYPE_CHECKING:
-    from trainfast_runner.results.explained_run import OutOfMemory
+    from trainfast_runner.memory.oom_explained import OutOfMemory
     from trainfast_runner.running.follower import RunSnapshot
 
 WORTH_A_WORD = 1 << 20
@@ -91,7 +91,7 @@ def changes_title(changes: tuple[OomChange, ...] | list[OomChange]) -> str:
 
 def out_of_memory(run: RunSnapshot) -> OutOfMemory | None:
     """Gather the error, limits and events of a followed run that ran out of memory; None without its `run.json`."""
-    from trainfast_runner.results.explained_run import OutOfMemory
+    from trainfast_runner.memory.oom_explained import OutOfMemory
 
     if run.run_file is None:
         return None

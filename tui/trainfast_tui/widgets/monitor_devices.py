@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from trainfast_runner.machine.telemetry.binding import IN_SHORT
 from trainfast_runner.records.tick import DeviceReading, Tick
-from trainfast_runner.results.bottleneck.device_track import DeviceConditions
+from trainfast_runner.results.device_conditions.device_track import DeviceConditions
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.painting.painted import Painted, PaintedValue
 from trainfast_tui.text import format as fmt

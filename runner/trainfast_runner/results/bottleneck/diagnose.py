@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from collections.abc import Mapping
+from functools import cache, partial
 from typing import Any
 
 from trainfast_runner.records.result import Diagnosis
@@ -26,23 +26,19 @@ def diagnose(window: MeasuredWindow) -> list[Diagnosis]:
     for rule in RULES:
         # Rules of one name differ in their advice, the special cases first: the first that holds is the one to follow.
         if rule.name not in by_rule:
-            findings = [finding for figures in scopes[rule.scope] for finding in _held(rule, figures)]
+            findings = list(filter(None, (_finding(rule, figures) for figures in scopes[rule.scope])))
             if findings:
-                by_rule[rule.name] = max(findings, key=_weight(rule))
+                by_rule[rule.name] = max(findings, key=partial(_weight, rule))
     return sorted(
         by_rule.values(), key=lambda finding: (SEVERITIES.index(finding.severity), -(finding.cost_ms_per_step or 0.0))
     )
 
 
-def _weight(rule: Rule) -> Callable[[Diagnosis], tuple[float, float]]:
-    """The sort key of a finding: its cost, then the figure that the rule compares first."""
+def _weight(rule: Rule, finding: Diagnosis) -> tuple[float, float]:
+    """The sort key of a rule's finding: its cost, then the figure that the rule compares first."""
     first_figure = next((condition.figure for condition in rule.when if condition.is_ == ">="), "")
-
-    def weight(finding: Diagnosis) -> tuple[float, float]:
-        seen = finding.evidence.get(first_figure)
-        return finding.cost_ms_per_step or 0.0, float(seen) if isinstance(seen, float | int) else 0.0
-
-    return weight
+    value = finding.evidence.get(first_figure)
+    return finding.cost_ms_per_step or 0.0, float(value) if isinstance(value, float | int) else 0.0
 
 
 def can_tell(window: MeasuredWindow) -> bool:
@@ -60,28 +56,30 @@ class _Sentence(string.Formatter):
 
 
 _SENTENCE = _Sentence()
-_EITHER = ("degrees_over_c", "degrees_under_c")
+_ONE_OF_TWO = ("degrees_over_c", "degrees_under_c")
+"""The distances from a limit: one of them is always None, and left out."""
 
 
-def _held(rule: Rule, figures: Mapping[str, Figure]) -> Iterator[Diagnosis]:
-    """Yield the finding if every condition holds and every figure in its sentences is known."""
-    if not all(condition.holds(figures.get(condition.figure)) for condition in rule.when):
-        return
+def _finding(rule: Rule, figures: Mapping[str, Figure]) -> Diagnosis | None:
+    """The rule's finding; None unless every condition holds and every figure in its sentences is known."""
+    if not rule.holds(figures):
+        return None
     if any(figures.get(name) is None for name in (*_fields(rule.line), *_fields(rule.advice))):
-        return
+        return None
     cost, step_ms = figures.get(rule.cost) if rule.cost else None, figures["step_ms"]
     cost_ms = float(cost) if isinstance(cost, float | int) else None
     shown = dict.fromkeys([condition.figure for condition in rule.when] + list(rule.evidence))
     device, rank = figures.get("index"), figures.get("rank")
-    yield Diagnosis(
+    return Diagnosis(
         rule=rule.name,
         line=_SENTENCE.vformat(rule.line, (), figures),
         advice=_SENTENCE.vformat(rule.advice, (), figures),
         severity=rule.severity,
         cost_ms_per_step=cost_ms,
         cost_fraction=cost_ms / step_ms if cost_ms is not None and isinstance(step_ms, float) and step_ms else None,
-        # One of the two distances from the limit is always empty.
-        evidence={name: figures.get(name) for name in shown if name not in _EITHER or figures.get(name) is not None},
+        evidence={
+            name: figures.get(name) for name in shown if name not in _ONE_OF_TWO or figures.get(name) is not None
+        },
         device=device if rule.scope == "device" and isinstance(device, int) else None,
         rank=rank if rule.scope == "rank" and isinstance(rank, int) else None,
     )

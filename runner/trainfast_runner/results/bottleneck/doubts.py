@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 
 from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.records.result import Conditions, Result
-from trainfast_runner.results.bottleneck.rate import LEAST_COVERED
 from trainfast_runner.results.bottleneck.steady_state import drift_words
+from trainfast_runner.results.device_conditions.rate import LEAST_COVERED
 
 OTHERS_PERCENT = 15.0
 """The diagnosis's threshold for a short CPU."""
@@ -35,7 +35,7 @@ def doubts(result: Result) -> Iterator[str]:
         yield "did not start under clean conditions: the device was not as free as before"
     elif not conditions.clean and conditions.started_clean is None:
         yield "did not start under clean conditions: the device was not as free as before, or was lost meanwhile"
-    yield from _absent(result)
+    yield from _absences(result)
     for error in conditions.xid_errors:
         gpu = "a GPU" if error.get("device") is None else f"{_gpu(result)} {error['device']}"
         yield f"saw an Xid error on {gpu}" + (f": {error['detail']}" if error.get("detail") else "")
@@ -51,11 +51,11 @@ def doubts(result: Result) -> Iterator[str]:
         if fraction is not None and fraction >= THROTTLED_SHARE:
             where, source = _worst_gpu(result, cause.name, fraction)
             yield f"was throttled by {cause.words}{where} for {100 * fraction:.1f} % of the measured time{source}"
-    if (words := steadiness(conditions, result.steps.warmup)) is not None:
+    if (words := _steadiness(conditions, result.steps.warmup)) is not None:
         yield words
 
 
-def _absent(result: Result) -> Iterator[str]:
+def _absences(result: Result) -> Iterator[str]:
     """A predicate for each time without readings of a GPU: its length, its share, and the growth of counters."""
     for absence in result.conditions.absences:
         ended = "" if absence["back"] else ", to the end"
@@ -84,7 +84,7 @@ def marks(result: Result) -> Iterator[str]:
         yield drift_words(result.conditions.temperature_slope_c_per_min)
 
 
-def steadiness(conditions: Conditions, warmup: int) -> str | None:
+def _steadiness(conditions: Conditions, warmup: int) -> str | None:
     """A predicate about warm-up; None if the run was steady from the first measured step on, or if unknown."""
     drifts = []
     if conditions.temperature_slope_c_per_min is not None:

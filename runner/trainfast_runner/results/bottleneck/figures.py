@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from trainfast_runner.machine.telemetry.slowdown import slows_down_at_c
 from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.records.run_file import RunFile
-from trainfast_runner.results.bottleneck.device_track import DeviceConditions
-from trainfast_runner.results.bottleneck.device_window import window_of
-from trainfast_runner.results.bottleneck.measured_window import MeasuredWindow
+from trainfast_runner.results.bottleneck.measured_window import MeasuredWindow, mean_of_known
 from trainfast_runner.results.bottleneck.rules import ALL_CORES_BUSY_PERCENT, Figure, Scope
+from trainfast_runner.results.device_conditions.device_track import DeviceConditions
+from trainfast_runner.results.device_conditions.device_window import window_of
 from trainfast_runner.settings.strategies import strategy_or_single
 from trainfast_runner.units import highest, lowest
 
@@ -39,25 +39,19 @@ def figure_text(value: float) -> str:
 
 def figures_by_scope(window: MeasuredWindow) -> dict[Scope, list[Figures]]:
     """Figures for the run, for each device and for each rank; each set includes the run's."""
-    run = _run(window) | _host(window)
-    run |= _taken_by_others(run)
-    devices = [run | figures for figures in _devices(window, run)]
+    run = _run(window) | _loading(window) | _exchange(window) | _host(window)
+    devices = [run | figures for figures in _devices(window)]
     return {"run": [run], "device": devices, "rank": [run | figures for figures in _ranks(window)]}
 
 
 def _run(window: MeasuredWindow) -> Figures:
-    steps, knobs = window.first_rank, window.run.knobs
-    step_ms = _mean_of_known(step.step_ms for step in steps)
-    phases = {
-        f"{name}_ms": _mean_of_known(getattr(step, f"{name}_ms") for step in steps) for name in ("data", "forward")
-    }
-    phases["backward_ms"] = _mean_of_known(step.backward_ms for step in steps)
+    knobs, step_ms = window.run.knobs, window.mean_ms("step")
     utilization = _lowest_utilization(window)
-    data_percent = _percent(phases["data_ms"], step_ms)
-    figures: Figures = {
-        "steps": len(steps),
+    data_percent = _percent(window.mean_ms("data"), step_ms)
+    return {
+        "steps": len(window.first_rank),
         "step_ms": step_ms,
-        **phases,
+        **{f"{phase}_ms": window.mean_ms(phase) for phase in ("data", "forward", "backward")},
         "data_percent": data_percent,
         "device": window.run.device,
         "wait_policy": window.run.threads.wait if window.run.threads else None,
@@ -69,12 +63,11 @@ def _run(window: MeasuredWindow) -> Figures:
         "more_accum": 2 * _int_or(knobs.get("grad_accum"), 1),
         "tokens_per_micro_batch": _tokens(window),
         "alloc_retries": _retries(window),
-        "peak_reserved_bytes": highest(step.peak_reserved_bytes for step in steps),
+        "peak_reserved_bytes": highest(step.peak_reserved_bytes for step in window.first_rank),
         "gpu_utilization_percent": utilization,
         "gpu_idle_percent": None if utilization is None else 100 - utilization,
         **_idle(utilization, data_percent, step_ms),
     }
-    return figures | _loading(window) | _exchange(window, phases, step_ms)
 
 
 def _idle(utilization: float | None, data_percent: float | None, step_ms: float | None) -> Figures:
@@ -97,10 +90,11 @@ def _loading(window: MeasuredWindow) -> Figures:
     }
 
 
-def _exchange(window: MeasuredWindow, phases: Mapping[str, float | None], step_ms: float | None) -> Figures:
-    forward, backward = phases["forward_ms"], phases["backward_ms"]
+def _exchange(window: MeasuredWindow) -> Figures:
+    """The link, and the part of the backward that waits for it."""
+    step_ms, forward, backward = window.mean_ms("step"), window.mean_ms("forward"), window.mean_ms("backward")
     recomputes = window.run.knobs.get("checkpointing") == "full"
-    times = BACKWARD_OVER_FORWARD_RECOMPUTED if recomputes else BACKWARD_OVER_FORWARD
+    expected_ratio = BACKWARD_OVER_FORWARD_RECOMPUTED if recomputes else BACKWARD_OVER_FORWARD
     on_gpus = window.run.device == "cuda"
     link = window.run.link if on_gpus else "shared memory"
     advice = "a larger batch_size computes more for each exchange"
@@ -114,36 +108,49 @@ def _exchange(window: MeasuredWindow, phases: Mapping[str, float | None], step_m
     if not forward or backward is None or not step_ms:
         return figures
     # Gradients are exchanged while the backward computes: only what makes it longer costs the step.
-    exposed = max(0.0, backward - times * forward)
+    computed = expected_ratio * forward
+    exposed = max(0.0, backward - computed)
     return figures | {
         "backward_over_forward": backward / forward,
-        "computed_backward_ms": times * forward,
+        "computed_backward_ms": computed,
         "exposed_ms": exposed,
         "exposed_percent": 100 * exposed / step_ms,
     }
 
 
 def others_cpu_percent(window: MeasuredWindow) -> float | None:
-    """The share of all cores that processes other than the run's took, the mean."""
-    share = _host(window)["others_cpu_percent"]
-    return share if isinstance(share, float) else None
+    """The mean share of all cores that processes other than the run's took; None if unknown."""
+    busy, own_percent = _busy_percent(window), _own_percent(window)
+    return None if busy is None or own_percent is None else max(0.0, busy - own_percent)
+
+
+def _busy_percent(window: MeasuredWindow) -> float | None:
+    return mean_of_known(host.cpu_percent for host in window.hosts)
+
+
+def _own_percent(window: MeasuredWindow) -> float | None:
+    """The mean share of all cores that the run's processes took; None if unknown."""
+    cores = _last_known(host.cpu_count for host in window.hosts)
+    own_percent = mean_of_known(host.run.cpu_percent for host in window.hosts if host.run is not None)
+    return own_percent / cores if own_percent is not None and cores else None
 
 
 def _host(window: MeasuredWindow) -> Figures:
-    """The host's CPU load, the run's share of the load, and the host's memory."""
+    """The host's CPU load, the run's share of the load and its cost, and the host's memory."""
     hosts = window.hosts
     cores = _last_known(host.cpu_count for host in hosts)
-    busy = _mean_of_known(host.cpu_percent for host in hosts)
-    run_percent = _mean_of_known(host.run.cpu_percent for host in hosts if host.run is not None)
-    own_percent = run_percent / cores if run_percent is not None and cores else None
+    busy, others_percent = _busy_percent(window), others_cpu_percent(window)
     available = lowest(host.memory_available_bytes for host in hosts)
     total = _last_known(host.memory_total_bytes for host in hosts)
     swaps = [host.swap_used_bytes for host in hosts if host.swap_used_bytes is not None]
     grown = swaps[-1] - swaps[0] if swaps else None
-    others_percent = None if busy is None or own_percent is None else max(0.0, busy - own_percent)
+    lost_ms, working_ms = None, window.working_ms
+    # Where no core was free, the training would have had what others took of all cores.
+    if busy is not None and busy >= ALL_CORES_BUSY_PERCENT and others_percent is not None and working_ms is not None:
+        lost_ms = others_percent / 100 * working_ms
     return {
         "host_cpu_percent": busy,
-        "run_cpu_percent": own_percent,
+        "run_cpu_percent": _own_percent(window),
         "others_cpu_percent": others_percent,
         "others_cores": None if others_percent is None or not cores else others_percent / 100 * cores,
         "memory_available_bytes": available,
@@ -151,44 +158,28 @@ def _host(window: MeasuredWindow) -> Figures:
         "swap_used_bytes": swaps[-1] if swaps else None,
         "swap_grown_bytes": grown,
         "swap_grown_mib": None if grown is None else grown / 2**20,
+        "others_cost_ms": lost_ms,
+        "others_lost_words": _lost_words(lost_ms),
     }
 
 
-def _taken_by_others(run: Figures) -> Figures:
-    """The cost of other processes to a training on the CPU; None while cores are idle."""
-    others, busy, working = run["others_cpu_percent"], run["host_cpu_percent"], _working_ms(run)
-    if not isinstance(others, float) or not isinstance(busy, float) or busy < ALL_CORES_BUSY_PERCENT or working is None:
-        return {"others_cost_ms": None, "others_lost_words": ""}
-    # No core was free, so what others took of all cores the training would have had.
-    lost = others / 100 * working
-    return {"others_cost_ms": lost, "others_lost_words": _lost_words(lost)}
-
-
-def _working_ms(run: Figures) -> float | None:
-    """The part of a step that slow clocks or a shared CPU make longer: a wait for data is a cause of its own."""
-    step, data = run["step_ms"], run["data_ms"]
-    return None if not isinstance(step, float) else step - (data if isinstance(data, float) else 0.0)
-
-
-def _devices(window: MeasuredWindow, run: Figures) -> list[Figures]:
+def _devices(window: MeasuredWindow) -> list[Figures]:
     used = [device for device in window.devices if device.uuid in window.run.gpu_uuids]
     clocks = [device.sm_clock_mhz for device in used if device.sm_clock_mhz]
-    return [_device(window, device, max(clocks, default=None), run) for device in window.devices]
+    return [_device(window, device, max(clocks, default=None)) for device in window.devices]
 
 
-def _device(window: MeasuredWindow, device: DeviceConditions, fastest: float | None, run: Figures) -> Figures:
+def _device(window: MeasuredWindow, device: DeviceConditions, fastest: float | None) -> Figures:
     samples, averaged = window.samples.get(device.uuid or "", ()), window.averaged(device.uuid or "")
     hottest = highest(sample.temperature_c for sample in samples)
     limit = _last_known(slows_down_at_c(sample) for sample in samples)
-    width, widest = (
-        _last_known(sample.pcie_width for sample in samples),
-        _last_known(sample.pcie_width_max for sample in samples),
-    )
+    width = _last_known(sample.pcie_width for sample in samples)
+    widest = _last_known(sample.pcie_width_max for sample in samples)
     foreign = [process for process in window.foreign if process.device == device.index]
     memory = [process.memory_used_bytes for process in foreign if process.memory_used_bytes is not None]
     clock = device.sm_clock_mhz
     behind = None if clock is None or not fastest else 1 - clock / fastest
-    working = _working_ms(run) if _meet_on_gpus(window.run) else None
+    working_ms = window.working_ms if _meet_on_gpus(window.run) else None
     trains = device.uuid in window.run.device_uuids
     return {
         "index": device.index,
@@ -196,21 +187,21 @@ def _device(window: MeasuredWindow, device: DeviceConditions, fastest: float | N
         "shared_words": "shared with" if window.run.device_uuids else "used by",
         "waited_for_words": ": ranks that meet in every step wait for it" if _meet_on_gpus(window.run) else "",
         "used": int(device.uuid in window.run.gpu_uuids),
-        **_throttling(device, window, run, trains=trains),
+        **_throttling(device, window, trains=trains),
         "temperature_c": hottest,
         "slows_down_at_c": limit,
         "degrees_over_c": None if hottest is None or limit is None or hottest < limit else hottest - limit,
         "degrees_under_c": None if hottest is None or limit is None or hottest >= limit else limit - hottest,
         "cooling_advice": _cooling_advice(hottest, limit),
         "temperature_words": _temperature_words(hottest, limit),
-        "power_w": _mean_of_known(sample.power_w for sample in averaged),
+        "power_w": mean_of_known(sample.power_w for sample in averaged),
         "power_limit_w": _last_known(sample.power_limit_w for sample in samples),
         "clock_loss_percent": None if device.clock_loss_fraction is None else 100 * device.clock_loss_fraction,
         "sm_clock_mhz": clock,
         "fastest_sm_clock_mhz": fastest,
         "clock_behind_percent": None if behind is None else 100 * behind,
-        "clock_behind_cost_ms": None if behind is None or working is None else behind * working,
-        "gpu_utilization_percent": _mean_of_known(sample.gpu_utilization_percent for sample in averaged),
+        "clock_behind_cost_ms": None if behind is None or working_ms is None else behind * working_ms,
+        "gpu_utilization_percent": mean_of_known(sample.gpu_utilization_percent for sample in averaged),
         "pcie_width": width,
         "pcie_width_max": widest,
         "pcie_lanes_missing": None if width is None or widest is None else widest - width,
@@ -227,28 +218,24 @@ def _meet_on_gpus(run: RunFile) -> bool:
     return run.world_size > 1 and len(run.device_uuids) > 1
 
 
-def _throttling(device: DeviceConditions, window: MeasuredWindow, run: Figures, *, trains: bool) -> Figures:
+def _throttling(device: DeviceConditions, window: MeasuredWindow, *, trains: bool) -> Figures:
     """Throttling by cause: milliseconds a step, percent of the time, and the lost part of a step.
 
     Pauses between steps are as throttled as the steps. A wait for data cannot be lost to a slow clock. Without clocks
     all of the throttled time counts as lost. A run loses nothing to a GPU that it only watches.
     """
-    span, step_ms, working = window_of(window.first_rank), run["step_ms"], _working_ms(run)
-    steps_share = None
-    if span is not None and isinstance(step_ms, float):
-        steps_share = step_ms / span.ms
+    span, step_ms, working_ms = window_of(window.first_rank), window.mean_ms("step"), window.working_ms
+    steps_share = None if span is None or step_ms is None else step_ms / span.ms
     figures: Figures = {}
     for cause in CAUSES:
         throttled, lost = (
             None if ms is None or steps_share is None else ms * steps_share
             for ms in (device.throttled_ms.get(cause.name), device.lost_ms.get(cause.name))
         )
-        if not trains:
-            lost = None
-        lost = lost if lost is None or working is None else min(lost, working)
-        cost = lowest((throttled, working)) if lost is None else lost
+        lost = None if lost is None or not trains else lowest((lost, working_ms))
+        cost = lowest((throttled, working_ms)) if lost is None else lost
         figures[f"{cause.name}_ms_per_step"] = throttled
-        figures[f"{cause.name}_percent"] = _percent(throttled, step_ms if isinstance(step_ms, float) else None)
+        figures[f"{cause.name}_percent"] = _percent(throttled, step_ms)
         figures[f"{cause.name}_lost_ms_per_step"] = lost
         figures[f"{cause.name}_cost_ms"] = cost if trains else None
         figures[f"{cause.name}_lost_words"] = _lost_words(lost) if trains else "; the run does not use it"
@@ -318,9 +305,7 @@ def _ranks(window: MeasuredWindow) -> list[Figures]:
 
 def _lowest_utilization(window: MeasuredWindow) -> float | None:
     """The utilization of the run's least busy GPU."""
-    return lowest(
-        _mean_of_known(s.gpu_utilization_percent for s in window.averaged(u)) for u in window.run.device_uuids
-    )
+    return lowest(mean_of_known(s.gpu_utilization_percent for s in window.averaged(u)) for u in window.run.device_uuids)
 
 
 def _retries(window: MeasuredWindow) -> int | None:
@@ -339,18 +324,13 @@ def _tokens(window: MeasuredWindow) -> float | None:
     parts = _int_or(knobs.get("grad_accum"), 1)
     if strategy_or_single(knobs).pipeline:
         parts *= _int_or(knobs.get("micro_batches"), 1)
-    tokens = _mean_of_known(step.tokens for step in steps)
+    tokens = mean_of_known(step.tokens for step in steps)
     return tokens / parts if tokens and parts else None
 
 
-def _mean_of_known(values: Iterable[float | None]) -> float | None:
-    measured = [value for value in values if value is not None]
-    return statistics.fmean(measured) if measured else None
-
-
 def _last_known(values: Iterable[T | None]) -> T | None:
-    measured = [value for value in values if value is not None]
-    return measured[-1] if measured else None
+    known = [value for value in values if value is not None]
+    return known[-1] if known else None
 
 
 def _percent(part: float | None, whole: float | None) -> float | None:

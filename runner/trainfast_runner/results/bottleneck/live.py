@@ -9,11 +9,11 @@ from trainfast_runner.records.result import Diagnosis, SteadyState
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_lines import Event, Step
 from trainfast_runner.records.tick import DeviceReading, Tick
-from trainfast_runner.results.bottleneck.device_window import window_of
 from trainfast_runner.results.bottleneck.diagnose import diagnose
 from trainfast_runner.results.bottleneck.measured_window import AVERAGED_NS, MeasuredWindow, foreign_processes
 from trainfast_runner.results.bottleneck.steady_state import steady_state
-from trainfast_runner.results.bottleneck.step_conditions import StepJoin
+from trainfast_runner.results.device_conditions.device_window import window_of
+from trainfast_runner.results.device_conditions.step_conditions import StepJoin
 
 WINDOW_NS = 30_000_000_000
 STEPS_KEPT = 200

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -10,9 +11,9 @@ from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_lines import Event, Step
 from trainfast_runner.records.run_records import HostSample, RunRecords
 from trainfast_runner.records.tick import HostReading
-from trainfast_runner.results.bottleneck.device_track import DeviceConditions
-from trainfast_runner.results.bottleneck.device_window import Window
-from trainfast_runner.results.bottleneck.readings import Reading
+from trainfast_runner.results.device_conditions.device_track import DeviceConditions
+from trainfast_runner.results.device_conditions.device_window import Window
+from trainfast_runner.results.device_conditions.readings import Reading
 
 T = TypeVar("T")
 
@@ -50,9 +51,25 @@ class MeasuredWindow:
         """The steps of the lowest rank; empty without any."""
         return self.steps[min(self.steps)] if self.steps else ()
 
+    def mean_ms(self, phase: str) -> float | None:
+        """Mean time of a phase, or of the whole "step", in ms on the lowest rank; None if no step recorded it."""
+        return mean_of_known(getattr(step, f"{phase}_ms") for step in self.first_rank)
+
+    @property
+    def working_ms(self) -> float | None:
+        """The part of a step that slow clocks or a shared CPU make longer: a wait for data is a cause of its own."""
+        step_ms = self.mean_ms("step")
+        return None if step_ms is None else step_ms - (self.mean_ms("data") or 0.0)
+
     def averaged(self, uuid: str) -> Sequence[Reading]:
         """A device's samples whose utilization and power are the steps' alone; empty in a short window."""
         return (self.samples if self.averages is None else self.averages).get(uuid, ())
+
+
+def mean_of_known(values: Iterable[float | None]) -> float | None:
+    """The mean of the known values; None without any."""
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
 
 
 def measured_window_of(records: RunRecords, devices: Sequence[DeviceConditions], window: Window) -> MeasuredWindow:

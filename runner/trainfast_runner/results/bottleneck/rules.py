@@ -73,6 +73,10 @@ class Rule:
     cost: str | None = None
     evidence: tuple[str, ...] = ()
 
+    def holds(self, figures: Mapping[str, Figure]) -> bool:
+        """True if the figures fulfil every condition."""
+        return all(condition.holds(figures.get(condition.figure)) for condition in self.when)
+
 
 def _at_least(figure: str, threshold: float) -> Condition:
     return Condition(figure, ">=", threshold)
@@ -359,16 +363,8 @@ RULES: tuple[Rule, ...] = (
 )
 """Every rule. Of the rules that hold, warnings come first, then the highest cost of a step; rules of unknown cost last,
 in this order."""
-NAMES = tuple(dict.fromkeys(rule.name for rule in RULES))
 
 
-def rule_that_spoke(name: str, evidence: Mapping[str, Figure]) -> Rule | None:
+def matching_rule(name: str, evidence: Mapping[str, Figure]) -> Rule | None:
     """The first rule of this name whose conditions the evidence fulfils; None for a rule of another version."""
-    return next(
-        (
-            rule
-            for rule in RULES
-            if rule.name == name and all(condition.holds(evidence.get(condition.figure)) for condition in rule.when)
-        ),
-        None,
-    )
+    return next((rule for rule in RULES if rule.name == name and rule.holds(evidence)), None)

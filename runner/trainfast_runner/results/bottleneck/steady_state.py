@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from trainfast_runner.records.result import SteadyState
 from trainfast_runner.results.distributions import MAD_TO_SIGMA, NORMAL_95
+from trainfast_runner.units import highest
 
 BLOCKS = 12
 LEAST_BLOCKS = 4
@@ -50,12 +51,12 @@ def steady_state(
     for start in range(half + 1):
         tail = blocks[start:]
         drift, slope = _step_drift(tail), _slope([(b.at_s, b.temperature_c) for b in tail])
-        if _at_its_level(blocks[start], blocks[half:]) and not _drifts(tail, drift, slope):
+        if _is_at_level(blocks[start], blocks[half:]) and not _drifts(tail, drift, slope):
             # A larger drift without a trend is scatter of the blocks.
             shown_drift = None if drift is not None and abs(drift) > DRIFT_OF_STEP else drift
-            return _found(steps[0][0] if start == 0 else tail[0].first_step, False, shown_drift, slope)
+            return _as_result(steps[0][0] if start == 0 else tail[0].first_step, False, shown_drift, slope)
     tail = blocks[half:]
-    return _found(None, True, _step_drift(tail), _slope([(b.at_s, b.temperature_c) for b in tail]))
+    return _as_result(None, True, _step_drift(tail), _slope([(b.at_s, b.temperature_c) for b in tail]))
 
 
 def drift_words(temperature_slope_c_per_min: float | None) -> str:
@@ -64,7 +65,7 @@ def drift_words(temperature_slope_c_per_min: float | None) -> str:
     return "still cooling down" if slope is not None and slope <= -COOLING_C_PER_MIN else "still warming up"
 
 
-def _found(from_step: int | None, warming: bool, drift: float | None, slope: float | None) -> SteadyState:
+def _as_result(from_step: int | None, warming: bool, drift: float | None, slope: float | None) -> SteadyState:
     return SteadyState(
         steady_from_step=from_step,
         still_warming=warming,
@@ -81,20 +82,20 @@ def _blocks(
     for index in range(count):
         part = steps[len(steps) * index // count : len(steps) * (index + 1) // count]
         begin_ns, end_ns = part[0][1] - round(part[0][2] * 1e6), part[-1][1]
-        seen = [[c for t_ns, c in device if begin_ns <= t_ns <= end_ns] for device in temperatures]
+        of_devices = [[c for t_ns, c in device if begin_ns <= t_ns <= end_ns] for device in temperatures]
         blocks.append(
             _Block(
                 first_step=part[0][0],
                 at_s=(begin_ns + end_ns) / 2e9,
                 step_ms=statistics.median(ms for _, _, ms in part),
-                temperature_c=max((statistics.fmean(device) for device in seen if device), default=None),
+                temperature_c=highest(map(statistics.fmean, filter(None, of_devices))),
             )
         )
     return blocks
 
 
-def _at_its_level(block: _Block, settled: Sequence[_Block]) -> bool:
-    """True if a block is like the blocks of the second half, within their scatter."""
+def _is_at_level(block: _Block, settled: Sequence[_Block]) -> bool:
+    """True if a block is like the settled ones, within their scatter."""
     times = [step.step_ms for step in settled]
     middle = statistics.median(times)
     scatter = MAD_TO_SIGMA * statistics.median(abs(ms - middle) for ms in times)

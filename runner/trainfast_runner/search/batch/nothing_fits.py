@@ -9,11 +9,12 @@ from contextlib import closing, suppress
 import msgspec
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.memory.oom_explained import OutOfMemory
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import OomExplanation, RunError
 from trainfast_runner.records.run_directory import read_result, read_run_file
 from trainfast_runner.records.run_records import read_records
-from trainfast_runner.results.explained_run import OutOfMemory, held_bytes_of, models_of, trace_changes
+from trainfast_runner.results.explained_run import explain_run, held_bytes_of, models_of, trace_changes
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.state import BatchState
 from trainfast_runner.search.journal.batch import BatchEnded, Change, ConfirmationRun, Probe
@@ -39,9 +40,9 @@ def nothing_fits(
     held_bytes = failed.peak_allocated_bytes if isinstance(failed, Probe) else None
     if held_bytes is None and failed.batch_size == 1:
         held_bytes = held_bytes_of(read_records(home.directory(failed.run_id)), error)
-    oom_run = OutOfMemory(single, failed.reason, error, held_bytes, host_bytes=None, events=())
+    oom_run = OutOfMemory(single, failed.reason, error, held_bytes)
     _trace_changes(oom_run, plan.python, raise_if_cancelled)
-    explained = oom_run.explained(models_of(single, plan.python))
+    explained = explain_run(oom_run, models_of(single, plan.python))
     missing = missing_bytes(explained, failed)
     changes = [
         Change(**msgspec.structs.asdict(change)) for change in explained.changes if "batch_size" not in change.settings

@@ -12,8 +12,8 @@ from pathlib import Path
 from trainfast_runner.machine.cpu.others import CpuWindow
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_records import read_records
-from trainfast_runner.results.bottleneck.device_track import DeviceConditions
-from trainfast_runner.results.bottleneck.step_conditions import join_of
+from trainfast_runner.results.device_conditions.device_track import DeviceConditions
+from trainfast_runner.results.device_conditions.step_conditions import join_of
 from trainfast_runner.search.journal.best import BestLine, ColdRun, Trial
 
 MOST_OTHERS = 0.15

@@ -1,4 +1,4 @@
-"""Settings that cannot work together are refused before launch, with both named and the nearest that do."""
+"""Refuse settings that cannot work together before launch: the error names both, and the nearest that can."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from trainfast_runner.settings.compatibility.general_rules import (
     precision_has_hardware,
     set_knobs_matter,
 )
-from trainfast_runner.settings.compatibility.pipeline_rules import micro_batches_divide, pipeline_fits
+from trainfast_runner.settings.compatibility.pipeline_rules import PIPELINE_RULES, micro_batches_divide
 from trainfast_runner.settings.compatibility.technique_rules import TECHNIQUE_RULES
 from trainfast_runner.settings.compatibility.tensor_rules import TENSOR_RULES
-from trainfast_runner.settings.compatibility.zero_rules import zero_fits
+from trainfast_runner.settings.compatibility.zero_rules import ZERO_RULES
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 RULES: tuple[Rule, ...] = (
     *GENERAL_RULES,
     *CATALOG_RULES,
-    pipeline_fits,
+    *PIPELINE_RULES,
     *TENSOR_RULES,
-    zero_fits,
+    *ZERO_RULES,
     *DATA_RULES,
     *TECHNIQUE_RULES,
 )
@@ -58,7 +58,7 @@ KNOB_RULES: tuple[Rule, ...] = (
 
 
 def check(facts: Facts) -> None:
-    """Raise the first rule's UserError that applies; return when the combination can run."""
+    """Check the combination against every rule. Raises the UserError of the first that refuses."""
     for rule in RULES:
         rule(facts)
 
@@ -73,9 +73,9 @@ def cannot_run_anywhere(spec: RunSpec, machine: Machine) -> UserError | None:
 
     A CPU is on every machine: what cannot run on it contradicts a `devices` that asks for it.
     """
-    here = cannot_run_here(spec, machine)
-    if here is not None:
-        return here if asks_for_cpu(spec.knobs["devices"]) else None
+    refusal = cannot_run_here(spec, machine)
+    if refusal is not None:
+        return refusal if asks_for_cpu(spec.knobs["devices"]) else None
     return _first_refusal(KNOB_RULES, spec, machine)
 
 

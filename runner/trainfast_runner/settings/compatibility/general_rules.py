@@ -5,7 +5,8 @@ from __future__ import annotations
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.cpu.device_names import asks_for_cpu, cpu_processes
 from trainfast_runner.settings.compatibility.facts import Facts, Rule
-from trainfast_runner.settings.device_counts import device_choice, devices_asked
+from trainfast_runner.settings.config_fields import first_size
+from trainfast_runner.settings.device_counts import chosen_gpus, devices_asked
 from trainfast_runner.settings.knob_values import MOST_CPU_PROCESSES, parse_bytes_per_rank
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.worker.catalog import nearest_strategy
@@ -30,7 +31,7 @@ def devices_exist(facts: Facts) -> None:
     machine = facts.machine
     if machine.refusal is not None:
         raise machine.refusal
-    chosen = machine.choose_gpus(device_choice(devices), strategy).gpus if machine.device == "cuda" else ()
+    chosen = chosen_gpus(facts.knobs, machine).gpus
     watch = facts.knobs["watch"]
     machine.watched(None if watch is None else str(watch), chosen)
     if machine.device == "cuda":
@@ -71,8 +72,7 @@ def precision_has_hardware(facts: Facts) -> None:
         )
     if precision not in {"tf32", "bf16", "bf16-pure"} or facts.machine.device == "cpu":
         return
-    chosen = facts.machine.choose_gpus(device_choice(devices_asked(facts.knobs)), str(facts.knobs["strategy"])).gpus
-    for gpu in chosen:
+    for gpu in chosen_gpus(facts.knobs, facts.machine).gpus:
         capability = compute_capability(gpu.compute_capability)
         if capability is not None and capability < AMPERE:
             raise UserError(
@@ -126,12 +126,12 @@ def _positions_suffice(facts: Facts) -> None:
     nested = config.get("text_config")
     if isinstance(nested, dict):
         config = {**config, **nested}
-    field = next((key for key in ("n_positions", "max_position_embeddings") if isinstance(config.get(key), int)), None)
-    if field and isinstance(seq_len, int) and seq_len > config[field]:
+    field, positions = first_size(config, "n_positions", "max_position_embeddings")
+    if positions and isinstance(seq_len, int) and seq_len > positions:
         raise UserError(
-            f"seq_len={seq_len} is longer than the model's model.{field}={config[field]}",
+            f"seq_len={seq_len} is longer than the model's model.{field}={positions}",
             key="seq_len",
-            advice=f"seq_len={config[field]}, or model.{field}={seq_len}",
+            advice=f"seq_len={positions}, or model.{field}={seq_len}",
         )
 
 
@@ -149,10 +149,9 @@ def _vocabulary_holds_bytes(facts: Facts) -> None:
 
 
 def _heads_divide(facts: Facts) -> None:
-    config = facts.config
-    width = next((config[key] for key in ("hidden_size", "n_embd") if isinstance(config.get(key), int)), None)
-    heads = next((config[key] for key in ("num_attention_heads", "n_head") if isinstance(config.get(key), int)), None)
-    if width and heads and not config.get("head_dim") and width % heads:
+    _, width = first_size(facts.config, "hidden_size", "n_embd")
+    _, heads = first_size(facts.config, "num_attention_heads", "n_head")
+    if width and heads and not facts.config.get("head_dim") and width % heads:
         raise UserError(
             f"the hidden size {width} is not divisible by {heads} attention heads", key="model.num_attention_heads"
         )

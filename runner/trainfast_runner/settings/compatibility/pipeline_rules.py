@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings.compatibility.facts import Facts, Rule
+from trainfast_runner.settings.config_fields import first_size
 from trainfast_runner.settings.knob_type import whole_number
 from trainfast_runner.worker.catalog import SCHEDULES
 
@@ -19,6 +20,8 @@ PIPELINE_OBJECTIVES = {
 
 
 def _family_can_be_cut(facts: Facts) -> None:
+    if not facts.strategy.pipeline:
+        return
     family, objective = facts.config.get("model_type"), facts.spec.data.get("objective")
     strategy = facts.knobs["strategy"]
     if isinstance(family, str) and family not in PIPELINE_OBJECTIVES:
@@ -37,22 +40,24 @@ def _family_can_be_cut(facts: Facts) -> None:
 
 
 def _layers_for_every_stage(facts: Facts) -> None:
+    if not facts.strategy.pipeline:
+        return
     degree, schedule = whole_number(facts.knobs, "pp_degree"), str(facts.knobs["pp_schedule"])
     stages = degree * SCHEDULES[schedule].stages_per_rank
-    name = next((key for key in ("num_hidden_layers", "n_layer") if isinstance(facts.config.get(key), int)), None)
-    if name is None or stages <= facts.config[name]:
+    field, layers = first_size(facts.config, "num_hidden_layers", "n_layer")
+    if not layers or stages <= layers:
         return
-    if degree <= facts.config[name]:
+    if degree <= layers:
         raise UserError(
             f"pp_schedule=interleaved with pp_degree={degree} makes {stages} stages,"
-            f" more than the model's {facts.config[name]} layers (model.{name})",
+            f" more than the model's {layers} layers (model.{field})",
             key="pp_schedule",
             advice="pp_schedule=1f1b",
         )
     raise UserError(
-        f"pp_degree={degree} is more than the model's {facts.config[name]} layers (model.{name})",
+        f"pp_degree={degree} is more than the model's {layers} layers (model.{field})",
         key="pp_degree",
-        advice=f"pp_degree={facts.config[name]}" if facts.config[name] > 1 else "strategy=ddp",
+        advice=f"pp_degree={layers}" if layers > 1 else "strategy=ddp",
     )
 
 
@@ -81,17 +86,10 @@ def micro_batches_divide(facts: Facts) -> None:
 
 
 def _runs(schedule: str, chunks: int, degree: int) -> bool:
-    """True if torch's schedule takes that many micro-batches; GPipe takes any number."""
+    """True if torch's schedule takes that many micro-batches."""
     if schedule == "1f1b":
         return chunks >= degree
     return schedule == "gpipe" or chunks % max(1, chunks // degree) == 0
 
 
-_RULES: tuple[Rule, ...] = (_family_can_be_cut, _layers_for_every_stage, micro_batches_divide)
-
-
-def pipeline_fits(facts: Facts) -> None:
-    """Ask these rules about a pipeline."""
-    if facts.strategy.pipeline:
-        for rule in _RULES:
-            rule(facts)
+PIPELINE_RULES: tuple[Rule, ...] = (_family_can_be_cut, _layers_for_every_stage, micro_batches_divide)

@@ -164,7 +164,7 @@ _STRATEGIES = (
         wrapper="none",
         what="one device",
         fallback="ddp",
-        memory_rule="Sharing",
+        memory_rule="Unshared",
         one_process=True,
         no_nccl_because="one GPU has no other to send to",
         compiles=True,
@@ -247,7 +247,7 @@ _STRATEGIES = (
         parameter_form=SLICES,
         knobs=TENSOR_KNOBS,
         fallback="fsdp",
-        memory_rule="Sharing",
+        memory_rule="Unshared",
     ),
     _PIPELINE,
     StrategyEntry(

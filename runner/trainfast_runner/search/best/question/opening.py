@@ -25,7 +25,7 @@ from trainfast_runner.search.journal.best import BestQuestion, Space, read_best_
 from trainfast_runner.search.journal.lines import SearchJournal
 from trainfast_runner.search.options import SearchOptions
 from trainfast_runner.search.searches import key_of_question, new_search, unfinished
-from trainfast_runner.settings.device_counts import device_choice, device_count, devices_asked
+from trainfast_runner.settings.device_counts import chosen_gpus, device_count
 from trainfast_runner.settings.set_by_searches import SET_BY_A_SEARCH
 from trainfast_runner.settings.spec import RunSpec, expand_paths
 
@@ -101,8 +101,7 @@ def _gpus_of(survey: Survey, space: Space) -> list[str]:
     specs = [candidate_spec(survey.spec, {}), *survey.legal(space).values()]
     meshes = {tuple(spec.knobs[name] for name in MESH): spec for spec in specs}
     widest = max(meshes.values(), key=lambda spec: device_count(spec, survey.machine))
-    chosen = survey.machine.choose_gpus(device_choice(devices_asked(widest.knobs)), str(widest.knobs["strategy"]))
-    return [gpu.uuid for gpu in chosen.gpus if gpu.uuid]
+    return [gpu.uuid for gpu in chosen_gpus(widest.knobs, survey.machine).gpus if gpu.uuid]
 
 
 def open_best(best_plan: BestPlan, home: Home, options: SearchOptions) -> Path:

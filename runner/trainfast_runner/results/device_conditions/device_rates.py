@@ -8,9 +8,9 @@ counter a reason holds half way to a sample that does not show it.
 from __future__ import annotations
 
 from trainfast_runner.machine.telemetry.throttle import CAUSES, Cause
-from trainfast_runner.results.bottleneck.counter_growth import CounterGrowth
-from trainfast_runner.results.bottleneck.rate import Rate
-from trainfast_runner.results.bottleneck.readings import (
+from trainfast_runner.results.device_conditions.counter_growth import CounterGrowth
+from trainfast_runner.results.device_conditions.rate import Rate
+from trainfast_runner.results.device_conditions.readings import (
     Reading,
     clock_loss,
     mean_of_ends,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from trainfast_runner.machine.telemetry.throttle import SAMPLED_REASONS, SOURCES, Cause
-from trainfast_runner.results.bottleneck.readings import (
+from trainfast_runner.results.device_conditions.readings import (
     ENERGY_FIELD,
     Reading,
     mean_of_ends,

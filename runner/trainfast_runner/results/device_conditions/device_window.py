@@ -11,13 +11,13 @@ from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.records.result import Energy, Throttle
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.run_records import DeviceSample
-from trainfast_runner.results.bottleneck.device_track import (
+from trainfast_runner.results.device_conditions.device_track import (
     ENERGY_COUNTER,
     INTEGRATED_POWER,
     DeviceConditions,
     DeviceTrack,
 )
-from trainfast_runner.results.bottleneck.outages import Outage
+from trainfast_runner.results.device_conditions.outages import Outage
 from trainfast_runner.units import highest
 
 Samples = list[tuple[int, DeviceSample]]

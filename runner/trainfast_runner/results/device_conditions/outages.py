@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from trainfast_runner.machine.telemetry.throttle import CAUSES
-from trainfast_runner.results.bottleneck.counter_growth import CounterGrowth
-from trainfast_runner.results.bottleneck.readings import Reading, is_answer
+from trainfast_runner.results.device_conditions.counter_growth import CounterGrowth
+from trainfast_runner.results.device_conditions.readings import Reading, is_answer
 
 ENERGY = "energy"
 """Key of the joules beside the causes in an outage's growth."""

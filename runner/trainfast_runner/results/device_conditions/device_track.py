@@ -8,11 +8,11 @@ from bisect import bisect_left, bisect_right
 import msgspec
 
 from trainfast_runner.machine.telemetry.throttle import SOURCES
-from trainfast_runner.results.bottleneck.counter_growth import CounterGrowth
-from trainfast_runner.results.bottleneck.device_rates import DeviceRates
-from trainfast_runner.results.bottleneck.outages import ENERGY, Outage, OutageLog
-from trainfast_runner.results.bottleneck.rate import Rate
-from trainfast_runner.results.bottleneck.readings import Reading
+from trainfast_runner.results.device_conditions.counter_growth import CounterGrowth
+from trainfast_runner.results.device_conditions.device_rates import DeviceRates
+from trainfast_runner.results.device_conditions.outages import ENERGY, Outage, OutageLog
+from trainfast_runner.results.device_conditions.rate import Rate
+from trainfast_runner.results.device_conditions.readings import Reading
 
 ENERGY_COUNTER, INTEGRATED_POWER = "energy counter", "integrated power"
 SAMPLES_DROPPED_AT_ONCE = 256

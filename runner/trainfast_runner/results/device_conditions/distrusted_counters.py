@@ -13,7 +13,7 @@ from collections.abc import Set as AbstractSet
 from trainfast_runner.machine.telemetry.energy import energy_distrust
 from trainfast_runner.machine.telemetry.fields import CAUSE_COUNTERS
 from trainfast_runner.machine.telemetry.throttle import CAUSES, REASONS_OF_COUNTER
-from trainfast_runner.results.bottleneck.readings import ENERGY_FIELD, Reading, reading_of
+from trainfast_runner.results.device_conditions.readings import ENERGY_FIELD, Reading, reading_of
 
 SAMPLES_SHOWN = 2
 """One sample may show a reason whose counter the driver updates after the record's end."""

@@ -10,7 +10,7 @@ import msgspec
 
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.run_records import RunRecords, read_records
-from trainfast_runner.results.bottleneck.step_conditions import StepConditions, join_of
+from trainfast_runner.results.device_conditions.step_conditions import StepConditions, join_of
 from trainfast_runner.settings.device_counts import ranks_with_samples
 
 
