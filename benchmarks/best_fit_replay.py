@@ -81,14 +81,14 @@ class FakeConductor:
             return told
         assert self.latest is not None
         told.stopped_because = decision.step.why
-        told.leader, told.seconds = self.latest.leader, self.spent_s
+        told.leader, told.seconds = self.latest.leader_number, self.spent_s
         told.found = answer_of(self.latest)
-        told.answer = told.found.best if told.found is not None else None
+        told.answer = told.found.best_number if told.found is not None else None
         told.starts = sum(isinstance(line, Visited) for line in self.lines)
         for line in self.lines:
             if isinstance(line, ColdRun):
                 told.cold[line.role] += 1
-        assert told.leader is None or told.answer == ColdRanking(self.latest).answer
+        assert told.leader is None or told.answer == ColdRanking(self.latest).answer_number
         return told
 
     def next(self) -> BestDecision:
@@ -173,7 +173,7 @@ def question(
     earlier: tuple[EarlierEffect, ...] = (),
 ) -> BestQuestion:
     """The question that a space is searched for."""
-    baseline = space.candidates[space.baseline]
+    baseline = space.candidates[space.baseline_number]
     vary: dict[str, list[object]] = {}
     for one in space.candidates:
         for name, value in one.knobs.items():

@@ -30,7 +30,6 @@ from trainfast_runner.search.batch.decide import BatchDecision
 from trainfast_runner.search.batch.probe_record import confirmation_record, why_others_grew
 from trainfast_runner.search.batch.report import report
 from trainfast_runner.search.batch.state import BatchState, state_of_batch_journal
-from trainfast_runner.search.conductor import worked_seconds
 from trainfast_runner.search.control import cancel, conductor_of, pause, resume
 from trainfast_runner.search.journal.batch import (
     BatchAnswer,
@@ -43,7 +42,15 @@ from trainfast_runner.search.journal.batch import (
     Probe,
     read_batch_journal,
 )
-from trainfast_runner.search.journal.lines import Conducted, CoolingDown, Paused, Resumed, SearchJournal, Waiting
+from trainfast_runner.search.journal.lines import (
+    Conducted,
+    CoolingDown,
+    Paused,
+    Resumed,
+    SearchJournal,
+    Waiting,
+    worked_seconds,
+)
 from trainfast_runner.search.journal.memory_lines import MemoryLines, PhaseLine
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.search.searches import new_search, newest_search, unfinished

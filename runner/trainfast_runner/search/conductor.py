@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -35,6 +35,7 @@ from trainfast_runner.search.journal.lines import (
     SearchEnded,
     SearchJournal,
     Waiting,
+    worked_seconds,
 )
 from trainfast_runner.search.options import SearchOptions
 from trainfast_runner.search.processes import (
@@ -251,18 +252,3 @@ def conduct_alone(directory: Path, make: Callable[[], Conductor[LineT, EndedT]])
             return conductor.run()
         finally:
             conductor.close()
-
-
-def worked_seconds(lines: Iterable[Any]) -> float:
-    """Seconds that conductors worked on a search, without pauses, waits for other runs, and gaps between conductors."""
-    total_ns, since_ns, last_ns = 0, None, 0
-    for line in lines:
-        if isinstance(line, (Conducted, Paused, Waiting)) and since_ns is not None:
-            total_ns += (last_ns if isinstance(line, Conducted) else line.t_ns) - since_ns
-            since_ns = None
-        if isinstance(line, (Conducted, Resumed)):
-            since_ns = line.t_ns
-        last_ns = line.t_ns
-    if since_ns is not None:
-        total_ns += last_ns - since_ns
-    return total_ns / 1e9

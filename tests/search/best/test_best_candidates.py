@@ -49,7 +49,7 @@ def test_the_candidates_are_the_combinations_of_one_global_batch() -> None:
     assert space.dropped == 120
     assert all(one.knobs["batch_size"] * one.knobs["grad_accum"] == 32 for one in space.candidates)
     assert all(one.samples_per_step == 32 for one in space.candidates)
-    baseline = space.candidates[space.baseline]
+    baseline = space.candidates[space.baseline_number]
     assert baseline.knobs == {"batch_size": 8, "grad_accum": 4, "precision": "fp32", "optimizer": "adamw"}
     assert all(one.process_knobs == {} for one in space.candidates), "one process tries them all"
     sgd = next(one for one in space.candidates if one.knobs["optimizer"] == "sgd")
@@ -150,7 +150,7 @@ def test_without_asking_only_knobs_that_train_the_same_are_varied() -> None:
     assert "bf16 runs here" in left_alone["precision=fp16"]
     assert "strategy" not in varied, "the run has one device"
     space = enumerate_space(spec, CPU, varied, 8, refuse)
-    baseline = space.candidates[space.baseline]
+    baseline = space.candidates[space.baseline_number]
     assert all(changes_training(one, baseline) == [] for one in space.candidates)
 
 

@@ -135,7 +135,7 @@ def test_effects_of_an_answered_search_of_the_same_model_are_where_the_next_begi
     effect = Effect(knob="precision", value="bf16", before="fp32", gain_percent=gain)
     other = Effect(knob="workers", value=2, before=0, gain_percent=gain)
     rate = Interval(median=10.0, low=9.0, high=11.0)
-    found = BestAnswer(best=0, best_rate=rate, best_run_ids=[], baseline_run_ids=[], effects=[effect, other])
+    found = BestAnswer(best_number=0, best_rate=rate, best_run_ids=[], baseline_run_ids=[], effects=[effect, other])
     answered = best_search(home, BestEnded(state="answered", answer=found))
     best_search(home, BestEnded(state="answered", answer=found), model="bert")
     best_search(home, BestEnded(state="cancelled", answer=found))

@@ -73,20 +73,20 @@ class BatchSnapshot:
         return tuple(line for line in self.lines if isinstance(line, ConfirmationRun))
 
     @cached_property
-    def next(self) -> BatchStep | None:
+    def newest_step(self) -> BatchStep | None:
         """The current step and its reason; the last step once the search has ended."""
         return newest(self.lines, BatchStep)
 
     @cached_property
     def is_decided(self) -> bool:
-        """False when `next` is done and the step after it is not decided yet."""
+        """False when the newest step is done and the one after it is not decided yet."""
         steps = (line for line in reversed(self.lines) if isinstance(line, BatchStep | Probe | ConfirmationRun))
         return isinstance(next(steps, None), BatchStep | None)
 
     @property
     def fits(self) -> tuple[MemoryLines, ...]:
         """The newest fit, one of each rank; empty before the first probe."""
-        return tuple(self.next.fits) if self.next is not None else ()
+        return tuple(self.newest_step.fits) if self.newest_step is not None else ()
 
     @cached_property
     def run_id(self) -> str | None:

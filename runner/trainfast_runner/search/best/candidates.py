@@ -70,7 +70,7 @@ def enumerate_space(
     if first not in combinations:
         combinations.insert(0, first)
     candidates = [_candidate(arithmetic, knobs, refuse) for knobs in combinations]
-    return Space(candidates=candidates, baseline=combinations.index(first), dropped=dropped)
+    return Space(candidates=candidates, baseline_number=combinations.index(first), dropped=dropped)
 
 
 def with_predictions(space: Space, bytes_of: Mapping[int, int | None], limit_bytes: int | None) -> Space:
@@ -85,7 +85,7 @@ def with_predictions(space: Space, bytes_of: Mapping[int, int | None], limit_byt
         if candidate.ruled_out is None and needed is not None and limit_bytes is not None and needed > limit_bytes:
             excess = needed - limit_bytes
             changed = msgspec.structs.replace(changed, excess_bytes=excess)
-            if number != space.baseline:
+            if number != space.baseline_number:
                 reason = excess_words(needed, limit_bytes)
                 changed = msgspec.structs.replace(changed, ruled_out=TOO_LARGE, reason=reason)
         candidates[number] = changed

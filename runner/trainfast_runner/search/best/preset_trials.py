@@ -54,7 +54,7 @@ class PresetBestConductor(BestConductor):
         with ThreadPoolExecutor(1) as pool:
             prediction = pool.submit(self._model_survey.predict_candidates, self._question, cancelled)
             try:
-                self._process_for(self._space.baseline)
+                self._process_for(self._space.baseline_number)
                 self._wait_for(prediction, time.monotonic() + TRACE_WITHIN_S)
             finally:
                 cancelled.set()

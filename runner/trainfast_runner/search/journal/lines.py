@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -101,6 +101,21 @@ def awaited_run(lines: Sequence[object]) -> str | None:
     """The id of the run that the next process waits for to leave the device; None otherwise."""
     last = lines[-1] if lines else None
     return last.run_id if isinstance(last, Waiting) else None
+
+
+def worked_seconds(lines: Iterable[Any]) -> float:
+    """Seconds that conductors worked on a search, without pauses, waits for other runs, and gaps between conductors."""
+    total_ns, since_ns, last_ns = 0, None, 0
+    for line in lines:
+        if isinstance(line, (Conducted, Paused, Waiting)) and since_ns is not None:
+            total_ns += (last_ns if isinstance(line, Conducted) else line.t_ns) - since_ns
+            since_ns = None
+        if isinstance(line, (Conducted, Resumed)):
+            since_ns = line.t_ns
+        last_ns = line.t_ns
+    if since_ns is not None:
+        total_ns += last_ns - since_ns
+    return total_ns / 1e9
 
 
 def state_of_search(

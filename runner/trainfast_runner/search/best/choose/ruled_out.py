@@ -18,7 +18,7 @@ from trainfast_runner.search.journal.best import (
     Space,
     Trial,
 )
-from trainfast_runner.search.speed.effects import Levels
+from trainfast_runner.search.speed.levels import Levels
 
 MOST_VOID = 3
 """A candidate whose trials or runs were voided so often is given up."""
@@ -106,7 +106,7 @@ def _larger_batches(number: int, candidates: Sequence[Candidate]) -> list[int]:
 
 def _other_losses(space: Space, ran: Sequence[Trial | ColdRun]) -> list[CandidateVerdict]:
     """Verdicts on candidates that train the same as the baseline and reach another loss on the same samples."""
-    baseline = space.baseline
+    baseline = space.baseline_number
     trials = [attempt for attempt in ran if isinstance(attempt, Trial)]
     # Runs under memory_limit have fewer steps.
     full = [attempt for attempt in ran if isinstance(attempt, ColdRun) and attempt.role != UNDER_LIMIT]

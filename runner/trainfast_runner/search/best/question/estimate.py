@@ -11,7 +11,7 @@ from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.search.best.question.baseline_cost import earlier_starts
 from trainfast_runner.search.best.question.opening import BestPlan, check_new_budget, find_unfinished
 from trainfast_runner.search.options import SearchOptions
-from trainfast_runner.search.speed.trial_rates import Starts, process_key
+from trainfast_runner.search.speed.process_starts import GUESSED_START_S, process_key
 
 COLD_RUNS = 6
 """Cold runs of a search: two each of the winner and the baseline, and about one for each of two of its knobs."""
@@ -80,7 +80,7 @@ def _start(best_plan: BestPlan, home: Home) -> tuple[float, str]:
     what = "model" if best_plan.plan.script is None else "script"
     seen = earlier_starts(home, lambda run: run.device == best_plan.plan.device and _is_alike(run, best_plan))
     if not seen:
-        return Starts.GUESS_S, f"assumed: no run of this {what} was timed here"
+        return GUESSED_START_S, f"assumed: no run of this {what} was timed here"
     count = "a run" if len(seen) == 1 else f"{len(seen)} runs"
     return statistics.median(seen), f"as {count} of this {what} took"
 

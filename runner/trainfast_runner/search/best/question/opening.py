@@ -133,7 +133,7 @@ def find_unfinished(best_plan: BestPlan, home: Home, options: SearchOptions) -> 
 
 def check_new_budget(best_plan: BestPlan, home: Home) -> None:
     """Raise UserError when the budget does not pay for the baseline, as far as earlier runs tell."""
-    baseline = best_plan.space.candidates[best_plan.space.baseline]
+    baseline = best_plan.space.candidates[best_plan.space.baseline_number]
     baseline_spec = candidate_spec(best_plan.survey.spec, baseline.knobs).with_overrides(
         memory_limit=None
     )  # as in a trial
