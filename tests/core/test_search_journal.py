@@ -292,7 +292,9 @@ def proving(monkeypatch: pytest.MonkeyPatch, started: Callable[[RunPlan, Home], 
     """Let a search confirm 4 until a run has finished with it; `started` takes the place of a launch."""
 
     def decided(state: BatchState) -> BatchDecision:
-        return BatchDecision("fail" if state.confirmations else "prove", "because", 4)
+        if state.confirmations:
+            return BatchDecision(BatchStep(action="end", why="because"), "failed")
+        return BatchDecision(BatchStep(action="prove", batch_size=4, why="because"))
 
     monkeypatch.setattr(conductor, "decide", decided)
     monkeypatch.setattr(launch, "start", started)

@@ -38,12 +38,12 @@ TRACE_WITHIN_S = 30.0
 class PresetBestConductor(BestConductor):
     """Conducts the best-fit search of a preset."""
 
+    _survey: ModelSurvey
+
     def __init__(
         self, directory: Path, best_plan: BestPlan, home: Home, options: SearchOptions, caller: Caller[BestLine]
     ) -> None:
         super().__init__(directory, best_plan, home, options, caller)
-        assert isinstance(best_plan.survey, ModelSurvey)
-        self._model_survey = best_plan.survey
         self._ceiling = ceiling_here(home, best_plan.plan)
         self._process_knobs: RecordedKnobs = {}
         self._process_uuids: list[str] = []
@@ -52,7 +52,7 @@ class PresetBestConductor(BestConductor):
         """Trace and predict while the baseline's process starts, and write the candidates before its first trial."""
         cancelled = threading.Event()
         with ThreadPoolExecutor(1) as pool:
-            prediction = pool.submit(self._model_survey.predict_candidates, self._question, cancelled)
+            prediction = pool.submit(self._survey.predict_candidates, self._question, cancelled)
             try:
                 self._process_for(self._space.baseline_number)
                 self._wait_for(prediction, time.monotonic() + TRACE_WITHIN_S)
