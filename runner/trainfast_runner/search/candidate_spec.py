@@ -1,4 +1,4 @@
-"""The run of a candidate: the spec of its search with the knobs of the candidate."""
+"""The run of a candidate: the spec of its search with the knobs of the candidate, in a warm process or its own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from trainfast_runner.machine.cpu.device_names import CPU, asks_for_cpu
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.settings.strategies import strategy_of
+from trainfast_runner.worker.catalog import allows_warm_trials
 
 BATCH_KNOBS = ("batch_size", "grad_accum")
 MESH = ("strategy", "tp_degree", "pp_degree")
@@ -27,3 +28,8 @@ def candidate_spec(spec: RunSpec, knobs: Mapping[str, KnobValue]) -> RunSpec:
     elif isinstance(devices, str):
         one_device = devices.partition("+")[0] + "+"
     return replace(run_spec, knobs={**run_spec.knobs, "devices": one_device})
+
+
+def takes_warm_trials(knobs: Mapping[str, object]) -> bool:
+    """Return True if a process with these knobs can train one setting after another."""
+    return allows_warm_trials(*(str(knobs[name]) for name in ("strategy", "engine", "compile")))

@@ -6,13 +6,8 @@ import pytest
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.search.best.candidates import (
-    changes_training,
-    count_of,
-    default_global_batch,
-    enumerate_space,
-    with_predictions,
-)
+from trainfast_runner.search.best.candidates import changes_training, enumerate_space, with_predictions
+from trainfast_runner.search.best.global_batch import GlobalBatch, default_global_batch
 from trainfast_runner.search.best.question.varied import vary_of
 from trainfast_runner.search.candidate_spec import candidate_spec
 from trainfast_runner.settings.compatibility.check import check
@@ -118,7 +113,7 @@ def test_a_million_points_are_refused_with_the_count_before_anything_is_listed()
         "seed": list(range(100)),
         "weight_decay": [step / 1000 for step in range(100)],
     }
-    assert count_of(spec, CPU, many, 8) == 1_000_000
+    assert GlobalBatch(spec, CPU, many, 8).count() == 1_000_000
     with pytest.raises(UserError) as refused:
         enumerate_space(spec, CPU, many, 8, refuse)
     assert "1,000,000 candidates are more than 5,000" in refused.value.message

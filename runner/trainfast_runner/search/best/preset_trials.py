@@ -20,7 +20,7 @@ from trainfast_runner.search.best.measure.trial import WantedTrial, take_trial
 from trainfast_runner.search.best.question.opening import BestPlan
 from trainfast_runner.search.best.question.survey import ModelSurvey
 from trainfast_runner.search.best.too_large import Failure, oom_failure
-from trainfast_runner.search.candidate_spec import candidate_spec
+from trainfast_runner.search.candidate_spec import candidate_spec, takes_warm_trials
 from trainfast_runner.search.conductor import Caller
 from trainfast_runner.search.journal.best import (
     BestLine,
@@ -29,7 +29,6 @@ from trainfast_runner.search.journal.best import (
 )
 from trainfast_runner.search.options import SearchOptions
 from trainfast_runner.search.processes import WarmProcess, raise_if_stopped
-from trainfast_runner.worker.catalog import allows_warm_trials
 
 TRACE_WITHIN_S = 30.0
 """The first trial waits at most this long for predictions once its process is ready: nothing is traced while timing."""
@@ -88,13 +87,8 @@ class PresetBestConductor(BestConductor):
         if ended.ended_process:
             process.wait_for_end()
             self._ended_process(process)
-        elif not self._is_turned_warm(number):
+        elif not takes_warm_trials(candidate_spec(self._survey.spec, candidate.knobs).knobs):
             self._end_process()
-
-    def _is_turned_warm(self, number: int) -> bool:
-        """True if a process of this candidate takes a second trial, even of the same candidate."""
-        knobs = candidate_spec(self._survey.spec, self._space.candidates[number].knobs).knobs
-        return allows_warm_trials(str(knobs["strategy"]), str(knobs["engine"]), str(knobs["compile"]))
 
     def _add_flops_bounds(self, process: WarmProcess) -> None:
         """Add the bounds by FLOPs to the candidates, once a process has counted its model's."""

@@ -9,6 +9,7 @@ import msgspec
 
 from trainfast_runner.search.best.candidates import changes_training
 from trainfast_runner.search.best.too_large import verdict_of
+from trainfast_runner.search.candidate_spec import BATCH_KNOBS
 from trainfast_runner.search.journal.best import (
     TIMED_OUTCOMES,
     UNDER_LIMIT,
@@ -95,11 +96,11 @@ def _larger_batches(number: int, candidates: Sequence[Candidate]) -> list[int]:
     knobs = candidates[number].knobs
     if "batch_size" not in knobs:
         return []
-    other_knobs = {name: value for name, value in knobs.items() if name not in ("batch_size", "grad_accum")}
+    other_knobs = {name: value for name, value in knobs.items() if name not in BATCH_KNOBS}
     return [
         other
         for other, candidate in enumerate(candidates)
-        if candidate.knobs["batch_size"] > knobs["batch_size"]
+        if candidate.batch_size > candidates[number].batch_size
         and all(candidate.knobs[name] == value for name, value in other_knobs.items())
     ]
 

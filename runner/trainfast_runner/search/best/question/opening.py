@@ -13,7 +13,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.best.candidates import default_global_batch
+from trainfast_runner.search.best.global_batch import default_global_batch
 from trainfast_runner.search.best.question.baseline_cost import check_budget
 from trainfast_runner.search.best.question.priors import earlier_effects
 from trainfast_runner.search.best.question.request import BestRequest, check_request

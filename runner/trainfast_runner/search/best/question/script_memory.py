@@ -31,14 +31,14 @@ def with_fitted_memory(space: Space, trials: Iterable[Trial], limit_bytes: int |
     for trial in trials:
         candidate = space.candidates[trial.candidate_number]
         if trial.peak_allocated_bytes is not None and "batch_size" in candidate.knobs:
-            tried[_knobs_but_batch(candidate)].setdefault(candidate.knobs["batch_size"], trial)
+            tried[_knobs_but_batch(candidate)].setdefault(candidate.batch_size, trial)
     expected: dict[int, int | None] = {}
     too_large: dict[int, int | None] = {}
     for number, candidate in enumerate(space.candidates):
-        like, batch_size = tried.get(_knobs_but_batch(candidate), {}), candidate.knobs.get("batch_size", 0)
-        if batch_size in like or candidate.ruled_out is not None:
+        like = tried.get(_knobs_but_batch(candidate), {})
+        if candidate.batch_size in like or candidate.ruled_out is not None:
             continue
-        predicted = _by_sizes(like, batch_size, device) or _by_trace(space, like, candidate, device)
+        predicted = _by_sizes(like, candidate.batch_size, device) or _by_trace(space, like, candidate, device)
         if predicted is None:
             continue
         need, error = predicted
@@ -66,7 +66,7 @@ def _by_trace(space: Space, like: Mapping[int, Trial], candidate: Candidate, dev
         if trial.traced is not None:
             measured = trial.peak_allocated_bytes or 0
             peak = TracedPeak(traced=trial.traced, batch_size=size, measured_bytes=measured)
-            need = peak.need_bytes(candidate.knobs["batch_size"])
+            need = peak.need_bytes(candidate.batch_size)
             error = NOISE_BYTES[device] + TRACED_SHARE[device] * abs(need - measured)
             is_alike = _accumulates(candidate) == _accumulates(space.candidates[trial.candidate_number])
             return need, error if is_alike else math.inf
