@@ -16,9 +16,14 @@ MESH = ("strategy", "tp_degree", "pp_degree")
 """The knobs that decide how many data-parallel ranks share the global batch."""
 
 
+def with_knobs(spec: RunSpec, knobs: Mapping[str, KnobValue]) -> RunSpec:
+    """Return `spec` with these knobs, of which those that differ are overrides."""
+    return spec.with_overrides(**{name: value for name, value in knobs.items() if spec.knobs[name] != value})
+
+
 def candidate_spec(spec: RunSpec, knobs: Mapping[str, KnobValue]) -> RunSpec:
     """Return the run of a candidate: `spec` with its knobs. `devices` is a ceiling, of which `single` uses one."""
-    run_spec = spec.with_overrides(**{name: value for name, value in knobs.items() if spec.knobs[name] != value})
+    run_spec = with_knobs(spec, knobs)
     devices = run_spec.knobs["devices"]
     if not strategy_of(run_spec.knobs).one_device or devices is None:
         return run_spec

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping
 
 import msgspec
@@ -18,7 +17,7 @@ from trainfast_runner.settings.device_counts import world_size
 from trainfast_runner.settings.knob_type import KnobValues, whole_number
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_runner.settings.vary import Vary, fewest_to_drop
+from trainfast_runner.settings.vary import Vary, combinations_of, fewest_to_drop
 
 Refuse = Callable[[RunSpec], UserError | None]
 """Returns the UserError of a run that cannot start here; None when it can."""
@@ -42,8 +41,8 @@ def enumerate_space(spec: RunSpec, machine: Machine, vary: Vary, size: int | Non
     ]
     combinations: list[RecordedKnobs] = []
     dropped = 0
-    for values in itertools.product(*vary.values()):
-        complete = global_batch.complete(dict(zip(vary, values, strict=True)))
+    for combination in combinations_of(vary):
+        complete = global_batch.complete(combination)
         if complete is None:
             dropped += 1
         else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping
 from functools import cached_property
@@ -15,7 +14,7 @@ from trainfast_runner.settings.device_counts import data_parallel_degree, device
 from trainfast_runner.settings.knob_type import KnobValues, whole_number
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_runner.settings.vary import Vary
+from trainfast_runner.settings.vary import Vary, combinations_of
 
 MOST_CANDIDATES = 5000
 """A search has at most this many candidates."""
@@ -113,18 +112,13 @@ class GlobalBatch:
     @cached_property
     def _possible(self) -> list[RecordedKnobs]:
         """The combinations of the deciding knobs that have this size."""
-        return [knobs for knobs in self._combinations() if self.complete(knobs) is not None]
-
-    def _combinations(self) -> list[RecordedKnobs]:
-        return [
-            dict(zip(self._deciding, values, strict=True)) for values in itertools.product(*self._deciding.values())
-        ]
+        return [knobs for knobs in combinations_of(self._deciding) if self.complete(knobs) is not None]
 
     def nearest_error(self) -> UserError:
         """Return the error about a size that nothing varied gives, with the nearest sizes below and above it."""
         wanted = self.size or 0
         attainable: set[int] = set()
-        for combination in self._combinations():
+        for combination in combinations_of(self._deciding):
             knobs = {**self._spec.knobs, **combination}
             size = self.degree(knobs)
             if "batch_size" in self._deciding or "grad_accum" not in self._deciding:
