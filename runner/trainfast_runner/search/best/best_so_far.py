@@ -24,15 +24,7 @@ from trainfast_runner.search.journal.best import (
     Space,
     Trial,
 )
-from trainfast_runner.search.journal.lines import (
-    CoolingDown,
-    Waiting,
-    awaited_run,
-    current_cooling,
-    current_end,
-    is_paused,
-    worked_seconds,
-)
+from trainfast_runner.search.journal.lines import Waiting, current_end, worked_seconds
 from trainfast_runner.search.speed.process_starts import ProcessStarts, process_key
 from trainfast_runner.search.speed.trial_rates import log_rate, measurements
 from trainfast_runner.units import highest
@@ -84,21 +76,6 @@ class BestSoFar(BestJournal):
     def answer(self) -> BestAnswer | None:
         """The answer, or the best so far of a cancelled search; None before either."""
         return None if self.ended is None else self.ended.answer
-
-    @cached_property
-    def is_paused(self) -> bool:
-        """True if the conductor waits."""
-        return is_paused(self.lines)
-
-    @cached_property
-    def cooling(self) -> CoolingDown | None:
-        """The newest look at the temperature while the next process waits for cooler GPUs, else None."""
-        return current_cooling(self.lines)
-
-    @cached_property
-    def waits_for(self) -> str | None:
-        """The run that the next process waits for to leave the device; None otherwise."""
-        return awaited_run(self.lines)
 
     @cached_property
     def rates(self) -> Mapping[int, Interval]:

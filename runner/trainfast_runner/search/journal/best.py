@@ -18,7 +18,16 @@ from trainfast_runner.records.json_lines import read_all
 from trainfast_runner.records.run_file import SCHEMA, ClockAnchor, PredictedSpeed, RecordedKnobs, RecordedSpec
 from trainfast_runner.records.script_run import TracedMemory
 from trainfast_runner.records.search_directories import JOURNAL_FILE
-from trainfast_runner.search.journal.lines import Conducted, CoolingDown, Line, Paused, Resumed, SearchEnded, Waiting
+from trainfast_runner.search.journal.lines import (
+    Conducted,
+    CoolingDown,
+    JournalLines,
+    Line,
+    Paused,
+    Resumed,
+    SearchEnded,
+    Waiting,
+)
 
 UNNAMED = "no present value is named"
 """Why a knob of a script is left alone whose value neither the preset nor a setting names."""
@@ -301,7 +310,7 @@ BestLine = (
 
 
 @dataclass(frozen=True)
-class BestJournal:
+class BestJournal(JournalLines):
     """The lines of a journal, oldest first, and those of them that tried a candidate."""
 
     lines: tuple[BestLine, ...]

@@ -24,7 +24,8 @@ from trainfast_runner.search.cool_down import check_coolable
 from trainfast_runner.search.journal.best import BestQuestion, Space, read_best_journal
 from trainfast_runner.search.journal.lines import SearchJournal
 from trainfast_runner.search.options import SearchOptions
-from trainfast_runner.search.searches import key_of_question, new_search, unfinished
+from trainfast_runner.search.question_key import key_of_question
+from trainfast_runner.search.searches import new_search, unfinished
 from trainfast_runner.settings.device_counts import device_choice, device_count, devices_asked
 from trainfast_runner.settings.set_by_searches import SET_BY_A_SEARCH
 from trainfast_runner.settings.spec import RunSpec, expand_paths
