@@ -127,8 +127,8 @@ def count_rows(so_far: BestSoFar, verdicts: Sequence[CandidateVerdict]) -> Itera
         f"{knob_words(so_far.candidate(verdict.candidate_number).knobs)}: {verdict.reason}" for verdict in not_tried
     ]
     yield from _shortened("not tried", named)
-    if so_far.disturbed:
-        yield "disturbed", f"{measurements(so_far.disturbed)}, by other processes or a throttled GPU"
+    if so_far.disturbed_count:
+        yield "disturbed", f"{measurements(so_far.disturbed_count)}, by other processes or a throttled GPU"
     if so_far.ended is not None:
         if so_far.ended.stopped_because:
             yield "stopped because", so_far.ended.stopped_because

@@ -52,7 +52,7 @@ class BestSoFar(BestJournal):
         return newest(self.lines, Space)
 
     @property
-    def disturbed(self) -> int:
+    def disturbed_count(self) -> int:
         """The number of measurements that count although other processes or heat disturbed them."""
         return sum(line.outcome == "measured" and bool(line.reason) for line in self.attempts)
 

@@ -54,7 +54,7 @@ class PresetBestConductor(BestConductor):
             prediction = pool.submit(self._survey.predict_candidates, self._question, cancelled)
             try:
                 self._process_for(self._space.baseline_number)
-                self._wait_for(prediction, time.monotonic() + TRACE_WITHIN_S)
+                self._wait_until(prediction, time.monotonic() + TRACE_WITHIN_S)
             finally:
                 cancelled.set()
         self._space = prediction.result()
@@ -79,14 +79,13 @@ class PresetBestConductor(BestConductor):
         )
         ended = take_trial(process, self._process_uuids, wanted)
         if ended is None:
-            self._record_end(number, self._ended_process(process), self._clock_s() - began_s)
+            self._record_end(number, self._ended_process(), self._clock_s() - began_s)
             return
         is_warm = any(isinstance(line, Trial) and line.run_id == ended.trial.run_id for line in self._lines)
         self._write(msgspec.structs.replace(ended.trial, warm=is_warm, repeats=decision.step.repeats))
         self._add_flops_bounds(process)
         if ended.ended_process:
-            process.wait_for_end()
-            self._ended_process(process)
+            self._ended_process()
         elif not takes_warm_trials(candidate_spec(self._survey.spec, candidate.knobs).knobs):
             self._end_process()
 
@@ -114,7 +113,7 @@ class PresetBestConductor(BestConductor):
         process = self._process = WarmProcess(directory, plan.world_size, self._raise_if_cancelled)
         self._process_knobs, self._process_uuids = candidate.process_knobs, plan.device_uuids
         if process.ready() is None:
-            self._record_end(number, self._ended_process(process), self._clock_s() - began_s)
+            self._record_end(number, self._ended_process(), self._clock_s() - began_s)
             return None
         start_s = self._clock_s() - began_s
         self._write(Visited(run_id=directory.name, process_knobs=candidate.process_knobs, start_s=start_s))

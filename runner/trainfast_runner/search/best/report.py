@@ -52,7 +52,7 @@ def best_report(directory: Path) -> dict[str, Any]:
         "predicted_from": memory_from(so_far.trials) if question.limits_trials else None,
         "trials": [_trial(trial, space) for trial in so_far.trials] if space is not None else [],
         "races": [_cold_run(run, space) for run in so_far.cold_runs] if space is not None else [],
-        "disturbed": so_far.disturbed,
+        "disturbed": so_far.disturbed_count,
         "orders": [_order(order, space) for order in so_far.orders],
         "earlier": [_effect(effect, "search_id") for effect in question.earlier],
         **fields_of(ended, "missing_bytes", "stopped_because", "seconds"),

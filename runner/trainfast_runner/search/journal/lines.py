@@ -113,7 +113,10 @@ class JournalLines:
 
 
 def worked_seconds(lines: Iterable[Any]) -> float:
-    """Return the seconds that conductors worked on a search, without pauses, waits for other runs, and gaps between conductors."""
+    """Return the seconds that conductors worked on a search.
+
+    Pauses, waits for other runs and gaps between conductors do not count.
+    """
     total_ns, since_ns, last_ns = 0, None, 0
     for line in lines:
         if isinstance(line, (Conducted, Paused, Waiting)) and since_ns is not None:

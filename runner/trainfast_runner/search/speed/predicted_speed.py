@@ -126,9 +126,9 @@ class SpeedModel:
         before: list[_Timed] = []
         for number in near:
             speed, expected = self._measured[number]
-            seen = timed(self._measured_knobs[number], expected, speed.log_rate, speed.variance, speed.visit)
-            self._add(factor, prior, levels, seen, before)
-            before.append(seen)
+            run = timed(self._measured_knobs[number], expected, speed.log_rate, speed.variance, speed.visit)
+            self._add(factor, prior, levels, run, before)
+            before.append(run)
         row, deviation, _ = self._add(factor, prior, levels, timed(wanted, step, 0.0, self._noise, ""), before)
         return self._interval(_log_rate(step) + sum(map(mul, row, factor.whitened)), deviation)
 

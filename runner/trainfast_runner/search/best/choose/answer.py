@@ -244,17 +244,17 @@ def _pair_with_levels(ranking: ColdRanking, name: str, level: int, base_level: i
 def _pareto_numbers(ranking: ColdRanking) -> list[int]:
     """The measured candidates that no other one beats in both rate and memory, the fastest first."""
     state = ranking.state
-    rated = []
+    measured = []
     for number in range(len(state.candidates)):
-        rate, needed = _log_rate(ranking, number), ranking.memory_bytes(number)
-        if rate is not None and needed is not None and number not in state.ruled_out:
-            rated.append((-rate[0], needed, number))
-    front, least = [], math.inf
-    for _, needed, number in sorted(rated):
-        if needed < least:
-            front.append(number)
-            least = needed
-    return front
+        rate, needed_bytes = _log_rate(ranking, number), ranking.memory_bytes(number)
+        if rate is not None and needed_bytes is not None and number not in state.ruled_out:
+            measured.append((-rate[0], needed_bytes, number))
+    numbers, least_bytes = [], math.inf
+    for _, needed_bytes, number in sorted(measured):
+        if needed_bytes < least_bytes:
+            numbers.append(number)
+            least_bytes = needed_bytes
+    return numbers
 
 
 def _notes(ranking: ColdRanking) -> Iterator[str]:

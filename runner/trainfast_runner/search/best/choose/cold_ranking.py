@@ -85,31 +85,31 @@ class ColdRanking:
     @cached_property
     def contenders(self) -> list[int]:
         """The finalists that are not clearly slower than the fastest in the race."""
-        fastest = self._fastest_number
-        if fastest is None:
+        fastest_number = self._fastest_number
+        if fastest_number is None:
             return self.finalists
-        return [number for number in self.finalists if not self._is_slower(number, fastest)]
+        return [number for number in self.finalists if not self._is_slower(number, fastest_number)]
 
     @cached_property
     def equally_fast(self) -> list[int]:
         """The contenders that the race cannot tell from the fastest; the leader alone without a race."""
-        fastest = self._fastest_number
-        if fastest is None:
+        fastest_number = self._fastest_number
+        if fastest_number is None:
             return self.finalists[:1]
-        ran = [number for number in self.contenders if number in self.race_runs.log_objectives]
-        return [number for number in ran if number == fastest or self._is_equal(number, fastest)]
+        raced = [number for number in self.contenders if number in self.race_runs.log_objectives]
+        return [number for number in raced if number == fastest_number or self._is_equal(number, fastest_number)]
 
     @property
     def _fastest_number(self) -> int | None:
-        ran = [number for number in self.finalists if number in self.race_runs.log_objectives]
-        return max(ran, key=self.race_runs.mean, default=None)
+        raced = [number for number in self.finalists if number in self.race_runs.log_objectives]
+        return max(raced, key=self.race_runs.mean, default=None)
 
-    def _is_slower(self, number: int, fastest: int) -> bool:
-        difference = self.race_runs.difference(fastest, number)
-        return number != fastest and difference is not None and difference.is_clear
+    def _is_slower(self, number: int, fastest_number: int) -> bool:
+        difference = self.race_runs.difference(fastest_number, number)
+        return number != fastest_number and difference is not None and difference.is_clear
 
-    def _is_equal(self, number: int, fastest: int) -> bool:
-        difference = self.race_runs.difference(fastest, number)
+    def _is_equal(self, number: int, fastest_number: int) -> bool:
+        difference = self.race_runs.difference(fastest_number, number)
         return difference is not None and not difference.is_clear and difference.mean < EQUAL
 
     @cached_property

@@ -67,10 +67,10 @@ def _baseline_trial(state: BestState) -> BestDecision | None:
     number = state.space.baseline_number
     if number in state.counted_trials:
         return None
-    ran = [trial for trial in state.trials if trial.candidate_number == number]
-    if any(trial.outcome in UNUSABLE for trial in ran):
-        return _end("failed", f"the baseline failed: {ran[-1].reason}")
-    if sum(trial.outcome == "void" for trial in ran) >= MOST_VOID:
+    trials = [trial for trial in state.trials if trial.candidate_number == number]
+    if any(trial.outcome in UNUSABLE for trial in trials):
+        return _end("failed", f"the baseline failed: {trials[-1].reason}")
+    if sum(trial.outcome == "void" for trial in trials) >= MOST_VOID:
         return _end("failed", f"other processes took the machine in {MOST_VOID} trials of the baseline")
     return None if number in state.ruled_out else _trial_of(state, number, "the baseline, to compare with")
 
@@ -82,9 +82,9 @@ def _trial_in_first_process(state: BestState, prospects: Prospects) -> BestDecis
         return None
     if state.spent_s > CONFIRMING_SHARE * state.question.budget_s:
         return None
-    ran = {trial.candidate_number for trial in state.trials if trial.run_id not in state.measured.void}
+    tried = {trial.candidate_number for trial in state.trials if trial.run_id not in state.measured.void}
     for number, why in _first_process_trials(state):
-        if number not in ran and number in prospects.affordable:
+        if number not in tried and number in prospects.affordable:
             return _trial_of(state, number, why)
     return None
 
@@ -249,10 +249,10 @@ def _with_figures(decision: BestDecision, state: BestState, prospects: Prospects
 def _unseen_values(state: BestState, number: int) -> Iterable[str]:
     """Yield the values of a candidate that no trial had, as `name=value`."""
     levels = state.posterior.levels
-    ran = [levels.points[trial.candidate_number] for trial in state.trials]
+    tried_points = [levels.points[trial.candidate_number] for trial in state.trials]
     for knob, name in enumerate(levels.names):
         level = levels.points[number][knob]
-        if all(point[knob] != level for point in ran):
+        if all(point[knob] != level for point in tried_points):
             yield f"{name}={_value_text(name, levels.values[name][level])}"
 
 

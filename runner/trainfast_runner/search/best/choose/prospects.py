@@ -134,20 +134,20 @@ class Prospects:
         state = self._state
         points = state.posterior.levels.points
         # A value that failed or did not fit was run, too.
-        ran = {
+        tried = {
             trial.candidate_number
             for trial in state.trials
             if trial.outcome != "void" and trial.run_id not in state.measured.void
         }
-        seen = [set(levels) for levels in zip(*(points[number] for number in ran), strict=True)]
+        seen_levels = [set(levels) for levels in zip(*(points[number] for number in tried), strict=True)]
         columns = state.posterior.levels.columns
-        unfinished = [knob for knob, levels in enumerate(seen) if not levels.issuperset(columns[knob])]
-        unseen = {}
+        unfinished = [knob for knob, levels in enumerate(seen_levels) if not levels.issuperset(columns[knob])]
+        counts = {}
         for number in self.open_candidates:
-            new = sum(points[number][knob] not in seen[knob] for knob in unfinished)
-            if new:
-                unseen[number] = new
-        return unseen
+            count = sum(points[number][knob] not in seen_levels[knob] for knob in unfinished)
+            if count:
+                counts[number] = count
+        return counts
 
     @cached_property
     def outlook(self) -> Outlook:

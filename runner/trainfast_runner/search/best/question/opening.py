@@ -15,7 +15,7 @@ from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best.global_batch import default_global_batch
 from trainfast_runner.search.best.question.baseline_cost import check_budget
-from trainfast_runner.search.best.question.priors import earlier_effects
+from trainfast_runner.search.best.question.earlier_effects import earlier_effects
 from trainfast_runner.search.best.question.request import BestRequest, check_request
 from trainfast_runner.search.best.question.survey import ModelSurvey, Survey
 from trainfast_runner.search.best.question.varied import vary_of
@@ -99,7 +99,7 @@ def _gpus_of(survey: Survey, space: Space) -> list[str]:
     """UUIDs of the GPUs of the candidate that uses most, for the whole search; empty on a CPU."""
     if survey.machine.device != "cuda":
         return []
-    specs = [candidate_spec(survey.spec, {}), *survey.legal(space).values()]
+    specs = [candidate_spec(survey.spec, {}), *survey.legal_specs(space).values()]
     meshes = {tuple(spec.knobs[name] for name in MESH): spec for spec in specs}
     widest = max(meshes.values(), key=lambda spec: device_count(spec, survey.machine))
     chosen = survey.machine.choose_gpus(device_choice(devices_asked(widest.knobs)), str(widest.knobs["strategy"]))
