@@ -243,7 +243,7 @@ def large_space(count: int) -> Large:
     settings = [dict(zip(vary, values, strict=True)) for values in itertools.product(*vary.values())][:count]
     candidates = [Candidate(knobs=knobs, samples_per_step=8) for knobs in settings]
     truth = {number: sum(effects[item] for item in knobs.items()) for number, knobs in enumerate(settings)}
-    return Large("large", Space(candidates=candidates, baseline=0), truth)
+    return Large("large", Space(candidates=candidates, baseline_number=0), truth)
 
 
 def _trials(replayed: Replayed) -> int:

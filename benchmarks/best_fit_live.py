@@ -67,7 +67,7 @@ def _search(grid: Recorded, recipe: Recipe, home: Path, budget: str) -> dict[str
     """The answer of `search best --json` to the grid's question. Raises CalledProcessError when it fails."""
     settings = [word for setting in recipe.settings for word in ("--set", setting)]
     vary = [word for name, values in recipe.vary.items() for word in ("--vary", f"{name}={','.join(map(str, values))}")]
-    size = grid.space.candidates[grid.space.baseline].samples_per_step
+    size = grid.space.candidates[grid.space.baseline_number].samples_per_step
     words = ["search", "best", recipe.preset, *settings, *vary, "--global-batch", str(size)]
     done = subprocess.run(
         [*COMMAND, *words, "--budget", budget, "--json"],

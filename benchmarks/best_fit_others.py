@@ -15,7 +15,7 @@ from collections.abc import Callable
 from benchmarks.best_fit_spaces import UNTIMED, Process, Terrain
 
 from trainfast_runner.search.best.step_rule import StepRule
-from trainfast_runner.search.speed.trial_rates import process_key
+from trainfast_runner.search.speed.process_starts import process_key
 
 MOST_ASKED = 300
 """Settings that TPE proposes at most, those that it proposes again among them."""
@@ -83,7 +83,7 @@ def coordinate_descent(terrain: Terrain, budget_s: float, seed: int) -> int | No
     """From the baseline one knob after the other, each value of it, until none helps."""
     tries = Tries(terrain, budget_s, seed)
     candidates = terrain.space.candidates
-    at = terrain.space.baseline
+    at = terrain.space.baseline_number
     names = [name for name in candidates[0].knobs if name != "grad_accum"]
     try:
         tries.rate(at)
@@ -132,7 +132,7 @@ def tree_parzen(terrain: Terrain, budget_s: float, seed: int) -> int | None:
     values = {name: list(dict.fromkeys(one.knobs[name] for one in candidates)) for name in names}
     numbers = {tuple(one.knobs[name] for name in names): number for number, one in enumerate(candidates)}
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
-    first = candidates[terrain.space.baseline].knobs
+    first = candidates[terrain.space.baseline_number].knobs
     study.enqueue_trial({name: first[name] for name in names})
     try:
         for _ in range(MOST_ASKED):

@@ -32,7 +32,8 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.search_directories import exclusive
 from trainfast_runner.running import launch
 from trainfast_runner.running.planning import plan_run
-from trainfast_runner.search.best.candidates import default_global_batch, enumerate_space
+from trainfast_runner.search.best.candidates import enumerate_space
+from trainfast_runner.search.best.global_batch import default_global_batch
 from trainfast_runner.search.best.question.varied import vary_of
 from trainfast_runner.search.candidate_spec import candidate_spec
 from trainfast_runner.search.journal.best import Space
@@ -139,7 +140,7 @@ def record_grid(recipe: Recipe, passes: int, path: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         # In homes of their own: one home gives a device to one run at a time.
         homes = [Home(Path(folder, name)).create() for name in ("anchor", "visits")]
-        with _warm_process(_spec_of(spec, space, space.baseline), homes[0]) as anchor:
+        with _warm_process(_spec_of(spec, space, space.baseline_number), homes[0]) as anchor:
             recorder = _Recorder(recipe, spec, space, homes[1], anchor)
             for number in range(passes):
                 for visit in recorder.record_pass(number, grid["visits"]):
@@ -164,7 +165,9 @@ def space_of(spec: RunSpec, recipe: Recipe) -> Space:
     space = enumerate_space(spec, machine, vary, size, refuse)
     candidates = [candidate for candidate in space.candidates if recipe.records(candidate.knobs)]
     return Space(
-        candidates=candidates, baseline=candidates.index(space.candidates[space.baseline]), dropped=space.dropped
+        candidates=candidates,
+        baseline_number=candidates.index(space.candidates[space.baseline_number]),
+        dropped=space.dropped,
     )
 
 
@@ -175,7 +178,7 @@ def _begin(recipe: Recipe, space: Space) -> dict[str, Any]:
         "preset": recipe.preset,
         "settings": list(recipe.settings),
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, one thread a rank",
-        "baseline": space.baseline,
+        "baseline": space.baseline_number,
         "candidates": [
             {
                 "knobs": candidate.knobs,
@@ -195,7 +198,7 @@ class _Recorder:
 
     def __init__(self, recipe: Recipe, spec: RunSpec, space: Space, home: Home, anchor: WarmProcess) -> None:
         self._recipe, self._spec, self._space, self._home, self._anchor = recipe, spec, space, home, anchor
-        first = _trial(anchor, self._spec_of(space.baseline), space.baseline, 4 * LEAST_STEPS)
+        first = _trial(anchor, self._spec_of(space.baseline_number), space.baseline_number, 4 * LEAST_STEPS)
         self._anchor_steps = _steps_of_a_round(first)
 
     def record_pass(self, number: int, recorded: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -250,7 +253,7 @@ class _Recorder:
 
     def _anchor_ms(self) -> float:
         """Median of the anchor's next steps."""
-        baseline = self._space.baseline
+        baseline = self._space.baseline_number
         trial = _trial(self._anchor, self._spec_of(baseline), baseline, self._anchor_steps, more=True)
         return float(statistics.median(trial["step_ms"]))
 

@@ -81,14 +81,14 @@ class FakeConductor:
             return replayed
         assert self.latest is not None
         replayed.stopped_because = decision.step.why
-        replayed.leader, replayed.seconds = self.latest.leader, self.spent_s
+        replayed.leader, replayed.seconds = self.latest.leader_number, self.spent_s
         replayed.best_answer = answer_of(self.latest)
-        replayed.answer = replayed.best_answer.best if replayed.best_answer is not None else None
+        replayed.answer = replayed.best_answer.best_number if replayed.best_answer is not None else None
         replayed.starts = sum(isinstance(line, Visited) for line in self.lines)
         for line in self.lines:
             if isinstance(line, ColdRun):
                 replayed.cold[line.role] += 1
-        assert replayed.leader is None or replayed.answer == ColdRanking(self.latest).answer
+        assert replayed.leader is None or replayed.answer == ColdRanking(self.latest).answer_number
         return replayed
 
     def next(self) -> BestDecision:
@@ -173,7 +173,7 @@ def question(
     earlier: tuple[EarlierEffect, ...] = (),
 ) -> BestQuestion:
     """The question that a space is searched for."""
-    baseline = space.candidates[space.baseline]
+    baseline = space.candidates[space.baseline_number]
     vary: dict[str, list[object]] = {}
     for candidate in space.candidates:
         for name, value in candidate.knobs.items():

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trainfast_runner.search.journal.best import Candidate, Space
-from trainfast_runner.search.speed.trial_rates import process_key
+from trainfast_runner.search.speed.process_starts import process_key
 
 GRIDS = Path(__file__).parent / "grids"
 UNTIMED = 2
@@ -133,7 +133,7 @@ class Synthetic:
         )
         if baseline not in self.truth:
             baseline = next(iter(self.truth))
-        self.space = Space(candidates=candidates, baseline=baseline)
+        self.space = Space(candidates=candidates, baseline_number=baseline)
 
     def process(self, candidate: int, seed: random.Random, cold: bool = False) -> Process:
         """A process with its own visit effect; a fresh one is a little off its warm figures, too."""
@@ -243,7 +243,7 @@ class Recorded:
             )
             for fields in stored["candidates"]
         ]
-        self.space = Space(candidates=candidates, baseline=stored["baseline"])
+        self.space = Space(candidates=candidates, baseline_number=stored["baseline"])
         self._visits: list[dict[str, Any]] = stored["visits"]
         anchor_ms = statistics.median(trial["anchor_ms"] for visit in self._visits for trial in visit["trials"])
         by_setting: dict[int, list[float]] = {}

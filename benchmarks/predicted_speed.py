@@ -167,7 +167,10 @@ def of_grid(path: Path) -> list[Setting]:
     """The settings of a recorded grid, the baseline first, each with its time by a trace and this machine's speeds."""
     stored, terrain = json.loads(path.read_text()), Recorded(path)
     spec, machine = resolve(stored["preset"], stored["settings"]), Machine("cpu", (), (), os.cpu_count() or 1)
-    numbers = [terrain.space.baseline, *(number for number in terrain.rates if number != terrain.space.baseline)]
+    numbers = [
+        terrain.space.baseline_number,
+        *(number for number in terrain.rates if number != terrain.space.baseline_number),
+    ]
     specs = [candidate_spec(spec, terrain.space.candidates[number].knobs) for number in numbers]
     ceiling = ceiling_of_one_thread()
     settings: dict[int, Setting] = {}
@@ -204,7 +207,7 @@ def of_synthetic_spaces(seeds: int) -> Scores:
 def synthetic_settings(space: Synthetic, draw: random.Random) -> list[Setting]:
     """The settings of a synthetic space, the baseline first. The calibration is off by a factor for each part."""
     off = [math.exp(draw.gauss(0, spread)) for spread in (0.3, 0.2, 0.3)]
-    baseline, candidates = space.space.baseline, space.space.candidates
+    baseline, candidates = space.space.baseline_number, space.space.candidates
     numbers = [baseline, *(number for number in space.truth if number != baseline)]
     base = resolve("tiny-llama")
     settings = []

@@ -68,13 +68,13 @@ def question() -> BestQuestion:
 def answer(**changes: Any) -> BestAnswer:
     """Candidate 2 won; 3 was beaten without a run, 4 is too large."""
     given: dict[str, Any] = {
-        "best": 2,
+        "best_number": 2,
         "best_rate": between(60.0),
         "baseline_rate": between(50.0),
         "gain_percent": Interval(median=20.0, low=16.5, high=23.4),
         "best_run_ids": [RECORDED.name],
         "baseline_run_ids": [BASELINE_RUN],
-        "ties": [1],
+        "tied_numbers": [1],
         "effects": [
             Effect(knob="precision", value="bf16", before="fp32", gain_percent=between(14.0), measured=True),
             Effect(knob="batch_size", value=16, before=8, gain_percent=between(-2.0, 5.0)),
@@ -90,7 +90,7 @@ def answer(**changes: Any) -> BestAnswer:
             ),
             CandidateVerdict(candidate_number=4, verdict="too_large", reason="needs 300 MiB more"),
         ],
-        "pareto": [2, 0],
+        "pareto_numbers": [2, 0],
         "notes": ["a warm trial was 4 % faster than a fresh process"],
     }
     return BestAnswer(**{**given, **changes})
@@ -112,7 +112,10 @@ def journal(ended: BestEnded) -> list[BestLine]:
         for place, peak in PEAKS.items()
     ]
     space = Space(
-        t_ns=1, candidates=[Candidate(knobs=knobs, predicted_bytes=250 * MIB) for knobs in KNOBS], baseline=0, dropped=7
+        t_ns=1,
+        candidates=[Candidate(knobs=knobs, predicted_bytes=250 * MIB) for knobs in KNOBS],
+        baseline_number=0,
+        dropped=7,
     )
     race = ColdRun(
         t_ns=20,

@@ -9,16 +9,8 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.result import Conditions, Result, Spread, StepCount, Throttle, Throughput
 from trainfast_runner.results.comparison.repeats import paired_interval
 from trainfast_runner.search.bench.report import markdown
-from trainfast_runner.search.bench.variants import (
-    NOT_RUN,
-    REFUSED,
-    Bench,
-    Outcome,
-    again_is_pointless,
-    prepare,
-    run_order,
-    tabulate,
-)
+from trainfast_runner.search.bench.table import NOT_RUN, REFUSED, Outcome, again_is_pointless, tabulate
+from trainfast_runner.search.bench.variants import Bench, prepare, run_order
 
 
 def ended(rate: float, state: str = "finished", reason: str = "") -> Result:
@@ -39,14 +31,7 @@ def test_settings_and_scale_reach_every_row(bench: Bench) -> None:
 
 def test_runs_interleave_with_the_baseline_first() -> None:
     multi = prepare("guide-dp-ddp-nvlink")
-    assert [(n, entry.id) for n, entry in run_order(multi, 2)] == [
-        (1, "ddp"),
-        (1, "dp"),
-        (1, "ddp-nop2p"),
-        (2, "ddp"),
-        (2, "dp"),
-        (2, "ddp-nop2p"),
-    ]
+    assert [entry.id for entry in run_order(multi, 2, {})] == ["ddp", "dp", "ddp-nop2p", "ddp", "dp", "ddp-nop2p"]
 
 
 @pytest.mark.parametrize(

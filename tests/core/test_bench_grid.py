@@ -13,7 +13,8 @@ from core.test_bench import ended
 from trainfast_runner.errors import UserError
 from trainfast_runner.search.bench.grid import MOST_ROWS, prepare_grid
 from trainfast_runner.search.bench.report import markdown
-from trainfast_runner.search.bench.variants import Bench, Outcome, run_order, tabulate
+from trainfast_runner.search.bench.table import Outcome, tabulate
+from trainfast_runner.search.bench.variants import Bench, run_order
 from trainfast_runner.search.bench.warm_rows import warm_groups
 from trainfast_runner.settings.vary import read_vary
 from trainfast_tui.cli.bench_file import WRITERS
@@ -42,21 +43,21 @@ def test_rows_are_the_product_of_the_values() -> None:
         ("batch_size",),
         ("batch_size", "precision"),
     ]
-    assert bench.baseline == "batch_size=8 precision=fp32"
+    assert bench.baseline_id == "batch_size=8 precision=fp32"
 
 
 def test_the_baseline_is_the_presets_own_settings_and_a_row_of_its_own_where_the_grid_lacks_it() -> None:
     bench = grid("tiny-llama", "batch_size=2,4", settings=("batch_size=3",))
-    assert (bench.baseline, ids(bench)) == ("batch_size=3", ["batch_size=3", "batch_size=2", "batch_size=4"])
-    assert [entry.id for _, entry in run_order(bench, 2)] == ids(bench) * 2
+    assert (bench.baseline_id, ids(bench)) == ("batch_size=3", ["batch_size=3", "batch_size=2", "batch_size=4"])
+    assert [entry.id for entry in run_order(bench, 2, {})] == ids(bench) * 2
 
 
 def test_a_preset_with_variants_has_the_grid_for_each_of_them() -> None:
     bench = grid("benchmarks-bert", "batch_size=4,512")
-    assert bench.baseline == "bert_1 batch_size=56"
+    assert bench.baseline_id == "bert_1 batch_size=56"
     assert len(bench.entries) == 6 * 2 + 1
     assert "bert_6 batch_size=512" in ids(bench)
-    own = next(entry for entry in bench.entries if entry.id == bench.baseline)
+    own = next(entry for entry in bench.entries if entry.id == bench.baseline_id)
     assert own.published["samples_per_s"] == 88.9
     # A source measured its own settings only.
     assert all(not entry.published for entry in bench.entries if entry is not own)
@@ -64,7 +65,7 @@ def test_a_preset_with_variants_has_the_grid_for_each_of_them() -> None:
 
 def test_a_variant_is_its_own_baseline() -> None:
     bench = grid("benchmarks-bert/bert_4", "grad_accum=1,2")
-    assert (bench.baseline, ids(bench)) == ("grad_accum=1", ["grad_accum=1", "grad_accum=2"])
+    assert (bench.baseline_id, ids(bench)) == ("grad_accum=1", ["grad_accum=1", "grad_accum=2"])
     assert {entry.spec.variant for entry in bench.entries} == {"bert_4"}
 
 
@@ -132,7 +133,7 @@ def test_another_value_of_a_cold_knob_is_another_process() -> None:
         ["batch_size=8 seq_len=128", "batch_size=4 seq_len=128"],
     ]
     # Their rows follow each other, the baseline's process first.
-    assert [entry.id for _, entry in run_order(bench, 1, warm_groups(bench))] == [
+    assert [entry.id for entry in run_order(bench, 1, warm_groups(bench))] == [
         "batch_size=8 seq_len=128",
         "batch_size=4 seq_len=128",
         "batch_size=8 seq_len=64",

@@ -82,7 +82,7 @@ def search(device: Device, predicted: Predicted | None = None, no_oom: bool = Fa
         no_oom=no_oom,
     )
     for _ in range(40):
-        step = decide(state)
+        step = decide(state).step
         if step.action == "probe":
             assert step.batch_size is not None
             state = replace(state, probes=(*state.probes, device.probe(step.batch_size)))
@@ -183,16 +183,16 @@ def test_on_a_gpu_the_next_aligned_size_is_the_one_that_does_not_fit(device: Dev
 def test_a_batch_of_one_that_does_not_fit_ends_the_search() -> None:
     state = search(Device(fixed=3000 * MIB, per_sample=MIB, optimizer=0, limits=(2048 * MIB,)))
     assert [probe.batch_size for probe in state.probes] == [1]
-    assert decide(state).action == "nothing_fits"
+    assert decide(state).end_state == "nothing_fits"
 
 
 def test_a_void_probe_is_repeated() -> None:
     device = Device(fixed=100 * MIB, per_sample=10 * MIB, optimizer=0, limits=(2048 * MIB,))
     state = BatchState(device="cpu", world_size=1, limits_bytes=device.limits)
-    first = decide(state).batch_size
+    first = decide(state).step.batch_size
     void = Probe(batch_size=1, outcome="void", run_id="r", seconds=1.0)
-    assert decide(replace(state, probes=(void,))).batch_size == first == 1
-    assert decide(replace(state, probes=(void,) * 4)).action == "fail"
+    assert decide(replace(state, probes=(void,))).step.batch_size == first == 1
+    assert decide(replace(state, probes=(void,) * 4)).end_state == "failed"
 
 
 def test_a_proof_that_runs_out_of_memory_is_stepped_down_from() -> None:
@@ -200,7 +200,7 @@ def test_a_proof_that_runs_out_of_memory_is_stepped_down_from() -> None:
     state = search(device)
     first = state.confirmations[-1].batch_size
     oom = ConfirmationRun(batch_size=first, run_id="p", state="oom", seconds=1.0)
-    step = decide(replace(state, confirmations=(oom,)))
+    step = decide(replace(state, confirmations=(oom,))).step
     assert step.action == "prove"
     assert step.batch_size is not None
     assert step.batch_size < first
@@ -213,7 +213,7 @@ def test_the_tightest_bound_is_named_and_so_is_what_was_not_tried() -> None:
     too_large = replace_struct(device.probe(56), outcome="oom")
     confirmations = [ConfirmationRun(batch_size=39, run_id="p", state="oom", seconds=1.0)]
     state = BatchState(device="cpu", world_size=1, limits_bytes=(600 * MIB,), probes=(*fitting, too_large))
-    assert "than the trial that it fitted in" in decide(replace(state, confirmations=tuple(confirmations))).why
+    assert "than the trial that it fitted in" in decide(replace(state, confirmations=tuple(confirmations))).step.why
     confirmations.append(ConfirmationRun(batch_size=36, run_id="p", state="finished", seconds=1.0))
     found = answer_of(replace(state, confirmations=tuple(confirmations)))
     assert (found.max_batch, found.too_large) == (36, 39)

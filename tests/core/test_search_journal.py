@@ -30,7 +30,6 @@ from trainfast_runner.search.batch.decide import BatchDecision
 from trainfast_runner.search.batch.probe_record import confirmation_record, why_others_grew
 from trainfast_runner.search.batch.report import report
 from trainfast_runner.search.batch.state import BatchState, state_of_batch_journal
-from trainfast_runner.search.conductor import worked_seconds
 from trainfast_runner.search.control import cancel, conductor_of, pause, resume
 from trainfast_runner.search.journal.batch import (
     BatchAnswer,
@@ -43,7 +42,15 @@ from trainfast_runner.search.journal.batch import (
     Probe,
     read_batch_journal,
 )
-from trainfast_runner.search.journal.lines import Conducted, CoolingDown, Paused, Resumed, SearchJournal, Waiting
+from trainfast_runner.search.journal.lines import (
+    Conducted,
+    CoolingDown,
+    Paused,
+    Resumed,
+    SearchJournal,
+    Waiting,
+    worked_seconds,
+)
 from trainfast_runner.search.journal.memory_lines import MemoryLines, PhaseLine
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.search.searches import new_search, newest_search, unfinished
@@ -285,7 +292,9 @@ def proving(monkeypatch: pytest.MonkeyPatch, started: Callable[[RunPlan, Home], 
     """Let a search confirm 4 until a run has finished with it; `started` takes the place of a launch."""
 
     def decided(state: BatchState) -> BatchDecision:
-        return BatchDecision("fail" if state.confirmations else "prove", "because", 4)
+        if state.confirmations:
+            return BatchDecision(BatchStep(action="end", why="because"), "failed")
+        return BatchDecision(BatchStep(action="prove", batch_size=4, why="because"))
 
     monkeypatch.setattr(conductor, "decide", decided)
     monkeypatch.setattr(launch, "start", started)

@@ -195,7 +195,7 @@ def test_samples_that_a_trial_saw_are_learned_where_a_killed_search_had_not_writ
     home, best = Home(cli.home), planned(cli)
     directory = open_best(best, home, SearchOptions())
     asked = [one.samples_per_step for one in best.space.candidates]
-    number = best.space.baseline
+    number = best.space.baseline_number
     journal = SearchJournal(directory)
     for line in (best.space, measured(number, 4 * asked[number], None)):
         journal.write(line)
@@ -234,7 +234,7 @@ def measured(candidate: int, samples: int, peak: int | None) -> Trial:
 def space_of(*sizes: int) -> Space:
     """Candidates of one global batch of 64."""
     knobs = [{"batch_size": size, "grad_accum": 64 // size} for size in sizes]
-    return Space(candidates=[Candidate(knobs=one, samples_per_step=64) for one in knobs], baseline=0)
+    return Space(candidates=[Candidate(knobs=one, samples_per_step=64) for one in knobs], baseline_number=0)
 
 
 def test_memory_is_predicted_by_trials_of_two_sizes() -> None:

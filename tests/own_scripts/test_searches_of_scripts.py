@@ -17,7 +17,7 @@ from trainfast_runner.running import launch
 from trainfast_runner.running.scripts.script_plan import plan_script
 from trainfast_runner.search.batch.conduct import conduct_batch
 from trainfast_runner.search.batch.opening import open_batch
-from trainfast_runner.search.batch.script_probes import planned_search
+from trainfast_runner.search.batch.script_probes import plan_script_batch
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.search.orphaned_runs import end_if_live
 from trainfast_runner.settings import script_preset
@@ -163,12 +163,12 @@ def test_probe_that_a_killed_search_had_not_recorded_is_ended(cli: Cli) -> None:
     preset_of(cli, *script("plain_torch.py", "--pause=0.2", "--steps=1000"))
     home, options = Home(cli.home), BatchSearchOptions()
     preset = script_preset.load(cli.presets / "mine.toml")
-    plan, make_conductor = planned_search(preset, (), None, options)
+    plan, trial_plan = plan_script_batch(preset, (), None, options)
     directory = open_batch(plan, home, options)
     left = plan_script((), preset=preset, steps=1000, trial=True)
     probe = launch.start(replace(left, role=PROBE, search_id=directory.name), home)
     try:
-        conduct_batch(directory, plan, home, options, is_cancelled=lambda: True, make_conductor=make_conductor)
+        conduct_batch(directory, plan, home, options, is_cancelled=lambda: True, trial_plan=trial_plan)
         assert not is_alive(probe)
     finally:
         end_if_live(probe)

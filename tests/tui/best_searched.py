@@ -89,7 +89,7 @@ def a_space(candidates: list[Candidate] | None = None) -> Space:
                 reason=f"{excess // MIB} MiB too large" if excess > 0 else "",
             )
         )
-    return Space(t_ns=START_NS + 2 * S, candidates=candidates or found, baseline=BASELINE, dropped=3)
+    return Space(t_ns=START_NS + 2 * S, candidates=candidates or found, baseline_number=BASELINE, dropped=3)
 
 
 SPACE = a_space()
@@ -120,7 +120,7 @@ def chosen(at: int, action: str, candidate: int | None, why: str, **more: Any) -
 
 
 CONDUCTED = Conducted(t_ns=START_NS, pid=1, start_ticks=1, boot_id="")
-LEADING: dict[str, Any] = {"leader": 6, "rate": 61.0, "low": 59.4, "high": 62.6, "chance": 0.31, "price_s": 95.0}
+LEADING: dict[str, Any] = {"leader_number": 6, "rate": 61.0, "low": 59.4, "high": 62.6, "chance": 0.31, "price_s": 95.0}
 
 
 def best_going_on() -> list[Any]:
@@ -133,9 +133,9 @@ def best_going_on() -> list[Any]:
         Visited(t_ns=START_NS + 8 * S, run_id=WARM_ID, process_knobs={}, start_s=5.0),
         chosen(8, "trial", BASELINE, "the baseline comes first"),
         a_trial(BASELINE, 42.0, 15, warm=False),
-        chosen(15, "trial", 3, "checkpointing=full is untried", leader=2, rate=42.0, low=41.0, high=43.0),
+        chosen(15, "trial", 3, "checkpointing=full is untried", leader_number=2, rate=42.0, low=41.0, high=43.0),
         a_trial(3, 33.5, 19),
-        chosen(19, "trial", 6, "precision=bf16 is untried", leader=2, rate=42.0, low=41.2, high=42.8),
+        chosen(19, "trial", 6, "precision=bf16 is untried", leader_number=2, rate=42.0, low=41.2, high=42.8),
         a_trial(6, 61.0, 23),
         chosen(23, "trial", 10, "batch_size=16 is untried", **LEADING),
         a_trial(10, 60.0, 27, outcome="oom"),
@@ -165,13 +165,13 @@ def best_answered(**changes: Any) -> list[Any]:
     verdicts = ["measured" if number in (2, 3, 6, 8, 11) else "beaten" for number in range(12)]
     verdicts[10] = "too_large"
     fields: dict[str, Any] = {
-        "best": FASTEST,
+        "best_number": FASTEST,
         "best_rate": Interval(median=60.5, low=59.9, high=61.1),
         "baseline_rate": Interval(median=41.9, low=41.3, high=42.5),
         "gain_percent": Interval(median=44.4, low=42.1, high=46.8),
         "best_run_ids": COLD_IDS[:1],
         "baseline_run_ids": COLD_IDS[1:],
-        "ties": [11],
+        "tied_numbers": [11],
         "effects": [
             effect("precision", "bf16", "fp32", 44.4, measured=True),
             effect("batch_size", 4, 8, 17.2),
@@ -182,7 +182,7 @@ def best_answered(**changes: Any) -> list[Any]:
             CandidateVerdict(candidate_number=number, verdict=verdict, reason="as measured")
             for number, verdict in enumerate(verdicts)
         ],
-        "pareto": [6, 8],
+        "pareto_numbers": [6, 8],
         "notes": ["two of 6 trials were disturbed by other processes"],
     }
     return [

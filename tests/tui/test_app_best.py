@@ -91,7 +91,7 @@ async def test_a_search_that_starts_tells_its_question(
 def test_the_price_of_going_on_waits_for_two_settings_and_ends_with_the_budget() -> None:
     lines = best_going_on()
     assert chance_words(BestSoFar(tuple(lines[:7]))) == ""
-    one_measured = chosen(15, "trial", 3, "an assumption", **{**LEADING, "leader": BASELINE, "chance": 1.0})
+    one_measured = chosen(15, "trial", 3, "an assumption", **{**LEADING, "leader_number": BASELINE, "chance": 1.0})
     assert chance_words(BestSoFar((*lines[:7], one_measured))) == ""
     assert chance_words(BestSoFar(tuple(lines))).endswith("2 % more, for about 1 min 35 s")
     dear = chosen(31, "trial", 11, "many processes", **{**LEADING, "price_s": 9400.0})
@@ -128,7 +128,7 @@ async def test_the_answer_has_the_effects_the_ties_and_the_verdicts_and_enter_ta
 
 @pytest.mark.parametrize("size", [FULL, SMALL])
 async def test_an_answer_that_the_budget_ended_says_how_far_the_search_came(home: Home, size: tuple[int, int]) -> None:
-    lines = best_answered(best=BASELINE, gain_percent=None, ties=[], tried_in_budget=5)
+    lines = best_answered(best_number=BASELINE, gain_percent=None, tied_numbers=[], tried_in_budget=5)
     async with StillApp(home).run_test(size=size) as pilot:
         text = await best_opened(pilot, a_best_search(home, lines))
         assert "✓ 5 of 12 tried when the budget ended; best so far: the baseline" in text

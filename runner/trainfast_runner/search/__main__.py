@@ -22,10 +22,9 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.scripts.script_spec import typed_settings
-from trainfast_runner.search.batch.conduct import MakeConductor, conduct_batch
+from trainfast_runner.search.batch.conduct import conduct_batch
 from trainfast_runner.search.batch.opening import check_plan, open_batch
-from trainfast_runner.search.batch.preset_probes import PresetBatchConductor
-from trainfast_runner.search.batch.script_probes import planned_search
+from trainfast_runner.search.batch.script_probes import plan_script_batch
 from trainfast_runner.search.best.conduct import conduct_best
 from trainfast_runner.search.best.question.opening import open_best
 from trainfast_runner.search.best.question.spec_question import plan_spec_best
@@ -35,6 +34,7 @@ from trainfast_runner.search.journal.batch import BatchLine
 from trainfast_runner.search.journal.best import BestLine
 from trainfast_runner.search.journal.lines import Conducted
 from trainfast_runner.search.options import BatchSearchOptions, SearchOptions
+from trainfast_runner.search.script_runs import TrialPlan
 from trainfast_runner.settings.spec import spec_of_record
 
 
@@ -89,23 +89,23 @@ def conduct_request(
         conducted = partial(conduct_best, directory, best_plan, home, best_options)
     else:
         options = BatchSearchOptions(fresh=request.fresh, cool_to_c=request.cool_to_c)
-        plan, make_conductor = _plan(request, options)
+        plan, trial_plan = _plan_batch(request, options)
         directory = open_batch(plan, home, options)
-        conducted = partial(conduct_batch, directory, plan, home, options, make_conductor=make_conductor)
+        conducted = partial(conduct_batch, directory, plan, home, options, trial_plan=trial_plan)
     try:
         conducted(on_line=on_line, is_cancelled=is_cancelled, began_ns=began_ns)
     except AlreadyConducted:
         holds(directory)  # the starter follows it
 
 
-def _plan(request: SearchRequest, options: BatchSearchOptions) -> tuple[RunPlan, MakeConductor]:
-    """Return the plan of a batch search, checked, and its conductor. Raises UserError."""
+def _plan_batch(request: SearchRequest, options: BatchSearchOptions) -> tuple[RunPlan, TrialPlan | None]:
+    """Return the plan of a batch search, checked, and the planner of a script's trials. Raises UserError."""
     if request.script is not None:
         settings = typed_settings(request.knobs, request.overrides)
-        return planned_search(request.script, settings, request.python, options)
+        return plan_script_batch(request.script, settings, request.python, options)
     plan = planning.plan_run(spec_of_record(request), request.python)
     check_plan(plan, options)
-    return plan, PresetBatchConductor
+    return plan, None
 
 
 if __name__ == "__main__":

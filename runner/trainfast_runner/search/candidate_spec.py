@@ -1,4 +1,4 @@
-"""The run of a candidate: the spec of its search with the knobs of the candidate."""
+"""The run of a candidate: the spec of its search with the knobs of the candidate, in a warm process or its own."""
 
 from __future__ import annotations
 
@@ -9,15 +9,21 @@ from trainfast_runner.machine.cpu.device_names import CPU, asks_for_cpu
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.settings.strategies import strategy_of
+from trainfast_runner.worker.catalog import allows_warm_trials
 
 BATCH_KNOBS = ("batch_size", "grad_accum")
 MESH = ("strategy", "tp_degree", "pp_degree")
 """The knobs that decide how many data-parallel ranks share the global batch."""
 
 
+def with_knobs(spec: RunSpec, knobs: Mapping[str, KnobValue]) -> RunSpec:
+    """Return `spec` with these knobs, of which those that differ are overrides."""
+    return spec.with_overrides(**{name: value for name, value in knobs.items() if spec.knobs[name] != value})
+
+
 def candidate_spec(spec: RunSpec, knobs: Mapping[str, KnobValue]) -> RunSpec:
     """Return the run of a candidate: `spec` with its knobs. `devices` is a ceiling, of which `single` uses one."""
-    run_spec = spec.with_overrides(**{name: value for name, value in knobs.items() if spec.knobs[name] != value})
+    run_spec = with_knobs(spec, knobs)
     devices = run_spec.knobs["devices"]
     if not strategy_of(run_spec.knobs).one_device or devices is None:
         return run_spec
@@ -27,3 +33,8 @@ def candidate_spec(spec: RunSpec, knobs: Mapping[str, KnobValue]) -> RunSpec:
     elif isinstance(devices, str):
         one_device = devices.partition("+")[0] + "+"
     return replace(run_spec, knobs={**run_spec.knobs, "devices": one_device})
+
+
+def takes_warm_trials(knobs: Mapping[str, object]) -> bool:
+    """Return True if a process with these knobs can train one setting after another."""
+    return allows_warm_trials(*(str(knobs[name]) for name in ("strategy", "engine", "compile")))

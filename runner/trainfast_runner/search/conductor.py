@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -34,6 +34,7 @@ from trainfast_runner.search.journal.lines import (
     SearchEnded,
     SearchJournal,
     Waiting,
+    worked_seconds,
 )
 from trainfast_runner.search.options import SearchOptions
 from trainfast_runner.search.processes import (
@@ -122,17 +123,17 @@ class Conductor(ABC, Generic[LineT, EndedT]):
                 self._wait_while_paused()
                 ended = self.step()
                 if ended is not None:
-                    return self._end(ended)
+                    return self._write_end(ended)
         except Interrupted:
-            return self._end(self.end_line("cancelled", CANCELLED))
+            return self._write_end(self.end_line("cancelled", CANCELLED))
         except UserError as error:
             with suppress(UserError):  # a full disk takes no last line either
-                self._end(self.end_line("cancelled", error.line()))
+                self._write_end(self.end_line("cancelled", error.line()))
             raise
         except Exception as error:
             # A screen learns of the error from the journal alone.
             with suppress(UserError):
-                self._end(self.end_line("failed", f"{type(error).__name__}: {error}"))
+                self._write_end(self.end_line("failed", f"{type(error).__name__}: {error}"))
             raise
 
     def close(self) -> None:
@@ -184,15 +185,16 @@ class Conductor(ABC, Generic[LineT, EndedT]):
             self._process.end()
             self._live = self._process = None
 
-    def _ended_process(self, process: WarmProcess) -> Result:
-        """Forget the warm process, which has ended; return its result."""
+    def _ended_process(self) -> Result:
+        """Wait for the end of the warm process, which ends by itself, and return its result."""
+        assert self._process is not None
+        result = self._process.wait_for_end()
         self._live = self._process = None
-        assert process.result is not None
-        return process.result
+        return result
 
-    def _wait_for(self, work: Future[Any], latest: float) -> None:
-        """Return when the work is done, at `latest` (time.monotonic) otherwise."""
-        while not work.done() and time.monotonic() < latest:
+    def _wait_until(self, work: Future[Any], deadline: float) -> None:
+        """Return when the work is done, at the deadline (time.monotonic) at the latest."""
+        while not work.done() and time.monotonic() < deadline:
             self._raise_if_cancelled()
             time.sleep(LOOK_EVERY_S)
 
@@ -213,14 +215,14 @@ class Conductor(ABC, Generic[LineT, EndedT]):
         if self._caller.is_cancelled():
             raise Interrupted
 
-    def _end(self, ended: EndedT) -> EndedT:
+    def _write_end(self, ended: EndedT) -> EndedT:
+        """End the run that is still live, append the last line with the search's seconds, and return it."""
         if self._live is not None:
             end_run(self._live)
             self._live = self._process = None
-        seconds = worked_seconds([*self._lines, ended])
-        whole = msgspec.structs.replace(ended, seconds=seconds)
-        self._write(whole)
-        return whole
+        ended = msgspec.structs.replace(ended, seconds=worked_seconds([*self._lines, ended]))
+        self._write(ended)
+        return ended
 
     def _write(self, line: Line) -> None:
         """Append a line of this kind of journal."""
@@ -250,18 +252,3 @@ def conduct_alone(directory: Path, make: Callable[[], Conductor[LineT, EndedT]])
             return conductor.run()
         finally:
             conductor.close()
-
-
-def worked_seconds(lines: Iterable[Any]) -> float:
-    """Seconds that conductors worked on a search, without pauses, waits for other runs, and gaps between conductors."""
-    total_ns, since_ns, last_ns = 0, None, 0
-    for line in lines:
-        if isinstance(line, (Conducted, Paused, Waiting)) and since_ns is not None:
-            total_ns += (last_ns if isinstance(line, Conducted) else line.t_ns) - since_ns
-            since_ns = None
-        if isinstance(line, (Conducted, Resumed)):
-            since_ns = line.t_ns
-        last_ns = line.t_ns
-    if since_ns is not None:
-        total_ns += last_ns - since_ns
-    return total_ns / 1e9

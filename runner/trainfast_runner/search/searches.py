@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -34,10 +30,6 @@ from trainfast_runner.search.journal.batch import (
 )
 from trainfast_runner.search.journal.best import BestEnded, BestLine, BestQuestion, ColdRun, Trial
 from trainfast_runner.search.journal.lines import newest_conducted
-from trainfast_runner.settings.set_by_searches import SET_BY_A_BATCH_SEARCH
-
-if TYPE_CHECKING:
-    from trainfast_runner.running.planning import RunPlan
 
 ReadJournal = Callable[[Path], Sequence[BatchLine | BestLine]]
 """Reads the journal of a search."""
@@ -48,8 +40,6 @@ TRY_LINES = (Probe, ConfirmationRun, Trial, ColdRun)
 TRY_KINDS = [line.__struct_config__.tag for line in TRY_LINES]
 END_KINDS = [line.__struct_config__.tag for line in (BatchEnded, BestEnded)]
 """Kinds of these lines, and of a search's last line."""
-MOST_HASHED_BYTES = 1 << 20
-"""Size of the files of a script's command from which they are not looked into."""
 NEWEST_SEARCHES_READ = 20
 """Newest searches that are checked for a live one."""
 
@@ -59,38 +49,6 @@ class LineHead(msgspec.Struct, frozen=True):
 
     kind: str = ""
     state: str = ""
-
-
-def key_of(plan: RunPlan) -> str:
-    """Return the key that tells batch searches apart: of model, data or script, knobs, devices and versions."""
-    knobs = {name: value for name, value in plan.spec.knobs.items() if name not in SET_BY_A_BATCH_SEARCH}
-    parts = (plan.spec.model, plan.spec.data, knobs, plan.device, plan.device_uuids, plan.python, plan.versions)
-    return key_of_question(parts, plan)
-
-
-def key_of_question(parts: tuple[object, ...], plan: RunPlan) -> str:
-    """Return the key of a question: a hash; of a script, QUESTION.FILES: an edit changes FILES alone."""
-    if plan.script is None:
-        return hash_of(parts)
-    question = hash_of((*parts, plan.script.command, plan.cwd))
-    return f"{question}.{_hash_of_files(plan.script.command, plan.cwd)}"
-
-
-def _hash_of_files(words: Sequence[str], cwd: str) -> str:
-    """8 hex digits of the contents of a command's files: its script, and configurations named alone or behind `=`."""
-    contents = hashlib.sha256()
-    for name in (name for word in words for name in (word, word.partition("=")[2])):
-        path = os.path.join(cwd, name)
-        # A larger one is an interpreter, or data.
-        with suppress(OSError):
-            if os.path.isfile(path) and os.path.getsize(path) < MOST_HASHED_BYTES:
-                contents.update(hashlib.sha256(Path(path).read_bytes()).digest())
-    return contents.hexdigest()[:8]
-
-
-def hash_of(value: object) -> str:
-    """Return 16 hex digits that differ for different values."""
-    return hashlib.sha256(msgspec.json.encode(value, order="deterministic")).hexdigest()[:16]
 
 
 def unfinished(home: Home, key: str, read: ReadJournal = read_batch_journal) -> Path | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings.knob_values import KnobValue
@@ -29,6 +30,12 @@ def read_vary(texts: Iterable[str]) -> dict[str, list[KnobValue]]:
             raise UserError(f"--vary {text}: no value", key=name, allowed=[entry.values.describe()])
         varied[name] = list(dict.fromkeys(entry.read(value.strip()) for value in values.split(",")))
     return varied
+
+
+def combinations_of(vary: Vary) -> Iterator[dict[str, KnobValue]]:
+    """Yield every combination of the varied values."""
+    for values in itertools.product(*vary.values()):
+        yield dict(zip(vary, values, strict=True))
 
 
 def fewest_to_drop(vary: Vary, count: int, max_count: int) -> tuple[list[str], int]:

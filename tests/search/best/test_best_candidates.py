@@ -6,13 +6,8 @@ import pytest
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.search.best.candidates import (
-    changes_training,
-    count_of,
-    default_global_batch,
-    enumerate_space,
-    with_predictions,
-)
+from trainfast_runner.search.best.candidates import changes_training, enumerate_space, with_predictions
+from trainfast_runner.search.best.global_batch import GlobalBatch, default_global_batch
 from trainfast_runner.search.best.question.varied import vary_of
 from trainfast_runner.search.candidate_spec import candidate_spec
 from trainfast_runner.settings.compatibility.check import check
@@ -49,7 +44,7 @@ def test_the_candidates_are_the_combinations_of_one_global_batch() -> None:
     assert space.dropped == 120
     assert all(one.knobs["batch_size"] * one.knobs["grad_accum"] == 32 for one in space.candidates)
     assert all(one.samples_per_step == 32 for one in space.candidates)
-    baseline = space.candidates[space.baseline]
+    baseline = space.candidates[space.baseline_number]
     assert baseline.knobs == {"batch_size": 8, "grad_accum": 4, "precision": "fp32", "optimizer": "adamw"}
     assert all(one.process_knobs == {} for one in space.candidates), "one process tries them all"
     sgd = next(one for one in space.candidates if one.knobs["optimizer"] == "sgd")
@@ -118,7 +113,7 @@ def test_a_million_points_are_refused_with_the_count_before_anything_is_listed()
         "seed": list(range(100)),
         "weight_decay": [step / 1000 for step in range(100)],
     }
-    assert count_of(spec, CPU, many, 8) == 1_000_000
+    assert GlobalBatch(spec, CPU, many, 8).count() == 1_000_000
     with pytest.raises(UserError) as refused:
         enumerate_space(spec, CPU, many, 8, refuse)
     assert "1,000,000 candidates are more than 5,000" in refused.value.message
@@ -150,7 +145,7 @@ def test_without_asking_only_knobs_that_train_the_same_are_varied() -> None:
     assert "bf16 runs here" in left_alone["precision=fp16"]
     assert "strategy" not in varied, "the run has one device"
     space = enumerate_space(spec, CPU, varied, 8, refuse)
-    baseline = space.candidates[space.baseline]
+    baseline = space.candidates[space.baseline_number]
     assert all(changes_training(one, baseline) == [] for one in space.candidates)
 
 

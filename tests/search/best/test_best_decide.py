@@ -11,7 +11,7 @@ from benchmarks.best_fit_replay import FakeConductor
 from benchmarks.best_fit_spaces import Synthetic
 
 from trainfast_runner.search.best.choose.answer import answer_of, answer_so_far
-from trainfast_runner.search.best.choose.cold_ranking import COLD_LEAST, ColdRanking
+from trainfast_runner.search.best.choose.cold_costs import COLD_LEAST, ColdCosts
 from trainfast_runner.search.best.choose.decide import decide
 from trainfast_runner.search.best.choose.prospects import Prospects
 from trainfast_runner.search.best.choose.state import state_of_best_journal
@@ -35,12 +35,12 @@ def test_the_baseline_opens_and_then_its_process_takes_the_largest_batch(space: 
     first = decide(state_of(space))
     assert (first.step.action, first.step.candidate_number, first.needs_new_process) == (
         "trial",
-        space.space.baseline,
+        space.space.baseline_number,
         True,
     )
-    lines = [*visited(space, space.space.baseline), trial(space.space.baseline, warm=False)]
+    lines = [*visited(space, space.space.baseline_number), trial(space.space.baseline_number, warm=False)]
     second = decide(state_of(space, *lines, warm="one"))
-    baseline = space.space.candidates[space.space.baseline].knobs
+    baseline = space.space.candidates[space.space.baseline_number].knobs
     assert second.step.candidate_number is not None
     turned = space.space.candidates[second.step.candidate_number].knobs
     assert not second.needs_new_process
@@ -50,7 +50,7 @@ def test_the_baseline_opens_and_then_its_process_takes_the_largest_batch(space: 
 
 
 def test_a_batch_that_runs_out_of_memory_rules_out_larger_ones(space: Synthetic) -> None:
-    base = space.space.baseline
+    base = space.space.baseline_number
     lines: list[BestLine] = [*visited(space, base), trial(base, warm=False)]
     second = decide(state_of(space, *lines, warm="one")).step.candidate_number
     assert second is not None
@@ -64,13 +64,15 @@ def test_a_batch_that_runs_out_of_memory_rules_out_larger_ones(space: Synthetic)
 
 
 def test_a_baseline_that_fails_ends_the_search(space: Synthetic) -> None:
-    decision = decide(state_of(space, trial(space.space.baseline, outcome="failed", step_ms=[], reason="no data")))
+    decision = decide(
+        state_of(space, trial(space.space.baseline_number, outcome="failed", step_ms=[], reason="no data"))
+    )
     assert (decision.step.action, decision.end_state) == ("end", "failed")
     assert "no data" in decision.step.why
 
 
 def test_the_smallest_setting_follows_a_baseline_that_does_not_fit(space: Synthetic) -> None:
-    base = space.space.baseline
+    base = space.space.baseline_number
     decision = decide(state_of(space, trial(base, outcome="oom", step_ms=[], reason="ran out of memory")))
     assert decision.step.action == "trial"
     assert decision.step.candidate_number is not None
@@ -82,18 +84,18 @@ def test_nothing_fits_where_every_setting_is_too_large(space: Synthetic) -> None
     terrain = Synthetic(3)
     terrain.space = Space(
         candidates=[
-            one if number == terrain.space.baseline else msgspec.structs.replace(one, ruled_out="too_large")
+            one if number == terrain.space.baseline_number else msgspec.structs.replace(one, ruled_out="too_large")
             for number, one in enumerate(terrain.space.candidates)
         ],
-        baseline=terrain.space.baseline,
+        baseline_number=terrain.space.baseline_number,
     )
-    lines = [trial(terrain.space.baseline, outcome="oom", step_ms=[])]
+    lines = [trial(terrain.space.baseline_number, outcome="oom", step_ms=[])]
     assert decide(state_of(terrain, *lines)).end_state == "nothing_fits"
     assert answer_of(state_of(terrain, *lines)) is None
 
 
 def test_a_process_that_drifted_is_void_and_its_settings_are_tried_again(space: Synthetic) -> None:
-    base = space.space.baseline
+    base = space.space.baseline_number
     other = next(
         number
         for number in sorted(space.truth)
@@ -111,8 +113,9 @@ def test_a_process_that_drifted_is_void_and_its_settings_are_tried_again(space: 
 def test_a_process_that_drifted_is_not_used_again_though_it_waits(space: Synthetic) -> None:
     base, *others = [
         number
-        for number in sorted(space.truth, key=lambda one: one != space.space.baseline)
-        if space.space.candidates[number].process_knobs == space.space.candidates[space.space.baseline].process_knobs
+        for number in sorted(space.truth, key=lambda one: one != space.space.baseline_number)
+        if space.space.candidates[number].process_knobs
+        == space.space.candidates[space.space.baseline_number].process_knobs
     ]
     lines = [*visited(space, base), trial(base, warm=False), trial(others[0])]
     steady = state_of(space, *lines, warm="one")
@@ -124,7 +127,7 @@ def test_a_process_that_drifted_is_not_used_again_though_it_waits(space: Synthet
 
 
 def test_a_search_that_is_stopped_answers_with_processes_that_drifted_if_there_are_no_others(space: Synthetic) -> None:
-    base = space.space.baseline
+    base = space.space.baseline_number
     other = next(number for number in sorted(space.truth) if number != base)
     lines = [asking(space), space.space, *visited(space, base), trial(base, warm=False)]
     measured = [*lines, trial(other), trial(base, ms=105.0, repeats=True)]
@@ -139,7 +142,7 @@ def test_a_search_that_is_stopped_answers_with_processes_that_drifted_if_there_a
 
 
 def test_void_trials_count_for_nothing(space: Synthetic) -> None:
-    base = space.space.baseline
+    base = space.space.baseline_number
     void = trial(base, outcome="void", step_ms=[], reason="another run took the machine")
     assert decide(state_of(space, void)).step.candidate_number == base
     assert decide(state_of(space, *[void] * 3)).end_state == "failed"
@@ -152,7 +155,7 @@ def test_a_pinned_value_is_kept_and_a_skipped_one_left_out(space: Synthetic) -> 
     ]
     lines: list[BestLine] = [asking(space), space.space, *orders]
     told = FakeConductor(space, asking(space), 1, lines).run()
-    base = space.space.baseline
+    base = space.space.baseline_number
     for line in lines:
         if isinstance(line, Trial) and line.candidate_number != base:
             knobs = space.space.candidates[line.candidate_number].knobs
@@ -164,14 +167,14 @@ def test_a_pinned_value_is_kept_and_a_skipped_one_left_out(space: Synthetic) -> 
 
 
 def test_a_pin_that_leaves_the_measured_baseline_out_is_named_before_the_next_trial(space: Synthetic) -> None:
-    base = space.space.baseline
+    base = space.space.baseline_number
     ran: list[BestLine] = [*visited(space, base), trial(base, warm=False)]
     decision = decide(state_of(space, *ran, Ordered(do="pin", knob="precision", value="bf16")))
     assert decision.step.why == "the baseline is left out (you pinned precision=bf16): the smallest setting first"
 
 
 def test_a_skipped_setting_alone_is_left_out(space: Synthetic) -> None:
-    first = decide(state_of(space, trial(space.space.baseline))).step.candidate_number
+    first = decide(state_of(space, trial(space.space.baseline_number))).step.candidate_number
     assert first is not None
     order = Ordered(do="skip", candidate_number=first)
     told = FakeConductor(space, asking(space), 1, [asking(space), space.space, order]).run()
@@ -181,7 +184,7 @@ def test_a_skipped_setting_alone_is_left_out(space: Synthetic) -> None:
 
 
 def test_orders_that_leave_no_setting_end_the_search_and_nothing_is_called_too_large(space: Synthetic) -> None:
-    base = space.space.baseline
+    base = space.space.baseline_number
     sizes = {one.knobs["batch_size"] for one in space.space.candidates}
     orders = [Ordered(do="skip", knob="batch_size", value=size) for size in sizes]
     decision = decide(state_of(space, *visited(space, base), trial(base, warm=False), *orders))
@@ -189,12 +192,13 @@ def test_orders_that_leave_no_setting_end_the_search_and_nothing_is_called_too_l
 
 
 def test_no_trial_begins_that_is_expected_to_pass_the_budget(space: Synthetic) -> None:
-    base = space.space.baseline
+    base = space.space.baseline_number
     compiled = next(n for n in sorted(space.truth) if space.space.candidates[n].knobs["compile"] == "default")
     slow = Visited(run_id="two", process_knobs=space.space.candidates[compiled].process_knobs, start_s=500.0)
     lines = [*visited(space, base), trial(base, warm=False), slow]
     asked = [asking(space, budget_s=600.0), space.space, *lines]
-    prospects = Prospects(ColdRanking(state_of_best_journal(asked, 120.0)))
+    late = state_of_best_journal(asked, 120.0)
+    prospects = Prospects(late, ColdCosts(late))
     assert compiled in prospects.open_candidates
     assert compiled not in prospects.affordable, "its process alone starts for 500 s of 480"
     assert prospects.affordable, "others start in 5 s"
@@ -234,7 +238,7 @@ def test_effects_of_earlier_searches_are_shown_as_such_and_shorten_none_of_the_c
     asked = asking(space, earlier=(earlier,))
     begun = state_of_best_journal([asked, space.space], 0.0)
     levels = begun.posterior.levels
-    base = space.space.baseline
+    base = space.space.baseline_number
     other = levels.with_level(base, "precision", levels.values["precision"].index("bf16"))
     assert other is not None
     mean, variance = begun.posterior.difference(other, base)
@@ -256,7 +260,7 @@ def test_a_trial_takes_more_steps_until_it_is_sure_and_stops_early_when_it_is_sl
 
 
 def test_beyond_the_budget_there_is_no_race_and_the_answer_is_confirmed_all_the_same(space: Synthetic) -> None:
-    base = space.space.baseline
+    base = space.space.baseline_number
     other = next(number for number in sorted(space.truth) if number != base)
     lines: list[BestLine] = [*visited(space, base), trial(base, warm=False), trial(other, ms=99.0)]
     asked = asking(space, budget_s=600.0)
@@ -268,10 +272,10 @@ def test_beyond_the_budget_there_is_no_race_and_the_answer_is_confirmed_all_the_
 
 
 def test_slow_steps_shorten_the_runs_that_confirm_to_half_of_the_budget(space: Synthetic) -> None:
-    base = space.space.baseline
+    base = space.space.baseline_number
     samples = space.space.candidates[base].samples_per_step
     for ms, steps in ((100.0, 60), (4800.0, 14), (60_000.0, COLD_LEAST)):
         slow = [ms * share * 8 / samples for share in (0.9, 1.1)]
         noisy = trial(base, warm=False, step_ms=slow * 5, seconds=1.0)
         lines = [asking(space, budget_s=600.0), space.space, *visited(space, base), noisy]
-        assert ColdRanking(state_of_best_journal(lines, 0.0)).steps == steps
+        assert ColdCosts(state_of_best_journal(lines, 0.0)).steps == steps

@@ -13,7 +13,7 @@ from .synthetic import asking, confirmed, state_of, trial, visited
 
 
 def test_a_value_that_always_fails_is_given_up(space: Synthetic) -> None:
-    base = space.space.baseline
+    base = space.space.baseline_number
     knobs = [one.knobs for one in space.space.candidates]
     compiled = [n for n in sorted(space.truth) if knobs[n]["compile"] == "default"]
     smallest = [n for n in compiled if knobs[n]["batch_size"] == 1]
@@ -26,7 +26,7 @@ def test_a_value_that_always_fails_is_given_up(space: Synthetic) -> None:
 
 
 def test_of_two_values_that_failed_only_together_neither_is_given_up_alone(space: Synthetic) -> None:
-    base = space.space.baseline
+    base = space.space.baseline_number
     knobs = [one.knobs for one in space.space.candidates]
     compiled = [n for n in sorted(space.truth) if knobs[n]["compile"] == "default"]
     small = [n for n in sorted(space.truth) if knobs[n]["batch_size"] == 1]
@@ -36,12 +36,12 @@ def test_of_two_values_that_failed_only_together_neither_is_given_up_alone(space
     state = state_of(space, *lines)
     assert "batch_size=1 with " in state.ruled_out[both[-1]].reason
     assert "compile=default" in state.ruled_out[both[-1]].reason
-    assert set(compiled) - set(both) <= set(state.alive), "a larger batch may compile"
-    assert set(small) - set(both) <= set(state.alive), "the smallest batch may run without compiling"
+    assert set(compiled) - set(both) <= set(state.remaining), "a larger batch may compile"
+    assert set(small) - set(both) <= set(state.remaining), "the smallest batch may run without compiling"
 
 
 def test_a_bound_by_flops_labels_candidates_that_are_never_run(space: Synthetic) -> None:
-    base = space.space.baseline
+    base = space.space.baseline_number
     bounded = sorted(space.truth)[-1]
     candidates = list(space.space.candidates)
     candidates[bounded] = msgspec.structs.replace(candidates[bounded], least_s_per_sample=1.0)
@@ -55,7 +55,10 @@ def test_a_bound_by_flops_labels_candidates_that_are_never_run(space: Synthetic)
 
 
 def test_a_loss_that_leaves_the_baselines_fails_the_candidate(space: Synthetic) -> None:
-    base, other = space.space.baseline, next(number for number in space.truth if number != space.space.baseline)
+    base, other = (
+        space.space.baseline_number,
+        next(number for number in space.truth if number != space.space.baseline_number),
+    )
     runs = [
         ColdRun(
             candidate_number=number, role="confirm", run_id=str(number), outcome="measured", last_loss=loss, seconds=1.0
@@ -68,7 +71,10 @@ def test_a_loss_that_leaves_the_baselines_fails_the_candidate(space: Synthetic) 
 
 
 def test_a_run_under_the_limit_has_fewer_steps_and_its_loss_is_not_compared(space: Synthetic) -> None:
-    base, other = space.space.baseline, next(number for number in space.truth if number != space.space.baseline)
+    base, other = (
+        space.space.baseline_number,
+        next(number for number in space.truth if number != space.space.baseline_number),
+    )
     lines: list[BestLine] = [
         ColdRun(candidate_number=other, role="limit", run_id="l", outcome="measured", last_loss=8.0, seconds=1.0),
         ColdRun(
@@ -95,32 +101,37 @@ def test_a_run_under_the_limit_has_fewer_steps_and_its_loss_is_not_compared(spac
 
 
 def test_a_baseline_that_wins_on_a_noisy_machine_says_within_how_much(space: Synthetic) -> None:
-    base = space.space.baseline
+    base = space.space.baseline_number
     other = next(number for number in sorted(space.truth) if number != base)
     lines = [*visited(space, base), trial(base, warm=False), trial(other, ms=99.5)]
     noisy = state_of(space, *lines, *confirmed(other, (80.0, 74.0)), *confirmed(base, (77.0, 84.0)))
     answer = answer_of(noisy)
     assert answer is not None
-    assert (answer.best, answer.ties) == (base, [other])
+    assert (answer.best_number, answer.tied_numbers) == (base, [other])
     assert answer.within_percent is not None
     assert answer.within_percent > 5
     quiet = answer_of(state_of(space, *lines, *confirmed(other, (60.0, 60.1)), *confirmed(base, (80.0, 80.1))))
     assert quiet is not None
-    assert (quiet.best, quiet.within_percent, quiet.ties) == (base, None, []), "clearly slower in fresh processes"
+    assert (quiet.best_number, quiet.within_percent, quiet.tied_numbers) == (base, None, []), (
+        "clearly slower in fresh processes"
+    )
 
 
 def test_a_leader_that_loses_in_fresh_processes_is_not_within_the_noise_of_the_best(space: Synthetic) -> None:
-    base = space.space.baseline
+    base = space.space.baseline_number
     other = next(number for number in sorted(space.truth) if number != base)
     lines = [*visited(space, base), trial(base, warm=False), trial(other, ms=90.0)]
     answer = answer_of(state_of(space, *lines, *confirmed(other, (50.0, 50.5)), *confirmed(base, (80.0, 80.5))))
     assert answer is not None
-    assert answer.best == base
+    assert answer.best_number == base
     assert answer.verdicts[other].reason == "-37.4 % beside the best"
 
 
 def test_the_losses_of_trials_compare_step_by_step(space: Synthetic) -> None:
-    base, other = space.space.baseline, next(number for number in space.truth if number != space.space.baseline)
+    base, other = (
+        space.space.baseline_number,
+        next(number for number in space.truth if number != space.space.baseline_number),
+    )
     lines = [*visited(space, base), trial(base, losses=[8.0, 7.0, 6.0])]
     assert other not in state_of(space, *lines, trial(other, losses=[8.1, 6.9])).ruled_out
     verdict = state_of(space, *lines, trial(other, losses=[8.0, 7.9])).ruled_out[other]
@@ -129,7 +140,7 @@ def test_the_losses_of_trials_compare_step_by_step(space: Synthetic) -> None:
 
 
 def test_drift_on_a_machine_that_others_disturb_is_noise_and_voids_nothing(space: Synthetic) -> None:
-    base = space.space.baseline
+    base = space.space.baseline_number
     lines = [*visited(space, base), trial(base, warm=False, reason="other processes took 70% of the CPU")]
     other = next(number for number in sorted(space.truth) if number != base)
     noisy = state_of(space, *lines, trial(other, ms=95.0), trial(base, ms=130.0, repeats=True))

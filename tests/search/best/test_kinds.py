@@ -14,7 +14,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.records.search_directories import exclusive
 from trainfast_runner.search.best.person_orders import give_order, read_orders, skip_candidate
-from trainfast_runner.search.best.question.priors import earlier_effects
+from trainfast_runner.search.best.question.earlier_effects import earlier_effects
 from trainfast_runner.search.journal.batch import BatchQuestion
 from trainfast_runner.search.journal.best import (
     BestAnswer,
@@ -135,7 +135,7 @@ def test_effects_of_an_answered_search_of_the_same_model_are_where_the_next_begi
     effect = Effect(knob="precision", value="bf16", before="fp32", gain_percent=gain)
     other = Effect(knob="workers", value=2, before=0, gain_percent=gain)
     rate = Interval(median=10.0, low=9.0, high=11.0)
-    found = BestAnswer(best=0, best_rate=rate, best_run_ids=[], baseline_run_ids=[], effects=[effect, other])
+    found = BestAnswer(best_number=0, best_rate=rate, best_run_ids=[], baseline_run_ids=[], effects=[effect, other])
     answered = best_search(home, BestEnded(state="answered", answer=found))
     best_search(home, BestEnded(state="answered", answer=found), model="bert")
     best_search(home, BestEnded(state="cancelled", answer=found))

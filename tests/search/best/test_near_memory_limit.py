@@ -52,8 +52,8 @@ def test_the_answer_and_every_measured_setting_near_the_limit_run_under_it_once(
     ran = [one.candidate_number for one in told.lines if isinstance(one, ColdRun) and one.role == "limit"]
     assert len(ran) == len(set(ran)), "once each"
     expected = near(space, asked, answer)
-    assert expected - {answer.best}, "a setting near the limit that is not the answer"
-    assert set(ran) >= expected | {answer.best}
+    assert expected - {answer.best_number}, "a setting near the limit that is not the answer"
+    assert set(ran) >= expected | {answer.best_number}
     last = max(place for place, one in enumerate(told.lines) if isinstance(one, ColdRun) and one.role != "limit")
     after = {one.candidate_number for one in told.lines[last + 1 :] if isinstance(one, ColdRun)}
     assert after <= expected, "far ones need none"
@@ -63,7 +63,7 @@ def test_a_setting_that_does_not_fit_under_the_limit_is_too_large_and_the_answer
     asked = limited(space)
     told = FakeConductor(space, asked, 1).run()
     answer = replayed_answer(told)
-    beside = min(near(space, asked, answer) - {answer.best, space.space.baseline, *answer.ties})
+    beside = min(near(space, asked, answer) - {answer.best_number, space.space.baseline_number, *answer.tied_numbers})
     lines: list[BestLine] = [
         msgspec.structs.replace(one, outcome="oom", reason="an allocation of 8 MiB failed", missing_bytes=2**20)
         if isinstance(one, ColdRun) and (one.candidate_number, one.role) == (beside, "limit")
@@ -72,14 +72,14 @@ def test_a_setting_that_does_not_fit_under_the_limit_is_too_large_and_the_answer
     ]
     again = answer_of(state_of_best_journal(lines, told.seconds))
     assert again is not None
-    assert again.best == answer.best
+    assert again.best_number == answer.best_number
     verdict = again.verdicts[beside]
     assert (verdict.verdict, verdict.excess_bytes) == ("too_large", 2**20)
     assert verdict.reason.startswith("an allocation of 8 MiB failed, at least 1 MiB too large; predicted ")
 
 
 def test_a_run_under_the_limit_is_no_speed(space: Synthetic) -> None:
-    base = space.space.baseline
+    base = space.space.baseline_number
     slow = ColdRun(candidate_number=base, role="limit", run_id="l", outcome="measured", samples_per_s=1.0, seconds=1.0)
     lines = [asking(space), space.space, *visited(space, base), trial(base, warm=False), slow]
     answer = answer_of(state_of_best_journal(lines, 0.0))
@@ -88,7 +88,7 @@ def test_a_run_under_the_limit_is_no_speed(space: Synthetic) -> None:
 
 
 def test_without_time_a_setting_near_the_limit_says_that_it_was_not_run_under_it(space: Synthetic) -> None:
-    base = space.space.baseline
+    base = space.space.baseline_number
     other = next(one for one in sorted(space.truth) if one != base and needed(space, one) != needed(space, base))
     large, small = sorted((base, other), key=lambda one: -needed(space, one))
     limit = [needed(space, large)]
@@ -97,7 +97,7 @@ def test_without_time_a_setting_near_the_limit_says_that_it_was_not_run_under_it
     lines = [asked, space.space, *visited(space, base), trial(base, warm=False)]
     lines += [trial(other, ms=100.0), *confirmed(small, (80.0, 80.1)), *confirmed(large, (60.0, 60.1)), under]
     late = state_of_best_journal(lines, 700.0)
-    assert ColdRanking(late).answer == small
+    assert ColdRanking(late).answer_number == small
     assert ColdRanking(late).unchecked == [large]
     answer = answer_of(late)
     assert answer is not None
@@ -105,7 +105,7 @@ def test_without_time_a_setting_near_the_limit_says_that_it_was_not_run_under_it
 
 
 def test_a_baseline_that_does_not_fit_under_the_limit_is_not_the_answer(space: Synthetic) -> None:
-    base = space.space.baseline
+    base = space.space.baseline_number
     other = next(number for number in sorted(space.truth) if number != base)
     asked = msgspec.structs.replace(asking(space), limits_bytes=[2**50])
     end = ColdRun(candidate_number=base, role="limit", run_id="u", outcome="oom", reason="it failed", seconds=1.0)
@@ -113,13 +113,13 @@ def test_a_baseline_that_does_not_fit_under_the_limit_is_not_the_answer(space: S
     lines += [*confirmed(other, (80.0, 80.1)), *confirmed(base, (80.0, 80.1)), end]
     answer = answer_of(state_of_best_journal(lines, 0.0))
     assert answer is not None
-    assert answer.best == other
+    assert answer.best_number == other
     assert answer.gain_percent is None, "there is nothing to gain on"
     assert "the baseline does not fit: it failed" in " ".join(answer.notes)
 
 
 def test_trials_go_on_where_all_that_was_measured_does_not_fit_under_the_limit(space: Synthetic) -> None:
-    base = space.space.baseline
+    base = space.space.baseline_number
     other = next(number for number in sorted(space.truth) if number != base)
     asked = msgspec.structs.replace(asking(space), limits_bytes=[2**50])
     lines: list[BestLine] = [asked, space.space, *visited(space, base), trial(base, warm=False)]

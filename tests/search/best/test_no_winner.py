@@ -22,7 +22,7 @@ def searched(
     directory: Path, space: Synthetic, state: str, *rates: tuple[float, float], spent_s: float = 0.0
 ) -> tuple[dict[str, Any], str]:
     """JSON and words of a search of two settings, another and the baseline, confirmed at these samples/s."""
-    base = space.space.baseline
+    base = space.space.baseline_number
     other = next(number for number in sorted(space.truth) if number != base)
     lines: list[BestLine] = [asking(space), space.space, *visited(space, base), trial(base, warm=False)]
     lines += [trial(other, ms=99.5), *confirmed(other, rates[0]), *confirmed(base, rates[1])]

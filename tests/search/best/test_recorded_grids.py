@@ -89,9 +89,9 @@ def test_the_quick_grid_has_settings_and_processes_enough(monkeypatch: pytest.Mo
     space = space_of(resolve(recipe.preset, recipe.settings), recipe)
     assert sum(one.ruled_out is None for one in space.candidates) >= 60
     assert len(groups(space)) >= 12
-    assert space.candidates[space.baseline].knobs["strategy"] == "ddp"
+    assert space.candidates[space.baseline_number].knobs["strategy"] == "ddp"
     grid = next(one for one in recorded() if one.name == "bert")
-    assert grid.space.candidates[grid.space.baseline].knobs == space.candidates[space.baseline].knobs
+    assert grid.space.candidates[grid.space.baseline_number].knobs == space.candidates[space.baseline_number].knobs
     assert {str(sorted(one.knobs.items())) for one in grid.space.candidates} == {
         str(sorted(one.knobs.items())) for one in space.candidates
     }

@@ -57,7 +57,7 @@ def test_a_verdict_says_by_how_much_by_the_prediction_else_as_measured() -> None
 
 
 def test_a_larger_batch_lacks_at_least_as_much(space: Synthetic) -> None:
-    base = space.space.baseline
+    base = space.space.baseline_number
     oom = trial(base, outcome="oom", step_ms=[], reason="an allocation of 64 MiB failed", missing_bytes=MIB)
     launched = BestLaunched(run_id="one", role="trial", candidate_number=base)
     verdicts = state_of(space, launched, *visited(space, base), oom).ruled_out
@@ -67,7 +67,7 @@ def test_a_larger_batch_lacks_at_least_as_much(space: Synthetic) -> None:
 
 
 def test_a_larger_batch_that_was_measured_stays(space: Synthetic) -> None:
-    base, candidates = space.space.baseline, space.space.candidates
+    base, candidates = space.space.baseline_number, space.space.candidates
     own = candidates[base].knobs
     larger = [
         number

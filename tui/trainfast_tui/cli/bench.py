@@ -11,7 +11,8 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import EXIT_CODES
 from trainfast_runner.search.bench.grid import prepare_grid
 from trainfast_runner.search.bench.report import MEASURED, markdown, measured, process_word, published_gain, table_notes
-from trainfast_runner.search.bench.variants import Bench, Outcome, Table, prepare, tabulate
+from trainfast_runner.search.bench.table import Outcome, Table, tabulate
+from trainfast_runner.search.bench.variants import Bench, prepare
 from trainfast_runner.settings import script_preset
 from trainfast_runner.settings.vary import read_vary
 from trainfast_tui.cli.arguments import add_cool_to, add_python, add_settings, add_wait, finite, positive
@@ -99,7 +100,7 @@ def _print_table(table: Table) -> None:
     header = ["variant", *MEASURED, "published/s", "published vs baseline", "ratio", "process", "state"]
     rows = [
         [
-            plain(row.id) + (" (baseline)" if row.id == table.baseline else ""),
+            plain(row.id) + (" (baseline)" if row.id == table.baseline_id else ""),
             *measured(row),
             str(row.published.get("samples_per_s", "")),
             published_gain(row),

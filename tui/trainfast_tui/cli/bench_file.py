@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from trainfast_runner.search.bench.report import cells, markdown, process_word, table_notes
-from trainfast_runner.search.bench.variants import Bench, Row, Table
+from trainfast_runner.search.bench.table import Row, Table
+from trainfast_runner.search.bench.variants import Bench
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_tui.report.as_html import as_html
 from trainfast_tui.report.document import Document, Prose, grid
@@ -31,7 +32,7 @@ def _csv(bench: Bench, table: Table, command: str) -> str:
         figures = ["" if value is None else value for value in _figures(row)]
         shown = [BY_NAME[name].text_of(row.knobs[name]) for name in knobs]
         run_id = row.result.run_id if row.result is not None else ""
-        is_baseline = int(row.id == table.baseline)
+        is_baseline = int(row.id == table.baseline_id)
         words = [plain(row.id), is_baseline, row.state, plain(with_sizes(row.reason)), run_id, process_word(row)]
         writer.writerow([*words, *figures, *shown])
     return lines.getvalue()

@@ -12,7 +12,8 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
 from trainfast_runner.running import launch, planning
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.bench.variants import Bench, Entry, Outcome, again_is_pointless, run_order
+from trainfast_runner.search.bench.table import Outcome, again_is_pointless
+from trainfast_runner.search.bench.variants import Bench, Entry, run_order
 from trainfast_runner.search.bench.warm_rows import WarmRows, warm_groups, warm_rows
 from trainfast_runner.search.processes import Interrupted
 from trainfast_tui.cli.follow_run import Signals, follow
@@ -40,7 +41,7 @@ class BenchRows:
         groups = {} if is_cold else warm_groups(bench)
         total = len(bench.entries) * self._arguments.repeat
         with warm_rows(self._home, self._raise_if_ended) as warm:
-            for number, (_, entry) in enumerate(run_order(bench, self._arguments.repeat, groups), start=1):
+            for number, entry in enumerate(run_order(bench, self._arguments.repeat, groups), start=1):
                 if again_is_pointless(outcomes[entry.id]):
                     continue
                 if self._is_ended:

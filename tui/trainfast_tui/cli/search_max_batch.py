@@ -11,12 +11,13 @@ from pathlib import Path
 from trainfast_runner.records.home import Home
 from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.batch.conduct import MakeConductor, conduct_batch
+from trainfast_runner.search.batch.conduct import conduct_batch
 from trainfast_runner.search.batch.opening import check_plan, open_batch
-from trainfast_runner.search.batch.preset_probes import PresetBatchConductor
 from trainfast_runner.search.batch.report import report
+from trainfast_runner.search.batch.script_probes import plan_script_batch
 from trainfast_runner.search.journal.batch import BatchEnded, Probe, read_batch_journal
 from trainfast_runner.search.options import BatchSearchOptions
+from trainfast_runner.search.script_runs import TrialPlan
 from trainfast_runner.search.searches import search_before_edit
 from trainfast_runner.settings import presets, script_preset
 from trainfast_runner.settings.set_by_searches import SET_BY_A_BATCH_SEARCH
@@ -59,32 +60,28 @@ def run(arguments: argparse.Namespace) -> int:
         cool_to_c=arguments.cool_to,
     )
     with progress_when_slow("checking…"):
-        plan, make_conductor = _plan(arguments, options)
+        plan, trial_plan = _plan(arguments, options)
     if arguments.wait:
         wait_began_ns = time.monotonic_ns()
         await_devices(plan, home)
         began_ns += time.monotonic_ns() - wait_began_ns
     directory = open_batch(plan, home, options)
-    conducting = partial(
-        conduct_batch, directory, plan, home, options, began_ns=began_ns, make_conductor=make_conductor
-    )
+    conducting = partial(conduct_batch, directory, plan, home, options, began_ns=began_ns, trial_plan=trial_plan)
     with caught_signals() as signals:
         ended = _conduct(directory, home, conducting, signals, arguments.settings)
     _report(directory, ended, arguments.json)
     return SEARCH_EXIT_CODES[ended.state]
 
 
-def _plan(arguments: argparse.Namespace, options: BatchSearchOptions) -> tuple[RunPlan, MakeConductor]:
-    """Return the plan, checked, and its conductor. Raises UserError."""
+def _plan(arguments: argparse.Namespace, options: BatchSearchOptions) -> tuple[RunPlan, TrialPlan | None]:
+    """Return the plan, checked, and the planner of a script's trials. Raises UserError."""
     if (script := script_preset.path_of(arguments.preset)) is not None:
-        from trainfast_runner.search.batch.script_probes import planned_search
-
-        return planned_search(script_preset.load(script), arguments.settings, arguments.python, options)
+        return plan_script_batch(script_preset.load(script), arguments.settings, arguments.python, options)
     spec = resolve(arguments.preset, arguments.settings)
     plan = planning.plan_run(spec, arguments.python)
     check_plan(plan, options)
     _note_variants(arguments.preset, spec)
-    return plan, PresetBatchConductor
+    return plan, None
 
 
 def _note_variants(preset: str, spec: RunSpec) -> None:

@@ -59,7 +59,7 @@ def best_search_report(so_far: BestSoFar, question: BestQuestion, runs: Sequence
     if not runs:
         return [*blocks, Prose("No run that confirmed an answer is on the disk: no machine, chart or export here.")]
     space = so_far.space
-    is_baseline = answer is not None and space is not None and answer.best == space.baseline
+    is_baseline = answer is not None and space is not None and answer.best_number == space.baseline_number
     winner = [run for run in runs if answer is not None and run.directory.name in answer.best_run_ids]
     return [
         *blocks,
@@ -128,7 +128,7 @@ def _answer(so_far: BestSoFar) -> Iterator[Block]:
 
 
 def _pareto(so_far: BestSoFar, answer: BestAnswer) -> list[Block]:
-    baseline = so_far.space.baseline if so_far.space is not None else None
+    baseline = so_far.space.baseline_number if so_far.space is not None else None
     measured = [
         MeasuredCandidate(
             verdict.candidate_number, knob_words(so_far.candidate(verdict.candidate_number).knobs), verdict.rate, peak
@@ -136,7 +136,7 @@ def _pareto(so_far: BestSoFar, answer: BestAnswer) -> list[Block]:
         for verdict in answer.verdicts
         if verdict.rate is not None and (peak := so_far.peak_bytes(verdict.candidate_number)) is not None
     ]
-    return pareto_blocks(measured, answer.best, baseline, answer.pareto, so_far.limit_bytes)
+    return pareto_blocks(measured, answer.best_number, baseline, answer.pareto_numbers, so_far.limit_bytes)
 
 
 def _effects(answer: BestAnswer) -> Iterator[Block]:

@@ -191,7 +191,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         elif search.so_far.best is None:
             self.notify("Nothing was measured yet.", severity="warning")
         else:
-            self._apply_best(search, search.so_far.best[0])
+            self._apply_best(search, search.so_far.best.number)
 
     def _apply_best(self, search: BestSnapshot, best: int) -> None:
         """Give the knobs the values of this candidate, of the search's own preset, and close the screen."""
@@ -232,7 +232,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         search = self._live_search()
         if search is None:
             return
-        step, space = search.so_far.chosen, search.so_far.space
+        step, space = search.so_far.newest_step, search.so_far.space
         orders: dict[str, _Order] = {}
         if step is not None and step.candidate_number is not None and space is not None:
             words = f"{setting_words(space, step.candidate_number)}, the one under way"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def expected_s(search: BatchSnapshot) -> float | None:
     """Predict the seconds of the steps under way from the largest size that fitted; None before one did."""
-    step = search.next
+    step = search.newest_step
     fitting = [probe for probe in search.probes if probe.outcome == "fits" and probe.step_ms is not None]
     if step is None or step.batch_size is None or not fitting:
         return None
@@ -46,7 +46,7 @@ def _doing_words(search: BatchSnapshot, now_ns: int | None) -> str:
         return search_cooling_words(search.cooling, now_ns)
     if search.waits_for is not None:
         return f"waiting for {fmt.plain(search.waits_for)} to end"
-    step = search.next
+    step = search.newest_step
     if search.state == "starting" or step is None:
         return ""
     if step.action in ("probe", CONFIRM):
@@ -81,6 +81,6 @@ def _end_words(search: BatchSnapshot) -> str:
 
 def _under_way(search: BatchSnapshot) -> str:
     """Name the process that a pause waits for."""
-    if search.next is None:
+    if search.newest_step is None:
         return "the model is built and its memory predicted"
-    return "this confirmation run" if search.next.action == CONFIRM else "this probe"
+    return "this confirmation run" if search.newest_step.action == CONFIRM else "this probe"

@@ -37,7 +37,7 @@ def answer_lines(so_far: BestSoFar, search_id: str) -> list[str]:
     lines = pairs(best_answer_rows(so_far, answer))
     if answer.effects:
         lines += ["", *table(EFFECT_HEADER, effect_rows(answer))]
-    if answer.pareto:
+    if answer.pareto_numbers:
         lines += ["", *table(PARETO_HEADER, _pareto_rows(so_far, answer), right=(2,))]
     rest = count_rows(so_far, answer.verdicts)
     continues = [("cancelled", f"the same command continues {search_id}")] if _is_cancelled(so_far) else []
@@ -53,15 +53,15 @@ def best_answer_rows(so_far: BestSoFar, answer: BestAnswer) -> Iterator[tuple[st
     """The best setting and the baseline with their figures, the gain, the runner-ups, and the notes on the claim."""
     assert so_far.space is not None
     assert so_far.ended is not None
-    baseline, noise, tried = so_far.space.baseline, answer.within_percent, answer.tried_in_budget
+    baseline, noise, tried = so_far.space.baseline_number, answer.within_percent, answer.tried_in_budget
     is_final = so_far.ended.state == "answered" and tried is None
     if tried is not None:
         yield "budget", budget_words(tried, len(so_far.candidates))
     if noise is not None:
         yield "no winner", f"{noise_words(noise)}: no setting is faster beyond it"
     label = ("best" if noise is None else "chosen") + ("" if is_final else " so far")
-    yield label, _side_words(so_far, answer.best, answer.best_rate, answer.best_value, answer.best_run_ids)
-    if answer.best != baseline:
+    yield label, _side_words(so_far, answer.best_number, answer.best_rate, answer.best_value, answer.best_run_ids)
+    if answer.best_number != baseline:
         rate, value = answer.baseline_rate, answer.baseline_value
         yield "baseline", _side_words(so_far, baseline, rate, value, answer.baseline_run_ids)
         yield "gain", gain_words(answer.gain_percent)
@@ -74,13 +74,13 @@ def best_answer_rows(so_far: BestSoFar, answer: BestAnswer) -> Iterator[tuple[st
     yield "trains", f"differently, by {', '.join(changed)}" if changed else same
     for note in answer.notes:
         yield "note", note
-    yield from _shortened("within the noise", [knob_words(so_far.candidate(tie).knobs) for tie in answer.ties])
+    yield from _shortened("within the noise", [knob_words(so_far.candidate(tie).knobs) for tie in answer.tied_numbers])
 
 
 def precision_words(so_far: BestSoFar, answer: BestAnswer) -> str:
     """Say that the best trains in another precision than the baseline; empty if it does not."""
     assert so_far.space is not None
-    numbers = so_far.space.baseline, answer.best
+    numbers = so_far.space.baseline_number, answer.best_number
     own, best = (so_far.candidate(number).knobs.get("precision") for number in numbers)
     return f"counting precision={best} as the same as {own}" if best != own else ""
 
@@ -112,7 +112,7 @@ def effect_rows(answer: BestAnswer) -> Iterator[tuple[str, ...]]:
 
 def _pareto_rows(so_far: BestSoFar, answer: BestAnswer) -> Iterator[tuple[str, ...]]:
     rates = {verdict.candidate_number: verdict.rate for verdict in answer.verdicts}
-    for number in answer.pareto:
+    for number in answer.pareto_numbers:
         knobs = knob_words(so_far.candidate(number).knobs)
         yield knobs, rate_words(rates.get(number)), fmt.size(so_far.peak_bytes(number))
 
@@ -127,8 +127,8 @@ def count_rows(so_far: BestSoFar, verdicts: Sequence[CandidateVerdict]) -> Itera
         f"{knob_words(so_far.candidate(verdict.candidate_number).knobs)}: {verdict.reason}" for verdict in not_tried
     ]
     yield from _shortened("not tried", named)
-    if so_far.disturbed:
-        yield "disturbed", f"{measurements(so_far.disturbed)}, by other processes or a throttled GPU"
+    if so_far.disturbed_count:
+        yield "disturbed", f"{measurements(so_far.disturbed_count)}, by other processes or a throttled GPU"
     if so_far.ended is not None:
         if so_far.ended.stopped_because:
             yield "stopped because", so_far.ended.stopped_because

@@ -30,7 +30,7 @@ def setting_words(space: Space, number: int, *, short: bool = False) -> str:
 
     With `short` the accumulation is left out where it follows from the batch at one global batch.
     """
-    candidate, baseline = space.candidates[number], space.candidates[space.baseline]
+    candidate, baseline = space.candidates[number], space.candidates[space.baseline_number]
     changed = {name: value for name, value in candidate.knobs.items() if value != baseline.knobs.get(name)}
     if short and "batch_size" in changed and candidate.samples_per_step == baseline.samples_per_step:
         changed.pop("grad_accum", None)
@@ -78,7 +78,7 @@ def _end_words(search: BestSnapshot) -> str:
 
 def doing_words(so_far: BestSoFar) -> str:
     """Name the step under way and its setting."""
-    step, space = so_far.chosen, so_far.space
+    step, space = so_far.newest_step, so_far.space
     if step is None or step.candidate_number is None or space is None or not so_far.is_under_way:
         return "deciding the next step"
     knob = f" {step.knob} of" if step.knob else ""
@@ -93,11 +93,11 @@ def _answer_words(so_far: BestSoFar) -> str:
     budget = "" if tried is None else f"{budget_words(tried, len(so_far.candidates))}; "
     if answer.within_percent is not None:
         return f"{budget}no winner: {noise_words(answer.within_percent)}"
-    if answer.best == so_far.space.baseline and tried is None:
+    if answer.best_number == so_far.space.baseline_number and tried is None:
         return "the baseline itself is the fastest"
     if tried is not None:
         budget += "best so far: "
-    words = setting_words(so_far.space, answer.best)
+    words = setting_words(so_far.space, answer.best_number)
     if (gain := answer.gain_percent) is not None:
         words += f": {gain_words(gain)}"
     return budget + words
@@ -105,7 +105,7 @@ def _answer_words(so_far: BestSoFar) -> str:
 
 def best_words(so_far: BestSoFar) -> str:
     """The objective of the best setting so far with its 95 % interval; empty before anything was measured."""
-    return "" if so_far.best is None else objective_words(so_far.objective, so_far.for_steps, so_far.best[1])
+    return "" if so_far.best is None else objective_words(so_far.objective, so_far.for_steps, so_far.best.value)
 
 
 def chance_words(so_far: BestSoFar) -> str:
@@ -113,7 +113,7 @@ def chance_words(so_far: BestSoFar) -> str:
 
     With one measurement both are assumptions. A price beyond the budget is never paid.
     """
-    step, question = so_far.chosen, so_far.question
+    step, question = so_far.newest_step, so_far.question
     measured = {so_far.attempts[index].candidate_number for index in so_far.rates}
     if step is None or step.chance is None or step.action != "trial" or len(measured) < 2:
         return ""

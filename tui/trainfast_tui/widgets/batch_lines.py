@@ -37,7 +37,7 @@ def table_lines(search: BatchSnapshot, width: int) -> list[Line]:
         rows.append(_confirmation_row(confirmation, width))
         if confirmation.state not in ("finished", "oom") and confirmation.reason:
             rows += labelled((" " * 10, "text"), confirmation.reason, width, "error")
-    step = search.next
+    step = search.newest_step
     if search.state in ("running", "pausing") and step is not None and step.batch_size is not None:
         verb = "probing…" if step.action == "probe" else "confirming…"
         if search.cooling:

@@ -158,7 +158,7 @@ def _time_words(search: BatchSnapshot, now_ns: int) -> str:
     if expected is None or expected < 1 or search.state == "starting" or search.cooling or search.waits_for:
         return elapsed
     about = f"about {fmt.duration(expected)}"
-    if search.next is not None and search.next.action == CONFIRM:
+    if search.newest_step is not None and search.newest_step.action == CONFIRM:
         # Its process starts first, which takes an unknown time.
         return f"{elapsed}, its steps take {about}"
     is_late = search.since_ns is not None and (now_ns - search.since_ns) / 1e9 > 1.5 * expected
@@ -183,14 +183,14 @@ def _limit_line(search: BatchSnapshot) -> Line:
 
 def _tightest(search: BatchSnapshot) -> MemoryLines | None:
     """Return the fit of the rank with the least memory left."""
-    rank = search.next.tightest_rank if search.next is not None else None
+    rank = search.newest_step.tightest_rank if search.newest_step is not None else None
     fits = search.fits
     return next((fit for fit in fits if fit.rank == rank), fits[0] if fits else None)
 
 
 def _next_lines(search: BatchSnapshot, width: int) -> list[Line]:
     """Return the next step and its reason; after the end the certainty of the answer."""
-    ended, step = search.ended, search.next
+    ended, step = search.ended, search.newest_step
     if ended is not None:
         certainty = ended.answer.certainty if ended.answer is not None else ""
         # The reason of a failure is at the top already.
@@ -233,7 +233,7 @@ def _chart(search: BatchSnapshot, width: int, height: int) -> list[Line]:
     fit = _tightest(search)
     question = search.question
     limit = fit.limit_bytes if fit is not None else (min(question.limits_bytes, default=None) if question else None)
-    step = search.next
+    step = search.newest_step
     wanted = step.batch_size if step is not None and search.is_live else None
     points = [point for probe in search.probes if (point := _point(probe, fit, limit)) is not None]
     if fit is None and all(probe.outcome == "oom" for probe in search.probes):

@@ -86,7 +86,7 @@ def _row(sign: Piece, cells: tuple[str, str, str, str, str], width: int, tone: T
 
 def waiting_line(so_far: BestSoFar, width: int) -> Line:
     """The setting under way, with its reason."""
-    step, space = so_far.chosen, so_far.space
+    step, space = so_far.newest_step, so_far.space
     if step is None or step.candidate_number is None or space is None or not so_far.is_under_way:
         return []
     return [
@@ -131,10 +131,10 @@ def footnote_lines(so_far: BestSoFar, answer: BestAnswer, width: int, most_ties:
     """The runner-ups within the noise, the verdict counts, and the notes on the claim."""
     assert so_far.space is not None
     rows: list[Line] = []
-    for number in answer.ties[:most_ties]:
+    for number in answer.tied_numbers[:most_ties]:
         rows.append([("within the noise  ", "muted"), (setting_words(so_far.space, number), "text")])
-    if len(answer.ties) > most_ties:
-        rows.append([("within the noise  ", "muted"), (f"and {len(answer.ties) - most_ties} more", "text")])
+    if len(answer.tied_numbers) > most_ties:
+        rows.append([("within the noise  ", "muted"), (f"and {len(answer.tied_numbers) - most_ties} more", "text")])
     counts = count_words(verdict.verdict for verdict in answer.verdicts)
     rows += labelled(("candidates        ", "muted"), f"{len(answer.verdicts):,}: {counts}", width)
     if so_far.ended is not None:

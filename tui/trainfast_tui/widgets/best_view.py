@@ -133,7 +133,7 @@ def _head(search: BestSnapshot, now_ns: int, width: int) -> list[Line]:
         is_noise = answer is not None and answer.within_percent is not None
         is_final = search.state == "answered" and (answer is None or answer.tried_in_budget is None)
         label = ("chosen" if is_noise else "best") + ("" if is_final else " so far")
-        setting = setting_words(so_far.space, so_far.best[0])
+        setting = setting_words(so_far.space, so_far.best.number)
         lines += labelled((f"{label} {best_words(so_far)}  ", "accent"), setting, width)
     facts = [chance_words(so_far) if search.is_live else "", _time_words(search, now_ns)]
     words = "; ".join(filter(None, facts))
@@ -205,15 +205,15 @@ def spots_of(so_far: BestSoFar, *, is_live: bool) -> list[Spot]:
             figures = so_far.rates if so_far.objective == "time" else so_far.values
             if (figure := figures.get(index)) is not None:
                 rates[line.candidate_number], signs[line.candidate_number] = figure.median, ("•", "text")
-    step = so_far.chosen
+    step = so_far.newest_step
     if is_live and step is not None and step.candidate_number is not None and so_far.is_under_way:
         signs[step.candidate_number] = ("○", "accent")
         rates.setdefault(step.candidate_number, None)
     best = so_far.best
-    if best is not None and rates.get(best[0]) is not None:
-        signs[best[0]] = ("■", "accent")
+    if best is not None and rates.get(best.number) is not None:
+        signs[best.number] = ("■", "accent")
     spots = []
-    for number, rate in sorted(rates.items(), key=lambda item: best is not None and item[0] == best[0]):
+    for number, rate in sorted(rates.items(), key=lambda item: best is not None and item[0] == best.number):
         needed = so_far.memory_bytes(number)
         if needed is not None:
             spots.append(Spot(needed, rate, *signs[number]))

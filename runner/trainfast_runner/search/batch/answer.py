@@ -108,9 +108,9 @@ def _margins(state: BatchState, tight: MemoryLines, max_batch: int) -> list[Marg
         )
         margins.append(Margin(margin_bytes=fragments, why="fragmentation, what the allocator reserved beyond its peak"))
         available = [rank.available_bytes for probe in state.probes for rank in probe.ranks if rank.rank == tight.rank]
-        seen = [value for value in available if value is not None]
-        others = max(seen) - min(seen) if seen else 0
-        margins.append(Margin(margin_bytes=others, why="other users of the GPU, whose share changed while searching"))
+        known = [value for value in available if value is not None]
+        change = max(known) - min(known) if known else 0
+        margins.append(Margin(margin_bytes=change, why="other users of the GPU, whose share changed while searching"))
     margins.append(Margin(margin_bytes=0, why="evaluation, which needs less: it keeps nothing for a backward"))
     return margins
 

@@ -22,30 +22,28 @@ from trainfast_runner.search.journal.followed import FollowedJournal
 from trainfast_runner.search.journal.lines import (
     Conducted,
     CoolingDown,
+    JournalLines,
     Paused,
     Resumed,
     Waiting,
-    awaited_run,
-    current_cooling,
     current_end,
-    is_paused,
     state_of_search,
 )
 from trainfast_runner.search.journal.memory_lines import MemoryLines
 
 
 @dataclass(frozen=True)
-class BatchSnapshot:
+class BatchSnapshot(JournalLines):
     """The state of a batch search at one moment, and its journal's lines so far.
 
     `state` is starting, running, pausing (it finishes its probe first), paused, interrupted (no conductor and no
     recorded end: the same command continues it), answered, nothing_fits, failed or cancelled.
     """
 
+    lines: tuple[BatchLine, ...]
     directory: Path
     state: str
-    lines: tuple[BatchLine, ...] = ()
-    unreadable_lines: int = 0
+    unreadable_lines: int
 
     @property
     def is_live(self) -> bool:
@@ -73,20 +71,20 @@ class BatchSnapshot:
         return tuple(line for line in self.lines if isinstance(line, ConfirmationRun))
 
     @cached_property
-    def next(self) -> BatchStep | None:
+    def newest_step(self) -> BatchStep | None:
         """The current step and its reason; the last step once the search has ended."""
         return newest(self.lines, BatchStep)
 
     @cached_property
     def is_decided(self) -> bool:
-        """False when `next` is done and the step after it is not decided yet."""
+        """False when the newest step is done and the one after it is not decided yet."""
         steps = (line for line in reversed(self.lines) if isinstance(line, BatchStep | Probe | ConfirmationRun))
         return isinstance(next(steps, None), BatchStep | None)
 
     @property
     def fits(self) -> tuple[MemoryLines, ...]:
         """The newest fit, one of each rank; empty before the first probe."""
-        return tuple(self.next.fits) if self.next is not None else ()
+        return tuple(self.newest_step.fits) if self.newest_step is not None else ()
 
     @cached_property
     def run_id(self) -> str | None:
@@ -117,16 +115,6 @@ class BatchSnapshot:
         """The end; None while the search goes on or was continued."""
         return current_end(self.lines, BatchEnded)
 
-    @property
-    def cooling(self) -> CoolingDown | None:
-        """The newest look at the temperature while the next process waits for cooler GPUs, else None."""
-        return current_cooling(self.lines)
-
-    @property
-    def waits_for(self) -> str | None:
-        """The run that the next process waits for to leave the device; None otherwise."""
-        return awaited_run(self.lines)
-
 
 class BatchFollower:
     """Reads new journal lines at each `poll`. Not safe to share between threads."""
@@ -145,7 +133,7 @@ class BatchFollower:
             end=None if ended is None else ended.state,
             is_conducted=conducted,
             is_asked=newest(lines, BatchQuestion) is not None,
-            is_paused=is_paused(lines),
+            is_paused=JournalLines(lines).is_paused,
             has_step=newest(lines, BatchStep) is not None,
         )
-        return BatchSnapshot(self.directory, state, lines, self._journal.unreadable_lines)
+        return BatchSnapshot(lines, self.directory, state, self._journal.unreadable_lines)

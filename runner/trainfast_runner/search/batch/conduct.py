@@ -9,12 +9,11 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.conductor import BatchConductor
 from trainfast_runner.search.batch.preset_probes import PresetBatchConductor
+from trainfast_runner.search.batch.script_probes import ScriptBatchConductor
 from trainfast_runner.search.conductor import Caller, conduct_alone
 from trainfast_runner.search.journal.batch import BatchEnded, BatchLine
 from trainfast_runner.search.options import BatchSearchOptions
-
-MakeConductor = Callable[[Path, RunPlan, Home, BatchSearchOptions, Caller[BatchLine]], BatchConductor]
-"""Makes the conductor of a search, with the arguments of `BatchConductor`."""
+from trainfast_runner.search.script_runs import TrialPlan
 
 
 def conduct_batch(
@@ -26,13 +25,20 @@ def conduct_batch(
     on_line: Callable[[BatchLine], None] = lambda line: None,
     is_cancelled: Callable[[], bool] = lambda: False,
     began_ns: int | None = None,
-    make_conductor: MakeConductor = PresetBatchConductor,
+    trial_plan: TrialPlan | None = None,
 ) -> BatchEnded:
     """Conduct the search in `directory` to its end, record that and return it. `on_line` gets every new line.
 
-    The search's time counts from `began_ns` (CLOCK_MONOTONIC), when making the plan began.
+    The search's time counts from `began_ns` (CLOCK_MONOTONIC), when making the plan began. `trial_plan` plans the
+    trials of a script; a preset has none.
 
     Raises UserError when another process conducts the search, and when its device is in use.
     """
     caller = Caller(on_line, is_cancelled, began_ns)
-    return conduct_alone(directory, lambda: make_conductor(directory, plan, home, options, caller))
+
+    def make() -> BatchConductor:
+        if trial_plan is None:
+            return PresetBatchConductor(directory, plan, home, options, caller)
+        return ScriptBatchConductor(directory, plan, home, options, caller, trial_plan)
+
+    return conduct_alone(directory, make)

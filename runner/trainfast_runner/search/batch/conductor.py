@@ -13,7 +13,7 @@ from trainfast_runner.records.run_file import CONFIRM, CONFIRMATION, PROBE
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.recovery import live_runs
 from trainfast_runner.search.batch.answer import answer_of
-from trainfast_runner.search.batch.decide import BatchDecision, decide
+from trainfast_runner.search.batch.decide import decide
 from trainfast_runner.search.batch.probe_record import confirmation_record
 from trainfast_runner.search.batch.state import BatchState, state_of_batch_journal
 from trainfast_runner.search.conductor import Caller, Conductor
@@ -22,7 +22,6 @@ from trainfast_runner.search.journal.batch import (
     BatchLaunched,
     BatchLine,
     BatchQuestion,
-    BatchStep,
     ConfirmationRun,
     Predicted,
     Probe,
@@ -44,6 +43,8 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
     A preset's sizes and a script's are tried in different ways: `preset_probes`, `script_probes`.
     """
 
+    _options: BatchSearchOptions
+
     def __init__(
         self,
         directory: Path,
@@ -55,7 +56,6 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
         lines = read_batch_journal(directory)
         question = next(line for line in lines if isinstance(line, BatchQuestion))
         super().__init__(directory, with_limits(plan, tuple(question.limits_bytes)), home, lines, options, caller)
-        self._batch_options = options
 
     @abstractmethod
     def predict(self) -> None:
@@ -79,9 +79,7 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
 
     def conducted_line(self, conducted: Conducted) -> Conducted:
         """Return the line with this search's options."""
-        return msgspec.structs.replace(
-            conducted, no_oom=self._batch_options.no_oom, proof_steps=self._batch_options.proof_steps
-        )
+        return msgspec.structs.replace(conducted, no_oom=self._options.no_oom, proof_steps=self._options.proof_steps)
 
     def open(self) -> None:
         """End an orphaned process and predict the largest size."""
@@ -91,40 +89,27 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
 
     def step(self) -> BatchEnded | None:
         """Decide and take one step."""
-        return self._do(decide(self._state()))
-
-    def end_line(self, state: str, reason: str) -> BatchEnded:
-        """Return an end without an answer."""
-        return BatchEnded(state=state, reason=reason)
-
-    def _do(self, step: BatchDecision) -> BatchEnded | None:
-        """Take one step; return the end if it is the last."""
-        action = step.action if step.action in ("probe", CONFIRM) else "end"
-        self._write(
-            BatchStep(
-                action=action,
-                batch_size=step.batch_size,
-                why=step.why,
-                needs_bytes=step.needs_bytes,
-                fits=list(step.fits),
-                tightest_rank=step.tightest_rank,
-            )
-        )
+        decision = decide(self._state())
+        step = decision.step
+        self._write(step)
         if step.action == "probe" and step.batch_size is not None:
             return self.probe(step.batch_size)
         self._end_process()
         if step.action == CONFIRM and step.batch_size is not None:
             self._confirm(step.batch_size)
             return None
-        if step.action == "answer":
-            return BatchEnded(state="answered", reason=step.why, answer=answer_of(self._state()))
-        if step.action == "nothing_fits":
+        if decision.end_state == "nothing_fits":
             return self.nothing_fits(step.why)
-        return BatchEnded(state="failed", reason=step.why)
+        answer = answer_of(self._state()) if decision.end_state == "answered" else None
+        return BatchEnded(state=decision.end_state, reason=step.why, answer=answer)
+
+    def end_line(self, state: str, reason: str) -> BatchEnded:
+        """Return an end without an answer."""
+        return BatchEnded(state=state, reason=reason)
 
     def _confirm(self, batch_size: int) -> None:
         """Make the confirmation run, a normal run with data, or take the one of a killed conductor."""
-        began_s, steps = self._clock_s(), self._batch_options.proof_steps
+        began_s, steps = self._clock_s(), self._options.proof_steps
         plan = self.plan_size(batch_size, steps, min(UNTIMED_CONFIRMATION_STEPS, steps - 1))
         directory = self._adopt_confirmation(plan) or self._start(plan, CONFIRMATION)
         result = self._finished_run(directory)
@@ -156,4 +141,4 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
         return adopted
 
     def _state(self) -> BatchState:
-        return state_of_batch_journal(self._lines, self._batch_options.no_oom)
+        return state_of_batch_journal(self._lines, self._options.no_oom)

@@ -7,11 +7,14 @@ that fits by the line. A size near the boundary is tried first only while the er
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import msgspec
 
 from trainfast_runner.bisection import largest_fitting
 from trainfast_runner.records.run_file import CONFIRM
 from trainfast_runner.search.batch.state import LARGEST_BATCH, BatchState, lines_by_rank, tightest
+from trainfast_runner.search.journal.batch import BatchStep
 from trainfast_runner.search.journal.memory_lines import MemoryLines
 from trainfast_runner.units import mebibytes
 
@@ -26,45 +29,54 @@ SMALL_SHARE = 8
 
 @dataclass(frozen=True)
 class BatchDecision:
-    """The next step. `action` is probe, `CONFIRM`, answer, nothing_fits or fail.
+    """The next step as the journal gets it."""
 
-    `needs_bytes` is the fit's figure for the tightest rank, None without a fit.
-    """
-
-    action: str
-    why: str
-    batch_size: int | None = None
-    fits: tuple[MemoryLines, ...] = ()
-    tightest_rank: int | None = None
-    needs_bytes: int | None = None
+    step: BatchStep
+    end_state: str = ""
+    """The state of a search whose step is its end: answered, nothing_fits or failed."""
 
 
 def decide(state: BatchState) -> BatchDecision:
     """Return the next step."""
     if len(state.probes) - state.tried >= MOST_VOID:
-        return BatchDecision("fail", f"other processes took memory in {MOST_VOID} probes: nothing can be measured here")
+        return _end("failed", f"other processes took memory in {MOST_VOID} probes: nothing can be measured here")
     rank_fits = lines_by_rank(state)
     if state.confirmations:
-        step = _after_confirmation(state, rank_fits)
+        decision = _after_confirmation(state, rank_fits)
     elif not rank_fits:
-        step = _first_probe(state)
+        decision = _first_probe(state)
     else:
-        step = _towards_boundary(state, rank_fits)
-    if not rank_fits or step.batch_size is None:
-        return step
-    size: int = step.batch_size
+        decision = _towards_boundary(state, rank_fits)
+    size = decision.step.batch_size
+    if not rank_fits or size is None:
+        return decision
     tight = tightest(rank_fits, size)
-    return BatchDecision(step.action, step.why, size, rank_fits, tight.rank, round(tight.need_bytes(size)))
+    step = msgspec.structs.replace(
+        decision.step, needs_bytes=round(tight.need_bytes(size)), fits=list(rank_fits), tightest_rank=tight.rank
+    )
+    return replace(decision, step=step)
+
+
+def _probe(batch_size: int, why: str) -> BatchDecision:
+    return BatchDecision(BatchStep(action="probe", batch_size=batch_size, why=why))
+
+
+def _confirm(batch_size: int, why: str) -> BatchDecision:
+    return BatchDecision(BatchStep(action=CONFIRM, batch_size=batch_size, why=why))
+
+
+def _end(end_state: str, why: str, batch_size: int | None = None) -> BatchDecision:
+    return BatchDecision(BatchStep(action="end", batch_size=batch_size, why=why), end_state)
 
 
 def _first_probe(state: BatchState) -> BatchDecision:
     """Probe the first size, or a smaller one after it did not fit."""
     too_large = state.too_large
     if too_large == 1:
-        return BatchDecision("nothing_fits", "a batch of 1 does not fit")
+        return _end("nothing_fits", "a batch of 1 does not fit")
     if too_large is not None:
         smaller = max(1, too_large // 4)
-        return BatchDecision("probe", f"{too_large} does not fit, against the prediction: much smaller", smaller)
+        return _probe(smaller, f"{too_large} does not fit, against the prediction: much smaller")
     predicted = state.predicted
     predicted_max = predicted.max_batch if predicted is not None else None
     if predicted is None or not predicted_max or predicted_max < 2:
@@ -72,11 +84,11 @@ def _first_probe(state: BatchState) -> BatchDecision:
         why = f"nothing is predicted: {'the smallest' if start == 1 else 'its own size'} first"
         if predicted_max is not None:
             why = f"by the prediction {'nothing' if predicted_max == 0 else '1 and no more'} fits: the smallest first"
-        return BatchDecision("probe", why, start)
+        return _probe(start, why)
     predicted_max = min(predicted_max, LARGEST_BATCH)
     small = max(1, predicted_max // SMALL_SHARE, min(predicted.linear_from, predicted_max // 2))
     why = f"by the prediction {predicted_max} fits: a small size first, to see how true that is"
-    return BatchDecision("probe", why, small)
+    return _probe(small, why)
 
 
 def _towards_boundary(state: BatchState, rank_fits: tuple[MemoryLines, ...]) -> BatchDecision:
@@ -85,9 +97,9 @@ def _towards_boundary(state: BatchState, rank_fits: tuple[MemoryLines, ...]) -> 
     sure = _largest_sure_fit(rank_fits)
     # A single size has no slope of its own, and tells nothing certain of others.
     likely = max(best, min(sure if points > 1 else 0, (too_large or LARGEST_BATCH + 1) - 1))
-    decides = ceiling(state, rank_fits, likely)
+    decides = deciding_size(state, rank_fits, likely)
     if too_large is not None and too_large <= decides:
-        return BatchDecision(CONFIRM, _why_confirm(rank_fits, best, likely, f"{too_large} does not"), likely)
+        return _confirm(likely, _why_confirm(rank_fits, best, likely, f"{too_large} does not"))
     if state.tried >= MOST_PROBES or best >= state.largest_allowed:
         why = f"{state.tried} sizes tried"
         if best >= state.largest_allowed:
@@ -96,29 +108,26 @@ def _towards_boundary(state: BatchState, rank_fits: tuple[MemoryLines, ...]) -> 
                 if best >= LARGEST_BATCH
                 else f"the script's data fills no batch above {best}"
             )
-        return BatchDecision(CONFIRM, f"{why}: a fresh process runs the largest that fitted, {best}", best)
+        return _confirm(best, f"{why}: a fresh process runs the largest that fitted, {best}")
     target = min(sure, _second_size(state)) if points == 1 else sure
     if best < target < (too_large or LARGEST_BATCH + 1) and (
         too_large or not _should_run_out(state, rank_fits, decides)
     ):
-        return BatchDecision("probe", _why_up(state, tightest(rank_fits, target), target), target)
+        return _probe(target, _why_up(state, tightest(rank_fits, target), target))
     if too_large is not None:
         return _between(state, rank_fits, best, too_large)
     tight = tightest(rank_fits, likely + 1)
     needs = f"{mebibytes(tight.need_bytes(likely + 1))} of {mebibytes(tight.limit_bytes)}"
     if state.no_oom and points > 1:
         error = f"give or take {mebibytes(tight.error_at(likely + 1))}"
-        return BatchDecision(
-            CONFIRM,
-            _why_confirm(rank_fits, best, likely, f"by the fit {likely + 1} would need {needs}, {error}"),
-            likely,
-        )
+        above = f"by the fit {likely + 1} would need {needs}, {error}"
+        return _confirm(likely, _why_confirm(rank_fits, best, likely, above))
     over = max(fit.need_bytes(decides) - fit.limit_bytes for fit in rank_fits)
     words = f"{likely} should fit; whether {decides} does is within the error of the fit"
     if over > 0:
         too_much = f"by the fit {decides} is {mebibytes(over)} too large"
         words = f"{likely} should fit; {too_much}: that it does not fit is to be seen"
-    return BatchDecision("probe", words, decides)
+    return _probe(decides, words)
 
 
 def _largest_sure_fit(rank_fits: tuple[MemoryLines, ...]) -> int:
@@ -145,29 +154,29 @@ def _second_size(state: BatchState) -> int:
 def _between(state: BatchState, rank_fits: tuple[MemoryLines, ...], best: int, too_large: int) -> BatchDecision:
     """Something fitted and something was too large, further apart than the tolerance."""
     if sum(probe.outcome == "oom" for probe in state.probes) == 1:
-        size = largest_fitting(lambda size: ceiling(state, rank_fits, size) < too_large, too_large - 1) + 1
+        size = largest_fitting(lambda size: deciding_size(state, rank_fits, size) < too_large, too_large - 1) + 1
         why = f"{too_large} does not fit: {size} needs as much less as decides it"
     else:
         size = (best + too_large) // 2
         why = f"{too_large} does not fit either: half-way to {best}, which does"
-    return BatchDecision("probe", why, min(max(size, best + 1), too_large - 1))
+    return _probe(min(max(size, best + 1), too_large - 1), why)
 
 
 def _after_confirmation(state: BatchState, rank_fits: tuple[MemoryLines, ...]) -> BatchDecision:
     """The last confirmation run decides: it finished, or memory ran out and a smaller size is confirmed."""
     last = state.confirmations[-1]
     if last.state == "finished":
-        return BatchDecision("answer", f"a fresh process finished with {last.batch_size}", last.batch_size)
+        return _end("answered", f"a fresh process finished with {last.batch_size}", last.batch_size)
     if last.state != "oom":
-        return BatchDecision("fail", f"the confirmation run of {last.batch_size} ended {last.state}: {last.reason}")
+        return _end("failed", f"the confirmation run of {last.batch_size} ended {last.state}: {last.reason}")
     if last.batch_size == 1:
-        return BatchDecision("nothing_fits", "a batch of 1 does not fit in a fresh process")
+        return _end("nothing_fits", "a batch of 1 does not fit in a fresh process")
     failed = min(last.batch_size, state.too_large or last.batch_size)
     if _is_refuted(state, rank_fits, failed):
         middle = (state.best + failed) // 2
         why = f"{failed} ran out of memory, against the fit: half-way to {state.best}, which fits, first"
-        return BatchDecision("probe", why, middle)
-    near = ceiling(state, rank_fits, last.batch_size) - last.batch_size if rank_fits else 1
+        return _probe(middle, why)
+    near = deciding_size(state, rank_fits, last.batch_size) - last.batch_size if rank_fits else 1
     smaller = min(failed - 1, last.batch_size - max(1, near // 2))
     if rank_fits:
         # Sizes that were tried since then may have set the fit right.
@@ -176,9 +185,7 @@ def _after_confirmation(state: BatchState, rank_fits: tuple[MemoryLines, ...]) -
     where = "in a fresh process"
     if any(probe.batch_size == last.batch_size for probe in state.fitting):
         where += ", which loads data and places its blocks otherwise than the trial that it fitted in"
-    return BatchDecision(
-        CONFIRM, f"{last.batch_size} ran out of memory {where}: {smaller} is confirmed instead", smaller
-    )
+    return _confirm(smaller, f"{last.batch_size} ran out of memory {where}: {smaller} is confirmed instead")
 
 
 def _is_refuted(state: BatchState, rank_fits: tuple[MemoryLines, ...], batch_size: int) -> bool:
@@ -194,7 +201,7 @@ def _is_refuted(state: BatchState, rank_fits: tuple[MemoryLines, ...], batch_siz
     return left_bytes > TOLERANCE_BYTES or len(state.confirmations) > 1
 
 
-def ceiling(state: BatchState, rank_fits: tuple[MemoryLines, ...], best: int) -> int:
+def deciding_size(state: BatchState, rank_fits: tuple[MemoryLines, ...], best: int) -> int:
     """Return the smallest size above `best` that must run out of memory for `best` to be the maximum.
 
     On a GPU the next aligned size; on a CPU the one that needs 3 % more, or 48 MiB where that is more.
@@ -202,12 +209,11 @@ def ceiling(state: BatchState, rank_fits: tuple[MemoryLines, ...], best: int) ->
     if state.device == "cuda":
         return (best // ALIGNED + 1) * ALIGNED
     tight = tightest(rank_fits, best)
-    more = tolerance_bytes(tight.need_bytes(best))
+    least_bytes = tight.need_bytes(best) + tolerance_bytes(tight.need_bytes(best))
 
     def is_near(size: int) -> bool:
-        """True if it needs less than that more, growing as fast as the error of the fit lets it."""
-        faster = tight.error_per_sample * max(0, size - best)
-        return tight.need_bytes(size) + faster < tight.need_bytes(best) + more
+        """True if a size needs less, even if it grows as fast as the error of the fit lets it."""
+        return tight.need_bytes(size) + tight.error_per_sample * max(0, size - best) < least_bytes
 
     return max(best, largest_fitting(is_near, LARGEST_BATCH)) + 1
 

@@ -16,7 +16,8 @@ from trainfast_runner.search.journal.batch import BatchQuestion, read_batch_jour
 from trainfast_runner.search.journal.lines import SearchJournal
 from trainfast_runner.search.limits import limits_of
 from trainfast_runner.search.options import BatchSearchOptions
-from trainfast_runner.search.searches import key_of, new_search, unfinished
+from trainfast_runner.search.question_key import batch_key
+from trainfast_runner.search.searches import new_search, unfinished
 from trainfast_runner.settings.strategies import strategy_of
 from trainfast_runner.worker.allocator import malloc_settings
 from trainfast_runner.worker.catalog import STRATEGIES, nearest_strategy
@@ -60,7 +61,7 @@ def check_options(plan: RunPlan, options: BatchSearchOptions) -> None:
 def open_batch(plan: RunPlan, home: Home, options: BatchSearchOptions) -> Path:
     """Return the directory of the search this plan continues, or of a new one with its first line written."""
     home.create()
-    key = key_of(plan)
+    key = batch_key(plan)
     earlier = None if options.fresh else unfinished(home, key)
     if earlier is not None and _has_room(plan, earlier):
         return earlier

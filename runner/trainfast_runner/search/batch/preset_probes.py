@@ -39,7 +39,7 @@ class PresetBatchConductor(BatchConductor):
             try:
                 if self._plan.device == "cuda":
                     # The tracer's CUDA context would be missing from the memory that the warm process finds free.
-                    self._wait_for(prediction, time.monotonic() + TRACE_WITHIN_S)
+                    self._wait_until(prediction, time.monotonic() + TRACE_WITHIN_S)
                     cancelled.set()
                     prediction.result()
                 began_s = self._clock_s()
@@ -47,7 +47,7 @@ class PresetBatchConductor(BatchConductor):
                 # A prediction saves a few sizes: worth about as long a wait as the process was.
                 wait_s = self._clock_s() - began_s + EXTRA_WAIT_S
                 if available is not None:
-                    self._wait_for(prediction, time.monotonic() + wait_s)
+                    self._wait_until(prediction, time.monotonic() + wait_s)
             finally:
                 cancelled.set()
         if available is not None:
@@ -68,7 +68,7 @@ class PresetBatchConductor(BatchConductor):
         seconds = (time.monotonic_ns() - began_ns) / 1e9
         if answers is None:
             # No rank answered: the kernel or somebody killed the run.
-            result = self._ended_process(process)
+            result = self._ended_process()
             raise_if_stopped(result)
             if result.state != "oom":
                 return BatchEnded(state="failed", reason=_ended_words(result))
@@ -80,8 +80,7 @@ class PresetBatchConductor(BatchConductor):
             void = why_void_by_others(process.directory, answers, process.pids, uuids, began_ns)
         self._write(probe_of(self._state(), batch_size, process.directory.name, seconds, answers, void))
         if any(line.outcome == "oom" for line in answers.values()):
-            process.wait_for_end()
-            self._live = self._process = None
+            self._ended_process()
         elif self._plan.spec.knobs["compile"] != "off":
             # A compiled step of another size is another program, with memory of its own.
             self._end_process()
@@ -101,7 +100,7 @@ class PresetBatchConductor(BatchConductor):
         answers = process.ready()
         if answers is not None:
             return [line.available_bytes or 0 for _, line in sorted(answers.items())]
-        result = self._ended_process(process)
+        result = self._ended_process()
         if result.state != "oom":
             raise UserError(_ended_words(result), key=result.run_id, exit_code=4)
         # Without a batch there is nothing smaller to try: the model itself does not fit.

@@ -26,10 +26,10 @@ def probe_of(
     state: BatchState, batch_size: int, run_id: str, seconds: float, answers: dict[int, ProbeLine], void: str | None
 ) -> Probe:
     """The record of one size from its ranks' answers; `void` is the reason why the probe does not count, or None."""
-    out = next((line for line in answers.values() if line.outcome == "oom"), None)
+    oom_line = next((line for line in answers.values() if line.outcome == "oom"), None)
     ranks = [_rank_peaks(rank, answer) for rank, answer in sorted(answers.items())]
-    if out is not None or void is not None:
-        line = out or next(iter(answers.values()))
+    if oom_line is not None or void is not None:
+        line = oom_line or next(iter(answers.values()))
         return Probe(
             batch_size=batch_size,
             outcome="oom" if void is None else "void",
@@ -182,7 +182,7 @@ def why_others_grew(
             if len(others) == len(listed):
                 continue
             for pid, used in others.items():
-                more = used - before[device.uuid].get(pid, 0)
-                if more > TOO_MUCH_BYTES:
-                    return f"process {pid} took {mebibytes(more)} of GPU {device.index} meanwhile"
+                growth = used - before[device.uuid].get(pid, 0)
+                if growth > TOO_MUCH_BYTES:
+                    return f"process {pid} took {mebibytes(growth)} of GPU {device.index} meanwhile"
     return None

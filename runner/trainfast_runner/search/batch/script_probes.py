@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -19,7 +18,6 @@ from trainfast_runner.records.run_file import PROBE
 from trainfast_runner.records.run_lines import Step, WorkerLine
 from trainfast_runner.records.run_records import read_records
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.batch.conduct import MakeConductor
 from trainfast_runner.search.batch.conductor import BatchConductor
 from trainfast_runner.search.batch.opening import check_options
 from trainfast_runner.search.batch.predicted_size import predict_script_size
@@ -210,11 +208,11 @@ def _rank_peaks(rank: int, steps: list[Step], lines: list[WorkerLine], available
     )
 
 
-def planned_search(
+def plan_script_batch(
     preset: ScriptPreset, settings: Sequence[str], python: str | None, options: BatchSearchOptions
-) -> tuple[RunPlan, MakeConductor]:
-    """The plan and the conductor of a script's batch search. Raises UserError for one that cannot be searched."""
+) -> tuple[RunPlan, TrialPlan]:
+    """Return the plan of a script's batch search, checked, and the planner of its trials. Raises UserError."""
     trial_plan = trial_plan_of(preset, settings, python, SET_BY_A_BATCH_SEARCH)
     plan = trial_plan({"steps": STEPS, "timing_warmup": UNTIMED_SCRIPT_STEPS})
     check_options(plan, options)
-    return plan, partial(ScriptBatchConductor, trial_plan=trial_plan)
+    return plan, trial_plan

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.search.journal.batch import BatchLine, BatchQuestion, ConfirmationRun, Predicted, Probe
@@ -69,7 +70,7 @@ def state_of_batch_journal(lines: Sequence[BatchLine], no_oom: bool = False) -> 
 
 
 def lines_by_rank(state: BatchState) -> tuple[MemoryLines, ...]:
-    """Fit each rank; empty before any size fitted."""
+    """Return the fit of each rank; empty before any size fitted."""
     slope = state.predicted.bytes_per_sample if state.predicted is not None else None
     rank_fits = _fits(state, slope)
     too_large = state.too_large
@@ -82,9 +83,9 @@ def lines_by_rank(state: BatchState) -> tuple[MemoryLines, ...]:
 def _fits(state: BatchState, slope: float | None) -> tuple[MemoryLines, ...]:
     rank_fits = []
     for rank in range(state.world_size):
-        points, limit = _points(state, rank)[0], _limit(state, rank)
-        if points and limit is not None:
-            rank_fits.append(fit_lines(rank, points, limit, state.device, slope))
+        peaks, limit = _counted_peaks(state, rank).by_size, _limit(state, rank)
+        if peaks and limit is not None:
+            rank_fits.append(fit_lines(rank, peaks, limit, state.device, slope))
     return tuple(rank_fits)
 
 
@@ -94,21 +95,27 @@ def tightest(rank_fits: Sequence[MemoryLines], batch_size: int) -> MemoryLines:
 
 
 def uncounted_bytes(state: BatchState, rank: int) -> int:
-    """Bytes the rank's limit counts beyond its peak, at the largest size where both were measured."""
-    return _points(state, rank)[1]
+    """Return the bytes the rank's limit counts beyond its peak, at the largest size where both were measured."""
+    return _counted_peaks(state, rank).uncounted_bytes
 
 
-def _points(state: BatchState, rank: int) -> tuple[dict[int, dict[str, int]], int]:
-    """A rank's peaks by batch size and phase with the bytes its limit counts beyond them, and the last such bytes."""
-    points: dict[int, dict[str, int]] = {}
-    beyond = 0
+class _CountedPeaks(NamedTuple):
+    """A rank's peaks as its limit counts them, by batch size and phase, and the part of the last that no peak shows."""
+
+    by_size: dict[int, dict[str, int]]
+    uncounted_bytes: int
+
+
+def _counted_peaks(state: BatchState, rank: int) -> _CountedPeaks:
+    by_size: dict[int, dict[str, int]] = {}
+    uncounted = 0
     for probe in state.fitting:
         for peaks in probe.ranks:
             if peaks.rank == rank and peaks.phase_peaks:
                 if peaks.limit_peak_bytes is not None:
-                    beyond = max(0, peaks.limit_peak_bytes - max(peaks.phase_peaks.values()))
-                points[probe.batch_size] = {phase: peak + beyond for phase, peak in peaks.phase_peaks.items()}
-    return points, beyond
+                    uncounted = max(0, peaks.limit_peak_bytes - max(peaks.phase_peaks.values()))
+                by_size[probe.batch_size] = {phase: peak + uncounted for phase, peak in peaks.phase_peaks.items()}
+    return _CountedPeaks(by_size, uncounted)
 
 
 def _limit(state: BatchState, rank: int) -> int | None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.search.bench.variants import Bench, Entry, scaled
+from trainfast_runner.search.candidate_spec import with_knobs
 from trainfast_runner.settings import presets
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.published import published_for
-from trainfast_runner.settings.spec import RunSpec, from_preset
-from trainfast_runner.settings.vary import Vary, fewest_to_drop
+from trainfast_runner.settings.spec import from_preset
+from trainfast_runner.settings.vary import Vary, combinations_of, fewest_to_drop
 
 MOST_ROWS = 200
 """Rows of a grid; as runs of a quarter of a minute each, 200 take 50 minutes."""
@@ -33,7 +33,7 @@ def prepare_grid(reference: str, vary: Vary, settings: Sequence[str] = (), scale
     bases = preset.variants if chosen is None and preset.variants else (chosen,)
     check_count(vary, len(bases))
     baseline = preset.baseline_variant if chosen is None else chosen
-    combinations = [dict(zip(vary, values, strict=True)) for values in itertools.product(*vary.values())]
+    combinations = list(combinations_of(vary))
     entries: list[Entry] = []
     baseline_id = unpublished = ""
     for base in bases:
@@ -50,18 +50,12 @@ def prepare_grid(reference: str, vary: Vary, settings: Sequence[str] = (), scale
             *combinations,
         ]:
             figures = published if combination == own_knobs else {}
-            entries.append(Entry(prefix + id_of(combination), _with_combination(spec, combination), figures))
+            entries.append(Entry(prefix + id_of(combination), with_knobs(spec, combination), figures))
     return Bench(preset.name, preset.title, baseline_id, tuple(entries), unpublished, tuple(vary))
 
 
-def _with_combination(spec: RunSpec, combination: Combination) -> RunSpec:
-    """The run with these knobs; only those that differ count as changed."""
-    changed = {name: value for name, value in combination.items() if spec.knobs[name] != value}
-    return spec.with_overrides(**changed) if changed else spec
-
-
 def id_of(combination: Combination) -> str:
-    """A row's id: its settings as they are typed."""
+    """Return the id of a row: its settings as they are typed."""
     return " ".join(f"{name}={BY_NAME[name].text_of(value)}" for name, value in combination.items())
 
 

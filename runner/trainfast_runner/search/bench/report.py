@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from trainfast_runner.results.bottleneck.doubts import marks
 from trainfast_runner.results.comparison.difference import NOISE
-from trainfast_runner.search.bench.variants import Bench, Row, Table
+from trainfast_runner.search.bench.table import Row, Table
+from trainfast_runner.search.bench.variants import Bench
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.spec import RunSpec
 
@@ -35,8 +36,8 @@ def cells(bench: Bench, table: Table) -> tuple[list[str], list[list[str]]]:
     specs = {entry.id: entry.spec for entry in bench.entries}
     rows = [
         [
-            row.id + (" (baseline)" if row.id == bench.baseline else ""),
-            " ".join(_settings(bench, specs[row.id], specs[bench.baseline])),
+            row.id + (" (baseline)" if row.id == bench.baseline_id else ""),
+            " ".join(_settings(bench, specs[row.id], specs[bench.baseline_id])),
             *(measured(row)[index] for index in shown),
             *(str(row.published.get(key, "")) for key in published),
             *([published_gain(row)] if has_gains else []),

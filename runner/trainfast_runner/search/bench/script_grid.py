@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -16,7 +15,7 @@ from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.set_by_searches import SET_BY_A_BATCH_SEARCH
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.settings.typed_settings import setting_of
-from trainfast_runner.settings.vary import Vary
+from trainfast_runner.settings.vary import Vary, combinations_of
 
 OWN = "as it is"
 """The baseline's id where the preset sets none of the varied knobs."""
@@ -37,9 +36,7 @@ def prepare_script_grid(preset: ScriptPreset, vary: Vary, settings: Sequence[str
     base = {**preset.knobs, **dict(setting_of(setting) for setting in settings)}
     base = {"steps": knob("steps").default, **base}
     own_knobs = {name: base[name] for name in vary if name in base}
-    combinations: list[Mapping[str, KnobValue]] = [
-        dict(zip(vary, values, strict=True)) for values in itertools.product(*vary.values())
-    ]
+    combinations = list(combinations_of(vary))
     if own_knobs not in combinations:
         combinations = [own_knobs, *combinations]
     trial_plan = trial_plan_of(preset, settings, python, SET_BY_A_BATCH_SEARCH)

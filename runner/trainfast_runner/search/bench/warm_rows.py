@@ -18,12 +18,12 @@ from trainfast_runner.results.trial_result import trial_result
 from trainfast_runner.running import launch
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.bench.variants import Bench
+from trainfast_runner.search.candidate_spec import takes_warm_trials
 from trainfast_runner.search.processes import Interrupted, WarmProcess, end_run, wait_for_result
 from trainfast_runner.search.searches import new_search
 from trainfast_runner.settings.knob_type import whole_number
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_runner.worker.catalog import allows_warm_trials
 
 WARM_KNOBS = tuple(name for name, entry in BY_NAME.items() if entry.changes_in_warm_process)
 
@@ -38,9 +38,8 @@ def warm_groups(bench: Bench) -> dict[str, str]:
 def _process_key(spec: RunSpec) -> str | None:
     """Everything about a row that only a new process can change; None if the row needs a process of its own."""
     knobs = spec.knobs
-    can_turn = allows_warm_trials(str(knobs["strategy"]), str(knobs["engine"]), str(knobs["compile"]))
     # Under a limit memory is measured in every step, and the speed is marked.
-    if not can_turn or knobs["memory_limit"] is not None:
+    if not takes_warm_trials(knobs) or knobs["memory_limit"] is not None:
         return None
     cold = {name: value for name, value in knobs.items() if BY_NAME[name].needs_process(value)}
     return msgspec.json.encode((spec.model, spec.data, cold), order="deterministic").decode()

@@ -57,6 +57,6 @@ class BestFollower:
             is_conducted=conducted,
             is_asked=so_far.question is not None,
             is_paused=so_far.is_paused,
-            has_step=so_far.chosen is not None,
+            has_step=so_far.newest_step is not None,
         )
         return BestSnapshot(self.directory, state, so_far, tuple(waiting))

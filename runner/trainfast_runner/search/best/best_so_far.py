@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.results.distributions import NORMAL_95
 from trainfast_runner.search.best.objective import objective_interval
-from trainfast_runner.search.conductor import worked_seconds
 from trainfast_runner.search.journal.best import (
     UNDER_LIMIT,
     BestAnswer,
@@ -24,16 +24,17 @@ from trainfast_runner.search.journal.best import (
     Space,
     Trial,
 )
-from trainfast_runner.search.journal.lines import (
-    CoolingDown,
-    Waiting,
-    awaited_run,
-    current_cooling,
-    current_end,
-    is_paused,
-)
-from trainfast_runner.search.speed.trial_rates import Starts, log_rate, measurements, process_key
+from trainfast_runner.search.journal.lines import Waiting, current_end, worked_seconds
+from trainfast_runner.search.speed.process_starts import ProcessStarts, process_key
+from trainfast_runner.search.speed.trial_rates import log_rate, measurements
 from trainfast_runner.units import highest
+
+
+class BestCandidate(NamedTuple):
+    """The number of the best candidate so far, and its objective."""
+
+    number: int
+    value: Interval
 
 
 @dataclass(frozen=True)
@@ -51,21 +52,14 @@ class BestSoFar(BestJournal):
         return newest(self.lines, Space)
 
     @property
-    def disturbed(self) -> int:
+    def disturbed_count(self) -> int:
         """The number of measurements that count although other processes or heat disturbed them."""
         return sum(line.outcome == "measured" and bool(line.reason) for line in self.attempts)
 
     @cached_property
-    def chosen(self) -> BestStep | None:
-        """The newest step and its reason."""
+    def newest_step(self) -> BestStep | None:
+        """The newest step and its reason; None before the first."""
         return newest(self.lines, BestStep)
-
-    @cached_property
-    def leading(self) -> BestStep | None:
-        """The newest step that names a leader."""
-        return next(
-            (line for line in reversed(self.lines) if isinstance(line, BestStep) and line.leader is not None), None
-        )
 
     @cached_property
     def is_under_way(self) -> bool:
@@ -84,27 +78,12 @@ class BestSoFar(BestJournal):
         return None if self.ended is None else self.ended.answer
 
     @cached_property
-    def is_paused(self) -> bool:
-        """True if the conductor waits."""
-        return is_paused(self.lines)
-
-    @cached_property
-    def cooling(self) -> CoolingDown | None:
-        """The newest look at the temperature while the next process waits for cooler GPUs, else None."""
-        return current_cooling(self.lines)
-
-    @cached_property
-    def waits_for(self) -> str | None:
-        """The run that the next process waits for to leave the device; None otherwise."""
-        return awaited_run(self.lines)
-
-    @cached_property
     def rates(self) -> Mapping[int, Interval]:
         """Samples/s, or samples/J where that is the objective, of each trial and run by its index in `attempts`.
 
         The 95 % interval of a trial is by its own and the pooled steps; a run in a fresh process has none of its own.
         """
-        noise, joules = measurements(self.lines), self.objective == "samples_per_joule"
+        measured, joules = measurements(self.lines), self.objective == "samples_per_joule"
         rates = {}
         for index, line in enumerate(self.attempts):
             if isinstance(line, ColdRun):
@@ -113,7 +92,7 @@ class BestSoFar(BestJournal):
                 if rate is not None and line.role != UNDER_LIMIT:
                     rates[index] = Interval(median=rate, low=rate, high=rate)
             elif line.step_ms and min(line.step_ms) > 0 and (middle := log_rate(line, joules)) is not None:
-                half = NORMAL_95 * math.sqrt(noise.variance(line))
+                half = NORMAL_95 * math.sqrt(measured.variance(line))
                 low, median, high = (math.exp(middle + shift) for shift in (-half, 0.0, half))
                 rates[index] = Interval(median=median, low=low, high=high)
         return rates
@@ -146,19 +125,19 @@ class BestSoFar(BestJournal):
         return None if self.question is None else self.question.for_steps
 
     @cached_property
-    def best(self) -> tuple[int, Interval] | None:
-        """The best candidate so far by its number, and its objective; None before anything was measured."""
+    def best(self) -> BestCandidate | None:
+        """The answer's candidate, else the leader of the newest step that names one; None before any was measured."""
         if self.answer is not None:
-            return self.answer.best, self.answer.best_value or self.answer.best_rate
-        step = self.leading
-        if step is None or step.leader is None or step.rate is None:
-            return None
-        rate = Interval(median=step.rate, low=step.low or step.rate, high=step.high or step.rate)
-        return step.leader, self.value_of(step.leader, rate)
+            return BestCandidate(self.answer.best_number, self.answer.best_value or self.answer.best_rate)
+        for step in reversed(self.lines):
+            if isinstance(step, BestStep) and step.leader_number is not None and step.rate is not None:
+                rate = Interval(median=step.rate, low=step.low or step.rate, high=step.high or step.rate)
+                return BestCandidate(step.leader_number, self.value_of(step.leader_number, rate))
+        return None
 
     @cached_property
-    def _starts(self) -> Starts:
-        return Starts(self.lines)
+    def _starts(self) -> ProcessStarts:
+        return ProcessStarts(self.lines)
 
     @cached_property
     def limit_bytes(self) -> int | None:

@@ -20,7 +20,7 @@ from trainfast_runner.search.best.measure.orphaned_best_runs import OrphanedBest
 from trainfast_runner.search.best.person_orders import read_orders
 from trainfast_runner.search.best.question.opening import BestPlan
 from trainfast_runner.search.best.too_large import Failure, closest_to_fit
-from trainfast_runner.search.conductor import Caller, Conductor, worked_seconds
+from trainfast_runner.search.conductor import Caller, Conductor
 from trainfast_runner.search.journal.best import (
     UNDER_LIMIT,
     BestEnded,
@@ -33,7 +33,7 @@ from trainfast_runner.search.journal.best import (
     Trial,
     read_best_journal,
 )
-from trainfast_runner.search.journal.lines import Conducted
+from trainfast_runner.search.journal.lines import Conducted, worked_seconds
 from trainfast_runner.search.options import SearchOptions
 from trainfast_runner.search.speed.speeds import with_predicted_speed
 from trainfast_runner.settings.knob_values import KnobValue
@@ -147,7 +147,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         try:
             return self._plan_of(number, under_memory_limit=False, **knobs)
         except UserError as error:
-            if number == self._space.baseline:
+            if number == self._space.baseline_number:
                 raise
             self._record_failure(number, "", "failed", Failure(error.line()))
             return None

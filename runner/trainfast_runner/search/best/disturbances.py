@@ -78,11 +78,12 @@ def _others_words(share: float) -> str | None:
     return f"other processes took {share:.0%} of the CPU" if share > MOST_OTHERS else None
 
 
-def is_usually_disturbed(lines: Sequence[BestLine], candidate: int) -> bool:
-    """True if so many of the last measurements, or of this candidate's, were disturbed that it is the rule."""
+def is_usually_disturbed(lines: Sequence[BestLine], number: int) -> bool:
+    """Return True if enough of the last measurements, or of this candidate's, were disturbed that it is the rule."""
     attempts = [line for line in lines if isinstance(line, Trial | ColdRun)]
-    own_attempts = [line for line in attempts if line.candidate_number == candidate]
-    return any(sum(map(_is_disturbed, some)) >= USUALLY_DISTURBED for some in (attempts[-AMONG_LAST:], own_attempts))
+    of_candidate = [line for line in attempts if line.candidate_number == number]
+    counts = [sum(map(_is_disturbed, attempts[-AMONG_LAST:])), sum(map(_is_disturbed, of_candidate))]
+    return max(counts) >= USUALLY_DISTURBED
 
 
 def _is_disturbed(line: Trial | ColdRun) -> bool:

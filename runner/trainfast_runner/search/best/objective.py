@@ -1,9 +1,33 @@
-"""The objective of a best-fit search (`--objective`, not the training objective of `[data]`) in its own unit."""
+"""The objective of a best-fit search (`--objective`, not the training objective of `[data]`), and its ln."""
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 from trainfast_runner.search.journal.best import BestQuestion, Candidate, Interval
 from trainfast_runner.settings.knob_type import whole_number
+
+
+class LogObjective(NamedTuple):
+    """The ln of an objective, negated for `time`: higher is better."""
+
+    value: float
+    slope: float
+    """Its change per change of the ln rate."""
+
+
+def log_objective(question: BestQuestion, candidate: Candidate, log_rate: float, start_s: float) -> LogObjective:
+    """Return the ln of the objective at the ln of a rate, with the units of `objective_at`.
+
+    For `time`, T = start + steps x samples / rate: d(-ln T) / d(ln rate) = (T - start) / T.
+    """
+    if question.objective == "tokens_per_s":
+        return LogObjective(log_rate + math.log(seq_len_of(question, candidate)), 1.0)
+    if question.objective == "time":
+        work_s = (question.for_steps or 1) * candidate.samples_per_step / math.exp(log_rate)
+        return LogObjective(-math.log(start_s + work_s), work_s / (start_s + work_s))
+    return LogObjective(log_rate, 1.0)
 
 
 def objective_at(question: BestQuestion, candidate: Candidate, rate: float, start_s: float) -> float:

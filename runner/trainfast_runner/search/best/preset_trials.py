@@ -20,7 +20,7 @@ from trainfast_runner.search.best.measure.trial import WantedTrial, take_trial
 from trainfast_runner.search.best.question.opening import BestPlan
 from trainfast_runner.search.best.question.survey import ModelSurvey
 from trainfast_runner.search.best.too_large import Failure, oom_failure
-from trainfast_runner.search.candidate_spec import candidate_spec
+from trainfast_runner.search.candidate_spec import candidate_spec, takes_warm_trials
 from trainfast_runner.search.conductor import Caller
 from trainfast_runner.search.journal.best import (
     BestLine,
@@ -29,7 +29,6 @@ from trainfast_runner.search.journal.best import (
 )
 from trainfast_runner.search.options import SearchOptions
 from trainfast_runner.search.processes import WarmProcess, raise_if_stopped
-from trainfast_runner.worker.catalog import allows_warm_trials
 
 TRACE_WITHIN_S = 30.0
 """The first trial waits at most this long for predictions once its process is ready: nothing is traced while timing."""
@@ -38,12 +37,12 @@ TRACE_WITHIN_S = 30.0
 class PresetBestConductor(BestConductor):
     """Conducts the best-fit search of a preset."""
 
+    _survey: ModelSurvey
+
     def __init__(
         self, directory: Path, best_plan: BestPlan, home: Home, options: SearchOptions, caller: Caller[BestLine]
     ) -> None:
         super().__init__(directory, best_plan, home, options, caller)
-        assert isinstance(best_plan.survey, ModelSurvey)
-        self._model_survey = best_plan.survey
         self._ceiling = ceiling_here(home, best_plan.plan)
         self._process_knobs: RecordedKnobs = {}
         self._process_uuids: list[str] = []
@@ -52,10 +51,10 @@ class PresetBestConductor(BestConductor):
         """Trace and predict while the baseline's process starts, and write the candidates before its first trial."""
         cancelled = threading.Event()
         with ThreadPoolExecutor(1) as pool:
-            prediction = pool.submit(self._model_survey.predict_candidates, self._question, cancelled)
+            prediction = pool.submit(self._survey.predict_candidates, self._question, cancelled)
             try:
-                self._process_for(self._space.baseline)
-                self._wait_for(prediction, time.monotonic() + TRACE_WITHIN_S)
+                self._process_for(self._space.baseline_number)
+                self._wait_until(prediction, time.monotonic() + TRACE_WITHIN_S)
             finally:
                 cancelled.set()
         self._space = prediction.result()
@@ -80,21 +79,15 @@ class PresetBestConductor(BestConductor):
         )
         ended = take_trial(process, self._process_uuids, wanted)
         if ended is None:
-            self._record_end(number, self._ended_process(process), self._clock_s() - began_s)
+            self._record_end(number, self._ended_process(), self._clock_s() - began_s)
             return
         is_warm = any(isinstance(line, Trial) and line.run_id == ended.trial.run_id for line in self._lines)
         self._write(msgspec.structs.replace(ended.trial, warm=is_warm, repeats=decision.step.repeats))
         self._add_flops_bounds(process)
         if ended.ended_process:
-            process.wait_for_end()
-            self._ended_process(process)
-        elif not self._is_turned_warm(number):
+            self._ended_process()
+        elif not takes_warm_trials(candidate_spec(self._survey.spec, candidate.knobs).knobs):
             self._end_process()
-
-    def _is_turned_warm(self, number: int) -> bool:
-        """True if a process of this candidate takes a second trial, even of the same candidate."""
-        knobs = candidate_spec(self._survey.spec, self._space.candidates[number].knobs).knobs
-        return allows_warm_trials(str(knobs["strategy"]), str(knobs["engine"]), str(knobs["compile"]))
 
     def _add_flops_bounds(self, process: WarmProcess) -> None:
         """Add the bounds by FLOPs to the candidates, once a process has counted its model's."""
@@ -120,7 +113,7 @@ class PresetBestConductor(BestConductor):
         process = self._process = WarmProcess(directory, plan.world_size, self._raise_if_cancelled)
         self._process_knobs, self._process_uuids = candidate.process_knobs, plan.device_uuids
         if process.ready() is None:
-            self._record_end(number, self._ended_process(process), self._clock_s() - began_s)
+            self._record_end(number, self._ended_process(), self._clock_s() - began_s)
             return None
         start_s = self._clock_s() - began_s
         self._write(Visited(run_id=directory.name, process_knobs=candidate.process_knobs, start_s=start_s))

@@ -52,7 +52,7 @@ def best_report(directory: Path) -> dict[str, Any]:
         "predicted_from": memory_from(so_far.trials) if question.limits_trials else None,
         "trials": [_trial(trial, space) for trial in so_far.trials] if space is not None else [],
         "races": [_cold_run(run, space) for run in so_far.cold_runs] if space is not None else [],
-        "disturbed": so_far.disturbed,
+        "disturbed": so_far.disturbed_count,
         "orders": [_order(order, space) for order in so_far.orders],
         "earlier": [_effect(effect, "search_id") for effect in question.earlier],
         **fields_of(ended, "missing_bytes", "stopped_because", "seconds"),
@@ -73,16 +73,18 @@ def _answer(ended: BestEnded | None, space: Space | None, lines: Sequence[BestLi
         }
     is_decided = ended.state == "answered" and answer.within_percent is None
     return {
-        "winner": space.candidates[answer.best].knobs if is_decided else None,
-        "best": _side(answer.best, answer.best_rate, answer.best_value, answer.best_run_ids, space),
-        "baseline": _side(space.baseline, answer.baseline_rate, answer.baseline_value, answer.baseline_run_ids, space),
+        "winner": space.candidates[answer.best_number].knobs if is_decided else None,
+        "best": _side(answer.best_number, answer.best_rate, answer.best_value, answer.best_run_ids, space),
+        "baseline": _side(
+            space.baseline_number, answer.baseline_rate, answer.baseline_value, answer.baseline_run_ids, space
+        ),
         "gain": _gain(answer.gain_percent),
         "within_percent": answer.within_percent,
         "tried_in_budget": answer.tried_in_budget,
-        "ties": [space.candidates[number].knobs for number in answer.ties],
+        "ties": [space.candidates[number].knobs for number in answer.tied_numbers],
         "effects": [_effect(effect, "measured", "earlier") for effect in answer.effects],
         "verdicts": [_verdict(verdict, space) for verdict in answer.verdicts],
-        "pareto": [_pareto(number, answer, space, lines) for number in answer.pareto],
+        "pareto": [_pareto(number, answer, space, lines) for number in answer.pareto_numbers],
         "changes_training": answer.changes_training,
         "notes": answer.notes,
     }

@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import TRIAL
 from trainfast_runner.results.start_time import start_s
 from trainfast_runner.search.best.choose.decide import BestDecision
 from trainfast_runner.search.best.conductor import BestConductor
 from trainfast_runner.search.best.disturbances import is_usually_disturbed
 from trainfast_runner.search.best.measure.trial_record import trial_of_run
-from trainfast_runner.search.best.question.opening import BestPlan
 from trainfast_runner.search.best.question.script_survey import ScriptSurvey
 from trainfast_runner.search.best.step_rule import UNTIMED
-from trainfast_runner.search.conductor import Caller
-from trainfast_runner.search.journal.best import (
-    BestLine,
-    Trial,
-    Visited,
-)
-from trainfast_runner.search.options import SearchOptions
+from trainfast_runner.search.journal.best import Trial, Visited
 from trainfast_runner.search.speed.trial_rates import steps_for
 
 
 class ScriptBestConductor(BestConductor):
     """Conducts the best-fit search of a script."""
 
-    def __init__(
-        self, directory: Path, best_plan: BestPlan, home: Home, options: SearchOptions, caller: Caller[BestLine]
-    ) -> None:
-        super().__init__(directory, best_plan, home, options, caller)
-        assert isinstance(best_plan.survey, ScriptSurvey)
-        self._script_survey = best_plan.survey
+    _survey: ScriptSurvey
 
     def list_candidates(self) -> None:
         """Write the candidates; nothing is known of their memory before the first trial."""
@@ -51,7 +36,7 @@ class ScriptBestConductor(BestConductor):
         if plan is None:
             return
         orphan = self._orphans.adopt_trial(plan)
-        plan = self._script_survey.trial_of(plan, self._space, number, self._lines)
+        plan = self._survey.trial_of(plan, self._space, number, self._lines)
         directory = orphan or self._launch(plan, TRIAL)
         self._record_launch(directory, TRIAL, number)
         result = self._finished_run(directory)
@@ -73,7 +58,7 @@ class ScriptBestConductor(BestConductor):
 
     def update_candidates(self) -> None:
         """Write the candidates anew if the trials tell more of them; a killed conductor may not have written that."""
-        updated = self._script_survey.predict_from_trials(self._question, self._space, self._lines)
+        updated = self._survey.predict_from_trials(self._question, self._space, self._lines)
         if updated != self._space:
             self._space = updated
             self._write(updated)

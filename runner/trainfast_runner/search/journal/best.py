@@ -18,7 +18,16 @@ from trainfast_runner.records.json_lines import read_all
 from trainfast_runner.records.run_file import SCHEMA, ClockAnchor, PredictedSpeed, RecordedKnobs, RecordedSpec
 from trainfast_runner.records.script_run import TracedMemory
 from trainfast_runner.records.search_directories import JOURNAL_FILE
-from trainfast_runner.search.journal.lines import Conducted, CoolingDown, Line, Paused, Resumed, SearchEnded, Waiting
+from trainfast_runner.search.journal.lines import (
+    Conducted,
+    CoolingDown,
+    JournalLines,
+    Line,
+    Paused,
+    Resumed,
+    SearchEnded,
+    Waiting,
+)
 
 UNNAMED = "no present value is named"
 """Why a knob of a script is left alone whose value neither the preset nor a setting names."""
@@ -94,15 +103,20 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """Verdict of a candidate that is never tried: incompatible, too_large or bound; None for the rest."""
     reason: str = ""
 
+    @property
+    def batch_size(self) -> int:
+        """Its batch_size; 1 where the search gives it none."""
+        return int(self.knobs.get("batch_size", 1))
+
 
 class Space(Line, frozen=True, kw_only=True, tag="space"):
-    """Every candidate, the baseline's number, and how many combinations have another global batch (`dropped`).
+    """Every candidate, the baseline among them; `dropped` combinations have another global batch.
 
     A later line has the same candidates with more of them predicted; the last one counts.
     """
 
     candidates: list[Candidate]
-    baseline: int
+    baseline_number: int = msgspec.field(name="baseline")
     dropped: int = 0
 
 
@@ -176,16 +190,16 @@ class ColdRun(Line, frozen=True, kw_only=True, tag="race"):
 class BestStep(Line, frozen=True, kw_only=True, tag="chosen"):
     """The next step and its reason. `action` is trial, race, confirm, limit, turn_back or end.
 
-    `leader` is the best candidate now, with its rate and the 95 % interval of that in samples/s, in samples/J where
-    that is the objective; `chance` the probability that going on finds 2 % more, which is expected to take `price_s`
-    seconds. `repeats` marks a trial that repeats the first of its process.
+    The leader is the best candidate so far; `rate` and its 95 % interval from `low` to `high` are in samples/s, or in
+    samples/J where that is the objective. `chance` is the probability that going on finds 2 % more, which is expected
+    to take `price_s` seconds. `repeats` marks a trial that repeats the first of its process.
     """
 
     action: str
     candidate_number: int | None = msgspec.field(default=None, name="candidate")
     knob: str | None = None
     why: str
-    leader: int | None = None
+    leader_number: int | None = msgspec.field(default=None, name="leader")
     rate: float | None = None
     low: float | None = None
     high: float | None = None
@@ -246,10 +260,11 @@ class BestAnswer(msgspec.Struct, frozen=True, kw_only=True):
     Rates are in samples/s (None for a baseline that does not fit), values in the unit of the objective (seconds for
     time), the gain is by the objective.
     `tried_in_budget` is the number of candidates tried when the budget ended; None if nothing was left to try.
-    `ties` are candidates that the runs could not tell from the winner. `notes` are sentences on what limits the claim.
+    The runs could not tell the tied candidates from the winner; those of `pareto_numbers` are beaten by no other in
+    both speed and memory. `notes` are sentences on what limits the claim.
     """
 
-    best: int
+    best_number: int = msgspec.field(name="best")
     best_rate: Interval
     baseline_rate: Interval | None = None
     best_value: Interval | None = None
@@ -259,10 +274,10 @@ class BestAnswer(msgspec.Struct, frozen=True, kw_only=True):
     baseline_run_ids: list[str]
     within_percent: float | None = None
     tried_in_budget: int | None = None
-    ties: list[int] = []
+    tied_numbers: list[int] = msgspec.field(default_factory=list, name="ties")
     effects: list[Effect] = []
     verdicts: list[CandidateVerdict] = []
-    pareto: list[int] = []
+    pareto_numbers: list[int] = msgspec.field(default_factory=list, name="pareto")
     changes_training: list[str] = []
     """Knobs of the winner that change the training itself."""
     notes: list[str] = []
@@ -295,7 +310,7 @@ BestLine = (
 
 
 @dataclass(frozen=True)
-class BestJournal:
+class BestJournal(JournalLines):
     """The lines of a journal, oldest first, and those of them that tried a candidate."""
 
     lines: tuple[BestLine, ...]

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -78,27 +80,52 @@ EndedT = TypeVar("EndedT", bound=SearchEnded)
 
 
 def current_end(lines: Sequence[object], kind: type[EndedT]) -> EndedT | None:
-    """The end of a search of this kind; None while the search goes on or was continued."""
+    """Return the end of a search of this kind; None while the search goes on or was continued."""
     last = next((line for line in reversed(lines) if isinstance(line, SearchEnded | Conducted)), None)
     return last if isinstance(last, kind) else None
 
 
-def is_paused(lines: Sequence[object]) -> bool:
-    """True if the conductor waits for a pause to end."""
-    last = next((line for line in reversed(lines) if isinstance(line, Paused | Resumed | Conducted)), None)
-    return isinstance(last, Paused)
+@dataclass(frozen=True)
+class JournalLines:
+    """The lines of a journal of either kind, oldest first, and what its conductor waits for."""
+
+    lines: tuple[Any, ...]
+
+    @cached_property
+    def is_paused(self) -> bool:
+        """True if the conductor waits for a pause to end."""
+        last = next((line for line in reversed(self.lines) if isinstance(line, Paused | Resumed | Conducted)), None)
+        return isinstance(last, Paused)
+
+    @property
+    def cooling(self) -> CoolingDown | None:
+        """The newest look at the temperature while the next process waits for cooler GPUs, else None."""
+        last = self.lines[-1] if self.lines else None
+        return last if isinstance(last, CoolingDown) else None
+
+    @property
+    def waits_for(self) -> str | None:
+        """The id of the run that the next process waits for to leave the device; None otherwise."""
+        last = self.lines[-1] if self.lines else None
+        return last.run_id if isinstance(last, Waiting) else None
 
 
-def current_cooling(lines: Sequence[object]) -> CoolingDown | None:
-    """The newest look at the temperature while the next process waits for cooler GPUs, else None."""
-    last = lines[-1] if lines else None
-    return last if isinstance(last, CoolingDown) else None
+def worked_seconds(lines: Iterable[Any]) -> float:
+    """Return the seconds that conductors worked on a search.
 
-
-def awaited_run(lines: Sequence[object]) -> str | None:
-    """The id of the run that the next process waits for to leave the device; None otherwise."""
-    last = lines[-1] if lines else None
-    return last.run_id if isinstance(last, Waiting) else None
+    Pauses, waits for other runs and gaps between conductors do not count.
+    """
+    total_ns, since_ns, last_ns = 0, None, 0
+    for line in lines:
+        if isinstance(line, (Conducted, Paused, Waiting)) and since_ns is not None:
+            total_ns += (last_ns if isinstance(line, Conducted) else line.t_ns) - since_ns
+            since_ns = None
+        if isinstance(line, (Conducted, Resumed)):
+            since_ns = line.t_ns
+        last_ns = line.t_ns
+    if since_ns is not None:
+        total_ns += last_ns - since_ns
+    return total_ns / 1e9
 
 
 def state_of_search(
@@ -147,6 +174,6 @@ def _end_cut_line(path: Path) -> None:
 
 
 def newest_conducted(directory: Path) -> Conducted | None:
-    """The last line about a conductor in a journal of either kind; None before the first."""
+    """Return the last line about a conductor in a journal of either kind; None before the first."""
     lines, _ = read_all(directory / JOURNAL_FILE, Conducted)
     return lines[-1] if lines else None

@@ -106,8 +106,8 @@ def _of_run(run: RunFile, result: Result) -> EarlierSpeed | None:
     assert rate.median
     deviation = MAD_TO_SIGMA * (rate.mad or 0.0) / rate.median
     # Cores that others took slow a run by about as much.
-    others = (result.conditions.others_cpu_percent or 0.0) / 100
-    variance = (MEDIAN_VARIANCE / max(1, result.steps.measured) + SLOW_SHARE**2) * deviation**2 + others**2
+    others_share = (result.conditions.others_cpu_percent or 0.0) / 100
+    variance = (MEDIAN_VARIANCE / max(1, result.steps.measured) + SLOW_SHARE**2) * deviation**2 + others_share**2
     return EarlierSpeed(spec, max(run.world_size, len(run.device_uuids)), math.log(rate.median), variance, run.run_id)
 
 

@@ -9,20 +9,13 @@ algorithm 2.1), and each observation extends it by one component.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import mul
 from typing import NamedTuple
 
-from trainfast_runner.records.run_file import RecordedKnobs
-from trainfast_runner.search.candidate_spec import BATCH_KNOBS, MESH
+from trainfast_runner.search.speed.levels import Levels, Point
 
-Point = tuple[int, ...]
-"""A candidate as the effects model sees it: the level of each modelled knob."""
-SMOOTH = frozenset((*BATCH_KNOBS, "seq_len", "workers", "prefetch", "micro_batches", "tp_degree", "pp_degree"))
-"""Numeric knobs whose near values have near effects."""
-LENGTH = 1.4
-"""Two values of a smooth knob a factor of 2**LENGTH apart share exp(-1/2) of their effect."""
 MEAN_VARIANCE = 4.0
 """The mean of ln rate is as good as unknown."""
 RESIDUAL_SHARE = 0.5
@@ -38,20 +31,6 @@ class Scales:
     visit: float = 0.01
 
 
-class CovarianceParts(NamedTuple):
-    """The parts of the covariance of two observations, each before its scale."""
-
-    mean: float
-    knobs: float
-    """Sum of the correlations of their levels, over knobs."""
-    pairs: float
-    """Twice the sum of the products of these correlations, over pairs of knobs."""
-    all_knobs: float
-    """1 if every level is the same."""
-    visit: float
-    """1 if both are of one visit."""
-
-
 @dataclass(frozen=True)
 class Observation:
     """A measured ln rate (or a difference of two): `terms` are points with their weights.
@@ -64,75 +43,44 @@ class Observation:
     variance: float
     visit: str | None = None
 
-
-class Levels:
-    """The candidates as points: the modelled knobs, their levels, and the correlation of each two levels.
-
-    `weights` multiply the prior variance of a knob's effect, 1 for a knob without one.
-    """
-
-    def __init__(self, candidates: Sequence[RecordedKnobs], weights: Mapping[str, float] | None = None) -> None:
-        self.names = _modelled(candidates)
-        self.values = {name: list(dict.fromkeys(candidate[name] for candidate in candidates)) for name in self.names}
-        self._level_of = {
-            name: {_typed_key(value): level for level, value in enumerate(self.values[name])} for name in self.names
-        }
-        self.points: list[Point] = [self.point(candidate) for candidate in candidates]
-        weight = (weights or {}).get
-        self.correlations = [_correlations(name, self.values[name], weight(name, 1.0)) for name in self.names]
-        self.columns = [[point[knob] for point in self.points] for knob in range(len(self.names))]
-        self.numbers = {point: number for number, point in enumerate(self.points)}
-        middle = len(self.names) // 2
-        self._halves = [_Half(self, range(middle)), _Half(self, range(middle, len(self.names)))]
-        self._sums: dict[Point, tuple[list[float], list[float]]] = {}
-
-    def point(self, knobs: RecordedKnobs) -> Point:
-        """The levels of these knobs. Raises KeyError for a value that no candidate has."""
-        return tuple(self._level_of[name][_typed_key(knobs[name])] for name in self.names)
-
-    def correlation_sums(self, point: Point) -> tuple[list[float], list[float]]:
-        """Each candidate's correlation with a point: summed over knobs, and twice the sum over pairs of knobs.
-
-        Kept for each point asked for, because new scales need them again.
-        """
-        if point not in self._sums:
-            (left_sums, left_squares), (right_sums, right_squares) = (
-                half.correlation_sums(point) for half in self._halves
-            )
-            left, right = (half.indices for half in self._halves)
-            sums = [left_sums[low] + right_sums[high] for low, high in zip(left, right, strict=True)]
-            pairs = [
-                total * total - left_squares[low] - right_squares[high]
-                for total, low, high in zip(sums, left, right, strict=True)
-            ]
-            self._sums[point] = sums, pairs
-        return self._sums[point]
-
-    def with_level(self, number: int, name: str, level: int) -> int | None:
-        """The candidate that differs only by a knob's level, and by knobs that this level decides; None without one."""
-        point = list(self.points[number])
-        point[self.names.index(name)] = level
-        return self.numbers.get(tuple(point))
+    def less_mean(self, mean: float) -> float:
+        """The value less that expected where every ln rate is `mean`."""
+        return self.value - mean * sum(weight for weight, _ in self.terms)
 
 
-class _Half:
-    """Half of the knobs: its few different points, and the index of each candidate's among them.
+class CovarianceParts(NamedTuple):
+    """The parts of the prior covariance of two observations, each before `Scales` multiply it."""
 
-    Thousands of candidates have few different points of half the knobs, so the correlations of each are summed once.
-    """
+    mean: float
+    knobs: float
+    """Sum of the correlations of their levels, over knobs."""
+    pairs: float
+    """Twice the sum of the products of these correlations, over pairs of knobs."""
+    all_knobs: float
+    """1 if every level is the same."""
+    visit: float
+    """1 if both are of one visit."""
 
-    def __init__(self, levels: Levels, knobs: range) -> None:
-        self._knobs, self._correlations = knobs, levels.correlations
-        points = [point[knobs.start : knobs.stop] for point in levels.points]
-        self._points = list(dict.fromkeys(points))
-        index_of = {point: index for index, point in enumerate(self._points)}
-        self.indices = [index_of[point] for point in points]
 
-    def correlation_sums(self, point: Point) -> tuple[list[float], list[float]]:
-        """Sum and sum of squares, over these knobs, of the correlations of a point with each different one."""
-        tables = [self._correlations[knob][point[knob]] for knob in self._knobs]
-        same = [[table[level] for table, level in zip(tables, point, strict=True)] for point in self._points]
-        return [sum(row) for row in same], [sum(map(mul, row, row)) for row in same]
+def covariance_parts(levels: Levels, observation: Observation, other: Observation) -> CovarianceParts:
+    """Return the parts of two observations: those of their points by weight, and the visit."""
+    mean = knobs = pairs = all_knobs = 0.0
+    for weight, point in observation.terms:
+        for other_weight, other_point in other.terms:
+            parts, product = _parts_of_points(levels, point, other_point), weight * other_weight
+            mean += product * parts.mean
+            knobs += product * parts.knobs
+            pairs += product * parts.pairs
+            all_knobs += product * parts.all_knobs
+    same_visit = observation.visit is not None and observation.visit == other.visit
+    return CovarianceParts(mean, knobs, pairs, all_knobs, 1.0 if same_visit else 0.0)
+
+
+def _parts_of_points(levels: Levels, point: Point, other: Point) -> CovarianceParts:
+    correlations = [table[left][right] for table, left, right in zip(levels.correlations, point, other, strict=True)]
+    total: float = sum(correlations)
+    squares: float = sum(map(mul, correlations, correlations))
+    return CovarianceParts(1.0, total, total * total - squares, 1.0 if point == other else 0.0, 0.0)
 
 
 class PriorCovariance:
@@ -140,18 +88,18 @@ class PriorCovariance:
 
     def __init__(self, levels: Levels, scales: Scales) -> None:
         self._levels = levels
-        # The sum over pairs of products is half the square of the sum without the squares.
+        # `pairs` counts each pair twice.
         self._main, self._pair = scales.main**2, scales.pair**2 / 2
         self._residual = (RESIDUAL_SHARE * scales.pair) ** 2
         self._visit = scales.visit**2
 
-    def between(self, point: Point, other: Point) -> float:
-        """The covariance of two points."""
-        (covariance,) = self.covariances([CovarianceParts(*parts_between(self._levels, point, other), 0.0)])
+    def of_points(self, point: Point, other: Point) -> float:
+        """Return the covariance of two points."""
+        (covariance,) = self.of_parts([_parts_of_points(self._levels, point, other)])
         return covariance
 
-    def covariances(self, pairs: Sequence[CovarianceParts]) -> list[float]:
-        """The covariance of each two observations."""
+    def of_parts(self, pairs: Sequence[CovarianceParts]) -> list[float]:
+        """Return the covariance of each two observations by its parts."""
         main, pair, residual, visit = self._main, self._pair, self._residual, self._visit
         return [
             MEAN_VARIANCE * mean + main * total + pair * products + residual * equal + visit * same
@@ -159,40 +107,23 @@ class PriorCovariance:
         ]
 
     def with_candidates(self, point: Point) -> list[float]:
-        """The covariance of a point with every candidate."""
+        """Return the covariance of a point with every candidate."""
         levels, main, pair = self._levels, self._main, self._pair
         totals, pairs = levels.correlation_sums(point)
-        variances = [
+        covariances = [
             MEAN_VARIANCE + main * total + pair * products for total, products in zip(totals, pairs, strict=True)
         ]
         if (number := levels.numbers.get(point)) is not None:
-            variances[number] += self._residual
-        return variances
+            covariances[number] += self._residual
+        return covariances
 
 
-def parts_between(levels: Levels, point: Point, other: Point) -> tuple[float, float, float, float]:
-    """The first four `CovarianceParts` of two points."""
-    same = [table[left][right] for table, left, right in zip(levels.correlations, point, other, strict=True)]
-    total: float = sum(same)
-    squares: float = sum(map(mul, same, same))
-    return 1.0, total, total * total - squares, 1.0 if point == other else 0.0
+class FactorRow(NamedTuple):
+    """The row of the Cholesky factor that an observation adds, its diagonal apart, and its whitened value."""
 
-
-def covariance_parts(levels: Levels, observation: Observation, other: Observation) -> CovarianceParts:
-    """The parts of two observations: those of their points by weight, and the visit."""
-    sums = [0.0, 0.0, 0.0, 0.0]
-    for weight, point in observation.terms:
-        for other_weight, other_point in other.terms:
-            parts = parts_between(levels, point, other_point)
-            sums = [so_far + weight * other_weight * part for so_far, part in zip(sums, parts, strict=True)]
-    mean, knobs, pairs, all_knobs = sums
-    return CovarianceParts(
-        mean,
-        knobs,
-        pairs,
-        all_knobs,
-        1.0 if observation.visit is not None and observation.visit == other.visit else 0.0,
-    )
+    row: list[float]
+    diagonal: float
+    whitened: float
 
 
 class Factor:
@@ -203,11 +134,8 @@ class Factor:
         self.diagonal: list[float] = []
         self.whitened: list[float] = []
 
-    def add(self, covariances: Sequence[float], own_variance: float, value: float) -> tuple[list[float], float, float]:
-        """Add a value with its covariances with those before and its own variance.
-
-        Return its row without the diagonal, the diagonal and the whitened value.
-        """
+    def add(self, covariances: Sequence[float], own_variance: float, value: float) -> FactorRow:
+        """Add a value with its covariances with those before and its own variance; return what it adds."""
         row: list[float] = []
         for covariance, known, diagonal in zip(covariances, self.rows, self.diagonal, strict=True):
             row.append((covariance - sum(map(mul, known, row))) / diagonal)
@@ -216,7 +144,7 @@ class Factor:
         self.rows.append(row)
         self.diagonal.append(diagonal)
         self.whitened.append(whitened)
-        return row, diagonal, whitened
+        return FactorRow(row, diagonal, whitened)
 
     @property
     def log_likelihood(self) -> float:
@@ -234,26 +162,21 @@ class Posterior:
         self._prior, self._factor = PriorCovariance(levels, scales), Factor()
         self.mean = [center] * len(levels.points)
         # Every point is equally near to itself.
-        self.variance = [self._prior.between(point, point) for point in levels.points[:1]] * len(levels.points)
+        self.variance = [self._prior.of_points(point, point) for point in levels.points[:1]] * len(levels.points)
         self._vectors: list[list[float]] = [[] for _ in levels.points]
-        self._cached_candidate: int | None = None
-        self._cached_column: list[float] = []
+        self._cached_number: int | None = None
+        self._cached_covariances: list[float] = []
 
     def add(self, observation: Observation) -> None:
-        """Take one more observation into account."""
+        """Take one more observation into account: every candidate's vector, mean and variance get one component."""
         self.observations.append(observation)
         parts = [covariance_parts(self.levels, observation, other) for other in self.observations]
-        *covariances, own_variance = self._prior.covariances(parts)
-        value = _centered(observation, self.center)
+        *covariances, own_variance = self._prior.of_parts(parts)
+        value = observation.less_mean(self.center)
         row, diagonal, whitened = self._factor.add(covariances, own_variance + observation.variance, value)
-        (weight, point), *others = observation.terms
-        column = [weight * covariance for covariance in self._prior.with_candidates(point)]
-        for weight, point in others:
-            added = self._prior.with_candidates(point)
-            column = [so_far + weight * covariance for so_far, covariance in zip(column, added, strict=True)]
         components = [
             (covariance - sum(map(mul, row, vector))) / diagonal
-            for covariance, vector in zip(column, self._vectors, strict=True)
+            for covariance, vector in zip(self._with_candidates(observation), self._vectors, strict=True)
         ]
         for vector, component in zip(self._vectors, components, strict=True):
             vector.append(component)
@@ -261,31 +184,40 @@ class Posterior:
         self.variance = [
             variance - component * component for variance, component in zip(self.variance, components, strict=True)
         ]
-        if self._cached_candidate is not None:
-            cached = components[self._cached_candidate]
-            self._cached_column = [
+        if self._cached_number is not None:
+            cached = components[self._cached_number]
+            self._cached_covariances = [
                 covariance - cached * component
-                for covariance, component in zip(self._cached_column, components, strict=True)
+                for covariance, component in zip(self._cached_covariances, components, strict=True)
             ]
 
-    def covariances(self, candidate: int) -> list[float]:
-        """The posterior covariance of a candidate with every candidate; kept for the candidate of the last call."""
-        if candidate != self._cached_candidate:
-            vector = self._vectors[candidate]
-            column = self._prior.with_candidates(self.levels.points[candidate])
-            self._cached_column = [
+    def _with_candidates(self, observation: Observation) -> list[float]:
+        """The prior covariance of an observation with every candidate."""
+        (weight, point), *others = observation.terms
+        covariances = [weight * covariance for covariance in self._prior.with_candidates(point)]
+        for weight, point in others:
+            added = self._prior.with_candidates(point)
+            covariances = [total + weight * covariance for total, covariance in zip(covariances, added, strict=True)]
+        return covariances
+
+    def covariances(self, number: int) -> list[float]:
+        """Return the posterior covariance of a candidate with every candidate; kept for the one of the last call."""
+        if number != self._cached_number:
+            vector = self._vectors[number]
+            prior = self._prior.with_candidates(self.levels.points[number])
+            self._cached_covariances = [
                 covariance - sum(map(mul, vector, other))
-                for covariance, other in zip(column, self._vectors, strict=True)
+                for covariance, other in zip(prior, self._vectors, strict=True)
             ]
-            self._cached_candidate = candidate
-        return self._cached_column
+            self._cached_number = number
+        return self._cached_covariances
 
-    def difference(self, number: int, other: int) -> tuple[float, float]:
-        """The mean and variance of the ln rate of candidate `number` less that of `other`."""
-        between = self._prior.between(self.levels.points[number], self.levels.points[other])
-        covariance = between - sum(map(mul, self._vectors[number], self._vectors[other]))
-        variance = self.variance[number] + self.variance[other] - 2 * covariance
-        return self.mean[number] - self.mean[other], max(variance, 0.0)
+    def difference(self, number: int, other_number: int) -> tuple[float, float]:
+        """Return the mean and variance of the ln rate of candidate `number` less that of the other."""
+        prior = self._prior.of_points(self.levels.points[number], self.levels.points[other_number])
+        covariance = prior - sum(map(mul, self._vectors[number], self._vectors[other_number]))
+        variance = self.variance[number] + self.variance[other_number] - 2 * covariance
+        return self.mean[number] - self.mean[other_number], max(variance, 0.0)
 
 
 class Likelihood:
@@ -293,47 +225,16 @@ class Likelihood:
 
     def __init__(self, levels: Levels, observations: Sequence[Observation], center: float) -> None:
         self._levels = levels
-        self._values = [(_centered(observation, center), observation.variance) for observation in observations]
+        self._values = [(observation.less_mean(center), observation.variance) for observation in observations]
         self._parts = [
             [covariance_parts(levels, observation, earlier) for earlier in observations[: index + 1]]
             for index, observation in enumerate(observations)
         ]
 
     def log_of(self, scales: Scales) -> float:
-        """The log of the marginal likelihood, up to a constant."""
+        """Return the log of the marginal likelihood, up to a constant."""
         prior, factor = PriorCovariance(self._levels, scales), Factor()
         for row, (value, variance) in zip(self._parts, self._values, strict=True):
-            *covariances, own_variance = prior.covariances(row)
+            *covariances, own_variance = prior.of_parts(row)
             factor.add(covariances, own_variance + variance, value)
         return factor.log_likelihood
-
-
-def _centered(observation: Observation, center: float) -> float:
-    return observation.value - center * sum(weight for weight, _ in observation.terms)
-
-
-def _modelled(candidates: Sequence[RecordedKnobs]) -> list[str]:
-    """The knobs that have several values, without accumulation or batch where the other one and strategy decide it."""
-    names = [name for name in candidates[0] if len({_typed_key(candidate[name]) for candidate in candidates}) > 1]
-    for derived in reversed(BATCH_KNOBS):
-        others = [name for name in names if name in (*BATCH_KNOBS, *MESH) and name != derived]
-        if derived in names:
-            decided = {tuple(_typed_key(candidate[name]) for name in (*others, derived)) for candidate in candidates}
-            if len(decided) == len({key[:-1] for key in decided}):
-                names.remove(derived)
-    return names
-
-
-def _correlations(name: str, values: Sequence[object], weight: float) -> list[list[float]]:
-    """The correlation of the effects of each two values, times the knob's weight: smooth in log2 for numbers, none for
-    different names."""
-    if name not in SMOOTH or not all(isinstance(value, int | float) for value in values):
-        return [[weight if column == row else 0.0 for column in range(len(values))] for row in range(len(values))]
-    # Zero, as of loader processes, is as far from one as one is from two.
-    logs = [math.log2(max(float(str(value)), 0.5)) for value in values]
-    return [[weight * math.exp(-0.5 * ((log - other) / LENGTH) ** 2) for other in logs] for log in logs]
-
-
-def _typed_key(value: object) -> tuple[str, object]:
-    """A value that is equal only to one of the same type: 1 is not 1.0, nor True."""
-    return type(value).__name__, value

@@ -19,12 +19,13 @@ from trainfast_runner.results.distributions import NORMAL_90
 from trainfast_runner.search.speed.earlier_speeds import EarlierSpeed, training_of
 from trainfast_runner.search.speed.effects import (
     Factor,
-    Levels,
+    FactorRow,
     Observation,
     PriorCovariance,
     Scales,
     covariance_parts,
 )
+from trainfast_runner.search.speed.levels import Levels
 from trainfast_runner.search.speed.step_time import ExpectedStep
 from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.settings.spec import RunSpec
@@ -125,13 +126,13 @@ class SpeedModel:
         before: list[_Timed] = []
         for number in near:
             speed, expected = self._measured[number]
-            seen = timed(self._measured_knobs[number], expected, speed.log_rate, speed.variance, speed.visit)
-            self._add(factor, prior, levels, seen, before)
-            before.append(seen)
+            run = timed(self._measured_knobs[number], expected, speed.log_rate, speed.variance, speed.visit)
+            self._add(factor, prior, levels, run, before)
+            before.append(run)
         row, deviation, _ = self._add(factor, prior, levels, timed(wanted, step, 0.0, self._noise, ""), before)
-        return self._answer(_log_rate(step) + sum(map(mul, row, factor.whitened)), deviation)
+        return self._interval(_log_rate(step) + sum(map(mul, row, factor.whitened)), deviation)
 
-    def _answer(self, log_rate: float, deviation: float) -> PredictedSpeed | Unknown:
+    def _interval(self, log_rate: float, deviation: float) -> PredictedSpeed | Unknown:
         factor = math.exp(NORMAL_90 * deviation)
         if factor * factor >= WIDEST:
             if not self._calibrated:
@@ -156,15 +157,15 @@ class SpeedModel:
 
     def _add(
         self, factor: Factor, prior: PriorCovariance, levels: Levels, run: _Timed, before: Sequence[_Timed]
-    ) -> tuple[list[float], float, float]:
-        """Add a run to the factor of those before it; returns what `Factor.add` does."""
+    ) -> FactorRow:
+        """Add a run to the factor of those before it."""
         runs = [*before, run]
-        shares = [covariance_parts(levels, run.observation, earlier.observation) for earlier in runs]
-        parts = [
+        by_knobs = prior.of_parts([covariance_parts(levels, run.observation, earlier.observation) for earlier in runs])
+        by_work = [
             sum(a * b * spread**2 for a, b, spread in zip(run.shares, earlier.shares, self._parts, strict=True))
             for earlier in runs
         ]
-        *covariances, own_variance = map(add, prior.covariances(shares), parts)
+        *covariances, own_variance = map(add, by_knobs, by_work)
         return factor.add(covariances, own_variance + run.observation.variance, run.observation.value)
 
 

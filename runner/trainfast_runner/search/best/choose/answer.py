@@ -10,10 +10,11 @@ import msgspec
 
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.results.distributions import NORMAL_95
-from trainfast_runner.search.best.choose.cold_ranking import ColdRanking, Difference
+from trainfast_runner.search.best.choose.cold_costs import ColdCosts
+from trainfast_runner.search.best.choose.cold_ranking import ColdRanking
+from trainfast_runner.search.best.choose.cold_runs import Difference
 from trainfast_runner.search.best.choose.prospects import LIKELY, Prospects
 from trainfast_runner.search.best.choose.state import WORTHWHILE_LOG_GAIN, BestState, state_of_best_journal
-from trainfast_runner.search.conductor import worked_seconds
 from trainfast_runner.search.journal.best import (
     UNDER_LIMIT,
     BestAnswer,
@@ -24,6 +25,7 @@ from trainfast_runner.search.journal.best import (
     Interval,
     Space,
 )
+from trainfast_runner.search.journal.lines import worked_seconds
 from trainfast_runner.search.speed.trial_rates import log_rate
 from trainfast_runner.units import chance_text
 
@@ -35,40 +37,40 @@ CHOSEN = "chosen: no setting is faster beyond the noise of this machine"
 def answer_of(state: BestState) -> BestAnswer | None:
     """Return the answer, or the best so far of a search that goes on; None before anything was measured."""
     ranking = ColdRanking(state)
-    if state.leader is None:
+    if state.leader_number is None:
         return None
-    best, baseline = ranking.answer, ranking.baseline
-    best_rate, baseline_rate = _rate(ranking, best), _rate(ranking, baseline)
+    best_number, baseline_number = ranking.answer_number, ranking.baseline_number
+    best_rate, baseline_rate = _rate(ranking, best_number), _rate(ranking, baseline_number)
     if best_rate is None:
         return None
     gain = None
-    if best == baseline:
+    if best_number == baseline_number:
         gain = Difference(0.0, 0.0)
-    elif baseline_rate is not None and baseline not in state.ruled_out:
-        gain = ranking.difference(best, baseline)
-    within = _within_percent(ranking, best, gain)
-    prospects = Prospects(ranking)
+    elif baseline_rate is not None and baseline_number not in state.ruled_out:
+        gain = ranking.difference(best_number, baseline_number)
+    within_percent = _within_percent(ranking, gain)
+    prospects = Prospects(state, ColdCosts(state))
     tried = {run.candidate_number for run in state.attempts if run.outcome != "void"}
-    verdicts = [_verdict(ranking, prospects, best, number) for number in range(len(state.candidates))]
-    if within is not None:
-        verdicts[best] = msgspec.structs.replace(verdicts[best], reason=CHOSEN)
+    verdicts = [_verdict(ranking, prospects, number) for number in range(len(state.candidates))]
+    if within_percent is not None:
+        verdicts[best_number] = msgspec.structs.replace(verdicts[best_number], reason=CHOSEN)
     return BestAnswer(
-        best=best,
+        best_number=best_number,
         best_rate=best_rate,
         baseline_rate=baseline_rate,
-        best_value=_value(ranking, best),
-        baseline_value=_value(ranking, baseline),
+        best_value=_value(ranking, best_number),
+        baseline_value=_value(ranking, baseline_number),
         gain_percent=None if gain is None else _percent(gain),
-        best_run_ids=_run_ids(state, best),
-        baseline_run_ids=_run_ids(state, baseline),
-        within_percent=within,
+        best_run_ids=_run_ids(state, best_number),
+        baseline_run_ids=_run_ids(state, baseline_number),
+        within_percent=within_percent,
         tried_in_budget=len(tried) if prospects.is_budget_spent else None,
-        ties=ranking.ties,
-        effects=list(_effects(ranking, best)),
+        tied_numbers=ranking.ties,
+        effects=list(_effects(ranking)),
         verdicts=verdicts,
-        pareto=_pareto(ranking),
-        changes_training=state.changes_training(best),
-        notes=list(_notes(ranking, best)),
+        pareto_numbers=_pareto_numbers(ranking),
+        changes_training=state.changes_training(best_number),
+        notes=list(_notes(ranking)),
     )
 
 
@@ -86,21 +88,21 @@ def answer_so_far(lines: Sequence[BestLine]) -> BestAnswer | None:
     return None if answer is None else msgspec.structs.replace(answer, notes=[*answer.notes, note])
 
 
-def _verdict(ranking: ColdRanking, prospects: Prospects, best: int, number: int) -> CandidateVerdict:
+def _verdict(ranking: ColdRanking, prospects: Prospects, number: int) -> CandidateVerdict:
     state = ranking.state
     if number in state.ruled_out:
         return state.ruled_out[number]
     rate = _rate(ranking, number)
     if rate is not None:
-        reason = _beside_best(ranking, best, number)
+        reason = _beside_best(ranking, number)
         if number in ranking.unchecked:
             reason += "; no time was left to run it under memory_limit"
         return CandidateVerdict(candidate_number=number, verdict="measured", reason=reason, rate=rate)
     if number in state.excluded_by_orders:
         return CandidateVerdict(candidate_number=number, verdict="not_tried", reason=state.excluded_by_orders[number])
-    least = state.candidates[number].least_s_per_sample
-    if least and prospects.leader is not None and state.is_bound(number, prospects.leader):
-        reason = f"at most {1 / least:.4g} samples/s by its FLOPs and the device's peak"
+    least_s = state.candidates[number].least_s_per_sample
+    if least_s and state.leader_number is not None and state.is_bound(number, state.leader_number):
+        reason = f"at most {1 / least_s:.4g} samples/s by its FLOPs and the device's peak"
         return CandidateVerdict(candidate_number=number, verdict="bound", reason=reason)
     chance = prospects.chances.get(number, 0.0)
     words = f"{chance_text(chance, decimals=1)} chance to be 2 % better than the best"
@@ -109,10 +111,11 @@ def _verdict(ranking: ColdRanking, prospects: Prospects, best: int, number: int)
     return CandidateVerdict(candidate_number=number, verdict="not_tried", reason=f"no time left: {words}")
 
 
-def _beside_best(ranking: ColdRanking, best: int, number: int) -> str:
-    if number == best:
+def _beside_best(ranking: ColdRanking, number: int) -> str:
+    """A measured candidate beside the best, in words."""
+    if number == ranking.answer_number:
         return "the best"
-    difference = ranking.difference(number, best)
+    difference = ranking.difference(number, ranking.answer_number)
     words = f"{100 * math.expm1(difference.mean):+.1f} %"
     if not difference.is_clear:
         return f"{words}, within the noise of the best"
@@ -178,86 +181,93 @@ def _run_ids(state: BestState, number: int) -> list[str]:
     ]
 
 
-def _within_percent(ranking: ColdRanking, best: int, gain: Difference | None) -> float | None:
+def _within_percent(ranking: ColdRanking, gain: Difference | None) -> float | None:
     """The least gain that runs as A B B A show here, where it is above 2 % and leaves the winner open; else None."""
     deviation, quantile = ranking.speed_runs.noise
     half = quantile * deviation
-    return 100 * math.expm1(half) if half >= WORTHWHILE_LOG_GAIN and _is_open(ranking, best, gain) else None
+    return 100 * math.expm1(half) if half >= WORTHWHILE_LOG_GAIN and _is_open(ranking, gain) else None
 
 
-def _is_open(ranking: ColdRanking, best: int, gain: Difference | None) -> bool:
+def _is_open(ranking: ColdRanking, gain: Difference | None) -> bool:
     """True if the gain may be none, a rival may be the best, or a measured candidate may beat the baseline."""
-    state = ranking.state
-    if best != state.space.baseline:
-        return bool(ranking.ties) or (gain is not None and not gain.is_clear)
-    others = [number for number in state.counted_trials if number != best and number not in state.ruled_out]
-    return bool(ranking.ties) or not all(ranking.difference(number, best).is_clear for number in others)
+    state, best_number = ranking.state, ranking.answer_number
+    if ranking.ties:
+        return True
+    if best_number != ranking.baseline_number:
+        return gain is not None and not gain.is_clear
+    others = [number for number in state.counted_trials if number != best_number and number not in state.ruled_out]
+    return not all(ranking.difference(number, best_number).is_clear for number in others)
 
 
-def _effects(ranking: ColdRanking, best: int) -> Iterator[Effect]:
-    """The gain of each value that was run, or that earlier searches know, over the baseline's.
+def _effects(ranking: ColdRanking) -> Iterator[Effect]:
+    """Yield the gain of each value that was run, or that earlier searches know, over the baseline's.
 
     The other knobs are as in the answer.
     """
     state = ranking.state
-    levels, baseline = state.posterior.levels, state.space.baseline
-    ran = [levels.points[number] for number in state.counted_trials]
+    levels = state.posterior.levels
     earlier = {effect.knob for effect in state.question.earlier}
     for knob, name in enumerate(levels.names):
-        base = levels.points[baseline][knob]
+        base_level = levels.points[ranking.baseline_number][knob]
+        levels_run = {levels.points[number][knob] for number in state.counted_trials}
         for level, value in enumerate(levels.values[name]):
-            if level == base:
+            pair = None if level == base_level else _pair_with_levels(ranking, name, level, base_level)
+            if pair is None:
                 continue
-            pairs = (
-                (levels.with_level(place, name, level), levels.with_level(place, name, base))
-                for place in (best, baseline)
-            )
-            changed, unchanged = next((pair for pair in pairs if None not in pair), (None, None))
-            if changed is None or unchanged is None:
-                continue
-            measured = ranking.speed_runs.difference(changed, unchanged)
-            was_run = {level, base} <= {point[knob] for point in ran}
+            measured = ranking.speed_runs.difference(*pair)
+            was_run = {level, base_level} <= levels_run
             if measured is None and not was_run and name not in earlier:
                 continue
             yield Effect(
                 knob=name,
                 value=value,
-                before=levels.values[name][base],
-                gain_percent=_percent(measured or ranking.by_trials(changed, unchanged)),
+                before=levels.values[name][base_level],
+                gain_percent=_percent(measured or ranking.by_trials(*pair)),
                 measured=measured is not None,
-                earlier=name in earlier and all(point[knob] != level for point in ran),
+                earlier=name in earlier and level not in levels_run,
             )
 
 
-def _pareto(ranking: ColdRanking) -> list[int]:
+def _pair_with_levels(ranking: ColdRanking, name: str, level: int, base_level: int) -> tuple[int, int] | None:
+    """The best candidate with the two levels of a knob, else the baseline with them; None if neither has both."""
+    levels = ranking.state.posterior.levels
+    for number in (ranking.answer_number, ranking.baseline_number):
+        changed, unchanged = (levels.with_level(number, name, other) for other in (level, base_level))
+        if changed is not None and unchanged is not None:
+            return changed, unchanged
+    return None
+
+
+def _pareto_numbers(ranking: ColdRanking) -> list[int]:
     """The measured candidates that no other one beats in both rate and memory, the fastest first."""
     state = ranking.state
-    rated = []
+    measured = []
     for number in range(len(state.candidates)):
-        rate, needed = _log_rate(ranking, number), ranking.memory_bytes(number)
-        if rate is not None and needed is not None and number not in state.ruled_out:
-            rated.append((-rate[0], needed, number))
-    front, least = [], math.inf
-    for _, needed, number in sorted(rated):
-        if needed < least:
-            front.append(number)
-            least = needed
-    return front
+        rate, needed_bytes = _log_rate(ranking, number), ranking.memory_bytes(number)
+        if rate is not None and needed_bytes is not None and number not in state.ruled_out:
+            measured.append((-rate[0], needed_bytes, number))
+    numbers, least_bytes = [], math.inf
+    for _, needed_bytes, number in sorted(measured):
+        if needed_bytes < least_bytes:
+            numbers.append(number)
+            least_bytes = needed_bytes
+    return numbers
 
 
-def _notes(ranking: ColdRanking, best: int) -> Iterator[str]:
-    """Sentences on the limits of the claim."""
-    state = ranking.state
-    baseline = state.space.baseline
-    if baseline in state.ruled_out:
-        rate = "has no figure" if _rate(ranking, baseline) is None else "does not fit"
-        yield f"the baseline {rate}: {state.ruled_out[baseline].reason}"
+def _notes(ranking: ColdRanking) -> Iterator[str]:
+    """Yield sentences on the limits of the claim."""
+    state, best_number, baseline_number = ranking.state, ranking.answer_number, ranking.baseline_number
+    if baseline_number in state.ruled_out:
+        problem = "has no figure" if _rate(ranking, baseline_number) is None else "does not fit"
+        yield f"the baseline {problem}: {state.ruled_out[baseline_number].reason}"
     if state.question.objective != "samples_per_joule":
-        for name, number in (("best", best), ("baseline", baseline)):
+        names = {best_number: "best"}
+        names.setdefault(baseline_number, "baseline")
+        for number, name in names.items():
             values = ranking.speed_runs.log_objectives.get(number)
             if values and number in state.counted_trials:
                 gap = statistics.fmean(values) - state.log_objective(number).value
-                if abs(gap) > GAP and (name == "best" or best != baseline):
+                if abs(gap) > GAP:
                     yield f"the {name} is {100 * math.expm1(gap):+.1f} % in fresh processes beside its trial"
     if state.measured.void:
         yield f"{len(state.measured.void)} processes drifted by more than 2 % and were repeated"

@@ -15,14 +15,17 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from trainfast_runner.results.distributions import NORMAL_95
-from trainfast_runner.search.best.choose.cold_ranking import COLD_ERROR, CONFIRMING_SHARE, ColdRanking
+from trainfast_runner.search.best.choose.cold_costs import COLD_ERROR, CONFIRMING_SHARE, ColdCosts
+from trainfast_runner.search.best.choose.cold_ranking import ColdRanking
 from trainfast_runner.search.best.choose.next_cold_run import next_cold_run
 from trainfast_runner.search.best.choose.prospects import Prospects
 from trainfast_runner.search.best.choose.ruled_out import MOST_VOID, UNUSABLE
 from trainfast_runner.search.best.choose.state import BestState
+from trainfast_runner.search.best.objective import seq_len_of
 from trainfast_runner.search.best.step_rule import LEAST_TIMED_STEPS, ORDINARY, StepRule
 from trainfast_runner.search.best.too_large import TOO_LARGE
 from trainfast_runner.search.journal.best import TIMED_OUTCOMES, BestStep
+from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.units import chance_text
 
@@ -32,79 +35,79 @@ HOPELESS = 0.7
 
 @dataclass(frozen=True)
 class BestDecision:
-    """The next step as the journal gets it, and further orders to the conductor.
-
-    `needs_new_process` and `step_rule` are about a trial, `step_rule` about a cold run, too; `end_state` is that of an
-    end.
-    """
+    """The next step as the journal gets it, and further orders to the conductor."""
 
     step: BestStep
     needs_new_process: bool = False
+    """True for a trial that the warm process cannot take."""
     step_rule: StepRule = ORDINARY
+    """The steps of a trial or a cold run."""
     end_state: str = ""
+    """The state of a search whose step is its end."""
 
 
 def decide(state: BestState) -> BestDecision:
     """Return the next step."""
-    ranking = ColdRanking(state)
-    prospects = Prospects(ranking)
-    decision = _next_trial(ranking, prospects) or _finish(ranking, prospects)
+    ranking, costs = ColdRanking(state), ColdCosts(state)
+    prospects = Prospects(state, costs)
+    decision = None
+    if state.leader_number is None or not ranking.has_begun:
+        decision = _next_trial(state, prospects)
+    decision = decision or _next_cold_run(ranking, costs, prospects)
     return _with_figures(_closing_visit(state, decision), state, prospects)
 
 
-def _next_trial(ranking: ColdRanking, prospects: Prospects) -> BestDecision | None:
+def _next_trial(state: BestState, prospects: Prospects) -> BestDecision | None:
     """The next trial, or the end of a search that measures nothing; None once the trials are over."""
-    state = ranking.state
-    if ranking.begun and state.leader is not None:
-        return None
-    first = _baseline(state) or _without_leader(state) or _trial_in_first_process(state, prospects)
+    first = _baseline_trial(state) or _without_leader(state) or _trial_in_first_process(state, prospects)
     return first or _most_promising_trial(state, prospects)
 
 
-def _baseline(state: BestState) -> BestDecision | None:
+def _baseline_trial(state: BestState) -> BestDecision | None:
     """The first trial of all, until it was measured or does not fit."""
-    number = state.space.baseline
+    number = state.space.baseline_number
     if number in state.counted_trials:
         return None
-    ran = [trial for trial in state.trials if trial.candidate_number == number]
-    if any(trial.outcome in UNUSABLE for trial in ran):
-        return _end("failed", f"the baseline failed: {ran[-1].reason}")
-    if sum(trial.outcome == "void" for trial in ran) >= MOST_VOID:
+    trials = [trial for trial in state.trials if trial.candidate_number == number]
+    if any(trial.outcome in UNUSABLE for trial in trials):
+        return _end("failed", f"the baseline failed: {trials[-1].reason}")
+    if sum(trial.outcome == "void" for trial in trials) >= MOST_VOID:
         return _end("failed", f"other processes took the machine in {MOST_VOID} trials of the baseline")
     return None if number in state.ruled_out else _trial_of(state, number, "the baseline, to compare with")
 
 
 def _trial_in_first_process(state: BestState, prospects: Prospects) -> BestDecision | None:
     """In the baseline's process: the largest batch that fits, then each warm knob's other values there."""
-    process = state.candidates[state.space.baseline].process_knobs
-    if any(state.candidates[trial.candidate_number].process_knobs != process for trial in state.trials):
+    process_knobs = state.candidates[state.space.baseline_number].process_knobs
+    if any(state.candidates[trial.candidate_number].process_knobs != process_knobs for trial in state.trials):
         return None
     if state.spent_s > CONFIRMING_SHARE * state.question.budget_s:
         return None
-    ran = {trial.candidate_number for trial in state.trials if trial.run_id not in state.measured.void}
+    tried = {trial.candidate_number for trial in state.trials if trial.run_id not in state.measured.void}
     for number, why in _first_process_trials(state):
-        if number not in ran and number in prospects.affordable:
+        if number not in tried and number in prospects.affordable:
             return _trial_of(state, number, why)
     return None
 
 
 def _first_process_trials(state: BestState) -> list[tuple[int, str]]:
     """The trials in the baseline's process, each with its reason."""
-    levels, first = state.posterior.levels, state.space.baseline
-    process = state.candidates[first].process_knobs
-    group = {number for number in state.alive if state.candidates[number].process_knobs == process}
+    levels, baseline_number = state.posterior.levels, state.space.baseline_number
+    process_knobs = state.candidates[baseline_number].process_knobs
+    group = {number for number in state.remaining if state.candidates[number].process_knobs == process_knobs}
     trials: list[tuple[int, str]] = []
-    base = first
+    largest_number = baseline_number
     if "batch_size" in levels.names:
-        sizes = [levels.with_level(first, "batch_size", level) for level in range(len(levels.values["batch_size"]))]
-        fitting = [number for number in sizes if number is not None and number in group]
-        base = max(fitting, key=lambda number: _batch(state, number), default=first)
-        if base != first:
-            trials.append((base, "the largest batch that fits"))
+        sizes = range(len(levels.values["batch_size"]))
+        numbers = [levels.with_level(baseline_number, "batch_size", level) for level in sizes]
+        fitting = [number for number in numbers if number is not None and number in group]
+        largest_number = max(fitting, key=lambda number: state.candidates[number].batch_size, default=baseline_number)
+        if largest_number != baseline_number:
+            trials.append((largest_number, "the largest batch that fits"))
     for name in levels.names:
         for level, value in enumerate(levels.values[name]):
-            number = levels.with_level(base, name, level)
-            if number in group and number not in (None, base) and name != "batch_size":
+            number = levels.with_level(largest_number, name, level)
+            if number in group and number not in (None, largest_number) and name != "batch_size":
                 trials.append((number, f"{name}={_value_text(name, value)} at that batch"))
     return trials
 
@@ -113,18 +116,18 @@ def _most_promising_trial(state: BestState, prospects: Prospects) -> BestDecisio
     """The trial of the greatest expected improvement a second; None when the trials end."""
     if _why_trials_end(state, prospects):
         return None
-    tries = [number for number in prospects.likely if number in prospects.affordable]
+    likely = [number for number in prospects.likely if number in prospects.affordable]
     unseen = [number for number in prospects.with_unseen_values if number in prospects.affordable]
-    number = max(tries or unseen, key=prospects.improvement_per_s)
+    number = max(likely or unseen, key=prospects.improvement_per_s)
     if not state.is_warm(number):
         # A value costs a second in the process that waits, and a start once it is gone.
         number = max(filter(state.is_warm, unseen), key=prospects.improvement_per_s, default=number)
-    if number in tries:
+    if number in likely:
         gain = prospects.gains[number].mean
         why = f"{chance_text(prospects.chances[number])} chance of 2 % more, expected {100 * math.expm1(gain):+.1f} %"
         return _trial_of(state, number, why)
-    new = ", ".join(_new_values(state, number))
-    return _trial_of(state, number, f"{new} was never run")
+    unseen_values = ", ".join(_unseen_values(state, number))
+    return _trial_of(state, number, f"{unseen_values} was never run")
 
 
 def _why_trials_end(state: BestState, prospects: Prospects) -> str | None:
@@ -137,21 +140,19 @@ def _why_trials_end(state: BestState, prospects: Prospects) -> str | None:
 
 
 def _price_words(state: BestState, prospects: Prospects) -> str:
-    """The use of going on beyond the budget and its price, for a search with something left to try."""
+    """What the search would find beyond its budget, and in how many seconds."""
     outlook = prospects.outlook
     if round(100 * outlook.chance) > 0:
         return f"going on for {outlook.price_s:.0f} s finds 2 % more with a chance of {chance_text(outlook.chance)}"
-    values = list(
-        dict.fromkeys(value for number in prospects.with_unseen_values for value in _new_values(state, number))
-    )
-    return f"never run: {', '.join(values)}"
+    values = (value for number in prospects.with_unseen_values for value in _unseen_values(state, number))
+    return f"never run: {', '.join(dict.fromkeys(values))}"
 
 
 def _without_leader(state: BestState) -> BestDecision | None:
     """The smallest candidate, where the baseline was tried and nothing was measured; None once something was."""
-    if state.leader is not None:
+    if state.leader_number is not None:
         return None
-    untried = [number for number in state.alive if number not in state.counted_trials]
+    untried = [number for number in state.remaining if number not in state.counted_trials]
     if not untried:
         if state.excluded_by_orders.keys() - state.ruled_out.keys():
             return _end("failed", "your orders leave no setting that can be measured")
@@ -161,28 +162,28 @@ def _without_leader(state: BestState) -> BestDecision | None:
         return _end("failed", "no setting could be measured")
     if state.spent_s > state.question.budget_s:
         return _end("failed", f"no setting could be measured in the budget of {state.question.budget_s:g} s")
-    sizes = {number: (state.candidates[number].predicted_bytes or 0, _batch(state, number)) for number in untried}
-    number = min(untried, key=lambda number: sizes[number])
+    needs = {number: state.candidates[number].predicted_bytes or 0 for number in untried}
+    number = min(untried, key=lambda number: (needs[number], state.candidates[number].batch_size))
     return _trial_of(state, number, f"{_why_no_baseline(state)}: the smallest setting first")
 
 
 def _why_no_baseline(state: BestState) -> str:
     """The reason why the baseline does not lead."""
-    baseline = state.space.baseline
-    verdict = state.ruled_out.get(baseline)
+    number = state.space.baseline_number
+    verdict = state.ruled_out.get(number)
     if verdict is not None and verdict.verdict != TOO_LARGE:
         return f"the baseline cannot run ({verdict.reason})"
-    if verdict is None and baseline in state.excluded_by_orders:
-        return f"the baseline is left out ({state.excluded_by_orders[baseline]})"
+    if verdict is None and number in state.excluded_by_orders:
+        return f"the baseline is left out ({state.excluded_by_orders[number]})"
     return "the baseline does not fit"
 
 
-def _finish(ranking: ColdRanking, prospects: Prospects) -> BestDecision:
-    """Runs in fresh processes, then the end."""
-    step = next_cold_run(ranking)
+def _next_cold_run(ranking: ColdRanking, costs: ColdCosts, prospects: Prospects) -> BestDecision:
+    """The next cold run, or the end."""
+    step = next_cold_run(ranking, costs)
     if step is None:
         return _end("answered", _why_trials_end(ranking.state, prospects) or "the runs that confirm had begun")
-    return BestDecision(step, step_rule=StepRule(ranking.steps, ranking.steps, COLD_ERROR))
+    return BestDecision(step, step_rule=StepRule(costs.steps, costs.steps, COLD_ERROR))
 
 
 def _closing_visit(state: BestState, decision: BestDecision) -> BestDecision:
@@ -201,24 +202,26 @@ def _closing_visit(state: BestState, decision: BestDecision) -> BestDecision:
 
 
 def _trial_of(state: BestState, number: int, why: str) -> BestDecision:
-    give_up = None
-    leader = state.leader
-    if leader is not None and state.question.objective != "samples_per_joule":
-        pace = math.exp(state.posterior.mean[leader])
-        give_up = 1000 * state.candidates[number].samples_per_step / (HOPELESS * pace)
-        if state.question.objective in ("time", "tokens_per_s"):
-            give_up = _give_up_by_value(state, number, leader)
     step = BestStep(action="trial", candidate_number=number, why=why)
-    return BestDecision(step, needs_new_process=not state.is_warm(number), step_rule=StepRule(give_up_ms=give_up))
+    step_rule = StepRule(give_up_ms=_give_up_ms(state, number))
+    return BestDecision(step, needs_new_process=not state.is_warm(number), step_rule=step_rule)
 
 
-def _give_up_by_value(state: BestState, number: int, leader: int) -> float | None:
-    """The step in ms that makes the objective `HOPELESS` of the leader's; None where the start alone is longer."""
-    candidate, goal = state.candidates[number], state.log_objective(leader).value + math.log(HOPELESS)
-    if state.question.objective == "tokens_per_s":
-        return 1000 * candidate.samples_per_step * state.seq_len(candidate) / math.exp(goal)
-    left_s = math.exp(-goal) - state.start_s(number)
-    return 1000 * left_s / (state.question.for_steps or 1) if left_s > 0 else None
+def _give_up_ms(state: BestState, number: int) -> float | None:
+    """The step in ms that makes the objective of a candidate `HOPELESS` of the leader's.
+
+    None without a leader, for joules, and where the start alone takes longer.
+    """
+    objective = state.question.objective
+    if state.leader_number is None or objective == "samples_per_joule":
+        return None
+    candidate, goal = state.candidates[number], HOPELESS * math.exp(state.log_objective(state.leader_number).value)
+    if objective == "time":
+        left_s = 1 / goal - state.start_s(number)
+        return 1000 * left_s / (state.question.for_steps or 1) if left_s > 0 else None
+    samples = candidate.samples_per_step
+    work = samples * seq_len_of(state.question, candidate) if objective == "tokens_per_s" else samples
+    return 1000 * work / goal
 
 
 def _end(end_state: str, why: str) -> BestDecision:
@@ -227,31 +230,32 @@ def _end(end_state: str, why: str) -> BestDecision:
 
 def _with_figures(decision: BestDecision, state: BestState, prospects: Prospects) -> BestDecision:
     """The decision with the leader's figures and the price of going on."""
-    leader = prospects.leader
-    if leader is None:
+    leader_number = prospects.leader_number
+    if leader_number is None:
         return decision
-    mean = state.posterior.mean[leader]
-    half = NORMAL_95 * math.sqrt(max(state.posterior.variance[leader], 0.0))
-    chance, price = prospects.outlook
-    low, rate, high = (math.exp(mean + shift) for shift in (-half, 0.0, half))
-    figures = {"leader": leader, "rate": rate, "low": low, "high": high, "chance": chance, "price_s": price}
-    return replace(decision, step=msgspec.structs.replace(decision.step, **figures))
+    mean = state.posterior.mean[leader_number]
+    half = NORMAL_95 * math.sqrt(max(state.posterior.variance[leader_number], 0.0))
+    step = msgspec.structs.replace(
+        decision.step,
+        leader_number=leader_number,
+        rate=math.exp(mean),
+        low=math.exp(mean - half),
+        high=math.exp(mean + half),
+        chance=prospects.outlook.chance,
+        price_s=prospects.outlook.price_s,
+    )
+    return replace(decision, step=step)
 
 
-def _new_values(state: BestState, number: int) -> Iterable[str]:
+def _unseen_values(state: BestState, number: int) -> Iterable[str]:
+    """Yield the values of a candidate that no trial had, as `name=value`."""
     levels = state.posterior.levels
-    ran = [levels.points[trial.candidate_number] for trial in state.trials]
+    tried_points = [levels.points[trial.candidate_number] for trial in state.trials]
     for knob, name in enumerate(levels.names):
         level = levels.points[number][knob]
-        if all(point[knob] != level for point in ran):
+        if all(point[knob] != level for point in tried_points):
             yield f"{name}={_value_text(name, levels.values[name][level])}"
 
 
-def _batch(state: BestState, number: int) -> int:
-    return int(state.candidates[number].knobs.get("batch_size", 1))
-
-
-def _value_text(name: str, value: object) -> str:
-    return (
-        BY_NAME[name].text_of(value) if name in BY_NAME and isinstance(value, int | float | str | None) else str(value)
-    )
+def _value_text(name: str, value: KnobValue) -> str:
+    return BY_NAME[name].text_of(value) if name in BY_NAME else str(value)

@@ -5,8 +5,7 @@ Runs follow each other as A B B A, so that a machine that warms up or slows down
 
 from __future__ import annotations
 
-from collections import defaultdict
-
+from trainfast_runner.search.best.choose.cold_costs import ColdCosts
 from trainfast_runner.search.best.choose.cold_ranking import SPEED_ROLES, ColdRanking
 from trainfast_runner.search.best.choose.ruled_out import MOST_VOID
 from trainfast_runner.search.journal.best import CONFIRM, RACE, TURN_BACK, UNDER_LIMIT, BestStep
@@ -17,19 +16,20 @@ NEARLY_ALL = "it needs nearly all of memory_limit: one run under it"
 ROLES = (*SPEED_ROLES, UNDER_LIMIT)
 
 
-def next_cold_run(ranking: ColdRanking) -> BestStep | None:
-    """Return the next run in a fresh process; None when the answer is confirmed."""
+def next_cold_run(ranking: ColdRanking, costs: ColdCosts) -> BestStep | None:
+    """Return the next cold run; None when the answer is confirmed."""
     if sum(run.outcome == "void" for run in ranking.state.cold_runs) >= 2 * MOST_VOID:
         return None
-    return _race(ranking) or _confirm(ranking) or _turn_back(ranking) or _under_limit(ranking)
+    return _race(ranking, costs) or _confirm(ranking) or _turn_back(ranking, costs) or _under_limit(ranking, costs)
 
 
-def _race(ranking: ColdRanking) -> BestStep | None:
+def _race(ranking: ColdRanking, costs: ColdCosts) -> BestStep | None:
     """The next run of the race, those under memory_limit first; None when it is decided."""
     for number in ranking.finalists:
         if ranking.is_near_limit(number) and not ranking.count_runs(number, UNDER_LIMIT):
             return BestStep(action=UNDER_LIMIT, candidate_number=number, why=NEARLY_ALL)
-    if len(ranking.finalists) < 2 or _confirming(ranking):
+    has_confirming = any(run.role == CONFIRM for run in ranking.state.cold_runs)
+    if len(ranking.finalists) < 2 or has_confirming:
         return None
     for turn in (1, 2):
         order = ranking.finalists if turn == 1 else ranking.finalists[::-1]
@@ -37,7 +37,7 @@ def _race(ranking: ColdRanking) -> BestStep | None:
         if len(contenders) < 2:
             return None
         missing = [number for number in order if number in contenders and ranking.count_runs(number, RACE) < turn]
-        if len(missing) == len(contenders) and not ranking.are_affordable(missing):
+        if len(missing) == len(contenders) and not costs.are_affordable(missing):
             return None
         if missing:
             why = f"one of {len(ranking.finalists)} settings within 3 % of the leader"
@@ -45,54 +45,46 @@ def _race(ranking: ColdRanking) -> BestStep | None:
     return None
 
 
-def _confirming(ranking: ColdRanking) -> bool:
-    return any(run.role == CONFIRM for run in ranking.state.cold_runs)
-
-
 def _confirm(ranking: ColdRanking) -> BestStep | None:
     """The next run of winner, baseline, baseline, winner; None when both have two runs."""
-    winner, baseline = ranking.winner, ranking.baseline
-    if ranking.state.untested_limits and not ranking.count_runs(winner, UNDER_LIMIT):
-        return BestStep(action=UNDER_LIMIT, candidate_number=winner, why="the winner, under memory_limit")
-    if baseline in ranking.state.ruled_out:
-        order = [winner, winner]
-    elif winner == baseline:
-        order = [baseline, baseline]
-    else:
-        order = [winner, baseline, baseline, winner]
-    raced = {number: ranking.count_runs(number, RACE) for number in order}
-    if all(count >= 2 for count in raced.values()):
+    winner_number, baseline_number = ranking.winner_number, ranking.baseline_number
+    if ranking.state.untested_limits and not ranking.count_runs(winner_number, UNDER_LIMIT):
+        return BestStep(action=UNDER_LIMIT, candidate_number=winner_number, why="the winner, under memory_limit")
+    order = [winner_number, baseline_number, baseline_number, winner_number]
+    if winner_number == baseline_number or baseline_number in ranking.state.ruled_out:
+        order = [winner_number, winner_number]
+    if all(ranking.count_runs(number, RACE) >= 2 for number in order):
         return None
-    confirmed: dict[int, int] = defaultdict(int)
-    for number in order:
-        confirmed[number] += 1
-        if ranking.count_runs(number, CONFIRM) < confirmed[number]:
-            whose = "baseline" if number == baseline else "winner"
-            return BestStep(action=CONFIRM, candidate_number=number, why=f"the {whose} in a fresh process")
+    for index, number in enumerate(order):
+        if ranking.count_runs(number, CONFIRM) < order[: index + 1].count(number):
+            role = "baseline" if number == baseline_number else "winner"
+            return BestStep(action=CONFIRM, candidate_number=number, why=f"the {role} in a fresh process")
     return None
 
 
-def _turn_back(ranking: ColdRanking) -> BestStep | None:
-    """The run of the answer with one knob turned back that gave most, as long as runs and budget allow."""
-    state, answer = ranking.state, ranking.answer
-    changed = ranking.changed(answer)
+def _turn_back(ranking: ColdRanking, costs: ColdCosts) -> BestStep | None:
+    """The run of the answer with one knob turned back, that of the greatest gain, as long as runs and budget allow."""
+    state, answer_number = ranking.state, ranking.answer_number
+    changed = ranking.changed(answer_number)
     if len(changed) < 2 or ranking.counted_runs >= MOST_BEFORE_TURN_BACK:
         return None
-    turned = []
+    turned_back = []
     for knob in changed:
-        other = ranking.turned_back(answer, knob)
-        if other is not None and not ranking.count_runs(other, *ROLES):
-            turned.append((state.posterior.difference(answer, other)[0], knob, other))
-    for _, knob, other in sorted(turned, reverse=True):
-        if ranking.are_affordable([other]):
+        number = ranking.turned_back(answer_number, knob)
+        if number is not None and not ranking.count_runs(number, *ROLES):
+            gain, _ = state.posterior.difference(answer_number, number)
+            turned_back.append((gain, knob, number))
+    for _, knob, number in sorted(turned_back, reverse=True):
+        if costs.are_affordable([number]):
             why = f"the winner with {knob} turned back: the loss is its gain"
-            return BestStep(action=TURN_BACK, candidate_number=other, why=why, knob=knob)
+            return BestStep(action=TURN_BACK, candidate_number=number, why=why, knob=knob)
     return None
 
 
-def _under_limit(ranking: ColdRanking) -> BestStep | None:
+def _under_limit(ranking: ColdRanking, costs: ColdCosts) -> BestStep | None:
     """The run under memory_limit of the answer, then of candidates near that limit as long as the budget allows."""
-    if ranking.state.untested_limits and not ranking.count_runs(ranking.answer, UNDER_LIMIT):
-        return BestStep(action=UNDER_LIMIT, candidate_number=ranking.answer, why="the answer, under memory_limit")
-    number = next((number for number in ranking.unchecked if ranking.are_affordable([number])), None)
+    answer_number = ranking.answer_number
+    if ranking.state.untested_limits and not ranking.count_runs(answer_number, UNDER_LIMIT):
+        return BestStep(action=UNDER_LIMIT, candidate_number=answer_number, why="the answer, under memory_limit")
+    number = next((number for number in ranking.unchecked if costs.are_affordable([number])), None)
     return None if number is None else BestStep(action=UNDER_LIMIT, candidate_number=number, why=NEARLY_ALL)

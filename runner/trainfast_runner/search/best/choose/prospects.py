@@ -9,8 +9,8 @@ import math
 from functools import cached_property
 from typing import NamedTuple
 
-from trainfast_runner.search.best.choose.cold_ranking import CONFIRMING_SHARE, ColdRanking
-from trainfast_runner.search.best.choose.state import WORTHWHILE_LOG_GAIN
+from trainfast_runner.search.best.choose.cold_costs import CONFIRMING_SHARE, ColdCosts
+from trainfast_runner.search.best.choose.state import WORTHWHILE_LOG_GAIN, BestState
 from trainfast_runner.search.best.step_rule import ENOUGH_ERROR, LEAST_TIMED_STEPS, MOST_TIMED_STEPS, UNTIMED
 from trainfast_runner.search.speed.trial_rates import steps_for
 
@@ -35,37 +35,33 @@ class Outlook(NamedTuple):
 class Prospects:
     """The expected improvement on the leader of each candidate that is left, its chance and its cost."""
 
-    def __init__(self, ranking: ColdRanking) -> None:
-        self._ranking, self._state = ranking, ranking.state
-        self.leader = ranking.state.leader
+    def __init__(self, state: BestState, costs: ColdCosts) -> None:
+        self._state, self._cold_costs = state, costs
+        self.leader_number = state.leader_number
 
     @cached_property
     def open_candidates(self) -> list[int]:
         """Untried candidates that a trial could make the leader; the race, not a second trial, separates equals."""
-        state, leader = self._state, self.leader
-        return [
-            number
-            for number in state.alive
-            if number not in state.counted_trials and (leader is None or not state.is_bound(number, leader))
-        ]
+        state, leader_number = self._state, self.leader_number
+        untried = [number for number in state.remaining if number not in state.counted_trials]
+        return [number for number in untried if leader_number is None or not state.is_bound(number, leader_number)]
 
     @cached_property
     def gains(self) -> dict[int, Gain]:
         """The ln of each open candidate's objective over the leader's."""
-        state, leader = self._state, self.leader
-        if leader is None:
+        state, leader_number = self._state, self.leader_number
+        if leader_number is None:
             return {}
-        posterior = state.posterior
-        covariances = posterior.covariances(leader)
-        leader_value, own_slope = state.log_objective(leader)
-        own_variance = own_slope**2 * posterior.variance[leader]
-        variances = posterior.variance
+        variances = state.posterior.variance
+        covariances = state.posterior.covariances(leader_number)
+        leader_value, leader_slope = state.log_objective(leader_number)
+        leader_variance = leader_slope**2 * variances[leader_number]
         gains: dict[int, Gain] = {}
         for number in self.open_candidates:
-            mean, slope = state.log_objective(number)
-            variance = slope * slope * variances[number] + own_variance
-            variance -= 2 * slope * own_slope * covariances[number]
-            gains[number] = Gain(mean - leader_value, math.sqrt(variance) if variance > 1e-12 else 1e-6)
+            value, slope = state.log_objective(number)
+            variance = slope * slope * variances[number] + leader_variance
+            variance -= 2 * slope * leader_slope * covariances[number]
+            gains[number] = Gain(value - leader_value, math.sqrt(variance) if variance > 1e-12 else 1e-6)
         return gains
 
     @cached_property
@@ -84,7 +80,7 @@ class Prospects:
     def affordable(self) -> set[int]:
         """Open candidates whose trial is expected to end within the time of the trials, its process closed."""
         state, budget_s = self._state, self._state.question.budget_s
-        left_s = max(budget_s - self._ranking.reserve_s(), CONFIRMING_SHARE * budget_s) - state.spent_s
+        left_s = max(budget_s - self._cold_costs.reserve_s(), CONFIRMING_SHARE * budget_s) - state.spent_s
         return {
             number
             for number in self.open_candidates
@@ -138,20 +134,20 @@ class Prospects:
         state = self._state
         points = state.posterior.levels.points
         # A value that failed or did not fit was run, too.
-        ran = {
+        tried = {
             trial.candidate_number
             for trial in state.trials
             if trial.outcome != "void" and trial.run_id not in state.measured.void
         }
-        seen = [set(levels) for levels in zip(*(points[number] for number in ran), strict=True)]
+        seen_levels = [set(levels) for levels in zip(*(points[number] for number in tried), strict=True)]
         columns = state.posterior.levels.columns
-        unfinished = [knob for knob, levels in enumerate(seen) if not levels.issuperset(columns[knob])]
-        unseen = {}
+        unfinished = [knob for knob, levels in enumerate(seen_levels) if not levels.issuperset(columns[knob])]
+        counts = {}
         for number in self.open_candidates:
-            new = sum(points[number][knob] not in seen[knob] for knob in unfinished)
-            if new:
-                unseen[number] = new
-        return unseen
+            count = sum(points[number][knob] not in seen_levels[knob] for knob in unfinished)
+            if count:
+                counts[number] = count
+        return counts
 
     @cached_property
     def outlook(self) -> Outlook:

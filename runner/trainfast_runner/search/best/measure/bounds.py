@@ -26,7 +26,7 @@ def with_bounds(space: Space, survey: Survey, flops: float, ceiling: Ceiling) ->
     on top, so the bound holds with it too.
     """
     candidates = list(space.candidates)
-    for number, spec in survey.legal(space).items():
+    for number, spec in survey.legal_specs(space).items():
         tflops = ceiling.tflops.get(peak_precision(str(spec.knobs["precision"])))
         if tflops and spec.knobs["seq_len"] == survey.spec.knobs["seq_len"]:
             # The ranks of a CPU run share its cores.

@@ -11,7 +11,7 @@ from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.search.best.question.baseline_cost import earlier_starts
 from trainfast_runner.search.best.question.opening import BestPlan, check_new_budget, find_unfinished
 from trainfast_runner.search.options import SearchOptions
-from trainfast_runner.search.speed.trial_rates import Starts, process_key
+from trainfast_runner.search.speed.process_starts import GUESSED_START_S, process_key
 
 COLD_RUNS = 6
 """Cold runs of a search: two each of the winner and the baseline, and about one for each of two of its knobs."""
@@ -55,10 +55,10 @@ def estimate(best_plan: BestPlan, home: Home, options: SearchOptions) -> Estimat
         {repr(candidate.process_knobs[name]) for candidate in legal if name in candidate.process_knobs}
         for name in levels
     ]
-    needed = 1 + sum(max(0, len(values) - 1) for values in by_knob)
-    processes = min(needed, len({process_key(candidate.process_knobs) for candidate in legal}))
-    each_s, basis = _start(best_plan, home)
-    trials_s = min(question.budget_s, processes * each_s + trials * TRIAL_S)
+    least_processes = 1 + sum(max(0, len(values) - 1) for values in by_knob)
+    processes = min(least_processes, len({process_key(candidate.process_knobs) for candidate in legal}))
+    start_s, basis = _start(best_plan, home)
+    trials_s = min(question.budget_s, processes * start_s + trials * TRIAL_S)
     return Estimate(
         vary=question.vary,
         left_alone=question.left_alone,
@@ -68,21 +68,21 @@ def estimate(best_plan: BestPlan, home: Home, options: SearchOptions) -> Estimat
         dropped=space.dropped,
         processes=processes,
         cold_runs=COLD_RUNS,
-        start_s=each_s,
+        start_s=start_s,
         basis=basis,
-        seconds=trials_s + COLD_RUNS * (each_s + TRIAL_S),
-        grid_s=len(legal) * (each_s + TRIAL_S),
+        seconds=trials_s + COLD_RUNS * (start_s + TRIAL_S),
+        grid_s=len(legal) * (start_s + TRIAL_S),
     )
 
 
 def _start(best_plan: BestPlan, home: Home) -> tuple[float, str]:
     """Seconds that a process of this model or script takes to its steady steps, and where that is from."""
-    what = "model" if best_plan.plan.script is None else "script"
-    seen = earlier_starts(home, lambda run: run.device == best_plan.plan.device and _is_alike(run, best_plan))
-    if not seen:
-        return Starts.GUESS_S, f"assumed: no run of this {what} was timed here"
-    count = "a run" if len(seen) == 1 else f"{len(seen)} runs"
-    return statistics.median(seen), f"as {count} of this {what} took"
+    subject = "model" if best_plan.plan.script is None else "script"
+    starts_s = earlier_starts(home, lambda run: run.device == best_plan.plan.device and _is_alike(run, best_plan))
+    if not starts_s:
+        return GUESSED_START_S, f"assumed: no run of this {subject} was timed here"
+    count = "a run" if len(starts_s) == 1 else f"{len(starts_s)} runs"
+    return statistics.median(starts_s), f"as {count} of this {subject} took"
 
 
 def _is_alike(run: RunFile, best_plan: BestPlan) -> bool:

@@ -13,9 +13,9 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.best.candidates import default_global_batch
+from trainfast_runner.search.best.global_batch import default_global_batch
 from trainfast_runner.search.best.question.baseline_cost import check_budget
-from trainfast_runner.search.best.question.priors import earlier_effects
+from trainfast_runner.search.best.question.earlier_effects import earlier_effects
 from trainfast_runner.search.best.question.request import BestRequest, check_request
 from trainfast_runner.search.best.question.survey import ModelSurvey, Survey
 from trainfast_runner.search.best.question.varied import vary_of
@@ -24,7 +24,8 @@ from trainfast_runner.search.cool_down import check_coolable
 from trainfast_runner.search.journal.best import BestQuestion, Space, read_best_journal
 from trainfast_runner.search.journal.lines import SearchJournal
 from trainfast_runner.search.options import SearchOptions
-from trainfast_runner.search.searches import key_of_question, new_search, unfinished
+from trainfast_runner.search.question_key import key_of_question
+from trainfast_runner.search.searches import new_search, unfinished
 from trainfast_runner.settings.device_counts import chosen_gpus, device_count
 from trainfast_runner.settings.set_by_searches import SET_BY_A_SEARCH
 from trainfast_runner.settings.spec import RunSpec, expand_paths
@@ -98,7 +99,7 @@ def _gpus_of(survey: Survey, space: Space) -> list[str]:
     """UUIDs of the GPUs of the candidate that uses most, for the whole search; empty on a CPU."""
     if survey.machine.device != "cuda":
         return []
-    specs = [candidate_spec(survey.spec, {}), *survey.legal(space).values()]
+    specs = [candidate_spec(survey.spec, {}), *survey.legal_specs(space).values()]
     meshes = {tuple(spec.knobs[name] for name in MESH): spec for spec in specs}
     widest = max(meshes.values(), key=lambda spec: device_count(spec, survey.machine))
     return [gpu.uuid for gpu in chosen_gpus(widest.knobs, survey.machine).gpus if gpu.uuid]
@@ -132,7 +133,7 @@ def find_unfinished(best_plan: BestPlan, home: Home, options: SearchOptions) -> 
 
 def check_new_budget(best_plan: BestPlan, home: Home) -> None:
     """Raise UserError when the budget does not pay for the baseline, as far as earlier runs tell."""
-    baseline = best_plan.space.candidates[best_plan.space.baseline]
+    baseline = best_plan.space.candidates[best_plan.space.baseline_number]
     baseline_spec = candidate_spec(best_plan.survey.spec, baseline.knobs).with_overrides(
         memory_limit=None
     )  # as in a trial

@@ -31,14 +31,14 @@ def with_fitted_memory(space: Space, trials: Iterable[Trial], limit_bytes: int |
     for trial in trials:
         candidate = space.candidates[trial.candidate_number]
         if trial.peak_allocated_bytes is not None and "batch_size" in candidate.knobs:
-            tried[_knobs_but_batch(candidate)].setdefault(candidate.knobs["batch_size"], trial)
+            tried[_knobs_but_batch(candidate)].setdefault(candidate.batch_size, trial)
     expected: dict[int, int | None] = {}
     too_large: dict[int, int | None] = {}
     for number, candidate in enumerate(space.candidates):
-        like, batch_size = tried.get(_knobs_but_batch(candidate), {}), candidate.knobs.get("batch_size", 0)
-        if batch_size in like or candidate.ruled_out is not None:
+        alike = tried.get(_knobs_but_batch(candidate), {})
+        if candidate.batch_size in alike or candidate.ruled_out is not None:
             continue
-        predicted = _by_sizes(like, batch_size, device) or _by_trace(space, like, candidate, device)
+        predicted = _by_sizes(alike, candidate.batch_size, device) or _by_trace(space, alike, candidate, device)
         if predicted is None:
             continue
         need, error = predicted
@@ -48,25 +48,27 @@ def with_fitted_memory(space: Space, trials: Iterable[Trial], limit_bytes: int |
     return with_predictions(with_predictions(space, expected, None), too_large, limit_bytes)
 
 
-def _by_sizes(like: Mapping[int, Trial], batch_size: int, device: str) -> tuple[float, float] | None:
+def _by_sizes(trials: Mapping[int, Trial], batch_size: int, device: str) -> tuple[float, float] | None:
     """Bytes that a batch needs by the line through two sizes or more, and their largest error."""
-    if len(like) < LEAST_SIZES:
+    if len(trials) < LEAST_SIZES:
         return None
-    points = {size: {SCRIPT_PHASE: trial.peak_allocated_bytes or 0} for size, trial in like.items()}
-    line = fit_lines(0, points, 0, device)
+    peaks = {size: {SCRIPT_PHASE: trial.peak_allocated_bytes or 0} for size, trial in trials.items()}
+    line = fit_lines(0, peaks, 0, device)
     return line.need_bytes(batch_size), line.error_at(batch_size)
 
 
-def _by_trace(space: Space, like: Mapping[int, Trial], candidate: Candidate, device: str) -> tuple[float, float] | None:
+def _by_trace(
+    space: Space, trials: Mapping[int, Trial], candidate: Candidate, device: str
+) -> tuple[float, float] | None:
     """Bytes that a candidate needs by the traced step of one trial, and their largest error.
 
     The error is unknown where only one of both accumulates: gradients then live through a forward pass.
     """
-    for size, trial in like.items():
+    for size, trial in trials.items():
         if trial.traced is not None:
             measured = trial.peak_allocated_bytes or 0
             peak = TracedPeak(traced=trial.traced, batch_size=size, measured_bytes=measured)
-            need = peak.need_bytes(candidate.knobs["batch_size"])
+            need = peak.need_bytes(candidate.batch_size)
             error = NOISE_BYTES[device] + TRACED_SHARE[device] * abs(need - measured)
             is_alike = _accumulates(candidate) == _accumulates(space.candidates[trial.candidate_number])
             return need, error if is_alike else math.inf
@@ -91,13 +93,13 @@ def with_seen_samples(space: Space, trial: Trial) -> Space:
     asked_samples = space.candidates[trial.candidate_number].samples_per_step
     if trial.samples_per_step in (0, asked_samples):
         return space
-    seen = [
+    candidates = [
         msgspec.structs.replace(
             candidate, samples_per_step=max(1, candidate.samples_per_step * trial.samples_per_step // asked_samples)
         )
         for candidate in space.candidates
     ]
-    return msgspec.structs.replace(space, candidates=seen)
+    return msgspec.structs.replace(space, candidates=candidates)
 
 
 def _knobs_but_batch(candidate: Candidate) -> KnobsKey:

@@ -16,7 +16,7 @@ from trainfast_runner.machine.cpu.device_names import CPU
 from trainfast_runner.machine.devices import Machine, detect_machine
 from trainfast_runner.records.script_run import OUR_KNOBS
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.best.candidates import default_global_batch
+from trainfast_runner.search.best.global_batch import default_global_batch
 from trainfast_runner.search.best.question.opening import BestPlan, global_batch_of, question_of
 from trainfast_runner.search.best.question.request import BestRequest, check_request
 from trainfast_runner.search.best.question.script_memory import with_fitted_memory, with_seen_samples

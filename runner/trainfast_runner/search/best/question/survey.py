@@ -49,7 +49,7 @@ class Survey(ABC):
         """Return the candidates, their memory unpredicted. Raises UserError as `enumerate_space`."""
         return enumerate_space(self.spec, self.machine, question.vary, question.global_batch, self.refuse)
 
-    def legal(self, space: Space) -> dict[int, RunSpec]:
+    def legal_specs(self, space: Space) -> dict[int, RunSpec]:
         """Return the run of each candidate that is not ruled out, by its number."""
         return {
             number: candidate_spec(self.spec, candidate.knobs)
@@ -62,9 +62,10 @@ class ModelSurvey(Survey):
     """The survey of a preset's model: its compatibility rules, and its memory by traced models."""
 
     def __init__(self, spec: RunSpec, plan: RunPlan) -> None:
-        seen = training_python.inspect(plan.python, spec.model, spec.data["objective"])
-        super().__init__(spec, plan, detect_machine(seen.versions, seen.executable).used_by(spec.knobs["devices"]))
-        self._facts = Facts(spec, self.machine, seen.config, seen.versions, seen.executable)
+        inspected = training_python.inspect(plan.python, spec.model, spec.data["objective"])
+        machine = detect_machine(inspected.versions, inspected.executable).used_by(spec.knobs["devices"])
+        super().__init__(spec, plan, machine)
+        self._facts = Facts(spec, machine, inspected.config, inspected.versions, inspected.executable)
 
     def refuse(self, spec: RunSpec) -> UserError | None:
         """Return the error of a run that cannot start here; None when it can."""
@@ -96,12 +97,12 @@ class ModelSurvey(Survey):
         values = question.vary.get("attention", [self.spec.knobs["attention"]])
         if any(value in ASKS_THE_MODEL for value in values):
             training_objective = self.spec.data["objective"]
-            seen = training_python.inspect(self.plan.python, self.spec.model, training_objective, attention=True)
-            self._facts = replace(self._facts, attentions=seen.attentions)
+            inspected = training_python.inspect(self.plan.python, self.spec.model, training_objective, attention=True)
+            self._facts = replace(self._facts, attentions=inspected.attentions)
 
     def _trace(self, space: Space, cancelled: threading.Event) -> None:
         """Trace the memory models that the legal candidates need into the cache, until `cancelled` is set."""
-        specs = [spec for spec in self.legal(space).values() if spec.knobs["strategy"] in PREDICTED]
+        specs = [spec for spec in self.legal_specs(space).values() if spec.knobs["strategy"] in PREDICTED]
         plan = self.plan
         try:
             for _ in trace_models(specs, plan.device, plan.python, cancelled=cancelled, gpus=plan.device_uuids):
@@ -113,7 +114,7 @@ class ModelSurvey(Survey):
         """Return the space with the memory that cached models predict, and without the candidates too large for it."""
         model_of = cached_models(self.plan.device, self.plan.python, next(iter(self.plan.device_names), None))
         needed: dict[int, int | None] = {}
-        for number, spec in self.legal(space).items():
+        for number, spec in self.legal_specs(space).items():
             model = model_of(spec) if spec.knobs["strategy"] in PREDICTED else None
             if model is not None:
                 predicted = model.predict(spec, space.candidates[number].world_size)

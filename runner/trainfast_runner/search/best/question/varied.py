@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.cpu.device_names import cpu_processes
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.search.best.candidates import MOST_CANDIDATES, count_of, occurring, processes_of
+from trainfast_runner.search.best.candidates import Refuse, processes_of
+from trainfast_runner.search.best.global_batch import MOST_CANDIDATES, GlobalBatch
 from trainfast_runner.search.candidate_spec import candidate_spec
 from trainfast_runner.settings.knob_type import Knob
 from trainfast_runner.settings.knob_values import KnobValue
@@ -16,7 +17,6 @@ from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.settings.strategies import strategy_of
 from trainfast_runner.worker.catalog import STRATEGIES
 
-Refuse = Callable[[RunSpec], UserError | None]
 MutableVary = dict[str, list[KnobValue]]
 """The values of each varied knob, to leave some out."""
 NEVER = {
@@ -42,8 +42,7 @@ def vary_of(
     """Return the values of each varied knob, and the knobs and values left alone, each with the reason.
 
     Without `asked` those of `entries` that keep the training the same are varied over their `search_values`, as far as
-    a run with them is legal here. `refuse` returns the UserError of a run that cannot start. Raises UserError for a
-    knob or value that cannot be varied.
+    a run with them is legal here. Raises UserError for a knob or value that cannot be varied.
     """
     if asked:
         return {name: _asked_values(name, values) for name, values in asked.items()}, {}
@@ -62,11 +61,11 @@ def vary_of(
         left_alone["pin_memory"] = "a run on the CPU copies nothing to a GPU"
     _drop_illegal(spec, vary, left_alone, machine, refuse)
     _prefer_bf16(spec, vary, left_alone)
-    vary = occurring(spec, machine, vary, global_batch)
+    vary = GlobalBatch(spec, machine, vary, global_batch).occurring_values()
     for name in [name for name, values in vary.items() if len(values) < 2]:
         del vary[name]
     for name in LEAST_WORTH:
-        if name in vary and count_of(spec, machine, vary, global_batch) > MOST_CANDIDATES:
+        if name in vary and GlobalBatch(spec, machine, vary, global_batch).count() > MOST_CANDIDATES:
             del vary[name]
             left_alone[name] = f"with it there are more than {MOST_CANDIDATES:,} settings; --vary {name}=... names it"
     return vary, left_alone

@@ -1,0 +1,214 @@
+"""The table of a bench from the outcomes of its runs: each row beside the baseline and its published figures."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_file import TRIAL
+from trainfast_runner.results.comparison.difference import BETTER, NOISE, WORSE, compare
+from trainfast_runner.results.comparison.ranking import STRICT_THRESHOLDS, speeds_rank
+from trainfast_runner.results.comparison.repeats import paired_interval
+from trainfast_runner.running.launch import DevicesBusy
+from trainfast_runner.search.bench.variants import Bench, Entry
+from trainfast_runner.settings.knob_type import KnobValues
+from trainfast_runner.settings.spec import RunSpec
+
+REFUSED = "refused"
+"""State of a row that this machine or training Python cannot run at all."""
+NOT_RUN = "not_run"
+"""State of a row whose device another run had taken, or that the bench did not reach before it was stopped."""
+Outcome = Result | UserError
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the table. `result` is its middle run's, by throughput.
+
+    `vs_baseline_percent` is how much more samples a second than the baseline, for a row that trains the same model on
+    samples of the same length; `published_vs_baseline_percent` is that of the published figures. `ratio` is the
+    measured over the published samples a second; `samples_per_s` holds every finished run's.
+    """
+
+    id: str
+    state: str
+    reason: str
+    result: Result | None
+    vs_baseline_percent: float | None
+    published: Mapping[str, Any]
+    ratio: float | None
+    verdict: str | None = None
+    samples_per_s: list[float] = field(default_factory=list)
+    interval_percent: tuple[float, float] | None = None
+    """95 % CI of the difference from the baseline: from pairs of runs if there are enough repetitions, else from the
+    steps of the middle runs."""
+    published_vs_baseline_percent: float | None = None
+    knobs: KnobValues = field(default_factory=dict)
+    """Every knob as asked for."""
+    warm: bool | None = None
+    """True if it was trained in a process that trained other rows too; None without a result."""
+
+    @property
+    def rate(self) -> float | None:
+        """Median samples/s of the finished runs; None when none finished."""
+        return _median(self.samples_per_s)
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The middle run's peak of device memory, else of the worst rank's allocations; None when not measured."""
+        memory = self.result.memory if self.result is not None else None
+        return (memory.device_peak_used_bytes or memory.peak_allocated_bytes) if memory is not None else None
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows of a bench, as far as they were run."""
+
+    preset: str
+    baseline_id: str
+    rows: list[Row]
+    unpublished: str = ""
+    """Why the published figures are left out; empty if they are not."""
+
+    @property
+    def baseline_state(self) -> str:
+        """The end state of the baseline."""
+        return next(row.state for row in self.rows if row.id == self.baseline_id)
+
+    def fields(self) -> dict[str, Any]:
+        """Return the object that `bench --json` prints."""
+        return {
+            "preset": self.preset,
+            "baseline": self.baseline_id,
+            "rows": self.rows,
+            "unpublished": self.unpublished or None,
+        }
+
+
+def again_is_pointless(outcomes: Iterable[Outcome]) -> bool:
+    """True if a row need not be repeated: it cannot run here, or does not fit. A device in use may be free later."""
+    return any(
+        not isinstance(outcome, DevicesBusy) if isinstance(outcome, UserError) else outcome.state == "oom"
+        for outcome in outcomes
+    )
+
+
+def tabulate(bench: Bench, outcomes: Mapping[str, Sequence[Outcome]]) -> Table:
+    """Return the table of the runs made so far; `outcomes` by row id."""
+    baseline = next(entry for entry in bench.entries if entry.id == bench.baseline_id)
+    baseline_outcomes = outcomes.get(bench.baseline_id, ())
+    rows = [_row(entry, outcomes.get(entry.id, ()), baseline, baseline_outcomes) for entry in bench.entries]
+    return Table(bench.preset, bench.baseline_id, rows, bench.unpublished)
+
+
+def _row(entry: Entry, outcomes: Sequence[Outcome], baseline: Entry, baseline_outcomes: Sequence[Outcome]) -> Row:
+    state, reason = _ending(outcomes)
+    result, rates = _middle(outcomes), _rates(outcomes)
+    rate, published_rate = _median(rates), _published_rate(entry.published)
+    is_baseline = entry.id == baseline.id
+    baseline_published_rate = _published_rate(baseline.published)
+    if not _same_work(entry.spec, baseline.spec):
+        baseline_outcomes, baseline_published_rate = (), None
+    baseline_result = _middle(baseline_outcomes)
+    is_comparable = baseline_result is not None and result is not None and speeds_rank(baseline_result, result)
+    baseline_rate = _median(_rates(baseline_outcomes)) if is_comparable else None
+    verdict, interval = (None, None) if is_baseline else _compared(baseline_result, result, baseline_outcomes, outcomes)
+    return Row(
+        id=entry.id,
+        state=state,
+        reason=reason,
+        result=result,
+        vs_baseline_percent=0.0 if is_baseline and rate else _percent(rate, baseline_rate),
+        published=entry.published,
+        ratio=rate / published_rate if rate and published_rate else None,
+        verdict=verdict,
+        samples_per_s=rates,
+        interval_percent=interval,
+        published_vs_baseline_percent=_percent(published_rate, baseline_published_rate),
+        knobs=entry.spec.knobs,
+        warm=None if result is None else result.role == TRIAL,
+    )
+
+
+def _same_work(spec: RunSpec, baseline: RunSpec) -> bool:
+    """True if a sample of one is as much work as a sample of the other."""
+    same_data = (spec.data, spec.knobs.get("seq_len")) == (baseline.data, baseline.knobs.get("seq_len"))
+    return spec.model == baseline.model and same_data
+
+
+def _compared(
+    baseline: Result | None, result: Result | None, baseline_outcomes: Sequence[Outcome], outcomes: Sequence[Outcome]
+) -> tuple[str | None, tuple[float, float] | None]:
+    """The verdict on a row's throughput and its interval; None for both without two results."""
+    if baseline is None or result is None:
+        return None, None
+    if not speeds_rank(baseline, result):
+        return STRICT_THRESHOLDS, None
+    # The n-th outcome of every row is of the n-th repetition: they followed each other.
+    pairs = [
+        (baseline_rate, rate)
+        for baseline_outcome, outcome in zip(baseline_outcomes, outcomes, strict=False)
+        if isinstance(baseline_outcome, Result) and isinstance(outcome, Result)
+        if (baseline_rate := _rate(baseline_outcome)) and (rate := _rate(outcome))
+    ]
+    interval = paired_interval(pairs)
+    if interval is None:
+        row = compare(baseline, result).rows[0]
+        return row.verdict, row.interval_percent
+    low, high = interval
+    return (NOISE if low <= 0 <= high else BETTER if low > 0 else WORSE), interval
+
+
+def _ending(outcomes: Sequence[Outcome]) -> tuple[str, str]:
+    """State and reason of a row: of its first run that did not finish, else of the last one.
+
+    A repetition that found its device in use counts only if no other was run.
+    """
+    busy = [outcome for outcome in outcomes if isinstance(outcome, DevicesBusy)]
+    ran = [outcome for outcome in outcomes if not isinstance(outcome, DevicesBusy)]
+    if not ran:
+        return NOT_RUN, busy[-1].line() if busy else "the bench was stopped before it"
+    for outcome in ran:
+        if isinstance(outcome, UserError):
+            return REFUSED, outcome.line()
+        if outcome.state != "finished":
+            return outcome.state, outcome.reason
+    last = ran[-1]
+    return (last.state, last.reason) if isinstance(last, Result) else (REFUSED, last.line())
+
+
+def _middle(outcomes: Sequence[Outcome]) -> Result | None:
+    """The finished run of middle throughput, the slower of two; if none finished, the last other result; else None."""
+    results = [outcome for outcome in outcomes if isinstance(outcome, Result)]
+    finished = sorted((result for result in results if _rate(result)), key=lambda result: _rate(result) or 0.0)
+    if finished:
+        return finished[(len(finished) - 1) // 2]
+    return results[-1] if results else None
+
+
+def _rate(result: Result) -> float | None:
+    return result.throughput.samples_per_s.median if result.state == "finished" else None
+
+
+def _rates(outcomes: Sequence[Outcome]) -> list[float]:
+    """The samples/s of each finished run."""
+    rates = [_rate(outcome) for outcome in outcomes if isinstance(outcome, Result)]
+    return [rate for rate in rates if rate is not None]
+
+
+def _median(rates: Sequence[float]) -> float | None:
+    return statistics.median(rates) if rates else None
+
+
+def _percent(rate: float | None, base: float | None) -> float | None:
+    return 100 * (rate / base - 1) if rate and base else None
+
+
+def _published_rate(published: Mapping[str, Any]) -> float | None:
+    """The samples/s among a row's published figures; None when there are none."""
+    rate = published.get("samples_per_s")
+    return float(rate) if isinstance(rate, int | float) else None

@@ -1,0 +1,91 @@
+"""The objective that cold runs measured, its noise, and the difference between two candidates with its interval.
+
+A cold run is a run in a fresh process. Its noise is pooled over repeated runs of the same candidate, with the noise of
+the trials as four runs' worth of evidence; intervals are Student's.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from trainfast_runner.results.distributions import student_95
+from trainfast_runner.search.best.choose.cold_costs import COLD_ERROR
+from trainfast_runner.search.best.choose.state import BestState
+from trainfast_runner.search.best.objective import log_objective
+from trainfast_runner.search.journal.best import ColdRun
+
+PRIOR_RUNS = 4
+"""The noise of the trials counts as this many repeated runs."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The ln of one candidate's objective less another's, and half of its 95 % interval."""
+
+    mean: float
+    half: float
+
+    @property
+    def is_clear(self) -> bool:
+        """True if the interval excludes zero."""
+        return abs(self.mean) > self.half
+
+
+class Noise(NamedTuple):
+    """The standard deviation of one run's ln objective, and Student's quantile for its intervals."""
+
+    deviation: float
+    quantile: float
+
+
+class MeasuredRuns:
+    """The cold runs in some roles that measured the objective, and the differences that they show."""
+
+    def __init__(self, state: BestState, *roles: str) -> None:
+        self._state, self._roles = state, roles
+
+    @cached_property
+    def log_objectives(self) -> dict[int, list[float]]:
+        """The ln of the objective in each run, by candidate number."""
+        by_candidate: dict[int, list[float]] = defaultdict(list)
+        for run in self._state.cold_runs:
+            if run.role in self._roles and (value := self._log_objective(run)) is not None:
+                by_candidate[run.candidate_number].append(value)
+        return dict(by_candidate)
+
+    def _log_objective(self, run: ColdRun) -> float | None:
+        """The ln of the objective of one run; None if it measured nothing."""
+        question = self._state.question
+        rate = run.samples_per_joule if question.objective == "samples_per_joule" else run.samples_per_s
+        if run.outcome != "measured" or not rate:
+            return None
+        candidate = self._state.candidates[run.candidate_number]
+        return log_objective(question, candidate, math.log(rate), run.start_s).value
+
+    @cached_property
+    def noise(self) -> Noise:
+        """The noise of a run, pooled over the repeated runs of each candidate."""
+        prior = self._state.posterior.scales.visit**2 + COLD_ERROR**2 + self._state.measured.drift_variance
+        squares, freedom = PRIOR_RUNS * prior, PRIOR_RUNS
+        for values in self.log_objectives.values():
+            if len(values) > 1:
+                squares += statistics.variance(values) * (len(values) - 1)
+                freedom += len(values) - 1
+        return Noise(math.sqrt(squares / freedom), student_95(freedom))
+
+    def difference(self, number: int, other_number: int) -> Difference | None:
+        """The ln of the objective of candidate `number` less that of the other; None unless both were run."""
+        values, other_values = self.log_objectives.get(number), self.log_objectives.get(other_number)
+        if not values or not other_values:
+            return None
+        half = self.noise.quantile * self.noise.deviation * math.sqrt(1 / len(values) + 1 / len(other_values))
+        return Difference(statistics.fmean(values) - statistics.fmean(other_values), half)
+
+    def mean(self, number: int) -> float:
+        """The mean ln of the objective of a candidate that was run."""
+        return statistics.fmean(self.log_objectives[number])

@@ -1,0 +1,48 @@
+"""The key of a search's question: two commands with the same key ask the same, and the second continues the first."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.settings.set_by_searches import SET_BY_A_BATCH_SEARCH
+
+MOST_HASHED_BYTES = 1 << 20
+"""Size of a file of a script's command from which its content is left out: an interpreter, or data."""
+
+
+def batch_key(plan: RunPlan) -> str:
+    """Return the key of a batch search: of model, data or script, knobs, devices and versions."""
+    knobs = {name: value for name, value in plan.spec.knobs.items() if name not in SET_BY_A_BATCH_SEARCH}
+    parts = (plan.spec.model, plan.spec.data, knobs, plan.device, plan.device_uuids, plan.python, plan.versions)
+    return key_of_question(parts, plan)
+
+
+def key_of_question(parts: tuple[object, ...], plan: RunPlan) -> str:
+    """Return the key of a question: a hash; of a script, QUESTION.FILES: an edit changes FILES alone."""
+    if plan.script is None:
+        return _hash_of(parts)
+    question = _hash_of((*parts, plan.script.command, plan.cwd))
+    return f"{question}.{_hash_of_files(plan.script.command, plan.cwd)}"
+
+
+def _hash_of_files(words: Sequence[str], cwd: str) -> str:
+    """8 hex digits of the contents of a command's files: its script, and configurations named alone or behind `=`."""
+    contents = hashlib.sha256()
+    for name in (name for word in words for name in (word, word.partition("=")[2])):
+        path = os.path.join(cwd, name)
+        with suppress(OSError):
+            if os.path.isfile(path) and os.path.getsize(path) < MOST_HASHED_BYTES:
+                contents.update(hashlib.sha256(Path(path).read_bytes()).digest())
+    return contents.hexdigest()[:8]
+
+
+def _hash_of(value: object) -> str:
+    """16 hex digits that differ for different values."""
+    return hashlib.sha256(msgspec.json.encode(value, order="deterministic")).hexdigest()[:16]

@@ -1,0 +1,71 @@
+"""Fit the effects model to the measured trials of a best-fit search, with scales of the greatest likelihood."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+
+from trainfast_runner.search.speed.effects import Likelihood, Observation, Posterior, Scales
+from trainfast_runner.search.speed.levels import Levels
+from trainfast_runner.search.speed.trial_rates import DRIFT, MOST_VOID_VISITS, Measurements
+
+MILESTONES = (8, 12, 17, 24, 33, 46, 64, 90)
+"""Numbers of observations at which the scales of the effects are chosen anew."""
+MAINS, PAIRS, VISITS = (0.15, 0.3, 0.6), (0.04, 0.08, 0.16), (0.003, 0.01, 0.03, 0.08)
+"""The scales among which it chooses."""
+
+
+def fit_effects(
+    levels: Levels,
+    earlier: Sequence[Observation],
+    own: Sequence[Observation],
+    measurements: Measurements,
+    before: Posterior | None,
+) -> Posterior:
+    """Return the posterior after the observations of `earlier` searches and the `own` ones of this search.
+
+    `before` is a posterior of the same search; it is extended where it lacks only the last observations.
+    """
+    observations = [*earlier, *own]
+    center = own[0].value if own else 0.0
+    milestone = max((number for number in MILESTONES if number <= len(own)), default=None)
+    if milestone is None:
+        scales = Scales()
+    else:
+        seen = observations[: len(earlier) + milestone]
+        is_unchanged = before is not None and before.observations[: len(seen)] == seen
+        scales = before.scales if before is not None and is_unchanged else _scales(levels, center, seen, measurements)
+    posterior = before
+    if (
+        posterior is None
+        or posterior.scales != scales
+        or posterior.center != center
+        or posterior.observations != observations[: len(posterior.observations)]
+    ):
+        posterior = Posterior(levels, scales, center)
+    for observation in observations[len(posterior.observations) :]:
+        posterior.add(observation)
+    return posterior
+
+
+def _scales(levels: Levels, center: float, seen: Sequence[Observation], measurements: Measurements) -> Scales:
+    """Return the scales under which the `seen` observations are most likely."""
+    least_visit = _drift_deviation(measurements)
+    visits = [visit for visit in VISITS if visit >= least_visit] or [least_visit]
+    score = cache(Likelihood(levels, seen, center).log_of)
+    best = Scales(visit=min(visits, key=lambda visit: abs(visit - Scales().visit)))
+    for _ in range(2):
+        best = max((replace(best, main=main) for main in MAINS), key=score)
+        best = max((replace(best, pair=pair) for pair in PAIRS), key=score)
+        best = max((replace(best, visit=visit) for visit in visits), key=score)
+    return best
+
+
+def _drift_deviation(measurements: Measurements) -> float:
+    """The least deviation between visits: that within visits, where too many were voided for it to be an accident."""
+    if len(measurements.void) < MOST_VOID_VISITS or not measurements.drifts:
+        return 0.0
+    square = sum(drift * drift for drift in measurements.drifts) / len(measurements.drifts)
+    return math.sqrt(square / 2) if square > DRIFT * DRIFT else 0.0

@@ -1,0 +1,120 @@
+"""The candidates as points: the level of each modelled knob, and how alike the effects of two levels are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from operator import mul
+
+from trainfast_runner.records.run_file import RecordedKnobs
+from trainfast_runner.search.candidate_spec import BATCH_KNOBS, MESH
+
+Point = tuple[int, ...]
+"""The level of each modelled knob: the index of its value among the values that the candidates have."""
+SMOOTH = frozenset((*BATCH_KNOBS, "seq_len", "workers", "prefetch", "micro_batches", "tp_degree", "pp_degree"))
+"""Numeric knobs whose near values have near effects."""
+LENGTH = 1.4
+"""Two values of a smooth knob a factor of 2**LENGTH apart share exp(-1/2) of their effect."""
+
+
+class Levels:
+    """The points of all candidates, and the correlation of each two levels of a knob.
+
+    `weights` multiply the prior variance of a knob's effect, 1 for a knob without one.
+    """
+
+    def __init__(self, candidates: Sequence[RecordedKnobs], weights: Mapping[str, float] | None = None) -> None:
+        self.names = _modelled_knobs(candidates)
+        self.values = {name: list(dict.fromkeys(candidate[name] for candidate in candidates)) for name in self.names}
+        self._level_of = {
+            name: {_typed_key(value): level for level, value in enumerate(self.values[name])} for name in self.names
+        }
+        self.points: list[Point] = [self.point(candidate) for candidate in candidates]
+        weight = (weights or {}).get
+        self.correlations = [_correlations(name, self.values[name], weight(name, 1.0)) for name in self.names]
+        """By knob, level and other level."""
+        self.columns = [[point[knob] for point in self.points] for knob in range(len(self.names))]
+        """The levels of all candidates, by knob."""
+        self.numbers = {point: number for number, point in enumerate(self.points)}
+        """The number of the candidate at a point."""
+        middle = len(self.names) // 2
+        self._halves = [_Half(self, range(middle)), _Half(self, range(middle, len(self.names)))]
+        self._sums: dict[Point, tuple[list[float], list[float]]] = {}
+
+    def point(self, knobs: RecordedKnobs) -> Point:
+        """Return the levels of these knobs. Raises KeyError for a value that no candidate has."""
+        return tuple(self._level_of[name][_typed_key(knobs[name])] for name in self.names)
+
+    def with_level(self, number: int, name: str, level: int) -> int | None:
+        """Return the candidate that differs only by a knob's level, and by knobs that this level decides, or None."""
+        point = list(self.points[number])
+        point[self.names.index(name)] = level
+        return self.numbers.get(tuple(point))
+
+    def correlation_sums(self, point: Point) -> tuple[list[float], list[float]]:
+        """Return each candidate's correlation with a point: its sum over knobs, and twice that over pairs of knobs.
+
+        Kept for each point asked for, because new scales need them again.
+        """
+        if point not in self._sums:
+            (left_sums, left_squares), (right_sums, right_squares) = (
+                half.correlation_sums(point) for half in self._halves
+            )
+            left, right = (half.indices for half in self._halves)
+            sums = [left_sums[low] + right_sums[high] for low, high in zip(left, right, strict=True)]
+            # Twice the sum over pairs of products is the square of the sum without the squares.
+            pairs = [
+                total * total - left_squares[low] - right_squares[high]
+                for total, low, high in zip(sums, left, right, strict=True)
+            ]
+            self._sums[point] = sums, pairs
+        return self._sums[point]
+
+
+class _Half:
+    """Half of the knobs: the distinct points that the candidates have there, and the index of each candidate's.
+
+    Thousands of candidates have few distinct points of half the knobs, so the correlations of each are summed once.
+    """
+
+    def __init__(self, levels: Levels, knobs: range) -> None:
+        self._knobs, self._correlations = knobs, levels.correlations
+        points = [point[knobs.start : knobs.stop] for point in levels.points]
+        self._points = list(dict.fromkeys(points))
+        index_of = {point: index for index, point in enumerate(self._points)}
+        self.indices = [index_of[point] for point in points]
+
+    def correlation_sums(self, point: Point) -> tuple[list[float], list[float]]:
+        """Return sum and sum of squares, over these knobs, of the correlations of a point with each distinct one."""
+        tables = [self._correlations[knob][point[knob]] for knob in self._knobs]
+        rows = [[table[level] for table, level in zip(tables, distinct, strict=True)] for distinct in self._points]
+        return [sum(row) for row in rows], [sum(map(mul, row, row)) for row in rows]
+
+
+def _modelled_knobs(candidates: Sequence[RecordedKnobs]) -> list[str]:
+    """The knobs that have several values, without accumulation or batch where the other one and strategy decide it."""
+    names = [name for name in candidates[0] if len({_typed_key(candidate[name]) for candidate in candidates}) > 1]
+    for derived in reversed(BATCH_KNOBS):
+        others = [name for name in names if name in (*BATCH_KNOBS, *MESH) and name != derived]
+        if derived in names:
+            decided = {tuple(_typed_key(candidate[name]) for name in (*others, derived)) for candidate in candidates}
+            if len(decided) == len({key[:-1] for key in decided}):
+                names.remove(derived)
+    return names
+
+
+def _correlations(name: str, values: Sequence[object], weight: float) -> list[list[float]]:
+    """The correlation of the effects of each two values, times the knob's weight.
+
+    Two numbers of a smooth knob correlate by their distance in log2, two values of another knob not at all.
+    """
+    if name not in SMOOTH or not all(isinstance(value, int | float) for value in values):
+        return [[weight if column == row else 0.0 for column in range(len(values))] for row in range(len(values))]
+    # Zero, as of loader processes, is as far from one as one is from two.
+    logs = [math.log2(max(float(str(value)), 0.5)) for value in values]
+    return [[weight * math.exp(-0.5 * ((log - other) / LENGTH) ** 2) for other in logs] for log in logs]
+
+
+def _typed_key(value: object) -> tuple[str, object]:
+    """A key that is equal only for equal values of the same type: 1 is not 1.0, nor True."""
+    return type(value).__name__, value

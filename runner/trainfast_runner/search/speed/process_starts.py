@@ -1,0 +1,68 @@
+"""The expected start of a process, and seconds of a warm trial beside its steps, from a best-fit search's journal."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from trainfast_runner.search.journal.best import BestLine, Trial, Visited
+
+ProcessKey = tuple[tuple[str, object], ...]
+"""The knobs that need a process of their own, as a key."""
+GUESSED_START_S, GUESSED_COMPILATION_S, GUESSED_SWITCH_S = 10.0, 40.0, 0.3
+"""Assumed before any process was started, any was compiled, and any warm trial was taken."""
+
+
+def process_key(process_knobs: Mapping[str, object]) -> ProcessKey:
+    """Return the knobs of a process as a key."""
+    return tuple(sorted(process_knobs.items(), key=lambda item: item[0]))
+
+
+class ProcessStarts:
+    """Seconds until a process takes its first timed step, by its key."""
+
+    def __init__(self, lines: Sequence[BestLine]) -> None:
+        untimed_s: dict[str, float] = {}
+        for line in lines:
+            if isinstance(line, Trial) and not line.warm and line.run_id not in untimed_s:
+                untimed_s[line.run_id] = _untimed_s(line)
+        starts_s: dict[ProcessKey, list[float]] = defaultdict(list)
+        for line in lines:
+            if isinstance(line, Visited):
+                starts_s[process_key(line.process_knobs)].append(line.start_s + untimed_s.get(line.run_id, 0.0))
+        self._measured_s = {key: statistics.median(seconds) for key, seconds in starts_s.items()}
+        self._guessed_s: dict[ProcessKey, float] = {}
+
+    def seconds(self, key: ProcessKey) -> float:
+        """Return the measured start of this process, else that of the most similar one."""
+        if key in self._measured_s:
+            return self._measured_s[key]
+        if key not in self._guessed_s:
+            self._guessed_s[key] = self._guess_s(key)
+        return self._guessed_s[key]
+
+    def _guess_s(self, key: ProcessKey) -> float:
+        compilation_s = GUESSED_COMPILATION_S if _compiles(key) else 0.0
+        if not self._measured_s:
+            return GUESSED_START_S + compilation_s
+        alike = [other for other in self._measured_s if _compiles(other) == _compiles(key)]
+        knobs = dict(key)
+        _, start_s = max(
+            (sum(knobs.get(name) == value for name, value in other), self._measured_s[other])
+            for other in alike or self._measured_s
+        )
+        return start_s if alike else start_s + compilation_s
+
+
+def _compiles(key: ProcessKey) -> bool:
+    return dict(key).get("compile", "off") != "off"
+
+
+def switch_seconds(trials: Iterable[Trial]) -> float:
+    """Return the median seconds that a warm trial takes beside its timed steps."""
+    return statistics.median([_untimed_s(trial) for trial in trials if trial.warm] or [GUESSED_SWITCH_S])
+
+
+def _untimed_s(trial: Trial) -> float:
+    return max(0.0, trial.seconds - sum(trial.step_ms) / 1000)
