@@ -11,8 +11,7 @@ from trainfast_runner.search.journal import best as journal
 from trainfast_runner.search.journal.best import BestLaunched, BestLine, BestQuestion, BestStep, ColdRun, Space, Trial
 from trainfast_tui.cli.journal_printer import JournalPrinter, StartedRun
 from trainfast_tui.cli.progress import Progress
-from trainfast_tui.text.best_figures import knob_words
-from trainfast_tui.text.best_objective import objective_words
+from trainfast_tui.text.best_figures import knob_words, objective_words
 from trainfast_tui.text.best_orders import order_words
 from trainfast_tui.text.best_question import question_lines
 from trainfast_tui.text.best_state import best_words, chance_words, doing_words

@@ -14,8 +14,8 @@ from trainfast_runner.records.run_records import rank_file
 from trainfast_runner.search.journal.lines import CoolingDown, Paused, Resumed, Waiting
 from trainfast_tui.cli.follow_run import Signals
 from trainfast_tui.cli.progress import Progress
-from trainfast_tui.text.cooling import cooling_words
 from trainfast_tui.text.format import duration, plain
+from trainfast_tui.text.starting import cooling_words
 
 TICK_S = 2.0
 COMMON_WORDS: dict[type, str] = {Paused: "paused", Resumed: "resumed"}

@@ -8,8 +8,8 @@ from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.running.launch import wait_for_devices
 from trainfast_runner.running.planning import RunPlan
 from trainfast_tui.cli.progress import Progress
-from trainfast_tui.text.cooling import cooling_words
 from trainfast_tui.text.format import duration
+from trainfast_tui.text.starting import cooling_words
 
 
 def await_devices(plan: RunPlan, home: Home) -> None:

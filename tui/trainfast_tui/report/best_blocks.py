@@ -21,8 +21,7 @@ from trainfast_tui.report.pareto_blocks import MeasuredCandidate, pareto_blocks
 from trainfast_tui.report.reported_run import ReportedRun
 from trainfast_tui.report.run_blocks import ABSENT_NOTE, run_sections
 from trainfast_tui.text.best_answer import EFFECT_HEADER, best_answer_rows, count_rows, effect_rows
-from trainfast_tui.text.best_figures import gain_words, knob_words
-from trainfast_tui.text.best_objective import objective_of
+from trainfast_tui.text.best_figures import gain_words, knob_words, objective_of
 from trainfast_tui.text.comparison import setting_text
 from trainfast_tui.text.format import (
     ABSENT,

@@ -23,7 +23,7 @@ from trainfast_tui.report.speed_blocks import speed_blocks
 from trainfast_tui.report.strip_picture import strip_picture
 from trainfast_tui.text import oom
 from trainfast_tui.text.comparison import interval_text
-from trainfast_tui.text.diagnosis_figures import nothing_found
+from trainfast_tui.text.diagnosis import nothing_found
 from trainfast_tui.text.format import (
     ABSENT,
     celsius,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.records.run_file import CONFIRM
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.cooling import search_cooling_words
+from trainfast_tui.text.starting import search_cooling_words
 
 if TYPE_CHECKING:
     from trainfast_runner.search.batch.batch_follower import BatchSnapshot

@@ -14,9 +14,9 @@ from trainfast_tui.text.best_figures import (
     knob_words,
     measurements,
     noise_words,
+    objective_words,
     rate_words,
 )
-from trainfast_tui.text.best_objective import objective_words
 from trainfast_tui.text.tables import pairs, table
 
 if TYPE_CHECKING:

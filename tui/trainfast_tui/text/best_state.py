@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.best_figures import budget_words, gain_words, knob_words, noise_words
-from trainfast_tui.text.best_objective import objective_words
-from trainfast_tui.text.cooling import search_cooling_words
+from trainfast_tui.text.best_figures import budget_words, gain_words, knob_words, noise_words, objective_words
+from trainfast_tui.text.starting import search_cooling_words
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.best_follower import BestSnapshot
