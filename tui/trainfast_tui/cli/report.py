@@ -10,6 +10,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.search_directories import is_conducted, search_directories
 from trainfast_runner.results.explained_run import explained_now
 from trainfast_runner.running.final_result import final_result
+from trainfast_runner.search.batch.batch_follower import BatchFollower
 from trainfast_runner.search.best.best_so_far import BestSoFar
 from trainfast_runner.search.journal.best import read_best_journal
 from trainfast_tui.cli.output import print_json, print_line
@@ -91,14 +92,16 @@ def _find(home: Home, reference: str, searches: list[str]) -> str:
 
 def _search_document(home: Home, directory: Path) -> tuple[Document, list[str]]:
     """Return the report of a search of either kind, with the runs that confirmed its answer."""
-    best = BestSoFar(tuple(read_best_journal(directory)))
-    confirmed = confirmed_by(directory) if best.question is None else cold_runs(best)
+    best, batch = BestSoFar(tuple(read_best_journal(directory))), BatchFollower(directory).poll()
+    confirmed = confirmed_by(batch) if best.question is None else cold_runs(best)
     run_ids = [run_id for run_id in confirmed if home.directory(run_id).is_dir()]
     runs = [_read(home, run_id, label) for run_id, label in zip(run_ids, labels(len(run_ids)), strict=True)]
-    if best.question is None:
-        kind, blocks = "Batch search", batch_search_report(directory, runs)
-    else:
+    if best.question is not None:
         kind, blocks = "Best-fit search", best_search_report(best, best.question, runs)
+    elif batch.question is not None:
+        kind, blocks = "Batch search", batch_search_report(batch, batch.question, runs)
+    else:
+        raise UserError(f"the journal of {directory.name} has no readable question", key=directory.name)
     if is_conducted(directory):
         blocks.insert(0, Prose("The search is still running: this is its journal so far."))
     return Document(f"{kind} {directory.name}", tuple(blocks)), run_ids

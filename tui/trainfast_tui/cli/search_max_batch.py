@@ -11,6 +11,7 @@ from pathlib import Path
 from trainfast_runner.records.home import Home
 from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.search.batch.batch_follower import BatchFollower
 from trainfast_runner.search.batch.conduct import MakeConductor, conduct_batch
 from trainfast_runner.search.batch.opening import check_plan, open_batch
 from trainfast_runner.search.batch.preset_probes import PresetBatchConductor
@@ -116,11 +117,9 @@ def _conduct(
 
 
 def _report(directory: Path, ended: BatchEnded, as_json: bool) -> None:
-    answer = report(directory)
     if as_json:
-        print_json(answer)
-        return
-    if ended.answer is None:
+        print_json(report(directory))
+    elif ended.answer is None:
         print_lines(without_answer(directory, ended))
-        return
-    print_lines(pairs(batch_answer_rows(answer)))
+    else:
+        print_lines(pairs(batch_answer_rows(BatchFollower(directory).poll(), ended.answer)))

@@ -149,9 +149,8 @@ def _effects(answer: BestAnswer) -> Iterator[Block]:
         words = signed_percent(gain.median)
         tone = "success" if gain.low > 0 else "error" if gain.high < 0 else "muted"
         whiskers.append(Whisker(f"{effect.knob}: {before} to {value}", gain.low, gain.median, gain.high, words, tone))
-    picture = whisker_picture("gain of each value over the baseline's", "percent, with the 95 % CI", whiskers, percent)
-    if picture is not None:
-        yield picture
+    title, axis = "gain of each value over the baseline's", "percent, with the 95 % CI"
+    yield from whisker_picture(title, axis, whiskers, percent)
 
 
 def _verdicts(so_far: BestSoFar, verdicts: Sequence[CandidateVerdict]) -> Iterator[Block]:

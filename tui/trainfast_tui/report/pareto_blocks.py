@@ -47,8 +47,8 @@ def pareto_blocks(
     title = "throughput by peak memory of each measured candidate"
     x_axis = Axis("peak memory, a rank", size, binary=True)
     lines = list(_lines(measured, front, limit_bytes))
-    picture = scatter_picture(title, points, lines, x_axis, Axis("samples/s", number))
-    if picture is None:
+    pictures = scatter_picture(title, points, lines, x_axis, Axis("samples/s", number))
+    if not pictures:
         return [heading, Prose("No candidate has both a measured throughput and a measured peak.")]
     header = ("", "settings", "samples/s", "peak memory")
     rows = [
@@ -58,7 +58,7 @@ def pareto_blocks(
     ]
     return [
         heading,
-        picture,
+        *pictures,
         Prose("On the front no other candidate is faster with less memory:"),
         grid(header, rows, (0, 2, 3)),
     ]
