@@ -202,7 +202,7 @@ def run_app(
     watch(sys.stdin.fileno(), lambda: session.post(TerminalLost()))
     # Without the mouse the terminal's own selection works, and no movement is sent over the link.
     status = app.run(mouse=False)
-    if (search := session.running_search) is not None:
+    if (search := session.searches.running) is not None:
         print(f"The {search.label} search keeps running without this screen.")
         print(f"Come back with: trainfast-tui    then {search.key}")
     run = session.shown_run

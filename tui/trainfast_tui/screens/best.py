@@ -78,7 +78,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
 
     @property
     def search_control(self) -> BestControl:
-        return self.session.best_search
+        return self.session.searches.best
 
     def on_mount(self) -> None:
         snapshot = self.session.snapshot

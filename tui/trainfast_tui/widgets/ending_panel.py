@@ -47,7 +47,7 @@ class EndingPanel(GrowingPanel):
 
     def show_run(self, run: RunSnapshot | None) -> None:
         """Show how this run ended; nothing while it is live."""
-        explained = None if run is None else self._session.oom.about(run)
+        explained = None if run is None else self._session.background.oom.about(run)
         if run is None:
             new_ending = None
         else:
