@@ -137,11 +137,11 @@ class TrainfastApp(TerminalApp):
                 self.exit(0)
 
     def _concerned_screens(self) -> list[AppScreen]:
-        """The main screen and the screen in sight: a message of a thread may concern either."""
+        """Return the main screen and the screen in sight: a message of a thread may concern either."""
         return list(dict.fromkeys((self.main, self.in_sight)))
 
     def _screen_of(self, kind: SearchKind) -> AppScreen:
-        """The screen of this kind of search, which the help may cover; the main screen if it was left."""
+        """Return the screen of this kind of search, which the help may cover; the main screen if it was left."""
         screens = [screen for screen in self.screen_stack if isinstance(screen, AppScreen)]
         return next((screen for screen in screens if kind == screen.SCOPE), self.main)
 

@@ -227,15 +227,18 @@ class Session:
         self.update_background_work()
 
     def advice(self) -> dict[str, str]:
-        """The advisor's texts by the name of the knob that each stands beside."""
+        """Return the advisor's text for each knob that has one."""
         return {} if self.next_run is None else self.next_run.advice(self.machine, self.background.situations.situation)
 
     def next_run_memory(self) -> NextRunMemory | None:
-        """The next run's predicted memory, and the measured memory of the run on the screen."""
+        """Return the next run's predicted memory, and the measured memory of the run on the screen."""
         return self.background.predictions.memory(self.next_run, self.shown_run)
 
     def next_run_speed(self) -> NextRunSpeed | None:
-        """Predicted speed of the next run, and the measured one of the run on the screen; None without a prediction."""
+        """Return the next run's predicted speed, and the measured speed of the run on the screen.
+
+        None without a prediction.
+        """
         return self.background.predictions.speed(self.next_run, self.shown_run)
 
     def predicted_fit(self) -> PredictedFit | None:
@@ -262,7 +265,7 @@ class Session:
         return self.searches.running is not None or self.runs.is_starting or self.live_run is not None
 
     def _look_at_machine(self) -> MachineSeen:
-        """The machine as the training Python's torch can use it; without a torch there is no GPU to train on."""
+        """Return the machine as the training Python's torch can use it; without a torch there is no GPU to train on."""
         from trainfast_runner.machine.devices import detect_machine
         from trainfast_runner.machine.training_python import inspect
 
@@ -274,7 +277,7 @@ class Session:
 
 
 def _load_next_run(preset: str) -> tuple[NextRun | None, UserError | None]:
-    """The next run of a preset, or the reason why it cannot be loaded."""
+    """Return the next run of a preset, or the reason why it cannot be loaded."""
     try:
         return next_run_from_preset(preset), None
     except UserError as error:

@@ -12,9 +12,8 @@ from trainfast_runner.search.journal.best import BestLaunched, BestLine, BestQue
 from trainfast_tui.cli.journal_printer import JournalPrinter
 from trainfast_tui.cli.progress import Progress
 from trainfast_tui.text.best_figures import knob_words, objective_words
-from trainfast_tui.text.best_orders import order_words
 from trainfast_tui.text.best_question import question_lines
-from trainfast_tui.text.best_state import best_words, chance_words, doing_words
+from trainfast_tui.text.best_state import best_words, chance_words, doing_words, order_words
 from trainfast_tui.text.format import duration, plain, size
 
 

@@ -44,11 +44,11 @@ def worst_bottleneck_line(run: RunSnapshot) -> Line:
     """Return the worst bottleneck in one line, or that none was found."""
     if not run.diagnosis:
         return [(_nothing(run), "muted")]
-    first, more = run.diagnosis[0], len(run.diagnosis) - 1
+    worst, others = run.diagnosis[0], len(run.diagnosis) - 1
     return [
         ("d ", "key"),
-        (first.line, SEVERITY_TONES.get(first.severity, "text")),
-        (f"  and {more} more" if more else "", "muted"),
+        (worst.line, SEVERITY_TONES.get(worst.severity, "text")),
+        (f"  and {others} more" if others else "", "muted"),
     ]
 
 

@@ -50,7 +50,7 @@ def ending(run: RunSnapshot, traced: OomExplanation | None = None, to_trace: int
         )
     if run.state == "oom":
         return _oom(run, traced, to_trace)
-    kept = "Its steps are kept. " if run.steps else ""
+    steps_kept = "Its steps are kept. " if run.steps else ""
     last_words = tuple(line for line in run.log if line.strip())[-LOG_LINES:]
     match run.state:
         case "finished" if _is_warm(run):
@@ -65,9 +65,11 @@ def ending(run: RunSnapshot, traced: OomExplanation | None = None, to_trace: int
             advice = "l shows the whole log; trainfast-tui doctor looks for what is missing on this machine."
             return Ending("failed to start", "error", run.reason or _message(run), log=last_words, advice=advice)
         case "stopped":
-            return Ending("stopped", "warning", run.reason or "Asked to end, and ended.", advice=f"{kept}r runs again.")
+            return Ending(
+                "stopped", "warning", run.reason or "Asked to end, and ended.", advice=f"{steps_kept}r runs again."
+            )
         case "killed":
-            reason, advice = run.reason or "It had to be killed.", f"{kept}r runs again; l shows its last words."
+            reason, advice = run.reason or "It had to be killed.", f"{steps_kept}r runs again; l shows its last words."
             return Ending("killed", "warning", reason, log=last_words, advice=advice)
         case "lost":
             reason = run.reason or "All its processes are gone and it wrote no result."

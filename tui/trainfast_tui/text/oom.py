@@ -51,19 +51,18 @@ def oom_sentences(explanation: OomExplanation) -> Iterator[str]:
 
 def _measured(explanation: OomExplanation) -> Iterator[str]:
     """Yield the sentence of the rank's own figures."""
-    asked, more = explanation.asked_bytes, ""
-    if asked is not None:
-        more = f" and asked for {size(asked)} more"
+    asked_bytes = explanation.asked_bytes
+    asked = "" if asked_bytes is None else f" and asked for {size(asked_bytes)} more"
     if explanation.held_bytes is not None:
         of = f" of its {size(explanation.limit_bytes)}" if explanation.limit_bytes is not None else ""
-        yield f"It held {size(explanation.held_bytes)}{of}{more}."
+        yield f"It held {size(explanation.held_bytes)}{of}{asked}."
         if explanation.untouched_bytes is not None and explanation.untouched_bytes >= WORTH_A_WORD:
             yield (
                 f"Since that was refused, at least {size(explanation.untouched_bytes)} more counted against the limit:"
                 " address space reserved and not touched, such as the stacks of threads."
             )
-    elif asked is not None and explanation.missing_bytes is not None and explanation.needed_bytes is None:
-        yield f"It asked for {size(asked)}, which is {size(explanation.missing_bytes)} more than was free."
+    elif asked_bytes is not None and explanation.missing_bytes is not None and explanation.needed_bytes is None:
+        yield f"It asked for {size(asked_bytes)}, which is {size(explanation.missing_bytes)} more than was free."
 
 
 def change_options(change: OomChange) -> str:
