@@ -182,13 +182,7 @@ class TrainfastApp(TerminalApp):
         await self.run_action(action)
 
 
-def run_app(
-    home: Home,
-    ascii: bool = False,
-    preset: str | None = None,
-    python: str | None = None,
-    plain_output: bool = False,
-) -> int:
+def run_app(home: Home, *, preset: str | None, python: str | None, ascii: bool, plain_output: bool) -> int:
     """Open the app and return its exit status; print on leaving which run or search goes on.
 
     Raises UserError, before anything is drawn, for a preset that cannot be loaded.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from trainfast_runner.errors import UserError, nearest
+from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.search_directories import is_conducted, search_directories
 from trainfast_runner.results.explained_run import explained_now
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _document(home: Home, references: list[str]) -> tuple[Document, list[str]]:
     """Return the report of these runs, or of the one search, and the ids of the runs in it."""
     searches = {directory.name: directory for directory in search_directories(home)}
-    ids = list(dict.fromkeys(_find(home, reference, list(searches)) for reference in references))
+    ids = list(dict.fromkeys(home.find(reference, list(searches)) for reference in references))
     search_ids = [listed_id for listed_id in ids if listed_id in searches]
     if search_ids and len(ids) > 1:
         raise UserError(
@@ -67,27 +67,6 @@ def _document(home: Home, references: list[str]) -> tuple[Document, list[str]]:
     names = " and ".join(dict.fromkeys(run.result.name for run in runs))
     title = f"{names}: {ids[0]}" if len(runs) == 1 else f"{names}: {len(runs)} runs"
     return Document(title, tuple(runs_report(runs))), ids
-
-
-def _find(home: Home, reference: str, searches: list[str]) -> str:
-    """Return the id of the run or search that a reference names; raises UserError."""
-    runs = home.run_ids()
-    if reference == "last":
-        return home.find(reference)
-    ids = [*runs, *searches]
-    matching = [reference] if reference in ids else [id_ for id_ in ids if reference and id_.startswith(reference)]
-    if len(matching) == 1:
-        return matching[0]
-    if matching:
-        raise UserError(
-            f"{reference!r} matches {len(matching)} runs and searches", key=reference, allowed=matching[-5:]
-        )
-    raise UserError(
-        f"there is no run or search {reference!r}",
-        key=reference,
-        nearest=nearest(reference, [*runs[-200:], *searches[-200:]]),
-        allowed=None if ids else ["no run yet"],
-    )
 
 
 def _search_document(home: Home, directory: Path) -> tuple[Document, list[str]]:
