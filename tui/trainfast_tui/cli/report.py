@@ -63,7 +63,7 @@ def _document(home: Home, references: list[str]) -> tuple[Document, list[str]]:
         )
     if search_ids:
         return _search_document(home, searches[search_ids[0]])
-    runs = [_read(home, run_id, label) for run_id, label in zip(ids, labels(len(ids)), strict=True)]
+    runs = _read_runs(home, ids)
     names = " and ".join(dict.fromkeys(run.result.name for run in runs))
     title = f"{names}: {ids[0]}" if len(runs) == 1 else f"{names}: {len(runs)} runs"
     return Document(title, tuple(runs_report(runs))), ids
@@ -74,7 +74,7 @@ def _search_document(home: Home, directory: Path) -> tuple[Document, list[str]]:
     best, batch = BestSoFar(tuple(read_best_journal(directory))), BatchFollower(directory).poll()
     confirmed = confirmed_by(batch) if best.question is None else cold_runs(best)
     run_ids = [run_id for run_id in confirmed if home.directory(run_id).is_dir()]
-    runs = [_read(home, run_id, label) for run_id, label in zip(run_ids, labels(len(run_ids)), strict=True)]
+    runs = _read_runs(home, run_ids)
     if best.question is not None:
         kind, blocks = "Best-fit search", best_search_report(best, best.question, runs)
     elif batch.question is not None:
@@ -86,8 +86,10 @@ def _search_document(home: Home, directory: Path) -> tuple[Document, list[str]]:
     return Document(f"{kind} {directory.name}", tuple(blocks)), run_ids
 
 
-def _read(home: Home, run_id: str, label: str) -> ReportedRun:
-    """Return the run with all its records; raises UserError while it is running."""
-    directory = home.directory(run_id)
-    result = explained_now(directory, final_result(home, run_id, "the report"))
-    return read_run(label, directory, result)
+def _read_runs(home: Home, run_ids: list[str]) -> list[ReportedRun]:
+    """Return the runs with all their records, labelled A, B, C and so on; raises UserError if one is running."""
+    runs = []
+    for run_id, label in zip(run_ids, labels(len(run_ids)), strict=True):
+        directory = home.directory(run_id)
+        runs.append(read_run(label, directory, explained_now(directory, final_result(home, run_id, "the report"))))
+    return runs

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.best_figures import budget_words, gain_words, knob_words, noise_words, objective_words
-from trainfast_tui.text.starting import search_cooling_words
+from trainfast_tui.text.starting import wait_words
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.best_follower import BestSnapshot
@@ -39,11 +39,9 @@ def setting_words(space: Space, number: int, *, short: bool = False) -> str:
 def best_search_words(search: BestSnapshot, now_ns: int | None = None) -> str:
     """Return the state of the search at `now_ns` (CLOCK_MONOTONIC), or its end, in one line."""
     so_far = search.so_far
-    if search.state in ("running", "starting"):
-        if so_far.cooling is not None:
-            return search_cooling_words(so_far.cooling, now_ns)
-        if so_far.waits_for is not None:
-            return f"waiting for {fmt.plain(so_far.waits_for)} to end"
+    waiting = wait_words(so_far.cooling, so_far.waits_for, now_ns)
+    if waiting and search.state in ("running", "starting"):
+        return waiting
     if search.state == "running":
         return doing_words(so_far)
     words = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainfast_tui.text.format import celsius, duration
+from trainfast_tui.text.format import celsius, duration, plain
 
 if TYPE_CHECKING:
     from trainfast_runner.search.journal.lines import CoolingDown
@@ -31,6 +31,16 @@ def cooling_words(device: int, temperature_c: float, below_c: float, waited_s: f
         f"cooling GPU {device}: {celsius(temperature_c)}, waiting for less than {celsius(below_c)},"
         f" {duration(waited_s)} so far{stuck_words(stuck_s)}"
     )
+
+
+def wait_words(cooling: CoolingDown | None, waits_for: str | None, now_ns: int | None) -> str:
+    """Return the wait of a live search at `now_ns` (CLOCK_MONOTONIC): for cooler GPUs, or the run `waits_for`.
+
+    Empty if it waits for neither.
+    """
+    if cooling is not None:
+        return search_cooling_words(cooling, now_ns)
+    return f"waiting for {plain(waits_for)} to end" if waits_for is not None else ""
 
 
 def search_cooling_words(reading: CoolingDown, now_ns: int | None) -> str:
