@@ -369,7 +369,7 @@ def test_a_batch_search_has_its_sizes_its_fit_and_its_confirmation_run(recorded:
     assert [row[0] for row in tried[1:]] == ["8", "32", "44", "42"]
     assert tried[-1][tried[0].index("step")] == "1,661 ms", "the median of the confirmation run's result"
     for words in (
-        "42; 44 ran out of memory",
+        f"42, confirmed by {RECORDED.name}; 44 ran out of memory",
         "fit, the highest phase",
         "limit 1.00 GiB",
         "the recommended one is 40",

@@ -40,9 +40,9 @@ class StillSession(Session):
     def __init__(self, home: Home, **options: Any) -> None:
         super().__init__(home, **options)
         self.requests: list[PredictionRequest] = []
-        self.predictor.request = self.requests.append  # type: ignore[method-assign]
-        self.oom.explain_if_oom = lambda run, may_trace: None  # type: ignore[method-assign]
-        self.situations.update = lambda next_run, machine, run: None  # type: ignore[method-assign]
+        self.background.predictor.request = self.requests.append  # type: ignore[method-assign]
+        self.background.oom.explain_if_oom = lambda run, may_trace: None  # type: ignore[method-assign]
+        self.background.situations.update = lambda next_run, machine, run: None  # type: ignore[method-assign]
 
     def start(self) -> None:
         self.post(MachineSeen(CPU))

@@ -185,7 +185,7 @@ async def test_nonsense_in_the_question_says_what_is_allowed_and_changes_nothing
         await until(pilot, words)
         await pilot.press("escape")
         await pilot.pause()
-        assert app.session.best_search.request is None
+        assert app.session.searches.best.request is None
         assert "10 min" in screen_text(app)
 
 
@@ -199,7 +199,7 @@ async def test_escape_closes_the_question_and_forgets_it(home: Home, planned: No
         await pilot.press("escape")
         await pilot.pause()
         assert app.screen is app.main
-        assert (app.session.best_search.request, app.session.best_search.is_fresh) == (None, False)
+        assert (app.session.searches.best.request, app.session.searches.best.is_fresh) == (None, False)
 
 
 async def test_s_while_a_search_starts_stops_it(
@@ -276,7 +276,7 @@ async def test_f_begins_anew_without_earlier_searches(home: Home, planned: None,
         app.post(SearchStarted(search, SearchKind.BEST))
         text = await show_best(pilot, search)
         assert "f fresh" not in text.splitlines()[-1]
-        assert not app.session.best_search.is_fresh, "the choice was for one search"
+        assert not app.session.searches.best.is_fresh, "the choice was for one search"
         await pilot.press("f")
         text = await until(pilot, "f fresh         yes: begins anew")
         assert "v vary          batch_size=4,8,16" in text, "the question of the search that has ended"

@@ -18,7 +18,7 @@ from trainfast_runner.running.follower import Follower
 from trainfast_tui.cli.runs_show import explained_bottlenecks
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.text.conditions import conditions_line
-from trainfast_tui.text.diagnosis_figures import cost_words, figure_name, figure_text, nothing_found, overlap_words
+from trainfast_tui.text.diagnosis import cost_words, figure_name, figure_text, nothing_found, overlap_words
 
 
 async def test_a_line_says_it_and_a_key_opens_it_to_its_figures(home: Home) -> None:

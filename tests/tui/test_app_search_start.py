@@ -133,7 +133,7 @@ async def test_a_search_that_is_refused_says_why(home: Home, starts: Starts) -> 
         await show(pilot, None)
         await pilot.press("b", "enter")
         await until(pilot, "Refused: memory_limit is below what the parameters need")
-        assert not app.session.batch_search.is_active
+        assert not app.session.searches.batch.is_active
         await pilot.press("escape")
         await pilot.pause()
         assert app.screen is app.main
@@ -148,7 +148,7 @@ async def test_a_refusal_that_comes_under_the_help_stands_there_when_the_help_is
         await asked_for(pilot)
         await pilot.press("question_mark")
         starts.go.set()
-        await until_true(pilot, lambda: not app.session.batch_search.is_active, "the refusal")
+        await until_true(pilot, lambda: not app.session.searches.batch.is_active, "the refusal")
         await pilot.press("escape")
         await show(pilot, None)
         text = screen_text(app)
@@ -242,7 +242,7 @@ async def test_a_search_waits_for_its_gpus_to_cool_and_shows_the_degrees(
         await show(pilot, None)
         app.session.runs.cool_to_c = 55
         await pilot.press("b", "enter")
-        while starts.cool_to_c is None or app.session.batch_search.current is None:
+        while starts.cool_to_c is None or app.session.searches.batch.current is None:
             await show(pilot, starts.directory)
         await until(pilot, "cooling GPU 1: 61 °C, waiting for less than 55 °C")
         assert re.search(r"▸42 +cooling…", screen_text(app))

@@ -164,4 +164,4 @@ def test_a_preset_that_is_not_there_fails_before_the_app_opens(home: Home) -> No
     from trainfast_tui.app import run_app
 
     with pytest.raises(UserError, match="there is no preset 'nope'"):
-        run_app(home, preset="nope")
+        run_app(home, preset="nope", python=None, ascii=False, plain_output=False)

@@ -137,11 +137,11 @@ class TrainfastApp(TerminalApp):
                 self.exit(0)
 
     def _concerned_screens(self) -> list[AppScreen]:
-        """The main screen and the screen in sight: a message of a thread may concern either."""
+        """Return the main screen and the screen in sight: a message of a thread may concern either."""
         return list(dict.fromkeys((self.main, self.in_sight)))
 
     def _screen_of(self, kind: SearchKind) -> AppScreen:
-        """The screen of this kind of search, which the help may cover; the main screen if it was left."""
+        """Return the screen of this kind of search, which the help may cover; the main screen if it was left."""
         screens = [screen for screen in self.screen_stack if isinstance(screen, AppScreen)]
         return next((screen for screen in screens if kind == screen.SCOPE), self.main)
 
@@ -186,13 +186,7 @@ class TrainfastApp(TerminalApp):
         await self.run_action(action)
 
 
-def run_app(
-    home: Home,
-    ascii: bool = False,
-    preset: str | None = None,
-    python: str | None = None,
-    plain_output: bool = False,
-) -> int:
+def run_app(home: Home, *, preset: str | None, python: str | None, ascii: bool, plain_output: bool) -> int:
     """Open the app and return its exit status; print on leaving which run or search goes on.
 
     Raises UserError, before anything is drawn, for a preset that cannot be loaded.
@@ -206,7 +200,7 @@ def run_app(
     watch(sys.stdin.fileno(), lambda: session.post(TerminalLost()))
     # Without the mouse the terminal's own selection works, and no movement is sent over the link.
     status = app.run(mouse=False)
-    if (search := session.running_search) is not None:
+    if (search := session.searches.running) is not None:
         print(f"The {search.label} search keeps running without this screen.")
         print(f"Come back with: trainfast-tui    then {search.key}")
     run = session.shown_run

@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.search_states import ANSWERED_STATES
 from trainfast_tui.control.background import in_background
-from trainfast_tui.control.best_control import BestControl
+from trainfast_tui.control.background_work import BackgroundWork
 from trainfast_tui.control.compared_runs import compared_runs, compared_with_previous
-from trainfast_tui.control.idle_calibrator import IdleCalibrator
 from trainfast_tui.control.messages import (
     DeviceCalibrated,
     MachineSeen,
@@ -28,7 +26,6 @@ from trainfast_tui.control.messages import (
     RunGivenUp,
     RunRefused,
     RunStarted,
-    SearchEnded,
     SearchRefused,
     SearchStarted,
     SituationGathered,
@@ -36,16 +33,10 @@ from trainfast_tui.control.messages import (
     ThreadFailed,
 )
 from trainfast_tui.control.next_run import NextRun
-from trainfast_tui.control.next_run_predictions import NextRunPredictions
 from trainfast_tui.control.next_run_sources import next_run_from_preset, repeat_run
-from trainfast_tui.control.oom_explainer import OomExplainer
-from trainfast_tui.control.predictor import Predictor
 from trainfast_tui.control.run_control import RunControl
-from trainfast_tui.control.same_settings import has_same_settings
 from trainfast_tui.control.script_control import ScriptControl
-from trainfast_tui.control.search_control import BatchControl, SearchControl, SearchSnapshotT
-from trainfast_tui.control.shared_tracer import SharedTracer
-from trainfast_tui.control.situation_gatherer import SituationGatherer
+from trainfast_tui.control.searches import Searches
 from trainfast_tui.live.reader import Reader
 from trainfast_tui.text.search_kind import SearchKind
 
@@ -75,26 +66,18 @@ class Session:
         self.next_run, self.refusal = _load_next_run(first_preset)
         """The next run, or the reason why its preset could not be loaded."""
         self.snapshot: Snapshot | None = None
-        self.tracer = SharedTracer()
         self.runs = RunControl(home, self.post, python)
-        self.batch_search = BatchControl(home, self.post, python)
-        self.best_search = BestControl(home, self.post, python)
+        self.searches = Searches(home, self.post, python)
+        self.background = BackgroundWork(home, self.post, python)
         self.scripts = ScriptControl(python)
         self.reader = Reader(
             home,
             lambda snapshot: self.post(SnapshotTaken(snapshot)),
             on_failure=lambda error: self.post(ThreadFailed(error)),
         )
-        self.predictor = Predictor(self.post, python, self.tracer.get, home)
-        self.predictions = NextRunPredictions(self.predictor)
-        self.calibrator = IdleCalibrator(home, self.post, python)
-        self.situations = SituationGatherer(home, self.post, python)
-        self.oom = OomExplainer(self.post, python, self.tracer.get)
         self._python = python
         self._is_chosen = preset is not None
         """True if the knobs were chosen: a run on the screen and the machine do not replace them then."""
-        self._calibrations = 0
-        """Number of times this app has calibrated the device."""
         self._adopted_run_id: str | None = None
         self._notified_run_id: str | None = None
 
@@ -110,11 +93,8 @@ class Session:
 
     def stop(self) -> None:
         """End the threads, and traces, which are processes that would outlive the app."""
-        self.predictor.cancel(END_TRACES_S)
-        self.oom.cancel(END_TRACES_S)
-        self.calibrator.cancel(END_TRACES_S)
+        self.background.stop(END_TRACES_S)
         self.scripts.cancel(END_TRACES_S)
-        self.tracer.close()
         self.reader.stop()
 
     @property
@@ -135,15 +115,15 @@ class Session:
             case MachineSeen(machine):
                 self._on_machine(machine)
             case SituationGathered(situation):
-                self.situations.situation = situation
+                self.background.situations.situation = situation
                 self.post(NextRunChanged())
             case DeviceCalibrated():
-                self._calibrations += 1
+                self.background.note_calibrated()
                 self.update_background_work()
             case NextRunPredicted() if self.next_run is None or self.next_run.script is None:
-                self.predictions.note(message)
+                self.background.predictions.note(message)
             case OomExplained():
-                self.oom.note(message)
+                self.background.oom.note(message)
             case RunStarted(directory):
                 self.runs.note_started(directory)
                 self.reader.follow(directory)
@@ -153,16 +133,15 @@ class Session:
                 self.runs.note_not_started()
                 self.post(Notified(text))
             case SearchStarted(directory, kind):
-                self._control_of(kind).note_started(directory)
+                self.searches.of(kind).note_started(directory)
                 self.reader.follow_search(directory, kind)
             case SearchRefused(_, kind):
-                self._control_of(kind).note_refused()
+                self.searches.of(kind).note_refused()
 
     def _on_snapshot(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
         self._adopt(snapshot)
-        self._note_search(self.batch_search, snapshot.batch_search)
-        self._note_search(self.best_search, snapshot.best_search)
+        self.searches.note_snapshot(snapshot)
         self.update_background_work()
         self.runs.note_shown(snapshot.run.directory if snapshot.run is not None else None)
         elsewhere = snapshot.started_elsewhere
@@ -170,14 +149,6 @@ class Session:
         if elsewhere is not None and elsewhere != self._notified_run_id and not self.runs.is_starting:
             self._notified_run_id = elsewhere
             self.post(Notified(f"{elsewhere} was started elsewhere: h lists it, Enter there shows it."))
-
-    def _note_search(self, control: SearchControl[SearchSnapshotT], search: SearchSnapshotT | None) -> None:
-        """Note the followed search of a kind, and post that it is live or has ended."""
-        if control.is_started_elsewhere(search):
-            self.post(Notified(f"A {control.KIND.label} search is live; {control.KIND.key} shows it."))
-        if search is not None and control.has_ended_since(search):
-            self.post(SearchEnded(control.describe(search), control.KIND))
-        control.note_seen(search)
 
     def _adopt(self, snapshot: Snapshot) -> None:
         """Compare the next run with a run that has come onto the screen; unless knobs were chosen, repeat that run."""
@@ -242,7 +213,7 @@ class Session:
 
     def start_run(self, next_run: NextRun, run_to_stop: Path | None = None) -> None:
         """Start this run, after `run_to_stop` has ended."""
-        self.calibrator.cancel()
+        self.background.calibrator.cancel()
         self.runs.start(next_run.spec, run_to_stop)
         self.update_background_work()
 
@@ -250,41 +221,29 @@ class Session:
         self, kind: SearchKind, spec: RunSpec, run_to_stop: Path | None = None, *, fresh: bool = False
     ) -> None:
         """Start a search of `spec`, after `run_to_stop` has ended; unless `fresh` its unfinished one goes on."""
-        self.calibrator.cancel()
+        self.background.calibrator.cancel()
         stop_run_first = None if run_to_stop is None else partial(self.runs.stop_and_wait, run_to_stop)
-        self._control_of(kind).start(spec, fresh=fresh, cool_to_c=self.runs.cool_to_c, stop_run_first=stop_run_first)
+        self.searches.of(kind).start(spec, fresh=fresh, cool_to_c=self.runs.cool_to_c, stop_run_first=stop_run_first)
         self.update_background_work()
 
-    @property
-    def running_search(self) -> SearchKind | None:
-        """The kind of the search that uses the device; None without one."""
-        return next((kind for kind in SearchKind if self._control_of(kind).is_active), None)
-
-    def _control_of(self, kind: SearchKind) -> BestControl | BatchControl:
-        return self.best_search if kind is SearchKind.BEST else self.batch_search
-
-    def has_answer_for_knobs(self) -> bool:
-        """True if the newest search has an answer about the knobs as they are."""
-        search, next_run = self.batch_search.current, self.next_run
-        if search is None or next_run is None or search.state not in ANSWERED_STATES:
-            return False
-        return has_same_settings(search, next_run.spec)
-
     def advice(self) -> dict[str, str]:
-        """The advisor's texts by the name of the knob that each stands beside."""
-        return {} if self.next_run is None else self.next_run.advice(self.machine, self.situations.situation)
+        """Return the advisor's text for each knob that has one."""
+        return {} if self.next_run is None else self.next_run.advice(self.machine, self.background.situations.situation)
 
     def next_run_memory(self) -> NextRunMemory | None:
-        """The next run's predicted memory, and the measured memory of the run on the screen."""
-        return self.predictions.memory(self.next_run, self.shown_run)
+        """Return the next run's predicted memory, and the measured memory of the run on the screen."""
+        return self.background.predictions.memory(self.next_run, self.shown_run)
 
     def next_run_speed(self) -> NextRunSpeed | None:
-        """Predicted speed of the next run, and the measured one of the run on the screen; None without a prediction."""
-        return self.predictions.speed(self.next_run, self.shown_run)
+        """Return the next run's predicted speed, and the measured speed of the run on the screen.
+
+        None without a prediction.
+        """
+        return self.background.predictions.speed(self.next_run, self.shown_run)
 
     def predicted_fit(self) -> PredictedFit | None:
         """Return the next run's prediction; None while the newest one is about another batch."""
-        return self.predictions.fit(self.next_run)
+        return self.background.predictions.fit(self.next_run)
 
     def compare(self, a: str, b: str) -> None:
         """Have two runs compared: posts RunsCompared."""
@@ -295,48 +254,18 @@ class Session:
         in_background("compare", partial(compared_with_previous, self.home, run_id), self.post)
 
     def update_background_work(self) -> None:
-        """Begin or give up background work after a change: advice, OOM explanation, prediction, calibration."""
-        next_run, machine, run = self.next_run, self.machine, self.shown_run
-        self.situations.update(next_run, machine, run)
-        self.oom.explain_if_oom(run, may_trace=not self.is_device_used)
-        if next_run is not None and next_run.script is not None:
-            self.predictions.refuse_script()
-        elif next_run is not None and machine is not None:
-            self.predictions.request(
-                next_run,
-                machine,
-                self.snapshot,
-                may_trace=self._may_trace(next_run, machine),
-                speed_key=self._speed_key(),
-                is_device_used=self.is_device_used,
-            )
-        if self.snapshot is not None:
-            self.calibrator.update(self.snapshot, machine, is_busy=self.is_device_used)
-
-    def _may_trace(self, next_run: NextRun, machine: Machine) -> bool:
-        """True if a trace of the next run disturbs nothing that is measured.
-
-        While a run only starts on a CPU a trace goes on: it is that run's prediction, and nothing is measured yet. On a
-        GPU the trace has memory of its own, which the run would take for another process's.
-        """
-        if machine.used_by(next_run.spec.knobs["devices"]).device == "cuda":
-            return not self.is_device_used
-        is_measured = self.live_run is not None and self.live_run.state != "starting"
-        return self.running_search is None and not is_measured
+        """Begin or give up background work after a change."""
+        self.background.update(
+            self.next_run, self.machine, self.snapshot, self.searches.running, is_device_used=self.is_device_used
+        )
 
     @property
     def is_device_used(self) -> bool:
         """True while a search or a run is going on, or a run is being started."""
-        return self.running_search is not None or self.runs.is_starting or self.live_run is not None
-
-    def _speed_key(self) -> str:
-        """Return a text that changes with the sources of predicted speeds: runs, searches, the calibration."""
-        run = self.shown_run
-        ended = run is not None and run.result is not None
-        return repr((run.run_id if run is not None else "", ended, self.running_search, self._calibrations))
+        return self.searches.running is not None or self.runs.is_starting or self.live_run is not None
 
     def _look_at_machine(self) -> MachineSeen:
-        """The machine as the training Python's torch can use it; without a torch there is no GPU to train on."""
+        """Return the machine as the training Python's torch can use it; without a torch there is no GPU to train on."""
         from trainfast_runner.machine.devices import detect_machine
         from trainfast_runner.machine.training_python import inspect
 
@@ -348,7 +277,7 @@ class Session:
 
 
 def _load_next_run(preset: str) -> tuple[NextRun | None, UserError | None]:
-    """The next run of a preset, or the reason why it cannot be loaded."""
+    """Return the next run of a preset, or the reason why it cannot be loaded."""
     try:
         return next_run_from_preset(preset), None
     except UserError as error:

@@ -38,7 +38,7 @@ class PredictedRow:
     `model` predicted it, for a run on `machine`.
     """
 
-    asked: RunToPredict
+    run: RunToPredict
     fit: PredictedFit | None = None
     model: MemoryModel | None = None
     machine: Machine | None = None

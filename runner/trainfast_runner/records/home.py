@@ -8,7 +8,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -113,26 +113,32 @@ class Home:
         """The directory of a search; need not exist."""
         return self.searches / search_id
 
-    def find(self, reference: str) -> str:
-        """The id behind an id, a unique prefix of one, or `last`, the newest that is listed. Raises UserError."""
-        ids = self.run_ids()
+    def find(self, reference: str, searches: Sequence[str] = ()) -> str:
+        """Return the id behind an id, a unique prefix of one, or `last`, the newest run that is listed.
+
+        The ids of `searches` are looked through too. Raises UserError.
+        """
+        runs = self.run_ids()
         if reference == "last":
-            newest = next((run_id for run_id in reversed(ids) if is_listed(self.directory(run_id))), None)
+            newest = next((run_id for run_id in reversed(runs) if is_listed(self.directory(run_id))), None)
             if newest is None:
                 raise UserError("there is no run yet", key="last", advice="trainfast-tui run tiny-llama")
             return newest
+        ids = [*searches, *runs]
         if reference in ids:
             return reference
         matching = [run_id for run_id in ids if run_id.startswith(reference)] if reference else []
         if len(matching) == 1:
             return matching[0]
         if matching:
-            raise UserError(f"{reference!r} matches {len(matching)} runs", key=reference, allowed=matching[-5:])
+            kinds = "runs and searches" if searches else "runs"
+            raise UserError(f"{reference!r} matches {len(matching)} {kinds}", key=reference, allowed=matching[-5:])
         containing = (run_id for run_id in reversed(ids) if reference and reference in run_id)
+        kind = "run or search" if searches else "run"
         raise UserError(
-            f"there is no run {reference!r}" if ids else f"there is no run {reference!r}, nor any other yet",
+            f"there is no {kind} {reference!r}" if ids else f"there is no run {reference!r}, nor any other yet",
             key=reference,
-            nearest=next(containing, None) or nearest(reference, ids[-200:]),
+            nearest=next(containing, None) or nearest(reference, [*searches[-200:], *runs[-200:]]),
             advice="trainfast-tui runs list" if ids else "trainfast-tui run tiny-llama",
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -131,7 +131,7 @@ class Follower:
         """The snapshot so far: `run.json` and the ranks' lines are added as they are read, `poll` replaces the rest."""
         self._steps: deque[Step] = deque(maxlen=STEPS_KEPT)
         self._ticks: deque[Tick] = deque(maxlen=TICKS_KEPT)
-        self._rates = _SummedRates()
+        self._rates = SummedRates(STEPS_KEPT)
         self._step_tails: dict[int, Tail[Step]] = {}
         self._last_step_ns: dict[int, int] = {}
         self._worker_tails: dict[int, Tail[WorkerLine]] = {}
@@ -281,22 +281,24 @@ def newest_run(home: Home) -> Path | None:
     return next((directory for directory in chain(home.live_directories(), every) if is_listed(directory)), None)
 
 
-def summed_tokens_per_s(parts: Sequence[Step]) -> float | None:
+def _summed_tokens_per_s(parts: Sequence[Step]) -> float | None:
     """Return the tokens/s of the ranks' parts of one step together; None if the model has no tokens."""
     if any(part.tokens is None for part in parts):
         return None
     return sum(1e3 * (part.tokens or 0) / part.step_ms for part in parts)
 
 
-class _SummedRates:
-    """Adds up the ranks' rates of each step as soon as all of them have written it."""
+class SummedRates:
+    """Adds up the ranks' rates of each step as soon as all of them have written it; `keep` steps, None for all."""
 
-    def __init__(self) -> None:
-        self._summed: deque[tuple[int, int, float, float | None]] = deque(maxlen=STEPS_KEPT)
+    def __init__(self, keep: int | None) -> None:
+        self._keep = keep
+        self._summed: deque[tuple[int, int, float, float | None]] = deque(maxlen=keep)
         """Number and end of a step, its samples and tokens a second."""
         self._waiting: dict[int, list[Step]] = {}
 
-    def add(self, rank: int, steps: list[Step], ranks: int) -> None:
+    def add(self, rank: int, steps: Iterable[Step], ranks: int) -> None:
+        """Add new steps of a rank; only the first `ranks` have samples of their own."""
         if rank >= ranks:
             return
         for step in steps:
@@ -308,14 +310,15 @@ class _SummedRates:
                 continue
             samples_per_s = sum(1e3 * (part.samples or 0) / part.step_ms for part in parts)
             ended_ns = max(part.t_ns for part in parts)
-            self._summed.append((step.step, ended_ns, samples_per_s, summed_tokens_per_s(parts)))
+            self._summed.append((step.step, ended_ns, samples_per_s, _summed_tokens_per_s(parts)))
             del self._waiting[step.step]
-        if len(self._waiting) > STEPS_KEPT:
+        if self._keep is not None and len(self._waiting) > self._keep:
             # A rank has stopped writing: the steps of the others alone are no throughput of the run.
-            for number in sorted(self._waiting)[:-STEPS_KEPT]:
+            for number in sorted(self._waiting)[: -self._keep]:
                 del self._waiting[number]
 
     def snapshot(self) -> Rates:
+        """Return the rates so far."""
         return Rates(*zip(*self._summed, strict=True))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from trainfast_runner.records.run_file import CONFIRM, CONFIRMATION
 from trainfast_runner.search.journal import batch as journal
 from trainfast_runner.search.journal.batch import BatchLaunched, BatchLine, BatchStep
-from trainfast_tui.cli.journal_printer import JournalPrinter, StartedRun
+from trainfast_tui.cli.journal_printer import JournalPrinter
 from trainfast_tui.text.format import count, duration, milliseconds, per_second, size, with_sizes
 
 
@@ -19,11 +19,9 @@ class BatchPrinter(JournalPrinter[BatchLine]):
         batch = count(line.batch_size)
         return {CONFIRM: f"confirming {batch}", "end": ""}.get(line.action, f"trying {batch}")
 
-    def run_started(self, line: BatchLine) -> StartedRun | None:
-        """Return a started run; the steps of a confirmation run are counted."""
-        return (
-            StartedRun(line.run_id, counts_steps=line.role == CONFIRMATION) if isinstance(line, BatchLaunched) else None
-        )
+    def run_to_count(self, line: BatchLine) -> str | None:
+        """Return a started confirmation run: a warm process tries many sizes, so its steps mean little."""
+        return line.run_id if isinstance(line, BatchLaunched) and line.role == CONFIRMATION else None
 
     def words(self, line: BatchLine) -> str:
         """Return a line in words."""

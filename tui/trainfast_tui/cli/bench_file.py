@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import msgspec
 
@@ -16,10 +16,17 @@ from trainfast_tui.report.as_html import as_html
 from trainfast_tui.report.document import Document, Prose, grid
 from trainfast_tui.text.format import plain, with_sizes
 
-FIGURES = (
-    *("samples_per_s", "vs_baseline_percent", "ci_low_percent", "ci_high_percent", "step_ms", "peak_bytes"),
-    *("published_samples_per_s", "ratio"),
-)
+FIGURES: dict[str, Callable[[Row], float | None]] = {
+    "samples_per_s": lambda row: row.rate,
+    "vs_baseline_percent": lambda row: row.vs_baseline_percent,
+    "ci_low_percent": lambda row: row.interval_percent[0] if row.interval_percent is not None else None,
+    "ci_high_percent": lambda row: row.interval_percent[1] if row.interval_percent is not None else None,
+    "step_ms": lambda row: row.result.step_ms.p50 if row.result is not None else None,
+    "peak_bytes": lambda row: row.peak_bytes,
+    "published_samples_per_s": lambda row: row.published.get("samples_per_s"),
+    "ratio": lambda row: row.ratio,
+}
+"""The figures of a row of the CSV, by the name of their column."""
 
 
 def _csv(bench: Bench, table: Table, command: str) -> str:
@@ -29,20 +36,13 @@ def _csv(bench: Bench, table: Table, command: str) -> str:
     writer = csv.writer(lines)
     writer.writerow(["id", "baseline", "state", "reason", "run_id", "process", *FIGURES, *knobs])
     for row in table.rows:
-        figures = ["" if value is None else value for value in _figures(row)]
+        figures = ["" if (value := figure(row)) is None else value for figure in FIGURES.values()]
         shown = [BY_NAME[name].text_of(row.knobs[name]) for name in knobs]
         run_id = row.result.run_id if row.result is not None else ""
         is_baseline = int(row.id == table.baseline_id)
         words = [plain(row.id), is_baseline, row.state, plain(with_sizes(row.reason)), run_id, process_word(row)]
         writer.writerow([*words, *figures, *shown])
     return lines.getvalue()
-
-
-def _figures(row: Row) -> Iterator[float | None]:
-    """Yield the values of `FIGURES`."""
-    yield from (row.rate, row.vs_baseline_percent, *(row.interval_percent or (None, None)))
-    yield row.result.step_ms.p50 if row.result is not None else None
-    yield from (row.peak_bytes, row.published.get("samples_per_s"), row.ratio)
 
 
 def _json(bench: Bench, table: Table, command: str) -> str:

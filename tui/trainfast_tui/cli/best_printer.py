@@ -9,13 +9,11 @@ from trainfast_runner.records.run_file import TRIAL
 from trainfast_runner.search.best.best_so_far import BestSoFar
 from trainfast_runner.search.journal import best as journal
 from trainfast_runner.search.journal.best import BestLaunched, BestLine, BestQuestion, BestStep, ColdRun, Space, Trial
-from trainfast_tui.cli.journal_printer import JournalPrinter, StartedRun
+from trainfast_tui.cli.journal_printer import JournalPrinter
 from trainfast_tui.cli.progress import Progress
-from trainfast_tui.text.best_figures import knob_words
-from trainfast_tui.text.best_objective import objective_words
-from trainfast_tui.text.best_orders import order_words
+from trainfast_tui.text.best_figures import knob_words, objective_words
 from trainfast_tui.text.best_question import question_lines
-from trainfast_tui.text.best_state import best_words, chance_words, doing_words
+from trainfast_tui.text.best_state import best_words, chance_words, doing_words, order_words
 from trainfast_tui.text.format import duration, plain, size, with_sizes
 
 
@@ -40,9 +38,9 @@ class BestPrinter(JournalPrinter[BestLine]):
         """Return the setting that is tried or run from this line on."""
         return doing_words(self._so_far) if isinstance(line, BestStep) else None
 
-    def run_started(self, line: BestLine) -> StartedRun | None:
-        """Return a started run; the steps of a cold run are counted."""
-        return StartedRun(line.run_id, counts_steps=line.role != TRIAL) if isinstance(line, BestLaunched) else None
+    def run_to_count(self, line: BestLine) -> str | None:
+        """Return a started cold run: a warm process tries many settings, so its steps mean little."""
+        return line.run_id if isinstance(line, BestLaunched) and line.role != TRIAL else None
 
     def so_far(self) -> str:
         """Return the best so far with its interval, the chance of 2 % more, and its price."""

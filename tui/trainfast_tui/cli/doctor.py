@@ -35,8 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     home = Home()
     with progress_when_slow("looking at the machine; a driver that does not answer takes a while…"):
         checks = examine(home, arguments.python)
-    given = [check for check in checks if check.name in PYTHON_CHECKS and check.state == "fail"]
-    unusable = UserError(given[0].finding, key="python") if given and arguments.python is not None else None
+    unusable = _unusable_python(checks) if arguments.python is not None else None
     if arguments.json and unusable is not None:
         raise unusable
     ceiling = None
@@ -59,6 +58,12 @@ def run(arguments: argparse.Namespace) -> int:
     if unusable is not None:
         raise unusable
     return 0
+
+
+def _unusable_python(checks: list[Check]) -> UserError | None:
+    """Return the error for a training Python that cannot train; None for one that can."""
+    failed = next((check for check in checks if check.name in PYTHON_CHECKS and check.state == "fail"), None)
+    return None if failed is None else UserError(failed.finding, key="python")
 
 
 def _print_checks(checks: list[Check]) -> None:

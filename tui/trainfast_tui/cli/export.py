@@ -84,8 +84,8 @@ def _refuse_options(arguments: argparse.Namespace) -> None:
         raise UserError("--wait is for the run of --prove", key="--wait", advice="export RUN --to FORM --prove --wait")
     if arguments.onto is None:
         return
-    for option, given in (("-o", arguments.output is not None), ("--prove", arguments.prove)):
-        if given:
+    for option, is_used in (("-o", arguments.output is not None), ("--prove", arguments.prove)):
+        if is_used:
             raise UserError("--onto only prints a diff", key=option, advice=f"without {option}")
 
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Generic, NamedTuple, TypeVar
+from pathlib import Path
+from typing import Generic, TypeVar
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import Tail
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.run_records import rank_file
 from trainfast_runner.search.journal.lines import CoolingDown, Paused, Resumed, Waiting
+from trainfast_runner.search.searches import ReadJournal, search_before_edit
 from trainfast_tui.cli.follow_run import Signals
 from trainfast_tui.cli.progress import Progress
-from trainfast_tui.text.cooling import cooling_words
 from trainfast_tui.text.format import duration, plain
+from trainfast_tui.text.starting import search_cooling_words
 
 TICK_S = 2.0
 COMMON_WORDS: dict[type, str] = {Paused: "paused", Resumed: "resumed"}
@@ -24,27 +26,17 @@ LineT = TypeVar("LineT")
 EndT = TypeVar("EndT")
 
 
-class StartedRun(NamedTuple):
-    """A run that a search has started."""
-
-    run_id: str
-    counts_steps: bool
-    """True if its steps are shown as they come: a warm process tries many settings, so that its steps say little."""
-
-
 class JournalPrinter(ABC, Generic[LineT]):
     """Prints the journal of one kind of search."""
 
     def __init__(self, progress: Progress, home: Home) -> None:
         self._progress, self._home = progress, home
         self._work, self._began_s, self._printed_at_s = "starting", time.monotonic(), time.monotonic()
-        """The work under way, empty without any; its beginning; the time at which anything was printed last."""
-        self._cooling_work = self._paused_work = ""
-        """The work that waits for cool GPUs; the work that a pause or another run holds up."""
+        """The work or wait under way, empty without any; its beginning; the time at which anything was printed last."""
+        self._step_work = ""
+        """The work of the newest step, which goes on after a wait for another run."""
         self._cooling: CoolingDown | None = None
-        """The newest reading of GPUs that are too warm; None if nothing waits for them."""
-        self._cooling_printed_s = 0.0
-        """The time at which that reading was printed."""
+        """The newest reading of GPUs that are too warm for the work; None if it does not wait for them."""
         self._steps: Tail[Step] | None = None
         self._step = 0
 
@@ -57,8 +49,8 @@ class JournalPrinter(ABC, Generic[LineT]):
         """Return the work that begins with a line, empty if none does; None if the line begins and ends nothing."""
 
     @abstractmethod
-    def run_started(self, line: LineT) -> StartedRun | None:
-        """Return the run that a line starts; None for any other line."""
+    def run_to_count(self, line: LineT) -> str | None:
+        """Return the run that a line starts and whose steps are counted; None for any other line."""
 
     def watch(self, conduct: Callable[..., EndT], signals: Signals) -> EndT:
         """Conduct a search and print each line of its journal; cancel it on Ctrl-C or when the terminal is closed."""
@@ -80,19 +72,21 @@ class JournalPrinter(ABC, Generic[LineT]):
             self._progress.print_line(plain(words))
         self._cooling = None
         if isinstance(line, CoolingDown):
-            self._begin_cooling(line)
+            self._cooling, self._printed_at_s = line, time.monotonic()
+            self._progress.show_activity(search_cooling_words(line, None))
         elif isinstance(line, Waiting):
-            self._paused_work = self._work
             self._begin(f"waiting for {line.run_id} to end")
-        elif isinstance(line, Paused | Resumed):
-            self._begin(self._paused_work)
-            self._paused_work = ""
+        elif isinstance(line, Paused):
+            # A pause comes between two steps.
+            self._step_work = ""
+            self._begin("")
+        elif isinstance(line, Resumed):
+            self._begin(self._step_work)
         elif (work := self.work_begun(line)) is not None:
+            self._step_work = work
             self._begin(work)
-        if (run := self.run_started(line)) is not None:
-            self._work = self._work or self._cooling_work
-            if run.counts_steps:
-                self._steps = Tail(rank_file(self._home.directory(run.run_id), "steps", 0), Step)
+        elif (run_id := self.run_to_count(line)) is not None:
+            self._steps = Tail(rank_file(self._home.directory(run_id), "steps", 0), Step)
 
     def tick(self) -> None:
         """Show the time of the work under way, and the steps of a run that is followed; once in two seconds."""
@@ -101,7 +95,7 @@ class JournalPrinter(ABC, Generic[LineT]):
             return
         self._printed_at_s = now_s
         if self._cooling is not None:
-            self._show_cooling(self._cooling, now_s - self._cooling_printed_s)
+            self._progress.show_activity(search_cooling_words(self._cooling, time.monotonic_ns()))
             return
         if self._steps is not None:
             self._step = max((step.step for step in self._steps.new()), default=self._step)
@@ -118,16 +112,15 @@ class JournalPrinter(ABC, Generic[LineT]):
         self._began_s = self._printed_at_s = time.monotonic()
         self._steps, self._step = None, 0
 
-    def _begin_cooling(self, reading: CoolingDown) -> None:
-        """Show a wait for cool GPUs in place of the work, which goes on after it."""
-        self._cooling, self._printed_at_s = reading, time.monotonic()
-        self._cooling_printed_s = self._printed_at_s
-        self._show_cooling(reading, 0.0)
-        self._work, self._cooling_work = "", self._work or self._cooling_work
 
-    def _show_cooling(self, reading: CoolingDown, since_s: float) -> None:
-        """Show the wait, `since_s` after its reading: the journal has a line only when the temperature changes."""
-        waited_s, stuck_s = reading.waited_s + since_s, reading.stuck_s + since_s
-        self._progress.show_activity(
-            cooling_words(reading.device, reading.temperature_c, reading.below_c, waited_s, stuck_s)
-        )
+def print_earlier_search(
+    progress: Progress, home: Home, directory: Path, tried: str, read_journal: ReadJournal
+) -> None:
+    """Print that a search continues, or that a new one begins because a file of its command was edited.
+
+    `tried` has the trials that it continues with, in words; empty for a new search.
+    """
+    if tried:
+        progress.print_line(f"continuing {directory.name}, {tried}; --fresh begins anew")
+    elif (edited := search_before_edit(home, directory, read_journal)) is not None:
+        progress.print_line(f"a file of the command was edited since {edited.name}: a new search begins")

@@ -174,4 +174,10 @@ def _open_app(parsed: argparse.Namespace) -> int:
     from trainfast_runner.records.home import Home
     from trainfast_tui.app import run_app
 
-    return run_app(Home().create(), parsed.ascii, parsed.app_preset, parsed.app_python, parsed.plain_output)
+    return run_app(
+        Home().create(),
+        preset=parsed.app_preset,
+        python=parsed.app_python,
+        ascii=parsed.ascii,
+        plain_output=parsed.plain_output,
+    )

@@ -59,19 +59,21 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"trainfast-tui: {plain(damage)}", file=sys.stderr)
     runs = runs_to_predict(arguments.preset, arguments.settings)
     table = PredictionTable(runs) if len(runs) > 1 and not arguments.json else None
-    answers = _predict(runs, arguments.python, table)
-    if len(answers) == 1 and answers[0].error is not None:
-        raise answers[0].error
+    rows = _predict(runs, arguments.python, table)
+    if len(rows) == 1 and rows[0].error is not None:
+        raise rows[0].error
     if arguments.json:
-        rows = [_fields(answer, _speed(answer, arguments.python)) for answer in answers]
-        fields = {"rows": rows} if len(runs) > 1 else rows[0]
+        fields_of_rows = [_fields(row, _speed(row, arguments.python)) for row in rows]
+        fields = {"rows": fields_of_rows} if len(runs) > 1 else fields_of_rows[0]
         seconds = round(time.monotonic() - began_s, 3)
         print_json({"schema": SCHEMA, "preset": arguments.preset, **fields, "seconds": seconds})
     elif table is not None:
-        print_notes(answers)
+        print_notes(rows)
     else:
-        _print_one(answers[0], _speed(answers[0], arguments.python))
-    hopeless = answers[0].hopeless if len(answers) == 1 else None
+        print_lines(pairs(_figure_rows(rows[0], _speed(rows[0], arguments.python))))
+        if rows[0].run.unpublished:
+            print_line(rows[0].run.unpublished)
+    hopeless = rows[0].hopeless if len(rows) == 1 else None
     if hopeless is None:
         return 0
     print(f"trainfast-tui: {plain(hopeless.line())}", file=sys.stderr)
@@ -80,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _predict(runs: list[RunToPredict], python: str | None, table: PredictionTable | None) -> list[PredictedRow]:
     """Return the prediction of each run, with progress on stderr; rows are printed as soon as they are known."""
-    answers: dict[int, PredictedRow] = {}
+    rows: dict[int, PredictedRow] = {}
 
     def show_tracing(tracing: Tracing) -> None:
         if tracing.importing:
@@ -92,29 +94,29 @@ def _predict(runs: list[RunToPredict], python: str | None, table: PredictionTabl
             slow.update(f"{what}: {tracing.words}", tracing.done / tracing.total)
 
     with progress_when_slow(f"{TRACING}…", everywhere=len(runs) > 1) as slow:
-        for index, answer in predict_rows(runs, python, show_tracing):
-            answers[index] = answer
+        for index, row in predict_rows(runs, python, show_tracing):
+            rows[index] = row
             if table is not None and table.is_next(index):
-                slow.print(lambda: table.print_ready(answers))
-    return [answers[index] for index in range(len(runs))]
+                slow.print(lambda: table.print_ready(rows))
+    return [rows[index] for index in range(len(runs))]
 
 
-def _speed(answer: PredictedRow, python: str | None) -> PredictedSpeed | Unknown:
+def _speed(row: PredictedRow, python: str | None) -> PredictedSpeed | Unknown:
     """Return the run's predicted speed, or why there is none."""
-    if answer.model is None or answer.machine is None:
+    if row.model is None or row.machine is None:
         return Unknown("its memory is not predicted")
-    return predict_speed(Home(), answer.asked.spec, answer.machine, answer.model, python)
+    return predict_speed(Home(), row.run.spec, row.machine, row.model, python)
 
 
-def _fields(answer: PredictedRow, speed: PredictedSpeed | Unknown) -> dict[str, Any]:
-    fit = answer.fit
+def _fields(row: PredictedRow, speed: PredictedSpeed | Unknown) -> dict[str, Any]:
+    fit = row.fit
     if fit is None:
-        assert answer.error is not None
-        return {"id": answer.asked.id, "predicted": None, "reason": answer.error.line()}
+        assert row.error is not None
+        return {"id": row.run.id, "predicted": None, "reason": row.error.line()}
     predicted, available = fit.predicted, fit.available
     parts = {f"{name}_bytes": predicted.category(name) for name in CATEGORY_WORDS}
     return {
-        "id": answer.asked.id,
+        "id": row.run.id,
         "predicted": {"total_bytes": predicted.total_bytes, **parts, "context_bytes": predicted.context_bytes},
         "phase": predicted.phase,
         "phases": predicted.phases,
@@ -129,20 +131,14 @@ def _fields(answer: PredictedRow, speed: PredictedSpeed | Unknown) -> dict[str, 
         "attention": predicted.attention or None,
         "samples_per_s": None if isinstance(speed, Unknown) else msgspec.to_builtins(speed),
         **({"why": speed.why} if isinstance(speed, Unknown) else {}),
-        "published": dict(answer.asked.published) or None,
-        "unpublished": answer.asked.unpublished or None,
+        "published": dict(row.run.published) or None,
+        "unpublished": row.run.unpublished or None,
     }
 
 
-def _print_one(answer: PredictedRow, speed: PredictedSpeed | Unknown) -> None:
-    print_lines(pairs(_figure_rows(answer, speed)))
-    if answer.asked.unpublished:
-        print_line(answer.asked.unpublished)
-
-
-def _figure_rows(answer: PredictedRow, speed: PredictedSpeed | Unknown) -> Iterator[tuple[str, str]]:
+def _figure_rows(row: PredictedRow, speed: PredictedSpeed | Unknown) -> Iterator[tuple[str, str]]:
     """Yield labels and figures of one predicted run."""
-    fit = answer.fit
+    fit = row.fit
     assert fit is not None
     predicted = fit.predicted
     yield "peak memory", f"{size(predicted.total_bytes)} a rank, in {phase_words(predicted.phase)}"
@@ -153,7 +149,7 @@ def _figure_rows(answer: PredictedRow, speed: PredictedSpeed | Unknown) -> Itera
             yield f"  {words}", f"{size(value)}  {percent(100 * value / predicted.total_bytes)}"
     if predicted.context_bytes is not None:
         yield "CUDA context", f"{size(predicted.context_bytes)} besides"
-    if (published := published_bytes(answer.asked.published)) is not None:
+    if (published := published_bytes(row.run.published)) is not None:
         yield "published", size(published)
     if predicted.bytes_per_sample:
         yield "each sample", f"{size(predicted.bytes_per_sample)} on {size(predicted.fixed_bytes)}"

@@ -18,25 +18,25 @@ PUBLISHED = ("published", "difference")
 class PredictionTable:
     """A row for each variant, in order, printed as soon as the rows before it are there."""
 
-    def __init__(self, asked: list[RunToPredict]) -> None:
-        self._names = [plain(run.id) for run in asked]
-        self._left_out = () if any(run.published for run in asked) else PUBLISHED
+    def __init__(self, runs: list[RunToPredict]) -> None:
+        self._names = [plain(run.id) for run in runs]
+        self._left_out = () if any(run.published for run in runs) else PUBLISHED
         self._printed = 0
         self._table: GrowingTable | None = None
 
     def is_next(self, index: int) -> bool:
-        """True if the answer at `index` is the next to print."""
+        """True if the row at `index` is the next to print."""
         return index == self._printed
 
-    def print_ready(self, answers: Mapping[int, PredictedRow]) -> None:
+    def print_ready(self, rows: Mapping[int, PredictedRow]) -> None:
         """Print all rows that are ready."""
         table = self._table = self._table or self._new_table()
-        while self._printed in answers:
-            answer = answers[self._printed]
-            if answer.error is not None:
-                table.add_note(self._names[self._printed], plain(answer.error.line()))
+        while self._printed in rows:
+            row = rows[self._printed]
+            if row.error is not None:
+                table.add_note(self._names[self._printed], plain(row.error.line()))
             else:
-                table.add(_cells(answer))
+                table.add(_cells(row))
             self._printed += 1
 
     def _new_table(self) -> GrowingTable:
@@ -51,14 +51,14 @@ class PredictionTable:
         )
 
 
-def _cells(answer: PredictedRow) -> list[str]:
-    fit = answer.fit
+def _cells(row: PredictedRow) -> list[str]:
+    fit = row.fit
     assert fit is not None
     predicted = fit.predicted
     fits = ABSENT if fit.left_bytes is None else "yes" if fit.left_bytes >= 0 else f"no, +{size(-fit.left_bytes)}"
-    published = published_bytes(answer.asked.published)
+    published = published_bytes(row.run.published)
     return [
-        plain(answer.asked.id),
+        plain(row.run.id),
         size(predicted.total_bytes),
         ABSENT if published is None else size(published),
         delta(predicted.total_bytes, published, size) if published else ABSENT,
@@ -69,13 +69,13 @@ def _cells(answer: PredictedRow) -> list[str]:
     ]
 
 
-def print_notes(answers: list[PredictedRow]) -> None:
+def print_notes(rows: list[PredictedRow]) -> None:
     """Print the runs that cannot run here, and the meaning of the published figures."""
-    for answer in answers:
-        if answer.fit is not None and answer.fit.cannot_run is not None:
-            print_line(plain(f"{answer.asked.id} cannot run here: {answer.fit.cannot_run.line()}"))
-    if unpublished := next((row.asked.unpublished for row in answers if row.asked.unpublished), ""):
+    for row in rows:
+        if row.fit is not None and row.fit.cannot_run is not None:
+            print_line(plain(f"{row.run.id} cannot run here: {row.fit.cannot_run.line()}"))
+    if unpublished := next((row.run.unpublished for row in rows if row.run.unpublished), ""):
         print_line(unpublished)
-    if any("memory_mb" in answer.asked.published for answer in answers):
+    if any("memory_mb" in row.run.published for row in rows):
         print_line("published memory_mb is NVML's figure for the device: it includes the CUDA context, kernels, memory")
         print_line("that the allocator keeps, and other processes; predicted is the peak of the tensors alone")

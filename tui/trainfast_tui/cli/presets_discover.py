@@ -21,7 +21,7 @@ from trainfast_runner.settings.typed_settings import setting_of
 from trainfast_tui.cli.output import print_json, print_line, print_lines
 from trainfast_tui.cli.progress import progress_when_slow
 from trainfast_tui.text.format import count, plain
-from trainfast_tui.text.script import default_words, found_words
+from trainfast_tui.text.script import default_words, discovery_words
 from trainfast_tui.text.tables import pairs, table
 
 FEW_FLAGS = 20
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _flag_lines(discovered: Discovered, mapping: list[Proposal], whole: bool) -> Iterator[str]:
     """Yield where the script was stopped and a table of its flags, those of knobs first; with `whole` all of them."""
-    yield found_words(discovered)
+    yield discovery_words(discovered)
     words = {word for proposal in mapping for word in flag_names(proposal.place)}
     flags = sorted(discovered.flags, key=lambda flag: words.isdisjoint(flag.names))
     rest = [] if whole or len(flags) <= FEW_FLAGS else [flag for flag in flags if words.isdisjoint(flag.names)]

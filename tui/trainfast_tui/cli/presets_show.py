@@ -103,10 +103,10 @@ def _advice(spec: RunSpec) -> list[Advice]:
     return [entry for entry in advice if entry.knob != "model"] + ([shapes] if shapes else [])
 
 
-def _knob_rows(knobs: KnobValues, given: KnobValues) -> Iterator[tuple[str, str]]:
-    """Yield each knob with its value, marked as a default unless it is among those `given`."""
+def _knob_rows(knobs: KnobValues, set_by_preset: KnobValues) -> Iterator[tuple[str, str]]:
+    """Yield each knob with its value, marked as a default unless the preset sets it."""
     for name, value in knobs.items():
-        yield f"  {name}", BY_NAME[name].text_of(value) + ("" if name in given else "  (default)")
+        yield f"  {name}", BY_NAME[name].text_of(value) + ("" if name in set_by_preset else "  (default)")
 
 
 def _variant_lines(preset: Preset, width: int | None) -> list[str]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from trainfast_runner.errors import UserError, nearest
+from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.search_directories import is_conducted, search_directories
 from trainfast_runner.results.explained_run import explained_now
 from trainfast_runner.running.final_result import final_result
+from trainfast_runner.search.batch.batch_follower import BatchFollower
 from trainfast_runner.search.best.best_so_far import BestSoFar
 from trainfast_runner.search.journal.best import read_best_journal
 from trainfast_tui.cli.output import print_json, print_line
@@ -54,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _document(home: Home, references: list[str]) -> tuple[Document, list[str]]:
     """Return the report of these runs, or of the one search, and the ids of the runs in it."""
     searches = {directory.name: directory for directory in search_directories(home)}
-    ids = list(dict.fromkeys(_find(home, reference, list(searches)) for reference in references))
+    ids = list(dict.fromkeys(home.find(reference, list(searches)) for reference in references))
     search_ids = [listed_id for listed_id in ids if listed_id in searches]
     if search_ids and len(ids) > 1:
         raise UserError(
@@ -62,50 +63,33 @@ def _document(home: Home, references: list[str]) -> tuple[Document, list[str]]:
         )
     if search_ids:
         return _search_document(home, searches[search_ids[0]])
-    runs = [_read(home, run_id, label) for run_id, label in zip(ids, labels(len(ids)), strict=True)]
+    runs = _read_runs(home, ids)
     names = " and ".join(dict.fromkeys(run.result.name for run in runs))
     title = f"{names}: {ids[0]}" if len(runs) == 1 else f"{names}: {len(runs)} runs"
     return Document(title, tuple(runs_report(runs))), ids
 
 
-def _find(home: Home, reference: str, searches: list[str]) -> str:
-    """Return the id of the run or search that a reference names; raises UserError."""
-    runs = home.run_ids()
-    if reference == "last":
-        return home.find(reference)
-    ids = [*runs, *searches]
-    matching = [reference] if reference in ids else [id_ for id_ in ids if reference and id_.startswith(reference)]
-    if len(matching) == 1:
-        return matching[0]
-    if matching:
-        raise UserError(
-            f"{reference!r} matches {len(matching)} runs and searches", key=reference, allowed=matching[-5:]
-        )
-    raise UserError(
-        f"there is no run or search {reference!r}",
-        key=reference,
-        nearest=nearest(reference, [*runs[-200:], *searches[-200:]]),
-        allowed=None if ids else ["no run yet"],
-    )
-
-
 def _search_document(home: Home, directory: Path) -> tuple[Document, list[str]]:
     """Return the report of a search of either kind, with the runs that confirmed its answer."""
-    best = BestSoFar(tuple(read_best_journal(directory)))
-    confirmed = confirmed_by(directory) if best.question is None else cold_runs(best)
+    best, batch = BestSoFar(tuple(read_best_journal(directory))), BatchFollower(directory).poll()
+    confirmed = confirmed_by(batch) if best.question is None else cold_runs(best)
     run_ids = [run_id for run_id in confirmed if home.directory(run_id).is_dir()]
-    runs = [_read(home, run_id, label) for run_id, label in zip(run_ids, labels(len(run_ids)), strict=True)]
-    if best.question is None:
-        kind, blocks = "Batch search", batch_search_report(directory, runs)
-    else:
+    runs = _read_runs(home, run_ids)
+    if best.question is not None:
         kind, blocks = "Best-fit search", best_search_report(best, best.question, runs)
+    elif batch.question is not None:
+        kind, blocks = "Batch search", batch_search_report(batch, batch.question, runs)
+    else:
+        raise UserError(f"the journal of {directory.name} has no readable question", key=directory.name)
     if is_conducted(directory):
         blocks.insert(0, Prose("The search is still running: this is its journal so far."))
     return Document(f"{kind} {directory.name}", tuple(blocks)), run_ids
 
 
-def _read(home: Home, run_id: str, label: str) -> ReportedRun:
-    """Return the run with all its records; raises UserError while it is running."""
-    directory = home.directory(run_id)
-    result = explained_now(directory, final_result(home, run_id, "the report"))
-    return read_run(label, directory, result)
+def _read_runs(home: Home, run_ids: list[str]) -> list[ReportedRun]:
+    """Return the runs with all their records, labelled A, B, C and so on; raises UserError if one is running."""
+    runs = []
+    for run_id, label in zip(run_ids, labels(len(run_ids)), strict=True):
+        directory = home.directory(run_id)
+        runs.append(read_run(label, directory, explained_now(directory, final_result(home, run_id, "the report"))))
+    return runs

@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import threading
 from pathlib import Path
 
 from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.recovery import settled_state
@@ -30,9 +27,6 @@ from trainfast_tui.cli.progress import Progress, progress_when_slow
 from trainfast_tui.cli.start_run import predict_memory, start_when_free
 from trainfast_tui.cli.waits import await_cooling
 from trainfast_tui.text.format import plain
-
-TRACES_WITHIN_S = 20.0
-"""After an out-of-memory error, trace possible fixes for at most this long before printing the result."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -98,7 +92,11 @@ def run(arguments: argparse.Namespace) -> int:
         return HUNG_UP
     from trainfast_tui.cli.summary import print_result
 
-    return print_result(with_traced_changes(directory, result, arguments.python), arguments.json)
+    if result.state == "oom":
+        from trainfast_tui.cli.traced_changes import with_traced_changes
+
+        result = with_traced_changes(directory, result, arguments.python)
+    return print_result(result, arguments.json)
 
 
 def plan_from_arguments(arguments: argparse.Namespace) -> RunPlan:
@@ -147,33 +145,6 @@ def _refuse_preset_name(file: str, *, has_command: bool) -> None:
 def _unconfirmed(names: list[str]) -> str:
     """Return a line on the knobs of a script that may keep values of its own."""
     return f"{', '.join(names)}: set without a flag, so the script may keep its own; the result lists what ran"
-
-
-def with_traced_changes(directory: Path, result: Result, python: str | None) -> Result:
-    """Return the result; after an out-of-memory error trace the changes that would fit.
-
-    The tracing ends after `TRACES_WITHIN_S` or at Ctrl-C.
-    """
-    run = read_run_file(directory)
-    if result.state != "oom" or run is None or run.script is not None:
-        return result
-    from trainfast_runner.records.run_records import read_records
-    from trainfast_runner.results.explained_run import explained_now, out_of_memory_of, trace_changes
-
-    oom_run = out_of_memory_of(read_records(directory), run, result.reason, result.error)
-    cancelled = threading.Event()
-    timer = threading.Timer(TRACES_WITHIN_S, cancelled.set)
-    timer.daemon = True
-    timer.start()
-    try:
-        with progress_when_slow("tracing which changes would make it fit…") as slow:
-            for left in trace_changes(oom_run, python, cancelled):
-                slow.update(f"tracing which changes would make it fit, {left} to go…")
-    except (UserError, KeyboardInterrupt):
-        pass  # changes without a trace stay estimates
-    finally:
-        timer.cancel()
-    return explained_now(directory, result)
 
 
 def _print_detached(directory: Path, as_json: bool) -> int:

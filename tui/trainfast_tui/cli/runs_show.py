@@ -18,8 +18,7 @@ from trainfast_tui.cli.output import print_json, print_line, print_lines, termin
 from trainfast_tui.cli.run_status import live_record, status_line
 from trainfast_tui.cli.step_table import JoinedStep, print_steps
 from trainfast_tui.cli.summary import summary_lines
-from trainfast_tui.text.diagnosis import sections
-from trainfast_tui.text.diagnosis_figures import nothing_found, overlap_words
+from trainfast_tui.text.diagnosis import nothing_found, overlap_words, sections
 from trainfast_tui.text.format import count, plain
 from trainfast_tui.text.lines import line_text
 from trainfast_tui.text.overrides import typed_overrides, without_search_settings

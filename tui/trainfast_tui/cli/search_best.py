@@ -20,7 +20,6 @@ from trainfast_runner.search.best.question.request import BestRequest, read_budg
 from trainfast_runner.search.best.report import best_report
 from trainfast_runner.search.journal.best import BestEnded, ColdRun, Trial, read_best_journal
 from trainfast_runner.search.options import SearchOptions
-from trainfast_runner.search.searches import search_before_edit
 from trainfast_runner.settings import script_preset
 from trainfast_runner.settings.spec import resolve
 from trainfast_runner.settings.vary import read_vary
@@ -28,6 +27,7 @@ from trainfast_tui.cli.arguments import add_search_arguments, positive
 from trainfast_tui.cli.best_printer import BestPrinter
 from trainfast_tui.cli.exit_codes import SEARCH_EXIT_CODES
 from trainfast_tui.cli.follow_run import Signals, caught_signals
+from trainfast_tui.cli.journal_printer import print_earlier_search
 from trainfast_tui.cli.output import print_json, print_lines
 from trainfast_tui.cli.output_file import refuse_unwritable, write_output
 from trainfast_tui.cli.progress import Progress, progress_when_slow
@@ -85,9 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
         _print_estimate(best_plan, home, options, arguments.json)
         return 0
     if arguments.wait:
-        wait_began_ns = time.monotonic_ns()
-        await_devices(best_plan.plan, home)
-        began_ns += time.monotonic_ns() - wait_began_ns
+        began_ns += await_devices(best_plan.plan, home)
     directory = open_best(best_plan, home, options)
     with caught_signals() as signals:
         ended = _conduct(directory, best_plan, home, options, signals, began_ns)
@@ -118,14 +116,11 @@ def _conduct(
     """Conduct the search and print each line of its journal on stderr."""
     progress = Progress()
     lines = read_best_journal(directory)
-    tried = sum(isinstance(line, Trial | ColdRun) for line in lines)
-    if tried:
-        progress.print_line(f"continuing {directory.name}, with {measurements(tried)}; --fresh begins anew")
-    elif (edited := search_before_edit(home, directory, read_best_journal)) is not None:
-        progress.print_line(f"a file of the command was edited since {edited.name}: a new search begins")
+    measured = sum(isinstance(line, Trial | ColdRun) for line in lines)
+    tried = f"with {measurements(measured)}" if measured else ""
+    print_earlier_search(progress, home, directory, tried, read_best_journal)
     printer = BestPrinter(progress, home, lines)
     printer.print_question(best_plan.question)
-
     return printer.watch(partial(conduct_best, directory, best_plan, home, options, began_ns=began_ns), signals)
 
 

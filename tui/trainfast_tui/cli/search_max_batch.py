@@ -11,6 +11,7 @@ from pathlib import Path
 from trainfast_runner.records.home import Home
 from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.search.batch.batch_follower import BatchFollower
 from trainfast_runner.search.batch.conduct import conduct_batch
 from trainfast_runner.search.batch.opening import check_plan, open_batch
 from trainfast_runner.search.batch.report import report
@@ -18,7 +19,6 @@ from trainfast_runner.search.batch.script_probes import plan_script_batch
 from trainfast_runner.search.journal.batch import BatchEnded, Probe, read_batch_journal
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.search.script_runs import TrialPlan
-from trainfast_runner.search.searches import search_before_edit
 from trainfast_runner.settings import presets, script_preset
 from trainfast_runner.settings.set_by_searches import SET_BY_A_BATCH_SEARCH
 from trainfast_runner.settings.spec import RunSpec, resolve
@@ -26,6 +26,7 @@ from trainfast_tui.cli.arguments import add_search_arguments, positive
 from trainfast_tui.cli.batch_printer import BatchPrinter
 from trainfast_tui.cli.exit_codes import SEARCH_EXIT_CODES
 from trainfast_tui.cli.follow_run import Signals, caught_signals
+from trainfast_tui.cli.journal_printer import print_earlier_search
 from trainfast_tui.cli.output import print_json, print_lines
 from trainfast_tui.cli.progress import Progress, progress_when_slow
 from trainfast_tui.cli.waits import await_devices
@@ -62,9 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     with progress_when_slow("checking…"):
         plan, trial_plan = _plan(arguments, options)
     if arguments.wait:
-        wait_began_ns = time.monotonic_ns()
-        await_devices(plan, home)
-        began_ns += time.monotonic_ns() - wait_began_ns
+        began_ns += await_devices(plan, home)
     directory = open_batch(plan, home, options)
     conducting = partial(conduct_batch, directory, plan, home, options, began_ns=began_ns, trial_plan=trial_plan)
     with caught_signals() as signals:
@@ -102,22 +101,16 @@ def _conduct(
     for setting in settings:
         if setting.partition("=")[0] in SET_BY_A_BATCH_SEARCH:
             progress.print_line(f"{plain(setting)} is not used: a search sets it itself")
-    tried = [line for line in read_batch_journal(directory) if isinstance(line, Probe)]
-    if tried:
-        sizes = ", ".join(str(line.batch_size) for line in tried)
-        progress.print_line(f"continuing {directory.name}, which has tried {sizes}; --fresh begins anew")
-    elif (edited := search_before_edit(home, directory)) is not None:
-        progress.print_line(f"a file of the command was edited since {edited.name}: a new search begins")
-    printer = BatchPrinter(progress, home)
-    return printer.watch(conducting, signals)
+    sizes = ", ".join(str(line.batch_size) for line in read_batch_journal(directory) if isinstance(line, Probe))
+    tried = f"which has tried {sizes}" if sizes else ""
+    print_earlier_search(progress, home, directory, tried, read_batch_journal)
+    return BatchPrinter(progress, home).watch(conducting, signals)
 
 
 def _report(directory: Path, ended: BatchEnded, as_json: bool) -> None:
-    answer = report(directory)
     if as_json:
-        print_json(answer)
-        return
-    if ended.answer is None:
+        print_json(report(directory))
+    elif ended.answer is None:
         print_lines(without_answer(directory, ended))
-        return
-    print_lines(pairs(batch_answer_rows(answer)))
+    else:
+        print_lines(pairs(batch_answer_rows(BatchFollower(directory).poll(), ended.answer)))

@@ -30,10 +30,9 @@ def print_steps(steps: Sequence[JoinedStep]) -> None:
         print_line("no step is on record")
         return
     rows = [[cell(step) for _, cell in COLUMNS] for step in steps]
-    kept = [column for column in range(len(COLUMNS)) if any(row[column] != ABSENT for row in rows)]
-    print_table(
-        [COLUMNS[column][0] for column in kept], [[row[column] for column in kept] for row in rows], range(len(kept))
-    )
+    filled = [column for column in range(len(COLUMNS)) if any(row[column] != ABSENT for row in rows)]
+    header = [COLUMNS[column][0] for column in filled]
+    print_table(header, [[row[column] for column in filled] for row in rows], range(len(filled)))
     sources = sorted({source for joined in steps if joined.conditions for source in joined.conditions.sources.values()})
     if sources:
         print_line(f"throttled time from: {', '.join(sources)}")

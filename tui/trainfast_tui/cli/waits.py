@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from trainfast_runner.machine.cooling import Cooling, wait_until_cool
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import RunFile
@@ -9,13 +11,13 @@ from trainfast_runner.records.search_directories import conducted_search_of, has
 from trainfast_runner.running.launch import wait_for_devices
 from trainfast_runner.running.planning import RunPlan
 from trainfast_tui.cli.progress import Progress
-from trainfast_tui.text.cooling import cooling_words
 from trainfast_tui.text.format import duration
+from trainfast_tui.text.starting import cooling_words
 
 
-def await_devices(plan: RunPlan, home: Home) -> None:
-    """Wait until no other run or search uses the plan's devices."""
-    progress = Progress()
+def await_devices(plan: RunPlan, home: Home) -> int:
+    """Wait until no other run or search uses the plan's devices; return the nanoseconds that this took."""
+    progress, began_ns = Progress(), time.monotonic_ns()
 
     def show(run: RunFile, seconds: float) -> None:
         search = conducted_search_of(home, run)
@@ -26,6 +28,7 @@ def await_devices(plan: RunPlan, home: Home) -> None:
         wait_for_devices(plan, home, show)
     finally:
         progress.close()
+    return time.monotonic_ns() - began_ns
 
 
 def await_cooling(plan: RunPlan, below_c: float) -> None:

@@ -8,10 +8,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.records.result import RunError
 from trainfast_runner.records.run_file import WARM_ROLES
+from trainfast_runner.units import highest
 from trainfast_tui.control.background import in_background
 from trainfast_tui.control.messages import OomExplained, Post
-from trainfast_tui.text.oom import out_of_memory
 
 if TYPE_CHECKING:
     from trainfast_runner.memory.oom_explained import OutOfMemory
@@ -37,9 +38,20 @@ class OomExplainer:
         self._newest: OomExplained | None = None
         self._thread: threading.Thread | None = None
 
-    def about(self, run: RunSnapshot) -> OomExplained | None:
-        """The newest explanation of this run; None before it is posted."""
-        return self._newest if self._newest is not None and self._newest.run_id == run.run_id else None
+    def explanation_of(self, run: RunSnapshot) -> tuple[OomExplanation | None, int]:
+        """Return the explanation of an out-of-memory run, traced if it is, and the number of changes left to trace.
+
+        None for a run that ended otherwise, or that cannot be explained.
+        """
+        if run.state != "oom":
+            return None, 0
+        explanation = _recorded_explanation(run)
+        traced = self._newest
+        if traced is None or traced.run_id != run.run_id:
+            return explanation, 0
+        if explanation is None or explanation.needed_bytes is None or traced.explanation.needed_bytes is not None:
+            explanation = traced.explanation
+        return explanation, traced.left
 
     def explain_if_oom(self, run: RunSnapshot | None, *, may_trace: bool) -> None:
         """Explain this run if it ran out of memory; give up the trace under way if it may not go on.
@@ -77,7 +89,7 @@ class OomExplainer:
     def _explain(self, run: RunSnapshot, cancelled: threading.Event) -> OomExplained:
         from trainfast_runner.results.explained_run import trace_changes
 
-        oom_run = out_of_memory(run)
+        oom_run = _out_of_memory(run)
         assert oom_run is not None
         python = self._python or oom_run.run.python or None
         try:
@@ -92,3 +104,34 @@ def _explanation(oom_run: OutOfMemory, python: str | None) -> OomExplanation:
     from trainfast_runner.results.explained_run import explain_run, models_of
 
     return explain_run(oom_run, models_of(oom_run.run, python))
+
+
+def _recorded_explanation(run: RunSnapshot) -> OomExplanation | None:
+    """Return the explanation in the result, else the one that the records of the run give."""
+    is_warm = run.run_file is not None and run.run_file.role in WARM_ROLES
+    # Results of older versions explain a probe by the preset's batch.
+    if run.result is not None and run.result.oom is not None and (run.result.tried or not is_warm):
+        return run.result.oom
+    from trainfast_runner.results.explained_run import explain_run
+
+    oom_run = _out_of_memory(run)
+    return None if oom_run is None else explain_run(oom_run, lambda spec: None)
+
+
+def _out_of_memory(run: RunSnapshot) -> OutOfMemory | None:
+    """Return the error, limits and events of a followed run that ran out of memory; None without its `run.json`."""
+    from trainfast_runner.memory.oom_explained import OutOfMemory
+
+    if run.run_file is None:
+        return None
+    held = run.error.held_bytes if run.error is not None else None
+    available = highest(tick.host.memory_available_bytes for tick in run.ticks if tick.host is not None)
+    return OutOfMemory(run.run_file, run.reason, _error_of(run), held, available, run.events, run.tried)
+
+
+def _error_of(run: RunSnapshot) -> RunError | None:
+    """Return the exception in the result, or else the one that a rank recorded."""
+    if run.result is not None and run.result.error is not None:
+        return run.result.error
+    line = run.error
+    return None if line is None else RunError(rank=line.rank, phase=line.phase, type=line.type, message=line.message)

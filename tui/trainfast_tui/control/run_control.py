@@ -105,8 +105,8 @@ class RunControl:
         if below_c is None:
             return None
         from trainfast_runner.machine import cooling
-        from trainfast_tui.text.cooling import cooling_words
         from trainfast_tui.text.format import celsius
+        from trainfast_tui.text.starting import cooling_words
 
         def show(reading: cooling.Cooling) -> None:
             words = cooling_words(reading.index, reading.temperature_c, below_c, reading.waited_s, reading.stuck_s)

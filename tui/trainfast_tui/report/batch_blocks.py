@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
+from trainfast_runner.search.batch.batch_follower import BatchSnapshot
 from trainfast_runner.search.journal.batch import (
-    BatchAnswer,
     BatchEnded,
     BatchQuestion,
     BatchStep,
     ConfirmationRun,
-    Predicted,
     Probe,
-    read_batch_journal,
     refuted_by,
 )
-from trainfast_runner.search.journal.memory_lines import MemoryLines
 from trainfast_tui.report.document import Block, Grid, Heading, Prose, grid, pairs_grid
 from trainfast_tui.report.export_blocks import export_blocks
 from trainfast_tui.report.machine_blocks import machine_blocks
 from trainfast_tui.report.reported_run import ReportedRun
-from trainfast_tui.report.run_blocks import ABSENT_NOTE, run_sections
+from trainfast_tui.report.run_blocks import ABSENT_NOTE, changes_grid, run_sections
 from trainfast_tui.report.scatter_picture import Axis, PointKind, ScatterLine, ScatterPoint, scatter_picture
-from trainfast_tui.text.batch_answer import batch_report_rows
+from trainfast_tui.text.batch_answer import batch_answer_rows
 from trainfast_tui.text.format import count, duration, milliseconds, number, processes, size, with_sizes
 
 POINT_KINDS = {
@@ -36,43 +32,34 @@ FIT_POINTS = 40
 """Points through which the fit is drawn: it bends where another phase becomes the highest."""
 
 
-def confirmed_by(directory: Path) -> list[str]:
+def confirmed_by(search: BatchSnapshot) -> list[str]:
     """Return the run that confirmed the search's answer; empty without an answer."""
-    ended = next((line for line in reversed(read_batch_journal(directory)) if isinstance(line, BatchEnded)), None)
-    run_id = ended.answer.proof_run_id if ended is not None and ended.answer is not None else None
-    return [run_id] if run_id else []
+    answer = search.ended.answer if search.ended is not None else None
+    return [answer.proof_run_id] if answer is not None and answer.proof_run_id is not None else []
 
 
-def batch_search_report(directory: Path, runs: Sequence[ReportedRun]) -> list[Block]:
+def batch_search_report(search: BatchSnapshot, question: BatchQuestion, runs: Sequence[ReportedRun]) -> list[Block]:
     """Return the whole report; `runs` has the confirmation run if it is still on the disk."""
-    lines = read_batch_journal(directory)
-    question = next(line for line in lines if isinstance(line, BatchQuestion))
-    probes = [line for line in lines if isinstance(line, Probe)]
-    confirmations = [line for line in lines if isinstance(line, ConfirmationRun)]
-    ended = next((line for line in reversed(lines) if isinstance(line, BatchEnded)), None)
-    fits = next((line.fits for line in reversed(lines) if isinstance(line, BatchStep) and line.fits), [])
-    predicted = next((line for line in reversed(lines) if isinstance(line, Predicted)), None)
-    answer = ended.answer if ended is not None else None
-    blocks: list[Block] = [*_question(question, predicted), *(machine_blocks(runs) if runs else ())]
-    blocks += [Heading("Answer"), *_answer(ended)]
-    blocks += [Heading("Sizes tried"), _tried(probes, confirmations), Prose(ABSENT_NOTE)]
-    picture = scatter_picture(
+    blocks: list[Block] = [*_question(search, question), *(machine_blocks(runs) if runs else ())]
+    blocks += [Heading("Answer"), *_answer(search)]
+    blocks += [Heading("Sizes tried"), _tried(search.probes, search.confirmations), Prose(ABSENT_NOTE)]
+    blocks += scatter_picture(
         "peak memory by batch size",
-        list(_points(probes, confirmations)),
-        list(_lines(question, answer, fits, probes)),
+        list(_points(search.probes, search.confirmations)),
+        list(_lines(search, question)),
         Axis("batch size, samples a rank", number),
         Axis("peak memory of the tightest rank", size, binary=True),
     )
-    blocks += [picture] if picture is not None else []
     if not runs:
         return [*blocks, Prose("No confirmation run is on the disk, so there is no machine, chart or export here.")]
     exports = export_blocks(runs)
+    answer = search.ended.answer if search.ended is not None else None
     if answer is not None and answer.recommended_batch != answer.max_batch:
         exports.insert(1, Prose(f"They have the largest batch; the recommended one is {answer.recommended_batch:,}."))
     return [*blocks, *run_sections(runs), *exports]
 
 
-def _question(question: BatchQuestion, predicted: Predicted | None) -> Iterator[Block]:
+def _question(search: BatchSnapshot, question: BatchQuestion) -> Iterator[Block]:
     limit = min(question.limits_bytes, default=None)
     where = f" within {size(limit)} a rank ({question.limit_words})" if limit is not None else ""
     yield Prose(
@@ -80,20 +67,21 @@ def _question(question: BatchQuestion, predicted: Predicted | None) -> Iterator[
     )
     if question.title:
         yield Prose(f"{question.name}: {question.title}.")
+    predicted = search.prediction
     if predicted is not None and predicted.max_batch is not None:
         yield Prose(f"Predicted: up to {count(predicted.max_batch)} ({predicted.basis}).")
     elif predicted is not None and predicted.reason:
         yield Prose(f"Not predicted: {predicted.reason}.")
 
 
-def _answer(ended: BatchEnded | None) -> Iterator[Block]:
+def _answer(search: BatchSnapshot) -> Iterator[Block]:
+    ended = search.ended
     if ended is None:
         yield Prose("The search has no answer yet: the same command continues it.")
-        return
-    if ended.answer is None:
-        yield from _without_answer(ended)
+    elif ended.answer is not None:
+        yield pairs_grid("", batch_answer_rows(search, ended.answer))
     else:
-        yield pairs_grid("", batch_report_rows(ended.answer, ended.seconds))
+        yield from _without_answer(ended)
 
 
 def _without_answer(ended: BatchEnded) -> Iterator[Block]:
@@ -101,12 +89,8 @@ def _without_answer(ended: BatchEnded) -> Iterator[Block]:
     yield Prose(f"{ended.state.replace('_', ' ').capitalize()}: {ended.reason}.")
     if ended.missing_bytes is not None:
         yield Prose(f"At least {size(ended.missing_bytes)} are missing.")
-    changes = [
-        (" ".join(f"{knob}={value}" for knob, value in change.settings.items()), change.saves, change.costs)
-        for change in ended.changes
-    ]
-    if changes:
-        yield grid(("change", "saves", "costs in speed"), changes)
+    if ended.changes:
+        yield changes_grid(ended.changes)
 
 
 def _tried(probes: Sequence[Probe], confirmations: Sequence[ConfirmationRun]) -> Grid:
@@ -148,12 +132,12 @@ def _point(batch_size: int, peak_bytes: int, outcome: str) -> ScatterPoint:
     return ScatterPoint(batch_size, peak_bytes, POINT_KINDS[outcome], words)
 
 
-def _lines(
-    question: BatchQuestion, answer: BatchAnswer | None, fits: Sequence[MemoryLines], probes: Sequence[Probe]
-) -> Iterator[ScatterLine]:
+def _lines(search: BatchSnapshot, question: BatchQuestion) -> Iterator[ScatterLine]:
     """Yield the fit of the tightest rank, and the limit."""
-    largest = max((probe.batch_size for probe in probes), default=1)
+    largest = max((probe.batch_size for probe in search.probes), default=1)
+    answer = search.ended.answer if search.ended is not None else None
     rank = answer.tightest_rank if answer is not None else 0
+    fits = next((line.fits for line in reversed(search.lines) if isinstance(line, BatchStep) and line.fits), [])
     fit = next((rank_fit for rank_fit in fits if rank_fit.rank == rank), None)
     if fit is not None and fit.lines:
         sizes = [largest * n / FIT_POINTS for n in range(FIT_POINTS + 1)]

@@ -17,12 +17,11 @@ from trainfast_tui.report.bar_picture import Whisker, whisker_picture
 from trainfast_tui.report.document import Block, Heading, Prose, grid, pairs_grid
 from trainfast_tui.report.export_blocks import export_blocks
 from trainfast_tui.report.machine_blocks import machine_blocks
-from trainfast_tui.report.pareto_blocks import MeasuredCandidate, pareto_blocks
+from trainfast_tui.report.pareto_blocks import pareto_blocks
 from trainfast_tui.report.reported_run import ReportedRun
 from trainfast_tui.report.run_blocks import ABSENT_NOTE, run_sections
 from trainfast_tui.text.best_answer import EFFECT_HEADER, best_answer_rows, count_rows, effect_rows
-from trainfast_tui.text.best_figures import gain_words, knob_words
-from trainfast_tui.text.best_objective import objective_of
+from trainfast_tui.text.best_figures import gain_words, knob_words, objective_of
 from trainfast_tui.text.comparison import setting_text
 from trainfast_tui.text.format import (
     ABSENT,
@@ -52,7 +51,7 @@ def best_search_report(so_far: BestSoFar, question: BestQuestion, runs: Sequence
     blocks += [Heading("Answer"), *_answer(so_far)]
     answer = so_far.answer
     if answer is not None:
-        blocks += [*_pareto(so_far, answer), *_effects(answer), *_verdicts(so_far, answer.verdicts)]
+        blocks += [*pareto_blocks(so_far, answer), *_effects(answer), *_verdicts(so_far, answer.verdicts)]
     elif verdicts := verdicts_without_answer(so_far.lines):
         blocks += _verdicts(so_far, verdicts)
     blocks += _tried(so_far)
@@ -127,18 +126,6 @@ def _answer(so_far: BestSoFar) -> Iterator[Block]:
         yield Prose("Intervals are confidence intervals of 95 %.")
 
 
-def _pareto(so_far: BestSoFar, answer: BestAnswer) -> list[Block]:
-    baseline = so_far.space.baseline_number if so_far.space is not None else None
-    measured = [
-        MeasuredCandidate(
-            verdict.candidate_number, knob_words(so_far.candidate(verdict.candidate_number).knobs), verdict.rate, peak
-        )
-        for verdict in answer.verdicts
-        if verdict.rate is not None and (peak := so_far.peak_bytes(verdict.candidate_number)) is not None
-    ]
-    return pareto_blocks(measured, answer.best_number, baseline, answer.pareto_numbers, so_far.limit_bytes)
-
-
 def _effects(answer: BestAnswer) -> Iterator[Block]:
     if not answer.effects:
         return
@@ -151,9 +138,8 @@ def _effects(answer: BestAnswer) -> Iterator[Block]:
         words = signed_percent(gain.median)
         tone = "success" if gain.low > 0 else "error" if gain.high < 0 else "muted"
         whiskers.append(Whisker(f"{effect.knob}: {before} to {value}", gain.low, gain.median, gain.high, words, tone))
-    picture = whisker_picture("gain of each value over the baseline's", "percent, with the 95 % CI", whiskers, percent)
-    if picture is not None:
-        yield picture
+    title, axis = "gain of each value over the baseline's", "percent, with the 95 % CI"
+    yield from whisker_picture(title, axis, whiskers, percent)
 
 
 def _verdicts(so_far: BestSoFar, verdicts: Sequence[CandidateVerdict]) -> Iterator[Block]:

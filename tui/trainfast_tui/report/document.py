@@ -73,12 +73,12 @@ class Document:
 
 def grid(header: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> Grid:
     """Return a table without its empty columns; the first column stays."""
-    listed, figures = [tuple(row) for row in rows], set(right)
-    kept = [column for column in range(len(header)) if column == 0 or any(row[column] for row in listed)]
+    all_rows, right_columns = [tuple(row) for row in rows], set(right)
+    filled = [column for column in range(len(header)) if column == 0 or any(row[column] for row in all_rows)]
     return Grid(
-        tuple(header[column] for column in kept),
-        tuple(tuple(row[column] for column in kept) for row in listed),
-        frozenset(index for index, column in enumerate(kept) if column in figures),
+        tuple(header[column] for column in filled),
+        tuple(tuple(row[column] for column in filled) for row in all_rows),
+        frozenset(index for index, column in enumerate(filled) if column in right_columns),
     )
 
 

@@ -31,10 +31,10 @@ def memory_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
     if not rows:
         return [Heading("Memory"), Prose("No peak was predicted, and none was measured.")]
     header = ("", "phase", *map(short_category, CATEGORIES), "predicted", "measured", "difference")
-    picture = stacked_picture("memory at its peak, a rank", "bytes at the peak of the phase", bars, size, binary=True)
+    pictures = stacked_picture("memory at its peak, a rank", "bytes at the peak of the phase", bars, size, binary=True)
     blocks: list[Block] = [Heading("Memory"), grid(header, rows, right=range(2, len(header))), Prose(ONE_FIGURE)]
     missing = [f"{run.label}: not measured: {why}" for run in runs if (why := run.result.memory.not_measured_because)]
-    return [*blocks, *map(Prose, missing), *([picture] if picture is not None else [])]
+    return [*blocks, *map(Prose, missing), *pictures]
 
 
 def _peaks(run: ReportedRun) -> Iterator[tuple[str, dict[str, int], int | None]]:

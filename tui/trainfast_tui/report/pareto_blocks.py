@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 
-from trainfast_runner.search.journal.best import Interval
+from trainfast_runner.search.best.best_so_far import BestSoFar
+from trainfast_runner.search.journal.best import BestAnswer
 from trainfast_tui.report.document import Block, Heading, Prose, grid
 from trainfast_tui.report.scatter_picture import Axis, PointKind, ScatterLine, ScatterPoint, scatter_picture
+from trainfast_tui.text.best_figures import knob_words
 from trainfast_tui.text.format import count, number, size
 
 BEST = PointKind("best", "square", "success")
@@ -16,78 +17,67 @@ ON_FRONT = PointKind("on the front", "dot", "primary")
 BEHIND = PointKind("behind the front", "ring", "muted")
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredCandidate:
-    """A candidate that was measured: its number, its settings in words, samples/s and highest peak in bytes."""
-
-    number: int
-    words: str
-    rate: Interval
-    peak_bytes: int
-
-
-def pareto_blocks(
-    measured: Sequence[MeasuredCandidate],
-    best: int,
-    baseline: int | None,
-    front: Collection[int],
-    limit_bytes: int | None,
-) -> list[Block]:
+def pareto_blocks(so_far: BestSoFar, answer: BestAnswer) -> list[Block]:
     """Return the picture and the table of the front; a sentence if no candidate has both figures."""
     heading = Heading("Memory against throughput")
+    measured = _measured(so_far, answer)
     points = [
         ScatterPoint(
-            candidate.peak_bytes,
-            candidate.rate.median,
-            _kind(candidate.number, best, baseline, front),
-            _named(candidate),
+            peak,
+            rate,
+            _kind(candidate, so_far, answer),
+            f"{_knobs(so_far, candidate)}: {number(rate)} samples/s with {size(peak)}",
         )
-        for candidate in measured
+        for candidate, (peak, rate) in measured.items()
     ]
+    front = sorted((*measured[candidate], candidate) for candidate in answer.pareto_numbers if candidate in measured)
+    lines = [*_front_line([(peak, rate) for peak, rate, _ in front]), *_limit_line(so_far, measured)]
     title = "throughput by peak memory of each measured candidate"
-    x_axis = Axis("peak memory, a rank", size, binary=True)
-    lines = list(_lines(measured, front, limit_bytes))
-    picture = scatter_picture(title, points, lines, x_axis, Axis("samples/s", number))
-    if picture is None:
+    x_axis, y_axis = Axis("peak memory, a rank", size, binary=True), Axis("samples/s", number)
+    pictures = scatter_picture(title, points, lines, x_axis, y_axis)
+    if not pictures:
         return [heading, Prose("No candidate has both a measured throughput and a measured peak.")]
-    header = ("", "settings", "samples/s", "peak memory")
-    rows = [
-        (count(candidate.number), candidate.words, number(candidate.rate.median), size(candidate.peak_bytes))
-        for candidate in sorted(measured, key=lambda candidate: candidate.peak_bytes)
-        if candidate.number in front
-    ]
+    rows = [(count(candidate), _knobs(so_far, candidate), number(rate), size(peak)) for peak, rate, candidate in front]
     return [
         heading,
-        picture,
+        *pictures,
         Prose("On the front no other candidate is faster with less memory:"),
-        grid(header, rows, (0, 2, 3)),
+        grid(("", "settings", "samples/s", "peak memory"), rows, (0, 2, 3)),
     ]
 
 
-def _kind(candidate: int, best: int, baseline: int | None, front: Collection[int]) -> PointKind:
-    if candidate == best:
+def _measured(so_far: BestSoFar, answer: BestAnswer) -> dict[int, tuple[int, float]]:
+    """Return the highest peak in bytes and the samples/s of each candidate that has both, by its number."""
+    return {
+        verdict.candidate_number: (peak, verdict.rate.median)
+        for verdict in answer.verdicts
+        if verdict.rate is not None and (peak := so_far.peak_bytes(verdict.candidate_number)) is not None
+    }
+
+
+def _kind(candidate: int, so_far: BestSoFar, answer: BestAnswer) -> PointKind:
+    if candidate == answer.best_number:
         return BEST
-    if candidate == baseline:
+    if so_far.space is not None and candidate == so_far.space.baseline_number:
         return BASELINE
-    return ON_FRONT if candidate in front else BEHIND
+    return ON_FRONT if candidate in answer.pareto_numbers else BEHIND
 
 
-def _named(candidate: MeasuredCandidate) -> str:
-    return f"{candidate.words}: {number(candidate.rate.median)} samples/s with {size(candidate.peak_bytes)}"
+def _knobs(so_far: BestSoFar, candidate: int) -> str:
+    return knob_words(so_far.candidate(candidate).knobs)
 
 
-def _lines(
-    measured: Sequence[MeasuredCandidate], front: Collection[int], limit_bytes: int | None
-) -> Iterator[ScatterLine]:
-    """Yield the front as steps, and the limit as a line at its bytes."""
-    on_front = sorted(
-        (candidate.peak_bytes, candidate.rate.median) for candidate in measured if candidate.number in front
-    )
-    if len(on_front) > 1:
-        points = [on_front[0]]
-        for peak, rate in on_front[1:]:
+def _front_line(front: list[tuple[int, float]]) -> Iterator[ScatterLine]:
+    """Yield the front, by rising peak, as steps; a single candidate has no line."""
+    if len(front) > 1:
+        points: list[tuple[float, float]] = [front[0]]
+        for peak, rate in front[1:]:
             points += [(peak, points[-1][1]), (peak, rate)]
         yield ScatterLine(tuple(points), "front", "primary front")
+
+
+def _limit_line(so_far: BestSoFar, measured: Mapping[int, tuple[int, float]]) -> Iterator[ScatterLine]:
+    limit_bytes = so_far.limit_bytes
     if limit_bytes is not None:
-        highest = max((candidate.rate.median for candidate in measured), default=0.0)
+        highest = max((rate for _, rate in measured.values()), default=0.0)
         yield ScatterLine(((limit_bytes, 0), (limit_bytes, highest)), f"limit {size(limit_bytes)}", "error limit")

@@ -21,9 +21,9 @@ def phase_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
     header = ("", "steps", "step p50", "p90", "p99", *STEP_PHASES)
     table = grid(header, map(_row, runs), right=range(1, len(header)))
     bars = [_bar(run) for run in runs if any(getattr(run.result.step_ms, name) is not None for name in STEP_PHASES)]
-    picture = stacked_picture("phases of a step", "milliseconds, medians of the measured steps", bars, milliseconds)
+    pictures = stacked_picture("phases of a step", "milliseconds, medians of the measured steps", bars, milliseconds)
     notes = [] if bars else [Prose("No phase of a step was measured.")]
-    return [Heading("Phases of a step"), table, *notes, *([picture] if picture is not None else [])]
+    return [Heading("Phases of a step"), table, *notes, *pictures]
 
 
 def _row(run: ReportedRun) -> list[str]:

@@ -8,12 +8,11 @@ from pathlib import Path
 from trainfast_runner.records.json_lines import remaining_records
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_file import RunFile
-from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.run_records import TELEMETRY_FILE, RunRecords, read_records
 from trainfast_runner.records.telemetry_lines import telemetry_tail
 from trainfast_runner.records.thinned import Thinned
 from trainfast_runner.records.tick import Tick
-from trainfast_runner.running.follower import Follower, Rates, RunSnapshot, summed_tokens_per_s
+from trainfast_runner.running.follower import Follower, Rates, RunSnapshot, SummedRates
 from trainfast_runner.settings.device_counts import ranks_with_samples
 
 MOST_TICKS = 20_000
@@ -64,21 +63,8 @@ def _ticks(directory: Path) -> tuple[Tick, ...]:
 
 def _rates(records: RunRecords) -> Rates:
     """Return the throughput of each step that all data-parallel ranks wrote, summed over them."""
-    run = records.run
-    ranks = 1 if run is None else ranks_with_samples(run)
-    parts: dict[int, list[Step]] = {}
+    ranks = 1 if records.run is None else ranks_with_samples(records.run)
+    summed = SummedRates(keep=None)
     for rank, steps in records.steps.items():
-        for step in steps if rank < ranks else ():
-            if step.step_ms > 0 and step.samples is not None:
-                parts.setdefault(step.step, []).append(step)
-    whole = sorted(
-        (max(step.t_ns for step in rank_steps), number, rank_steps)
-        for number, rank_steps in parts.items()
-        if len(rank_steps) == ranks
-    )
-    return Rates(
-        tuple(number for _, number, _ in whole),
-        tuple(t_ns for t_ns, _, _ in whole),
-        tuple(sum(1e3 * (step.samples or 0) / step.step_ms for step in rank_steps) for _, _, rank_steps in whole),
-        tuple(summed_tokens_per_s(rank_steps) for _, _, rank_steps in whole),
-    )
+        summed.add(rank, steps, ranks)
+    return summed.snapshot()

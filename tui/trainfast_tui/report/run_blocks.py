@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from string import ascii_uppercase
 
 from trainfast_runner.machine.telemetry.throttle import CAUSES
-from trainfast_runner.records.result import Result
+from trainfast_runner.records.result import OomChange, Result
 from trainfast_runner.results.asked_and_ran import mismatches
 from trainfast_runner.results.comparison.difference import compare
 from trainfast_runner.results.comparison.ranking import OTHER_SAMPLES
@@ -23,7 +23,7 @@ from trainfast_tui.report.speed_blocks import speed_blocks
 from trainfast_tui.report.strip_picture import strip_picture
 from trainfast_tui.text import oom
 from trainfast_tui.text.comparison import interval_text
-from trainfast_tui.text.diagnosis_figures import nothing_found
+from trainfast_tui.text.diagnosis import nothing_found
 from trainfast_tui.text.format import (
     ABSENT,
     celsius,
@@ -128,9 +128,7 @@ def _throughput_picture(runs: Sequence[ReportedRun]) -> Iterator[Block]:
             low, high = rate.median - (mad or 0.0), rate.median + (mad or 0.0)
             whiskers.append(Whisker(f"run {run.label}", low, rate.median, high, words, "success"))
     title, axis = "throughput of each run, with its MAD", "samples/s, median of the measured steps"
-    picture = whisker_picture(title, axis, whiskers, number)
-    if picture is not None:
-        yield picture
+    yield from whisker_picture(title, axis, whiskers, number)
 
 
 def _asked_and_ran(runs: Sequence[ReportedRun]) -> Iterator[Block]:
@@ -196,8 +194,13 @@ def _out_of_memory(result: Result) -> Iterator[Block]:
     yield Listing(tuple(oom.oom_sentences(explanation)) or ("Nothing more is known about it.",))
     if explanation.changes:
         yield Prose(f"To make it fit, {oom.changes_title(explanation.changes)}")
-        rows = [(oom.change_options(change), change.saves, change.costs) for change in explanation.changes]
-        yield grid(("change", "saves", "costs in speed"), rows)
+        yield changes_grid(explanation.changes)
+
+
+def changes_grid(changes: Sequence[OomChange]) -> Grid:
+    """Return the changes of knobs that would make a run fit, with their costs."""
+    rows = [(oom.change_options(change), change.saves, change.costs) for change in changes]
+    return grid(("change", "saves", "costs in speed"), rows)
 
 
 def _diagnosis(result: Result) -> Iterator[Block]:

@@ -27,8 +27,8 @@ def scatter_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
         for label, peak, rate in placed
     ]
     title, x_axis = "throughput by peak memory of each run", Axis("peak memory, a rank", size, binary=True)
-    picture = scatter_picture(title, points, [], x_axis, Axis("samples/s", number))
-    return [] if picture is None else [Heading("Memory against throughput"), picture]
+    pictures = scatter_picture(title, points, [], x_axis, Axis("samples/s", number))
+    return [Heading("Memory against throughput"), *pictures]
 
 
 def _placed(runs: Sequence[ReportedRun]) -> Iterator[tuple[str, int, float]]:

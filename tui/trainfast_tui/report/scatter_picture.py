@@ -73,13 +73,13 @@ class Axis:
 
 def scatter_picture(
     title: str, points: Sequence[ScatterPoint], lines: Sequence[ScatterLine], x_axis: Axis, y_axis: Axis
-) -> Picture | None:
-    """Return the picture; None without a point."""
+) -> list[Picture]:
+    """Return the picture; empty without a point."""
     if not points:
-        return None
-    placed = [(point.x, point.y) for point in points] + [at for line in lines for at in line.points]
-    right = nice_ceiling(1.05 * max(max(x for x, _ in placed), 1e-9), binary=x_axis.binary)
-    top = nice_ceiling(1.05 * max(max(y for _, y in placed), 1e-9), binary=y_axis.binary)
+        return []
+    ends = [(point.x, point.y) for point in points] + [end for line in lines for end in line.points]
+    right = nice_ceiling(1.05 * max(max(x for x, _ in ends), 1e-9), binary=x_axis.binary)
+    top = nice_ceiling(1.05 * max(max(y for _, y in ends), 1e-9), binary=y_axis.binary)
     x, y = Scale(0, right, LEFT, WIDTH - RIGHT - 24), Scale(0, top, HEIGHT - BOTTOM, TOP)
     axes = Axes(
         x,
@@ -98,8 +98,8 @@ def scatter_picture(
     entries = [(_sign(kind, kind.words, 9, 0), kind.words) for kind in kinds]
     entries += [(element("path", d="M0 0H18", class_=f"line {line.class_}"), line.words) for line in lines]
     words = " ".join(f"{point.words}." for point in points)
-    drawn, more = with_legend("".join(body), entries)
-    return Picture(title, words, drawn, WIDTH, HEIGHT + more)
+    markup, legend_height = with_legend("".join(body), entries)
+    return [Picture(title, words, markup, WIDTH, HEIGHT + legend_height)]
 
 
 def _sign(kind: PointKind, words: str, x: float, y: float) -> str:

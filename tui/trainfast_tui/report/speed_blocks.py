@@ -20,9 +20,9 @@ def speed_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
     if not predicted:
         return []
     whiskers = [whisker for run, speed in predicted for whisker in _whiskers(run, speed)]
-    picture = whisker_picture("speed predicted and measured", "samples/s, the 90 % interval", whiskers, number)
+    pictures = whisker_picture("speed predicted and measured", "samples/s, the 90 % interval", whiskers, number)
     table = grid(HEADER, [_row(run, speed) for run, speed in predicted], right=(1, 2, 3, 4))
-    return [Heading("Speed predicted and measured"), table, *([picture] if picture is not None else [])]
+    return [Heading("Speed predicted and measured"), table, *pictures]
 
 
 def _row(run: ReportedRun, speed: PredictedSpeed) -> list[str]:

@@ -73,9 +73,9 @@ def strip_picture(data: ChartData, origin_ns: int) -> Picture | Prose:
         at = x.at((data.cursor_ns - origin_ns) / 1e9)
         body.append(element("line", x1=at, y1=TOP, x2=at, y2=y.start, class_="axis marked"))
         body.append(label("measured from here", at + 4, TOP + 12, "note"))
-    markup, more = with_legend("".join(body), _legend(data))
+    markup, legend_height = with_legend("".join(body), _legend(data))
     words = " ".join(_sentences(data, drawn, origin_ns))
-    return Picture(data.title, words, markup, WIDTH, HEIGHT + more, sparklines(data, origin_ns))
+    return Picture(data.title, words, markup, WIDTH, HEIGHT + legend_height, sparklines(data, origin_ns))
 
 
 def time_ticks(low_s: float, high_s: float) -> list[float]:

@@ -34,7 +34,9 @@ class BatchScreen(SearchScreen[BatchSnapshot]):
     def __init__(self, session: Session, next_run: NextRun) -> None:
         super().__init__(session)
         self._next_run = next_run
-        self._is_asking = not (self.search_control.is_active or session.has_answer_for_knobs())
+        search = self._search_of_same_knobs()
+        has_answer = search is not None and search.state in ANSWERED_STATES
+        self._is_asking = not (self.search_control.is_active or has_answer)
         """True while the question of a search is put."""
 
     def compose(self) -> ComposeResult:
@@ -47,7 +49,7 @@ class BatchScreen(SearchScreen[BatchSnapshot]):
 
     @property
     def search_control(self) -> BatchControl:
-        return self.session.batch_search
+        return self.session.searches.batch
 
     def on_mount(self) -> None:
         snapshot = self.session.snapshot
@@ -96,7 +98,7 @@ class BatchScreen(SearchScreen[BatchSnapshot]):
         return self._search is not None and self._search.state in ANSWERED_STATES
 
     def start_search(self) -> None:
-        if self.session.running_search is SearchKind.BEST:
+        if self.session.searches.running is SearchKind.BEST:
             self.notify("Another search is using the device.", severity="warning")
         else:
             super().start_search()

@@ -17,6 +17,7 @@ from trainfast_runner.search.best.question.request import BestRequest
 from trainfast_runner.settings.knob_type import whole_number
 from trainfast_runner.settings.knobs import defaults
 from trainfast_tui.control.best_control import BestControl
+from trainfast_tui.control.best_orders import open_values, orders_in_force
 from trainfast_tui.control.messages import BestPlanned, Notified
 from trainfast_tui.control.next_run_sources import next_run_from_search, spec_to_continue
 from trainfast_tui.control.same_settings import has_same_model
@@ -25,7 +26,6 @@ from trainfast_tui.screens.base import SessionMessage
 from trainfast_tui.screens.search import SearchScreen
 from trainfast_tui.session import Session
 from trainfast_tui.text.batch_question import ENTER_STARTS
-from trainfast_tui.text.best_orders import open_values, orders_in_force
 from trainfast_tui.text.best_question import ABOUT, ABOUT_SCRIPT
 from trainfast_tui.text.best_state import setting_words, settings_of
 from trainfast_tui.text.format import elapsed
@@ -78,7 +78,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
 
     @property
     def search_control(self) -> BestControl:
-        return self.session.best_search
+        return self.session.searches.best
 
     def on_mount(self) -> None:
         snapshot = self.session.snapshot

@@ -198,8 +198,8 @@ class MainScreen(AppScreen):
             self.notify("There is no preset to run; p chooses one.", severity="warning")
         elif session.runs.is_starting:
             self.notify("A run is starting; press r again once it is on the screen.", severity="warning")
-        elif session.running_search is not None:
-            self._refuse_beside(session.running_search)
+        elif session.searches.running is not None:
+            self._refuse_beside(session.searches.running)
         else:
             risk, name = self._risk(next_run), next_run.spec.name
             if run is not None:
@@ -242,7 +242,7 @@ class MainScreen(AppScreen):
         self._search_wanted = kind if session.snapshot is None else None
         if self._search_wanted is not None:
             self.notify("Looking for a live search…")
-        elif (live := session.running_search) is not None and live is not kind:
+        elif (live := session.searches.running) is not None and live is not kind:
             self._refuse_beside(live)
         elif session.next_run is None:
             self.notify("There is no preset to search; p chooses one.", severity="warning")
@@ -261,7 +261,7 @@ class MainScreen(AppScreen):
         self.notify(f"{name} is using the device; {search.key} shows it, s there stops it.", severity="warning")
 
     def action_stop(self) -> None:
-        run, runs, search = self.session.live_run, self.session.runs, self.session.running_search
+        run, runs, search = self.session.live_run, self.session.runs, self.session.searches.running
         if runs.is_cooling:
             runs.give_up()
         elif search is not None:

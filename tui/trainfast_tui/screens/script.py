@@ -20,11 +20,11 @@ from trainfast_runner.settings.script_mapping import Proposal, place_typed, prop
 from trainfast_runner.settings.script_preset import place_words
 from trainfast_runner.settings.script_reach import LAUNCH
 from trainfast_tui.control.messages import DiscoveryRefused, Notified, ScriptDiscovered
+from trainfast_tui.control.typed_command import split_command
 from trainfast_tui.screens.base import AppScreen, SessionMessage
 from trainfast_tui.session import Session
 from trainfast_tui.text.format import elapsed
 from trainfast_tui.text.lines import Tone
-from trainfast_tui.text.script import command_words
 from trainfast_tui.widgets.header_footer import Footer
 from trainfast_tui.widgets.script_view import ScriptFindings, ScriptView
 
@@ -112,10 +112,10 @@ class ScriptScreen(AppScreen):
 
         def on_answer(text: object) -> None:
             if isinstance(text, str):
-                self._look_into(tuple(command_words(text)))
+                self._look_into(tuple(split_command(text)))
 
         typed = shlex.join(self._command)
-        ask = Ask("The command that starts your script", COMMAND_HINT, typed, command_words)
+        ask = Ask("The command that starts your script", COMMAND_HINT, typed, split_command)
         self.app.push_screen(ask, on_answer)
 
     def action_again(self) -> None:

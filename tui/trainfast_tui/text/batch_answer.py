@@ -1,10 +1,11 @@
-"""The answer of a batch search as rows for the command line and for a report, and the settings that it offers."""
+"""The answer of a batch search: its rows for the command line and for a report, and the settings that it offers."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trainfast_tui.text.format import count, duration, per_second, plain, size
 from trainfast_tui.text.memory import PHASE_WORDS
@@ -15,73 +16,44 @@ if TYPE_CHECKING:
     from trainfast_runner.search.journal.batch import BatchAnswer, BatchEnded
 
 
-def batch_answer_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the rows that `search max-batch` prints; `report` is its JSON object."""
-    where = f" on rank {report['tightest_rank']}, the tightest" if report["world_size"] > 1 else ""
-    model = report["model"]
-    rate = "" if report["samples_per_s"] is None else f" at {per_second(report['samples_per_s'], 'samples')}"
-    if rate and report["measured_under"]:
-        rate += f" (under {report['measured_under']})"
-    rows = [
-        (
-            "largest batch",
-            f"{report['max_batch']:,}, confirmed by {report['proof_run_id']}{rate}; {report['certainty']}",
-        ),
-        ("leaves free", f"{_left_free(report['headroom_bytes'], report['limit_bytes'])} ({report['limit']}){where}"),
-        ("aligned", _aligned(report["aligned_batch"])),
-        ("recommended", f"{report['recommended_batch']:,}: {report['recommended_reason']}"),
-        ("memory", _fit(model["fixed_bytes"], model["bytes_per_sample"], PHASE_WORDS.get(model["phase"], "a step"))),
-    ]
-    if (fastest := report["fastest"]) is not None:
-        rows.append(("fastest tried", _fastest(fastest["batch_size"], fastest["samples_per_s"])))
-    tried = [probe for probe in report["probes"] if probe["outcome"] != "void"]
-    refuted = [f"{probe['batch_size']:,}" for probe in tried if probe["refuted_by"]]
-    if refuted:
-        rows.append(("refuted", f"{' and '.join(refuted)}: fitted in a probe, ran out of memory in a confirmation run"))
-    return [*rows, ("took", _took(report, tried))]
+def batch_answer_rows(search: BatchSnapshot, answer: BatchAnswer) -> Iterator[tuple[str, str]]:
+    """Yield the labels and words of a search's answer."""
+    from trainfast_runner.search.batch.report import measured_under
+    from trainfast_runner.search.journal.batch import refuted_by
 
-
-def batch_report_rows(answer: BatchAnswer, seconds: float) -> list[tuple[str, str]]:
-    """Return the rows of a report, which has the sizes tried and the confirmation run in tables of their own."""
-    phase = PHASE_WORDS.get(answer.phase or "", answer.phase or "a step")
-    rows = [
-        ("largest batch", f"{count(answer.max_batch)}; {answer.certainty}"),
-        ("recommended", f"{count(answer.recommended_batch)}: {answer.recommended_why}"),
-        ("aligned", _aligned(answer.aligned_batch)),
-    ]
+    question = search.question
+    assert question is not None
+    confirmed = f"confirmed by {answer.proof_run_id}" if answer.proof_run_id else "no confirmation run on record"
+    if answer.samples_per_s is not None:
+        condition = measured_under(question)
+        under = f" (under {condition})" if condition is not None else ""
+        confirmed += f" at {per_second(answer.samples_per_s, 'samples')}{under}"
+    yield "largest batch", f"{count(answer.max_batch)}, {confirmed}; {answer.certainty}"
+    where = f" on rank {answer.tightest_rank}, the tightest" if question.world_size > 1 else ""
+    limit = f"{size(answer.limit_bytes)} ({question.limit_words})" if question.limit_words else size(answer.limit_bytes)
+    yield "leaves free", f"{size(answer.headroom_bytes)} of {limit}{where}"
+    yield "aligned", count(answer.aligned_batch) if answer.aligned_batch else "none below 8"
+    yield "recommended", f"{count(answer.recommended_batch)}: {answer.recommended_why}"
+    phase = PHASE_WORDS.get(answer.phase or "", "a step")
+    yield "memory", f"{size(answer.fixed_bytes)} and {size(answer.bytes_per_sample)} a sample in {phase}"
     if answer.fastest_batch is not None:
-        rows.append(("fastest of those tried", _fastest(answer.fastest_batch, answer.fastest_samples_per_s)))
-    return [
-        *rows,
-        ("leaves free", _left_free(answer.headroom_bytes, answer.limit_bytes)),
-        ("fit", _fit(answer.fixed_bytes, answer.bytes_per_sample, phase)),
-        ("confirmed by", answer.proof_run_id or "no run on record"),
-        ("took", duration(seconds)),
-    ]
+        rate = per_second(answer.fastest_samples_per_s, "samples")
+        yield "fastest tried", f"{count(answer.fastest_batch)}, {rate}"
+    refuted = [count(probe.batch_size) for probe in search.probes if refuted_by(probe, search.confirmations)]
+    if refuted:
+        yield "refuted", f"{' and '.join(refuted)}: fitted in a probe, ran out of memory in a confirmation run"
+    yield "took", _took(search)
 
 
-def _aligned(batch: int | None) -> str:
-    return f"{batch:,}" if batch else "none below 8"
-
-
-def _left_free(headroom_bytes: int | None, limit_bytes: int | None) -> str:
-    return f"{size(headroom_bytes)} of {size(limit_bytes)}"
-
-
-def _fit(fixed_bytes: int | None, bytes_per_sample: int | None, phase: str) -> str:
-    return f"{size(fixed_bytes)} and {size(bytes_per_sample)} a sample in {phase}"
-
-
-def _fastest(batch: int, samples_per_s: float | None) -> str:
-    return f"{batch:,}, {per_second(samples_per_s, 'samples')}"
-
-
-def _took(report: dict[str, Any], tried: list[dict[str, Any]]) -> str:
-    """Return the time of the search, the sizes tried, and how often memory ran out."""
-    oom_count = sum(probe["outcome"] == "oom" for probe in tried)
-    oom_confirmations = sum(confirmation["state"] == "oom" for confirmation in report["proofs"])
+def _took(search: BatchSnapshot) -> str:
+    """Return the time of an ended search, the sizes tried, and how often memory ran out."""
+    assert search.ended is not None
+    tried = [probe for probe in search.probes if probe.outcome != "void"]
+    oom_probes = sum(probe.outcome == "oom" for probe in tried)
+    oom_confirmations = sum(confirmation.state == "oom" for confirmation in search.confirmations)
     confirming = f", and {_times(oom_confirmations)} in a confirmation run" if oom_confirmations else ""
-    return f"{duration(report['seconds'])}, {len(tried)} sizes tried, memory ran out {_times(oom_count)}{confirming}"
+    took = duration(search.ended.seconds)
+    return f"{took}, {len(tried)} sizes tried, memory ran out {_times(oom_probes)}{confirming}"
 
 
 def _times(number: int) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.records.run_file import CONFIRM
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.cooling import search_cooling_words
+from trainfast_tui.text.starting import wait_words
 
 if TYPE_CHECKING:
     from trainfast_runner.search.batch.batch_follower import BatchSnapshot
@@ -39,13 +39,11 @@ def batch_search_words(search: BatchSnapshot, now_ns: int | None = None) -> str:
 
 
 def _doing_words(search: BatchSnapshot, now_ns: int | None) -> str:
-    """Return the wait or the step under way; empty without one."""
+    """Return the wait or the step under way; empty without either."""
     if search.state not in ("running", "starting"):
         return ""
-    if search.cooling is not None:
-        return search_cooling_words(search.cooling, now_ns)
-    if search.waits_for is not None:
-        return f"waiting for {fmt.plain(search.waits_for)} to end"
+    if waiting := wait_words(search.cooling, search.waits_for, now_ns):
+        return waiting
     step = search.newest_step
     if search.state == "starting" or step is None:
         return ""

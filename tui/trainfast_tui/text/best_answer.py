@@ -14,9 +14,9 @@ from trainfast_tui.text.best_figures import (
     knob_words,
     measurements,
     noise_words,
+    objective_words,
     rate_words,
 )
-from trainfast_tui.text.best_objective import objective_words
 from trainfast_tui.text.tables import pairs, table
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ PARETO_HEADER = ("fastest in its memory", "rate", "peak")
 
 
 def answer_lines(so_far: BestSoFar, search_id: str) -> list[str]:
-    """The answer in lines: the best first, then the effects, the Pareto settings and the rest."""
+    """Return the answer in lines: the best first, then the effects, the Pareto settings and the rest."""
     answer = so_far.answer
     if answer is None or so_far.space is None:
         return [fmt.plain(line) for line in _without_answer(so_far, search_id)]
@@ -50,7 +50,7 @@ def _is_cancelled(so_far: BestSoFar) -> bool:
 
 
 def best_answer_rows(so_far: BestSoFar, answer: BestAnswer) -> Iterator[tuple[str, str]]:
-    """The best setting and the baseline with their figures, the gain, the runner-ups, and the notes on the claim."""
+    """Yield the best setting and the baseline with their figures, the gain, the ties, and the notes on the claim."""
     assert so_far.space is not None
     assert so_far.ended is not None
     baseline, noise, tried = so_far.space.baseline_number, answer.within_percent, answer.tried_in_budget
@@ -78,7 +78,7 @@ def best_answer_rows(so_far: BestSoFar, answer: BestAnswer) -> Iterator[tuple[st
 
 
 def precision_words(so_far: BestSoFar, answer: BestAnswer) -> str:
-    """Say that the best trains in another precision than the baseline; empty if it does not."""
+    """Return that the best trains in another precision than the baseline; empty if it does not."""
     assert so_far.space is not None
     numbers = so_far.space.baseline_number, answer.best_number
     own, best = (so_far.candidate(number).knobs.get("precision") for number in numbers)
@@ -88,7 +88,7 @@ def precision_words(so_far: BestSoFar, answer: BestAnswer) -> str:
 def _side_words(
     so_far: BestSoFar, number: int, rate: Interval | None, value: Interval | None, run_ids: Sequence[str]
 ) -> str:
-    """The best setting or the baseline: its knobs, its rate, its objective where that is another figure, its runs."""
+    """Return a setting with its rate, its objective where that is another figure, and its runs."""
     words = f"{knob_words(so_far.candidate(number).knobs)}: {rate_words(rate)}"
     if value is not None and so_far.objective != "samples_per_s":
         words += f", {objective_words(so_far.objective, so_far.for_steps, value)}"
@@ -103,7 +103,7 @@ def _shortened(label: str, listed: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def effect_rows(answer: BestAnswer) -> Iterator[tuple[str, ...]]:
-    """The gain of each value over the baseline's, below `EFFECT_HEADER`."""
+    """Yield the gain of each value over the baseline's, below `EFFECT_HEADER`."""
     for effect in answer.effects:
         show = BY_NAME[effect.knob].text_of
         by = "turned back in a run" if effect.measured else "earlier searches" if effect.earlier else "the trials"
@@ -118,7 +118,7 @@ def _pareto_rows(so_far: BestSoFar, answer: BestAnswer) -> Iterator[tuple[str, .
 
 
 def count_rows(so_far: BestSoFar, verdicts: Sequence[CandidateVerdict]) -> Iterator[tuple[str, str]]:
-    """The number of each verdict, what was not tried or was disturbed, why the search stopped, and what it took."""
+    """Yield the number of each verdict, what was not tried or was disturbed, why the search stopped, its time."""
     dropped = so_far.space.dropped if so_far.space is not None else 0
     others = f"; {dropped:,} combinations have another global batch" if dropped else ""
     yield "candidates", f"{len(so_far.candidates):,}: {count_words(verdict.verdict for verdict in verdicts)}{others}"

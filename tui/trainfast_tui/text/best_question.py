@@ -26,14 +26,14 @@ BY_KEYS = "Enter on it in the list of knobs types one"
 
 
 def varied_line(vary: Mapping[str, list[Any]], global_batch: int | None) -> str:
-    """The knobs that a search varies, with their values."""
+    """Return the knobs that a search varies, with their values."""
     varied = "; ".join(f"{name} {', '.join(map(BY_NAME[name].text_of, values))}" for name, values in vary.items())
     at = f" at a global batch of {global_batch:,}" if global_batch is not None else ""
     return f"varying {varied or 'nothing'}{at}"
 
 
 def left_alone_lines(left_alone: Mapping[str, str], *, to_name: str = BY_COMMAND) -> list[str]:
-    """The knobs that a search leaves alone, those with the same reason in one line.
+    """Return the knobs that a search leaves alone, those with the same reason in one line.
 
     `to_name` says how the missing present value of a `{knob}` is named.
     """
@@ -53,17 +53,17 @@ def question_lines(
     *,
     to_name: str = BY_COMMAND,
 ) -> list[str]:
-    """The knobs that a search varies, and then those that it leaves alone."""
+    """Return the knobs that a search varies, and then those that it leaves alone."""
     return [varied_line(vary, global_batch), *left_alone_lines(left_alone, to_name=to_name)]
 
 
 def _left_alone(names: str, reason: str) -> str:
-    """A refusal begins with the setting that it is about: no second name goes before it."""
+    """Return the names with the reason, which a refusal begins with the name already."""
     return f"left alone: {reason}" if reason.startswith(f"{names} ") else f"left alone: {names}: {reason}"
 
 
 def estimate_lines(estimate: Estimate) -> list[str]:
-    """The number of candidates, the processes and the expected time of a search."""
+    """Return the number of candidates, the processes and the expected time of a search."""
     dropped = f", {estimate.dropped:,} with another global batch left out" if estimate.dropped else ""
     legal = f"{estimate.candidates:,}, {estimate.legal:,} of them can run here{dropped}; the baseline is one"
     start = f"{fmt.duration(estimate.start_s)} a process, {estimate.basis}"

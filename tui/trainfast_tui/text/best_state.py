@@ -1,4 +1,4 @@
-"""A best-fit search in words while it goes on: its state, the best so far, and the worth of going on."""
+"""A best-fit search in words while it goes on: its state, its orders, the best so far, and the worth of going on."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.units import chance_text
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.best_figures import budget_words, gain_words, knob_words, noise_words
-from trainfast_tui.text.best_objective import objective_words
-from trainfast_tui.text.cooling import search_cooling_words
+from trainfast_tui.text.best_figures import budget_words, gain_words, knob_words, noise_words, objective_words
+from trainfast_tui.text.starting import wait_words
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.best_follower import BestSnapshot
     from trainfast_runner.search.best.best_so_far import BestSoFar
-    from trainfast_runner.search.journal.best import Space
+    from trainfast_runner.search.best.person_orders import KnobOrder
+    from trainfast_runner.search.journal.best import Ordered, Space
 
 VERBS = {
     "trial": "trying",
@@ -26,7 +26,7 @@ VERBS = {
 
 
 def setting_words(space: Space, number: int, *, short: bool = False) -> str:
-    """Name a setting by the knobs in which it differs from the baseline.
+    """Return a setting as the knobs in which it differs from the baseline.
 
     With `short` the accumulation is left out where it follows from the batch at one global batch.
     """
@@ -38,13 +38,11 @@ def setting_words(space: Space, number: int, *, short: bool = False) -> str:
 
 
 def best_search_words(search: BestSnapshot, now_ns: int | None = None) -> str:
-    """Describe the search at `now_ns` (CLOCK_MONOTONIC), or its end, in one line."""
+    """Return the state of the search at `now_ns` (CLOCK_MONOTONIC), or its end, in one line."""
     so_far = search.so_far
-    if search.state in ("running", "starting"):
-        if so_far.cooling is not None:
-            return search_cooling_words(so_far.cooling, now_ns)
-        if so_far.waits_for is not None:
-            return f"waiting for {fmt.plain(so_far.waits_for)} to end"
+    waiting = wait_words(so_far.cooling, so_far.waits_for, now_ns)
+    if waiting and search.state in ("running", "starting"):
+        return waiting
     if search.state == "running":
         return doing_words(so_far)
     words = {
@@ -77,7 +75,7 @@ def _end_words(search: BestSnapshot) -> str:
 
 
 def doing_words(so_far: BestSoFar) -> str:
-    """Name the step under way and its setting."""
+    """Return the step under way and its setting in words."""
     step, space = so_far.newest_step, so_far.space
     if step is None or step.candidate_number is None or space is None or not so_far.is_under_way:
         return "deciding the next step"
@@ -103,13 +101,22 @@ def _answer_words(so_far: BestSoFar) -> str:
     return budget + words
 
 
+def order_words(order: Ordered | KnobOrder, space: Space | None) -> str:
+    """Return an order in words: `pin precision=bf16`, `unpin precision`, `skip the setting batch_size=8`."""
+    number = order.candidate_number
+    if number is not None:
+        is_listed = space is not None and 0 <= number < len(space.candidates)
+        return f"{order.do} the setting {setting_words(space, number) if space is not None and is_listed else number}"
+    return f"{order.do} {order.knob}" if order.do == "unpin" else f"{order.do} {knob_words({order.knob: order.value})}"
+
+
 def best_words(so_far: BestSoFar) -> str:
-    """The objective of the best setting so far with its 95 % interval; empty before anything was measured."""
+    """Return the objective of the best setting so far with its 95 % interval; empty before anything was measured."""
     return "" if so_far.best is None else objective_words(so_far.objective, so_far.for_steps, so_far.best.value)
 
 
 def chance_words(so_far: BestSoFar) -> str:
-    """The chance that going on finds 2 % more, and its price; empty before two settings were measured.
+    """Return the chance that going on finds 2 % more, and its price; empty before two settings were measured.
 
     With one measurement both are assumptions. A price beyond the budget is never paid.
     """
@@ -124,5 +131,5 @@ def chance_words(so_far: BestSoFar) -> str:
 
 
 def settings_of(so_far: BestSoFar, number: int) -> tuple[tuple[str, str], ...]:
-    """The knobs of a candidate as they are typed."""
+    """Return the knobs of a candidate as they are typed."""
     return tuple((name, BY_NAME[name].text_of(value)) for name, value in so_far.candidates[number].knobs.items())

@@ -59,5 +59,5 @@ def verdict_text(comparison: Comparison) -> str | None:
     certainty = f"95 % CI: {interval_text(row)}" if row.interval_percent else "too few steps for a 95 % CI"
     if row.verdict == NOISE:
         return f"No significant difference in throughput ({certainty})."
-    more = "more" if row.percent > 0 else "less"
-    return f"B has {fmt.percent(abs(row.percent), 1)} {more} throughput than A ({certainty})."
+    direction = "more" if row.percent > 0 else "less"
+    return f"B has {fmt.percent(abs(row.percent), 1)} {direction} throughput than A ({certainty})."

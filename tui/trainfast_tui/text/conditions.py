@@ -102,7 +102,7 @@ def _no_reading_line(indexes: Sequence[int | None]) -> Line:
 
 
 def _throttled(counted: Sequence[StepConditions], wide: bool, whose: str) -> Line:
-    """Throttled milliseconds of a step by cause, with the most throttled device if there are several."""
+    """Return the throttled milliseconds of a step by cause, with the most throttled device if there are several."""
     known = [
         (shade, ms)
         for shade in SHADES
@@ -140,7 +140,7 @@ def _clock(counted: Sequence[StepConditions]) -> Line:
 
 
 def _energy(counted: Sequence[StepConditions], whose: str) -> tuple[Line, Line]:
-    """Joules per step and per sample; the second names the GPUs if nothing else does."""
+    """Return joules per step and per sample; the second names the GPUs if nothing else does."""
     per_step, per_sample = (
         _mean(step.energy_joules for step in counted),
         _mean(step.joules_per_sample for step in counted),
@@ -161,7 +161,7 @@ def _watched_gpus(run: RunSnapshot, counted: Sequence[StepConditions]) -> str:
 
 
 def _temperature(run: RunSnapshot, counted: Sequence[StepConditions], wide: bool) -> Line:
-    """The temperature at the newest step of a live run, or at the start of an ended one."""
+    """Return the temperature at the newest step of a live run, or at the start of an ended one."""
     if run.result is None:
         degrees, when = counted[-1].temperature_c, " now"
     else:

@@ -132,7 +132,7 @@ def _item(label: str, text: str, widest: str = "") -> Item | None:
 
 
 def _throttled(lately: DeviceConditions | None) -> list[Item]:
-    """Throttled shares of the last minute, by cause."""
+    """Return the throttled shares of the last minute, by cause."""
     if lately is None:
         return []
     items: list[Item] = []
@@ -146,7 +146,7 @@ def _throttled(lately: DeviceConditions | None) -> list[Item]:
 
 
 def _limits(device: DeviceReading) -> Item | None:
-    """The slowdown temperatures: the driver's limit, then the hardware's."""
+    """Return the slowdown temperatures: the driver's limit, then the hardware's."""
     limits = (("driver", device.gpu_max_temperature_c), ("hardware", device.slowdown_temperature_c))
     parts = [f"{fmt.celsius(limit)} by the {who}" for who, limit in limits if limit is not None]
     if device.degrees_to_slowdown_c is not None:
@@ -203,7 +203,7 @@ def _power(device: DeviceReading) -> Item | None:
 
 
 def _memory_health(device: DeviceReading) -> list[Item]:
-    """ECC errors and remapped rows; those that need a person are alarms."""
+    """Return ECC errors and remapped rows; those that need a person are alarms."""
     corrected, uncorrected = device.ecc_corrected_errors, device.ecc_uncorrected_errors
     items: list[Item] = []
     if corrected is not None or uncorrected is not None:
@@ -223,7 +223,7 @@ def _memory_health(device: DeviceReading) -> list[Item]:
 def _rates(
     label: str, device: DeviceReading, before: DeviceReading | None, seconds: float, out: str, back: str
 ) -> Item | None:
-    """The GPU's rates; a counter that was reset or wrapped gives none until the next sample."""
+    """Return a GPU's rates; a counter that was reset or wrapped gives none until the next sample."""
     if _reading(device, out) is None and _reading(device, back) is None:
         return None
     sent, received = _per_second(device, before, seconds, out), _per_second(device, before, seconds, back)
@@ -238,7 +238,7 @@ def _rate(label: str, now: object, before: object | None, seconds: float, field:
 
 
 def _per_second(now: object, before: object | None, seconds: float, field: str) -> float | None:
-    """A counter's growth per second; None if it was reset."""
+    """Return a counter's growth per second; None if it was reset."""
     last, first = _reading(now, field), _reading(before, field)
     if last is None or first is None or seconds <= 0 or last < first:
         return None

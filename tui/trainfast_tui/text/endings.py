@@ -34,10 +34,10 @@ class Ending:
     facts: tuple[str, ...] = ()
 
 
-def ending(run: RunSnapshot, traced: OomExplanation | None = None, to_trace: int = 0) -> Ending | None:
+def ending(run: RunSnapshot, explanation: OomExplanation | None, to_trace: int) -> Ending | None:
     """Return the run's ending, or None while it is running and supervised.
 
-    `traced` explains an out-of-memory run and goes before its result; `to_trace` models are still to be traced.
+    `explanation` is of an out-of-memory error; `to_trace` of its changes are still to be traced.
     """
     if run.is_live:
         if run.supervised:
@@ -49,8 +49,8 @@ def ending(run: RunSnapshot, traced: OomExplanation | None = None, to_trace: int
             advice="s stops it and cleans up; the records so far are kept.",
         )
     if run.state == "oom":
-        return _oom(run, traced, to_trace)
-    kept = "Its steps are kept. " if run.steps else ""
+        return _oom(run, explanation, to_trace)
+    steps_kept = "Its steps are kept. " if run.steps else ""
     last_words = tuple(line for line in run.log if line.strip())[-LOG_LINES:]
     match run.state:
         case "finished" if _is_warm(run):
@@ -65,9 +65,11 @@ def ending(run: RunSnapshot, traced: OomExplanation | None = None, to_trace: int
             advice = "l shows the whole log; trainfast-tui doctor looks for what is missing on this machine."
             return Ending("failed to start", "error", run.reason or _message(run), log=last_words, advice=advice)
         case "stopped":
-            return Ending("stopped", "warning", run.reason or "Asked to end, and ended.", advice=f"{kept}r runs again.")
+            return Ending(
+                "stopped", "warning", run.reason or "Asked to end, and ended.", advice=f"{steps_kept}r runs again."
+            )
         case "killed":
-            reason, advice = run.reason or "It had to be killed.", f"{kept}r runs again; l shows its last words."
+            reason, advice = run.reason or "It had to be killed.", f"{steps_kept}r runs again; l shows its last words."
             return Ending("killed", "warning", reason, log=last_words, advice=advice)
         case "lost":
             reason = run.reason or "All its processes are gone and it wrote no result."
@@ -76,12 +78,7 @@ def ending(run: RunSnapshot, traced: OomExplanation | None = None, to_trace: int
     return None
 
 
-def _oom(run: RunSnapshot, traced: OomExplanation | None, to_trace: int) -> Ending:
-    explanation = oom_explanation(run)
-    if traced is not None and (
-        explanation is None or explanation.needed_bytes is None or traced.needed_bytes is not None
-    ):
-        explanation = traced
+def _oom(run: RunSnapshot, explanation: OomExplanation | None, to_trace: int) -> Ending:
     facts = list(oom.oom_sentences(explanation)) if explanation is not None else []
     if to_trace:
         facts.append(f"Tracing which changes would fit, {to_trace} to go…")
@@ -97,17 +94,6 @@ def _oom(run: RunSnapshot, traced: OomExplanation | None, to_trace: int) -> Endi
     changes = () if explanation is None else tuple(explanation.changes)
     advice = "" if changes else NO_CHANGE if run.run_file is not None and run.run_file.script else "r runs again."
     return Ending(f"out of memory{_where(run)}", "error", reason, changes, advice=advice, facts=tuple(facts))
-
-
-def oom_explanation(run: RunSnapshot) -> OomExplanation | None:
-    """Return the explanation of the out-of-memory error, from the result if it has one."""
-    # Results of older versions explain a probe by the preset's batch.
-    if run.result is not None and run.result.oom is not None and (run.result.tried or not _is_warm(run)):
-        return run.result.oom
-    from trainfast_runner.results.explained_run import explain_run
-
-    oom_run = oom.out_of_memory(run)
-    return None if oom_run is None else explain_run(oom_run, lambda spec: None)
 
 
 def _is_warm(run: RunSnapshot) -> bool:

@@ -24,7 +24,7 @@ def _finite(value: float | None) -> float | None:
 
 
 def number(value: float | None) -> str:
-    """Three significant digits without an exponent: `0.123`, `1.23`, `12.3`, `1,234`; no unit."""
+    """Return three significant digits without an exponent: `0.123`, `1.23`, `12.3`, `1,234`; no unit."""
     if (value := _finite(value)) is None:
         return ABSENT
     magnitude = abs(value)
@@ -41,7 +41,7 @@ def number(value: float | None) -> str:
 
 
 def interval(low: float, high: float) -> str:
-    """The two ends of an interval: `120 to 126`; no unit."""
+    """Return the two ends of an interval: `120 to 126`; no unit."""
     return f"{number(low)} to {number(high)}"
 
 
@@ -51,7 +51,7 @@ def processes(world_size: int) -> str:
 
 
 def size(size_bytes: float | None) -> str:
-    """Bytes in the largest binary unit that keeps the figure at 1 or more: `39.5 GiB`."""
+    """Return bytes in the largest binary unit that keeps the figure at 1 or more: `39.5 GiB`."""
     if (value := _finite(size_bytes)) is None:
         return ABSENT
     unit = 0
@@ -70,35 +70,35 @@ def with_sizes(message: str) -> str:
 
 
 def count(value: float | None, noun: str = "") -> str:
-    """A whole number with thousands separated, and what is counted: `12,345 steps`."""
+    """Return a whole number with thousands separated, and what is counted: `12,345 steps`."""
     if (value := _finite(value)) is None:
         return ABSENT
     return f"{value:,.0f} {noun}".rstrip()
 
 
 def per_second(value: float | None, noun: str) -> str:
-    """A rate: `12.3 samples/s`."""
+    """Return a rate: `12.3 samples/s`."""
     return ABSENT if _finite(value) is None else f"{number(value)} {noun}/s"
 
 
 def bytes_per_second(value: float | None) -> str:
-    """Bytes a second in binary units: `1.25 GiB/s`."""
+    """Return bytes a second in binary units: `1.25 GiB/s`."""
     return ABSENT if _finite(value) is None else f"{size(value)}/s"
 
 
 def milliseconds(value_ms: float | None) -> str:
-    """Milliseconds, kept in milliseconds so that a column of them can be compared: `12.3 ms`."""
+    """Return milliseconds, kept in milliseconds so that a column of them can be compared: `12.3 ms`."""
     return ABSENT if _finite(value_ms) is None else f"{number(value_ms)} ms"
 
 
 def watts(value_w: float | None) -> str:
-    """Whole watts: `251 W`."""
+    """Return whole watts: `251 W`."""
     value = _finite(value_w)
     return ABSENT if value is None else f"{value:.0f} W"
 
 
 def joules(value_j: float | None) -> str:
-    """Joules, or kJ and MJ when large: `12.3 kJ`."""
+    """Return joules, or kJ and MJ when large: `12.3 kJ`."""
     if (value := _finite(value_j)) is None:
         return ABSENT
     for factor, unit in ((1e6, "MJ"), (1e3, "kJ")):
@@ -108,19 +108,19 @@ def joules(value_j: float | None) -> str:
 
 
 def celsius(value_c: float | None) -> str:
-    """Whole degrees Celsius: `64 °C`."""
+    """Return whole degrees Celsius: `64 °C`."""
     value = _finite(value_c)
     return ABSENT if value is None else f"{value:.0f} °C"
 
 
 def megahertz(value_mhz: float | None) -> str:
-    """Whole megahertz without separators, as nvidia-smi prints clocks: `1980 MHz`."""
+    """Return whole megahertz without separators, as nvidia-smi prints clocks: `1980 MHz`."""
     value = _finite(value_mhz)
     return ABSENT if value is None else f"{value:.0f} MHz"
 
 
 def beside_limit(now: str, most: str) -> str:
-    """A reading beside its limit, with the unit once: `300/400 W`; alone if there is no limit or no reading."""
+    """Return a reading beside its limit, with the unit once: `300/400 W`; alone if there is no limit or no reading."""
     if most == ABSENT:
         return now
     if now == ABSENT:
@@ -130,18 +130,18 @@ def beside_limit(now: str, most: str) -> str:
 
 
 def percent(value_percent: float | None, digits: int = 0) -> str:
-    """A figure that is already in percent: `98 %`."""
+    """Return a figure that is already in percent: `98 %`."""
     value = _finite(value_percent)
     return ABSENT if value is None else f"{value:.{digits}f} %"
 
 
 def fraction(value: float | None, digits: int = 0) -> str:
-    """A share from 0 to 1 in percent: `98 %`."""
+    """Return a share from 0 to 1 in percent: `98 %`."""
     return percent(None if value is None else 100 * value, digits)
 
 
 def signed_percent(value_percent: float | None) -> str:
-    """A change in percent with its sign: `+3.4 %`, `+13,197 %`; a change that rounds away reads `0.0 %`."""
+    """Return a change in percent with its sign: `+3.4 %`, `+13,197 %`; a change that rounds away reads `0.0 %`."""
     if (value := _finite(value_percent)) is None:
         return ABSENT
     text = f"{value:+.1f}" if abs(value) < 1000 else f"{value:+,.0f}"
@@ -149,7 +149,7 @@ def signed_percent(value_percent: float | None) -> str:
 
 
 def delta(new: float | None, old: float | None, formatter: Formatter) -> str:
-    """The difference of `new` to `old` in the formatter's unit and in percent: `-12.3 ms (-8.0 %)`.
+    """Return the difference of `new` to `old` in the formatter's unit and in percent: `-12.3 ms (-8.0 %)`.
 
     The percentage is left out if `old` is zero; the whole is `ABSENT` if either side is absent.
     """
@@ -173,12 +173,12 @@ def parse_figure(text: str) -> float:
 
 
 def elapsed(since_ns: int | None, now_ns: int) -> str:
-    """The time from `since_ns` to `now_ns` in whole seconds; empty if `since_ns` is None."""
+    """Return the time from `since_ns` to `now_ns` in whole seconds; empty if `since_ns` is None."""
     return "" if since_ns is None else duration(max(0, now_ns - since_ns) // 1_000_000_000)
 
 
 def duration(seconds: float | None) -> str:
-    """A length of time in its two largest units: `4.2 s`, `45 s`, `2 min 05 s`, `1 h 02 min`, `3 d 04 h`.
+    """Return a length of time in its two largest units: `4.2 s`, `45 s`, `2 min 05 s`, `1 h 02 min`, `3 d 04 h`.
 
     A second unit of zero is left out (`2 min`).
     """
@@ -215,7 +215,7 @@ _SURROGATES = re.compile(r"[\ud800-\udfff]")
 
 
 def plain(text: str, width: int | None = None) -> str:
-    """Untrusted text as one harmless line, of at most `width` terminal cells if that is given.
+    """Return untrusted text as one harmless line, of at most `width` terminal cells if that is given.
 
     Control sequences, C0 and C1 controls and bidirectional overrides go; tabs and line ends become spaces;
     a lone surrogate becomes U+FFFD, because a terminal's encoder would raise on it. A cut is marked by `…`.
@@ -233,7 +233,7 @@ def _harmless(text: str) -> str:
 
 
 def truncate(text: str, width: int) -> str:
-    """Text of at most `width` terminal cells; a cut is marked by `…`."""
+    """Return text of at most `width` terminal cells; a cut is marked by `…`."""
     if width <= 0:
         return ""
     if text.isascii() and text.isprintable():
@@ -248,7 +248,7 @@ def truncate(text: str, width: int) -> str:
 
 
 def to_width(text: str, width: int, align: Literal["left", "right"] = "left") -> str:
-    """Text of exactly `width` terminal cells: cut with `…`, or padded with spaces."""
+    """Return text of exactly `width` terminal cells: cut with `…`, or padded with spaces."""
     text = truncate(text, width)
     padding = " " * (width - cell_len(text))
     return text + padding if align == "left" else padding + text

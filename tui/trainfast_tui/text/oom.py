@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from trainfast_runner.records.result import OomChange, OomExplanation, RunError
-from trainfast_runner.units import highest
+from trainfast_runner.records.result import OomChange, OomExplanation
 from trainfast_tui.text.format import plain, size
 from trainfast_tui.text.memory import category_words
-
-if TYPE_CHECKING:
-    from trainfast_runner.memory.oom_explained import OutOfMemory
-    from trainfast_runner.running.follower import RunSnapshot
 
 WORTH_A_WORD = 1 << 20
 """Fewer bytes than this beyond the live ones are rounding."""
@@ -51,19 +45,18 @@ def oom_sentences(explanation: OomExplanation) -> Iterator[str]:
 
 def _measured(explanation: OomExplanation) -> Iterator[str]:
     """Yield the sentence of the rank's own figures."""
-    asked, more = explanation.asked_bytes, ""
-    if asked is not None:
-        more = f" and asked for {size(asked)} more"
+    asked_bytes = explanation.asked_bytes
+    asked = "" if asked_bytes is None else f" and asked for {size(asked_bytes)} more"
     if explanation.held_bytes is not None:
         of = f" of its {size(explanation.limit_bytes)}" if explanation.limit_bytes is not None else ""
-        yield f"It held {size(explanation.held_bytes)}{of}{more}."
+        yield f"It held {size(explanation.held_bytes)}{of}{asked}."
         if explanation.untouched_bytes is not None and explanation.untouched_bytes >= WORTH_A_WORD:
             yield (
                 f"Since that was refused, at least {size(explanation.untouched_bytes)} more counted against the limit:"
                 " address space reserved and not touched, such as the stacks of threads."
             )
-    elif asked is not None and explanation.missing_bytes is not None and explanation.needed_bytes is None:
-        yield f"It asked for {size(asked)}, which is {size(explanation.missing_bytes)} more than was free."
+    elif asked_bytes is not None and explanation.missing_bytes is not None and explanation.needed_bytes is None:
+        yield f"It asked for {size(asked_bytes)}, which is {size(explanation.missing_bytes)} more than was free."
 
 
 def change_options(change: OomChange) -> str:
@@ -87,22 +80,3 @@ def changes_title(changes: tuple[OomChange, ...] | list[OomChange]) -> str:
         return CLOSEST
     known = [change.predicted_bytes is not None for change in changes]
     return ALL_FIT if all(known) else MIXED if any(known) else ESTIMATED
-
-
-def out_of_memory(run: RunSnapshot) -> OutOfMemory | None:
-    """Gather the error, limits and events of a followed run that ran out of memory; None without its `run.json`."""
-    from trainfast_runner.memory.oom_explained import OutOfMemory
-
-    if run.run_file is None:
-        return None
-    held = run.error.held_bytes if run.error is not None else None
-    available = highest(tick.host.memory_available_bytes for tick in run.ticks if tick.host is not None)
-    return OutOfMemory(run.run_file, run.reason, _error_of(run), held, available, run.events, run.tried)
-
-
-def _error_of(run: RunSnapshot) -> RunError | None:
-    """Return the exception in the result, or else the one that a rank recorded."""
-    if run.result is not None and run.result.error is not None:
-        return run.result.error
-    line = run.error
-    return None if line is None else RunError(rank=line.rank, phase=line.phase, type=line.type, message=line.message)

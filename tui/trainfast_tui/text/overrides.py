@@ -33,9 +33,9 @@ def without_search_settings(overrides: Mapping[str, Any], role: str | None) -> d
 def short_overrides(overrides: Mapping[str, Any], cells: int) -> str:
     """Return as many whole overrides as fit in `cells`, else the first one cut, and how many more there are."""
     words = typed_overrides(overrides)
-    for kept in range(len(words), 0, -1):
-        more = f" +{len(words) - kept}" if kept < len(words) else ""
-        text = " ".join(words[:kept]) + more
+    for shown in range(len(words), 0, -1):
+        hidden = f" +{len(words) - shown}" if shown < len(words) else ""
+        text = " ".join(words[:shown]) + hidden
         if len(text) <= cells:
             return text
     if not words:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def speed_words(speed: PredictedSpeed) -> str:
-    """A rate and its 90 % interval: `14.2 samples/s (12.9 to 15.6)`."""
+    """Return a rate and its 90 % interval: `14.2 samples/s (12.9 to 15.6)`."""
     return f"{number(speed.median)} samples/s ({interval(speed.low, speed.high)})"
 
 
@@ -24,7 +24,7 @@ def few_steps_note(measured: int) -> str:
 
 
 def against_predicted_speed(measured: float | None, speed: PredictedSpeed) -> str:
-    """The prediction and the difference of what was measured: `predicted 14.2 samples/s (12.9 to 15.6), +3.1 %`."""
+    """Return the prediction and its error: `predicted 14.2 samples/s (12.9 to 15.6), +3.1 %`."""
     words = f"predicted {speed_words(speed)}"
     if measured is None or not speed.median:
         return plain(words)

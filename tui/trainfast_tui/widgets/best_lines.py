@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.best_answer import precision_words
-from trainfast_tui.text.best_figures import count_words, gain_words
-from trainfast_tui.text.best_objective import figure_words, unit_of
+from trainfast_tui.text.best_figures import count_words, figure_words, gain_words, unit_of
 from trainfast_tui.text.best_state import setting_words
 from trainfast_tui.text.lines import Line, Piece, Tone, labelled
 from trainfast_tui.widgets.bar import bar

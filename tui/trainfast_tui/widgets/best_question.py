@@ -16,7 +16,7 @@ from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.vary import read_vary
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.best_objective import OBJECTIVES
+from trainfast_tui.text.best_figures import OBJECTIVES
 from trainfast_tui.widgets.dialogs import Ask, Pick
 
 if TYPE_CHECKING:

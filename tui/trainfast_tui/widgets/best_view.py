@@ -6,15 +6,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trainfast_tui.charts.scatter import Spot, pareto, scatter
+from trainfast_tui.control.best_orders import orders_in_force
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.best_figures import measurements
-from trainfast_tui.text.best_objective import objective_of
-from trainfast_tui.text.best_orders import order_words, orders_in_force
+from trainfast_tui.text.best_figures import measurements, objective_of
 from trainfast_tui.text.best_question import BY_KEYS, question_lines
 from trainfast_tui.text.best_state import (
     best_search_words,
     best_words,
     chance_words,
+    order_words,
     setting_words,
 )
 from trainfast_tui.text.lines import (

@@ -47,11 +47,9 @@ class EndingPanel(GrowingPanel):
 
     def show_run(self, run: RunSnapshot | None) -> None:
         """Show how this run ended; nothing while it is live."""
-        explained = None if run is None else self._session.oom.about(run)
-        if run is None:
-            new_ending = None
-        else:
-            new_ending = ending(run) if explained is None else ending(run, explained.explanation, explained.left)
+        new_ending = None
+        if run is not None:
+            new_ending = ending(run, *self._session.background.oom.explanation_of(run))
             if new_ending is not None and self._ending is not None and run.run_id == self._run_id:
                 new_ending = replace(new_ending, changes=with_same_keys(new_ending.changes, self._ending.changes))
             self._run_id, self._run = run.run_id, run.run_file

@@ -12,7 +12,7 @@ from trainfast_runner.settings.script_preset import flag_names, place_words
 from trainfast_runner.settings.script_reach import ways_without_flag
 from trainfast_tui.text.format import plain, to_width
 from trainfast_tui.text.lines import Line, labelled, paragraph, rule
-from trainfast_tui.text.script import default_words, found_words
+from trainfast_tui.text.script import default_words, discovery_words
 from trainfast_tui.widgets.painted_with_notice import PaintedWithNotice
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def _head(findings: ScriptFindings, width: int) -> list[Line]:
     if findings.refusal:
         lines += labelled(("refused ", "error"), findings.refusal, width, "error")
         return [*lines, [], *paragraph("c types another command; f5 looks again after a change.", width, "title")]
-    text = findings.waiting if findings.discovered is None else found_words(findings.discovered)
+    text = findings.waiting if findings.discovered is None else discovery_words(findings.discovered)
     return [*lines, *labelled(("found   ", "muted"), text, width, "muted" if findings.discovered is None else "text")]
 
 

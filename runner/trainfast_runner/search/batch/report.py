@@ -58,8 +58,7 @@ def report(directory: Path) -> dict[str, Any]:
     return {
         **first_fields(question, ended),
         **fields_of(answer, "max_batch", "samples_per_s", "aligned_batch", "recommended_batch"),
-        # A script, which has no model of ours, keeps the thresholds that it has.
-        "measured_under": STRICT_SPEED if question.device == "cpu" and question.model else None,
+        "measured_under": measured_under(question),
         "recommended_reason": answer.recommended_why if answer else None,
         "margins": answer.margins if answer else [],
         "fastest": _fastest(answer),
@@ -76,6 +75,12 @@ def report(directory: Path) -> dict[str, Any]:
         "changes": ended.changes if ended is not None else [],
         **fields_of(ended, "missing_bytes", "seconds"),
     }
+
+
+def measured_under(question: BatchQuestion) -> str | None:
+    """Return the condition under which the search measures speed; None for one that leaves speed as it is."""
+    # A script, which has no model of ours, keeps the thresholds that it has.
+    return STRICT_SPEED if question.device == "cpu" and question.model else None
 
 
 def _probe(probe: Probe, confirmations: list[ConfirmationRun]) -> dict[str, Any]:

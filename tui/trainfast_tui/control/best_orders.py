@@ -1,4 +1,4 @@
-"""A person's orders to a live best-fit search in words: those in force, and the values that an order can be about."""
+"""A person's orders to a live best-fit search: those in force, and the values that an order can be about."""
 
 from __future__ import annotations
 
@@ -7,20 +7,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from trainfast_runner.settings.knobs import BY_NAME
-from trainfast_tui.text.best_figures import knob_words
-from trainfast_tui.text.best_state import setting_words
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.best_follower import BestSnapshot
     from trainfast_runner.search.best.best_so_far import BestSoFar
     from trainfast_runner.search.best.person_orders import KnobOrder
-    from trainfast_runner.search.journal.best import Candidate, Ordered, Space
+    from trainfast_runner.search.journal.best import Candidate, Ordered
 
 
 def open_values(search: BestSnapshot, do: str) -> dict[tuple[str, str], int]:
-    """Values that a knob can be pinned to, or that can be skipped, as typed; each with the number of its candidates.
+    """Return the values that a knob can be pinned to, or that can be skipped, as typed, with their candidates' number.
 
-    Of the candidates that the orders so far leave; an order that would leave none is not among them.
+    Only candidates that the orders so far leave count; an order that would leave none is not among them.
     """
     from trainfast_runner.search.best.person_orders import PIN, excluded_by_orders
 
@@ -46,17 +44,6 @@ def open_values(search: BestSnapshot, do: str) -> dict[tuple[str, str], int]:
 
 def _has_several(candidates: Sequence[Candidate], name: str) -> bool:
     return len({repr(candidate.knobs[name]) for candidate in candidates if candidate.ruled_out is None}) > 1
-
-
-def order_words(order: Ordered | KnobOrder, space: Space | None) -> str:
-    """Name an order: `pin precision=bf16`, `unpin precision`, `skip the setting batch_size=8 precision=bf16`."""
-    if order.candidate_number is not None:
-        known = space is not None and 0 <= order.candidate_number < len(space.candidates)
-        named = (
-            setting_words(space, order.candidate_number) if space is not None and known else f"{order.candidate_number}"
-        )
-        return f"{order.do} the setting {named}"
-    return f"{order.do} {order.knob}" if order.do == "unpin" else f"{order.do} {knob_words({order.knob: order.value})}"
 
 
 def orders_in_force(so_far: BestSoFar) -> list[Ordered]:

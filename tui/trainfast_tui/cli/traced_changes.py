@@ -1,0 +1,40 @@
+"""After an out-of-memory error: trace which changes of knobs would make the run fit."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_directory import read_run_file
+from trainfast_runner.records.run_records import read_records
+from trainfast_runner.results.explained_run import explained_now, out_of_memory_of, trace_changes
+from trainfast_tui.cli.progress import progress_when_slow
+
+TRACES_WITHIN_S = 20.0
+"""After an out-of-memory error, trace possible fixes for at most this long before printing the result."""
+
+
+def with_traced_changes(directory: Path, result: Result, python: str | None) -> Result:
+    """Return the result of an out-of-memory run with the changes that would fit; a script has none.
+
+    The tracing ends after `TRACES_WITHIN_S` or at Ctrl-C.
+    """
+    run = read_run_file(directory)
+    if run is None or run.script is not None:
+        return result
+    oom_run = out_of_memory_of(read_records(directory), run, result.reason, result.error)
+    cancelled = threading.Event()
+    timer = threading.Timer(TRACES_WITHIN_S, cancelled.set)
+    timer.daemon = True
+    timer.start()
+    try:
+        with progress_when_slow("tracing which changes would make it fit…") as slow:
+            for left in trace_changes(oom_run, python, cancelled):
+                slow.update(f"tracing which changes would make it fit, {left} to go…")
+    except (UserError, KeyboardInterrupt):
+        pass  # changes without a trace stay estimates
+    finally:
+        timer.cancel()
+    return explained_now(directory, result)

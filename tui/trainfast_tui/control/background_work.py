@@ -1,0 +1,89 @@
+"""The work beside runs: advice, predictions, explanations of out-of-memory errors, and calibration."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trainfast_runner.records.home import Home
+from trainfast_tui.control.idle_calibrator import IdleCalibrator
+from trainfast_tui.control.messages import Post
+from trainfast_tui.control.next_run_predictions import NextRunPredictions
+from trainfast_tui.control.oom_explainer import OomExplainer
+from trainfast_tui.control.predictor import Predictor
+from trainfast_tui.control.shared_tracer import SharedTracer
+from trainfast_tui.control.situation_gatherer import SituationGatherer
+from trainfast_tui.text.search_kind import SearchKind
+
+if TYPE_CHECKING:
+    from trainfast_runner.machine.devices import Machine
+    from trainfast_runner.running.follower import RunSnapshot
+    from trainfast_tui.control.next_run import NextRun
+    from trainfast_tui.live.snapshot import Snapshot
+
+
+class BackgroundWork:
+    """Works in threads of its own, and gives way to everything that is measured. `python` trains."""
+
+    def __init__(self, home: Home, post: Post, python: str | None) -> None:
+        self.tracer = SharedTracer()
+        self.predictor = Predictor(post, python, self.tracer.get, home)
+        self.predictions = NextRunPredictions(self.predictor)
+        self.situations = SituationGatherer(home, post, python)
+        self.oom = OomExplainer(post, python, self.tracer.get)
+        self.calibrator = IdleCalibrator(home, post, python)
+        self._calibrations = 0
+        """Number of times this app has calibrated the device."""
+
+    def stop(self, wait_s: float) -> None:
+        """End all work, and wait at most this long for each trace's process to end."""
+        self.predictor.cancel(wait_s)
+        self.oom.cancel(wait_s)
+        self.calibrator.cancel(wait_s)
+        self.tracer.close()
+
+    def note_calibrated(self) -> None:
+        """Note that the device was calibrated: predicted speeds change."""
+        self._calibrations += 1
+
+    def update(
+        self,
+        next_run: NextRun | None,
+        machine: Machine | None,
+        snapshot: Snapshot | None,
+        running_search: SearchKind | None,
+        *,
+        is_device_used: bool,
+    ) -> None:
+        """Begin or give up work after a change of any of these."""
+        run = snapshot.run if snapshot is not None else None
+        self.situations.update(next_run, machine, run)
+        self.oom.explain_if_oom(run, may_trace=not is_device_used)
+        if next_run is not None and next_run.script is not None:
+            self.predictions.refuse_script()
+        elif next_run is not None and machine is not None:
+            if machine.used_by(next_run.spec.knobs["devices"]).device == "cuda":
+                # The trace has memory of its own on the GPU, which a run would take for another process's.
+                may_trace = not is_device_used
+            else:
+                may_trace = running_search is None and not _is_measured(run)
+            speed_key = self._speed_key(run, running_search)
+            self.predictions.request(
+                next_run,
+                machine,
+                snapshot,
+                may_trace=may_trace,
+                speed_key=speed_key,
+                is_device_used=is_device_used,
+            )
+        if snapshot is not None:
+            self.calibrator.update(snapshot, machine, is_busy=is_device_used)
+
+    def _speed_key(self, run: RunSnapshot | None, running_search: SearchKind | None) -> str:
+        """Return a text that changes with the sources of predicted speeds: runs, searches, the calibration."""
+        ended = run is not None and run.result is not None
+        return repr((run.run_id if run is not None else "", ended, running_search, self._calibrations))
+
+
+def _is_measured(run: RunSnapshot | None) -> bool:
+    """True if a live run is past its start: a trace during the start is that run's own prediction."""
+    return run is not None and run.is_live and run.state != "starting"
