@@ -33,6 +33,7 @@ from trainfast_tui.text.lines import LabelledText
 from trainfast_tui.text.search_kind import SearchKind
 from trainfast_tui.widgets.best_question import DIALOGS, QuestionDialogs, best_question_rows, request_of
 from trainfast_tui.widgets.best_view import BestView
+from trainfast_tui.widgets.open_dialog import ask_choice
 
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
@@ -242,8 +243,6 @@ class BestScreen(SearchScreen["BestSnapshot"]):
 
     def _ask_order(self, search: BestSnapshot, do: str, title: str, orders: dict[str, _Order]) -> None:
         """Let the person choose one of `orders`, or a value of a varied knob, and give that order."""
-        from trainfast_tui.widgets.dialogs import Pick
-
         if search.so_far.space is None:
             self.notify("The candidates are not listed yet.", severity="warning")
             return
@@ -253,12 +252,8 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         if not orders:
             self.notify("Your orders leave one setting: there is nothing to choose.", severity="warning")
             return
-
-        def on_answer(answer: object) -> None:
-            if isinstance(answer, str):
-                orders[answer].give()
-
-        self.app.push_screen(Pick(title, [(name, order.words) for name, order in orders.items()], None), on_answer)
+        choices = [(name, order.words) for name, order in orders.items()]
+        ask_choice(self.app, title, choices, lambda name: orders[name].give())
 
     def action_ask(self, part: str) -> None:
         """Ask for a part of the next search's question, and plan with the answer."""

@@ -11,6 +11,7 @@ from trainfast_tui.text.keys import KEY_WORDS, actions_of
 from trainfast_tui.text.knob_groups import knobs_by_group
 from trainfast_tui.text.lines import Line, Tone, labelled, line_text, paragraph, rule
 from trainfast_tui.text.shades import SHADES
+from trainfast_tui.widgets.open_dialog import ask_text
 from trainfast_tui.widgets.page import Page
 
 if TYPE_CHECKING:
@@ -50,10 +51,8 @@ class FilteredPage(PageScreen):
     _filter = ""
 
     def action_filter(self) -> None:
-        from trainfast_tui.widgets.dialogs import Ask
-
         hint = "Words that must all occur: batch, memory, page up. Empty shows the whole help."
-        self.app.push_screen(Ask("Show help with", hint, self._filter, self._apply_filter))
+        ask_text(self.app, "Show help with", hint, self._filter, self._apply_filter)
 
     def _apply_filter(self, words: str) -> None:
         self._filter = words.strip()

@@ -29,6 +29,7 @@ from trainfast_tui.widgets.header_footer import Header, StatusLine
 from trainfast_tui.widgets.knob_panel import KnobPanel
 from trainfast_tui.widgets.log_pane import LogPane
 from trainfast_tui.widgets.memory_bar import MemoryBar
+from trainfast_tui.widgets.open_dialog import ask_yes
 from trainfast_tui.widgets.speed_bar import SpeedBar
 from trainfast_tui.widgets.step_panel import StepPanel
 from trainfast_tui.widgets.welcome import TooSmall, Welcome
@@ -50,7 +51,7 @@ TO_ITS_END = "{} runs to its own end and saves what it saves; the knob steps end
 class _LiveRunQuestion:
     """A dialog that makes sense only while a run is live."""
 
-    dialog: Screen[object]
+    dialog: Screen[bool]
     run_id: str
 
 
@@ -208,7 +209,8 @@ class MainScreen(AppScreen):
                 start = partial(self._start, next_run, run_to_stop=run.directory)
                 self._ask_about(run, question, "stop it, then run", start)
             elif risk:
-                self.confirm(f"{risk} Start {name} all the same?", "start it", partial(self._start, next_run))
+                question = f"{risk} Start {name} all the same?"
+                ask_yes(self.app, question, "start it", partial(self._start, next_run))
             else:
                 self._start(next_run)
 
@@ -283,7 +285,7 @@ class MainScreen(AppScreen):
 
     def _ask_about(self, run: RunSnapshot, question: str, yes: str, then: Callable[[], object]) -> None:
         """Ask a question that makes sense only while this run is live."""
-        self._question = _LiveRunQuestion(self.confirm(question, yes, then), run.run_id)
+        self._question = _LiveRunQuestion(ask_yes(self.app, question, yes, then), run.run_id)
 
     def _close_outdated_question(self, run: RunSnapshot | None) -> None:
         """Close the question about a run that has ended by itself, with a notice."""
@@ -298,9 +300,9 @@ class MainScreen(AppScreen):
         self.notify(words, severity="warning")
 
     def action_cool_to(self) -> None:
-        from trainfast_tui.widgets.cool_to_dialog import cool_to_dialog
+        from trainfast_tui.widgets.cool_to_dialog import ask_cool_to
 
-        self.app.push_screen(cool_to_dialog(self.session.runs, self.notify))
+        ask_cool_to(self.app, self.session.runs, self.notify)
 
     def action_compare(self) -> None:
         run = self.session.shown_run

@@ -22,6 +22,7 @@ from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Tone
 from trainfast_tui.widgets.header_footer import StatusLine
 from trainfast_tui.widgets.monitor_devices import MonitorDevices, MonitorHead
+from trainfast_tui.widgets.open_dialog import ask_yes
 from trainfast_tui.widgets.process_table import ProcessTable
 
 HEAD_AND_FOOTER_ROWS = 2
@@ -143,7 +144,7 @@ class MonitorScreen(AppScreen):
         if kill:
             question += "\nSIGTERM was sent to it and it still runs. SIGKILL gives it no chance to save anything."
         yes = "send SIGKILL" if kill else "send SIGTERM: it may save what it has, and end"
-        self.confirm(question, yes, partial(self._end, row.identity, kill))
+        ask_yes(self.app, question, yes, partial(self._end, row.identity, kill))
 
     def _offer_stop(self, row: ProcessRow, member: Membership) -> None:
         """Offer to stop the run of a process: ending the process alone would make the run a failed one."""
@@ -154,7 +155,7 @@ class MonitorScreen(AppScreen):
             return
         question = f"Stop the run {run_id}?\nProcess {row.pid} is {member.place}.\n{_described(row)}"
         yes = "stop the run: it is asked to end, and killed after a countdown"
-        self.confirm(question, yes, partial(self.session.runs.request_stop, member.directory))
+        ask_yes(self.app, question, yes, partial(self.session.runs.request_stop, member.directory))
 
     def _end(self, identity: Identity, kill: bool) -> None:
         try:

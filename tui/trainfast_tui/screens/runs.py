@@ -18,8 +18,8 @@ from trainfast_tui.control.messages import Notified, as_warning
 from trainfast_tui.screens.base import AppScreen, SessionMessage
 from trainfast_tui.session import Session
 from trainfast_tui.text.keys import actions_of
-from trainfast_tui.widgets.dialogs import Ask
 from trainfast_tui.widgets.header_footer import Footer, StatusLine
+from trainfast_tui.widgets.open_dialog import ask_text, ask_yes
 from trainfast_tui.widgets.run_detail import RunDetail
 from trainfast_tui.widgets.runs_table import RunsTable, matches
 
@@ -118,7 +118,7 @@ class RunsScreen(AppScreen):
 
     def action_filter(self) -> None:
         hint = "Words that must all occur: oom, tiny-llama, batch_size=64. Empty shows every run."
-        self.app.push_screen(Ask("Show runs with", hint, self._filter, self._apply_filter))
+        ask_text(self.app, "Show runs with", hint, self._filter, self._apply_filter)
 
     def _apply_filter(self, words: str) -> None:
         self._filter = words.strip()
@@ -151,7 +151,7 @@ class RunsScreen(AppScreen):
             self.notify(words, severity="warning")
             return
         question = f"Delete {row.run_id} ({row.name}, {state_words(row.state)}) and all its records?"
-        self.confirm(question, "delete it", partial(self._delete, row.run_id))
+        ask_yes(self.app, question, "delete it", partial(self._delete, row.run_id))
 
     def _delete(self, run_id: str) -> None:
         try:

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ from trainfast_tui.text.format import elapsed
 from trainfast_tui.text.lines import Tone
 from trainfast_tui.text.script import command_words
 from trainfast_tui.widgets.header_footer import Footer
+from trainfast_tui.widgets.open_dialog import ask_choice, ask_text, ask_yes
 from trainfast_tui.widgets.script_view import ScriptFindings, ScriptView
 
 if TYPE_CHECKING:
@@ -108,15 +110,12 @@ class ScriptScreen(AppScreen):
 
     def action_command(self) -> None:
         """Ask for the command of a script, and look into it."""
-        from trainfast_tui.widgets.dialogs import Ask
 
-        def on_answer(text: object) -> None:
-            if isinstance(text, str):
-                self._look_into(tuple(command_words(text)))
+        def on_command(text: str) -> None:
+            self._look_into(tuple(command_words(text)))
 
-        typed = shlex.join(self._command)
-        ask = Ask("The command that starts your script", COMMAND_HINT, typed, command_words)
-        self.app.push_screen(ask, on_answer)
+        title, typed = "The command that starts your script", shlex.join(self._command)
+        ask_text(self.app, title, COMMAND_HINT, typed, command_words, on_command)
 
     def action_again(self) -> None:
         if self._command:
@@ -151,34 +150,24 @@ class ScriptScreen(AppScreen):
         if self._discovered is None:
             self.notify("No script is known yet; c types its command.", severity="warning")
             return
-        from trainfast_tui.widgets.dialogs import Pick
-
         unmapped = [
             (knob.name, knob.what) for knob in KNOBS if knob.name not in self._mapping and knob.name not in LAUNCH
         ]
-        self.app.push_screen(Pick("Map which knob", unmapped, None), self._on_knob)
-
-    def _on_knob(self, name: object) -> None:
-        if isinstance(name, str):
-            self._ask_flag(name)
+        ask_choice(self.app, "Map which knob", unmapped, self._ask_flag)
 
     def _ask_flag(self, name: str) -> None:
         """Ask for the flag of a knob; the dialog stays open while the script does not have it."""
-        from trainfast_tui.widgets.dialogs import Ask
-
         assert self._discovered is not None
         flags = self._discovered.flags
+        before = place_words(self._mapping[name].place) if name in self._mapping else ""
 
-        def check(text: str) -> Proposal:
-            return place_typed(name, text, flags, GIVEN)
-
-        def on_answer(text: object) -> None:
-            if isinstance(text, str) and text != before:
-                self._mapping[name] = check(text)
+        def set_flag(text: str) -> None:
+            proposal = place_typed(name, text, flags, GIVEN)
+            if text != before:
+                self._mapping[name] = proposal
                 self._show(name)
 
-        before = place_words(self._mapping[name].place) if name in self._mapping else ""
-        self.app.push_screen(Ask(f"The flag of {name}", FLAG_HINT, before, check), on_answer)
+        ask_text(self.app, f"The flag of {name}", FLAG_HINT, before, set_flag)
 
     def action_remove(self) -> None:
         name = self.view.current
@@ -192,16 +181,16 @@ class ScriptScreen(AppScreen):
         if self._discovered is None:
             self.notify("No script is known yet; c types its command.", severity="warning")
             return
-        from trainfast_tui.widgets.dialogs import Ask
 
-        def on_answer(name: object) -> None:
-            if isinstance(name, str) and _is_own(name):
-                self.confirm(f"You have a preset {name} already. Replace it?", "replace it", lambda: self._save(name))
-            elif isinstance(name, str):
+        def on_name(name: str) -> None:
+            if _is_own(name):
+                question = f"You have a preset {name} already. Replace it?"
+                ask_yes(self.app, question, "replace it", partial(self._save, name))
+            else:
                 self._save(name)
 
         hint = NAME_HINT.format(user_directory())
-        self.app.push_screen(Ask("Save this script as", hint, _name_for(self._command), _check_name), on_answer)
+        ask_text(self.app, "Save this script as", hint, _name_for(self._command), _check_name, on_name)
 
     def _save(self, name: str) -> None:
         from trainfast_runner.running.scripts.discovered_preset import preset_of

@@ -13,6 +13,7 @@ from trainfast_tui.control.search_control import SearchControl, SearchSnapshotT
 from trainfast_tui.screens.base import AppScreen
 from trainfast_tui.text.lines import Tone
 from trainfast_tui.widgets.header_footer import Footer
+from trainfast_tui.widgets.open_dialog import ask_yes
 from trainfast_tui.widgets.painted_with_notice import PaintedWithNotice
 
 if TYPE_CHECKING:
@@ -85,7 +86,8 @@ class SearchScreen(AppScreen, Generic[SearchSnapshotT]):
         elif run is None:
             self.start_after(None)
         else:
-            self.confirm(self.stop_question(run), "stop it, then search", partial(self.start_after, run.directory))
+            start = partial(self.start_after, run.directory)
+            ask_yes(self.app, self.stop_question(run), "stop it, then search", start)
 
     def action_again(self) -> None:
         if self._search is not None and self._search.is_live:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import UserError
@@ -15,6 +14,7 @@ from trainfast_tui.text.format import plain, to_width
 from trainfast_tui.text.knob_groups import KNOBS_IN_ORDER
 from trainfast_tui.text.lines import Line, Tone, out_of_sight, rule, with_more, wrap
 from trainfast_tui.widgets.knob_text import KnobText
+from trainfast_tui.widgets.open_dialog import ask_choice, ask_text
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
@@ -144,48 +144,34 @@ class KnobPanel(Painted, can_focus=True):
             self._change(self._session.next_run.reset(self.current))
 
     def action_type_value(self) -> None:
-        if self._session.next_run is None:
+        entry, next_run = BY_NAME[self.current], self._session.next_run
+        if next_run is None:
             return
-        from trainfast_tui.widgets.dialogs import Ask
 
-        entry = BY_NAME[self.current]
+        def set_value(text: str) -> None:
+            # Looked up again: a run that was started elsewhere may have replaced it meanwhile.
+            if self._session.next_run is not None:
+                self._change(self._session.next_run.with_value(entry.name, text))
 
-        def on_answer(text: object) -> None:
-            next_run = self._session.next_run
-            if not isinstance(text, str) or next_run is None:
-                return
-            try:
-                self._change(next_run.with_value(entry.name, text))
-            except UserError as error:
-                # A run that was started elsewhere has replaced the next run that the dialog checked against.
-                self.refuse(error)
-
-        value = self._session.next_run.text_of(entry.name)
-        check = partial(self._session.next_run.with_value, entry.name)
-        self.app.push_screen(Ask(entry.name, entry.values.describe(), value, check), on_answer)
+        ask_text(self.app, entry.name, entry.values.describe(), next_run.text_of(entry.name), set_value)
 
     def action_preset(self) -> None:
-        from trainfast_tui.widgets.dialogs import Pick
-
-        def on_answer(name: object) -> None:
-            if not isinstance(name, str):
-                return
-            try:
-                spec = self._session.set_preset(name).spec
-            except UserError as error:
-                self.refuse(error)
-                return
-            self.screen.notify(f"{spec.name}: {spec.title}")
-
         current = self._session.next_run.spec.name if self._session.next_run is not None else None
-        self.app.push_screen(Pick("What to train", preset_choices(), current), on_answer)
+        ask_choice(self.app, "What to train", preset_choices(), self._set_preset, current=current)
+
+    def _set_preset(self, name: str) -> None:
+        try:
+            spec = self._session.set_preset(name).spec
+        except UserError as error:
+            self.refuse(error)
+            return
+        self.screen.notify(f"{spec.name}: {spec.title}")
 
     def action_save(self) -> None:
         next_run = self._session.next_run
         if next_run is None:
             return
         from trainfast_runner.settings.presets import user_directory
-        from trainfast_tui.widgets.dialogs import Ask
 
         def save(name: str) -> None:
             # The dialog shows the error and stays open.
@@ -195,7 +181,7 @@ class KnobPanel(Painted, can_focus=True):
                 raise UserError(f"not saved: {error}", key="name") from None
 
         hint = f"A name; it becomes a file in {user_directory()}, with the comments of the preset it comes from."
-        self.app.push_screen(Ask("Save these knobs as", hint, "", save))
+        ask_text(self.app, "Save these knobs as", hint, "", save)
 
     def lines(self, width: int, height: int) -> list[Line]:
         next_run = self._next
