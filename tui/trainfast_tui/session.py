@@ -28,7 +28,6 @@ from trainfast_tui.control.messages import (
     RunGivenUp,
     RunRefused,
     RunStarted,
-    SearchEnded,
     SearchRefused,
     SearchStarted,
     SituationGathered,
@@ -43,7 +42,7 @@ from trainfast_tui.control.predictor import Predictor
 from trainfast_tui.control.run_control import RunControl
 from trainfast_tui.control.same_settings import has_same_settings
 from trainfast_tui.control.script_control import ScriptControl
-from trainfast_tui.control.search_control import BatchControl, SearchControl, SearchSnapshotT
+from trainfast_tui.control.search_control import BatchControl
 from trainfast_tui.control.shared_tracer import SharedTracer
 from trainfast_tui.control.situation_gatherer import SituationGatherer
 from trainfast_tui.live.reader import Reader
@@ -161,8 +160,8 @@ class Session:
     def _on_snapshot(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
         self._adopt(snapshot)
-        self._note_search(self.batch_search, snapshot.batch_search)
-        self._note_search(self.best_search, snapshot.best_search)
+        self.batch_search.note_seen(snapshot.batch_search)
+        self.best_search.note_seen(snapshot.best_search)
         self.update_background_work()
         self.runs.note_shown(snapshot.run.directory if snapshot.run is not None else None)
         elsewhere = snapshot.started_elsewhere
@@ -170,14 +169,6 @@ class Session:
         if elsewhere is not None and elsewhere != self._notified_run_id and not self.runs.is_starting:
             self._notified_run_id = elsewhere
             self.post(Notified(f"{elsewhere} was started elsewhere: h lists it, Enter there shows it."))
-
-    def _note_search(self, control: SearchControl[SearchSnapshotT], search: SearchSnapshotT | None) -> None:
-        """Note the followed search of a kind, and post that it is live or has ended."""
-        if control.is_started_elsewhere(search):
-            self.post(Notified(f"A {control.KIND.label} search is live; {control.KIND.key} shows it."))
-        if search is not None and control.has_ended_since(search):
-            self.post(SearchEnded(control.describe(search), control.KIND))
-        control.note_seen(search)
 
     def _adopt(self, snapshot: Snapshot) -> None:
         """Compare the next run with a run that has come onto the screen; unless knobs were chosen, repeat that run."""

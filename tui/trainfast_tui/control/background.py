@@ -1,4 +1,4 @@
-"""Work that would block the event loop: in a daemon thread, so that leaving never waits for it."""
+"""Work in daemon threads: it would block the event loop, and leaving the app never waits for it."""
 
 from __future__ import annotations
 
@@ -32,3 +32,16 @@ def in_background(
     thread = threading.Thread(target=call, name=f"trainfast-{name}", daemon=True)
     thread.start()
     return thread
+
+
+def start_loop(name: str, loop: Callable[[], object], post: Post) -> None:
+    """Run `loop`, which does not return, in a thread; an exception is posted as ThreadFailed."""
+
+    def call() -> None:
+        try:
+            loop()
+        except Exception as error:
+            # Else the last message of the thread would stay on the screen as if it were the newest.
+            post(ThreadFailed(error))
+
+    threading.Thread(target=call, name=f"trainfast-{name}", daemon=True).start()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,9 +12,11 @@ from textual.app import ComposeResult
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.search_states import UNFINISHED_STATES
+from trainfast_runner.search.best.person_orders import PIN, SKIP, UNPIN, give_order, skip_candidate
 from trainfast_runner.search.best.question.request import BestRequest
 from trainfast_runner.settings.knob_type import whole_number
 from trainfast_runner.settings.knobs import defaults
+from trainfast_tui.control.background import in_background
 from trainfast_tui.control.best_control import BestControl
 from trainfast_tui.control.messages import BestPlanned, Notified
 from trainfast_tui.control.next_run_sources import next_run_from_search, spec_to_continue
@@ -45,14 +46,8 @@ MOST_NAMED = 3
 VARY = "ask('vary')"
 QUESTION_ACTIONS = (VARY, "ask('batch')", "ask('objective')", "ask('budget')", "fresh")
 """The actions that change the question of the next search."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Order:
-    """An order to a live search, as it is offered: its words, and the function that gives it."""
-
-    words: str
-    give: Callable[[], object]
+Orders = dict[str, tuple[str, Callable[[], object]]]
+"""Orders to a live search by name, each with its effect in words and the function that gives it."""
 
 
 class BestScreen(SearchScreen["BestSnapshot"]):
@@ -224,36 +219,39 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         search = self._live_search()
         if search is None:
             return
-        pinned = [order.knob for order in orders_in_force(search.so_far) if order.do == "pin"]
-        unpin = partial(self.search_control.order, search.directory, "unpin")
-        orders = {f"unpin {name}": _Order("try all its values again", partial(unpin, name)) for name in pinned}
-        self._ask_order(search, "pin", "Pin a knob to one value from now on", orders)
+        pinned = [order.knob for order in orders_in_force(search.so_far) if order.do == PIN]
+        unpin = partial(give_order, search.directory, UNPIN)
+        orders: Orders = {f"unpin {name}": ("try all its values again", partial(unpin, name)) for name in pinned}
+        self._ask_order(search, PIN, "Pin a knob to one value from now on", orders)
 
     def action_skip(self) -> None:
         search = self._live_search()
         if search is None:
             return
         step, space = search.so_far.chosen, search.so_far.space
-        orders: dict[str, _Order] = {}
+        orders: Orders = {}
         if step is not None and step.candidate_number is not None and space is not None:
             words = f"{setting_words(space, step.candidate_number)}, the one under way"
-            skip = partial(self.search_control.skip_setting, search.directory, step.candidate_number)
-            orders = {f"setting {step.candidate_number}": _Order(words, skip)}
-        self._ask_order(search, "skip", "Never try a setting, or a value", orders)
+            skip = partial(skip_candidate, search.directory, step.candidate_number)
+            orders = {f"setting {step.candidate_number}": (words, skip)}
+        self._ask_order(search, SKIP, "Never try a setting, or a value", orders)
 
-    def _ask_order(self, search: BestSnapshot, do: str, title: str, orders: dict[str, _Order]) -> None:
-        """Let the person choose one of `orders`, or a value of a varied knob, and give that order."""
+    def _ask_order(self, search: BestSnapshot, do: str, title: str, orders: Orders) -> None:
+        """Let the person choose one of `orders`, or a value to pin or skip (`do`), and give that order."""
         if search.so_far.space is None:
             self.notify("The candidates are not listed yet.", severity="warning")
             return
-        give = partial(self.search_control.order, search.directory, do)
+        give = partial(give_order, search.directory, do)
         for (name, value), count in open_values(search, do).items():
-            orders[f"{name}={value}"] = _Order(f"{count:,} candidates", partial(give, name, value))
+            orders[f"{name}={value}"] = f"{count:,} candidates", partial(give, name, value)
         if not orders:
             self.notify("Your orders leave one setting: there is nothing to choose.", severity="warning")
             return
-        choices = [(name, order.words) for name, order in orders.items()]
-        ask_choice(self.app, title, choices, lambda name: orders[name].give())
+
+        def give_chosen(name: str) -> None:
+            in_background("order", orders[name][1], self.session.post)
+
+        ask_choice(self.app, title, [(name, words) for name, (words, _) in orders.items()], give_chosen)
 
     def action_ask(self, part: str) -> None:
         """Ask for a part of the next search's question, and plan with the answer."""
