@@ -29,7 +29,7 @@ from trainfast_tui.control.messages import (
     TerminalLost,
     ThreadFailed,
 )
-from trainfast_tui.control.next_run_sources import next_run_from_preset
+from trainfast_tui.next_run.sources import next_run_from_preset
 from trainfast_tui.screens.base import AppScreen, SessionMessage
 from trainfast_tui.screens.main import MainScreen
 from trainfast_tui.session import Session

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from trainfast_runner.records.tick import Tick
     from trainfast_runner.running.follower import RunSnapshot
     from trainfast_runner.settings.spec import RunSpec
-    from trainfast_tui.control.next_run import NextRun
     from trainfast_tui.live.snapshot import Snapshot
+    from trainfast_tui.next_run.next_run import NextRun
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from trainfast_runner.records.search_states import ANSWERED_STATES
 from trainfast_runner.records.state_words import state_words
 from trainfast_runner.search.batch.batch_follower import BatchSnapshot
 from trainfast_tui.control.messages import Notified
-from trainfast_tui.control.next_run import NextRun
-from trainfast_tui.control.same_settings import has_same_settings
 from trainfast_tui.control.search_control import BatchControl
 from trainfast_tui.live.snapshot import Snapshot
+from trainfast_tui.next_run.next_run import NextRun
+from trainfast_tui.next_run.same_settings import has_same_settings
 from trainfast_tui.screens.search import SearchScreen
 from trainfast_tui.session import Session
 from trainfast_tui.text.batch_question import batch_question_rows, limit_notice

@@ -19,9 +19,9 @@ from trainfast_runner.settings.knobs import defaults
 from trainfast_tui.control.background import in_background
 from trainfast_tui.control.best_control import BestControl
 from trainfast_tui.control.messages import BestPlanned, Notified
-from trainfast_tui.control.next_run_sources import next_run_from_search, spec_to_continue
-from trainfast_tui.control.same_settings import has_same_model
 from trainfast_tui.live.snapshot import Snapshot
+from trainfast_tui.next_run.same_settings import has_same_model
+from trainfast_tui.next_run.sources import next_run_from_search, spec_to_continue
 from trainfast_tui.screens.base import SessionMessage
 from trainfast_tui.screens.search import SearchScreen
 from trainfast_tui.session import Session

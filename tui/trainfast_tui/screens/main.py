@@ -17,9 +17,9 @@ from textual.screen import Screen
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.state_words import state_words
 from trainfast_tui.charts.column import Charts
-from trainfast_tui.control.next_run import NextRun
-from trainfast_tui.control.next_run_memory import swap_notice
 from trainfast_tui.live.snapshot import Snapshot
+from trainfast_tui.next_run.memory_and_speed import swap_notice
+from trainfast_tui.next_run.next_run import NextRun
 from trainfast_tui.screens.base import AppScreen
 from trainfast_tui.text.search_kind import SearchKind
 from trainfast_tui.widgets.devices import DevicesPanel

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings.knobs import BY_NAME
-from trainfast_tui.control.next_run import NextRun
-from trainfast_tui.control.next_run_sources import preset_choices
+from trainfast_tui.next_run.next_run import NextRun
+from trainfast_tui.next_run.sources import preset_choices
 from trainfast_tui.painting.painted import Painted
 from trainfast_tui.text.format import plain, to_width
 from trainfast_tui.text.knob_groups import KNOBS_IN_ORDER

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from trainfast_tui.control.next_run_memory import MeasuredMemory, NextRunMemory
+from trainfast_tui.next_run.memory_and_speed import MeasuredMemory, NextRunMemory
 from trainfast_tui.painting.painted import GrowingPanel
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Piece, first_fitting, joined, line_length, paragraph, rule

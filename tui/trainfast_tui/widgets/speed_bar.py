@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainfast_tui.control.next_run_speed import MeasuredSpeed, NextRunSpeed
+from trainfast_tui.next_run.memory_and_speed import MeasuredSpeed, NextRunSpeed
 from trainfast_tui.painting.painted import GrowingPanel
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Piece, Tone, first_fitting, joined, paragraph, rule

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from trainfast_tui.control.next_run_memory import predicted_peak_bytes
 from trainfast_tui.live.figures import (
     Figures,
     first_and_last_loss,
@@ -14,6 +13,7 @@ from trainfast_tui.live.figures import (
     recent_figures,
     seconds_left,
 )
+from trainfast_tui.next_run.memory_and_speed import predicted_peak_bytes
 from trainfast_tui.painting.painted import PaintedValue
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.conditions import LONG_WORDS_FROM, conditions_line, has_conditions, steadiness
