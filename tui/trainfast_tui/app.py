@@ -155,9 +155,9 @@ class TrainfastApp(TerminalApp):
             self.in_sight.show_snapshot(snapshot)
 
     def action_help(self) -> None:
-        from trainfast_tui.screens.help import HelpScreen
+        from trainfast_tui.screens.help import HelpScreen, help_lines
 
-        self.push_screen(HelpScreen(self.session, self.in_sight.SCOPE))
+        self.push_screen(HelpScreen(self.session, partial(help_lines, scope=self.in_sight.SCOPE)))
 
     def action_theme(self) -> None:
         self.main.notify(f"theme: {themes.next_theme(self)}")

@@ -355,6 +355,6 @@ class MainScreen(AppScreen):
             self.query_one(KnobPanel).action_move(by * KNOBS_A_PAGE)
 
     def action_knob_help(self) -> None:
-        from trainfast_tui.screens.help import KnobHelpScreen
+        from trainfast_tui.screens.help import HelpScreen
 
-        self.app.push_screen(KnobHelpScreen(self.session, self.query_one(KnobPanel).about))
+        self.app.push_screen(HelpScreen(self.session, self.query_one(KnobPanel).about))
