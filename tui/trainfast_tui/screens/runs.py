@@ -78,7 +78,7 @@ class RunsScreen(AppScreen):
             return
         self._is_listing = False
         if message.content.rows != self._known:
-            self._show(message.content.rows)
+            self._show_runs(message.content.rows)
 
     def action_reload(self) -> None:
         self._list([])
@@ -96,7 +96,7 @@ class RunsScreen(AppScreen):
         self._is_listing = False
         return as_warning(error)
 
-    def _show(self, known: list[RunRow]) -> None:
+    def _show_runs(self, known: list[RunRow]) -> None:
         self._known = known
         self._rows = [row for row in known if row.role not in WARM_ROLES]
         self._matching = [row for row in self._rows if matches(row, self._filter)] if self._filter else self._rows
@@ -123,7 +123,7 @@ class RunsScreen(AppScreen):
     def _apply_filter(self, words: str) -> None:
         self._filter = words.strip()
         if self._known is not None:
-            self._show(self._known)
+            self._show_runs(self._known)
 
     def action_compare(self) -> None:
         table = self.table
@@ -164,4 +164,4 @@ class RunsScreen(AppScreen):
             return
         self.table.marked = [marked for marked in self.table.marked if marked != run_id]
         self.notify(f"deleted {run_id}")
-        self._show([row for row in self._known or () if row.run_id != run_id])
+        self._show_runs([row for row in self._known or () if row.run_id != run_id])

@@ -68,14 +68,14 @@ class ScriptScreen(AppScreen):
         return self.query_one(ScriptView)
 
     def on_mount(self) -> None:
-        self._show()
+        self._show_findings()
 
     def on_unmount(self) -> None:
         self.session.scripts.cancel()
 
     def show_snapshot(self, snapshot: Snapshot) -> None:
         """Paint the time that discovery has taken."""
-        self._show()
+        self._show_findings()
 
     def show_notice(self, text: str, tone: Tone = "text") -> None:
         """Show a line at the bottom."""
@@ -87,12 +87,12 @@ class ScriptScreen(AppScreen):
             case ScriptDiscovered(command, discovered) if command == self._command:
                 self._discovered = discovered
                 self._mapping = {proposal.knob: proposal for proposal in propose(discovered.flags)}
-                self._show()
+                self._show_findings()
             case DiscoveryRefused(command, error) if command == self._command:
                 self._refusal = error.line()
-                self._show()
+                self._show_findings()
 
-    def _show(self, knob: str = "") -> None:
+    def _show_findings(self, knob: str = "") -> None:
         waited = elapsed(self._since_ns, time.monotonic_ns())
         waiting = f"running the script to its arguments… {waited} of at most 30 s"
         mapping = tuple(self._mapping.values())
@@ -136,7 +136,7 @@ class ScriptScreen(AppScreen):
             self._since_ns = time.monotonic_ns()
             session.scripts.discover(command, self.post)
         self.notify("")
-        self._show()
+        self._show_findings()
 
     def action_map(self) -> None:
         if not self._command:
@@ -165,7 +165,7 @@ class ScriptScreen(AppScreen):
             proposal = place_typed(name, text, flags, GIVEN)
             if text != before:
                 self._mapping[name] = proposal
-                self._show(name)
+                self._show_findings(name)
 
         ask_text(self.app, f"The flag of {name}", FLAG_HINT, before, set_flag)
 
@@ -173,7 +173,7 @@ class ScriptScreen(AppScreen):
         name = self.view.current
         if name is not None:
             del self._mapping[name]
-            self._show()
+            self._show_findings()
             self.notify(f"{name} is mapped to no flag; a maps it again.")
 
     def action_save(self) -> None:
