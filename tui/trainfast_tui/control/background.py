@@ -64,16 +64,3 @@ class CancellableWork:
         self._cancelled.set()
         if self._thread is not None and wait_s:
             self._thread.join(wait_s)
-
-
-def start_loop(name: str, loop: Callable[[], object], post: Post) -> None:
-    """Run `loop`, which does not return, in a thread; an exception is posted as ThreadFailed."""
-
-    def call() -> None:
-        try:
-            loop()
-        except Exception as error:
-            # Else the last message of the thread would stay on the screen as if it were the newest.
-            post(ThreadFailed(error))
-
-    threading.Thread(target=call, name=f"trainfast-{name}", daemon=True).start()

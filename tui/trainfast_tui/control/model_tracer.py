@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import UserError
-from trainfast_tui.control.background import start_loop
+from trainfast_tui.control.loop_thread import start_loop
 from trainfast_tui.control.messages import Post
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings.knob_type import whole_number
-from trainfast_tui.control.background import start_loop
+from trainfast_tui.control.loop_thread import start_loop
 from trainfast_tui.control.messages import NextRunPredicted, Post
 from trainfast_tui.control.model_tracer import ModelTracer
 from trainfast_tui.control.prediction_request import PredictionRequest
