@@ -57,13 +57,13 @@ def paint(
         _series_columns(frame.axis, series, data.gap_ns, _STRIDES[min(index, len(_STRIDES) - 1)])
         for index, series in enumerate(data.series)
     ]
-    held = [bounds for series in drawn if (bounds := extremes(series.columns)) is not None]
+    ends = [bounds for series in drawn if (bounds := extremes(series.columns)) is not None]
     shades_by_cell = _throttled_cells(frame.axis, data)
     rows: list[list[Segment]] = []
     if frame.has_title:
         rows.append(_title_row(width, data, drawn, styles))
-    if held:
-        rows += plot_rows(frame, data, drawn, fitted(y_range, data, held), shades_by_cell, styles)
+    if ends:
+        rows += plot_rows(frame, data, drawn, fitted(y_range, data, ends), shades_by_cell, styles)
     else:
         rows += _empty_rows(frame, data, styles)
     if frame.has_marks:
@@ -73,12 +73,12 @@ def paint(
     return rows
 
 
-def fitted(y_range: YRange, data: ChartData, held: list[tuple[float, float]]) -> tuple[float, float]:
-    """Return the ends of the y axis: around the series and the limits."""
+def fitted(y_range: YRange, data: ChartData, ends: list[tuple[float, float]]) -> tuple[float, float]:
+    """Return the ends of the y axis: around the limits and the series, which reach to these `ends`."""
     reach = [limit.value for limit in data.limits]
     return y_range.fit(
-        min([low for low, _ in held] + reach),
-        max([high for _, high in held] + reach),
+        min([low for low, _ in ends] + reach),
+        max([high for _, high in ends] + reach),
         data.axis.end_ns,
         y_min=data.y_min,
         y_max=data.y_max,

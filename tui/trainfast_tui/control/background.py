@@ -39,7 +39,7 @@ class CancellableWork:
     """One work at a time in a thread, which ends early once it is cancelled."""
 
     def __init__(self, name: str) -> None:
-        self._name = name
+        self._thread_name = name
         self._cancelled = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -57,7 +57,7 @@ class CancellableWork:
         """Cancel the work under way and start this one as `in_background`; the event that it gets cancels it."""
         self._cancelled.set()
         self._cancelled = threading.Event()
-        self._thread = in_background(self._name, partial(work, self._cancelled), post, refused)
+        self._thread = in_background(self._thread_name, partial(work, self._cancelled), post, refused)
 
     def cancel(self, wait_s: float = 0.0) -> None:
         """Cancel the work under way and wait at most `wait_s` seconds until it has ended."""

@@ -137,12 +137,12 @@ class MainScreen(AppScreen):
         self.set_class(run is None and snapshot.home_read, "-first")
         self.query_one(Welcome).set_class(run is None and snapshot.home_read, "-shown")
         self.query_one(Header).show_run(run, snapshot.home_read)
-        self.query_one(TooSmall).show_value(run)
-        self.query_one(DevicesPanel).show_value(snapshot)
+        self.query_one(TooSmall).show_run(run)
+        self.query_one(DevicesPanel).show_snapshot(snapshot)
         self.query_one(EndingPanel).show_run(run)
         self.query_one(Charts).show_snapshot(snapshot)
-        self.query_one(DiagnosisLine).show_value(run)
-        self.query_one(StepPanel).show_value(run)
+        self.query_one(DiagnosisLine).show_run(run)
+        self.query_one(StepPanel).show_run(run)
         self.set_class(run is not None and not run.is_live and not run.steps, "-no-steps")
         self.show_predictions()
         self.query_one(LogPane).show_log(run.log if run is not None else (), run is not None and not run.is_live)
@@ -160,7 +160,7 @@ class MainScreen(AppScreen):
             return
         self.query_one(KnobPanel).show_knobs(knob)
         name = next_run.spec.name
-        self.query_one(Welcome).show_value(
+        self.query_one(Welcome).show_effect_of_r(
             f"train {name} for a few seconds" if next_run.script is None else f"run {name}, a script of your own"
         )
         self.show_predictions()

@@ -107,7 +107,7 @@ class RunsScreen(AppScreen):
         return self.query_one(RunsTable)
 
     def on_sorted_table_moved(self) -> None:
-        self.query_one(RunDetail).show_value(self.table.current)
+        self.query_one(RunDetail).show_row(self.table.current)
         if self._known is not None:
             order, count = self.table.order, f"{len(self._matching):,}"
             head = f"runs   {count} of {len(self._rows):,}" if self._filter else f"runs   {count}"

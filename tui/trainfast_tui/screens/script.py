@@ -127,12 +127,11 @@ class ScriptScreen(AppScreen):
         """Have the flags of this command's script found, unless a run or a search is being measured."""
         session = self.session
         session.scripts.cancel()
+        self._command, self._discovered, self._mapping, self._refusal = command, None, {}, ""
         if session.is_device_used:
             busy = session.live_run.run_id if session.live_run is not None else "a search"
-            self._command, self._discovered, self._mapping = command, None, {}
             self._refusal = f"{busy} is being measured, and starting the script would slow it; look again when it ends"
         else:
-            self._command, self._discovered, self._mapping, self._refusal = command, None, {}, ""
             self._since_ns = time.monotonic_ns()
             session.scripts.discover(command, self.post)
         self.notify("")
@@ -219,6 +218,6 @@ def _is_own(name: str) -> bool:
 
 
 def _name_for(command: tuple[str, ...]) -> str:
-    """A name for the preset of this command: its script's, or else its first word's."""
+    """Return a name for the preset of this command: its script's, or else its first word's."""
     script = next((word for word in command if word.endswith(".py")), command[0])
     return re.sub(r"[^A-Za-z0-9._+-]+", "-", Path(script).stem).strip("-.") or "mine"

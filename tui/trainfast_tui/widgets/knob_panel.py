@@ -50,11 +50,15 @@ class KnobPanel(Painted, can_focus=True):
         self._auto_choices: Mapping[str, str] = {}
         self._refusal: UserError | None = None
         self._cannot_run: UserError | None = None
-        self._headings: Mapping[str, str] = {}
-        self.listed = KNOBS_IN_ORDER
-        """Names of the listed knobs."""
+        self._headings: Mapping[str, str] = dict.fromkeys(KNOBS_IN_ORDER, "")
+        """The heading over each listed knob, in the order of the list."""
         self._cursor = 0
         self._top = 0
+
+    @property
+    def listed(self) -> tuple[str, ...]:
+        """The names of the listed knobs."""
+        return tuple(self._headings)
 
     @property
     def current(self) -> str:
@@ -70,10 +74,11 @@ class KnobPanel(Painted, can_focus=True):
         self._global_batch = None if next_run is None else next_run.global_batch(machine)
         self._cannot_run = _cannot_run_here(next_run, machine)
         if next_run is not None:
+            above = self.listed[: self._cursor + 1]
             self._headings = next_run.headings(KNOBS_IN_ORDER)
-            self._list_only(tuple(self._headings))
-        if knob in self.listed:
-            self._cursor = self.listed.index(knob)
+            # The cursor stays on its knob, or goes to the nearest one above that is still listed.
+            self._cursor = next((self.listed.index(name) for name in reversed(above) if name in self.listed), 0)
+        self._put_cursor_on(knob)
         self.repaint()
 
     def show_auto_choices(self, chosen: Mapping[str, str]) -> None:
@@ -93,24 +98,20 @@ class KnobPanel(Painted, can_focus=True):
         """The value that `auto` chose for this knob; empty if the knob is not `auto`, or before the choice is known."""
         return self._auto_choices.get(name, "") if next_run.spec.knobs.get(name) == AUTO else ""
 
-    def _list_only(self, names: tuple[str, ...]) -> None:
-        """List only these knobs; the cursor stays on its knob, or goes to the nearest one above that is listed."""
-        above = self.listed[: self._cursor + 1]
-        self.listed = names
-        self._cursor = next((names.index(name) for name in reversed(above) if name in names), 0)
+    def _put_cursor_on(self, name: str | None) -> None:
+        if name in self.listed:
+            self._cursor = self.listed.index(name)
 
     def refuse(self, error: UserError) -> None:
         """Show why a value was refused, at the knob that it is about, and on the status line."""
         self._refusal = error
-        if error.key in self.listed:
-            self._cursor = self.listed.index(error.key)
+        self._put_cursor_on(error.key)
         self.repaint()
         self.screen.notify(error.line(), severity="error")
 
     def move_to(self, name: str) -> None:
         """Move the cursor to this knob, where it is listed."""
-        if name in self.listed:
-            self._cursor = self.listed.index(name)
+        self._put_cursor_on(name)
         self._refusal = None
         self.repaint()
 
@@ -221,8 +222,7 @@ class KnobPanel(Painted, can_focus=True):
         rows: list[Line] = []
         places: list[int] = []
         group = ""
-        for number, name in enumerate(self.listed):
-            heading = self._headings.get(name, "")
+        for number, (name, heading) in enumerate(self._headings.items()):
             if heading != group:
                 group = heading
                 rows.append([(group, "muted")])
